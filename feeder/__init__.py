@@ -1,0 +1,105 @@
+"""feeder: exact batches from fetch functions, resumed bit for bit.
+
+This page is the API; everything else may change. Names are imported when they are first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from feeder.api import init_data_input_workers
+    from feeder.coordinator import Coordinator
+    from feeder.errors import (
+        AuthError,
+        CheckpointError,
+        ChunkError,
+        ClosedError,
+        ConfigError,
+        ConnectTimeout,
+        FeedError,
+        FetchError,
+        FetchTimeout,
+        ForkedError,
+        LeaseLost,
+        ProtocolError,
+        RemoteError,
+        ReplayWarning,
+        ResumeError,
+        SnapshotFormatError,
+        StuckWorkerError,
+        TransportError,
+    )
+    from feeder.feed import DeviceFeed, Feed
+    from feeder.snapshot import Snapshot
+    from workers.batch import Batch, Call, Cut
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AuthError",
+    "Batch",
+    "Call",
+    "CheckpointError",
+    "ChunkError",
+    "ClosedError",
+    "ConfigError",
+    "ConnectTimeout",
+    "Coordinator",
+    "Cut",
+    "DeviceFeed",
+    "Feed",
+    "FeedError",
+    "FetchError",
+    "FetchTimeout",
+    "ForkedError",
+    "LeaseLost",
+    "ProtocolError",
+    "RemoteError",
+    "ReplayWarning",
+    "ResumeError",
+    "Snapshot",
+    "SnapshotFormatError",
+    "StuckWorkerError",
+    "TransportError",
+    "init_data_input_workers",
+]
+
+_HOMES = {
+    "Batch": "workers.batch",
+    "Call": "workers.batch",
+    "Coordinator": "feeder.coordinator",
+    "Cut": "workers.batch",
+    "DeviceFeed": "feeder.feed",
+    "Feed": "feeder.feed",
+    "Snapshot": "feeder.snapshot",
+    "init_data_input_workers": "feeder.api",
+}
+
+
+def _check_workers() -> None:
+    """`workers` is a name that other projects use too: make sure that this is ours."""
+    workers = importlib.import_module("workers")
+    if getattr(workers, "__feeder__", None) != __version__:
+        where = getattr(workers, "__file__", None) or list(workers.__path__)
+        raise ImportError(
+            f"feeder needs its own package 'workers', but {where!r} is imported under that name; "
+            "rename that module, or put it later on sys.path than feeder"
+        )
+
+
+_check_workers()
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'feeder' has no attribute {name!r}")
+    home = _HOMES.get(name, "feeder.errors")
+    value = getattr(importlib.import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

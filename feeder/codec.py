@@ -1,0 +1,60 @@
+"""Values as msgpack, exactly: what goes in comes out, tuples, large integers and arrays too."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgpack
+import numpy as np
+
+_TUPLE, _INTEGER, _ARRAY = 1, 2, 3
+
+
+def pack(value: Any) -> bytes:
+    """Encode None, bool, int, float, str, bytes, list, tuple, dict, and NumPy scalars and arrays
+    without Python objects. Raises `TypeError` for anything else."""
+    packed: bytes = msgpack.packb(value, default=_extend, strict_types=True)
+    return packed
+
+
+def unpack(packed: bytes) -> Any:
+    """The reverse of `pack`; raises `ValueError` for what is not its output."""
+    try:
+        return msgpack.unpackb(packed, ext_hook=_shrink, strict_map_key=False)
+    except ValueError:
+        raise
+    except Exception as error:
+        raise ValueError(f"not msgpack: {error}") from error
+
+
+def _extend(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return msgpack.ExtType(_TUPLE, pack(list(value)))
+    if isinstance(value, int):
+        text = str(int(value)).encode()
+        return int(value) if type(value) is not int else msgpack.ExtType(_INTEGER, text)
+    if isinstance(value, np.generic) and not value.dtype.hasobject:
+        return value.item()
+    if isinstance(value, np.ndarray) and not value.dtype.hasobject:
+        fields = [value.dtype.str, list(value.shape), value.tobytes()]
+        return msgpack.ExtType(_ARRAY, pack(fields))
+    if isinstance(value, (str, bytes, float, list, dict)):
+        return next(base for base in _BASES if isinstance(value, base))(value)
+    raise TypeError(
+        f"cannot save {type(value).__name__}; expected None, numbers, str, bytes, list, tuple, "
+        "dict or NumPy arrays"
+    )
+
+
+_BASES: tuple[Any, ...] = (str, bytes, float, list, dict)
+
+
+def _shrink(code: int, data: bytes) -> Any:
+    if code == _TUPLE:
+        return tuple(unpack(data))
+    if code == _INTEGER:
+        return int(data)
+    if code == _ARRAY:
+        dtype, shape, raw = unpack(data)
+        return np.frombuffer(bytearray(raw), dtype=dtype).reshape(shape)
+    raise ValueError(f"unknown extension {code}")

@@ -1,0 +1,235 @@
+"""The settings of a feed, checked before anything is started."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, get_args
+
+from feeder import codec
+from feeder.errors import ConfigError
+from workers.spec import LastBatch, LastRound, Order, RunSpec, StreamSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeedConfig:
+    """Everything that `init_data_input_workers` was told about one feed."""
+
+    name: str
+    """Its input source name."""
+    devices: tuple[str, ...]
+    """Its devices, each with a queue of its own."""
+    version: str
+    """The user's own version of the fetch function and its data, part of the fingerprint."""
+    stream: StreamSpec
+    """What defines its batches."""
+    run: RunSpec
+    """How it is run."""
+    max_buffered_batches: int
+    """Batches buffered at most."""
+    init_fun: Callable[[Any, Any], Any] | None
+    """Called with feed and coordinator once before any thread starts."""
+    external_loggers: tuple[Any, ...]
+    """Objects with a `log(dict)` method that are given the feed's statistics."""
+
+    def fingerprint(self) -> dict[str, Any]:
+        """What has to be equal for a snapshot to fit."""
+        return {**self.stream.fingerprint(), "version": self.version}
+
+
+def make_config(settings: Mapping[str, Any], first_worker_id: int) -> FeedConfig:
+    """Check the keyword arguments of `init_data_input_workers`; raises `ConfigError`."""
+    names = _names(settings["input_blob_names"])
+    fetch = settings["fetch_fun"]
+    pure, seekable = _form(fetch)
+    devices = _devices(settings["devices"])
+    stream = StreamSpec(
+        fetch=fetch,
+        pure=pure,
+        seekable=seekable,
+        names=names,
+        axes=_axes(settings["batch_columns"], len(names)),
+        batch_size=_count(settings, "batch_size"),
+        num_workers=_count(settings, "num_worker_threads"),
+        first_worker_id=first_worker_id,
+        seed=_count(settings, "seed", least=0, most=2**64 - 1),
+        epochs=None if settings["epochs"] is None else _count(settings, "epochs"),
+        last_batch=_choice(settings, "last_batch", LastBatch),
+        last_round=_choice(settings, "last_round", LastRound),
+        order=_choice(settings, "order", Order),
+        dont_rebatch=_flag(settings, "dont_rebatch"),
+        repeatable=_flag(settings, "repeatable"),
+    )
+    if stream.dont_rebatch and stream.last_batch != "keep":
+        raise ConfigError(
+            f"last_batch is {stream.last_batch!r}: with dont_rebatch every chunk is a batch, so "
+            "nothing is left at the end of an epoch; leave it at 'keep'"
+        )
+    return FeedConfig(
+        name=_text(settings, "input_source_name"),
+        devices=devices,
+        version=_text(settings, "version", empty=True),
+        stream=stream,
+        run=_run(settings, stream),
+        max_buffered_batches=_count(settings, "max_buffered_batches"),
+        init_fun=_callable_or_none(settings, "init_fun"),
+        external_loggers=_loggers(settings["external_loggers"]),
+    )
+
+
+def _run(settings: Mapping[str, Any], stream: StreamSpec) -> RunSpec:
+    num_threads = settings["num_threads"]
+    max_bytes = settings["max_buffered_bytes"]
+    retries = _count(settings, "retries", least=0)
+    if retries and not (stream.pure or stream.seekable):
+        raise ConfigError(
+            f"retries is {retries}: a call can only be made again by a pure fetch(call), or where "
+            "the fetch function has cursor(worker_id) and seek(worker_id, cursor)"
+        )
+    return RunSpec(
+        num_threads=stream.num_workers if num_threads is None else _count(settings, "num_threads"),
+        max_rows=_count(settings, "max_buffered_batches") * stream.batch_size,
+        max_bytes=None if max_bytes is None else _count(settings, "max_buffered_bytes"),
+        timeout_s=_seconds(settings, "timeout", zero=False),
+        retries=retries,
+        retry_backoff_s=_seconds(settings, "retry_backoff_s", zero=True),
+        writable=_flag(settings, "writable"),
+        debug=os.environ.get("FEEDER_DEBUG", "") not in ("", "0"),
+        encode_cursor=codec.pack,
+        decode_cursor=codec.unpack,
+    )
+
+
+def _form(fetch: Any) -> tuple[bool, bool]:
+    """Whether a fetch function is pure, and whether it is seekable."""
+    if not callable(fetch):
+        raise ConfigError(
+            f"fetch_fun is {fetch!r}, expected a function fetch(worker_id, batch_size) or "
+            "fetch(call)"
+        )
+    num = _num_required(fetch)
+    if num not in (1, 2):
+        raise ConfigError(
+            f"fetch_fun takes {num} arguments, expected fetch(worker_id, batch_size) or fetch(call)"
+        )
+    has = [callable(getattr(fetch, name, None)) for name in ("cursor", "seek")]
+    if num == 2 and has[0] != has[1]:
+        raise ConfigError(
+            f"fetch_fun has {'cursor' if has[0] else 'seek'} alone; to be resumed at a cursor it "
+            "needs both cursor(worker_id) and seek(worker_id, cursor)"
+        )
+    return num == 1, num == 2 and all(has)
+
+
+def _num_required(fetch: Callable[..., Any]) -> int:
+    """How many positional arguments a function requires; 2 where it accepts as many."""
+    try:
+        parameters = inspect.signature(fetch).parameters.values()
+    except (TypeError, ValueError):
+        return 2
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    required = [p for p in parameters if p.kind in positional and p.default is p.empty]
+    if any(p.kind is p.VAR_POSITIONAL for p in parameters):
+        return max(2, len(required))
+    return len(required)
+
+
+def _names(names: Any) -> tuple[str, ...]:
+    if not isinstance(names, (list, tuple)) or not all(isinstance(name, str) for name in names):
+        hint = "; feeder has no nets: leave the net out" if hasattr(names, "Proto") else ""
+        raise ConfigError(
+            f"input_blob_names is {names!r}, expected a list of names in first place{hint}"
+        )
+    if not names or len(set(names)) != len(names):
+        raise ConfigError(f"input_blob_names is {names!r}, expected at least one name, none twice")
+    return tuple(names)
+
+
+def _axes(batch_columns: Any, num: int) -> tuple[int, ...]:
+    if batch_columns is None:
+        return (0,) * num
+    if not isinstance(batch_columns, (list, tuple)) or not all(
+        type(axis) is int and 0 <= axis < 32 for axis in batch_columns
+    ):
+        raise ConfigError(f"batch_columns is {batch_columns!r}, expected one axis per input name")
+    if len(batch_columns) != num:
+        raise ConfigError(
+            f"batch_columns has {len(batch_columns)} axes, expected {num}: one per input name"
+        )
+    return tuple(batch_columns)
+
+
+def _devices(devices: Any) -> tuple[str, ...]:
+    if isinstance(devices, str):
+        devices = (devices,)
+    if type(devices) is int and devices > 0:
+        devices = ("cpu",) if devices == 1 else tuple(f"cpu:{i}" for i in range(devices))
+    if not isinstance(devices, Sequence) or not devices:
+        raise ConfigError(f"devices is {devices!r}, expected names such as ('cpu',), or a number")
+    for device in devices:
+        kind, colon, index = device.partition(":") if isinstance(device, str) else ("", "", "")
+        if kind == "cuda":
+            raise ConfigError(f"device {device!r}: this version feeds host memory only; use 'cpu'")
+        if kind != "cpu" or bool(colon) != index.isdecimal():
+            raise ConfigError(f"device is {device!r}, expected 'cpu' or 'cpu:<number>'")
+    if len(set(devices)) != len(devices):
+        raise ConfigError(f"devices is {tuple(devices)!r}, expected none of them twice")
+    return tuple(devices)
+
+
+def _count(
+    settings: Mapping[str, Any], name: str, *, least: int = 1, most: int | None = None
+) -> int:
+    value = settings[name]
+    if isinstance(value, bool) or not hasattr(value, "__index__") or value < least:
+        raise ConfigError(f"{name} is {value!r}, expected a whole number >= {least}")
+    if most is not None and value > most:
+        raise ConfigError(f"{name} is {value!r}, expected a whole number <= {most}")
+    return int(value)
+
+
+def _seconds(settings: Mapping[str, Any], name: str, *, zero: bool) -> float:
+    value = settings[name]
+    sound = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not sound or not (value > 0 or (zero and value == 0)) or value > 1e9:
+        sign = ">=" if zero else ">"
+        raise ConfigError(f"{name} is {value!r}, expected a number of seconds {sign} 0")
+    return float(value)
+
+
+def _choice(settings: Mapping[str, Any], name: str, choices: Any) -> Any:
+    value, allowed = settings[name], get_args(choices)
+    if value not in allowed:
+        raise ConfigError(f"{name} is {value!r}, expected one of {allowed!r}")
+    return value
+
+
+def _flag(settings: Mapping[str, Any], name: str) -> bool:
+    if not isinstance(settings[name], bool):
+        raise ConfigError(f"{name} is {settings[name]!r}, expected True or False")
+    return bool(settings[name])
+
+
+def _text(settings: Mapping[str, Any], name: str, *, empty: bool = False) -> str:
+    value = settings[name]
+    if not isinstance(value, str) or not (value or empty):
+        raise ConfigError(f"{name} is {value!r}, expected a string")
+    return value
+
+
+def _callable_or_none(settings: Mapping[str, Any], name: str) -> Any:
+    value = settings[name]
+    if value is not None and not callable(value):
+        raise ConfigError(f"{name} is {value!r}, expected a function, or None")
+    return value
+
+
+def _loggers(loggers: Any) -> tuple[Any, ...]:
+    loggers = () if loggers is None else loggers
+    if not isinstance(loggers, (list, tuple)) or not all(
+        callable(getattr(logger, "log", None)) for logger in loggers
+    ):
+        raise ConfigError(f"external_loggers is {loggers!r}, expected objects with log(dict)")
+    return tuple(loggers)

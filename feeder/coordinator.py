@@ -1,0 +1,227 @@
+"""All feeds of a process: started together, stopped together, snapshotted together."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import time
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from feeder.config import make_config
+from feeder.errors import ClosedError, ConfigError, StuckWorkerError
+from feeder.feed import STATE_KEY, Feed, pack_states, resume_streams, unpack_state_dict
+from feeder.snapshot import Snapshot
+from feeder.stream import Stream
+from feeder.token import is_token
+from workers.batch import Cut
+
+logger = logging.getLogger("feeder")
+
+STOP_DEADLINE_S = 5.0
+"""How long a stop waits for fetch functions to return, all together."""
+
+_running: weakref.WeakSet[Coordinator] = weakref.WeakSet()
+
+
+class Coordinator:
+    """Holds feeds by their input source name.
+
+    Its methods may be called from any thread, but not several at once. It is started and stopped
+    by a `with` block, or by `start` and `stop`.
+    """
+
+    def __init__(self) -> None:
+        self._feeds: dict[str, Feed] = {}
+        self._stopped: set[str] = set()
+        self.closed = False
+        """Whether it has been stopped as a whole."""
+
+    # ---- feeds
+
+    def add(self, settings: dict[str, Any], resume: Any) -> Feed:
+        """Add a stream with the settings of `init_data_input_workers`. Raises `ConfigError`, and
+        `ResumeError` where it cannot go on from `resume`; then nothing is added."""
+        if self.closed:
+            raise ClosedError("the coordinator is stopped; make a new one")
+        name = settings["input_source_name"]
+        feed = self._feeds.get(name) if isinstance(name, str) else None
+        if feed is None or name in self._stopped:
+            feed = None
+        streams = feed.streams if feed is not None else ()
+        first = sum(stream.config.stream.num_workers for stream in streams)
+        config = make_config(settings, first)
+        taken = [device for device in config.devices if feed and device in feed.devices]
+        if taken:
+            raise ConfigError(
+                f"feed {name!r} has device {taken[0]!r} already, expected another device or "
+                "another input_source_name"
+            )
+        stream = Stream(config, len(streams))
+        if resume is not None:
+            resume_streams([stream], read_position(resume))
+        feed = feed or Feed(config.name)
+        feed.add(stream)
+        self._feeds[config.name] = feed
+        self._stopped.discard(config.name)
+        return feed
+
+    def __getitem__(self, name: str) -> Feed:
+        if name not in self._feeds:
+            raise KeyError(f"no feed {name!r}, expected one of {sorted(self._feeds)!r}")
+        return self._feeds[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name in list(self._feeds) if name not in self._stopped)
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._feeds and name not in self._stopped
+
+    def get_worker_ids(self) -> list[int]:
+        """The worker ids of all feeds, feed by feed; within a source name they count on."""
+        return [i for stream in self._streams() for i in stream.config.stream.worker_ids]
+
+    def _streams(self) -> list[Stream]:
+        return [stream for name in self for stream in self._feeds[name].streams]
+
+    # ---- life
+
+    def start(self) -> None:
+        """Start the feeds that are not started: first every `init_fun`, then all threads."""
+        if self.closed:
+            raise ClosedError("the coordinator is stopped; make a new one, with resume=")
+        new = [name for name in self if not all(s.started for s in self._feeds[name].streams)]
+        for name in new:
+            for stream in self._feeds[name].streams:
+                if stream.config.init_fun is not None and not stream.started:
+                    stream.config.init_fun(self._feeds[name], self)
+        _running.add(self)
+        for stream in self._streams():
+            if not stream.started:
+                stream.start()
+
+    def stop(
+        self, input_source_name: str | None = None, *, deadline_s: float = STOP_DEADLINE_S
+    ) -> bool:
+        """Stop all feeds, or the one named: at once, wherever their threads wait.
+
+        Returns True when every thread has ended. A fetch function that does not return within
+        `deadline_s` seconds is named in the log, with its stack, and the result is False.
+        """
+        try:
+            self._stop(input_source_name, deadline_s)
+        except StuckWorkerError as error:
+            logger.error("%s", error)
+            return False
+        return True
+
+    def _stop(self, name: str | None, deadline_s: float) -> None:
+        if name is not None and name not in self._feeds:
+            raise KeyError(f"no feed {name!r}, expected one of {sorted(self._feeds)!r}")
+        names = list(self._feeds) if name is None else [name]
+        self._stopped.update(names)
+        self.closed = self.closed or name is None
+        if self._feeds and any(s.forked for n in names for s in self._feeds[n].streams):
+            return
+        feeds = [self._feeds[name] for name in names]
+        for feed in feeds:
+            feed.close()
+        end = time.monotonic() + deadline_s
+        stuck = []
+        for stream in (stream for feed in feeds for stream in feed.streams):
+            try:
+                stream.join(max(0.0, end - time.monotonic()))
+            except StuckWorkerError as error:
+                stuck.append(error)
+        if stuck:
+            names = [name for error in stuck for name in error.names]
+            raise StuckWorkerError("\n".join(map(str, stuck)), names=names)
+
+    def __enter__(self) -> Coordinator:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            self._stop(None, STOP_DEADLINE_S)
+        except StuckWorkerError as stuck:
+            if error is None:
+                raise
+            logger.error("%s", stuck)
+
+    def fork(self) -> None:
+        """This is a forked child: nothing of the parent's can be used here."""
+        for feed in self._feeds.values():
+            feed.fork()
+
+    # ---- position
+
+    def snapshot(self) -> Snapshot:
+        """Where all feeds stand, with their leftover rows. A look-up: nothing waits for it."""
+        streams = (stream for feed in self._feeds.values() for stream in feed.streams)
+        return Snapshot(tuple(stream.state(with_rows=True) for stream in streams))
+
+    def checkpoint(self, path: str | os.PathLike[str] | None = None) -> Snapshot:
+        """A snapshot, durably written to `path` where one is given; raises `CheckpointError`."""
+        snapshot = self.snapshot()
+        if path is not None:
+            snapshot.write(path)
+        return snapshot
+
+    def state_dict(self) -> dict[str, bytes]:
+        """The position of all feeds for a trainer's checkpoint: one key. Pure; valid at any
+        time, also before the first batch and after the end."""
+        return {STATE_KEY: pack_states([s for f in self._feeds.values() for s in f.streams])}
+
+    def load_state_dict(self, state_dict: dict[str, bytes]) -> None:
+        """Go on from a state dict; before the start alone. Raises `ResumeError`."""
+        resume_streams(self._streams(), unpack_state_dict(state_dict))
+
+    def __repr__(self) -> str:
+        return f"<Coordinator of {list(self)!r}>"
+
+
+def read_position(resume: Any) -> Snapshot | bytes:
+    """What `resume=` was given, as a snapshot or a token."""
+    if isinstance(resume, Snapshot):
+        return resume
+    if isinstance(resume, Cut):
+        return resume.token()
+    if isinstance(resume, dict):
+        return unpack_state_dict(resume)
+    if isinstance(resume, (bytes, bytearray, memoryview)):
+        data = bytes(resume)
+        return data if is_token(data) else Snapshot.from_bytes(data)
+    if isinstance(resume, (str, Path)) or hasattr(resume, "__fspath__"):
+        return Snapshot.read(resume)
+    raise ConfigError(
+        f"resume is {type(resume).__name__}, expected a Snapshot, its bytes, a token, a state "
+        "dict or a path"
+    )
+
+
+def _stop_at_exit() -> None:
+    """Daemon threads must not run on into a dying interpreter."""
+    for coordinator in list(_running):
+        coordinator.stop(deadline_s=1.0)
+
+
+def _after_fork() -> None:
+    for coordinator in list(_running):
+        coordinator.fork()
+
+
+atexit.register(_stop_at_exit)
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,1 @@
+"""Where batches are written, and where they wait for the user."""

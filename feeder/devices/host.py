@@ -1,0 +1,110 @@
+"""A device queue in host memory: a closable queue of batches."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+from workers.batch import Batch
+from workers.errors import ClosedError, FeedError
+from workers.position import Place
+
+logger = logging.getLogger("feeder")
+
+_SLOW_S = 10.0
+
+
+class HostQueue:
+    """Batches on their way from the enqueuer to the user of one device, at most `capacity`.
+
+    `put` and `finish` are the enqueuer's, `get` is the user's, `close` anybody's.
+    """
+
+    def __init__(self, capacity: int, describe_wait: Callable[[], str]) -> None:
+        self.capacity = capacity
+        self._describe_wait = describe_wait
+        self._batches: deque[Batch] = deque()
+        self._ending: Place | FeedError | None = None
+        self._lock = threading.Lock()
+        # The user waits here while there is no batch.
+        self._filled = threading.Condition(self._lock)
+        self._user_waits = False
+        # The enqueuer waits here while there is no room.
+        self._drained = threading.Condition(self._lock)
+        self._enqueuer_waits = False
+        self.starved_s = 0.0
+        """Seconds that the user has waited for batches."""
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def put(self, batches: list[Batch]) -> None:
+        """Add batches in order, waiting for room; raises `ClosedError` where it is closed."""
+        with self._lock:
+            for batch in batches:
+                while len(self._batches) >= self.capacity:
+                    self._raise_closed()
+                    self._wake_user()
+                    self._enqueuer_waits = True
+                    self._drained.wait()
+                self._batches.append(batch)
+            self._raise_closed()
+            self._wake_user()
+
+    def finish(self, ending: Place | FeedError) -> None:
+        """After the batches put so far comes the end of the stream, or an error."""
+        with self._lock:
+            if self._ending is None:
+                self._ending = ending
+            self._wake_user()
+
+    def get(self) -> list[Batch] | Place:
+        """All batches that are there, waiting for the first; after them the end of the stream.
+
+        Raises the error that took the place of the next batch; `ClosedError` after `close`.
+        """
+        with self._lock:
+            if not self._batches and self._ending is None:
+                self._wait_for_batch()
+            if self._batches and not isinstance(self._ending, ClosedError):
+                batches = list(self._batches)
+                self._batches.clear()
+                if self._enqueuer_waits:
+                    self._enqueuer_waits = False
+                    self._drained.notify()
+                return batches
+            ending = self._ending
+        assert ending is not None
+        if isinstance(ending, FeedError):
+            raise ending.with_traceback(None)
+        return ending
+
+    def close(self) -> None:
+        """End the queue at once: what is in it is dropped, and whoever waits is woken."""
+        with self._lock:
+            if not isinstance(self._ending, FeedError):
+                self._ending = ClosedError("the feed is stopped")
+            self._batches.clear()
+            self._filled.notify_all()
+            self._drained.notify_all()
+
+    def _wait_for_batch(self) -> None:
+        started = time.monotonic()
+        while not self._batches and self._ending is None:
+            self._user_waits = True
+            if not self._filled.wait(_SLOW_S):
+                waited = time.monotonic() - started
+                logger.warning("no batch for %.0f s: %s", waited, self._describe_wait())
+        self.starved_s += time.monotonic() - started
+
+    def _wake_user(self) -> None:
+        if self._user_waits:
+            self._user_waits = False
+            self._filled.notify()
+
+    def _raise_closed(self) -> None:
+        if isinstance(self._ending, FeedError):
+            raise ClosedError("the feed is stopped")

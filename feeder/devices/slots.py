@@ -1,0 +1,168 @@
+"""Host memory for batches, which comes back when nobody looks at it any more.
+
+A lease is one root array over the slot's memory, and every column is a view of the root. NumPy
+lets a view of a view refer to the array at the bottom, so as long as any array over the slot is
+alive, so is the root; when the root goes, the slot is free. The memory itself belongs to a
+bytearray and not to an array: else the views would refer to that array and not to the root, and
+the slot would be written again under them.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from workers.chunks import Columns
+
+_ALIGNMENT = 64
+
+Arrays = tuple[NDArray[Any], ...]
+
+
+class HostSlot:
+    """Memory for one batch on the host."""
+
+    __slots__ = ("_layout", "_memory", "_pool", "arrays", "flats", "rows")
+
+    def __init__(self, columns: Columns, rows: int, pool: HostSlots) -> None:
+        self.rows = rows
+        self._pool = pool
+        self._layout = []
+        size = 0
+        for column in columns:
+            shape = (*column.shape[: column.axis], rows, *column.shape[column.axis :])
+            self._layout.append((shape, column.dtype, size, column.axis))
+            size += -(-rows * column.row_bytes // _ALIGNMENT) * _ALIGNMENT
+        size = max(size, _ALIGNMENT)
+        memory = bytearray(size + _ALIGNMENT)
+        start = -np.frombuffer(memory, np.uint8).ctypes.data % _ALIGNMENT
+        self._memory = memoryview(memory)[start : start + size]
+        self.arrays: Arrays = tuple(
+            np.ndarray(shape, dtype, self._memory, offset)
+            for shape, dtype, offset, _ in self._layout
+        )
+        self.flats: tuple[memoryview | None, ...] = tuple(
+            self._memory[offset : offset + array.nbytes] if axis == 0 else None
+            for array, (_, _, offset, axis) in zip(self.arrays, self._layout, strict=True)
+        )
+
+    def lease(self, rows: int) -> Arrays:
+        """The first `rows` rows of each column, read-only; the slot is free again when the last
+        array over them is gone."""
+        root = np.frombuffer(self._memory, np.uint8)
+        root.flags.writeable = False
+        self._pool.watch(root, self)
+        arrays = tuple(
+            np.ndarray(shape, dtype, root, offset) for shape, dtype, offset, _ in self._layout
+        )
+        if rows == self.rows:
+            return arrays
+        return tuple(
+            array[(slice(None),) * axis + (slice(rows),)]
+            for array, (_, _, _, axis) in zip(arrays, self._layout, strict=True)
+        )
+
+
+class _Lease(weakref.ref):  # type: ignore[type-arg]
+    """A weak reference to a root array that knows its slot."""
+
+    __slots__ = ("slot",)
+    slot: HostSlot
+
+
+class HostSlots:
+    """Slots of host memory; they grow in number while the user keeps batches.
+
+    `take` and `watch` are called by the enqueuer. A slot comes back from any thread, perhaps from
+    inside the garbage collector: that appends to a deque and does nothing else.
+    """
+
+    passes = True
+
+    def __init__(self, keep: int) -> None:
+        self._keep = keep
+        self._free: deque[HostSlot] = deque()
+        self._leases: dict[int, _Lease] = {}
+        self.num_made = 0
+        """Slots made so far."""
+
+    def take(self, device: int, columns: Columns, rows: int) -> HostSlot:
+        """A slot for a batch of `rows` rows: the one that came back last, which the cache may
+        still hold, or a new one."""
+        try:
+            return self._free.pop()
+        except IndexError:
+            self.num_made += 1
+            return HostSlot(columns, rows, self)
+
+    def adopt(self, arrays: Arrays) -> Arrays:
+        """Arrays that belong to the feeder alone, made read-only."""
+        for array in arrays:
+            array.flags.writeable = False
+        return arrays
+
+    def watch(self, root: NDArray[Any], slot: HostSlot) -> None:
+        """Take the slot back when `root` is gone."""
+        lease = _Lease(root, self._give_back)
+        lease.slot = slot
+        self._leases[id(lease)] = lease
+
+    def _give_back(self, lease: weakref.ref[Any]) -> None:
+        assert isinstance(lease, _Lease)
+        del self._leases[id(lease)]
+        if len(self._free) < self._keep:
+            self._free.append(lease.slot)
+
+    @property
+    def num_leased(self) -> int:
+        """Slots that somebody still looks at."""
+        return len(self._leases)
+
+
+class PrivateSlots:
+    """Batches that are the user's to write: each has memory of its own."""
+
+    passes = True
+
+    def take(self, device: int, columns: Columns, rows: int) -> PrivateSlot:
+        """New memory for a batch of `rows` rows."""
+        return PrivateSlot(columns, rows)
+
+    def adopt(self, arrays: Arrays) -> Arrays:
+        """Arrays that belong to the feeder alone, made writable."""
+        for array in arrays:
+            array.flags.writeable = True
+        return arrays
+
+
+class PrivateSlot:
+    """Memory for one batch, given away with it."""
+
+    __slots__ = ("arrays", "axes", "flats", "rows")
+
+    def __init__(self, columns: Columns, rows: int) -> None:
+        self.rows = rows
+        self.axes = tuple(column.axis for column in columns)
+        self.arrays: Arrays = tuple(
+            np.empty(
+                (*column.shape[: column.axis], rows, *column.shape[column.axis :]), column.dtype
+            )
+            for column in columns
+        )
+        self.flats: tuple[memoryview | None, ...] = tuple(
+            None if axis else memoryview(array.reshape(-1).view(np.uint8))
+            for array, axis in zip(self.arrays, self.axes, strict=True)
+        )
+
+    def lease(self, rows: int) -> Arrays:
+        """The first `rows` rows of each column."""
+        if rows == self.rows:
+            return self.arrays
+        return tuple(
+            array[(slice(None),) * axis + (slice(rows),)].copy()
+            for array, axis in zip(self.arrays, self.axes, strict=True)
+        )

@@ -1,0 +1,204 @@
+"""A feed: a named stream of batches, and what each of its devices sees of it."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+from feeder.errors import ConfigError, ResumeError, SnapshotFormatError
+from feeder.snapshot import Snapshot
+from feeder.stream import Stream, find_state
+from feeder.token import is_token, name_of
+from workers.batch import Batch
+from workers.position import Place
+
+STATE_KEY = "feeder"
+"""The one key of every state dict."""
+
+
+class DeviceFeed:
+    """The batches of one device, in order: an iterator, used by one thread at a time."""
+
+    def __init__(self, stream: Stream, device: int) -> None:
+        self._stream = stream
+        self._device = device
+        self._queue = stream.queues[device]
+        self._progress = stream.progress
+        self._alone = len(stream.queues) == 1
+        self._ready: deque[Batch] = deque()
+        self._held = (0, 0, 0)
+
+    @property
+    def device(self) -> str:
+        """The name of the device."""
+        return self._stream.config.devices[self._device]
+
+    def __iter__(self) -> DeviceFeed:
+        return self
+
+    def __next__(self) -> Batch:
+        ready = self._ready
+        if not ready:
+            self._refill()
+        batch = ready.popleft()
+        if self._alone:
+            self._progress.place = batch.place
+        else:
+            self._progress.note(self._device, batch.place)
+        if not ready:
+            self._settle()
+        return batch
+
+    def _refill(self) -> None:
+        """Wait for batches; raises what has taken the place of the next."""
+        stream = self._stream
+        stream.check_usable()
+        got = self._queue.get()
+        if isinstance(got, Place):
+            stream.progress.end(self._device, got)
+            raise StopIteration
+        rows = sum([batch.held_rows for batch in got])
+        num_bytes = sum([batch.held_bytes for batch in got])
+        self._held = (rows, num_bytes, len(got))
+        self._ready.extend(got)
+
+    def _settle(self) -> None:
+        """All batches at hand have been handed out: they count as buffered no longer."""
+        rows, num_bytes, num = self._held
+        self._stream.pipeline.channel.count(-rows, -num_bytes, self._device, -num)
+
+    def drop(self) -> None:
+        """Forget the batches at hand: the stream has been stopped, or this is a forked child."""
+        self._ready.clear()
+
+    def __repr__(self) -> str:
+        return f"<DeviceFeed {self._stream.config.name!r} on {self.device!r}>"
+
+
+class Feed:
+    """All streams of one input source name: one, or one per device where
+    `init_data_input_workers` was called once per device.
+
+    With one device the feed is itself the iterator over its batches; with several, `on` gives
+    each device's.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._streams: list[Stream] = []
+        self._devices: dict[str, DeviceFeed] = {}
+
+    def add(self, stream: Stream) -> None:
+        """Add the stream of one more call."""
+        for i, device in enumerate(stream.config.devices):
+            self._devices[device] = DeviceFeed(stream, i)
+        self._streams.append(stream)
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """The names of the feed's devices."""
+        return tuple(self._devices)
+
+    @property
+    def streams(self) -> tuple[Stream, ...]:
+        """The streams, in the order in which they were made."""
+        return tuple(self._streams)
+
+    def on(self, device: str | int) -> DeviceFeed:
+        """The batches of one device, by its name or its number among the feed's devices."""
+        if isinstance(device, int) and 0 <= device < len(self._devices):
+            return list(self._devices.values())[device]
+        if isinstance(device, str) and device in self._devices:
+            return self._devices[device]
+        raise ConfigError(
+            f"feed {self.name!r} has no device {device!r}, expected one of {self.devices!r} or "
+            "its number"
+        )
+
+    def __iter__(self) -> DeviceFeed:
+        return self._only()
+
+    def __next__(self) -> Batch:
+        return next(self._only())
+
+    def _only(self) -> DeviceFeed:
+        if len(self._devices) != 1:
+            raise ConfigError(
+                f"feed {self.name!r} has {len(self._devices)} devices: take the batches of each "
+                f"from feed.on(device), one of {self.devices!r}"
+            )
+        return next(iter(self._devices.values()))
+
+    # ---- position
+
+    def snapshot(self) -> Snapshot:
+        """Where the feed stands: after the last batch handed out, or with several devices after
+        the newest round handed out on all. Any thread may call it at any time; feeding goes on."""
+        return Snapshot(tuple(stream.state(with_rows=True) for stream in self._streams))
+
+    def state_dict(self) -> dict[str, bytes]:
+        """The position for a trainer's checkpoint: one key, a few hundred bytes. The leftover
+        rows are not in it (their chunk is fetched again) unless `repeatable=False`."""
+        return {STATE_KEY: pack_states(self._streams)}
+
+    def load_state_dict(self, state_dict: dict[str, bytes]) -> None:
+        """Go on from a state dict; before the start alone. Raises `ResumeError`."""
+        resume_streams(self._streams, unpack_state_dict(state_dict))
+
+    def stats(self) -> dict[str, Any]:
+        """Plain numbers of what the feed has done, summed over its streams."""
+        total: dict[str, Any] = {}
+        for stream in self._streams:
+            for key, value in stream.stats().items():
+                total[key] = total.get(key, 0) + value
+        return total
+
+    # ---- life, for the coordinator
+
+    def close(self) -> None:
+        """Wake everything that waits, so that it ends."""
+        for stream in self._streams:
+            stream.close()
+        self._drop()
+
+    def fork(self) -> None:
+        """This is a forked child."""
+        for stream in self._streams:
+            stream.fork()
+        self._drop()
+
+    def _drop(self) -> None:
+        for device in self._devices.values():
+            device.drop()
+
+    def __repr__(self) -> str:
+        return f"<Feed {self.name!r} on {', '.join(self.devices)}>"
+
+
+def pack_states(streams: list[Stream]) -> bytes:
+    """The positions of streams, without their leftover rows where these can be fetched again."""
+    return bytes(Snapshot(tuple(stream.state(with_rows=False) for stream in streams)))
+
+
+def unpack_state_dict(state_dict: dict[str, bytes]) -> Snapshot:
+    """The positions in a state dict."""
+    if not isinstance(state_dict, dict) or not isinstance(state_dict.get(STATE_KEY), bytes):
+        raise SnapshotFormatError(
+            f"state dict is {type(state_dict).__name__}, expected {{{STATE_KEY!r}: bytes}}"
+        )
+    return Snapshot.from_bytes(state_dict[STATE_KEY])
+
+
+def resume_streams(streams: list[Stream], position: Snapshot | bytes) -> None:
+    """Bring streams that are not started to a position: of a snapshot, or of a token."""
+    if isinstance(position, Snapshot):
+        for stream in streams:
+            stream.resume(find_state(position, stream))
+        return
+    assert is_token(position)
+    name, number = name_of(position)
+    for stream in streams:
+        if len(streams) == 1 or (stream.config.name, stream.number) == (name, number):
+            stream.resume(position)
+            return
+    raise ResumeError(f"the token is of feed {name!r}, stream {number}, which is not here")

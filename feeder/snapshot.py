@@ -1,0 +1,228 @@
+"""Snapshots: where feeds stand, as bytes that survive the process.
+
+Layout of version 1, all integers little-endian::
+
+    8 bytes   b"FEEDSNAP"
+    4 bytes   version
+    8 bytes   length of the body
+    16 bytes  xxh3-128 of version, length and body
+    body      4 bytes length of the header, the header (msgpack), the rows of all feeds
+
+The header lists the feeds: name, stream number, fingerprint, token, columns as observed, and
+where their leftover rows lie. Nothing in it names code, and nothing is unpickled.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from dataclasses import dataclass
+from typing import Any
+
+import msgpack
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from feeder import codec
+from feeder.errors import CheckpointError, SnapshotFormatError
+from workers.batch import Cut
+from workers.chunks import Column, Columns
+
+SNAPSHOT_VERSION = 1
+_MAGIC = b"FEEDSNAP"
+_NUMBERS = struct.Struct("<IQ")
+_HEAD_BYTES = len(_MAGIC) + _NUMBERS.size + 16
+
+Rows = tuple[NDArray[Any], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamState:
+    """Where one stream stands."""
+
+    name: str
+    """Its input source name."""
+    number: int
+    """Its number among the streams of that name."""
+    fingerprint: dict[str, Any]
+    """The declared fields that it was made with."""
+    token: bytes
+    """Its position."""
+    columns: Columns | None
+    """Its columns as observed, None before the first chunk."""
+    rows: Rows | None
+    """The rows left over, None where they are not in the snapshot."""
+    summary: tuple[int, int, int, int]
+    """Epoch, index and step of the next batch, and the number of rows left over."""
+
+
+class Snapshot:
+    """Where the feeds of a coordinator stand. It does not change when they go on.
+
+    `bytes(snapshot)` and `Snapshot.from_bytes` turn it into bytes and back.
+    """
+
+    def __init__(self, states: tuple[StreamState, ...]) -> None:
+        self.states = states
+
+    def __bytes__(self) -> bytes:
+        blobs: list[Any] = []
+        entries = []
+        for state in self.states:
+            rows = state.rows
+            placed = None if rows is None else [_place_rows(array, blobs) for array in rows]
+            entries.append(
+                [state.name, state.number, state.fingerprint, state.token,
+                 _column_fields(state.columns), placed, state.summary]
+            )  # fmt: skip
+        header: bytes = msgpack.packb(entries)
+        parts = [len(header).to_bytes(4, "little"), header, *blobs]
+        numbers = _NUMBERS.pack(SNAPSHOT_VERSION, sum(len(part) for part in parts))
+        digest = _digest(numbers, parts)
+        return b"".join((_MAGIC, numbers, digest, *parts))
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Snapshot:
+        """Read a snapshot; raises `SnapshotFormatError` for anything that is not a whole one."""
+        view = memoryview(data)
+        if len(view) < _HEAD_BYTES or bytes(view[:8]) != _MAGIC:
+            raise SnapshotFormatError(f"{len(view)} bytes are no snapshot, expected {_MAGIC!r}...")
+        numbers, body = view[8:20], view[_HEAD_BYTES:]
+        version, length = _NUMBERS.unpack(numbers)
+        if length != len(body):
+            raise SnapshotFormatError(
+                f"snapshot is damaged: its body has {len(body)} bytes, expected {length}"
+            )
+        if _digest(numbers, [body]) != bytes(view[20:_HEAD_BYTES]):
+            raise SnapshotFormatError(
+                f"snapshot of {len(view)} bytes is corrupt: its digest does not match"
+            )
+        if version != SNAPSHOT_VERSION:
+            raise SnapshotFormatError(
+                f"snapshot has version {version}, expected {SNAPSHOT_VERSION}; update feeder"
+            )
+        return cls(_parse(body))
+
+    def describe(self) -> str:
+        """What it says, a line per stream."""
+        lines = []
+        for state in self.states:
+            epoch, index, step, left = state.summary
+            held = "" if state.rows is not None or not left else ", not held"
+            lines.append(
+                f"{state.name}[{state.number}]: next is epoch {epoch}, batch {index} (step "
+                f"{step}), {left} rows left over{held}, token of {len(state.token)} bytes"
+            )
+        return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        return f"<Snapshot {self.describe()!r}>"
+
+    def write(self, path: str | os.PathLike[str]) -> None:
+        """Write it to a file that is whole or not there: a temporary file, fsync, rename, fsync
+        of the directory. Raises `CheckpointError`."""
+        path = os.fspath(path)
+        folder, temporary = os.path.dirname(path) or ".", f"{path}.{os.getpid()}.partial"
+        try:
+            with open(temporary, "wb") as file:
+                file.write(bytes(self))
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            raise CheckpointError(f"cannot write snapshot {path!r}: {error}") from error
+
+    @classmethod
+    def read(cls, path: str | os.PathLike[str]) -> Snapshot:
+        """Read one from a file; raises `CheckpointError` and `SnapshotFormatError`."""
+        try:
+            with open(path, "rb") as file:
+                data = file.read()
+        except OSError as error:
+            raise CheckpointError(f"cannot read snapshot {os.fspath(path)!r}: {error}") from error
+        return cls.from_bytes(data)
+
+
+def summarise(cut: Cut) -> tuple[int, int, int, int]:
+    """The numbers of a cut that a person wants to see."""
+    left = cut.leftover.rows - cut.leftover.taken if cut.leftover is not None else 0
+    return cut.epoch, cut.index, cut.step, left
+
+
+def _digest(numbers: Any, parts: list[Any]) -> bytes:
+    hasher = xxhash.xxh3_128(numbers)
+    for part in parts:
+        hasher.update(part)
+    return hasher.digest()
+
+
+def _place_rows(array: NDArray[Any], blobs: list[Any]) -> list[Any]:
+    """Add an array to the blobs and say what it is."""
+    flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    blobs.append(flat.data if flat.size else b"")
+    return [_dtype_fields(array.dtype), array.shape, flat.size]
+
+
+def _dtype_fields(dtype: np.dtype[Any]) -> Any:
+    return dtype.str if dtype.names is None else codec.pack(dtype.descr)
+
+
+def _dtype(fields: Any) -> np.dtype[Any]:
+    return np.dtype(fields if isinstance(fields, str) else codec.unpack(fields))
+
+
+def _column_fields(columns: Columns | None) -> Any:
+    if columns is None:
+        return None
+    return [[c.name, c.axis, _dtype_fields(c.dtype), c.shape] for c in columns]
+
+
+def _parse(body: memoryview) -> tuple[StreamState, ...]:
+    """The streams of a body whose digest is right."""
+    try:
+        end = 4 + int.from_bytes(body[:4], "little")
+        states = []
+        for name, number, fingerprint, token, columns, placed, summary in msgpack.unpackb(
+            body[4:end]
+        ):
+            rows = None
+            if placed is not None:
+                rows, end = _read_rows(body, placed, end)
+            states.append(
+                StreamState(
+                    name=name,
+                    number=number,
+                    fingerprint=fingerprint,
+                    token=token,
+                    columns=_read_columns(columns),
+                    rows=rows,
+                    summary=tuple(summary),
+                )
+            )
+        return tuple(states)
+    except (ValueError, TypeError, IndexError, KeyError) as error:
+        raise SnapshotFormatError(f"snapshot cannot be read: {error}") from error
+
+
+def _read_rows(body: memoryview, placed: list[Any], at: int) -> tuple[Rows, int]:
+    rows = []
+    for dtype, shape, size in placed:
+        array = np.frombuffer(bytearray(body[at : at + size]), np.uint8)
+        rows.append(array.view(_dtype(dtype)).reshape(shape))
+        at += size
+    return tuple(rows), at
+
+
+def _read_columns(fields: Any) -> Columns | None:
+    if fields is None:
+        return None
+    return tuple(
+        Column(name=name, axis=axis, dtype=_dtype(dtype), shape=tuple(shape))
+        for name, axis, dtype, shape in fields
+    )

@@ -1,0 +1,129 @@
+"""The token of a cut: the position as a few hundred bytes that can travel with every batch.
+
+Layout of version 1: ``b"FT"``, the version (1 byte), xxh3-64 of the rest (8 bytes), and a msgpack
+list: source name, stream number, fingerprint digest, epoch, index, step, position, leftover.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import msgpack
+import xxhash
+
+from feeder import codec
+from feeder.errors import ConfigError, ResumeError, SnapshotFormatError
+from workers.batch import Cut, Leftover
+from workers.position import Position
+
+TOKEN_VERSION = 1
+_MAGIC = b"FT"
+_HEAD_BYTES = 11
+_MAX_BYTES = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class StreamId:
+    """Whose positions a stream's tokens are."""
+
+    name: str
+    """The input source name."""
+    number: int
+    """Which stream of that name: they are numbered in the order of their making."""
+    fingerprint: bytes
+    """Digest of the declared fields."""
+
+    def encode(self, cut: Cut) -> bytes:
+        """The token of a cut. Raises `ConfigError` where cursors make it larger than 64 KiB."""
+        fields = [
+            self.name, self.number, self.fingerprint, cut.epoch, cut.index, cut.step,
+            _position_fields(cut.position), _leftover_fields(cut.leftover),
+        ]  # fmt: skip
+        body: bytes = msgpack.packb(fields)
+        if len(body) > _MAX_BYTES:
+            raise ConfigError(
+                f"the cursors of feed {self.name!r} make a token of {len(body)} bytes, expected "
+                f"at most {_MAX_BYTES}; a cursor should name a place, not hold data"
+            )
+        return b"".join((_MAGIC, bytes((TOKEN_VERSION,)), xxhash.xxh3_64_digest(body), body))
+
+    def decode(self, token: bytes, epochs: int | None) -> Cut:
+        """The cut of a token of this stream; raises `ResumeError` where it is another's."""
+        name, number, fingerprint, epoch, index, step, position, leftover = _open(token)
+        if (name, number) != (self.name, self.number):
+            raise ResumeError(
+                f"the token is of feed {name!r}, stream {number}; expected {self.name!r}, "
+                f"stream {self.number}"
+            )
+        if fingerprint != self.fingerprint:
+            raise ResumeError(
+                f"the token of feed {name!r} was made with other settings (a snapshot would tell "
+                "which); resume with the batch size, names, workers, seed and order of then"
+            )
+        return Cut(
+            epoch=epoch,
+            index=index,
+            step=step,
+            finished=epochs is not None and epoch >= epochs,
+            position=_position(position),
+            leftover=None if leftover is None else _leftover(leftover),
+            encode=self.encode,
+        )
+
+
+def make_fingerprint(fields: dict[str, Any]) -> bytes:
+    """The digest of a fingerprint's fields."""
+    digest: bytes = xxhash.xxh3_64_digest(codec.pack(sorted(fields.items())))
+    return digest
+
+
+def is_token(data: bytes) -> bool:
+    """Whether bytes look like a token."""
+    return data[:2] == _MAGIC
+
+
+def name_of(token: bytes) -> tuple[str, int]:
+    """Source name and stream number of a token."""
+    name, number, *_ = _open(token)
+    return name, number
+
+
+def _open(token: bytes) -> list[Any]:
+    if not is_token(token) or len(token) < _HEAD_BYTES:
+        raise SnapshotFormatError(f"{len(token)} bytes are no token, expected b'FT...'")
+    body = token[_HEAD_BYTES:]
+    if token[3:_HEAD_BYTES] != xxhash.xxh3_64_digest(body):
+        raise SnapshotFormatError(f"token of {len(token)} bytes is truncated or corrupt")
+    if token[2] != TOKEN_VERSION:
+        raise SnapshotFormatError(
+            f"token has version {token[2]}, expected {TOKEN_VERSION}; update feeder"
+        )
+    fields: list[Any] = msgpack.unpackb(body)
+    return fields
+
+
+def _position_fields(position: Position) -> list[Any]:
+    live = sum(1 << lane for lane, alive in enumerate(position.live) if alive)
+    calls, rows, marks, done = position.calls, position.rows, position.marks, position.done
+    return [position.epoch, position.turn, live.to_bytes(-(-len(calls) // 8), "little"),
+            calls, rows, marks, done]  # fmt: skip
+
+
+def _position(fields: list[Any]) -> Position:
+    epoch, turn, live, calls, rows, marks, done = fields
+    bits = int.from_bytes(live, "little")
+    alive = tuple(bool(bits >> lane & 1) for lane in range(len(calls)))
+    return Position(epoch, turn, alive, tuple(calls), tuple(rows), tuple(marks), tuple(done))
+
+
+def _leftover_fields(leftover: Leftover | None) -> list[Any] | None:
+    if leftover is None:
+        return None
+    return [leftover.lane, leftover.call, leftover.taken, leftover.rows, leftover.digest,
+            leftover.mark]  # fmt: skip
+
+
+def _leftover(fields: list[Any]) -> Leftover:
+    lane, call, taken, rows, digest, mark = fields
+    return Leftover(lane=lane, call=call, taken=taken, rows=rows, digest=digest, mark=mark)

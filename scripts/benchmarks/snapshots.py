@@ -1,0 +1,152 @@
+"""What a snapshot of a running feed costs, and how large a token is."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass
+from functools import partial
+
+import feeder
+from contenders import FEED, copyto, make_coordinator, timed
+from fetches import IMAGES, VECTORS, Load, SeekableFetch
+from harness import Measures, Settings, Spread, interleave, time_of
+from report import Goal, Report, figure, spread
+
+NUM_WORKERS = 8
+WARM_BATCHES = 10
+ASKED_US = 50
+ASKED_TOKEN_BYTES = 256
+TOKEN_BATCHES = 500
+FIRST_ROWS = (0, 10**6, 10**12)
+
+TINY = Load(
+    name="8×4 int64", batch_size=8, row_shape=(4,), dtype="int64", chunk_rows=3, bound=100
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leftovers:
+    """A feed whose snapshots hold leftovers of some size."""
+
+    name: str
+    load: Load
+    snapshots: int
+    """Snapshots in each repetition, each after another batch."""
+
+
+KINDS = (
+    Leftovers(name="at most 64 bytes", load=TINY, snapshots=300),
+    Leftovers(name="at most 1.6 MB", load=VECTORS.in_chunks_of(400), snapshots=50),
+    Leftovers(name="at most 42 MB", load=IMAGES.in_chunks_of(100), snapshots=6),
+)
+
+
+def snapshots(settings: Settings) -> Report:
+    """`bytes(coordinator.snapshot())` after each batch, beside a copy of as many bytes."""
+    times = interleave(
+        [
+            *(partial(_snapshot_times, kind) for kind in KINDS),
+            timed("copyto of 19.8 MB", copyto(IMAGES), settings),
+        ],
+        settings.repetitions,
+    )
+    copied = times["copyto of 19.8 MB"].times(IMAGES.batch_bytes / 1e9)
+    changed = sum(times[f"{kind.name}: changed"].high for kind in KINDS)
+    return Report(
+        case="snapshot",
+        title=f"bytes(coordinator.snapshot()) of a running feed with {NUM_WORKERS} workers, in µs",
+        head=("leftover rows", "bytes", "snapshot", "copy of as many bytes", "beyond the copy"),
+        rows=tuple(_row(kind, times) for kind in KINDS),
+        measures=times,
+        goals=(
+            *(_goal(kind, times) for kind in KINDS),
+            Goal(
+                what="snapshot: changed when the feed ran on",
+                asked=0,
+                measured=Spread(samples=(changed,)),
+                at_most=True,
+            ),
+        ),
+        notes=(f"copyto of 19.8 MB: {spread(copied, 'GB/s')}",),
+    )
+
+
+def _snapshot_times(kind: Leftovers) -> Measures:
+    """Medians over the snapshots of one feed, in microseconds."""
+    with make_coordinator(kind.load, SeekableFetch(kind.load), NUM_WORKERS) as coordinator:
+        feed = coordinator[FEED]
+        for _ in range(WARM_BATCHES):
+            next(feed)
+        kept = coordinator.snapshot()
+        kept_bytes = bytes(kept)
+        taken, copied, sizes = _time_snapshots(coordinator, kind.snapshots)
+        return {
+            f"{kind.name}: snapshot": statistics.median(taken) * 1e6,
+            f"{kind.name}: copy": statistics.median(copied) * 1e6,
+            f"{kind.name}: beyond": statistics.median(
+                a - b for a, b in zip(taken, copied, strict=True)
+            ) * 1e6,
+            f"{kind.name}: bytes": statistics.median(sizes),
+            f"{kind.name}: changed": bytes(kept) != kept_bytes,
+        }  # fmt: skip
+
+
+def _time_snapshots(
+    coordinator: feeder.Coordinator, count: int
+) -> tuple[list[float], list[float], list[int]]:
+    """Seconds for each snapshot, seconds to copy as many bytes into new memory, and the bytes."""
+    feed = coordinator[FEED]
+    taken, copied, sizes = [], [], []
+    for _ in range(count):
+        next(feed)
+        taken.append(time_of(lambda: bytes(coordinator.snapshot())))
+        view = memoryview(bytes(coordinator.snapshot()))
+        copied.append(time_of(partial(bytes, view)))
+        sizes.append(len(view))
+    return taken, copied, sizes
+
+
+def _row(kind: Leftovers, times: dict[str, Spread]) -> tuple[str, ...]:
+    return (
+        kind.name,
+        figure(times[f"{kind.name}: bytes"].median),
+        *(spread(times[f"{kind.name}: {what}"]) for what in ("snapshot", "copy", "beyond")),
+    )
+
+
+def _goal(kind: Leftovers, times: dict[str, Spread]) -> Goal:
+    return Goal(
+        what=f"snapshot: leftover of {kind.name}, beyond its copy",
+        asked=ASKED_US,
+        measured=times[f"{kind.name}: beyond"],
+        unit="µs",
+        at_most=True,
+    )
+
+
+def tokens(settings: Settings) -> Report:
+    """The tokens of a feed whose workers have integer cursors, small and large."""
+    sizes = {first: _token_sizes(first) for first in FIRST_ROWS}
+    longest = Spread(samples=(max(spread.high for spread in sizes.values()),))
+    return Report(
+        case="token",
+        title=f"batch.cut.token() of a feed with {NUM_WORKERS} workers and integer cursors",
+        head=("cursors from", "bytes"),
+        rows=tuple((f"{first:,}", spread(size)) for first, size in sizes.items()),
+        measures={f"cursors from {first}": size for first, size in sizes.items()},
+        goals=(
+            Goal(
+                what="token: the longest",
+                asked=ASKED_TOKEN_BYTES,
+                measured=longest,
+                unit="bytes",
+                at_most=True,
+            ),
+        ),
+    )
+
+
+def _token_sizes(first_row: int) -> Spread:
+    with make_coordinator(TINY, SeekableFetch(TINY, first_row), NUM_WORKERS) as coordinator:
+        feed = coordinator[FEED]
+        return Spread(samples=tuple(len(next(feed).cut.token()) for _ in range(TOKEN_BATCHES)))

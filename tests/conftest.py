@@ -1,0 +1,38 @@
+"""What holds for every test: it leaves nothing behind, and a skip is counted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import settings
+
+from leaks import held, left_behind
+from needs import pytest_addoption, pytest_configure
+
+__all__ = ["leaves_nothing_behind", "pytest_addoption", "pytest_configure"]
+
+# Examples run threads, whose time says nothing about the code; the tests' own limit holds.
+settings.register_profile("feeder", parent=settings(), deadline=None)
+settings.load_profile("feeder")
+
+FAILED = pytest.StashKey[bool]()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    report = yield
+    item.stash[FAILED] = item.stash.get(FAILED, False) or report.failed
+    return report
+
+
+@pytest.fixture(autouse=True)
+def leaves_nothing_behind(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fail a test that leaves a thread, a file descriptor or a child process behind.
+
+    A test that has failed already is let be: its traceback keeps alive what it held.
+    """
+    before = held()
+    yield
+    if not request.node.stash.get(FAILED, False) and (lines := left_behind(before)):
+        pytest.fail("the test left behind: " + ", ".join(lines), pytrace=False)

@@ -1,0 +1,96 @@
+"""The digits that come with the package, and the fetch function over them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from importlib import resources
+from itertools import chain
+
+import numpy as np
+import pytest
+
+from feeder.demo.digits import LARGEST_CHUNK_ROWS, DigitReader, load_digits
+
+NUM_ROWS_PER_CLASS = [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
+SOURCE_SHA256 = "6ebb3d2fee246a4e99363262ddf8a00a3c41bee6014c373ed9d9216ba7f651b8"
+
+
+def test_digits_are_whole() -> None:
+    images, labels = load_digits()
+    assert images.shape == (1797, 8, 8)
+    assert labels.shape == (1797,)
+    assert images.dtype == labels.dtype == np.uint8
+    assert (images.min(), images.max()) == (0, 16)
+    assert np.bincount(labels).tolist() == NUM_ROWS_PER_CLASS
+
+
+def test_digits_are_as_in_their_source() -> None:
+    """The checksum of the source's table: one line a row, 64 pixels and the label in decimals."""
+    images, labels = load_digits()
+    table = np.column_stack([images.reshape(-1, 64), labels])
+    text = "".join(",".join(map(str, row)) + "\n" for row in table.tolist())
+    assert hashlib.sha256(text.encode()).hexdigest() == SOURCE_SHA256
+
+
+def test_digits_name_their_source() -> None:
+    text = resources.files("feeder.demo").joinpath("digits.txt").read_text("utf-8")
+    for words in ("Alpaydin", "Kaynak", "10.24432/C50P49", "CC BY 4.0"):
+        assert words in text
+
+
+@pytest.fixture
+def reader() -> DigitReader:
+    numbers = np.arange(200, dtype=np.uint8)
+    return DigitReader(numbers.reshape(200, 1, 1), numbers, num_workers=3, seed=1)
+
+
+def read_epoch(reader: DigitReader, worker_id: int) -> list[list[int]]:
+    """The labels of each chunk up to the end of the epoch."""
+    chunks = []
+    while True:
+        try:
+            images, labels = reader(worker_id, 32)
+        except StopIteration:
+            return chunks
+        assert np.array_equal(images[:, 0, 0], labels)
+        chunks.append(labels.tolist())
+
+
+def test_workers_read_every_row_once_an_epoch(reader: DigitReader) -> None:
+    for _ in range(2):
+        chunks = [chunk for worker_id in range(3) for chunk in read_epoch(reader, worker_id)]
+        assert Counter(chain.from_iterable(chunks)) == Counter(range(200))
+
+
+def test_epochs_differ_in_order(reader: DigitReader) -> None:
+    first, second = (list(chain(*read_epoch(reader, 0))) for _ in range(2))
+    assert first != second
+    assert sorted(first) == sorted(second)
+
+
+def test_chunks_are_ragged(reader: DigitReader) -> None:
+    sizes = {len(chunk) for _ in range(4) for chunk in read_epoch(reader, 1)}
+    assert len(sizes) > 5
+    assert max(sizes) <= LARGEST_CHUNK_ROWS
+
+
+def test_seek_goes_on_from_every_cursor(reader: DigitReader) -> None:
+    chunks, cursors = [], []
+    for _ in range(2):
+        while True:
+            cursors.append(reader.cursor(2))
+            try:
+                chunks.append(reader(2, 32)[1].tolist())
+            except StopIteration:
+                chunks.append([])
+                break
+    for index, cursor in enumerate(cursors):
+        reader.seek(2, list(cursor))
+        rest = []
+        for _ in chunks[index:]:
+            try:
+                rest.append(reader(2, 32)[1].tolist())
+            except StopIteration:
+                rest.append([])
+        assert rest == chunks[index:]

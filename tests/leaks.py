@@ -1,0 +1,85 @@
+"""What a test may not leave behind: threads, file descriptors, child processes.
+
+Nothing here waits by the clock: a thread is joined, everything else is looked at. Reads /proc.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+JOIN_S = 1.0
+"""How long a thread that has done its work may take to end, in seconds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """What this process holds at one moment."""
+
+    threads: frozenset[threading.Thread]
+    descriptors: Counter[str]
+    """Open file descriptors, counted by what they point at."""
+    children: frozenset[str]
+
+
+def held() -> Held:
+    """Return what this process holds now."""
+    return Held(threads=_threads(), descriptors=_descriptors(), children=_children())
+
+
+def left_behind(before: Held) -> list[str]:
+    """Return a line for each thing that is held now and was not held before."""
+    for thread in _threads() - before.threads:
+        thread.join(JOIN_S)
+    if lines := _difference(before, held()):
+        # A reference cycle may keep a descriptor open: garbage is not a leak.
+        gc.collect()
+        lines = _difference(before, held())
+    return lines
+
+
+def _difference(before: Held, now: Held) -> list[str]:
+    return [
+        *sorted(f"thread {thread.name!r}" for thread in now.threads - before.threads),
+        *sorted((now.descriptors - before.descriptors).elements()),
+        *sorted(now.children - before.children),
+    ]
+
+
+def _threads() -> frozenset[threading.Thread]:
+    """Return the threads that Python started; one that C code started cannot be joined."""
+    foreign = threading._DummyThread
+    return frozenset(thread for thread in threading.enumerate() if not isinstance(thread, foreign))
+
+
+def _descriptors() -> Counter[str]:
+    counts: Counter[str] = Counter()
+    for descriptor in os.listdir("/proc/self/fd"):
+        try:
+            target = os.readlink(f"/proc/self/fd/{descriptor}")
+        except FileNotFoundError:  # the descriptor that listed the folder
+            continue
+        counts[f"file descriptor of {target}"] += 1
+    return counts
+
+
+def _children() -> frozenset[str]:
+    """Return the child processes, those that ended without being waited for included."""
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:  # there are none: the usual case, told without reading all of /proc
+        return frozenset()
+    return frozenset(filter(None, map(_describe_child, Path("/proc").glob("[0-9]*/stat"))))
+
+
+def _describe_child(stat: Path) -> str | None:
+    try:
+        text = stat.read_text()
+    except (FileNotFoundError, ProcessLookupError):  # it ended meanwhile and was somebody else's
+        return None
+    name, (_, parent, *_) = text[: text.rindex(")") + 1], text[text.rindex(")") + 1 :].split()
+    return f"child process {name}" if int(parent) == os.getpid() else None

@@ -1,0 +1,92 @@
+"""Tools and packages that a test needs: where one is missing the test is skipped and counted.
+
+Use `@pytest.mark.needs("name", ...)` on a test, or `needs("name")` in one or at the top of a file.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+
+REASON = "missing tool or package: "
+MAX_SKIPS = "FEEDER_MAX_SKIPS"
+
+
+def needs(name: str) -> None:
+    """Skip where `name` is neither a package that can be imported nor a tool on the path."""
+    if not (shutil.which(name) or _is_package(name)):
+        pytest.skip(REASON + name, allow_module_level=True)
+
+
+def _is_package(name: str) -> bool:
+    spec = importlib.util.find_spec(name)
+    # A folder that happens to have the name is found too, as a namespace, which has no origin.
+    return spec is not None and spec.origin is not None
+
+
+class SkipCounter:
+    """pytest plugin: skips what lacks something, says what was skipped, fails above a limit."""
+
+    def __init__(self, max_skips: int | None) -> None:
+        self.max_skips = max_skips
+        self.reasons: Counter[str] = Counter()
+
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        for mark in item.iter_markers("needs"):
+            for name in mark.args:
+                needs(name)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self._count(report)
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        self._count(report)
+
+    def _count(self, report: pytest.TestReport | pytest.CollectReport) -> None:
+        if report.skipped and not hasattr(report, "wasxfail"):
+            _, _, reason = report.longrepr
+            self.reasons[reason.removeprefix("Skipped: ")] += 1
+
+    @property
+    def exceeded(self) -> bool:
+        return self.max_skips is not None and self.reasons.total() > self.max_skips
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if self.exceeded and session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        for line in self._summary():
+            terminalreporter.write_line(line)
+
+    def _summary(self) -> Iterator[str]:
+        missing = {r: n for r, n in self.reasons.items() if r.startswith(REASON)}
+        names = ", ".join(sorted(reason.removeprefix(REASON) for reason in missing)) or "none"
+        yield f"skipped for missing tools or packages: {sum(missing.values())} ({names})"
+        others = {r: n for r, n in self.reasons.items() if r not in missing}
+        if others:
+            yield f"skipped for other reasons: {sum(others.values())} ({'; '.join(sorted(others))})"
+        if self.exceeded:
+            skips = self.reasons.total()
+            yield f"failed: {skips} skipped, where at most {self.max_skips} may be"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--max-skips",
+        type=int,
+        default=os.environ.get(MAX_SKIPS) or None,
+        metavar="N",
+        help=f"fail when more than N tests are skipped (default: {MAX_SKIPS}, else no limit)",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "needs(name, ...): skipped and counted where one is missing")
+    config.pluginmanager.register(SkipCounter(config.getoption("max_skips")))

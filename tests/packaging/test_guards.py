@@ -1,0 +1,223 @@
+"""The guards over all tests, tried on small suites: leaks fail, missing tools are counted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parents[1]
+
+
+@pytest.fixture
+def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch):
+    """Return a function that runs a test file under this project's conftest, in a child process."""
+    monkeypatch.setenv("PYTHONPATH", str(TESTS))
+    monkeypatch.delenv("FEEDER_MAX_SKIPS", raising=False)
+    pytester.makeconftest((TESTS / "conftest.py").read_text())
+
+    def run_file(source: str, *arguments: str) -> pytest.RunResult:
+        path = pytester.makepyfile(source)
+        return pytester.runpytest_subprocess(path, "-p", "no:cacheprovider", *arguments)
+
+    return run_file
+
+
+LEAKS = {
+    "thread": (
+        """
+        import threading
+        def test_leaks():
+            threading.Thread(target=threading.Event().wait, name="left", daemon=True).start()
+        """,
+        "*thread 'left'*",
+    ),
+    "file": (
+        """
+        kept = []
+        def test_leaks(tmp_path):
+            kept.append(open(tmp_path / "left", "w"))
+        """,
+        "*file descriptor of */left*",
+    ),
+    "socket": (
+        """
+        import socket
+        kept = []
+        def test_leaks():
+            kept.append(socket.socket())
+        """,
+        "*file descriptor of socket:*",
+    ),
+    "child": (
+        """
+        import subprocess, sys
+        kept = []
+        def test_leaks():
+            kept.append(subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE))
+        """,
+        "*child process *",
+    ),
+    "child that has ended": (
+        """
+        import os
+        def test_leaks():
+            pid = os.posix_spawn("/bin/true", ["true"], {})
+            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        """,
+        "*child process * (true)*",
+    ),
+}
+
+
+@pytest.mark.parametrize(("source", "line"), LEAKS.values(), ids=LEAKS)
+def test_a_leak_fails_and_is_named(run, source: str, line: str) -> None:
+    result = run(source)
+    result.assert_outcomes(passed=1, errors=1)
+    result.stdout.fnmatch_lines([f"the test left behind: {line}"])
+
+
+def test_only_the_test_that_leaks_fails(run) -> None:
+    result = run(
+        """
+        kept = []
+        def test_first(): pass
+        def test_leaks(tmp_path): kept.append(open(tmp_path / "left", "w"))
+        def test_last(): pass
+        """
+    )
+    result.assert_outcomes(passed=3, errors=1)
+    result.stdout.fnmatch_lines(["*ERROR at teardown of test_leaks*"])
+
+
+def test_what_is_put_back_is_no_leak(run) -> None:
+    result = run(
+        """
+        import os, subprocess, sys, threading
+
+        def test_joined_thread():
+            thread = threading.Thread(target=len, args=("",))
+            thread.start()
+            thread.join()
+
+        def test_thread_that_is_about_to_end():
+            done = threading.Event()
+            threading.Thread(target=done.wait).start()
+            done.set()
+
+        def test_closed_file(tmp_path):
+            with open(tmp_path / "closed", "w"): pass
+
+        def test_file_that_only_garbage_holds(tmp_path):
+            cycle = [os.memfd_create("garbage")]
+            class Closer:
+                def __del__(self, close=os.close, fd=cycle[0]): close(fd)
+            cycle += [cycle, Closer()]
+
+        def test_child_that_was_waited_for():
+            subprocess.run([sys.executable, "-c", ""], check=True)
+        """
+    )
+    result.assert_outcomes(passed=5)
+
+
+def test_a_wider_fixture_may_hold_things(run) -> None:
+    result = run(
+        """
+        import pytest, threading
+
+        @pytest.fixture(scope="module")
+        def server():
+            done = threading.Event()
+            thread = threading.Thread(target=done.wait)
+            thread.start()
+            yield
+            done.set()
+            thread.join()
+
+        def test_one(server): pass
+        def test_two(server): pass
+        """
+    )
+    result.assert_outcomes(passed=2)
+
+
+def test_a_failed_test_is_not_blamed_twice(run) -> None:
+    result = run(
+        """
+        def test_fails(tmp_path):
+            file = open(tmp_path / "left", "w")
+            assert not file
+        """
+    )
+    result.assert_outcomes(failed=1)
+
+
+NEEDY = """
+    import pytest
+    from needs import needs
+
+    @pytest.mark.needs("pytest", "sh")
+    def test_nothing_is_missing(): pass
+
+    @pytest.mark.needs("sh", "no_such_tool")
+    def test_mark(): pass
+
+    def test_call(): needs("no_such_package")
+
+    @pytest.mark.needs("no_such_tool")
+    def test_the_same_once_more(): pass
+"""
+
+
+def test_missing_tools_are_counted_and_named(run) -> None:
+    result = run(NEEDY)
+    result.assert_outcomes(passed=1, skipped=3)
+    result.stdout.fnmatch_lines(
+        ["skipped for missing tools or packages: 3 (no_such_package, no_such_tool)"]
+    )
+    assert result.ret == pytest.ExitCode.OK
+
+
+def test_a_whole_file_can_be_skipped(run) -> None:
+    result = run("from needs import needs\nneeds('no_such_tool')\nimport no_such_tool")
+    result.assert_outcomes(skipped=1)
+    result.stdout.fnmatch_lines(["skipped for missing tools or packages: 1 (no_such_tool)"])
+
+
+def test_nothing_missing_is_said_too(run) -> None:
+    result = run("def test_passes(): pass")
+    result.stdout.fnmatch_lines(["skipped for missing tools or packages: 0 (none)"])
+
+
+def test_a_folder_is_no_package(run, pytester: pytest.Pytester) -> None:
+    pytester.mkdir("no_such_tool")
+    run(NEEDY).assert_outcomes(passed=1, skipped=3)
+
+
+@pytest.mark.parametrize(("limit", "status"), [("3", 0), ("2", 1), ("0", 1)])
+def test_more_skips_than_allowed_fail_the_run(run, limit: str, status: int) -> None:
+    result = run(NEEDY, "--max-skips", limit)
+    assert result.ret == status
+    assert ("failed: 3 skipped" in result.stdout.str()) == bool(status)
+
+
+def test_the_limit_may_come_from_the_environment(run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEEDER_MAX_SKIPS", "0")
+    result = run(NEEDY)
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.stdout.fnmatch_lines(["failed: 3 skipped, where at most 0 may be"])
+
+
+def test_no_other_skip_escapes_the_limit(run) -> None:
+    result = run(
+        """
+        import pytest
+        def test_skips(): pytest.skip("too hot today")
+        @pytest.mark.xfail(strict=True)
+        def test_fails_as_expected(): assert False
+        """,
+        "--max-skips=0",
+    )
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.stdout.fnmatch_lines(["skipped for other reasons: 1 (too hot today)"])

@@ -1,0 +1,87 @@
+"""The API page and what an import costs."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+import feeder
+import feeder.errors
+
+ROOT = Path(__file__).parents[2]
+NOT_AT_IMPORT = {"cupy", "lmdb", "matplotlib", "rich", "torch", "zmq"}
+NEVER_FOR_THE_API = {"cupy", "lmdb", "matplotlib", "rich", "torch"}
+MEMBERS = (types.FunctionType, classmethod, property, staticmethod)
+FRONT_DOOR = {"Batch", "Call", "Coordinator", "Feed", "Snapshot", "init_data_input_workers"}
+
+
+def modules_after(code: str) -> set[str]:
+    """Return the top-level modules that a fresh interpreter has loaded after `code`."""
+    tell = "import sys, json; print(json.dumps(sorted({m.split('.')[0] for m in sys.modules})))"
+    command = [sys.executable, "-c", f"{code}\n{tell}"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    return set(json.loads(done.stdout))
+
+
+def test_importing_feeder_is_light() -> None:
+    loaded = modules_after("import feeder")
+    assert "feeder" in loaded
+    assert loaded & NOT_AT_IMPORT == set()
+
+
+def test_the_whole_api_needs_no_extra() -> None:
+    loaded = modules_after("import feeder\nfor name in feeder.__all__: getattr(feeder, name)")
+    assert "workers" in loaded
+    assert loaded & NEVER_FOR_THE_API == set()
+
+
+def test_public_names_are_sorted_and_complete() -> None:
+    errors = {
+        name
+        for name, value in vars(feeder.errors).items()
+        if inspect.isclass(value) and issubclass(value, (feeder.errors.FeedError, Warning))
+    }
+    assert feeder.__all__ == sorted(set(feeder.__all__))
+    assert set(feeder.__all__) >= FRONT_DOOR | errors
+    assert set(dir(feeder)) >= set(feeder.__all__)
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no_such_name"):
+        feeder.no_such_name  # noqa: B018
+
+
+@pytest.mark.parametrize("name", feeder.__all__)
+def test_public_name_is_documented(name: str) -> None:
+    value = getattr(feeder, name)
+    assert value.__doc__, f"feeder.{name} has no docstring"
+    silent = [
+        member
+        for member, code in vars(value).items()
+        if not member.startswith("_")
+        and isinstance(code, MEMBERS)
+        and not inspect.getdoc(getattr(value, member))
+    ]
+    assert silent == [], f"feeder.{name} has members without a docstring"
+
+
+def imported_by(path: Path) -> set[str]:
+    """Return the top-level packages that a file imports, wherever in it."""
+    nodes = list(ast.walk(ast.parse(path.read_text())))
+    plain = {a.name for node in nodes if isinstance(node, ast.Import) for a in node.names}
+    from_ = {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module}
+    return {name.split(".")[0] for name in plain | from_}
+
+
+def test_workers_needs_numpy_and_xxhash_alone() -> None:
+    files = sorted((ROOT / "workers").rglob("*.py"))
+    imported = set().union(*map(imported_by, files))
+    assert imported - sys.stdlib_module_names <= {"numpy", "workers", "xxhash"}
+    assert "numpy" in imported

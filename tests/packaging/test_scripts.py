@@ -1,0 +1,66 @@
+"""The scripts and the CI run: they can be started and say what is wrong."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+COMMANDS = ["scripts/bench", "scripts/check", "scripts/demo", "scripts/test", ".ci/run"]
+
+
+def run(*command: str | Path, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | env
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_command_can_be_started(name: str) -> None:
+    assert os.access(ROOT / name, os.X_OK)
+
+
+@pytest.mark.parametrize("name", [*COMMANDS, "scripts/lib.sh"])
+def test_bash_understands_it(name: str) -> None:
+    done = run("bash", "-n", ROOT / name, cwd=ROOT)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_bench_lists_what_can_be_run(tmp_path: Path) -> None:
+    done = run(ROOT / "scripts/bench", cwd=tmp_path)
+    assert done.returncode == 0
+    assert "  core\n" in done.stdout
+
+
+def test_an_unknown_bench_is_an_error_that_lists_the_known(tmp_path: Path) -> None:
+    done = run(ROOT / "scripts/bench", "coer", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "there is no benchmark 'coer'" in done.stderr
+    assert "  core\n" in done.stderr
+
+
+def test_a_folder_that_is_no_environment_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").touch()
+    done = run(ROOT / "scripts/test", cwd=tmp_path, FEEDER_VENV=".")
+    assert done.returncode == 1
+    assert f"{tmp_path} is not a virtual environment: move it away" in done.stderr
+    assert (tmp_path / "thesis.txt").exists()
+
+
+def test_an_old_python_is_refused(tmp_path: Path) -> None:
+    old = tmp_path / "old-python"
+    old.write_text("#!/bin/sh\nexit 1\n")
+    old.chmod(0o755)
+    # Without uv, which would look for a Python of its own accord.
+    done = run(
+        ROOT / "scripts/test",
+        cwd=tmp_path,
+        FEEDER_VENV="env",
+        FEEDER_PYTHON=str(old),
+        PATH="/usr/bin:/bin",
+    )
+    assert done.returncode == 1
+    assert "old-python is not Python 3.11 or newer" in done.stderr
+    assert not (tmp_path / "env").exists()

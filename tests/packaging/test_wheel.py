@@ -1,0 +1,114 @@
+"""The wheel: what is in it, what it needs, and that it works away from the project's folder."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import zipfile
+from email.message import Message
+from email.parser import Parser
+from pathlib import Path
+
+import pytest
+
+import feeder
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("feeder", "workers")
+CORE = {"msgpack", "msgspec", "numpy", "pyzmq", "xxhash"}
+EXTRAS = {"demo", "dev", "test"}
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the wheel, built from this folder."""
+    folder = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "hatchling", "build", "--target", "wheel"]
+    subprocess.run([*command, "--directory", folder], cwd=ROOT, capture_output=True, check=True)
+    (path,) = folder.glob("*.whl")
+    return path
+
+
+@pytest.fixture(scope="module")
+def unpacked(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with what the wheel holds."""
+    folder = tmp_path_factory.mktemp("unpacked")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def metadata(unpacked: Path) -> Message:
+    """Return the wheel's metadata."""
+    (path,) = unpacked.glob("*.dist-info/METADATA")
+    return Parser().parsestr(path.read_text())
+
+
+def run_away(unpacked: Path, *arguments: str) -> str:
+    """Run Python where only the unpacked wheel can be imported as feeder; return what it printed.
+
+    With -P the current folder is not searched, so the path of the environment decides: the
+    unpacked wheel stands before the project's folder there.
+    """
+    done = subprocess.run(
+        [sys.executable, "-P", *arguments],
+        cwd=unpacked.parent,
+        env={"PYTHONPATH": str(unpacked), "PYTHONDONTWRITEBYTECODE": "1", "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout
+
+
+def files_of(folder: Path) -> set[str]:
+    """Return the files of both packages below a folder, without what Python caches."""
+    found = (path for package in PACKAGES for path in (folder / package).rglob("*"))
+    files = (path.relative_to(folder) for path in found if path.is_file())
+    return {path.as_posix() for path in files if "__pycache__" not in path.parts}
+
+
+def test_it_holds_both_packages_whole(unpacked: Path) -> None:
+    assert files_of(unpacked) == files_of(ROOT)
+    assert {"feeder/py.typed", "workers/py.typed"} <= files_of(unpacked)
+
+
+def test_it_holds_the_demos_data(unpacked: Path) -> None:
+    assert [*unpacked.glob("feeder/demo/*.npz"), *unpacked.glob("feeder/demo/*.csv.gz")]
+
+
+def test_it_holds_nothing_else(unpacked: Path) -> None:
+    names = {path.name for path in unpacked.iterdir()}
+    assert {name for name in names if not name.endswith(".dist-info")} == set(PACKAGES)
+    assert len(names) == 3
+
+
+def test_it_says_who_it_is(unpacked: Path, metadata: Message) -> None:
+    assert metadata["Name"] == "feedworks"
+    assert metadata["Version"] == feeder.__version__
+    assert metadata["Requires-Python"] == ">=3.11"
+    assert metadata["License-Expression"] == "Apache-2.0"
+    (license_file,) = unpacked.glob("*.dist-info/licenses/LICENSE")
+    assert license_file.read_text() == (ROOT / "LICENSE").read_text()
+    (entry_points,) = unpacked.glob("*.dist-info/entry_points.txt")
+    assert "feeder = feeder.cli:main" in entry_points.read_text()
+
+
+def test_it_needs_five_packages(metadata: Message) -> None:
+    needed = [line for line in metadata.get_all("Requires-Dist") if "extra ==" not in line]
+    assert {line.split(">=")[0] for line in needed} == CORE
+    assert all(">=" in line for line in needed)
+
+
+def test_its_extras_are_known(metadata: Message) -> None:
+    assert set(metadata.get_all("Provides-Extra")) == EXTRAS
+
+
+def test_its_api_can_be_imported(unpacked: Path) -> None:
+    code = "import feeder; print(feeder.__file__, *(getattr(feeder, n) for n in feeder.__all__))"
+    assert run_away(unpacked, "-c", code).startswith(str(unpacked / "feeder"))
+
+
+def test_its_command_runs(unpacked: Path) -> None:
+    assert "demo" in run_away(unpacked, "-m", "feeder", "--help")

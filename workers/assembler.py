@@ -1,0 +1,296 @@
+"""From runs of chunks to batches of exactly the right size. Rules without threads.
+
+Each row is copied once, straight into a slot. What the last chunk has too many stays where it is
+until the next batch takes it: leftover is never put back into a queue.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator
+from itertools import accumulate
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from workers.batch import Batch, Leftover
+from workers.chunks import Columns, Schema
+from workers.copying import copy_rows, is_sole_owner, pieces_of
+from workers.errors import ResumeError
+from workers.merge import Run
+from workers.position import Frame, Place, Position, Span, Straddler
+from workers.spec import StreamSpec
+
+Arrays = tuple[NDArray[Any], ...]
+
+
+class Slot(Protocol):
+    """Memory that one batch is written into."""
+
+    arrays: Arrays
+    """One writable array per column."""
+    flats: tuple[memoryview | None, ...]
+    """The memory of each as bytes, where its rows lie one after another."""
+
+    def lease(self, rows: int) -> Arrays:
+        """The first `rows` rows for the user. The slot is free again when the last of these
+        arrays, and of all views of them, is gone."""
+
+
+class Slots(Protocol):
+    """Where the slots of the batches of one stream come from, by device."""
+
+    passes: bool
+    """Whether an array that nobody else holds may be handed on as it is."""
+
+    def take(self, device: int, columns: Columns, rows: int) -> Slot:
+        """A free slot for a batch of so many rows."""
+
+    def adopt(self, arrays: Arrays) -> Arrays:
+        """Arrays that were not written into a slot, made ready for the user."""
+
+
+class Assembler:
+    """Cuts runs into batches, and stamps each with the place where it ended."""
+
+    def __init__(
+        self,
+        spec: StreamSpec,
+        frame: Frame,
+        schema: Schema,
+        slots: Slots,
+        *,
+        num_devices: int,
+        epoch: int,
+        index: int,
+        step: int,
+        expected: Leftover | None,
+    ) -> None:
+        self._spec = spec
+        self._frame = frame
+        self._schema = schema
+        self._slots = slots
+        self._num_devices = num_devices
+        self.epoch, self.index, self.step = epoch, index, step
+        self._expected = expected
+        self._size = spec.batch_size
+        self._filled = 0
+        self._slot: Slot | None = None
+        self._last: Place | None = None
+        self._straddler: Straddler | None = None
+        # Of the rows of finished chunks, those free now and those that a snapshot may still need.
+        self._freed = 0
+        self._freed_later = 0
+        self._added = 0
+
+    @property
+    def columns(self) -> Columns | None:
+        """The columns, once they are known."""
+        return self._schema.columns
+
+    @property
+    def device(self) -> int:
+        """The device that the next batch goes to."""
+        return self.step % self._num_devices
+
+    def add(self, run: Run) -> Iterator[Batch]:
+        """The batches that a run completes."""
+        if self._spec.dont_rebatch:
+            yield from self._each_chunk(run)
+            return
+        rows, size = run.rows, self._size
+        ends = list(accumulate(rows))
+        i = 0
+        taken = self._take_up(run)
+        while i < len(rows):
+            if rows[i] == size and not (self._filled or taken):
+                arrays = self._pass_on(run, i)
+                if arrays is not None:
+                    i += 1
+                    yield self._emit(arrays, self._place(run, i, 0), size, passed=True)
+                    continue
+            goal = ends[i] - rows[i] + taken + size - self._filled
+            j = bisect_left(ends, goal, i)
+            if j == len(rows):
+                self._copy(run, i, taken, j, 0, ends)
+                return
+            last = rows[j] - (ends[j] - goal)
+            if last == rows[j]:
+                j, last = j + 1, 0
+            self._copy(run, i, taken, j, last, ends)
+            i, taken = j, last
+            yield self._emit_slot(self._place(run, j + (last > 0), last), size)
+
+    def end_epoch(self, position: Position) -> Iterator[Batch]:
+        """The epoch has ended; `position` is the start of the next. Yields the rest as a batch
+        where the feed's `last_batch` says so; at the end of the stream "carry" keeps it too."""
+        if self._expected is not None:
+            raise self._not_deterministic("the epoch ended instead", self._expected)
+        rest, policy = self._filled, self._spec.last_batch
+        place = self.start_of(position)
+        if rest and (policy in ("keep", "pad") or (policy == "carry" and place.cut().finished)):
+            if policy == "pad":
+                self._pad(rest)
+            batch = self._emit_slot(place, self._size if policy == "pad" else rest)
+            batch.rows = rest
+            yield batch
+        elif not rest or policy == "drop":
+            self._drop()
+            if self._last is not None:
+                # That its last batch was the last of the epoch is known only now.
+                self._last.after = place
+        self.epoch, self.index = position.epoch, 0
+
+    def start_of(self, position: Position) -> Place:
+        """The start of an epoch, or the end of the stream, as a place."""
+        place = Place(self._frame, Span(position, (), (), [], ()), 0, 0, None, position.epoch)
+        place.step = self.step
+        return place
+
+    def settle(self) -> int:
+        """Rows buffered more (or, if negative, fewer) than when last asked, by the copies made
+        and the chunks finished with."""
+        added, self._added = self._added, 0
+        return added
+
+    def _drop(self) -> None:
+        self._filled = 0
+        self._added -= self._freed + self._freed_later
+        self._freed = self._freed_later = 0
+
+    # ---- batches
+
+    def _emit(self, arrays: Arrays, place: Place, rows: int, *, passed: bool = False) -> Batch:
+        batch = Batch(self._schema.names, arrays, place, self.epoch, self.index, self.step, rows)
+        self.index += 1
+        self.step += 1
+        place.index = self.index if place.epoch == self.epoch else 0
+        place.step = self.step
+        batch.held_rows = rows + self._freed_later
+        self._added += (0 if passed else rows) - self._freed
+        self._freed = self._freed_later = 0
+        self._last = place
+        return batch
+
+    def _emit_slot(self, place: Place, rows: int) -> Batch:
+        assert self._slot is not None
+        arrays = self._slot.lease(rows)
+        self._slot = None
+        self._filled = 0
+        return self._emit(arrays, place, rows)
+
+    def _place(self, run: Run, num_chunks: int, taken: int) -> Place:
+        straddler = None
+        if taken:
+            i = num_chunks - 1
+            skip = run.skip if i == 0 else 0
+            straddler = self._keep(run, i, skip)
+            taken += skip
+        else:
+            self._straddler = None
+        return Place(self._frame, run.span, num_chunks, taken, straddler, self.epoch)
+
+    def _keep(self, run: Run, i: int, skip: int) -> Straddler:
+        """The chunk that a batch ends in; the same object for all batches that end in it."""
+        arrays = tuple(column[i] for column in run.columns)
+        if self._straddler is None or self._straddler.arrays[0] is not arrays[0]:
+            digest = run.digest if i == 0 else None
+            rows = run.rows[i] + skip
+            self._straddler = Straddler(arrays, self._schema.axes, rows, skip, digest)
+        return self._straddler
+
+    def repeat(self, batch: Batch, end: Place) -> Batch:
+        """A batch once more, with no real rows, to fill the last round of a stream."""
+        place = self.start_of(end.span.start)
+        place.step = batch.step + 2
+        arrays = self._slots.adopt(tuple(array.copy() for array in batch.arrays))
+        names, step = self._schema.names, batch.step + 1
+        return Batch(names, arrays, place, batch.epoch, batch.index + 1, step, 0)
+
+    # ---- rows
+
+    def _copy(self, run: Run, i: int, taken: int, j: int, last: int, ends: list[int]) -> None:
+        """Copy from row `taken` of chunk i up to, not including, row `last` of chunk j."""
+        rows = run.rows
+        start = ends[i] - rows[i] + taken
+        stop = (ends[j - 1] if j else 0) + last
+        if j > i:
+            whole = ends[j - 1] - (ends[i] if taken else ends[i] - rows[i])
+            self._freed += whole
+            self._freed_later += rows[i] if taken else 0
+        if stop == start:
+            return
+        columns = self._schema.columns
+        assert columns is not None
+        if self._slot is None:
+            self._slot = self._slots.take(self.device, columns, self._size)
+        slot, empty = self._slot, 0 in rows
+        for column, arrays, target, flat in zip(
+            columns, run.columns, slot.arrays, slot.flats, strict=True
+        ):
+            pieces = pieces_of(arrays, rows, column.axis, i, taken, j, last)
+            if empty:
+                pieces = [piece for piece in pieces if piece.shape[column.axis]]
+            copy_rows(target, flat, column.axis, self._filled, pieces)
+        _let_go(run, i, j)
+        self._filled += stop - start
+
+    def _pad(self, rest: int) -> None:
+        """Fill the slot by repeating its last row."""
+        assert self._slot is not None
+        for axis, target in zip(self._schema.axes, self._slot.arrays, strict=True):
+            rows = np.moveaxis(target, axis, 0)
+            rows[rest:] = rows[rest - 1]
+
+    def _pass_on(self, run: Run, i: int) -> Arrays | None:
+        """The arrays of chunk i as they are, where nobody but the run holds them."""
+        if not self._slots.passes:
+            return None
+        arrays = []
+        for column in run.columns:
+            if not is_sole_owner(column, i):
+                return None
+            arrays.append(column[i])
+        _let_go(run, i, i + 1)
+        return self._slots.adopt(tuple(arrays))
+
+    def _each_chunk(self, run: Run) -> Iterator[Batch]:
+        """Each chunk with rows as a batch of its own (`dont_rebatch`)."""
+        for i, rows in enumerate(run.rows):
+            if not rows:
+                continue
+            arrays = self._pass_on(run, i)
+            if arrays is None:
+                arrays = self._slots.adopt(tuple(column[i].copy() for column in run.columns))
+            yield self._emit(arrays, self._place(run, i + 1, 0), rows, passed=True)
+
+    # ---- resuming
+
+    def _take_up(self, run: Run) -> int:
+        """Rows of the run's first chunk that batches before the cut have taken."""
+        expected = self._expected
+        if expected is None:
+            return 0
+        self._expected = None
+        straddler = self._keep(run, 0, 0)
+        if straddler.rows != expected.rows:
+            what = f"{expected.rows} rows then, {straddler.rows} now"
+            raise self._not_deterministic(what, expected)
+        if straddler.digest != expected.digest:
+            raise self._not_deterministic("other rows than before", expected)
+        return expected.taken
+
+    def _not_deterministic(self, what: str, expected: Leftover) -> ResumeError:
+        lane = expected.call if self._spec.pure else expected.lane
+        worker_id = self._spec.worker_id(lane)
+        return ResumeError(
+            f"fetch function is not deterministic: worker {worker_id}, call {expected.call}: "
+            f"{what}; resume from a snapshot, which holds the rows, or make it repeat itself"
+        )
+
+
+def _let_go(run: Run, i: int, j: int) -> None:
+    """Forget chunks i to j - 1 of a run, so that their memory is free before the run is done."""
+    for column in run.columns:
+        column[i:j] = [None] * (j - i)

@@ -1,0 +1,245 @@
+"""Where fetchers hand chunks over: one lock, the lanes, and the bound on what is buffered.
+
+A hand-over between threads costs more than the copy of a small chunk, so chunks go in bundles. A
+bundle is handed over when it is full; where the merge waits for a lane it takes what is there
+after a short grace, also from under a call that does not return.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from workers.errors import ClosedError, FeedError, FetchTimeout
+from workers.ledger import Ledger
+from workers.rota import Bundle, End, Lane, Rota
+from workers.scope import stack
+
+logger = logging.getLogger("feeder")
+
+GRACE_S = 0.0005
+"""How long a merge that waits lets a bundle grow. Without it, a fetch function of a microsecond
+is interrupted after every row; with it a slow one hands over each chunk as it comes."""
+
+SLOW_S = 10.0
+"""After so long without data a line is logged, and after each further such time."""
+
+
+class Channel:
+    """The lanes of a stream between its fetchers and its merge.
+
+    Every method may be called from any thread. One thread collects.
+    """
+
+    def __init__(
+        self,
+        rota: Rota,
+        ledger: Ledger,
+        *,
+        timeout_s: float,
+        marked: bool,
+        describe: Callable[[int, int], tuple[int, int]],
+        name: str,
+    ) -> None:
+        self._rota = rota
+        self._ledger = ledger
+        self._timeout_s = timeout_s
+        self._marked = marked
+        self.describe = describe
+        """Worker id and call number, as a user knows them, of a lane's call."""
+        self._name = name
+        self._lock = threading.Lock()
+        # Fetchers wait here for a lane that may be called. Notified one at a time; who finds a
+        # lane wakes the next.
+        self._callable = threading.Condition(self._lock)
+        self._num_idle = 0
+        # The merge waits here for a bundle of a lane that it wants.
+        self._arrived = threading.Condition(self._lock)
+        # Threads that only let time pass wait here, so that the end of the stream wakes them.
+        self._closing = threading.Condition(self._lock)
+        self._wanted: Sequence[Lane] = ()
+        self.closed = False
+        """Whether the stream is over; read without the lock between two calls."""
+
+    # ---- the fetchers' side
+
+    def acquire(self) -> Lane | None:
+        """Wait for a lane that may be called, and hold it; None when no call is left."""
+        with self._lock:
+            while True:
+                now = time.monotonic()
+                if self.closed or self._rota.finished:
+                    self._callable.notify_all()
+                    return None
+                lane = self._pick(now)
+                if lane is not None:
+                    break
+                self._num_idle += 1
+                self._callable.wait(self._rota.next_ready(now))
+                self._num_idle -= 1
+            lane.running = True
+            lane.ident = threading.get_ident()
+            if lane.silent_since is None:
+                lane.silent_since = now
+            self._wake_fetcher(now)
+            return lane
+
+    def release(
+        self,
+        lane: Lane,
+        rows: int,
+        num_bytes: int,
+        ending: End | FeedError | None = None,
+        put_off_s: float = 0.0,
+    ) -> None:
+        """Give a lane back with what was got; `put_off_s` seconds pass before its next call."""
+        with self._lock:
+            self._ledger.add(rows, num_bytes)
+            if rows or lane.chunks:
+                lane.silent_since = None
+            bundle = lane.take_open(ending, marked=self._marked)
+            if bundle is not None and not self.closed:
+                lane.bundles.append(bundle)
+            lane.running, lane.ident = False, None
+            lane.ready_at = time.monotonic() + put_off_s if put_off_s else 0.0
+            if isinstance(ending, End):
+                self._rota.end(lane, lane.next)
+                lane.silent_since = None
+            lane.halted = isinstance(ending, FeedError)
+            epoch = lane.epoch
+            self._rota.settle()
+            if self._rota.lanes[0].epoch != epoch:
+                self._callable.notify_all()
+            elif self._num_idle:
+                self._callable.notify()
+            if lane in self._wanted and lane.bundles:
+                # Cleared here and not by the merge: until that has the GIL again, each further
+                # chunk would be handed over by itself.
+                self._want(())
+                self._arrived.notify()
+
+    def pause(self, seconds: float) -> bool:
+        """Let time pass; returns at once, with False, when the stream is over."""
+        if not seconds:
+            return not self.closed
+        with self._lock:
+            return not self._closing.wait_for(lambda: self.closed, seconds)
+
+    # ---- the merge's side
+
+    def collect(self, wanted: int | None) -> list[Bundle]:
+        """All bundles handed over, once there is one of lane `wanted` (None: of any lane).
+
+        Raises `FetchTimeout` where the lane has given nothing for the feed's timeout, and
+        `ClosedError` where the stream is over.
+        """
+        lanes = self._rota.lanes if wanted is None else (self._rota.lanes[wanted],)
+        with self._lock:
+            if not any(lane.bundles for lane in lanes):
+                self._wait_for(lanes)
+            found: list[Bundle] = []
+            for lane in self._rota.lanes:
+                found.extend(lane.bundles)
+                lane.bundles.clear()
+            return found
+
+    def _wait_for(self, lanes: Sequence[Lane]) -> None:
+        started = time.monotonic()
+        self._want(lanes, started)
+        self._wake_fetcher(started)
+        try:
+            pause = GRACE_S
+            while not any(lane.bundles for lane in lanes):
+                if self.closed:
+                    raise ClosedError("the feed is stopped")
+                if not self._arrived.wait(pause) and not self._take_open(lanes):
+                    pause = self._check_silence(lanes, started)
+        finally:
+            self._want(())
+
+    def _want(self, lanes: Sequence[Lane], since: float | None = None) -> None:
+        for lane in self._wanted:
+            lane.wanted_since = None
+        for lane in lanes:
+            lane.wanted_since = since
+        self._wanted = lanes
+
+    def _take_open(self, lanes: Sequence[Lane]) -> bool:
+        """Take what fetchers that hold the lanes have got so far; whether that was anything."""
+        taken = False
+        for lane in lanes:
+            bundle = lane.take_open(None, marked=self._marked) if lane.running else None
+            if bundle is not None:
+                lane.bundles.append(bundle)
+                lane.silent_since = time.monotonic()
+                taken = True
+        return taken
+
+    def _check_silence(self, lanes: Sequence[Lane], started: float) -> float:
+        """Seconds to wait on; raises `FetchTimeout` where there are none left."""
+        now = time.monotonic()
+        if self._held_back(lanes):
+            return SLOW_S
+        suspects = [lane for lane in lanes if lane.silent_since is not None]
+        suspects = suspects or [lane for lane in self._rota.lanes if lane.running]
+        last = max(suspects, key=lambda lane: lane.silent_since or 0.0, default=None)
+        since = max(started, last.silent_since or 0.0) if last is not None else started
+        if now - since >= self._timeout_s:
+            raise self._timeout(last if last is not None else lanes[0])
+        if now - started >= SLOW_S:
+            logger.warning("%s: no data for %.0f s", self._name, now - started)
+        return min(SLOW_S, since + self._timeout_s - now)
+
+    def _held_back(self, lanes: Sequence[Lane]) -> bool:
+        """Whether it is the user who is waited for: the bound is reached, batches are there."""
+        ledger = self._ledger
+        idle = not any(lane.running or lane.silent_since is not None for lane in lanes)
+        return idle and not (ledger.below_bound or ledger.starving)
+
+    def _timeout(self, lane: Lane) -> FetchTimeout:
+        worker_id, call = self.describe(lane.number, lane.next)
+        error = FetchTimeout(
+            f"worker {worker_id}, call {call}: no chunk for {self._timeout_s} s; raise timeout, "
+            "or end the epoch with StopIteration",
+            worker_id=worker_id,
+            call=call,
+        )
+        if lane.running:
+            error.add_note(f"the call has not returned:\n{stack(lane.ident)}")
+        return error
+
+    # ---- the bound
+
+    def count(self, rows: int, num_bytes: int, device: int = -1, batches: int = 0) -> None:
+        """Count rows, bytes and batches into the buffers (or, if negative, out of them)."""
+        with self._lock:
+            self._ledger.add(rows, num_bytes)
+            if batches:
+                self._ledger.waiting[device] += batches
+            if self._num_idle:
+                self._wake_fetcher(time.monotonic())
+
+    def aim(self, device: int) -> None:
+        """Say which device the batch now being assembled goes to."""
+        self._ledger.target = device
+
+    def close(self) -> None:
+        """End the stream: whoever waits here is woken, and no call is started any more."""
+        with self._lock:
+            self.closed = True
+            for lane in self._rota.lanes:
+                lane.bundles.clear()
+            for condition in (self._callable, self._arrived, self._closing):
+                condition.notify_all()
+
+    def _pick(self, now: float) -> Lane | None:
+        ledger = self._ledger
+        below = ledger.below_bound
+        wanted = self._wanted if below or ledger.starving else ()
+        return self._rota.pick(now, below_bound=below, wanted=wanted)
+
+    def _wake_fetcher(self, now: float) -> None:
+        if self._num_idle and self._pick(now) is not None:
+            self._callable.notify()

@@ -1,0 +1,103 @@
+"""Copying chunks into a slot: the one copy that each row makes, or none where that is safe.
+
+NumPy drops the GIL for copies of 500 elements and more, and beside a thread that is busy with
+Python it waits milliseconds to get it back. So small arrays are copied in ways that keep it: many
+at a time through `bytes.join`, or one by one through a memoryview. Only where the copy takes
+longer than the switch is worth does NumPy do it, and other threads run meanwhile.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from workers.chunks import slice_rows
+
+DROP_GIL_BYTES = 256 * 1024
+"""Arrays at least so large are copied by NumPy."""
+
+_JOIN_BYTES = 8 * 1024
+"""Arrays at most so large, on average, are joined; above it the second copy costs more than the
+calls it saves."""
+
+
+def copy_rows(
+    target: NDArray[Any], flat: memoryview | None, axis: int, at: int, arrays: Sequence[Any]
+) -> None:
+    """Copy arrays one after another into the rows of `target` from row `at` on.
+
+    `target` has its rows on `axis`; `flat` is its memory as bytes where that axis is the first
+    and `target` is contiguous, else None.
+    """
+    if flat is None or not arrays:
+        _copy_each(target, axis, at, arrays)
+        return
+    row_bytes = len(flat) // len(target)
+    mean_bytes = sum(map(len, arrays)) * row_bytes // len(arrays)
+    if mean_bytes >= DROP_GIL_BYTES:
+        _copy_each(target, axis, at, arrays)
+        return
+    try:
+        if mean_bytes <= _JOIN_BYTES and len(arrays) > 1:
+            _join(flat, at * row_bytes, arrays, max(1, DROP_GIL_BYTES // max(1, mean_bytes)))
+        else:
+            start = at * row_bytes
+            for array in arrays:
+                stop = start + array.nbytes
+                flat[start:stop] = memoryview(array).cast("B")
+                start = stop
+    except (BufferError, ValueError, TypeError):
+        # Not contiguous, or of a dtype that the buffer protocol does not know.
+        _copy_each(target, axis, at, arrays)
+
+
+def _join(flat: memoryview, start: int, arrays: Sequence[Any], at_once: int) -> None:
+    for i in range(0, len(arrays), at_once):
+        joined = b"".join(arrays[i : i + at_once])
+        stop = start + len(joined)
+        flat[start:stop] = joined
+        start = stop
+
+
+def _copy_each(target: NDArray[Any], axis: int, at: int, arrays: Sequence[Any]) -> None:
+    rows = np.moveaxis(target, axis, 0) if axis else target
+    for array in arrays:
+        source = np.moveaxis(array, axis, 0) if axis else array
+        stop = at + len(source)
+        rows[at:stop] = source
+        at = stop
+
+
+def pieces_of(
+    arrays: list[Any], rows: list[int], axis: int, i: int, taken: int, j: int, last: int
+) -> list[Any]:
+    """The arrays from row `taken` of the i-th up to row `last` of the j-th."""
+    if i == j:
+        return list(slice_rows(arrays[i : i + 1], (axis,), taken, last))
+    pieces = arrays[i:j]
+    if taken:
+        pieces[0] = slice_rows(pieces[:1], (axis,), taken, rows[i])[0]
+    if last:
+        pieces += slice_rows(arrays[j : j + 1], (axis,), 0, last)
+    return pieces
+
+
+def _count_references(arrays: list[Any], i: int) -> int:
+    return sys.getrefcount(arrays[i])
+
+
+# What the count is where the list alone holds the array differs between versions of Python.
+_SOLE_REFERENCES = _count_references([np.empty(0)], 0)
+_GIL = getattr(sys, "_is_gil_enabled", lambda: True)()
+
+
+def is_sole_owner(arrays: list[Any], i: int) -> bool:
+    """Whether nobody but this list can reach the memory of its i-th array."""
+    array = arrays[i]
+    sound = array.base is None and array.flags.owndata and array.flags.c_contiguous
+    del array
+    return sound and _GIL and _count_references(arrays, i) == _SOLE_REFERENCES

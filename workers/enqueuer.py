@@ -1,0 +1,219 @@
+"""The thread that makes batches and puts them on device queues."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from workers.assembler import Assembler
+from workers.batch import Batch
+from workers.channel import Channel
+from workers.errors import ClosedError, FeedError, FetchError
+from workers.fetcher import Fetching
+from workers.merge import EpochEnd, Merge, Run
+from workers.position import Place
+from workers.spec import StreamSpec
+from workers.stats import BatchStats
+
+_GROUP_BYTES = 100_000
+_GROUP_BATCHES = 16
+
+
+class DeviceQueue(Protocol):
+    """Where the batches of one device wait for the user."""
+
+    def put(self, batches: list[Batch]) -> None:
+        """Add batches, waiting for room; raises `ClosedError` where the queue is closed."""
+
+    def finish(self, ending: Place | FeedError) -> None:
+        """After the batches put so far comes the end of the stream, or an error."""
+
+
+class Dealer:
+    """Deals batches out to device queues, batch `step` to queue `step` mod N.
+
+    Small batches are handed over in groups: of 16, or of 100 kB, or before the enqueuer waits.
+    """
+
+    def __init__(
+        self,
+        queues: Sequence[DeviceQueue],
+        channel: Channel,
+        assembler: Assembler,
+        spec: StreamSpec,
+        report: Callable[[], None],
+    ) -> None:
+        self._report = report
+        self._queues = queues
+        self._channel = channel
+        self._assembler = assembler
+        self._policy = spec.last_round
+        self._groups: list[list[Batch]] = [[] for _ in queues]
+        self._bytes = 0
+        # A round that is not complete yet and may have to be dropped.
+        self._round: list[Batch] = []
+        self._last: Batch | None = None
+        self.row_bytes: int | None = None
+        """Bytes of a row, where all rows have the same number."""
+
+    def deal(self, batch: Batch, num_bytes: int) -> None:
+        """Hand a batch over, sooner or later."""
+        self._bytes += num_bytes
+        num = len(self._groups)
+        if num == 1:
+            self._groups[0].append(batch)
+        elif self._policy == "drop":
+            self._hold(batch)
+        else:
+            self._groups[batch.step % num].append(batch)
+            self._last = batch if self._policy == "pad" else None
+        if self._bytes >= _GROUP_BYTES or len(self._groups[0]) >= _GROUP_BATCHES:
+            self.flush()
+
+    def _hold(self, batch: Batch) -> None:
+        """Keep a batch until its round is complete."""
+        self._round.append(batch)
+        if len(self._round) == len(self._groups):
+            for group, held in zip(self._groups, self._round, strict=True):
+                group.append(held)
+            self._round = []
+
+    def flush(self) -> None:
+        """Hand over what has been dealt so far."""
+        self._bytes = 0
+        added = self._assembler.settle()
+        for device, group in enumerate(self._groups):
+            if group or added:
+                self._channel.count(added, added * (self.row_bytes or 0), device, len(group))
+                added = 0
+            if group:
+                self._groups[device] = []
+                self._queues[device].put(group)
+        self._channel.aim(self._assembler.device)
+        self._report()
+
+    def finish(self, place: Place) -> None:
+        """The stream has ended at `place`."""
+        num, last = len(self._queues), self._last
+        if self._policy == "pad" and last is not None:
+            while (last.step + 1) % num:
+                last = self._assembler.repeat(last, place)
+                self._groups[last.step % num].append(last)
+            place = last.place
+        elif self._policy == "drop" and num > 1:
+            place.step -= len(self._round)
+            held = sum(batch.held_rows for batch in self._round)
+            self._channel.count(-held, -sum(batch.held_bytes for batch in self._round))
+        self.flush()
+        for queue in self._queues:
+            queue.finish(place)
+
+    def fail(self, error: FeedError) -> None:
+        """An error has taken the place of the next batch."""
+        self.flush()
+        for queue in self._queues:
+            queue.finish(error)
+
+
+class Enqueuing:
+    """What turns bundles into dealt batches."""
+
+    def __init__(
+        self,
+        spec: StreamSpec,
+        channel: Channel,
+        merge: Merge,
+        assembler: Assembler,
+        dealer: Dealer,
+        fetching: Fetching,
+        stats: BatchStats,
+        leftover: Run | None,
+        *,
+        begins_epoch: bool,
+    ) -> None:
+        self._spec = spec
+        self._channel = channel
+        self._merge = merge
+        self._assembler = assembler
+        self._dealer = dealer
+        self._fetching = fetching
+        self._stats = stats
+        self._leftover = leftover
+        # Whether an epoch that ends now has given no row at all.
+        self._empty_epoch = begins_epoch
+
+    def run(self) -> None:
+        """Make batches until the end of the stream."""
+        if self._leftover is not None:
+            self._take(self._leftover)
+            self._leftover = None
+        while not self._merge.finished:
+            self._step()
+        self._dealer.finish(self._assembler.start_of(self._merge.position))
+
+    def _step(self) -> None:
+        merged = self._merge.next()
+        if self._merge.discarded_rows:
+            rows, self._merge.discarded_rows = self._merge.discarded_rows, 0
+            self._channel.count(-rows, -rows * (self._dealer.row_bytes or 0))
+        if merged is None:
+            self._dealer.flush()
+            self._merge.push(self._channel.collect(self._merge.wanted))
+        elif isinstance(merged, EpochEnd):
+            self._end_epoch(merged)
+        else:
+            self._take(merged)
+
+    def _take(self, run: Run) -> None:
+        self._learn_row_bytes()
+        self._empty_epoch = self._empty_epoch and not any(run.rows)
+        for batch in self._assembler.add(run):
+            self._deal(batch)
+
+    def _end_epoch(self, end: EpochEnd) -> None:
+        epoch = end.position.epoch - 1
+        if self._empty_epoch and self._spec.epochs != 1:
+            raise FetchError(
+                f"epoch {epoch} ended without a row; after raising StopIteration the fetch "
+                "function must start over"
+            )
+        self._empty_epoch = True
+        for batch in self._assembler.end_epoch(end.position):
+            self._deal(batch)
+
+    def _deal(self, batch: Batch) -> None:
+        row_bytes = self._dealer.row_bytes
+        if row_bytes is None:
+            num_bytes = batch.held_bytes = sum(array.nbytes for array in batch.arrays)
+        else:
+            num_bytes = batch.rows * row_bytes
+            batch.held_bytes = batch.held_rows * row_bytes
+        self._stats.count(batch.rows, num_bytes)
+        self._dealer.deal(batch, num_bytes)
+
+    def _learn_row_bytes(self) -> None:
+        columns = self._assembler.columns
+        if self._dealer.row_bytes is None and columns is not None and not self._spec.dont_rebatch:
+            row_bytes = sum(column.row_bytes for column in columns)
+            self._dealer.row_bytes = self._fetching.row_bytes = row_bytes
+
+
+def run_enqueuer(enqueuing: Enqueuing, dealer: Dealer) -> None:
+    """Thread body: make batches until the end of the stream, or until something fails."""
+    try:
+        enqueuing.run()
+    except ClosedError:
+        return
+    except FeedError as error:
+        _fail(dealer, error)
+    except Exception as error:
+        failed = FeedError(f"the enqueuer failed: {type(error).__name__}: {error}")
+        failed.__cause__ = error
+        _fail(dealer, failed)
+
+
+def _fail(dealer: Dealer, error: FeedError) -> None:
+    try:
+        dealer.fail(error)
+    except ClosedError:
+        return

@@ -1,0 +1,105 @@
+"""The errors of the stream, from the most general to the most particular.
+
+::
+
+    FeedError
+    ├── ConfigError (ValueError)      a setting is wrong; nothing was started
+    ├── FetchError                    the fetch function raised
+    │   ├── ChunkError                it returned the wrong thing
+    │   └── FetchTimeout              it gave nothing for `timeout` seconds
+    ├── ResumeError                   position and feed do not fit
+    ├── StuckWorkerError              a thread did not end
+    ├── ForkedError                   a feed was used in a forked child
+    └── ClosedError                   a feed was used after it was stopped
+
+`feeder.errors` adds those of snapshots, checkpoints and the network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+
+class FeedError(Exception):
+    """Anything that feeder raises on purpose."""
+
+
+class ConfigError(FeedError, ValueError):
+    """A setting is wrong. Nothing was started."""
+
+
+class FetchError(FeedError):
+    """The fetch function raised; its exception is the cause (`__cause__`).
+
+    It takes the place in the stream where its chunk would have been: the batches before it
+    arrive, then the user's `next()` raises it.
+    """
+
+    worker_id: int
+    """The worker whose call failed."""
+    call: int
+    """The number of the call: the worker's own for `fetch(worker_id, batch_size)`, counted from
+    the start of the stream; the index in the epoch for `fetch(call)`."""
+
+    def __init__(self, message: str, *, worker_id: int = -1, call: int = -1) -> None:
+        super().__init__(message)
+        self.worker_id = worker_id
+        self.call = call
+
+
+class ChunkError(FetchError):
+    """The fetch function returned something that is not a chunk of this feed."""
+
+    column: str | None
+    """The column at fault, or None where the chunk as a whole is."""
+    got: Any
+    """What was returned, in a form that can be printed."""
+    expected: Any
+    """What the feed expected in its place."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        worker_id: int = -1,
+        call: int = -1,
+        column: str | None = None,
+        got: Any = None,
+        expected: Any = None,
+    ) -> None:
+        super().__init__(message, worker_id=worker_id, call=call)
+        self.column = column
+        self.got = got
+        self.expected = expected
+
+
+class FetchTimeout(FetchError):
+    """The fetch function gave no chunk for `timeout` seconds while a batch was waited for."""
+
+
+class ResumeError(FeedError):
+    """The position to resume from and the feed do not fit."""
+
+
+class StuckWorkerError(FeedError):
+    """A thread did not end in time; the message holds its name and its stack."""
+
+    names: tuple[str, ...]
+    """The names of the threads that are still alive."""
+
+    def __init__(self, message: str, *, names: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.names = tuple(names)
+
+
+class ForkedError(FeedError):
+    """A feed was used in a forked child, where its threads do not exist."""
+
+
+class ClosedError(FeedError):
+    """A feed, queue or coordinator was used after it was stopped."""
+
+
+class ReplayWarning(UserWarning):
+    """A feed is resumed by calling its fetch function again and discarding what it returns."""

@@ -1,0 +1,190 @@
+"""The threads that call the fetch function."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from workers.calls import NONE_BACKOFF_S, LaneCalls, as_tuple
+from workers.channel import GRACE_S, Channel
+from workers.chunks import hash_chunk
+from workers.errors import FeedError, FetchError
+from workers.rota import End, Lane
+from workers.spec import RunSpec, StreamSpec
+from workers.stats import FetchStats
+
+_MAX_NONE_BACKOFF_S = 0.25
+_TINY_BUNDLE_BYTES = 64 * 1024
+_TINY_BUNDLE_BATCHES = 8
+
+
+class Fetching:
+    """Runs the calls of a stream's lanes; what fetcher threads share."""
+
+    def __init__(
+        self,
+        spec: StreamSpec,
+        run: RunSpec,
+        channel: Channel,
+        calls: Sequence[LaneCalls],
+        stats: FetchStats,
+    ) -> None:
+        self._spec = spec
+        self._run = run
+        self._channel = channel
+        self._calls = calls
+        self._stats = stats
+        self._fresh = [True] * len(calls)
+        self._failures = [0] * len(calls)
+        self._axis = spec.axes[0]
+        self.row_bytes: int | None = None
+        """Bytes of a row, once all rows are known to have the same number."""
+        self.prints: dict[tuple[int, int, int], int] = {}
+        """Digests of chunks as they were returned (debug switch), by lane, epoch and call."""
+
+    def fill(self, lane: Lane) -> None:
+        """Make calls on a lane until a bundle is full, and give the lane back."""
+        calls = self._calls[lane.number]
+        try:
+            lane.next += calls.begin(lane.epoch)
+            if self._fresh[lane.number]:
+                self._put_back(lane, calls)
+        except Exception as error:
+            failed = error if isinstance(error, FeedError) else self._failed(lane, lane.next, error)
+            self._channel.release(lane, 0, 0, failed)
+            return
+        first = lane.next
+        began = time.perf_counter()
+        rows, num_calls, outcome = self._call(lane, calls)
+        self._stats.count(lane.number, num_calls, rows, time.perf_counter() - began)
+        if num_calls:
+            self._failures[lane.number] = 0
+            lane.backoff_s = 0.0
+        self._settle(lane, calls, rows, first + num_calls, outcome)
+
+    def _put_back(self, lane: Lane, calls: LaneCalls) -> None:
+        def keep_going(pause_s: float) -> bool:
+            if not pause_s:
+                lane.silent_since = time.monotonic()
+            return self._channel.pause(pause_s)
+
+        calls.put_back(keep_going)
+        self._fresh[lane.number] = False
+
+    def _call(self, lane: Lane, calls: LaneCalls) -> tuple[int, int, object]:
+        """Call until the bundle is full or something else comes; returns the rows and calls that
+        gave a chunk, and what came: None for "nothing right now", an exception, or `_FULL`."""
+        channel, next_call, append = self._channel, calls.next_call, lane.chunks.append
+        mark = calls.mark if self._spec.seekable else None
+        note = self._print if self._run.debug else None
+        axis, names, first = self._axis, self._spec.names, lane.next
+        target = 0 if calls.one_by_one else self._target_rows()
+        rows = num_calls = 0
+        try:
+            while True:
+                chunk = next_call()
+                if chunk is None:
+                    return rows, num_calls, None
+                if type(chunk) is not tuple:
+                    chunk = as_tuple(chunk, names)
+                cursor = mark() if mark is not None else b""
+                if note is not None:
+                    note(lane, first + num_calls, chunk)
+                try:
+                    rows += chunk[0].shape[axis]
+                except (AttributeError, IndexError, TypeError, KeyError):
+                    rows += 1  # Not a chunk; the merge will say so in its place in the stream.
+                num_calls += 1
+                append(chunk)
+                if mark is not None:
+                    lane.marks.append(cursor)
+                if rows >= target or channel.closed:
+                    return rows, num_calls, _FULL
+                since = lane.wanted_since
+                if since is not None and time.monotonic() - since > GRACE_S:
+                    return rows, num_calls, _FULL
+        except BaseException as error:
+            return rows, num_calls, error
+
+    def _settle(self, lane: Lane, calls: LaneCalls, rows: int, call: int, outcome: object) -> None:
+        """Give the lane back with what its calls came to."""
+        channel, num_bytes = self._channel, self._bytes(lane, rows)
+        if outcome is _FULL:
+            channel.release(lane, rows, num_bytes)
+        elif outcome is None:
+            lane.backoff_s = min(2 * lane.backoff_s or NONE_BACKOFF_S, _MAX_NONE_BACKOFF_S)
+            channel.release(lane, rows, num_bytes, put_off_s=lane.backoff_s)
+        elif isinstance(outcome, StopIteration):
+            channel.release(lane, rows, num_bytes, self._end(lane, calls, call))
+        else:
+            assert isinstance(outcome, BaseException)
+            self._retry(lane, calls, rows, num_bytes, call, outcome)
+
+    def _end(self, lane: Lane, calls: LaneCalls, call: int) -> End | FetchError:
+        if not self._spec.seekable:
+            return End(None)
+        try:
+            return End(calls.mark())
+        except Exception as error:
+            return self._failed(lane, call, error)
+
+    def _retry(
+        self,
+        lane: Lane,
+        calls: LaneCalls,
+        rows: int,
+        num_bytes: int,
+        call: int,
+        error: BaseException,
+    ) -> None:
+        failures = self._failures[lane.number]
+        if failures < self._run.retries and isinstance(error, Exception):
+            self._failures[lane.number] += 1
+            self._stats.retries += 1
+            try:
+                calls.undo()
+            except Exception as undo_error:
+                error = undo_error
+            else:
+                put_off_s = self._run.retry_backoff_s * 2**failures
+                self._channel.release(lane, rows, num_bytes, put_off_s=put_off_s)
+                return
+        self._channel.release(lane, rows, num_bytes, self._failed(lane, call, error))
+
+    def _failed(self, lane: Lane, call: int, error: BaseException) -> FetchError:
+        worker_id, number = self._channel.describe(lane.number, call)
+        failed = FetchError(
+            f"worker {worker_id}, call {number}: fetch function raised "
+            f"{type(error).__name__}: {error}",
+            worker_id=worker_id,
+            call=number,
+        )
+        failed.__cause__ = error
+        return failed
+
+    def _target_rows(self) -> int:
+        """Rows at which a bundle is full: a batch of them, or several where batches are tiny."""
+        batch = self._spec.batch_size
+        if self.row_bytes is None:
+            return batch
+        tiny = _TINY_BUNDLE_BYTES // max(1, batch * self.row_bytes)
+        most = max(1, self._run.max_rows // batch // self._spec.num_workers)
+        return batch * max(1, min(tiny, _TINY_BUNDLE_BATCHES, most))
+
+    def _bytes(self, lane: Lane, rows: int) -> int:
+        if self.row_bytes is not None:
+            return rows * self.row_bytes
+        return sum(getattr(a, "nbytes", 0) for chunk in lane.chunks for a in chunk)
+
+    def _print(self, lane: Lane, call: int, chunk: Any) -> None:
+        self.prints[lane.number, lane.epoch, call] = hash_chunk(chunk)
+
+
+_FULL = object()
+
+
+def run_fetcher(channel: Channel, fill: Callable[[Lane], None]) -> None:
+    """Thread body: hold one lane after the other until no call is left."""
+    while (lane := channel.acquire()) is not None:
+        fill(lane)

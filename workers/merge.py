@@ -1,0 +1,263 @@
+"""The one order of all chunks: from the lanes' bundles to runs. Rules without threads.
+
+In ticket order one chunk is taken from each live lane in turn, so the order follows from numbers
+alone. Where every lane has a bundle, whole rounds are merged by slices: lane j's chunks go to
+every W-th place, and the cost per chunk is that of a list assignment.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from workers.calls import chain_marks
+from workers.chunks import Schema
+from workers.errors import ChunkError, FeedError
+from workers.position import Lanes, Position, Span, next_live
+from workers.rota import Bundle, End
+
+Columns = list[list[Any]]
+
+
+class Run:
+    """Chunks in merged order, as columns of arrays, and where they came from."""
+
+    __slots__ = ("columns", "digest", "rows", "skip", "span")
+
+    def __init__(
+        self,
+        span: Span,
+        columns: Columns,
+        rows: list[int],
+        skip: int = 0,
+        digest: int | None = None,
+    ) -> None:
+        self.span = span
+        self.columns = columns
+        self.rows = rows
+        self.skip = skip
+        """Rows missing at the head of the first chunk (the leftover of a snapshot)."""
+        self.digest = digest
+        """The digest of that chunk."""
+
+
+class EpochEnd:
+    """All rows of an epoch have been merged."""
+
+    __slots__ = ("position",)
+
+    def __init__(self, position: Position) -> None:
+        self.position = position
+        """The start of the next epoch."""
+
+
+class Head:
+    """What is left of a lane's oldest bundle, checked and in columns."""
+
+    __slots__ = ("columns", "ending", "first", "marks", "rows")
+
+    def __init__(self) -> None:
+        self.columns: Columns = []
+        self.rows: list[int] = []
+        self.first = 0
+        self.marks: list[bytes] | None = None
+        self.ending: End | FeedError | None = None
+
+    def take(self, num: int) -> tuple[Columns, list[int], list[bytes] | None]:
+        """Its first `num` chunks. Nothing is left behind that refers to them, so that the
+        assembler can tell whether anybody else does."""
+        columns, rows, marks = self.columns, self.rows, self.marks
+        self.first += num
+        if num == len(rows):
+            self.columns, self.rows = [[] for _ in columns], []
+            return columns, rows, marks
+        taken = [column[:num] for column in columns]
+        for column in columns:
+            del column[:num]
+        self.rows = rows[num:]
+        if marks is not None:
+            self.marks = marks[num:]
+        return taken, rows[:num], marks[:num] if marks is not None else None
+
+
+class Merge:
+    """Merges in ticket order, or in the order of arrival."""
+
+    def __init__(
+        self,
+        lanes: Lanes,
+        schema: Schema,
+        start: Position,
+        epochs: int | None,
+        *,
+        chained: bool,
+        describe: Callable[[int, int], tuple[int, int]],
+        check: Callable[[Bundle], ChunkError | None] | None,
+        first_lane: int | None,
+    ) -> None:
+        self._lanes = lanes
+        self._schema = schema
+        self.position = start
+        """Where the merged chunks end."""
+        self._epochs = epochs
+        self._chained = chained
+        self._describe = describe
+        self._check = check
+        self._bundles: list[deque[Bundle]] = [deque() for _ in range(lanes.num_lanes)]
+        self._heads = [Head() for _ in range(lanes.num_lanes)]
+        self._arrivals: deque[int] = deque()
+        # After a resume in arrival order the chunk that the cut straddles has to come first.
+        self._first_lane = first_lane
+        self.discarded_rows = 0
+        """Rows from beyond the end of an epoch, for the caller to count out of the bound."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether the last epoch has been merged."""
+        return self._epochs is not None and self.position.epoch >= self._epochs
+
+    @property
+    def wanted(self) -> int | None:
+        """The lane that is waited for; None for any."""
+        return self._first_lane if self._lanes.arrival else self.position.turn
+
+    def push(self, bundles: list[Bundle]) -> None:
+        """Add bundles as they were collected."""
+        for bundle in bundles:
+            self._bundles[bundle.lane].append(bundle)
+            self._arrivals.append(bundle.lane)
+
+    def next(self) -> Run | EpochEnd | None:
+        """The next run or end of an epoch; None where more bundles are needed.
+
+        Raises the error of a call, or `ChunkError`, in its place in the order.
+        """
+        while not self.finished:
+            lane = self._next_lane()
+            if lane is None or not self._load(lane):
+                return None
+            head = self._heads[lane]
+            if head.rows:
+                return self._round(lane) or self._single(lane)
+            ending, head.ending = head.ending, None
+            if isinstance(ending, FeedError):
+                raise ending
+            if ending is not None:
+                end = self._end_lane(lane, ending)
+                if end is not None:
+                    return end
+        return None
+
+    def _next_lane(self) -> int | None:
+        if not self._lanes.arrival:
+            return self.position.turn
+        if self._first_lane is not None:
+            return self._first_lane
+        while self._arrivals:
+            lane = self._arrivals[0]
+            if self._bundles[lane] or self._heads[lane].rows or self._heads[lane].ending:
+                return lane
+            self._arrivals.popleft()
+        return None
+
+    def _load(self, lane: int) -> bool:
+        """Make the lane's head hold something; False where nothing has come."""
+        head, bundles = self._heads[lane], self._bundles[lane]
+        while not head.rows and head.ending is None:
+            if not bundles:
+                return False
+            bundle = bundles.popleft()
+            if bundle.epoch < self.position.epoch:
+                self.discarded_rows += self._schema.count_rows(bundle.chunks)
+                continue
+            self._open(head, bundle)
+        return True
+
+    def _open(self, head: Head, bundle: Bundle) -> None:
+        """Check a bundle's chunks and make them columns."""
+        error = self._check(bundle) if self._check is not None else None
+        lane, first = bundle.lane, bundle.first
+        chunks = bundle.chunks if error is None else bundle.chunks[: error.call]
+        head.first, head.marks, head.ending = first, bundle.marks, bundle.ending
+        if chunks:
+            arranged = self._schema.arrange(chunks)
+            head.columns, head.rows = list(arranged.columns), arranged.rows
+            error = arranged.error or error
+        bundle.chunks = chunks = []
+        if error is not None:
+            head.ending = self._place(error, lane, first)
+        if self._chained and head.rows:
+            columns, mark = head.columns, self.position.marks[lane]
+            head.marks = chain_marks(
+                mark, first, len(head.rows), lambda i: tuple(column[i] for column in columns)
+            )
+
+    def _place(self, error: ChunkError, lane: int, first: int) -> ChunkError:
+        """An error of the chunk that is `error.call`-th in its bundle, as the user is told it."""
+        worker_id, call = self._describe(lane, first + error.call)
+        error.worker_id, error.call = worker_id, call
+        error.args = (f"worker {worker_id}, call {call}: {error}",)
+        return error
+
+    def _round(self, lane: int) -> Run | None:
+        """As many whole rounds as all live lanes have chunks for; None where that is none."""
+        live, lanes = self.position.live, self._lanes
+        if lanes.arrival or lanes.num_lanes == 1:
+            return None
+        order = [(lane + i) % lanes.num_lanes for i in range(lanes.num_lanes)]
+        ring = [i for i in order if live[i]]
+        # Before the schema is known the chunks have to be looked at in their order.
+        if len(ring) == 1 or self._schema.columns is None or not all(map(self._load, ring)):
+            return None
+        heads = [self._heads[i] for i in ring]
+        num = min(len(head.rows) for head in heads)
+        if num == 0:
+            return None
+        size = len(ring)
+        columns: Columns = [[None] * (num * size) for _ in self._schema.names]
+        rows = [0] * (num * size)
+        marks = []
+        firsts = [head.first for head in heads]
+        for j, head in enumerate(heads):
+            taken, of_lane, marks_of_lane = head.take(num)
+            rows[j::size] = of_lane
+            marks.append(marks_of_lane)
+            for column, part in zip(columns, taken, strict=True):
+                column[j::size] = part
+        return self._run(Span(self.position, ring, firsts, rows, marks), columns)
+
+    def _single(self, lane: int) -> Run:
+        """The lane's next chunk, or all it has where no other lane has a turn in between."""
+        head = self._heads[lane]
+        alone = self._lanes.arrival or next_live(self.position.live, lane) == lane
+        first = head.first
+        columns, rows, marks = head.take(len(head.rows) if alone else 1)
+        self._first_lane = None
+        return self._run(Span(self.position, (lane,), (first,), rows, (marks,)), columns)
+
+    def _run(self, span: Span, columns: Columns) -> Run:
+        self.position = span.position(len(span.rows))
+        return Run(span, columns, span.rows)
+
+    def _end_lane(self, lane: int, end: End) -> EpochEnd | None:
+        """A lane has ended the epoch; the epoch's end where that makes it end."""
+        position = self.position
+        live = tuple(alive and i != lane for i, alive in enumerate(position.live))
+        mark = end.mark or position.marks[lane]
+        marks = (*position.marks[:lane], mark, *position.marks[lane + 1 :])
+        turn = next_live(live, lane)
+        self._first_lane = None
+        self.position = position._replace(live=live, marks=marks, turn=turn)
+        if any(live) and not (self._lanes.pure and not self._lanes.arrival):
+            return None
+        if self._lanes.pure:
+            self._discard_heads()
+        self.position = self._lanes.next_epoch(self.position)
+        return EpochEnd(self.position)
+
+    def _discard_heads(self) -> None:
+        """Drop what came from beyond the smallest index that ended the epoch, errors too."""
+        for head in self._heads:
+            self.discarded_rows += sum(head.rows)
+            head.columns, head.rows, head.ending = [], [], None

@@ -1,0 +1,178 @@
+"""Which call may be started next: the rules of the fetching side, without threads.
+
+Nothing here decides an order that a user could see; the merge does that. These rules keep every
+worker's calls in order and one at a time, start no epoch before all workers have ended the one
+before it, and start no call above the bound but the one that a batch is waited for.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+from workers.errors import FeedError
+from workers.position import Lanes, Position
+
+
+class End:
+    """What a lane's last bundle of an epoch ends with."""
+
+    __slots__ = ("mark",)
+
+    def __init__(self, mark: bytes | None) -> None:
+        self.mark = mark
+        """The cursor after `StopIteration`, which the next epoch begins at."""
+
+
+class Bundle:
+    """Consecutive chunks of one lane, as they are handed from a fetcher to the merge."""
+
+    __slots__ = ("chunks", "ending", "epoch", "first", "lane", "marks")
+
+    def __init__(
+        self,
+        lane: int,
+        epoch: int,
+        first: int,
+        chunks: list[Any],
+        marks: list[bytes] | None,
+        ending: End | FeedError | None,
+    ) -> None:
+        self.lane = lane
+        self.epoch = epoch
+        self.first = first
+        self.chunks = chunks
+        self.marks = marks
+        self.ending = ending
+
+
+class Lane:
+    """One ordered sequence of calls and what is known of it. The channel's lock guards it, but
+    for the open lists, which the fetcher that holds the lane appends to."""
+
+    __slots__ = (
+        "backoff_s", "bundles", "chunks", "ended", "epoch", "halted", "ident", "made", "marks",
+        "next", "number", "ready_at", "running", "silent_since", "wanted_since",
+    )  # fmt: skip
+
+    def __init__(self, number: int, epoch: int, next_call: int, live: bool) -> None:
+        self.number = number
+        self.epoch = epoch
+        self.next = next_call
+        """Number of its next call."""
+        self.made = 0
+        """Calls made in this epoch."""
+        self.ended = not live
+        """Whether it has ended its epoch."""
+        self.halted = False
+        """Whether its last call failed."""
+        self.running = False
+        """Whether a fetcher holds it."""
+        self.ident: int | None = None
+        """The thread that holds it."""
+        self.ready_at = 0.0
+        """Before this time it is not called (it gave None, or waits for a retry)."""
+        self.backoff_s = 0.0
+        """How long it was last put off."""
+        self.silent_since: float | None = None
+        """Since when it has been asked for a chunk and has given none."""
+        self.wanted_since: float | None = None
+        """Since when the merge has been waiting for it."""
+        self.bundles: deque[Bundle] = deque()
+        """Handed over, not yet collected."""
+        self.chunks: list[Any] = []
+        """What the fetcher that holds it has got so far."""
+        self.marks: list[bytes] = []
+        """The marks after those calls, where the feed has cursors."""
+
+    def take_open(self, ending: End | FeedError | None, *, marked: bool) -> Bundle | None:
+        """What has been got so far, as a bundle; None where that is nothing.
+
+        Safe beside the fetcher that is appending: it appends the mark last, and taking a head off
+        a list is one operation.
+        """
+        count = min(len(self.chunks), len(self.marks)) if marked else len(self.chunks)
+        if count == 0 and ending is None:
+            return None
+        chunks, marks = self.chunks[:count], self.marks[:count]
+        del self.chunks[:count], self.marks[:count]
+        first = self.next
+        self.next += count
+        self.made += count
+        return Bundle(self.number, self.epoch, first, chunks, marks if marked else None, ending)
+
+
+class Rota:
+    """All lanes of a stream, and which of them may be called."""
+
+    def __init__(self, lanes: Lanes, start: Position, epochs: int | None) -> None:
+        self.lanes = tuple(
+            Lane(i, start.epoch, calls, live)
+            for i, (calls, live) in enumerate(zip(start.calls, start.live, strict=True))
+        )
+        self._layout = lanes
+        self._epochs = epochs
+        self._ends_at: int | None = None
+        """The smallest index of the epoch that raised StopIteration (pure form)."""
+        self._roll()
+
+    @property
+    def finished(self) -> bool:
+        """Whether no call is left to start."""
+        return self._epochs is not None and self.lanes[0].epoch >= self._epochs
+
+    def pick(self, now: float, *, below_bound: bool, wanted: Sequence[Lane]) -> Lane | None:
+        """The lane to call next, or None where no call may be started now."""
+        if self.finished:
+            return None
+        for lane in wanted:
+            if self._callable(lane, now):
+                return lane
+        if not below_bound:
+            return None
+        ready = [lane for lane in self.lanes if self._callable(lane, now)]
+        return min(ready, key=lambda lane: lane.made, default=None)
+
+    def next_ready(self, now: float) -> float | None:
+        """Seconds until a lane that is put off may be called; None where there is none."""
+        waits = [
+            lane.ready_at - now
+            for lane in self.lanes
+            if lane.ready_at > now and not lane.running and not self._over(lane)
+        ]
+        return min(waits, default=None)
+
+    def end(self, lane: Lane, call: int) -> None:
+        """Call number `call` of a lane raised StopIteration."""
+        lane.ended = True
+        if self._layout.pure:
+            index = self._layout.number(lane.number, call)
+            self._ends_at = index if self._ends_at is None else min(index, self._ends_at)
+
+    def settle(self) -> None:
+        """Begin the next epoch where every lane has ended this one."""
+        if not self.finished:
+            self._roll()
+
+    def _roll(self) -> None:
+        if not all(self._over(lane) and not lane.running for lane in self.lanes):
+            return
+        self._ends_at = None
+        for lane in self.lanes:
+            lane.epoch += 1
+            lane.made = 0
+            lane.ended = lane.halted = False
+            if self._layout.pure:
+                lane.next = 0
+
+    def _callable(self, lane: Lane, now: float) -> bool:
+        return not (
+            lane.running or lane.halted or lane.ready_at > now or self._over(lane)
+        )  # fmt: skip
+
+    def _over(self, lane: Lane) -> bool:
+        # In arrival order every lane has to tell its own end: the merge waits for all of them.
+        if lane.ended or self._ends_at is None or self._layout.arrival:
+            return lane.ended
+        return self._layout.number(lane.number, lane.next) > self._ends_at

@@ -1,0 +1,99 @@
+"""What defines a stream, and what only says how it is run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+LastBatch = Literal["keep", "drop", "pad", "carry"]
+LastRound = Literal["uneven", "drop", "pad"]
+Order = Literal["ticket", "arrival"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamSpec:
+    """From these follows the sequence of batches, bit for bit."""
+
+    fetch: Callable[..., Any]
+    """The fetch function."""
+    pure: bool
+    """Whether it is called as `fetch(call)`, else as `fetch(worker_id, batch_size)`."""
+    seekable: bool
+    """Whether it has `cursor(worker_id)` and `seek(worker_id, cursor)`."""
+    names: tuple[str, ...]
+    """The input names."""
+    axes: tuple[int, ...]
+    """The row axis of each input."""
+    batch_size: int
+    """Rows per batch."""
+    num_workers: int
+    """Number of worker ids."""
+    first_worker_id: int
+    """The smallest of them."""
+    seed: int
+    """Seed of all randomness, from 0 to 2**64 - 1."""
+    epochs: int | None
+    """Number of epochs; None is without end."""
+    last_batch: LastBatch
+    """What becomes of the rows at the end of an epoch that do not fill a batch."""
+    last_round: LastRound
+    """What becomes of the batches at the end of the stream that do not make a round."""
+    order: Order
+    """Whether chunks are merged in ticket order or as they arrive."""
+    dont_rebatch: bool
+    """Whether each chunk is one batch."""
+    repeatable: bool
+    """Whether the fetch function gives the same rows again when it is asked again."""
+
+    @property
+    def worker_ids(self) -> range:
+        """The worker ids of the stream."""
+        return range(self.first_worker_id, self.first_worker_id + self.num_workers)
+
+    def worker_id(self, lane: int) -> int:
+        """The worker id of a lane's calls."""
+        return self.first_worker_id + lane % self.num_workers
+
+    def fingerprint(self) -> dict[str, Any]:
+        """The declared fields that must be equal for a position to fit the stream."""
+        form = "pure" if self.pure else "seek" if self.seekable else "replay"
+        return {
+            "form": form,
+            "names": list(self.names),
+            "batch_columns": list(self.axes),
+            "batch_size": self.batch_size,
+            "num_worker_threads": self.num_workers,
+            "first_worker_id": self.first_worker_id,
+            "seed": self.seed,
+            "last_batch": self.last_batch,
+            "last_round": self.last_round,
+            "order": self.order,
+            "dont_rebatch": self.dont_rebatch,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSpec:
+    """How a stream is run: none of it changes a batch."""
+
+    num_threads: int
+    """Fetcher threads."""
+    max_rows: int
+    """Rows buffered at most, from a call's return until they are handed out."""
+    max_bytes: int | None
+    """Bytes buffered at most; None is no bound beside the rows'."""
+    timeout_s: float
+    """Seconds for which a fetch function may give nothing while a batch is waited for."""
+    retries: int
+    """How often a call that raised is made again."""
+    retry_backoff_s: float
+    """Seconds before the first retry; doubled for each further one."""
+    writable: bool
+    """Whether batches are private writable copies."""
+    debug: bool
+    """Whether chunks are checked for changes after they were returned."""
+    encode_cursor: Callable[[Any], bytes]
+    """Turns a cursor into bytes; called in the fetcher thread."""
+    decode_cursor: Callable[[bytes], Any]
+    """The reverse of `encode_cursor`."""
