@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from feeder.coordinator import Coordinator
+from feeder.errors import ConfigError
 
 _lock = threading.Lock()
 _default: Coordinator | None = None
@@ -101,15 +102,17 @@ def init_data_input_workers(
     """
     settings = dict(locals())
     resume, coordinator = settings.pop("resume"), settings.pop("coordinator")
+    if not isinstance(coordinator, Coordinator | None):
+        raise ConfigError(f"coordinator is {coordinator!r}, expected a Coordinator, or None")
     coordinator = coordinator if coordinator is not None else _default_coordinator()
     coordinator.add(settings, resume)
     return coordinator
 
 
 def _default_coordinator() -> Coordinator:
-    """The coordinator of the process; a new one once it has been stopped."""
+    """The coordinator of the process; a new one once it has been stopped, or in a forked child."""
     global _default
     with _lock:
-        if _default is None or _default.closed:
+        if _default is None or _default.closed or _default.forked:
             _default = Coordinator()
         return _default

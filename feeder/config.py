@@ -8,9 +8,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
+import numpy as np
+
 from feeder import codec
 from feeder.errors import ConfigError
 from workers.spec import LastBatch, LastRound, Order, RunSpec, StreamSpec
+
+# What a wait of the operating system can still count.
+_MAX_SECONDS = 1e9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,16 +129,18 @@ def _form(fetch: Any) -> tuple[bool, bool]:
 
 
 def _num_required(fetch: Callable[..., Any]) -> int:
-    """How many positional arguments a function requires; 2 where it accepts as many."""
+    """How many positional arguments a function requires; where it requires none, how many of the
+    two it would be called with it accepts."""
     try:
         parameters = inspect.signature(fetch).parameters.values()
     except (TypeError, ValueError):
         return 2
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    required = [p for p in parameters if p.kind in positional and p.default is p.empty]
+    accepted = [p for p in parameters if p.kind in positional]
+    num_required = sum(p.default is p.empty for p in accepted)
     if any(p.kind is p.VAR_POSITIONAL for p in parameters):
-        return max(2, len(required))
-    return len(required)
+        return max(2, num_required)
+    return num_required or min(2, len(accepted))
 
 
 def _names(names: Any) -> tuple[str, ...]:
@@ -172,7 +179,8 @@ def _devices(devices: Any) -> tuple[str, ...]:
         kind, colon, index = device.partition(":") if isinstance(device, str) else ("", "", "")
         if kind == "cuda":
             raise ConfigError(f"device {device!r}: this version feeds host memory only; use 'cpu'")
-        if kind != "cpu" or bool(colon) != index.isdecimal():
+        plain = index.isdecimal() and index == str(int(index))
+        if kind != "cpu" or bool(colon) != plain:
             raise ConfigError(f"device is {device!r}, expected 'cpu' or 'cpu:<number>'")
     if len(set(devices)) != len(devices):
         raise ConfigError(f"devices is {tuple(devices)!r}, expected none of them twice")
@@ -183,7 +191,8 @@ def _count(
     settings: Mapping[str, Any], name: str, *, least: int = 1, most: int | None = None
 ) -> int:
     value = settings[name]
-    if isinstance(value, bool) or not hasattr(value, "__index__") or value < least:
+    whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+    if not whole or value < least:
         raise ConfigError(f"{name} is {value!r}, expected a whole number >= {least}")
     if most is not None and value > most:
         raise ConfigError(f"{name} is {value!r}, expected a whole number <= {most}")
@@ -192,16 +201,18 @@ def _count(
 
 def _seconds(settings: Mapping[str, Any], name: str, *, zero: bool) -> float:
     value = settings[name]
-    sound = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not sound or not (value > 0 or (zero and value == 0)) or value > 1e9:
+    sound = isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
+    if not sound or not (value > 0 or (zero and value == 0)) or value > _MAX_SECONDS:
         sign = ">=" if zero else ">"
-        raise ConfigError(f"{name} is {value!r}, expected a number of seconds {sign} 0")
+        raise ConfigError(
+            f"{name} is {value!r}, expected a number of seconds {sign} 0 and <= {_MAX_SECONDS:.0f}"
+        )
     return float(value)
 
 
 def _choice(settings: Mapping[str, Any], name: str, choices: Any) -> Any:
     value, allowed = settings[name], get_args(choices)
-    if value not in allowed:
+    if not isinstance(value, str) or value not in allowed:
         raise ConfigError(f"{name} is {value!r}, expected one of {allowed!r}")
     return value
 

@@ -13,11 +13,17 @@ from types import TracebackType
 from typing import Any
 
 from feeder.config import make_config
-from feeder.errors import ClosedError, ConfigError, StuckWorkerError
-from feeder.feed import STATE_KEY, Feed, pack_states, resume_streams, unpack_state_dict
+from feeder.errors import ClosedError, ConfigError, ForkedError, StuckWorkerError
+from feeder.feed import (
+    STATE_KEY,
+    Feed,
+    pack_states,
+    resume_streams,
+    unpack_position,
+    unpack_state_dict,
+)
 from feeder.snapshot import Snapshot
 from feeder.stream import Stream
-from feeder.token import is_token
 from workers.batch import Cut
 
 logger = logging.getLogger("feeder")
@@ -40,14 +46,15 @@ class Coordinator:
         self._stopped: set[str] = set()
         self.closed = False
         """Whether it has been stopped as a whole."""
+        self.forked = False
+        """Whether this is a forked child's copy of a running one."""
 
     # ---- feeds
 
     def add(self, settings: dict[str, Any], resume: Any) -> Feed:
         """Add a stream with the settings of `init_data_input_workers`. Raises `ConfigError`, and
         `ResumeError` where it cannot go on from `resume`; then nothing is added."""
-        if self.closed:
-            raise ClosedError("the coordinator is stopped; make a new one")
+        self._check_usable()
         name = settings["input_source_name"]
         feed = self._feeds.get(name) if isinstance(name, str) else None
         if feed is None or name in self._stopped:
@@ -91,17 +98,25 @@ class Coordinator:
     def _streams(self) -> list[Stream]:
         return [stream for name in self for stream in self._feeds[name].streams]
 
+    def _check_usable(self) -> None:
+        if self.forked:
+            raise ForkedError(
+                "the coordinator was made in the parent process; make one after the fork"
+            )
+        if self.closed:
+            raise ClosedError("the coordinator is stopped; make a new one, with resume=")
+
     # ---- life
 
     def start(self) -> None:
         """Start the feeds that are not started: first every `init_fun`, then all threads."""
-        if self.closed:
-            raise ClosedError("the coordinator is stopped; make a new one, with resume=")
+        self._check_usable()
         new = [name for name in self if not all(s.started for s in self._feeds[name].streams)]
         for name in new:
             for stream in self._feeds[name].streams:
-                if stream.config.init_fun is not None and not stream.started:
+                if stream.config.init_fun is not None and not stream.initialised:
                     stream.config.init_fun(self._feeds[name], self)
+                    stream.initialised = True
         _running.add(self)
         for stream in self._streams():
             if not stream.started:
@@ -128,7 +143,7 @@ class Coordinator:
         names = list(self._feeds) if name is None else [name]
         self._stopped.update(names)
         self.closed = self.closed or name is None
-        if self._feeds and any(s.forked for n in names for s in self._feeds[n].streams):
+        if self.forked:
             return
         feeds = [self._feeds[name] for name in names]
         for feed in feeds:
@@ -163,6 +178,7 @@ class Coordinator:
 
     def fork(self) -> None:
         """This is a forked child: nothing of the parent's can be used here."""
+        self.forked = True
         for feed in self._feeds.values():
             feed.fork()
 
@@ -187,6 +203,7 @@ class Coordinator:
 
     def load_state_dict(self, state_dict: dict[str, bytes]) -> None:
         """Go on from a state dict; before the start alone. Raises `ResumeError`."""
+        self._check_usable()
         resume_streams(self._streams(), unpack_state_dict(state_dict))
 
     def __repr__(self) -> str:
@@ -202,8 +219,7 @@ def read_position(resume: Any) -> Snapshot | bytes:
     if isinstance(resume, dict):
         return unpack_state_dict(resume)
     if isinstance(resume, (bytes, bytearray, memoryview)):
-        data = bytes(resume)
-        return data if is_token(data) else Snapshot.from_bytes(data)
+        return unpack_position(bytes(resume))
     if isinstance(resume, (str, Path)) or hasattr(resume, "__fspath__"):
         return Snapshot.read(resume)
     raise ConfigError(

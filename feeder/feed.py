@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from typing import Any
 
-from feeder.errors import ConfigError, ResumeError, SnapshotFormatError
+from feeder.errors import ClosedError, ConfigError, ResumeError, SnapshotFormatError
 from feeder.snapshot import Snapshot
 from feeder.stream import Stream, find_state
 from feeder.token import is_token, name_of
@@ -37,30 +38,37 @@ class DeviceFeed:
         return self
 
     def __next__(self) -> Batch:
-        ready = self._ready
-        if not ready:
-            self._refill()
-        batch = ready.popleft()
+        try:
+            batch = self._ready.popleft()
+        except IndexError:
+            batch = self._refill()
         if self._alone:
             self._progress.place = batch.place
         else:
             self._progress.note(self._device, batch.place)
-        if not ready:
+        if not self._ready:
             self._settle()
         return batch
 
-    def _refill(self) -> None:
-        """Wait for batches; raises what has taken the place of the next."""
+    def _refill(self) -> Batch:
+        """Wait for batches and return the first; raises what has taken the place of the next."""
         stream = self._stream
         stream.check_usable()
         got = self._queue.get()
         if isinstance(got, Place):
-            stream.progress.end(self._device, got)
+            # A stream that had ended before it began stays where it was, leftover and all.
+            if not stream.pipeline.start_cut.finished:
+                stream.progress.end(self._device, got)
             raise StopIteration
         rows = sum([batch.held_rows for batch in got])
         num_bytes = sum([batch.held_bytes for batch in got])
         self._held = (rows, num_bytes, len(got))
-        self._ready.extend(got)
+        self._ready.extend(got[1:])
+        if stream.stopped:
+            # In the meantime, from another thread, which may have missed these batches.
+            self._ready.clear()
+            raise ClosedError(f"feed {stream.config.name!r} is stopped")
+        return got[0]
 
     def _settle(self) -> None:
         """All batches at hand have been handed out: they count as buffered no longer."""
@@ -180,25 +188,30 @@ def pack_states(streams: list[Stream]) -> bytes:
     return bytes(Snapshot(tuple(stream.state(with_rows=False) for stream in streams)))
 
 
-def unpack_state_dict(state_dict: dict[str, bytes]) -> Snapshot:
-    """The positions in a state dict."""
+def unpack_state_dict(state_dict: dict[str, bytes]) -> Snapshot | bytes:
+    """The positions in a state dict; its bytes may be a token too."""
     if not isinstance(state_dict, dict) or not isinstance(state_dict.get(STATE_KEY), bytes):
         raise SnapshotFormatError(
             f"state dict is {type(state_dict).__name__}, expected {{{STATE_KEY!r}: bytes}}"
         )
-    return Snapshot.from_bytes(state_dict[STATE_KEY])
+    return unpack_position(state_dict[STATE_KEY])
 
 
-def resume_streams(streams: list[Stream], position: Snapshot | bytes) -> None:
-    """Bring streams that are not started to a position: of a snapshot, or of a token."""
+def unpack_position(data: bytes) -> Snapshot | bytes:
+    """A snapshot from its bytes; a token as it is."""
+    return data if is_token(data) else Snapshot.from_bytes(data)
+
+
+def resume_streams(streams: Sequence[Stream], position: Snapshot | bytes) -> None:
+    """Bring streams that are not started to a position, of a snapshot or of a token: all of them,
+    or none where one does not fit."""
     if isinstance(position, Snapshot):
-        for stream in streams:
-            stream.resume(find_state(position, stream))
-        return
-    assert is_token(position)
-    name, number = name_of(position)
-    for stream in streams:
-        if len(streams) == 1 or (stream.config.name, stream.number) == (name, number):
-            stream.resume(position)
-            return
-    raise ResumeError(f"the token is of feed {name!r}, stream {number}, which is not here")
+        found = [(stream, stream.find_resume(find_state(position, stream))) for stream in streams]
+    else:
+        whose = name_of(position)
+        meant = [s for s in streams if len(streams) == 1 or (s.config.name, s.number) == whose]
+        if not meant:
+            raise ResumeError(f"the token is of feed {whose[0]!r}, stream {whose[1]}, not here")
+        found = [(stream, stream.find_resume(position)) for stream in meant]
+    for stream, resume in found:
+        stream.resume(resume)

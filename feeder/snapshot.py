@@ -14,6 +14,7 @@ where their leftover rows lie. Nothing in it names code, and nothing is unpickle
 
 from __future__ import annotations
 
+import contextlib
 import os
 import struct
 from dataclasses import dataclass
@@ -123,19 +124,17 @@ class Snapshot:
         """Write it to a file that is whole or not there: a temporary file, fsync, rename, fsync
         of the directory. Raises `CheckpointError`."""
         path = os.fspath(path)
-        folder, temporary = os.path.dirname(path) or ".", f"{path}.{os.getpid()}.partial"
+        temporary = f"{path}.{os.getpid()}.partial"
         try:
             with open(temporary, "wb") as file:
                 file.write(bytes(self))
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(temporary, path)
-            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+            _sync_folder(os.path.dirname(path) or ".")
         except OSError as error:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
             raise CheckpointError(f"cannot write snapshot {path!r}: {error}") from error
 
     @classmethod
@@ -153,6 +152,15 @@ def summarise(cut: Cut) -> tuple[int, int, int, int]:
     """The numbers of a cut that a person wants to see."""
     left = cut.leftover.rows - cut.leftover.taken if cut.leftover is not None else 0
     return cut.epoch, cut.index, cut.step, left
+
+
+def _sync_folder(folder: str) -> None:
+    """Make a rename in a folder durable."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _digest(numbers: Any, parts: list[Any]) -> bytes:
@@ -206,7 +214,8 @@ def _parse(body: memoryview) -> tuple[StreamState, ...]:
                 )
             )
         return tuple(states)
-    except (ValueError, TypeError, IndexError, KeyError) as error:
+    except Exception as error:
+        # What NumPy raises for a dtype that is none is not a small family.
         raise SnapshotFormatError(f"snapshot cannot be read: {error}") from error
 
 

@@ -80,9 +80,9 @@ class Stream:
         num = len(config.devices)
         most = max(1, config.max_buffered_batches // num)
         self.queues = [HostQueue(most, self._describe_wait) for _ in range(num)]
-        self.slots = PrivateSlots() if config.run.writable else HostSlots(keep=most * num + 2)
+        self.slots = PrivateSlots() if config.run.writable else HostSlots()
         self.progress = Progress(num)
-        self.started = self.stopped = False
+        self.initialised = self.started = self.stopped = False
         self._logged_at = 0.0
         self._build()
 
@@ -138,39 +138,47 @@ class Stream:
         """Where the stream stands; with the leftover rows where asked and where they exist."""
         if self.forked:
             self.check_usable()
-        place = self.progress.place
+        place, resume = self.progress.place, self._resume
         rows: Rows | None
+        columns = self.pipeline.schema.columns
         if place is not None:
             place = place.settled()
             cut, rows = place.cut(), place.leftover_rows()
         else:
             cut = self.pipeline.start_cut
-            rows = () if self._resume is None else self._resume.rows
+            rows = () if resume is None else resume.rows
+            columns = None if resume is None else resume.columns
         return StreamState(
             name=self.config.name,
             number=self.number,
             fingerprint=self._fingerprint,
             token=cut.token(),
-            columns=self.pipeline.schema.columns,
+            columns=columns,
             rows=rows if with_rows or not self.config.stream.repeatable else None,
             summary=summarise(cut),
         )
 
-    def resume(self, state: StreamState | bytes) -> None:
-        """Go on from a state or a token; before the start alone. Raises `ResumeError`."""
+    def find_resume(self, state: StreamState | bytes) -> Resume:
+        """What a state or a token means for this stream; changes nothing. Raises `ResumeError`."""
         if self.started:
             raise ResumeError(
                 f"feed {self.config.name!r} is started already; load its state before "
                 "coordinator.start()"
             )
-        if isinstance(state, StreamState):
-            self._compare(state)
-            cut = self.id.decode(state.token, self.config.stream.epochs)
-            rows, columns = state.rows, state.columns
+        epochs = self.config.stream.epochs
+        if isinstance(state, bytes):
+            resume = Resume(cut=self.id.decode(state, epochs))
         else:
-            cut, rows, columns = self.id.decode(state, self.config.stream.epochs), None, None
-        self._check_resume(cut, has_rows=rows is not None)
-        self._resume = Resume(cut=cut, rows=rows, columns=columns)
+            self._compare(state)
+            cut = self.id.decode(state.token, epochs)
+            resume = Resume(cut=cut, rows=state.rows, columns=state.columns)
+        self._check_resume(resume)
+        return resume
+
+    def resume(self, resume: Resume) -> None:
+        """Go on from there; before the start alone."""
+        self._resume = resume
+        self._warn_of_replay(resume.cut)
         self._build()
 
     def _compare(self, state: StreamState) -> None:
@@ -189,33 +197,39 @@ class Stream:
                 f"{'; '.join(differences)}"
             )
 
-    def _check_resume(self, cut: Cut, *, has_rows: bool) -> None:
-        stream, num = self.config.stream, len(self.config.devices)
+    def _check_resume(self, resume: Resume) -> None:
+        stream, num, cut = self.config.stream, len(self.config.devices), resume.cut
         if cut.step % num and not cut.finished:
             raise ResumeError(
                 f"the position is before batch {cut.step}, which is no multiple of {num} devices; "
                 "resume with a number of devices that divides it"
             )
-        if not stream.repeatable and not has_rows:
+        if stream.repeatable:
+            return
+        if resume.rows is None:
             raise ResumeError(
                 f"feed {self.config.name!r} has repeatable=False: a bare token does not hold its "
                 "leftover rows; resume from a snapshot or state dict"
             )
-        calls = sum(cut.position.calls)
-        if stream.pure or stream.seekable or not calls:
-            return
-        if not stream.repeatable:
+        if self._is_replayed(cut):
             raise ResumeError(
                 f"feed {self.config.name!r} has repeatable=False and its fetch function has no "
                 "cursor(worker_id) and seek(worker_id, cursor): it cannot be put back"
             )
-        warnings.warn(
-            f"feed {self.config.name!r} is resumed by replay: {calls} calls are made again and "
-            "what they return is discarded; give the fetch function cursor(worker_id) and "
-            "seek(worker_id, cursor), or use fetch(call)",
-            ReplayWarning,
-            stacklevel=5,
-        )
+
+    def _is_replayed(self, cut: Cut) -> bool:
+        stream = self.config.stream
+        return not (stream.pure or stream.seekable) and sum(cut.position.calls) > 0
+
+    def _warn_of_replay(self, cut: Cut) -> None:
+        if self._is_replayed(cut):
+            warnings.warn(
+                f"feed {self.config.name!r} is resumed by replay: {sum(cut.position.calls)} calls "
+                "are made again and what they return is discarded; give the fetch function "
+                "cursor(worker_id) and seek(worker_id, cursor), or use fetch(call)",
+                ReplayWarning,
+                stacklevel=6,
+            )
 
     # ---- what is told
 

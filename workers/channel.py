@@ -23,6 +23,11 @@ GRACE_S = 0.0005
 """How long a merge that waits lets a bundle grow. Without it, a fetch function of a microsecond
 is interrupted after every row; with it a slow one hands over each chunk as it comes."""
 
+AHEAD_BYTES = 8 * 1024 * 1024
+"""While the merge is busy no lane that has something to collect is called above this. A fetch
+function that is faster than the copies would else fill all buffers with rows that have left every
+cache when they are copied: measured at 4.3 MB chunks, two to three times slower."""
+
 SLOW_S = 10.0
 """After so long without data a line is logged, and after each further such time."""
 
@@ -57,6 +62,8 @@ class Channel:
         self._num_idle = 0
         # The merge waits here for a bundle of a lane that it wants.
         self._arrived = threading.Condition(self._lock)
+        # The enqueuer waits here for room to assemble a batch.
+        self._room = threading.Condition(self._lock)
         # Threads that only let time pass wait here, so that the end of the stream wakes them.
         self._closing = threading.Condition(self._lock)
         self._wanted: Sequence[Lane] = ()
@@ -97,6 +104,7 @@ class Channel:
         """Give a lane back with what was got; `put_off_s` seconds pass before its next call."""
         with self._lock:
             self._ledger.add(rows, num_bytes)
+            self._ledger.ahead_bytes += num_bytes
             if rows or lane.chunks:
                 lane.silent_since = None
             bundle = lane.take_open(ending, marked=self._marked)
@@ -114,11 +122,18 @@ class Channel:
                 self._callable.notify_all()
             elif self._num_idle:
                 self._callable.notify()
-            if lane in self._wanted and lane.bundles:
+            if lane in self._wanted and lane.bundles and self._is_due(lane):
                 # Cleared here and not by the merge: until that has the GIL again, each further
                 # chunk would be handed over by itself.
                 self._want(())
                 self._arrived.notify()
+
+    def _is_due(self, lane: Lane) -> bool:
+        """Whether to wake the merge now. Within the grace it looks again by itself, and a switch
+        of threads for each batch would cost more than the batch; unless much has come."""
+        since = lane.wanted_since
+        late = since is None or time.monotonic() - since > GRACE_S
+        return late or self._ledger.ahead_bytes >= AHEAD_BYTES // 2
 
     def pause(self, seconds: float) -> bool:
         """Let time pass; returns at once, with False, when the stream is over."""
@@ -143,6 +158,9 @@ class Channel:
             for lane in self._rota.lanes:
                 found.extend(lane.bundles)
                 lane.bundles.clear()
+            self._ledger.ahead_bytes = 0
+            if self._num_idle:
+                self._wake_fetcher(time.monotonic())
             return found
 
     def _wait_for(self, lanes: Sequence[Lane]) -> None:
@@ -214,16 +232,25 @@ class Channel:
 
     def count(self, rows: int, num_bytes: int, device: int = -1, batches: int = 0) -> None:
         """Count rows, bytes and batches into the buffers (or, if negative, out of them)."""
+        if not (rows or num_bytes or batches):
+            return
         with self._lock:
             self._ledger.add(rows, num_bytes)
             if batches:
                 self._ledger.waiting[device] += batches
             if self._num_idle:
                 self._wake_fetcher(time.monotonic())
+            if self._ledger.below_bound or self._ledger.starving:
+                self._room.notify()
 
-    def aim(self, device: int) -> None:
-        """Say which device the batch now being assembled goes to."""
-        self._ledger.target = device
+    def wait_for_room(self, device: int) -> None:
+        """Wait until a batch for a device may be assembled: below the bound, or where the device
+        has none. A copy adds to what is buffered for as long as its chunk is kept."""
+        with self._lock:
+            ledger = self._ledger
+            ledger.target = device
+            while not (self.closed or ledger.below_bound or ledger.starving):
+                self._room.wait()
 
     def close(self) -> None:
         """End the stream: whoever waits here is woken, and no call is started any more."""
@@ -231,14 +258,17 @@ class Channel:
             self.closed = True
             for lane in self._rota.lanes:
                 lane.bundles.clear()
-            for condition in (self._callable, self._arrived, self._closing):
+            for condition in (self._callable, self._arrived, self._room, self._closing):
                 condition.notify_all()
 
     def _pick(self, now: float) -> Lane | None:
-        ledger = self._ledger
-        below = ledger.below_bound
-        wanted = self._wanted if below or ledger.starving else ()
-        return self._rota.pick(now, below_bound=below, wanted=wanted)
+        ledger, wanted = self._ledger, self._wanted
+        if not ledger.below_bound:
+            return self._rota.first_callable(now, wanted if ledger.starving else ())
+        # While the merge waits for one lane the others may run ahead; while it is busy, what
+        # they fetch would only grow cold in memory.
+        hasty = bool(wanted) or ledger.ahead_bytes < AHEAD_BYTES
+        return self._rota.first_callable(now, wanted) or self._rota.pick(now, ahead=hasty)
 
     def _wake_fetcher(self, now: float) -> None:
         if self._num_idle and self._pick(now) is not None:

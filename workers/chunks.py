@@ -274,10 +274,16 @@ def _sample(flat: NDArray[np.uint8]) -> NDArray[np.uint8]:
     return np.ascontiguousarray(blocks)
 
 
-def hash_chunk(arrays: Sequence[Any]) -> int:
+def count_bytes(chunk: Any) -> int:
+    """Bytes of a chunk that has not been checked yet; 0 for what is none."""
+    arrays = chunk if isinstance(chunk, tuple) else ()
+    return sum(array.nbytes for array in arrays if isinstance(array, np.ndarray))
+
+
+def hash_chunk(arrays: Any) -> int:
     """A digest over every byte of a chunk, of whatever it is made (the debug switch's)."""
     hasher = xxhash.xxh3_64()
-    for array in arrays:
+    for array in arrays if isinstance(arrays, tuple) else ():
         if isinstance(array, np.ndarray) and not array.dtype.hasobject:
             hasher.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
     return hasher.intdigest()

@@ -48,7 +48,7 @@ class Dealer:
         self._channel = channel
         self._assembler = assembler
         self._policy = spec.last_round
-        self._groups: list[list[Batch]] = [[] for _ in queues]
+        self._group: list[Batch] = []
         self._bytes = 0
         # A round that is not complete yet and may have to be dropped.
         self._round: list[Batch] = []
@@ -59,38 +59,39 @@ class Dealer:
     def deal(self, batch: Batch, num_bytes: int) -> None:
         """Hand a batch over, sooner or later."""
         self._bytes += num_bytes
-        num = len(self._groups)
-        if num == 1:
-            self._groups[0].append(batch)
-        elif self._policy == "drop":
+        if self._policy == "drop" and len(self._queues) > 1:
             self._hold(batch)
         else:
-            self._groups[batch.step % num].append(batch)
+            self._group.append(batch)
             self._last = batch if self._policy == "pad" else None
-        if self._bytes >= _GROUP_BYTES or len(self._groups[0]) >= _GROUP_BATCHES:
+        if self._bytes >= _GROUP_BYTES or len(self._group) >= _GROUP_BATCHES:
             self.flush()
 
     def _hold(self, batch: Batch) -> None:
         """Keep a batch until its round is complete."""
         self._round.append(batch)
-        if len(self._round) == len(self._groups):
-            for group, held in zip(self._groups, self._round, strict=True):
-                group.append(held)
+        if len(self._round) == len(self._queues):
+            self._group += self._round
             self._round = []
 
     def flush(self) -> None:
         """Hand over what has been dealt so far."""
-        self._bytes = 0
-        added = self._assembler.settle()
-        for device, group in enumerate(self._groups):
-            if group or added:
-                self._channel.count(added, added * (self.row_bytes or 0), device, len(group))
-                added = 0
-            if group:
-                self._groups[device] = []
-                self._queues[device].put(group)
-        self._channel.aim(self._assembler.device)
+        group, self._group, self._bytes = self._group, [], 0
+        added, num = self._assembler.settle(), len(self._queues)
+        self._channel.count(added, added * (self.row_bytes or 0))
+        if num == 1 and group:
+            self._put(0, group)
+        elif group:
+            # One by one in the order of the stream: a device may wait for its batch while the
+            # next of another, which is full, cannot be put.
+            for batch in group:
+                self._put(batch.step % num, [batch])
+        self._channel.wait_for_room(self._assembler.device)
         self._report()
+
+    def _put(self, device: int, batches: list[Batch]) -> None:
+        self._channel.count(0, 0, device, len(batches))
+        self._queues[device].put(batches)
 
     def finish(self, place: Place) -> None:
         """The stream has ended at `place`."""
@@ -98,7 +99,7 @@ class Dealer:
         if self._policy == "pad" and last is not None:
             while (last.step + 1) % num:
                 last = self._assembler.repeat(last, place)
-                self._groups[last.step % num].append(last)
+                self._group.append(last)
             place = last.place
         elif self._policy == "drop" and num > 1:
             place.step -= len(self._round)

@@ -8,7 +8,7 @@ from typing import Any
 
 from workers.calls import NONE_BACKOFF_S, LaneCalls, as_tuple
 from workers.channel import GRACE_S, Channel
-from workers.chunks import hash_chunk
+from workers.chunks import count_bytes, hash_chunk
 from workers.errors import FeedError, FetchError
 from workers.rota import End, Lane
 from workers.spec import RunSpec, StreamSpec
@@ -175,7 +175,7 @@ class Fetching:
     def _bytes(self, lane: Lane, rows: int) -> int:
         if self.row_bytes is not None:
             return rows * self.row_bytes
-        return sum(getattr(a, "nbytes", 0) for chunk in lane.chunks for a in chunk)
+        return sum(count_bytes(chunk) for chunk in lane.chunks)
 
     def _print(self, lane: Lane, call: int, chunk: Any) -> None:
         self.prints[lane.number, lane.epoch, call] = hash_chunk(chunk)

@@ -18,6 +18,8 @@ class Ledger:
         """Rows buffered now."""
         self.bytes = 0
         """Bytes buffered now."""
+        self.ahead_bytes = 0
+        """Bytes handed over since the merge last collected."""
         self.peak_rows = 0
         """The most rows that were ever buffered."""
         self.peak_bytes = 0

@@ -109,6 +109,8 @@ class Merge:
         self._arrivals: deque[int] = deque()
         # After a resume in arrival order the chunk that the cut straddles has to come first.
         self._first_lane = first_lane
+        # In the pure form, the smallest index known to have raised StopIteration.
+        self._ends_at: int | None = None
         self.discarded_rows = 0
         """Rows from beyond the end of an epoch, for the caller to count out of the bound."""
 
@@ -126,7 +128,8 @@ class Merge:
         """Add bundles as they were collected."""
         for bundle in bundles:
             self._bundles[bundle.lane].append(bundle)
-            self._arrivals.append(bundle.lane)
+            if self._lanes.arrival:
+                self._arrivals.append(bundle.lane)
 
     def next(self) -> Run | EpochEnd | None:
         """The next run or end of an epoch; None where more bundles are needed.
@@ -134,19 +137,21 @@ class Merge:
         Raises the error of a call, or `ChunkError`, in its place in the order.
         """
         while not self.finished:
+            if self._has_ended():
+                return self._end_epoch()
             lane = self._next_lane()
             if lane is None or not self._load(lane):
                 return None
             head = self._heads[lane]
+            if self._ends_at is not None:
+                self._discard_beyond(lane, head)
             if head.rows:
                 return self._round(lane) or self._single(lane)
             ending, head.ending = head.ending, None
             if isinstance(ending, FeedError):
                 raise ending
             if ending is not None:
-                end = self._end_lane(lane, ending)
-                if end is not None:
-                    return end
+                self._end_lane(lane, ending)
         return None
 
     def _next_lane(self) -> int | None:
@@ -154,20 +159,26 @@ class Merge:
             return self.position.turn
         if self._first_lane is not None:
             return self._first_lane
-        while self._arrivals:
-            lane = self._arrivals[0]
-            if self._bundles[lane] or self._heads[lane].rows or self._heads[lane].ending:
+        # What has been begun first; then what came first, of this epoch.
+        for lane, head in enumerate(self._heads):
+            if head.rows or head.ending is not None:
                 return lane
-            self._arrivals.popleft()
-        return None
+        return next((lane for lane in self._arrivals if self._has_come(lane)), None)
+
+    def _has_come(self, lane: int) -> bool:
+        """Whether the lane's next bundle is there and not of an epoch to come."""
+        bundles = self._bundles[lane]
+        return bool(bundles) and bundles[0].epoch <= self.position.epoch
 
     def _load(self, lane: int) -> bool:
-        """Make the lane's head hold something; False where nothing has come."""
+        """Make the lane's head hold something; False where nothing of this epoch has come."""
         head, bundles = self._heads[lane], self._bundles[lane]
         while not head.rows and head.ending is None:
-            if not bundles:
+            if not self._has_come(lane):
                 return False
             bundle = bundles.popleft()
+            if self._lanes.arrival:
+                self._arrivals.remove(lane)
             if bundle.epoch < self.position.epoch:
                 self.discarded_rows += self._schema.count_rows(bundle.chunks)
                 continue
@@ -240,8 +251,8 @@ class Merge:
         self.position = span.position(len(span.rows))
         return Run(span, columns, span.rows)
 
-    def _end_lane(self, lane: int, end: End) -> EpochEnd | None:
-        """A lane has ended the epoch; the epoch's end where that makes it end."""
+    def _end_lane(self, lane: int, end: End) -> None:
+        """A lane has ended the epoch."""
         position = self.position
         live = tuple(alive and i != lane for i, alive in enumerate(position.live))
         mark = end.mark or position.marks[lane]
@@ -249,15 +260,43 @@ class Merge:
         turn = next_live(live, lane)
         self._first_lane = None
         self.position = position._replace(live=live, marks=marks, turn=turn)
-        if any(live) and not (self._lanes.pure and not self._lanes.arrival):
-            return None
         if self._lanes.pure:
-            self._discard_heads()
+            index = self._lanes.number(lane, self._heads[lane].first)
+            self._ends_at = index if self._ends_at is None else min(index, self._ends_at)
+
+    def _has_ended(self) -> bool:
+        """Whether the epoch has. In ticket order a pure function's first end is the smallest; in
+        order of arrival every lane has to come to it."""
+        live, lanes = self.position.live, self._lanes
+        if self._ends_at is None:
+            return not any(live)
+        if not lanes.arrival:
+            return True
+        ends_at, calls = self._ends_at, self.position.calls
+        return all(
+            not live[lane] or lanes.number(lane, calls[lane]) > ends_at for lane in range(len(live))
+        )
+
+    def _discard_beyond(self, lane: int, head: Head) -> None:
+        """Drop a lane's chunks from beyond the smallest index that ended the epoch, errors too."""
+        assert self._ends_at is not None
+        num = len(head.rows)
+        sound = sum(self._lanes.number(lane, head.first + i) <= self._ends_at for i in range(num))
+        if sound < num:
+            self.discarded_rows += sum(head.rows[sound:])
+            for column in head.columns:
+                del column[sound:]
+            head.rows, head.ending = head.rows[:sound], None
+        if not sound:
+            calls = self.position.calls
+            calls = (*calls[:lane], max(calls[lane], head.first + num), *calls[lane + 1 :])
+            self.position = self.position._replace(calls=calls)
+
+    def _end_epoch(self) -> EpochEnd:
+        if self._lanes.pure:
+            for head in self._heads:
+                self.discarded_rows += sum(head.rows)
+                head.columns, head.rows, head.ending = [], [], None
+        self._ends_at = None
         self.position = self._lanes.next_epoch(self.position)
         return EpochEnd(self.position)
-
-    def _discard_heads(self) -> None:
-        """Drop what came from beyond the smallest index that ended the epoch, errors too."""
-        for head in self._heads:
-            self.discarded_rows += sum(head.rows)
-            head.columns, head.rows, head.ending = [], [], None

@@ -58,7 +58,7 @@ class Pipeline:
         self._spec, self._run, self._name = spec, run, name
         self._scope = Scope()
         cut = resume.cut if resume is not None else None
-        leftover = cut.leftover if cut is not None else None
+        leftover = cut.leftover if cut is not None and not cut.finished else None
         rows = resume.rows if resume is not None else None
         position = cut.position if cut is not None else lanes.origin()
         # Where the rows left over are not at hand, the stream goes on before their chunk.

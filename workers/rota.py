@@ -122,17 +122,22 @@ class Rota:
         """Whether no call is left to start."""
         return self._epochs is not None and self.lanes[0].epoch >= self._epochs
 
-    def pick(self, now: float, *, below_bound: bool, wanted: Sequence[Lane]) -> Lane | None:
-        """The lane to call next, or None where no call may be started now."""
+    def pick(self, now: float, *, ahead: bool) -> Lane | None:
+        """Of the lanes that may be called the one that has been called least; only one with
+        nothing to collect, unless lanes may run `ahead`. None where there is none."""
         if self.finished:
             return None
-        for lane in wanted:
-            if self._callable(lane, now):
-                return lane
-        if not below_bound:
-            return None
-        ready = [lane for lane in self.lanes if self._callable(lane, now)]
+        ready = [
+            lane for lane in self.lanes
+            if self._callable(lane, now) and (ahead or not lane.bundles)
+        ]  # fmt: skip
         return min(ready, key=lambda lane: lane.made, default=None)
+
+    def first_callable(self, now: float, lanes: Sequence[Lane]) -> Lane | None:
+        """The first of some lanes that may be called; None where there is none."""
+        if self.finished:
+            return None
+        return next((lane for lane in lanes if self._callable(lane, now)), None)
 
     def next_ready(self, now: float) -> float | None:
         """Seconds until a lane that is put off may be called; None where there is none."""
@@ -172,7 +177,6 @@ class Rota:
         )  # fmt: skip
 
     def _over(self, lane: Lane) -> bool:
-        # In arrival order every lane has to tell its own end: the merge waits for all of them.
-        if lane.ended or self._ends_at is None or self._layout.arrival:
+        if lane.ended or self._ends_at is None:
             return lane.ended
         return self._layout.number(lane.number, lane.next) > self._ends_at

@@ -38,8 +38,8 @@ class Scope:
         for thread in self._threads:
             if thread is not here:
                 thread.join(max(0.0, end - time.monotonic()))
-        stuck = [thread for thread in self._threads if thread.is_alive() and thread is not here]
-        self._threads = stuck
+        self._threads = [thread for thread in self._threads if thread.is_alive()]
+        stuck = [thread for thread in self._threads if thread is not here]
         if stuck:
             report = "\n".join(f"{thread.name}:\n{stack(thread.ident)}" for thread in stuck)
             names = [thread.name for thread in stuck]

@@ -20,13 +20,18 @@ from workers.chunks import Columns
 
 _ALIGNMENT = 64
 
+# Free slots count in no bound, so few are kept; of small ones as many as are in flight at once.
+_KEEP_SLOTS = 4
+_KEEP_TINY_SLOTS = 256
+_KEEP_BYTES = 1024 * 1024
+
 Arrays = tuple[NDArray[Any], ...]
 
 
 class HostSlot:
     """Memory for one batch on the host."""
 
-    __slots__ = ("_layout", "_memory", "_pool", "arrays", "flats", "rows")
+    __slots__ = ("_layout", "_memory", "_pool", "arrays", "flats", "num_bytes", "rows")
 
     def __init__(self, columns: Columns, rows: int, pool: HostSlots) -> None:
         self.rows = rows
@@ -37,7 +42,7 @@ class HostSlot:
             shape = (*column.shape[: column.axis], rows, *column.shape[column.axis :])
             self._layout.append((shape, column.dtype, size, column.axis))
             size += -(-rows * column.row_bytes // _ALIGNMENT) * _ALIGNMENT
-        size = max(size, _ALIGNMENT)
+        self.num_bytes = size = max(size, _ALIGNMENT)
         memory = bytearray(size + _ALIGNMENT)
         start = -np.frombuffer(memory, np.uint8).ctypes.data % _ALIGNMENT
         self._memory = memoryview(memory)[start : start + size]
@@ -83,8 +88,8 @@ class HostSlots:
 
     passes = True
 
-    def __init__(self, keep: int) -> None:
-        self._keep = keep
+    def __init__(self) -> None:
+        self._keep = _KEEP_SLOTS
         self._free: deque[HostSlot] = deque()
         self._leases: dict[int, _Lease] = {}
         self.num_made = 0
@@ -97,7 +102,9 @@ class HostSlots:
             return self._free.pop()
         except IndexError:
             self.num_made += 1
-            return HostSlot(columns, rows, self)
+            slot = HostSlot(columns, rows, self)
+            self._keep = max(_KEEP_SLOTS, min(_KEEP_BYTES // slot.num_bytes, _KEEP_TINY_SLOTS))
+            return slot
 
     def adopt(self, arrays: Arrays) -> Arrays:
         """Arrays that belong to the feeder alone, made read-only."""

@@ -7,9 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from contenders import Contender, Take, original, product
-from fetches import NUM_WORKERS, Array, Load, NumberedFetch
-
-SPARE_BATCHES = 32
+from fetches import FILLER, NUM_WORKERS, Array, Load, NumberedFetch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,21 +66,25 @@ def _audit(contender: Contender, load: Load, rows_per_worker: int) -> Audit:
 
 
 def _numbered_rows(take: Take, load: Load, total: int) -> Array:
-    """Worker and number of the rows that come out, until all did or filler alone comes.
+    """Worker and number of the rows that come out, until all did or none can come any more.
 
-    A row that was put back into the queue of the original is behind at most a full queue.
+    Once filler of every worker comes out of the original, a numbered row that was put back is
+    behind at most a full queue of chunks.
     """
-    behind = load.bound * load.chunk_rows // load.batch_size + SPARE_BATCHES
+    behind = load.bound * load.chunk_rows // load.batch_size + 1
     parts: list[Array] = []
+    done: set[int] = set()
     seen = fillers = 0
-    while seen < total and fillers < behind:
+    while seen < total and fillers <= behind:
         batch = take()
         assert batch is not None
         cells = batch.reshape(len(batch), -1)[:, :2].astype(np.int64)
-        numbered = cells[cells[:, 1] >= 0]
+        is_numbered = cells[:, 1] != FILLER
+        numbered = cells[is_numbered]
         parts.append(numbered)
         seen += len(numbered)
-        fillers = 0 if len(numbered) else fillers + 1
+        done.update(cells[~is_numbered, 0].tolist())
+        fillers = 0 if len(numbered) or len(done) < NUM_WORKERS else fillers + 1
     return np.concatenate(parts)
 
 

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from contenders import BusyThread, Contender, copyto, product, timed, timed_beside_busy
-from fetches import SMALL, VECTORS, Fetch, Load, constant, fresh
+from contenders import (
+    BusyThread,
+    Contender,
+    bare_calls,
+    copyto,
+    product,
+    timed,
+    timed_beside_busy,
+)
+from fetches import SMALL, VECTORS, Fetch, Load, constant, fresh, fresh_holding
 from harness import Measures, Settings, Spread, interleave
 from report import Goal, Report, figure, spread
 
@@ -14,46 +22,59 @@ FAIR_SHARE = 0.5
 """What two threads that both need the interpreter all the time would each get of it."""
 ASKED = 0.25
 SOLO = "busy thread alone"
+COPYTO = "copyto of 1 MB"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Neighbour:
-    """One load that is run beside the busy thread."""
+    """Something that is run alone and beside the busy thread."""
 
     name: str
-    load: Load
-    make_fetch: Callable[[Load], Fetch]
-
-    @property
-    def contender(self) -> Contender:
-        return product(self.load, lambda: self.make_fetch(self.load))
+    contender: Contender
+    judged: bool = True
 
 
-NEIGHBOURS = (
-    Neighbour(name="256×1024, chunks of 1", load=VECTORS.in_chunks_of(1), make_fetch=fresh),
-    Neighbour(name="256×1024, chunks of 17", load=VECTORS.in_chunks_of(17), make_fetch=fresh),
-    Neighbour(name="8 KB, passed", load=SMALL, make_fetch=fresh),
-    Neighbour(name="8 KB, copied", load=SMALL, make_fetch=constant),
-)
+def _neighbours() -> Iterator[Neighbour]:
+    one, few = VECTORS.in_chunks_of(1), VECTORS.in_chunks_of(17)
+    loads = {"256×1024, chunks of 1": one, "256×1024, chunks of 17": few, "8 KB": SMALL}
+    for name, load in loads.items():
+        yield Neighbour(name=f"{name}, fresh", contender=_product(load, fresh_holding))
+        yield Neighbour(name=f"{name}, constant", contender=_product(load, constant))
+    for name, load in loads.items():
+        yield Neighbour(name=f"{name}, copy()", contender=_product(load, fresh), judged=False)
+        yield Neighbour(
+            name=f"{name}, copy() and no feed",
+            contender=bare_calls(load, fresh(load)),
+            judged=False,
+        )
+
+
+def _product(load: Load, make_fetch: Callable[[Load], Fetch]) -> Contender:
+    return product(load, lambda: make_fetch(load))
 
 
 def beside_busy(settings: Settings) -> Report:
-    """Each load alone and beside the busy thread, whose own progress is measured too."""
+    """Each load alone and beside the busy thread, whose own progress is measured too.
+
+    The loads that are judged keep the interpreter while they fetch. Where the fetch function
+    itself lets go of it, a bare loop over that function shows what there is to be had.
+    """
+    neighbours = tuple(_neighbours())
     contenders: list[Callable[[], Measures]] = [
         lambda: _solo(settings),
-        timed("copyto of 1 MB", copyto(VECTORS), settings),
+        timed(COPYTO, copyto(VECTORS), settings),
     ]
-    for neighbour in NEIGHBOURS:
+    for neighbour in neighbours:
         quiet, beside, progress = _keys(neighbour)
         contenders.append(timed(quiet, neighbour.contender, settings))
         contenders.append(timed_beside_busy(beside, progress, neighbour.contender, settings))
     rates = interleave(contenders, settings.repetitions)
-    copied = rates["copyto of 1 MB"].times(VECTORS.batch_bytes / 1e9)
+    copied = rates[COPYTO].times(VECTORS.batch_bytes / 1e9)
     return Report(
         case="busy",
         title="beside a thread that is busy with pure Python, in batches/s",
         head=("load", "alone", "beside it", "of the fair half", "busy thread keeps"),
-        rows=tuple(_row(neighbour, rates) for neighbour in NEIGHBOURS),
+        rows=tuple(_row(neighbour, rates) for neighbour in neighbours),
         measures=rates,
         goals=tuple(
             Goal(
@@ -62,9 +83,10 @@ def beside_busy(settings: Settings) -> Report:
                 measured=_of_fair_half(neighbour, rates),
                 unit="×",
             )
-            for neighbour in NEIGHBOURS
+            for neighbour in neighbours
+            if neighbour.judged
         ),
-        notes=(f"copyto of 1 MB, quiet: {spread(copied, 'GB/s')}",),
+        notes=(f"{COPYTO}, quiet: {spread(copied, 'GB/s')}",),
     )
 
 

@@ -69,7 +69,7 @@ def original(load: Load, make_fetch: Callable[[], Fetch]) -> Contender:
         try:
             yield lambda: feed.dequeue()[0]
         finally:
-            feed.stop()
+            feed.stop(hurry=True)
 
     return running
 
@@ -105,6 +105,17 @@ def copy_loop(load: Load, fetch: Fetch) -> Contender:
             filled += count
             taken += count
         return buffer
+
+    return lambda: nullcontext(take)
+
+
+def bare_calls(load: Load, fetch: Fetch) -> Contender:
+    """One thread that calls a fetch function for a batch of rows and drops what it returns."""
+    calls = range(max(1, load.batch_size // load.chunk_rows))
+
+    def take() -> None:
+        for _ in calls:
+            fetch(0, load.batch_size)
 
     return lambda: nullcontext(take)
 

@@ -71,10 +71,9 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _count(text: str) -> int:
-    count = int(text)
-    if count < 1:
-        raise ValueError(f"{text!r} is not a number of repetitions: 1 or more were expected")
-    return count
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a whole number from 1 on, got {text!r}")
+    return int(text)
 
 
 def _settings(arguments: argparse.Namespace) -> Settings:
@@ -82,8 +81,9 @@ def _settings(arguments: argparse.Namespace) -> Settings:
         return Settings(repetitions=arguments.reps or REPETITIONS)
     return Settings(
         repetitions=arguments.reps or QUICK_REPETITIONS,
-        timed_s=0.08,
-        warm_s=0.05,
+        timed_s=0.06,
+        warm_s=0.03,
+        warm_batches=10,
         checked_batches=10,
         tries=2,
     )

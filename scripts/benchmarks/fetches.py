@@ -78,6 +78,23 @@ def fresh(load: Load) -> Fetch:
     return fetch
 
 
+def fresh_holding(load: Load) -> Fetch:
+    """The same, filled without letting go of the interpreter.
+
+    NumPy lets go of it in every copy of 500 elements or more. Beside a thread that is busy with
+    Python such a fetch function waits for it after each call, whoever calls.
+    """
+    template = load.rows(load.chunk_rows)
+    values = template.tobytes()
+
+    def fetch(worker_id: int, batch_size: int) -> list[Array]:
+        chunk = np.empty(template.shape, template.dtype)
+        memoryview(chunk).cast("B")[:] = values
+        return [chunk]
+
+    return fetch
+
+
 class NumberedFetch:
     """Fresh chunks whose rows begin with their worker and their number at that worker.
 

@@ -22,6 +22,8 @@ class Settings:
     """How long a throughput is timed, in seconds."""
     warm_s: float = 0.15
     """How long it runs at full speed before that, in seconds."""
+    warm_batches: int = 20
+    """Batches that the warm-up takes at least: every buffer has gone round by then."""
     checked_batches: int = 60
     """The numbered rows of a checking pass, in batches."""
     tries: int = 5
@@ -80,19 +82,20 @@ def interleave(contenders: Sequence[Callable[[], Measures]], repetitions: int) -
 def rate_of(take: Callable[[], object], settings: Settings) -> float:
     """How often per second `take` can be called, after a warm-up at full speed.
 
-    The warm-up also uses up what was buffered before the consumer came. The last result is held
-    until the next one is there, as a training loop holds it.
+    The warm-up uses up what was buffered before the consumer came, and touches the memory of every
+    buffer that goes round. The last result is held until the next one is there, as a training loop
+    holds it.
     """
+    warm = _rate_within(take, settings.warm_s, least=settings.warm_batches, stride=1)
     # The clock is read about once a millisecond: reading it costs as much as a tiny batch.
-    stride = max(1, int(_rate_within(take, settings.warm_s, 1) / 1000))
-    return _rate_within(take, settings.timed_s, stride)
+    return _rate_within(take, settings.timed_s, least=1, stride=max(1, int(warm / 1000)))
 
 
-def _rate_within(take: Callable[[], object], seconds: float, stride: int) -> float:
+def _rate_within(take: Callable[[], object], seconds: float, least: int, stride: int) -> float:
     count = 0
     held = None
     start = time.perf_counter()
-    while (elapsed := time.perf_counter() - start) < seconds:
+    while (elapsed := time.perf_counter() - start) < seconds or count < least:
         for _ in range(stride):
             held = take()
         count += stride

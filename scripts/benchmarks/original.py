@@ -30,11 +30,18 @@ POLL_S = 0.5
 DEVICE_QUEUE_BATCHES = 4
 
 
+def drain(items: queue.Queue[Any]) -> None:
+    """Throw away what is queued, so that a blocked `put` can go on."""
+    with suppress(queue.Empty):
+        while True:
+            items.get_nowait()
+
+
 class BlobQueue:
     """The device queue of one blob: four filled buffers; both ends swap buffers, none copies."""
 
     def __init__(self) -> None:
-        self._filled: queue.Queue[Array | None] = queue.Queue(DEVICE_QUEUE_BATCHES)
+        self.filled: queue.Queue[Array | None] = queue.Queue(DEVICE_QUEUE_BATCHES)
         self._spare: deque[Array] = deque()
         self._dequeued: Array | None = None
 
@@ -42,27 +49,19 @@ class BlobQueue:
         """Copy one batch of this blob into a buffer, and wait for room in the queue."""
         buffer = self._spare.popleft() if self._spare else np.empty_like(values)
         np.copyto(buffer, values)
-        self._filled.put(buffer)
+        self.filled.put(buffer)
 
     def dequeue(self) -> Array | None:
         """Wait for the next batch, valid until the next call; None once the feed has ended."""
         if self._dequeued is not None:
             self._spare.append(self._dequeued)
-        self._dequeued = self._filled.get()
+        self._dequeued = self.filled.get()
         return self._dequeued
-
-    def drain(self) -> None:
-        """Throw away what is queued, so that a blocked `feed` can go on."""
-        while True:
-            try:
-                self._filled.get_nowait()
-            except queue.Empty:
-                return
 
     def end(self) -> None:
         """Wake the reader with None."""
-        self.drain()
-        self._filled.put(None)
+        drain(self.filled)
+        self.filled.put(None)
 
 
 class OriginalFeed:
@@ -93,12 +92,18 @@ class OriginalFeed:
         for thread in (self._enqueuer, *self._fetchers):
             thread.start()
 
-    def stop(self) -> bool:
-        """End every thread; True where all of them ended."""
+    def stop(self, hurry: bool = False) -> bool:
+        """End every thread; True where all of them ended.
+
+        `hurry` empties the internal queue as well, so that no fetcher waits out its poll. The
+        original has nothing like it: it is for those who have measured what they wanted.
+        """
         self._active = False
+        if hurry:
+            drain(self._internal)
         while self._enqueuer.is_alive():
             for blob_queue in self._blob_queues:
-                blob_queue.drain()
+                drain(blob_queue.filled)
             self._enqueuer.join(timeout=0.01)
         for fetcher in self._fetchers:
             fetcher.join(timeout=5.0)

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
+import time
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
+
+import numpy as np
 
 import feeder
 from contenders import FEED, copyto, make_coordinator, timed
@@ -17,6 +22,8 @@ WARM_BATCHES = 10
 ASKED_US = 50
 ASKED_TOKEN_BYTES = 256
 TOKEN_BATCHES = 500
+COLD_BYTES = 200_000_000
+COLD_STEP_BYTES = 21_000_000
 FIRST_ROWS = (0, 10**6, 10**12)
 
 TINY = Load(
@@ -37,7 +44,7 @@ class Leftovers:
 KINDS = (
     Leftovers(name="at most 64 bytes", load=TINY, snapshots=300),
     Leftovers(name="at most 1.6 MB", load=VECTORS.in_chunks_of(400), snapshots=50),
-    Leftovers(name="at most 42 MB", load=IMAGES.in_chunks_of(100), snapshots=6),
+    Leftovers(name="at most 16 MB", load=VECTORS.in_chunks_of(4000), snapshots=20),
 )
 
 
@@ -99,11 +106,24 @@ def _time_snapshots(
     taken, copied, sizes = [], [], []
     for _ in range(count):
         next(feed)
-        taken.append(time_of(lambda: bytes(coordinator.snapshot())))
-        view = memoryview(bytes(coordinator.snapshot()))
-        copied.append(time_of(partial(bytes, view)))
-        sizes.append(len(view))
+        start = time.perf_counter()
+        data = bytes(coordinator.snapshot())
+        taken.append(time.perf_counter() - start)
+        sizes.append(len(data))
+        copied.append(time_of(partial(bytes, _cold_bytes(len(data)))))
     return taken, copied, sizes
+
+
+@cache
+def _memory() -> tuple[memoryview, Iterator[int]]:
+    return memoryview(np.ones(COLD_BYTES, np.uint8)), itertools.count(step=COLD_STEP_BYTES)
+
+
+def _cold_bytes(size: int) -> memoryview:
+    """Bytes that no cache holds any more, as the rows of a chunk that was fetched a while ago."""
+    memory, starts = _memory()
+    start = next(starts) % (COLD_BYTES - size)
+    return memory[start : start + size]
 
 
 def _row(kind: Leftovers, times: dict[str, Spread]) -> tuple[str, ...]:

@@ -1,0 +1,182 @@
+"""Chunks: fixed in form by the first with rows, checked, sliced and digested."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+
+from workers.chunks import (
+    Arranged,
+    Column,
+    Schema,
+    count_bytes,
+    digest_chunk,
+    hash_chunk,
+    native,
+    slice_rows,
+)
+from workers.errors import ResumeError
+
+
+def schema(**settings: Any) -> Schema:
+    return Schema(("id", "image"), (0, 1), **settings)
+
+
+def chunk(rows: int, width: int = 3, dtype: Any = np.float32) -> tuple[Any, Any]:
+    return np.arange(rows), np.ones((width, rows), dtype)
+
+
+COLUMNS = (
+    Column(name="id", axis=0, dtype=np.dtype(np.int64), shape=()),
+    Column(name="image", axis=1, dtype=np.dtype(np.float32), shape=(3,)),
+)
+
+
+def test_the_first_chunk_with_rows_fixes_the_columns() -> None:
+    one = schema()
+    assert one.arrange([chunk(0, 9, np.int8)]).rows == [0]
+    assert one.columns is None
+    assert one.arrange([chunk(0, 9, np.int8), chunk(4), chunk(2)]).rows == [0, 4, 2]
+    assert one.columns == COLUMNS
+    assert [column.row_bytes for column in COLUMNS] == [8, 12]
+
+
+@pytest.mark.parametrize("ragged", [False, True])
+@pytest.mark.parametrize("seed", range(10))
+def test_chunks_become_columns_up_to_the_first_that_does_not_fit(seed: int, ragged: bool) -> None:
+    chance = random.Random(seed)
+    chunks: list[Any] = [chunk(chance.randint(0, 4)) for _ in range(9)]
+    one = schema(ragged=ragged)
+    one.arrange([chunk(3)])
+    whole = one.arrange(chunks)
+    assert (whole.rows, whole.error) == ([len(ids) for ids, _ in chunks], None)
+    for column, wanted in zip(whole.columns, zip(*chunks, strict=True), strict=True):
+        assert all(a is b for a, b in zip(column, wanted, strict=True))
+    at = chance.randrange(9)
+    chunks[at] = (chunks[at][0], np.ones((3, len(chunks[at][0]) + 1), np.float32))
+    part = one.arrange(chunks)
+    assert part.rows == whole.rows[:at]
+    assert [len(column) for column in part.columns] == [at, at]
+    assert part.error is not None
+    assert (part.error.call, part.error.column) == (at, "image")
+
+
+def error_of(arranged: Arranged) -> str:
+    return str(arranged.error)
+
+
+def test_only_ragged_columns_may_change_their_row_shape() -> None:
+    for ragged, told in (
+        (False, "column 'image': row shape is (5,), expected (3,)"),
+        (True, "None"),
+    ):
+        one = schema(ragged=ragged)
+        one.arrange([chunk(2)])
+        assert error_of(one.arrange([chunk(2, 5)])) == told
+        assert error_of(one.arrange([chunk(2, 3, np.float64)])) == (
+            "column 'image': dtype is float64, expected float32"
+        )
+        assert error_of(one.arrange([(np.arange(2), np.ones((3, 2, 1), np.float32))])) == (
+            "column 'image': ndim is 3, expected 2"
+        )
+
+
+def test_rows_are_counted_on_the_row_axis_of_each_column() -> None:
+    one = schema()
+    told = error_of(one.arrange([(np.arange(3), np.ones((3, 4), np.float32))]))
+    assert told == "column 'image' has 4 rows, 'id' has 3"
+    told = error_of(one.arrange([(np.arange(3), np.ones(3, np.float32))]))
+    assert told == "column 'image': ndim is 1, expected at least 2, axis 1 is rows"
+
+
+def test_known_columns_are_compared_with_the_first_chunk() -> None:
+    assert schema(known=COLUMNS).arrange([chunk(0, 9), chunk(2)]).rows == [0, 2]
+    with pytest.raises(ResumeError) as caught:
+        schema(known=COLUMNS).arrange([(np.arange(2.0), np.ones((5, 2), np.float32))])
+    assert str(caught.value) == (
+        "the fetch function gives other columns: dtype of 'id': int64 then, float64 now; row "
+        "shape of 'image': (3,) then, (5,) now"
+    )
+    assert schema(known=COLUMNS, ragged=True).arrange([chunk(2, 5)]).rows == [2]
+
+
+def test_a_first_chunk_that_is_wrong_fixes_nothing() -> None:
+    one = schema()
+    assert one.arrange([(np.arange(2), np.ones((3, 5), np.float32)), chunk(2)]).error is not None
+    assert one.columns is None
+    known = schema(known=COLUMNS)
+    assert known.arrange([(None, None)]).error is not None
+    assert known.columns == COLUMNS
+
+
+def test_rows_that_nobody_looks_at_are_counted_without_an_error() -> None:
+    assert schema().count_rows([chunk(3), None, 5, (np.arange(3),), chunk(4)]) == 7
+
+
+def test_bytes_of_anything_are_counted() -> None:
+    assert count_bytes(chunk(2)) == 2 * 8 + 2 * 12
+    for nothing in (None, 5, "rows", object(), np.array(3), (None, [1, 2]), {"id": np.arange(3)}):
+        assert count_bytes(nothing) == 0
+
+
+def test_slices_are_views_on_the_row_axis() -> None:
+    arrays = chunk(5)
+    ids, images = slice_rows(arrays, (0, 1), 1, 3)
+    assert (ids.tolist(), images.shape) == ([1, 2], (3, 2))
+    assert np.shares_memory(images, arrays[1])
+
+
+@pytest.mark.parametrize("dtype", [">i4", "<i4", "i1", "U3", ">U3", ">M8[s]", ">i4,<f8"])
+def test_a_dtype_in_native_order(dtype: str) -> None:
+    assert native(np.dtype(dtype)).isnative
+    assert native(np.dtype(dtype)).itemsize == np.dtype(dtype).itemsize
+
+
+# ---- digests
+
+
+def test_a_digest_tells_dtype_shape_order_and_every_byte_of_a_small_chunk() -> None:
+    base = np.arange(24, dtype=np.int16)
+    chunks: list[Any] = [
+        (base,), (base.view(np.uint16),), (base.reshape(4, 6),), (base.reshape(6, 4),),
+        (base[:-1],), (base, base), (base[:12], base[12:]), (base[::-1],), (),
+    ]  # fmt: skip
+    for i in range(base.nbytes):
+        changed = base.copy()
+        changed.view(np.uint8)[i] ^= 1
+        chunks.append((changed,))
+    digests = [digest_chunk(arrays) for arrays in chunks]
+    assert len(set(digests)) == len(digests)
+
+
+def test_a_digest_does_not_depend_on_the_layout_in_memory() -> None:
+    rows = np.arange(24).reshape(4, 6)
+    layouts = [rows, np.asfortranarray(rows), np.repeat(rows, 2, axis=1)[:, ::2]]
+    assert len({digest_chunk((array,)) for array in layouts}) == 1
+    assert len({hash_chunk((array,)) for array in layouts}) == 1
+
+
+@pytest.mark.parametrize("num_bytes", [16_385, 20_001, 1_000_003])
+def test_a_digest_of_a_large_chunk_samples_all_parts_of_it(num_bytes: int) -> None:
+    base = np.zeros(num_bytes, np.uint8)
+    digest = digest_chunk((base,))
+    stretch = num_bytes // 255
+    for at in range(0, num_bytes - stretch, stretch):
+        base[at : at + stretch] = 1
+        assert digest_chunk((base,)) != digest
+        base[at : at + stretch] = 0
+    assert digest_chunk((base,)) == digest
+
+
+def test_the_whole_hash_sees_every_byte_of_a_large_chunk() -> None:
+    base = np.zeros(100_000, np.uint8)
+    digest = hash_chunk((base,))
+    for at in itertools.chain(range(0, 100_000, 997), [99_999]):
+        base[at] = 1
+        assert hash_chunk((base,)) != digest
+        base[at] = 0
+    assert hash_chunk((base,)) == digest

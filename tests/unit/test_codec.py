@@ -1,0 +1,153 @@
+"""Cursors and settings as bytes: what goes in comes out, of the same type and value."""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from feeder.codec import pack, unpack
+
+KEYS = st.one_of(
+    st.text(), st.integers(), st.binary(), st.booleans(), st.tuples(st.integers(), st.text())
+)
+LEAVES = st.one_of(
+    st.none(), st.booleans(), st.integers(), st.floats(), st.text(), st.binary(),
+    st.integers(-(2**200), 2**200),
+)  # fmt: skip
+VALUES = st.recursive(
+    LEAVES,
+    lambda inner: st.one_of(
+        st.lists(inner),
+        st.lists(inner).map(tuple),
+        st.dictionaries(KEYS, inner),
+    ),
+    max_leaves=20,
+)
+
+
+def same(a: Any, b: Any) -> bool:
+    """Whether two values are equal, and of equal type, all the way down."""
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, float):
+        return math.copysign(1, a) == math.copysign(1, b) and (a == b or (a != a and b != b))
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(map(same, a, b))
+    if isinstance(a, dict):
+        return same(list(a.items()), list(b.items()))
+    return bool(a == b)
+
+
+@given(VALUES)
+def test_what_goes_in_comes_out(value: Any) -> None:
+    assert same(unpack(pack(value)), value)
+
+
+@given(VALUES)
+def test_equal_values_have_equal_bytes(value: Any) -> None:
+    assert pack(unpack(pack(value))) == pack(value)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [2**63 - 1, 2**63, 2**64 - 1, 2**64, -(2**63), -(2**63) - 1, 10**100, -(10**100)],
+    ids=lambda value: f"{value:.3g}",
+)
+def test_integers_of_any_size(value: int) -> None:
+    assert same(unpack(pack({"at": (value, [value])})), {"at": (value, [value])})
+
+
+@pytest.mark.parametrize("text", ["", "é", "\0", "a/\udcff.jpg", "😀"], ids=ascii)
+def test_texts_of_any_kind(text: str) -> None:
+    """File names that are not UTF-8 hold lone surrogates."""
+    assert unpack(pack(text)) == text
+
+
+ARRAYS = {
+    "integers": np.arange(6),
+    "two axes": np.arange(6, dtype=np.uint8).reshape(2, 3),
+    "no axis": np.array(3.5),
+    "nothing": np.zeros((0, 3), np.int16),
+    "big-endian": np.arange(4, dtype=">i4"),
+    "dates": np.arange(3).astype("M8[s]"),
+    "text": np.array(["a", "bc"]),
+    "bool": np.array([True, False]),
+    "a state of MT19937": np.random.MT19937(1).state["state"]["key"],
+    "not contiguous": np.arange(12).reshape(3, 4)[:, ::2],
+    "Fortran order": np.asfortranarray(np.arange(6).reshape(2, 3)),
+    "structured": np.array([(1, 2.5)], dtype=[("x", ">i4"), ("y", "f8")]),
+}
+
+
+@pytest.mark.parametrize("array", ARRAYS.values(), ids=ARRAYS.keys())
+def test_arrays_keep_dtype_shape_and_values(array: np.ndarray) -> None:
+    (got,) = unpack(pack([array]))
+    assert (got.dtype, got.shape) == (array.dtype, array.shape)
+    assert np.array_equal(got, array)
+    assert got.flags.writeable
+
+
+def test_the_state_of_a_generator_goes_through() -> None:
+    generator = np.random.default_rng(7)
+    generator.random(3)
+    again = np.random.default_rng(0)
+    again.bit_generator.state = unpack(pack(generator.bit_generator.state))
+    assert again.random() == generator.random()
+
+
+class Colour(enum.IntEnum):
+    RED = 3
+
+
+class Place(NamedTuple):
+    file: str
+    line: int
+
+
+class Name(str):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("value", "plain"),
+    [
+        (np.int64(3), 3), (np.float32(0.5), 0.5), (np.bool_(True), True), (np.str_("a"), "a"),
+        (Colour.RED, 3), (Place("a", 2), ("a", 2)), (Name("a"), "a"), (bytearray(b"a"), b"a"),
+    ],
+    ids=repr,
+)  # fmt: skip
+def test_relatives_of_plain_values_become_plain(value: Any, plain: Any) -> None:
+    assert same(unpack(pack([value])), [plain])
+
+
+@pytest.mark.parametrize(
+    "value",
+    [object(), {1, 2}, 1j, print, np.array([None]), np.zeros(1, [("x", object)]), range(3)],
+    ids=lambda value: type(value).__name__,
+)
+def test_anything_else_is_refused_by_its_type(value: Any) -> None:
+    with pytest.raises(TypeError, match=f"^cannot save {type(value).__name__}; expected "):
+        pack({"at": value})
+
+
+@given(st.binary(max_size=60))
+def test_bytes_that_are_nothing_are_a_value_error_or_a_value(data: bytes) -> None:
+    with contextlib.suppress(ValueError):
+        unpack(data)
+
+
+def test_every_damaged_byte_is_a_value_error_or_another_value() -> None:
+    data = pack({"at": (1, 2**70, np.arange(3)), "name": "a"})
+    for i in range(len(data)):
+        for value in (0, 0xC1, 0xC7, 0xFF, data[i] ^ 1):
+            try:
+                unpack(data[:i] + bytes([value]) + data[i + 1 :])
+            except ValueError:
+                continue

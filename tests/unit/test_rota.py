@@ -1,0 +1,202 @@
+"""Which call is made next, and how much may be buffered: rules without threads."""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+
+import numpy as np
+import pytest
+
+from workers.ledger import Ledger
+from workers.position import Lanes
+from workers.rota import End, Rota
+
+
+def make_rota(num_lanes: int, *, pure: bool, arrival: bool = False, epochs: int = 3) -> Rota:
+    lanes = Lanes(num_lanes=num_lanes, pure=pure, arrival=arrival)
+    return Rota(lanes, lanes.spread(lanes.origin()), epochs)
+
+
+class Fetchers:
+    """Plays fetchers that hold lanes for a random time; `ends` says how many calls of a lane (of
+    all lanes together: pure) give a chunk in each epoch."""
+
+    def __init__(self, rota: Rota, lanes: Lanes, ends: list[list[int]], seed: int) -> None:
+        self.rota, self.lanes, self.ends = rota, lanes, ends
+        self.chance = random.Random(seed)
+        self.made: dict[tuple[int, int], list[int]] = defaultdict(list)
+        """The calls of each epoch and lane, in the order in which they were made."""
+        self.before: dict[tuple[int, int], int] = defaultdict(int)
+
+    def play(self) -> None:
+        held = []
+        while not self.rota.finished or held:
+            lane = self.rota.pick(0.0, ahead=True) if len(held) < 3 else None
+            if lane is not None and (not held or self.chance.random() < 0.6):
+                assert not lane.running
+                lane.running = True
+                held.append(lane)
+                continue
+            assert held, "no lane may be called, none is held, and the stream is not over"
+            lane = held.pop(self.chance.randrange(len(held)))
+            ended = self._call(lane)
+            lane.running = False
+            if ended:
+                self.rota.end(lane, lane.next)
+            self.rota.settle()
+
+    def _call(self, lane: object) -> bool:
+        number, epoch = lane.number, lane.epoch  # type: ignore[attr-defined]
+        self.made[epoch, number].append(lane.next)  # type: ignore[attr-defined]
+        if self.lanes.pure:
+            over = self.lanes.number(number, lane.next) >= self.ends[0][epoch]  # type: ignore[attr-defined]
+        else:
+            over = len(self.made[epoch, number]) > self.ends[number][epoch]
+        if not over:
+            lane.chunks.append((np.zeros(1),))  # type: ignore[attr-defined]
+            lane.take_open(None, marked=False)  # type: ignore[attr-defined]
+        return over
+
+
+@pytest.mark.parametrize("num_lanes", [1, 2, 5])
+@pytest.mark.parametrize("seed", range(10))
+def test_every_worker_is_called_in_order_until_it_ends(num_lanes: int, seed: int) -> None:
+    chance = random.Random(seed)
+    lanes = Lanes(num_lanes=num_lanes, pure=False, arrival=False)
+    ends = [[chance.randint(0, 6) for _ in range(3)] for _ in range(num_lanes)]
+    fetchers = Fetchers(make_rota(num_lanes, pure=False), lanes, ends, seed)
+    fetchers.play()
+    for lane in range(num_lanes):
+        first = 0
+        for epoch in range(3):
+            num = ends[lane][epoch]
+            assert fetchers.made[epoch, lane] == list(range(first, first + num + 1))
+            first += num
+
+
+@pytest.mark.parametrize("num_lanes", [1, 2, 5])
+@pytest.mark.parametrize("seed", range(10))
+def test_every_index_below_the_end_is_called_once(num_lanes: int, seed: int) -> None:
+    chance = random.Random(seed)
+    lanes = Lanes(num_lanes=num_lanes, pure=True, arrival=False)
+    ends = [[chance.randint(0, 12) for _ in range(3)]]
+    fetchers = Fetchers(make_rota(num_lanes, pure=True), lanes, ends, seed)
+    fetchers.play()
+    for epoch, end in enumerate(ends[0]):
+        called = sorted(lanes.number(lane, call) for lane in range(num_lanes)
+                        for call in fetchers.made[epoch, lane])  # fmt: skip
+        assert called[: end + 1] == list(range(end + 1))
+        assert len(called) == len(set(called)) <= end + 1 + 3 * num_lanes
+
+
+def test_the_lane_that_has_been_called_least_is_next() -> None:
+    rota = make_rota(3, pure=False)
+    rota.lanes[0].made, rota.lanes[1].made, rota.lanes[2].made = 5, 3, 4
+    assert rota.pick(0.0, ahead=True) is rota.lanes[1]
+    rota.lanes[1].running = True
+    assert rota.pick(0.0, ahead=True) is rota.lanes[2]
+    rota.lanes[2].halted = True
+    assert rota.pick(0.0, ahead=True) is rota.lanes[0]
+    rota.lanes[0].ready_at = 7.5
+    assert rota.pick(7.0, ahead=True) is None
+    assert rota.next_ready(7.0) == 0.5
+    assert rota.pick(7.5, ahead=True) is rota.lanes[0]
+    assert rota.next_ready(7.5) is None
+
+
+def test_what_is_wanted_goes_before_what_has_been_called_least() -> None:
+    rota = make_rota(3, pure=False)
+    rota.lanes[2].made = 9
+    assert rota.first_callable(0.0, (rota.lanes[2],)) is rota.lanes[2]
+    rota.lanes[2].running = True
+    assert rota.first_callable(0.0, (rota.lanes[2],)) is None
+    assert rota.first_callable(0.0, ()) is None
+
+
+def test_a_lane_with_something_to_collect_waits_unless_lanes_may_run_ahead() -> None:
+    rota = make_rota(2, pure=False)
+    for lane in rota.lanes:
+        lane.chunks.append((np.zeros(1),))
+        bundle = lane.take_open(None, marked=False)
+        assert bundle is not None
+        lane.bundles.append(bundle)
+        if lane.number == 0:
+            assert rota.pick(0.0, ahead=False) is rota.lanes[1]
+    assert rota.pick(0.0, ahead=False) is None
+    assert rota.pick(0.0, ahead=True) is rota.lanes[0]
+
+
+def test_a_bundle_numbers_its_calls_and_waits_for_the_marks() -> None:
+    (lane,) = make_rota(1, pure=False).lanes
+    assert lane.take_open(None, marked=True) is None
+    lane.chunks += ["a", "b", "c"]
+    lane.marks += [b"1", b"2"]  # the fetcher has not yet written the third
+    bundle = lane.take_open(None, marked=True)
+    assert bundle is not None
+    assert (bundle.first, bundle.chunks, bundle.marks) == (0, ["a", "b"], [b"1", b"2"])
+    assert (lane.next, lane.chunks, lane.marks) == (2, ["c"], [])
+    lane.marks.append(b"3")
+    end = End(b"4")
+    bundle = lane.take_open(end, marked=True)
+    assert bundle is not None
+    assert (bundle.first, bundle.chunks, bundle.marks, bundle.ending) == (2, ["c"], [b"3"], end)
+    bundle = lane.take_open(end, marked=True)
+    assert bundle is not None
+    assert (bundle.first, bundle.chunks) == (3, [])
+
+
+def test_no_epoch_begins_before_all_workers_have_ended_the_one_before() -> None:
+    rota = make_rota(2, pure=False, epochs=2)
+    first, second = rota.lanes
+    rota.end(first, 4)
+    rota.settle()
+    assert (first.epoch, second.epoch) == (0, 0)
+    assert rota.pick(0.0, ahead=True) is second
+    rota.end(second, 1)
+    second.running = True
+    rota.settle()
+    assert first.epoch == 0
+    second.running = False
+    rota.settle()
+    assert (first.epoch, second.epoch, first.ended) == (1, 1, False)
+    for lane in rota.lanes:
+        rota.end(lane, 9)
+    rota.settle()
+    assert rota.finished
+    assert rota.pick(0.0, ahead=True) is None
+
+
+# ---- what is buffered
+
+
+def test_the_bound_is_on_rows_and_on_bytes() -> None:
+    ledger = Ledger(10, 100, 1)
+    assert ledger.below_bound
+    ledger.add(9, 50)
+    assert ledger.below_bound
+    ledger.add(1, 0)
+    assert not ledger.below_bound
+    ledger.add(-5, 50)
+    assert (ledger.rows, ledger.bytes, ledger.below_bound) == (5, 100, False)
+    ledger.add(0, -1)
+    assert ledger.below_bound
+    unbounded = Ledger(10, None, 1)
+    unbounded.add(9, 10**15)
+    assert unbounded.below_bound
+
+
+def test_the_most_that_was_ever_buffered_is_kept() -> None:
+    ledger = Ledger(10, None, 1)
+    for rows, num_bytes in ((4, 40), (8, 10), (-12, -50), (3, 3)):
+        ledger.add(rows, num_bytes)
+    assert (ledger.rows, ledger.bytes, ledger.peak_rows, ledger.peak_bytes) == (3, 3, 12, 50)
+
+
+def test_a_device_without_a_batch_may_go_above_the_bound() -> None:
+    ledger = Ledger(1, None, 2)
+    ledger.add(5, 5)
+    ledger.waiting = [0, 2]
+    assert ledger.starving
+    ledger.target = 1
+    assert not ledger.starving
