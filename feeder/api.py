@@ -79,7 +79,8 @@ def init_data_input_workers(
             devices: "uneven" hands them out, "drop" does not, "pad" repeats the last one with
             `rows` 0.
         order: "ticket", or "arrival" to merge chunks as they come: no row is lost or doubled,
-            but the order is not repeatable.
+            but the order is not repeatable. `fetch(call)` must then raise StopIteration for every
+            index from the end of its epoch on.
         num_threads: Threads that serve the workers; as many as workers by default. Not part of
             the stream.
         retries: How often a call that raised is made again (not for functions resumed by replay).

@@ -9,18 +9,25 @@ import numpy as np
 
 _TUPLE, _INTEGER, _ARRAY = 1, 2, 3
 
+# File names on Linux may hold bytes that are no text; Python writes these as surrogates.
+_ANY_TEXT = "surrogatepass"
+
 
 def pack(value: Any) -> bytes:
     """Encode None, bool, int, float, str, bytes, list, tuple, dict, and NumPy scalars and arrays
     without Python objects. Raises `TypeError` for anything else."""
-    packed: bytes = msgpack.packb(value, default=_extend, strict_types=True)
+    packed: bytes = msgpack.packb(
+        value, default=_extend, strict_types=True, unicode_errors=_ANY_TEXT
+    )
     return packed
 
 
 def unpack(packed: bytes) -> Any:
     """The reverse of `pack`; raises `ValueError` for what is not its output."""
     try:
-        return msgpack.unpackb(packed, ext_hook=_shrink, strict_map_key=False)
+        return msgpack.unpackb(
+            packed, ext_hook=_shrink, strict_map_key=False, unicode_errors=_ANY_TEXT
+        )
     except ValueError:
         raise
     except Exception as error:
@@ -36,7 +43,8 @@ def _extend(value: Any) -> Any:
     if isinstance(value, np.generic) and not value.dtype.hasobject:
         return value.item()
     if isinstance(value, np.ndarray) and not value.dtype.hasobject:
-        fields = [value.dtype.str, list(value.shape), value.tobytes()]
+        dtype = value.dtype.str if value.dtype.names is None else value.dtype.descr
+        fields = [dtype, list(value.shape), value.tobytes()]
         return msgpack.ExtType(_ARRAY, pack(fields))
     if isinstance(value, (str, bytes, float, list, dict)):
         return next(base for base in _BASES if isinstance(value, base))(value)

@@ -18,8 +18,8 @@ from workers.batch import Batch, Leftover
 from workers.chunks import Columns, Schema
 from workers.copying import copy_rows, is_sole_owner, pieces_of
 from workers.errors import ResumeError
-from workers.merge import Run
 from workers.position import Frame, Place, Position, Span, Straddler
+from workers.runs import Run
 from workers.spec import StreamSpec
 
 Arrays = tuple[NDArray[Any], ...]

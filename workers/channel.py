@@ -133,7 +133,8 @@ class Channel:
         of threads for each batch would cost more than the batch; unless much has come."""
         since = lane.wanted_since
         late = since is None or time.monotonic() - since > GRACE_S
-        return late or self._ledger.ahead_bytes >= AHEAD_BYTES // 2
+        much = self._ledger.ahead_bytes >= AHEAD_BYTES // 2 or not self._ledger.below_bound
+        return late or much
 
     def pause(self, seconds: float) -> bool:
         """Let time pass; returns at once, with False, when the stream is over."""
@@ -264,7 +265,8 @@ class Channel:
     def _pick(self, now: float) -> Lane | None:
         ledger, wanted = self._ledger, self._wanted
         if not ledger.below_bound:
-            return self._rota.first_callable(now, wanted if ledger.starving else ())
+            due = [lane for lane in wanted if not lane.bundles] if ledger.starving else ()
+            return self._rota.first_callable(now, due)
         # While the merge waits for one lane the others may run ahead; while it is busy, what
         # they fetch would only grow cold in memory.
         hasty = bool(wanted) or ledger.ahead_bytes < AHEAD_BYTES

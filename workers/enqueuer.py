@@ -10,8 +10,9 @@ from workers.batch import Batch
 from workers.channel import Channel
 from workers.errors import ClosedError, FeedError, FetchError
 from workers.fetcher import Fetching
-from workers.merge import EpochEnd, Merge, Run
+from workers.merge import Merge
 from workers.position import Place
+from workers.runs import EpochEnd, Run
 from workers.spec import StreamSpec
 from workers.stats import BatchStats
 

@@ -9,76 +9,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Any
 
 from workers.calls import chain_marks
 from workers.chunks import Schema
 from workers.errors import ChunkError, FeedError
 from workers.position import Lanes, Position, Span, next_live
 from workers.rota import Bundle, End
-
-Columns = list[list[Any]]
-
-
-class Run:
-    """Chunks in merged order, as columns of arrays, and where they came from."""
-
-    __slots__ = ("columns", "digest", "rows", "skip", "span")
-
-    def __init__(
-        self,
-        span: Span,
-        columns: Columns,
-        rows: list[int],
-        skip: int = 0,
-        digest: int | None = None,
-    ) -> None:
-        self.span = span
-        self.columns = columns
-        self.rows = rows
-        self.skip = skip
-        """Rows missing at the head of the first chunk (the leftover of a snapshot)."""
-        self.digest = digest
-        """The digest of that chunk."""
-
-
-class EpochEnd:
-    """All rows of an epoch have been merged."""
-
-    __slots__ = ("position",)
-
-    def __init__(self, position: Position) -> None:
-        self.position = position
-        """The start of the next epoch."""
-
-
-class Head:
-    """What is left of a lane's oldest bundle, checked and in columns."""
-
-    __slots__ = ("columns", "ending", "first", "marks", "rows")
-
-    def __init__(self) -> None:
-        self.columns: Columns = []
-        self.rows: list[int] = []
-        self.first = 0
-        self.marks: list[bytes] | None = None
-        self.ending: End | FeedError | None = None
-
-    def take(self, num: int) -> tuple[Columns, list[int], list[bytes] | None]:
-        """Its first `num` chunks. Nothing is left behind that refers to them, so that the
-        assembler can tell whether anybody else does."""
-        columns, rows, marks = self.columns, self.rows, self.marks
-        self.first += num
-        if num == len(rows):
-            self.columns, self.rows = [[] for _ in columns], []
-            return columns, rows, marks
-        taken = [column[:num] for column in columns]
-        for column in columns:
-            del column[:num]
-        self.rows = rows[num:]
-        if marks is not None:
-            self.marks = marks[num:]
-        return taken, rows[:num], marks[:num] if marks is not None else None
+from workers.runs import Columns, EpochEnd, Head, Run
 
 
 class Merge:
@@ -161,9 +98,23 @@ class Merge:
             return self._first_lane
         # What has been begun first; then what came first, of this epoch.
         for lane, head in enumerate(self._heads):
-            if head.rows or head.ending is not None:
+            if head.rows or (head.ending is not None and not self._is_early(lane, head)):
                 return lane
         return next((lane for lane in self._arrivals if self._has_come(lane)), None)
+
+    def _is_early(self, lane: int, head: Head) -> bool:
+        """Whether an error is of an index that may yet turn out to lie beyond the end: until all
+        smaller indices are done it waits."""
+        if not (self._lanes.pure and isinstance(head.ending, FeedError)):
+            return False
+        index, number = self._lanes.number(lane, head.first), self._lanes.number
+        return any(
+            live and number(other, calls) < index
+            for other, (live, calls) in enumerate(
+                zip(self.position.live, self.position.calls, strict=True)
+            )
+            if other != lane
+        )
 
     def _has_come(self, lane: int) -> bool:
         """Whether the lane's next bundle is there and not of an epoch to come."""

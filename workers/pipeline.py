@@ -17,9 +17,10 @@ from workers.enqueuer import Dealer, DeviceQueue, Enqueuing, run_enqueuer
 from workers.errors import ChunkError
 from workers.fetcher import Fetching, run_fetcher
 from workers.ledger import Ledger
-from workers.merge import Merge, Run
+from workers.merge import Merge
 from workers.position import Frame, Lanes, Place, Position, Span
 from workers.rota import Bundle, Rota
+from workers.runs import Run
 from workers.scope import Scope
 from workers.spec import RunSpec, StreamSpec
 from workers.stats import BatchStats, FetchStats, totals

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from itertools import product
+from threading import Event
 from typing import Any
 
 import numpy as np
 import pytest
 
+from feeder import Call
 from feeds import assert_same, deal, drain, expected, note, running
-from fetches import FORMS, NEED_TWO_WORKERS, PATTERNS, make_fetch
+from fetches import FORMS, NEED_TWO_WORKERS, PATTERNS, make_fetch, make_rows
 
 THREADS = (1, 2, 8)
 LAST_BATCH = ("keep", "drop", "pad", "carry")
@@ -89,6 +91,34 @@ def test_batches_of_any_size(form: str, batch_size: int) -> None:
         stream = expected(make_fetch(form, pattern), pure=form == "pure", **settings)
         got = drain(make_fetch(form, pattern), **settings)
         assert_same(got, stream, pattern, last_batch)
+
+
+@pytest.mark.parametrize(
+    ("order", "beyond"), (("ticket", "rows"), ("ticket", "error"), ("arrival", "error"))
+)
+@pytest.mark.parametrize("threads", (2, 3, 8))
+def test_what_lies_beyond_the_first_end_of_a_pure_function_is_discarded(
+    order: str, beyond: str, threads: int
+) -> None:
+    beyond_called = [Event(), Event()]
+
+    def fetch(call: Call) -> Any:
+        if call.index < 5:
+            return make_rows(0, call.epoch, call.index, 3)
+        if call.index == 5:
+            # Calls beyond the end are made first, where there are threads for them.
+            assert beyond_called[call.epoch].wait(10)
+            raise StopIteration
+        beyond_called[call.epoch].set()
+        if beyond == "error":
+            raise IndexError(call.index)
+        return make_rows(1, call.epoch, call.index, 3)
+
+    with running(fetch, epochs=2, order=order, num_threads=threads) as (_, feed):
+        ids = [int(row_id) for batch in feed for row_id in batch["id"]]
+    assert sorted(ids) == [
+        int(row_id) for e, i in product(range(2), range(5)) for row_id in make_rows(0, e, i, 3)["id"]
+    ]
 
 
 @pytest.mark.parametrize("form", FORMS)

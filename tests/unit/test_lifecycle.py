@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -237,40 +236,6 @@ def test_init_fun_is_not_run_again_after_another_feeds_has_failed() -> None:
         coordinator.start()
     with coordinator:
         assert ran == ["train", "val", "val"]
-
-
-class BrokenLog:
-    def log(self, stats: dict[str, Any]) -> None:
-        raise Trouble("the metrics are away")
-
-
-def test_an_external_logger_that_raises_does_not_disturb_the_feed(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("feeder.stream._LOG_EVERY_S", 0.0)
-    with caplog.at_level(logging.ERROR, logger="feeder"):
-        with make(Pure(), external_loggers=[BrokenLog()]) as coordinator:
-            assert ids(coordinator["train"]) == ids_of_a_fresh_feed()
-        assert coordinator.stop() is True
-    messages = {record.message for record in caplog.records}
-    assert len(messages) == 1
-    assert messages.pop().startswith("external logger <")
-    assert all(record.exc_info and record.exc_info[0] is Trouble for record in caplog.records)
-
-
-def test_statistics_are_logged_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Log:
-        lines: list[dict[str, Any]] = []  # noqa: RUF012
-
-        def log(self, stats: dict[str, Any]) -> None:
-            self.lines.append(stats)
-
-    monkeypatch.setattr("feeder.stream._LOG_EVERY_S", 0.0)
-    with make(Pure(), external_loggers=[Log()]) as coordinator:
-        list(coordinator["train"])
-        assert Log.lines
-    assert [line["batches"] for line in Log.lines] == sorted(line["batches"] for line in Log.lines)
-    assert Log.lines[-1]["rows"] == 15
 
 
 def test_feeds_with_the_same_input_names_never_mix() -> None:

@@ -249,7 +249,9 @@ def test_a_chunk_error_tells_the_worker_and_the_call() -> None:
 def test_arrival_order_loses_and_doubles_nothing(pure: bool, seed: int) -> None:
     chance = random.Random(seed)
     counts = [[chance.randint(0, 7) for _ in range(3)] for _ in range(3)]
-    calls = [list(map(range, of_lane)) if pure else ring_calls(of_lane) for of_lane in counts]
+    calls = list(map(ring_calls, counts))
+    if pure:  # every index from a smallest on ends the epoch
+        calls = [[range(-(-max(0, end - lane) // 3)) for end in counts[0]] for lane in range(3)]
     bundles = [bundles_of(lane, calls[lane], chance) for lane in range(3)]
     merge = make_merge(Lanes(num_lanes=3, pure=pure, arrival=True), 3)
     out = run_merge(merge, bundles, chance)

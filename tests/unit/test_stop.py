@@ -44,7 +44,7 @@ ROWS = (np.ones(4, np.int64),)
 @pytest.mark.parametrize("num_workers", [1, 8])
 @pytest.mark.parametrize("taken", [0, 1, 5])
 def test_fetchers_that_are_blocked_at_the_bound_end(num_workers: int, taken: int) -> None:
-    fetch = Endless(taken + 2 + 2 * num_workers, ROWS)
+    fetch = Endless(taken + 3 + 2 * num_workers, ROWS)
     coordinator = make(fetch, max_buffered_batches=2, num_worker_threads=num_workers)
     coordinator.start()
     for _ in range(taken):

@@ -1,0 +1,127 @@
+"""Nothing is lost or moved with rows of an image's size and a slow user, and memory is bounded.
+
+Small rows hide both: they are copied before anybody else gets to run.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from threading import Condition
+from typing import Any
+
+import numpy as np
+import pytest
+
+from feeder import Feed
+from feeds import running
+
+ROW = (227, 227, 3)
+ROW_BYTES = 227 * 227 * 3 * 4 + 8
+"""Bytes of an image of float32 and its id."""
+BATCH = 32
+WORKERS = 2
+WAIT_S = 20.0
+
+
+class Images:
+    """`fetch(worker_id, batch_size)` of large rows: of each worker so many chunks of so many rows.
+
+    The ids count from 1 in the order of the stream. It knows how many rows of its chunks are
+    alive, whoever holds them.
+    """
+
+    def __init__(self, chunk_rows: int, chunks: int, *, filled: bool = True) -> None:
+        self.chunk_rows, self.chunks, self.filled = chunk_rows, chunks, filled
+        self.calls = [0] * WORKERS
+        self.ended = 0
+        self.called = Condition()
+        self.dead: list[int] = []
+        self.most_alive = 0
+
+    def __call__(self, worker_id: int, batch_size: int) -> tuple[np.ndarray, ...]:
+        with self.called:
+            self.called.notify_all()
+            if self.calls[worker_id] == self.chunks:
+                self.ended += 1
+                raise StopIteration
+            number = self.calls[worker_id] * WORKERS + worker_id
+            self.calls[worker_id] += 1
+            alive = (sum(self.calls) - len(self.dead)) * self.chunk_rows
+            self.most_alive = max(self.most_alive, alive)
+        ids = np.arange(self.chunk_rows) + (1 + number * self.chunk_rows)
+        # Pages of zeros that nobody writes to take no memory.
+        images = np.zeros((self.chunk_rows, *ROW), np.float32)
+        if self.filled:
+            images[:] = ids[:, None, None, None]
+        weakref.finalize(images, self.dead.append, number)
+        return images, ids
+
+    def wait_until_full(self, feed: Feed, max_rows: int) -> None:
+        """Wait until the bound is reached, or there is nothing left to fetch."""
+        deadline = time.monotonic() + WAIT_S
+        with self.called:
+            while feed.stats()["buffered_rows"] < max_rows and self.ended < WORKERS:
+                # The rows are counted just after a call has returned, of which nothing tells.
+                self.called.wait(0.001)
+                assert time.monotonic() < deadline, feed.stats()
+
+
+def settings(**more: Any) -> dict[str, Any]:
+    return {
+        "input_blob_names": ["image", "id"], "num_worker_threads": WORKERS, "timeout": WAIT_S
+    } | more  # fmt: skip
+
+
+@pytest.mark.parametrize("chunk_rows", (1, 3, 8, 20))
+@pytest.mark.parametrize("buffered", (1, 4))
+@pytest.mark.parametrize("threads", (1, 2))
+def test_nothing_is_lost_or_moved_where_the_user_is_slow(
+    chunk_rows: int, buffered: int, threads: int
+) -> None:
+    fetch = Images(chunk_rows, 60 // chunk_rows)
+    total = chunk_rows * (60 // chunk_rows) * WORKERS
+    ids: list[int] = []
+    with running(
+        fetch,
+        **settings(batch_size=8, max_buffered_batches=buffered, num_threads=threads),
+    ) as (_, feed):  # fmt: skip
+        while True:
+            fetch.wait_until_full(feed, buffered * 8)
+            batch = next(feed, None)
+            if batch is None:
+                break
+            assert (batch["image"] == batch["id"][:, None, None, None]).all()
+            ids += batch["id"].tolist()
+            del batch
+    assert ids == list(range(1, total + 1))
+
+
+@pytest.mark.parametrize("chunk_rows", (128, 32, 7, 1))
+@pytest.mark.parametrize(
+    "bound", ({"max_buffered_batches": 2}, {"max_buffered_bytes": 50_000_000}), ids=("rows", "bytes")
+)
+def test_memory_is_bounded_whatever_the_size_of_the_chunks(
+    chunk_rows: int, bound: dict[str, int]
+) -> None:
+    fetch = Images(chunk_rows, 3 * 128 // chunk_rows, filled=False)
+    most_bytes = bound.get("max_buffered_bytes", 2 * BATCH * ROW_BYTES)
+    most_rows = -(-most_bytes // ROW_BYTES)
+    # A worker hands over a chunk, or chunks until they make a batch.
+    bundle = chunk_rows if chunk_rows >= BATCH else BATCH + chunk_rows - 1
+    num = 0
+    with running(fetch, **settings(batch_size=BATCH, **bound)) as (_, feed):
+        while True:
+            fetch.wait_until_full(feed, most_rows)
+            batch = next(feed, None)
+            if batch is None:
+                break
+            num += batch.rows
+            del batch
+        stats = feed.stats()
+    assert num == fetch.chunks * chunk_rows * WORKERS
+    assert most_rows <= stats["peak_buffered_rows"] <= most_rows + bundle * WORKERS
+    assert most_bytes <= stats["peak_buffered_bytes"] <= most_bytes + bundle * WORKERS * ROW_BYTES
+    assert stats["buffered_rows"] == stats["buffered_bytes"] == 0
+    # Not counted is the chunk behind the cut of the batch that the user has.
+    assert fetch.most_alive <= most_rows + bundle * WORKERS + chunk_rows

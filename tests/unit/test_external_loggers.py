@@ -1,0 +1,48 @@
+"""External loggers: given the statistics now and then and at the stop, whatever they do."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+
+from unit.small import Pure, ids, make
+
+
+class Trouble(Exception):
+    pass
+
+
+class BrokenLog:
+    def log(self, stats: dict[str, Any]) -> None:
+        raise Trouble("the metrics are away")
+
+
+def test_an_external_logger_that_raises_does_not_disturb_the_feed(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("feeder.stream._LOG_EVERY_S", 0.0)
+    with caplog.at_level(logging.ERROR, logger="feeder"):
+        with make(Pure(), external_loggers=[BrokenLog()]) as coordinator:
+            assert len(ids(coordinator["train"])) == 15
+        assert coordinator.stop() is True
+    messages = {record.message for record in caplog.records}
+    assert len(messages) == 1
+    assert messages.pop().startswith("external logger <")
+    assert all(record.exc_info and record.exc_info[0] is Trouble for record in caplog.records)
+
+
+def test_statistics_are_logged_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Log:
+        lines: list[dict[str, Any]] = []  # noqa: RUF012
+
+        def log(self, stats: dict[str, Any]) -> None:
+            self.lines.append(stats)
+
+    monkeypatch.setattr("feeder.stream._LOG_EVERY_S", 0.0)
+    with make(Pure(), external_loggers=[Log()]) as coordinator:
+        list(coordinator["train"])
+        assert Log.lines
+    assert [line["batches"] for line in Log.lines] == sorted(line["batches"] for line in Log.lines)
+    assert Log.lines[-1]["rows"] == 15
