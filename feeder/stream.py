@@ -18,8 +18,9 @@ from feeder.errors import ClosedError, FeedError, ForkedError, ReplayWarning, Re
 from feeder.snapshot import Rows, Snapshot, StreamState, summarise
 from feeder.token import StreamId, make_fingerprint
 from workers.batch import Cut
-from workers.pipeline import Pipeline, Resume
+from workers.pipeline import Pipeline
 from workers.position import Place
+from workers.resuming import Resume
 
 logger = logging.getLogger("feeder")
 

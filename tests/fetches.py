@@ -28,7 +28,7 @@ Script = Callable[[int, int], Sizes]
 """From worker and epoch to the rows of each call; None stands for a call that returns None."""
 
 _RAGGED = (5, 0, 17, 1, 8, 0, 3)
-_GAPS = (None, 4, 9, None, None, 0, 2, None)
+_GAPS = (4, None, None, 9, 0, 2, None)
 
 PATTERNS: dict[str, Script] = {
     "whole": lambda worker, epoch: (BATCH_SIZE,) * (1 + (worker + epoch) % 2),

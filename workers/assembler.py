@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workers.batch import Batch, Leftover
+from workers.calls import not_repeatable
 from workers.chunks import Columns, Schema
 from workers.copying import copy_rows, is_sole_owner, pieces_of
 from workers.errors import ResumeError
@@ -274,20 +275,15 @@ class Assembler:
             return 0
         self._expected = None
         straddler = self._keep(run, 0, 0)
-        if straddler.rows != expected.rows:
-            what = f"{expected.rows} rows then, {straddler.rows} now"
+        what = straddler.differs_from(expected)
+        if what:
             raise self._not_deterministic(what, expected)
-        if straddler.digest != expected.digest:
-            raise self._not_deterministic("other rows than before", expected)
         return expected.taken
 
     def _not_deterministic(self, what: str, expected: Leftover) -> ResumeError:
         lane = expected.call if self._spec.pure else expected.lane
         worker_id = self._spec.worker_id(lane)
-        return ResumeError(
-            f"fetch function is not deterministic: worker {worker_id}, call {expected.call}: "
-            f"{what}; resume from a snapshot, which holds the rows, or make it repeat itself"
-        )
+        return not_repeatable(worker_id, expected.call, what)
 
 
 def _let_go(run: Run, i: int, j: int) -> None:

@@ -15,7 +15,7 @@ import xxhash
 
 from workers.batch import Call
 from workers.chunks import Schema, digest_chunk
-from workers.errors import ResumeError
+from workers.errors import FetchError, FetchTimeout, ResumeError
 from workers.position import Lanes, Position
 from workers.spec import RunSpec, StreamSpec
 
@@ -156,6 +156,35 @@ class WorkerCalls:
         self._spec.fetch.seek(self._worker_id, self._run.decode_cursor(self._last_mark))  # type: ignore[attr-defined]
 
 
+def fetch_again(
+    spec: StreamSpec, call: Call, timeout_s: float, pause: Callable[[float], bool]
+) -> Any:
+    """The chunk of one call of a pure function, out of turn; None where the stream is over."""
+    began = time.monotonic()
+    while True:
+        try:
+            chunk = spec.fetch(call)
+        except StopIteration:
+            raise not_repeatable(call.worker_id, call.index, "the epoch ended instead") from None
+        except Exception as error:
+            raise FetchError(
+                f"worker {call.worker_id}, call {call.index}: fetch function raised "
+                f"{type(error).__name__}: {error}",
+                worker_id=call.worker_id,
+                call=call.index,
+            ) from error
+        if chunk is not None:
+            return as_tuple(chunk, spec.names)
+        if time.monotonic() - began > timeout_s:
+            raise FetchTimeout(
+                f"worker {call.worker_id}, call {call.index}: no chunk for {timeout_s} s",
+                worker_id=call.worker_id,
+                call=call.index,
+            )
+        if not pause(NONE_BACKOFF_S):
+            return None
+
+
 def as_tuple(chunk: Any, names: tuple[str, ...]) -> Any:
     """A chunk as a tuple in the order of the input names; left as it is where it cannot be."""
     if isinstance(chunk, (list, tuple)):
@@ -214,14 +243,14 @@ def _replay(
         except StopIteration:
             seen_ends += 1
             if seen_ends > ends:
-                raise _not_repeatable(worker_id, seen_calls, "the epoch ended early") from None
+                raise not_repeatable(worker_id, seen_calls, "the epoch ended early") from None
             continue
         if chunk is None:
             keep_going(NONE_BACKOFF_S)
             continue
         arranged = schema.arrange([as_tuple(chunk, spec.names)])
         if arranged.error is not None or seen_calls >= calls:
-            raise _not_repeatable(worker_id, seen_calls, "another chunk than before")
+            raise not_repeatable(worker_id, seen_calls, "another chunk than before")
         arrays = tuple(column[0] for column in arranged.columns)
         seen_mark = chain_marks(seen_mark, seen_calls, 1, lambda _, arrays=arrays: arrays)[0]  # type: ignore[misc]
         seen_calls += 1
@@ -231,11 +260,13 @@ def _replay(
             logger.info("worker %d: replayed %d of %d calls", worker_id, seen_calls, calls)
     if keep_going(0.0) and (seen_rows != rows or (seen_mark or b"") != (mark or b"")):
         what = f"{rows} rows then, {seen_rows} now" if seen_rows != rows else "other rows"
-        raise _not_repeatable(worker_id, seen_calls, what)
+        raise not_repeatable(worker_id, seen_calls, what)
 
 
-def _not_repeatable(worker_id: int, call: int, what: str) -> ResumeError:
+def not_repeatable(worker_id: int, call: int, what: str) -> ResumeError:
+    """The error of a fetch function that gives something else than it gave before."""
     return ResumeError(
-        f"fetch function is not deterministic: worker {worker_id}, call {call}: {what}; give it "
-        "cursor(worker_id) and seek(worker_id, cursor), or make it repeat itself"
+        f"fetch function is not deterministic: worker {worker_id}, call {call}: {what}; resume "
+        "from a snapshot, which holds the rows left over, give the function cursor(worker_id) and "
+        "seek(worker_id, cursor), or make it repeat itself"
     )

@@ -129,7 +129,7 @@ class Enqueuing:
         dealer: Dealer,
         fetching: Fetching,
         stats: BatchStats,
-        leftover: Run | None,
+        leftover: Callable[[], Run | None],
         *,
         begins_epoch: bool,
     ) -> None:
@@ -146,9 +146,10 @@ class Enqueuing:
 
     def run(self) -> None:
         """Make batches until the end of the stream."""
-        if self._leftover is not None:
-            self._take(self._leftover)
-            self._leftover = None
+        leftover = self._leftover()
+        if leftover is not None:
+            self._take(leftover)
+            del leftover
         while not self._merge.finished:
             self._step()
         self._dealer.finish(self._assembler.start_of(self._merge.position))

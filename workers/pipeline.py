@@ -3,39 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from numpy.typing import NDArray
-
 from workers.assembler import Assembler, Slots
-from workers.batch import Cut, Leftover
+from workers.batch import Cut
 from workers.calls import make_calls
 from workers.channel import Channel
-from workers.chunks import Columns, Schema, hash_chunk
+from workers.chunks import Schema, hash_chunk
 from workers.enqueuer import Dealer, DeviceQueue, Enqueuing, run_enqueuer
 from workers.errors import ChunkError
 from workers.fetcher import Fetching, run_fetcher
 from workers.ledger import Ledger
 from workers.merge import Merge
 from workers.position import Frame, Lanes, Place, Position, Span
+from workers.resuming import Beginning, Resume
 from workers.rota import Bundle, Rota
-from workers.runs import Run
 from workers.scope import Scope
 from workers.spec import RunSpec, StreamSpec
 from workers.stats import BatchStats, FetchStats, totals
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Resume:
-    """Where a stream goes on."""
-
-    cut: Cut
-    """The place to go on at."""
-    rows: tuple[NDArray[Any], ...] | None = None
-    """The rows left over at the cut, where they are at hand; else their chunk is fetched again."""
-    columns: Columns | None = None
-    """The columns as they were observed then."""
 
 
 class Pipeline:
@@ -58,40 +43,26 @@ class Pipeline:
         )
         self._spec, self._run, self._name = spec, run, name
         self._scope = Scope()
-        cut = resume.cut if resume is not None else None
-        leftover = cut.leftover if cut is not None and not cut.finished else None
-        rows = resume.rows if resume is not None else None
-        position = cut.position if cut is not None else lanes.origin()
-        # Where the rows left over are not at hand, the stream goes on before their chunk.
-        refetched = leftover if rows is None else None
-        if refetched is not None:
-            position = lanes.rewind(position, refetched)
-        start = lanes.spread(position)
+        begin = Beginning(spec, lanes, resume)
         frame = Frame(lanes, encode, spec.epochs)
-        epoch, index, step = (cut.epoch, cut.index, cut.step) if cut is not None else (0, 0, 0)
-        self.start_cut = cut or Place(frame, Span(start, (), (), [], ()), 0, 0, None, epoch).cut()
+        origin = Place(frame, Span(begin.position, (), (), [], ()), 0, 0, None, 0)
+        self.start_cut = origin.cut() if resume is None else resume.cut
         """Where the stream begins."""
         self.schema = Schema(
-            spec.names,
-            spec.axes,
-            ragged=spec.dont_rebatch,
-            known=resume.columns if resume is not None else None,
-        )
-        self._make_fetching(start, len(queues))
-        merge = self._make_merge(start, refetched)
-        assembler = Assembler(
-            spec, frame, self.schema, slots, num_devices=len(queues),
-            epoch=epoch, index=index, step=step, expected=refetched,
+            spec.names, spec.axes, ragged=spec.dont_rebatch, known=begin.columns
         )  # fmt: skip
-        injected = None
-        if cut is not None and leftover is not None and rows is not None:
-            injected = self._leftover_run(cut, leftover, rows)
+        self._make_fetching(begin.position, len(queues))
+        assembler = Assembler(
+            spec, frame, self.schema, slots, num_devices=len(queues), epoch=begin.epoch,
+            index=begin.index, step=begin.step, expected=begin.expected,
+        )  # fmt: skip
         self.batch_stats = BatchStats()
         self._dealer = Dealer(queues, self.channel, assembler, spec, report)
         self._enqueuing = Enqueuing(
-            spec, self.channel, merge, assembler, self._dealer, self._fetching,
-            self.batch_stats, injected,
-            begins_epoch=index == 0 and leftover is None and spec.last_batch != "carry",
+            spec, self.channel, self._make_merge(begin), assembler, self._dealer,
+            self._fetching, self.batch_stats,
+            lambda: begin.make_run(self.schema, self.channel, run.timeout_s),
+            begins_epoch=begin.begins_epoch,
         )  # fmt: skip
 
     def _make_fetching(self, start: Position, num_devices: int) -> None:
@@ -109,16 +80,16 @@ class Pipeline:
         calls = [make_calls(spec, run, lanes, start, lane) for lane in range(lanes.num_lanes)]
         self._fetching = Fetching(spec, run, self.channel, calls, self.fetch_stats)
 
-    def _make_merge(self, start: Position, refetched: Leftover | None) -> Merge:
+    def _make_merge(self, begin: Beginning) -> Merge:
         return Merge(
             self._lanes,
             self.schema,
-            start,
+            begin.position,
             self._spec.epochs,
             chained=not (self._spec.pure or self._spec.seekable),
             describe=self.channel.describe,
             check=self._check if self._run.debug else None,
-            first_lane=None if refetched is None else self._lane_of(refetched),
+            first_lane=begin.first_lane,
         )
 
     def start(self) -> None:
@@ -149,22 +120,6 @@ class Pipeline:
             "peak_buffered_rows": ledger.peak_rows,
             "peak_buffered_bytes": ledger.peak_bytes,
         }
-
-    def _lane_of(self, leftover: Leftover) -> int:
-        return leftover.call % self._lanes.num_lanes if self._spec.pure else leftover.lane
-
-    def _leftover_run(self, cut: Cut, leftover: Leftover, rows: tuple[NDArray[Any], ...]) -> Run:
-        """The rows of a snapshot as the first run of the stream."""
-        lanes, lane = self._lanes, self._lane_of(leftover)
-        before = lanes.spread(lanes.rewind(cut.position, leftover))
-        call = leftover.call // lanes.num_lanes if self._spec.pure else leftover.call
-        mark = None if self._spec.pure else cut.position.marks[lane]
-        marks = None if mark is None else (mark,)
-        span = Span(before, (lane,), (call,), [leftover.rows], (marks,))
-        num_rows = leftover.rows - leftover.taken
-        self.ledger.add(num_rows, sum(array.nbytes for array in rows))
-        columns: list[list[Any]] = [[array] for array in rows]
-        return Run(span, columns, [num_rows], leftover.taken, leftover.digest)
 
     def _check(self, bundle: Bundle) -> ChunkError | None:
         """Whether the chunks are still what the fetch function returned (the debug switch)."""

@@ -213,6 +213,12 @@ class Straddler:
             self._digest = digest_chunk(self.arrays)
         return self._digest
 
+    def differs_from(self, then: Leftover) -> str:
+        """In what the chunk differs from what it was; empty where it does not."""
+        if then.rows != self.rows:
+            return f"{then.rows} rows then, {self.rows} now"
+        return "" if then.digest == self.digest else "other rows than before"
+
     def rest(self, taken: int) -> tuple[NDArray[Any], ...]:
         """The rows after the first `taken`, as views."""
         start, stop = taken - self.skip, self.rows - self.skip

@@ -25,9 +25,7 @@ def ids_of(batches: Iterable[Batch]) -> list[int]:
 
 def all_ids(form: str, pattern: str) -> list[int]:
     """Return the ids of all rows of the stream, sorted."""
-    stream = expected(
-        make_fetch(form, pattern), pure=form == "pure", epochs=EPOCHS, batch_size=1
-    )
+    stream = expected(make_fetch(form, pattern), pure=form == "pure", epochs=EPOCHS, batch_size=1)
     return sorted(int.from_bytes(columns[0][2], "little") for *_, columns in stream)
 
 
@@ -92,7 +90,8 @@ def epoch_of(row_id: int) -> int:
 @pytest.mark.parametrize("form", FORMS)
 def test_no_epoch_begins_before_the_one_before_it_has_ended(form: str) -> None:
     for seed, pattern in enumerate(PATTERNS):
-        epochs = [epoch_of(row_id) for row_id in ids_of(take_in_parts(form, pattern, "bytes", seed))]
+        batches = take_in_parts(form, pattern, "bytes", seed)
+        epochs = [epoch_of(row_id) for row_id in ids_of(batches)]
         assert epochs == sorted(epochs), pattern
 
 

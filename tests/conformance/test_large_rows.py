@@ -99,7 +99,7 @@ def test_nothing_is_lost_or_moved_where_the_user_is_slow(
 
 @pytest.mark.parametrize("chunk_rows", (128, 32, 7, 1))
 @pytest.mark.parametrize(
-    "bound", ({"max_buffered_batches": 2}, {"max_buffered_bytes": 50_000_000}), ids=("rows", "bytes")
+    "bound", ({"max_buffered_batches": 2}, {"max_buffered_bytes": 50_000_000}), ids=" ".join
 )
 def test_memory_is_bounded_whatever_the_size_of_the_chunks(
     chunk_rows: int, bound: dict[str, int]

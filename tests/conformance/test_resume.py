@@ -72,18 +72,14 @@ def test_resumed_at_every_batch_of_a_single_epoch(form: str, last_batch: str) ->
         stream = stream_of(form, pattern, epochs=1, last_batch=last_batch)
         taken = positions(form, pattern, last_batch=last_batch)
         for (i, position), carrier in product(enumerate(taken, 1), CARRIERS):
-            rest = drain(
-                make_fetch(form, pattern), resume=position[carrier], last_batch=last_batch
-            )
+            rest = drain(make_fetch(form, pattern), resume=position[carrier], last_batch=last_batch)
             assert_same(rest, stream[i:], pattern, i, carrier)
 
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("carrier", CARRIERS)
 def test_resumed_again_after_every_batch(form: str, carrier: str) -> None:
-    for pattern, last_batch, threads in zip(
-        PATTERNS, LAST_BATCH * 2, cycle(THREADS), strict=False
-    ):
+    for pattern, last_batch, threads in zip(PATTERNS, LAST_BATCH * 2, cycle(THREADS), strict=False):
         settings = {"epochs": 3, "last_batch": last_batch, "num_threads": threads}
         stream: list[Record] = []
         position = None

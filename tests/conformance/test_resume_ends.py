@@ -133,15 +133,14 @@ def ids(records: list[Record]) -> bytes:
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("last_batch", LAST_BATCH)
 def test_epochs_may_be_added_in_the_middle(form: str, last_batch: str) -> None:
-    stream = stream_of(form, "ragged", epochs=3, last_batch=last_batch)
-    short = stream_of(form, "ragged", epochs=1, last_batch="drop")
-    with running(make_fetch(form, "ragged"), epochs=1, last_batch=last_batch) as (coordinator, feed):
-        for i in range(1, len(short) + 1):
+    one, three = ({"epochs": epochs, "last_batch": last_batch} for epochs in (1, 3))
+    stream = stream_of(form, "ragged", **three)
+    num_full = len(stream_of(form, "ragged", epochs=1, last_batch="drop"))
+    with running(make_fetch(form, "ragged"), **one) as (coordinator, feed):
+        for i in range(1, num_full + 1):
             batch = next(feed)
             for position in (batch.cut.token(), coordinator.snapshot()):
-                rest = drain(
-                    make_fetch(form, "ragged"), resume=position, epochs=3, last_batch=last_batch
-                )
+                rest = drain(make_fetch(form, "ragged"), resume=position, **three)
                 assert_same(rest, stream[i:], i)
 
 

@@ -85,12 +85,12 @@ def test_replay_of_what_cannot_be_repeated_is_refused(carrier: str) -> None:
     with running(make_fetch("replay", "ragged"), repeatable=False) as (coordinator, feed):
         next(feed)
         positions = {"snapshot": coordinator.snapshot(), "state dict": coordinator.state_dict()}
-    with pytest.raises(ResumeError, match="repeatable=False.*cursor"):
+    with pytest.raises(ResumeError, match=r"repeatable=False.*cursor"):
         make(make_fetch("replay", "ragged"), resume=positions[carrier], repeatable=False)
 
 
 def where(form: str, pattern: str, row_id: int) -> tuple[int, int, bool]:
-    """Return worker id and number of the call that gave a row, and whether it gave more after it."""
+    """Return worker id and number of the call that gave a row, and whether more followed it."""
     worker, rest = divmod(row_id - 1, 10 * CALLS_PER_EPOCH * ROWS_PER_CALL)
     epoch, rest = divmod(rest, CALLS_PER_EPOCH * ROWS_PER_CALL)
     call, row = divmod(rest, ROWS_PER_CALL)
@@ -166,9 +166,7 @@ def test_an_end_where_rows_came_before_is_named(form: str, carrier: str) -> None
 @pytest.mark.parametrize("carrier", ("snapshot", "token", "state dict"))
 @pytest.mark.parametrize("threads", (1, 8))
 @pytest.mark.parametrize("keep", (None, 0), ids=("other values", "fewer rows"))
-def test_replay_names_the_worker_that_differs(
-    carrier: str, threads: int, keep: int | None
-) -> None:
+def test_replay_names_the_worker_that_differs(carrier: str, threads: int, keep: int | None) -> None:
     with running(make_fetch("replay", "single")) as (coordinator, feed):
         batches = [next(feed), next(feed)]
         position = {

@@ -24,12 +24,12 @@ LAST_ROUND = ("uneven", "drop", "pad")
 def test_stream_is_the_naive_one(form: str, pattern: str, workers: int) -> None:
     if workers == 1 and form != "pure" and pattern in NEED_TWO_WORKERS:
         workers = 4
-    for epochs, last_batch in product((1, 3), LAST_BATCH):
+    for last_batch, (epochs, threads_of_epochs) in product(LAST_BATCH, ((1, (2,)), (3, THREADS))):
         settings: dict[str, Any] = {"epochs": epochs, "last_batch": last_batch}
         stream = expected(
             make_fetch(form, pattern), pure=form == "pure", num_workers=workers, **settings
         )
-        for threads in THREADS:
+        for threads in threads_of_epochs:
             got = drain(
                 make_fetch(form, pattern),
                 num_worker_threads=workers,
@@ -43,7 +43,7 @@ def test_stream_is_the_naive_one(form: str, pattern: str, workers: int) -> None:
 @pytest.mark.parametrize("pattern", PATTERNS)
 @pytest.mark.parametrize("last_round", LAST_ROUND)
 def test_stream_is_dealt_out_to_devices_in_rounds(form: str, pattern: str, last_round: str) -> None:
-    for devices, last_batch, threads in product((2, 3), LAST_BATCH, (1, 8)):
+    for (devices, threads), last_batch in product(((2, 8), (3, 1)), LAST_BATCH):
         settings: dict[str, Any] = {
             "epochs": 2, "last_batch": last_batch, "last_round": last_round
         }  # fmt: skip
@@ -116,9 +116,8 @@ def test_what_lies_beyond_the_first_end_of_a_pure_function_is_discarded(
 
     with running(fetch, epochs=2, order=order, num_threads=threads) as (_, feed):
         ids = [int(row_id) for batch in feed for row_id in batch["id"]]
-    assert sorted(ids) == [
-        int(row_id) for e, i in product(range(2), range(5)) for row_id in make_rows(0, e, i, 3)["id"]
-    ]
+    chunks = [make_rows(0, epoch, index, 3) for epoch, index in product(range(2), range(5))]
+    assert sorted(ids) == [row_id for chunk in chunks for row_id in chunk["id"].tolist()]
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -139,9 +138,7 @@ def test_seed_alone_changes_what_a_pure_function_draws(pattern: str) -> None:
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_without_rebatching_each_chunk_with_rows_is_a_batch(form: str, pattern: str) -> None:
-    singles = expected(
-        make_fetch(form, pattern), pure=form == "pure", epochs=2, batch_size=1
-    )
+    singles = expected(make_fetch(form, pattern), pure=form == "pure", epochs=2, batch_size=1)
     for threads, devices in product(THREADS, (1, 2)):
         with running(
             make_fetch(form, pattern),

@@ -96,6 +96,24 @@ def test_large_rows_arrive(kind: str, width: int) -> None:
     assert_arrived(feed_them(KINDS[kind], width, 4), KINDS[kind], width)
 
 
+@pytest.mark.parametrize("rows", [1, 2])
+def test_many_small_chunks_fill_a_large_batch(rows: int) -> None:
+    """More than are joined in one go."""
+
+    def fetch(call: feeder.Call) -> Any:
+        if call.index == 900 // rows:
+            raise StopIteration
+        numbers = np.arange(rows * call.index, rows * (call.index + 1))
+        return np.repeat(numbers, 500).reshape(rows, 500), numbers
+
+    with make(fetch, ["x", "number"], 300) as coordinator:
+        batches = list(coordinator["train"])
+    assert [len(batch["x"]) for batch in batches] == [300, 300, 300]
+    for step, batch in enumerate(batches):
+        assert np.array_equal(batch["number"], np.arange(300 * step, 300 * step + 300))
+        assert (batch["x"] == batch["number"][:, None]).all()
+
+
 @pytest.mark.parametrize("batch_size", [4, 6, 7])
 def test_a_memory_mapped_file_arrives(tmp_path: Path, batch_size: int) -> None:
     path = tmp_path / "rows.npy"

@@ -90,16 +90,19 @@ def test_a_device_that_lags_does_not_hold_up_the_stream_of_another_call() -> Non
 
 
 class Signal(logging.Handler):
-    """Tells the test that a line has been logged."""
+    """Tells the test that a line has been logged, and that one has that tells of a device."""
 
     def __init__(self) -> None:
         super().__init__()
         self.lines: list[str] = []
         self.logged = threading.Event()
+        self.told_device = threading.Event()
 
     def emit(self, record: logging.LogRecord) -> None:
         self.lines.append(record.getMessage())
         self.logged.set()
+        if self.lines[-1].endswith("to take a batch"):
+            self.told_device.set()
 
 
 @pytest.fixture
@@ -120,10 +123,9 @@ def test_the_wait_for_a_device_that_does_not_take_names_it(
     with make(Pure(1000, 4), **settings) as coordinator:
         feed = coordinator["train"]
         taker = Aside(lambda: [batch.step for batch in feed.on("cpu:4")])
-        assert signal.logged.wait(WAIT_S)
-        assert signal.lines[0] == (
-            "no batch for 0 s: feed 'train' waits for ['cpu:7'] to take a batch"
-        )
+        assert signal.told_device.wait(WAIT_S)
+        told = "no batch for 0 s: feed 'train' waits for ['cpu:7'] to take a batch"
+        assert signal.lines[-1] == told
         assert [batch.step for batch in feed.on("cpu:7")] == list(range(1, 1000, 2))
         assert taker.result() == list(range(0, 1000, 2))
 

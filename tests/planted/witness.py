@@ -1,0 +1,24 @@
+"""pytest plugin: stops the run where the packages under test are not those of the folder that
+the run is in, and says which they are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import feeder
+import workers
+
+TESTED = "tested: "
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    for package in (feeder, workers):
+        folder = Path(str(package.__file__)).parents[1]
+        if folder != config.rootpath:
+            raise pytest.UsageError(f"{package.__name__} is of {folder}, not {config.rootpath}")
+
+
+def pytest_report_header() -> str:
+    return f"{TESTED}{feeder.__file__}, {workers.__file__}"
