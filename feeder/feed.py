@@ -27,7 +27,7 @@ class DeviceFeed:
         self._progress = stream.progress
         self._alone = len(stream.queues) == 1
         self._ready: deque[Batch] = deque()
-        self._held = (0, 0, 0)
+        self._held = (0, 0, 0, 0)
 
     @property
     def device(self) -> str:
@@ -60,9 +60,10 @@ class DeviceFeed:
             if not stream.pipeline.start_cut.finished:
                 stream.progress.end(self._device, got)
             raise StopIteration
-        rows = sum([batch.held_rows for batch in got])
+        rows = sum([batch.rows for batch in got])
         num_bytes = sum([batch.held_bytes for batch in got])
-        self._held = (rows, num_bytes, len(got))
+        kept_rows = sum([batch.kept_rows for batch in got])
+        self._held = (len(got), rows, num_bytes, kept_rows)
         self._ready.extend(got[1:])
         if stream.stopped:
             # In the meantime, from another thread, which may have missed these batches.
@@ -72,8 +73,7 @@ class DeviceFeed:
 
     def _settle(self) -> None:
         """All batches at hand have been handed out: they count as buffered no longer."""
-        rows, num_bytes, num = self._held
-        self._stream.pipeline.channel.count(-rows, -num_bytes, self._device, -num)
+        self._stream.pipeline.channel.hand_out(self._device, *self._held)
 
     def drop(self) -> None:
         """Forget the batches at hand: the stream has been stopped, or this is a forked child."""

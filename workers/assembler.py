@@ -83,7 +83,7 @@ class Assembler:
         # Of the rows of finished chunks, those free now and those that a snapshot may still need.
         self._freed = 0
         self._freed_later = 0
-        self._added = 0
+        self._kept = self._dropped = 0
 
     @property
     def columns(self) -> Columns | None:
@@ -121,7 +121,7 @@ class Assembler:
                 j, last = j + 1, 0
             self._copy(run, i, taken, j, last, ends)
             i, taken = j, last
-            yield self._emit_slot(self._place(run, j + (last > 0), last), size)
+            yield self._emit_slot(self._place(run, j + (last > 0), last), size, size)
 
     def end_epoch(self, position: Position) -> Iterator[Batch]:
         """The epoch has ended; `position` is the start of the next. Yields the rest as a batch
@@ -133,9 +133,7 @@ class Assembler:
         if rest and (policy in ("keep", "pad") or (policy == "carry" and place.cut().finished)):
             if policy == "pad":
                 self._pad(rest)
-            batch = self._emit_slot(place, self._size if policy == "pad" else rest)
-            batch.rows = rest
-            yield batch
+            yield self._emit_slot(place, self._size if policy == "pad" else rest, rest)
         elif not rest or policy == "drop":
             self._drop()
             if self._last is not None:
@@ -149,16 +147,16 @@ class Assembler:
         place.step = self.step
         return place
 
-    def settle(self) -> int:
-        """Rows buffered more (or, if negative, fewer) than when last asked, by the copies made
-        and the chunks finished with."""
-        added, self._added = self._added, 0
-        return added
+    def settle(self) -> tuple[int, int]:
+        """By how many rows, since last asked, those have grown that are kept though they have been
+        copied, and how many rows were dropped."""
+        kept, dropped, self._kept, self._dropped = self._kept, self._dropped, 0, 0
+        return kept, dropped
 
     def _drop(self) -> None:
-        self._filled = 0
-        self._added -= self._freed + self._freed_later
-        self._freed = self._freed_later = 0
+        self._kept += self._filled - self._freed - self._freed_later
+        self._dropped += self._filled
+        self._filled = self._freed = self._freed_later = 0
 
     # ---- batches
 
@@ -168,15 +166,15 @@ class Assembler:
         self.step += 1
         place.index = self.index if place.epoch == self.epoch else 0
         place.step = self.step
-        batch.held_rows = rows + self._freed_later
-        self._added += (0 if passed else rows) - self._freed
+        batch.kept_rows = self._freed_later
+        self._kept += (0 if passed else rows) - self._freed
         self._freed = self._freed_later = 0
         self._last = place
         return batch
 
-    def _emit_slot(self, place: Place, rows: int) -> Batch:
+    def _emit_slot(self, place: Place, length: int, rows: int) -> Batch:
         assert self._slot is not None
-        arrays = self._slot.lease(rows)
+        arrays = self._slot.lease(length)
         self._slot = None
         self._filled = 0
         return self._emit(arrays, place, rows)

@@ -115,7 +115,7 @@ class Batch(Mapping[str, NDArray[Any]]):
 
     # A plain class: it is made once per batch, and a frozen dataclass takes ten times as long.
     __slots__ = (
-        "_arrays", "_names", "epoch", "held_bytes", "held_rows", "index", "place", "rows", "step"
+        "_arrays", "_names", "epoch", "held_bytes", "index", "kept_rows", "place", "rows", "step"
     )  # fmt: skip
 
     epoch: int
@@ -128,10 +128,10 @@ class Batch(Mapping[str, NDArray[Any]]):
     """Its real rows; fewer than the arrays' with `last_batch="pad"`."""
     place: Place
     """Where the stream stands after it; `cut` reads it."""
-    held_rows: int
-    """Rows of the bound that are free again once the batch is handed out."""
     held_bytes: int
-    """Bytes of the bound that are free again once the batch is handed out."""
+    """Bytes that its rows count for in the bound until it is handed out."""
+    kept_rows: int
+    """Rows of a chunk that is kept for the cut before this batch, until this is handed out."""
 
     def __init__(
         self,
@@ -150,8 +150,8 @@ class Batch(Mapping[str, NDArray[Any]]):
         self.index = index
         self.step = step
         self.rows = rows
-        self.held_rows = 0
         self.held_bytes = 0
+        self.kept_rows = 0
 
     @property
     def cut(self) -> Cut:

@@ -231,26 +231,42 @@ class Channel:
 
     # ---- the bound
 
-    def count(self, rows: int, num_bytes: int, device: int = -1, batches: int = 0) -> None:
-        """Count rows, bytes and batches into the buffers (or, if negative, out of them)."""
-        if not (rows or num_bytes or batches):
-            return
-        with self._lock:
-            self._ledger.add(rows, num_bytes)
-            if batches:
-                self._ledger.waiting[device] += batches
-            if self._num_idle:
-                self._wake_fetcher(time.monotonic())
-            if self._ledger.below_bound or self._ledger.starving:
-                self._room.notify()
+    def count(self, rows: int, num_bytes: int, kept_rows: int = 0) -> None:
+        """Count rows and bytes into the buffers (or, if negative, out of them)."""
+        if rows or num_bytes or kept_rows:
+            with self._lock:
+                self._ledger.add(rows, num_bytes, kept_rows)
+                self._make_use_of_room()
 
-    def wait_for_room(self, device: int) -> None:
-        """Wait until a batch for a device may be assembled: below the bound, or where the device
-        has none. A copy adds to what is buffered for as long as its chunk is kept."""
+    def queue(self, device: int, batches: int) -> None:
+        """Count batches into a device queue."""
         with self._lock:
-            ledger = self._ledger
-            ledger.target = device
-            while not (self.closed or ledger.below_bound or ledger.starving):
+            self._ledger.waiting[device] += batches
+
+    def hand_out(
+        self, device: int, batches: int, rows: int, num_bytes: int, kept_rows: int
+    ) -> None:
+        """Batches of a device have been handed out: they are buffered no longer."""
+        with self._lock:
+            self._ledger.add(-rows, -num_bytes, -kept_rows)
+            self._ledger.waiting[device] -= batches
+            self._make_use_of_room()
+
+    def _make_use_of_room(self) -> None:
+        if self._num_idle:
+            self._wake_fetcher(time.monotonic())
+        if self._ledger.below_bound or self._ledger.starving:
+            self._room.notify()
+
+    def learn(self, row_bytes: int) -> None:
+        """All rows of the stream have so many bytes."""
+        self._ledger.row_bytes = row_bytes
+
+    def wait_for_room(self) -> None:
+        """Wait until a batch may be assembled: below the bound, or where a device has none. A
+        copy adds to what is buffered for as long as its chunk is kept."""
+        with self._lock:
+            while not (self.closed or self._ledger.below_bound or self._ledger.starving):
                 self._room.wait()
 
     def close(self) -> None:

@@ -78,8 +78,9 @@ class Dealer:
     def flush(self) -> None:
         """Hand over what has been dealt so far."""
         group, self._group, self._bytes = self._group, [], 0
-        added, num = self._assembler.settle(), len(self._queues)
-        self._channel.count(added, added * (self.row_bytes or 0))
+        num, row_bytes = len(self._queues), self.row_bytes or 0
+        kept, dropped = self._assembler.settle()
+        self._channel.count(-dropped, -dropped * row_bytes, kept)
         if num == 1 and group:
             self._put(0, group)
         elif group:
@@ -87,11 +88,11 @@ class Dealer:
             # next of another, which is full, cannot be put.
             for batch in group:
                 self._put(batch.step % num, [batch])
-        self._channel.wait_for_room(self._assembler.device)
+        self._channel.wait_for_room()
         self._report()
 
     def _put(self, device: int, batches: list[Batch]) -> None:
-        self._channel.count(0, 0, device, len(batches))
+        self._channel.queue(device, len(batches))
         self._queues[device].put(batches)
 
     def finish(self, place: Place) -> None:
@@ -104,8 +105,8 @@ class Dealer:
             place = last.place
         elif self._policy == "drop" and num > 1:
             place.step -= len(self._round)
-            held = sum(batch.held_rows for batch in self._round)
-            self._channel.count(-held, -sum(batch.held_bytes for batch in self._round))
+            for batch in self._round:
+                self._channel.count(-batch.rows, -batch.held_bytes, -batch.kept_rows)
         self.flush()
         for queue in self._queues:
             queue.finish(place)
@@ -189,8 +190,7 @@ class Enqueuing:
         if row_bytes is None:
             num_bytes = batch.held_bytes = sum(array.nbytes for array in batch.arrays)
         else:
-            num_bytes = batch.rows * row_bytes
-            batch.held_bytes = batch.held_rows * row_bytes
+            num_bytes = batch.held_bytes = batch.rows * row_bytes
         self._stats.count(batch.rows, num_bytes)
         self._dealer.deal(batch, num_bytes)
 
@@ -199,6 +199,7 @@ class Enqueuing:
         if self._dealer.row_bytes is None and columns is not None and not self._spec.dont_rebatch:
             row_bytes = sum(column.row_bytes for column in columns)
             self._dealer.row_bytes = self._fetching.row_bytes = row_bytes
+            self._channel.learn(row_bytes)
 
 
 def run_enqueuer(enqueuing: Enqueuing, dealer: Dealer) -> None:

@@ -6,18 +6,22 @@ from __future__ import annotations
 class Ledger:
     """Counts rows and bytes from a call's return until they are handed to the user.
 
-    A row that has been copied into a batch counts twice for as long as its chunk is kept as well,
-    which it is while a snapshot may need the rest of it: what is counted is memory. Not
-    thread-safe; the channel's lock guards it.
+    A row that has been copied into a batch is kept a second time for as long as its chunk is,
+    which may have to give a snapshot its rest. Such rows are counted apart, and count in the bound
+    as well: what is bounded is memory. Not thread-safe; the channel's lock guards it.
     """
 
     def __init__(self, max_rows: int, max_bytes: int | None, num_devices: int) -> None:
         self.max_rows = max_rows
         self.max_bytes = max_bytes
         self.rows = 0
-        """Rows buffered now."""
+        """Rows buffered now, each counted once."""
         self.bytes = 0
-        """Bytes buffered now."""
+        """Their bytes."""
+        self.kept_rows = 0
+        """Rows that have been copied and whose chunk is kept all the same."""
+        self.row_bytes = 0
+        """Bytes of a row, once they are known and where all rows have as many."""
         self.ahead_bytes = 0
         """Bytes handed over since the merge last collected."""
         self.peak_rows = 0
@@ -26,25 +30,26 @@ class Ledger:
         """The most bytes that were ever buffered."""
         self.waiting = [0] * num_devices
         """Batches in each device queue."""
-        self.target = 0
-        """The device that the batch now being assembled goes to."""
 
     @property
     def below_bound(self) -> bool:
-        """Whether calls may be started for the sake of batches to come."""
-        return self.rows < self.max_rows and (
-            self.max_bytes is None or self.bytes < self.max_bytes
-        )  # fmt: skip
+        """Whether calls may be started, and batches assembled, for the sake of batches to come."""
+        if self.rows + self.kept_rows >= self.max_rows:
+            return False
+        kept_bytes = self.kept_rows * self.row_bytes
+        return self.max_bytes is None or self.bytes + kept_bytes < self.max_bytes
 
     @property
     def starving(self) -> bool:
-        """Whether the device that the next batch goes to has none: then the call whose turn it
-        is may be started above the bound, or nothing would ever move."""
-        return self.waiting[self.target] == 0
+        """Whether a device has no batch: then the call whose turn it is may be started above the
+        bound, or nothing would ever move. Any device, since the user may be waiting at that one
+        and not at the one whose batch is next."""
+        return 0 in self.waiting
 
-    def add(self, rows: int, num_bytes: int) -> None:
+    def add(self, rows: int, num_bytes: int, kept_rows: int = 0) -> None:
         """Count rows and bytes in (or, if negative, out)."""
         self.rows += rows
         self.bytes += num_bytes
+        self.kept_rows += kept_rows
         self.peak_rows = max(self.peak_rows, self.rows)
         self.peak_bytes = max(self.peak_bytes, self.bytes)

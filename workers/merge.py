@@ -77,7 +77,11 @@ class Merge:
             if self._has_ended():
                 return self._end_epoch()
             lane = self._next_lane()
-            if lane is None or not self._load(lane):
+            if lane is None:
+                return None
+            if not self._load(lane):
+                if self._lanes.arrival and self._first_lane is None:
+                    continue  # What it had was stale; another may have something.
                 return None
             head = self._heads[lane]
             if self._ends_at is not None:
@@ -107,14 +111,16 @@ class Merge:
         smaller indices are done it waits."""
         if not (self._lanes.pure and isinstance(head.ending, FeedError)):
             return False
-        index, number = self._lanes.number(lane, head.first), self._lanes.number
-        return any(
-            live and number(other, calls) < index
-            for other, (live, calls) in enumerate(
-                zip(self.position.live, self.position.calls, strict=True)
-            )
-            if other != lane
-        )
+        index, live = self._lanes.number(lane, head.first), self.position.live
+        others = (other for other in range(len(live)) if other != lane and live[other])
+        return any(self._next_index(other) < index for other in others)
+
+    def _next_index(self, lane: int) -> int:
+        """The first index of a pure function's lane that is not done."""
+        call, done = self.position.calls[lane], self.position.done
+        while self._lanes.number(lane, call) in done:
+            call += 1
+        return self._lanes.number(lane, call)
 
     def _has_come(self, lane: int) -> bool:
         """Whether the lane's next bundle is there and not of an epoch to come."""
@@ -223,10 +229,8 @@ class Merge:
             return not any(live)
         if not lanes.arrival:
             return True
-        ends_at, calls = self._ends_at, self.position.calls
-        return all(
-            not live[lane] or lanes.number(lane, calls[lane]) > ends_at for lane in range(len(live))
-        )
+        ends_at = self._ends_at
+        return all(not live[lane] or self._next_index(lane) > ends_at for lane in range(len(live)))
 
     def _discard_beyond(self, lane: int, head: Head) -> None:
         """Drop a lane's chunks from beyond the smallest index that ended the epoch, errors too."""

@@ -117,6 +117,7 @@ class Pipeline:
             **totals(self.fetch_stats, self.batch_stats),
             "buffered_rows": ledger.rows,
             "buffered_bytes": ledger.bytes,
+            "kept_rows": ledger.kept_rows,
             "peak_buffered_rows": ledger.peak_rows,
             "peak_buffered_bytes": ledger.peak_bytes,
         }

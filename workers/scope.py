@@ -28,8 +28,8 @@ class Scope:
         # Daemon threads, so that a fetch function that never returns cannot hold up the exit of
         # the process; every one of them is joined nevertheless.
         thread = threading.Thread(target=body, args=args, name=name, daemon=True)
-        self._threads.append(thread)
         thread.start()
+        self._threads.append(thread)
 
     def close(self, deadline_s: float) -> None:
         """Wait until every thread has ended, `deadline_s` seconds at most for all together."""

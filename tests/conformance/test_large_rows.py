@@ -61,10 +61,22 @@ class Images:
         """Wait until the bound is reached, or there is nothing left to fetch."""
         deadline = time.monotonic() + WAIT_S
         with self.called:
-            while feed.stats()["buffered_rows"] < max_rows and self.ended < WORKERS:
+            while count_rows(feed) < max_rows and self.ended < WORKERS:
                 # The rows are counted just after a call has returned, of which nothing tells.
                 self.called.wait(0.001)
                 assert time.monotonic() < deadline, feed.stats()
+
+
+def count_rows(feed: Feed) -> int:
+    """Return the rows that are buffered, and those that are kept for a snapshot."""
+    stats = feed.stats()
+    return int(stats["buffered_rows"] + stats["kept_rows"])
+
+
+def count_held(feed: Feed) -> int:
+    """Rows in memory: those buffered, and those kept for a snapshot after they were copied."""
+    stats = feed.stats()
+    return int(stats["buffered_rows"] + stats["kept_rows"])
 
 
 def settings(**more: Any) -> dict[str, Any]:

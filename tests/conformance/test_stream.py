@@ -135,6 +135,25 @@ def test_seed_alone_changes_what_a_pure_function_draws(pattern: str) -> None:
     assert streams[0] != streams[1] != streams[2] != streams[0]
 
 
+def test_random_numbers_are_keyed_by_seed_epoch_and_index_alone() -> None:
+    draws: dict[tuple[int, int, int], int] = {}
+
+    def fetch(call: Call) -> Any:
+        if call.index >= 9:
+            raise StopIteration
+        draw = int(call.rng.integers(1, 2**62))
+        assert draws.setdefault((call.seed, call.epoch, call.index), draw) == draw
+        return [np.full(3, draw)]
+
+    for seed, workers, batch_size in product((1, 2), (1, 3), (2, 5)):
+        with running(
+            fetch, input_blob_names=["x"], epochs=2, seed=seed,
+            num_worker_threads=workers, batch_size=batch_size,
+        ) as (_, feed):  # fmt: skip
+            assert len(list(feed)) == 2 * -(-27 // batch_size)
+    assert len(set(draws.values())) == len(draws) == 2 * 2 * 9
+
+
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_without_rebatching_each_chunk_with_rows_is_a_batch(form: str, pattern: str) -> None:

@@ -72,15 +72,20 @@ class Verdict:
     def caught(self) -> bool:
         return all(outcome.caught for outcome in self.outcomes.values())
 
+    @property
+    def hung(self) -> bool:
+        return any(outcome.word == "hangs" for outcome in self.outcomes.values())
+
 
 @contextmanager
-def copied_project() -> Iterator[Path]:
-    """Yield a temporary folder with a copy of the packages and their tests."""
+def copied(project: Path = ROOT) -> Iterator[Path]:
+    """Yield a temporary folder with a copy of a project's packages and tests."""
     with tempfile.TemporaryDirectory(prefix="planted-") as folder:
         copy = Path(folder).resolve()
         for name in COPIED:
-            shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
-        shutil.copy(ROOT / "pyproject.toml", copy)
+            ignored = shutil.ignore_patterns("__pycache__")
+            shutil.copytree(project / name, copy / name, ignore=ignored)
+        shutil.copy(project / "pyproject.toml", copy)
         yield copy
 
 
@@ -135,31 +140,39 @@ def _word(status: int, output: str) -> str:
     return {_PASSED: "passes", _FAILED: "fails"}.get(status, "does not run")
 
 
-def plant(bug: Bug, *, test_limit_s: float = TEST_LIMIT_S) -> Verdict:
+def plant(bug: Bug, project: Path = ROOT, *, test_limit_s: float = TEST_LIMIT_S) -> Verdict:
     """Plant a bug in a copy of the project and run its tests there, each by itself."""
     started = time.monotonic()
-    with copied_project() as copy:
+    with copied(project) as copy:
         (copy / bug.file).write_text(planted_text(bug, copy))
         outcomes = {test: run_tests(copy, [test], test_limit_s=test_limit_s) for test in bug.tests}
     return Verdict(bug=bug, outcomes=outcomes, seconds=time.monotonic() - started)
 
 
-def tests_of(bugs: Iterable[Bug]) -> list[str]:
+def named_tests(bugs: Iterable[Bug]) -> list[str]:
     """Return the tests of bugs, each once."""
     return list(dict.fromkeys(test for bug in bugs for test in bug.tests))
 
 
-def check_unplanted(bugs: Sequence[Bug]) -> str:
+def check_unplanted(project: Path, bugs: Sequence[Bug]) -> str:
     """Run all tests of the bugs where none is planted; return what was tested. Raises
     `PlantError` where one fails, and where a bug cannot be planted."""
     for bug in bugs:
-        planted_text(bug, ROOT)
-    with copied_project() as copy:
-        outcome = run_tests(copy, tests_of(bugs))
+        planted_text(bug, project)
+    outcome = run_tests(project, named_tests(bugs))
     if outcome.word != "passes":
         raise PlantError(f"without a bug the tests have to pass:\n{outcome.tail}")
     (tested,) = (line for line in outcome.output.splitlines() if line.startswith(TESTED))
     return tested
+
+
+def plant_all(bugs: Sequence[Bug], num_jobs: int) -> Iterator[Verdict]:
+    """Yield what becomes of each bug. Raises `PlantError` where the tests do not pass without."""
+    # The project may be edited meanwhile: all copies are of one state of it.
+    with copied() as project, ThreadPoolExecutor(num_jobs) as pool:
+        tested = check_unplanted(project, bugs)
+        print(f"without a bug all {len(named_tests(bugs))} pass, {tested}", flush=True)
+        yield from pool.map(lambda bug: plant(bug, project), bugs)
 
 
 def report(verdict: Verdict) -> str:
@@ -167,7 +180,7 @@ def report(verdict: Verdict) -> str:
     bug = verdict.bug
     lines = [f"{'caught' if verdict.caught else 'MISSED':8}{bug.name:32}{verdict.seconds:5.1f} s"]
     for test, outcome in verdict.outcomes.items():
-        lines.append(f"        {outcome.word:13} {test}")
+        lines.append(f"        {outcome.word:13}{test}")
         if not outcome.caught:
             lines.append(outcome.tail)
     return "\n".join(lines)
@@ -175,33 +188,44 @@ def report(verdict: Verdict) -> str:
 
 def describe(bug: Bug) -> str:
     """Return what `--list` says of a bug."""
-    return "\n".join([bug.name, f"    {bug.harm}", f"    {bug.file}", *(f"    {t}" for t in bug.tests)])
+    return "\n".join(
+        [bug.name, f"    {bug.harm}", f"    {bug.file}", *(f"    {t}" for t in bug.tests)]
+    )
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Return the options; ends the process where they are wrong."""
+    parser = argparse.ArgumentParser(prog="scripts/planted-bugs", description=__doc__)
+    parser.add_argument("--only", action="append", metavar="NAME", choices=[b.name for b in BUGS])
+    parser.add_argument("--list", action="store_true", help="say what they are and plant none")
+    parser.add_argument(
+        "--jobs", type=int, default=2, metavar="N", help="copies tested at once (2)"
+    )
+    options = parser.parse_args(arguments)
+    if options.jobs < 1:
+        parser.error(f"--jobs is {options.jobs}, expected a number >= 1")
+    return options
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Return the exit status: 0 when every bug was caught."""
-    parser = argparse.ArgumentParser(prog="scripts/planted-bugs", description=__doc__)
-    parser.add_argument("--only", action="append", metavar="NAME", choices=[b.name for b in BUGS])
-    parser.add_argument("--list", action="store_true", help="say what they are and plant none")
-    parser.add_argument("--jobs", type=int, default=2, metavar="N", help="copies tested at once (2)")
-    options = parser.parse_args(arguments)
+    options = parse(arguments)
     bugs = [bug for bug in BUGS if options.only is None or bug.name in options.only]
     if options.list:
         print("\n".join(map(describe, bugs)))
         return 0
+    num_caught = num_hung = 0
     try:
-        print(f"without a bug {len(tests_of(bugs))} tests pass, {check_unplanted(bugs)}", flush=True)
+        for verdict in plant_all(bugs, options.jobs):
+            print(report(verdict), flush=True)
+            num_caught += verdict.caught
+            num_hung += verdict.caught and verdict.hung
     except PlantError as error:
         print(error, file=sys.stderr)
         return 1
-    with ThreadPoolExecutor(max(1, options.jobs)) as pool:
-        verdicts = []
-        for verdict in pool.map(plant, bugs):
-            print(report(verdict), flush=True)
-            verdicts.append(verdict)
-    num_caught = sum(verdict.caught for verdict in verdicts)
-    print(f"{num_caught} of {len(verdicts)} planted bugs caught")
-    return 0 if num_caught == len(verdicts) else 1
+    hung = f", {num_hung} by a test that hung until its limit" if num_hung else ""
+    print(f"{num_caught} of {len(bugs)} planted bugs caught{hung}")
+    return 0 if num_caught == len(bugs) else 1
 
 
 if __name__ == "__main__":

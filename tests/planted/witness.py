@@ -15,7 +15,7 @@ TESTED = "tested: "
 
 def pytest_configure(config: pytest.Config) -> None:
     for package in (feeder, workers):
-        folder = Path(str(package.__file__)).parents[1]
+        folder = Path(str(package.__file__)).resolve().parents[1]
         if folder != config.rootpath:
             raise pytest.UsageError(f"{package.__name__} is of {folder}, not {config.rootpath}")
 

@@ -193,10 +193,23 @@ def test_the_most_that_was_ever_buffered_is_kept() -> None:
     assert (ledger.rows, ledger.bytes, ledger.peak_rows, ledger.peak_bytes) == (3, 3, 12, 50)
 
 
-def test_a_device_without_a_batch_may_go_above_the_bound() -> None:
+def test_a_device_without_a_batch_starves_whichever_it_is() -> None:
     ledger = Ledger(1, None, 2)
-    ledger.add(5, 5)
-    ledger.waiting = [0, 2]
     assert ledger.starving
-    ledger.target = 1
-    assert not ledger.starving
+    for waiting, starving in (([0, 2], True), ([2, 0], True), ([1, 2], False)):
+        ledger.waiting = waiting
+        assert ledger.starving is starving
+
+
+def test_rows_kept_beside_their_copies_count_in_the_bound() -> None:
+    ledger = Ledger(10, 100, 1)
+    ledger.add(4, 40, 5)
+    assert ledger.below_bound
+    ledger.row_bytes = 12
+    assert not ledger.below_bound
+    ledger.add(0, 0, -1)
+    assert ledger.below_bound
+    ledger.row_bytes = 0
+    ledger.add(0, 0, 2)
+    assert not ledger.below_bound
+    assert (ledger.rows, ledger.bytes, ledger.kept_rows) == (4, 40, 6)

@@ -163,14 +163,18 @@ def test_several_threads_may_stop_at_once() -> None:
 
 
 def test_the_fetch_function_may_stop_the_coordinator() -> None:
+    started = threading.Event()
+
     def fetch(call: feeder.Call) -> Any:
         if call.index == 3:
+            assert started.wait(WAIT_S)
             stopped.append(coordinator.stop())
         return chunk(0, call.index, 4)
 
     stopped: list[bool] = []
     coordinator = make(fetch, num_worker_threads=1)
     with coordinator, pytest.raises(feeder.ClosedError):
+        started.set()
         list(coordinator["train"])
     assert stopped == [True]
 

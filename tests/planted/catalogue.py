@@ -1,0 +1,196 @@
+"""The bugs that are planted, in the order in which a row meets them."""
+
+from __future__ import annotations
+
+from planted.bug import Bug
+from planted.resuming import RESUMING
+
+_STREAM = "tests/conformance/test_stream.py::test_stream_is_the_naive_one"
+_ASSEMBLER = "tests/unit/test_assembler.py::"
+_KEYWORDS = "tests/unit/test_keywords.py::test_a_keyword_does_what_it_says"
+_LARGE = "tests/conformance/test_large_rows.py::"
+_GAPS = "tests/unit/test_planted_gaps.py::"
+
+FEEDING = (
+    Bug(
+        name="swapped workers",
+        harm="The workers' chunks come in the reverse of their turns: a stream that is repeatable, "
+        "but is another than the one promised, and another for every number of rounds at hand.",
+        file="workers/merge.py",
+        old="order = [(lane + i) % lanes.num_lanes",
+        new="order = [(lane - i) % lanes.num_lanes",
+        tests=(
+            "tests/unit/test_merge.py::test_a_ring_takes_one_chunk_of_each_live_worker_in_turn",
+            _STREAM + "[3-small-seek]",
+        ),
+    ),
+    Bug(
+        name="schema by arrival",
+        harm="Where two workers disagree about a dtype, the first to arrive is right and the "
+        "other is blamed: now the one, now the other.",
+        file="workers/pipeline.py",
+        old="        calls = [make_calls(",
+        new="""\
+        release, arrange = self.channel.release, self.schema.arrange
+
+        def look_first(lane, *args, **kwargs):
+            arrange(lane.chunks)
+            release(lane, *args, **kwargs)
+
+        self.channel.release = look_first
+        calls = [make_calls(""",
+        tests=(_GAPS + "test_the_worker_whose_turn_is_later_is_blamed_whichever_came_first",),
+    ),
+    Bug(
+        name="epoch begun early",
+        harm="A quick worker is called for the next epoch while a slow one is still in this: a "
+        "fetch function that reshuffles at the epoch's end hands out rows of two epochs mixed.",
+        file="workers/rota.py",
+        old="if not all(self._over(lane) and not lane.running for lane",
+        new="if not any(self._over(lane) and not lane.running for lane",
+        tests=(
+            "tests/unit/test_rota.py::"
+            "test_no_epoch_begins_before_all_workers_have_ended_the_one_before",
+        ),
+    ),
+    Bug(
+        name="draws without the seed",
+        harm="Another seed gives the same augmentations: five runs that were to be averaged are "
+        "one run done five times.",
+        file="workers/batch.py",
+        old="return _generator(self.seed, _DRAWS_OF_CALL",
+        new="return _generator(0, _DRAWS_OF_CALL",
+        tests=(
+            "tests/conformance/test_stream.py::test_seed_alone_changes_what_a_pure_function_draws",
+            f"{_KEYWORDS}[seed]",
+        ),
+    ),
+    Bug(
+        name="retry without seek",
+        harm="A call that failed half-way is made again from where it broke off: its rows are "
+        "skipped in silence.",
+        file="workers/calls.py",
+        old="""\
+    def undo(self) -> None:
+        self._seek()""",
+        new="""\
+    def undo(self) -> None:
+        return""",
+        tests=(_GAPS + "test_a_call_is_made_again_from_where_the_failed_one_began",),
+    ),
+    Bug(
+        name="timeout ignored",
+        harm="A source that has gone silent hangs the training for ever, where `timeout` was to "
+        "end it: the original shipped this for three months.",
+        file="workers/channel.py",
+        old="self._timeout_s = timeout_s",
+        new="self._timeout_s = 1e9",
+        tests=(f"{_KEYWORDS}[timeout]",),
+    ),
+    Bug(
+        name="bound ignored",
+        harm="The fetchers run ahead without an end and the process is killed for its memory.",
+        file="workers/ledger.py",
+        old="    def below_bound(self) -> bool:\n",
+        new="    def below_bound(self) -> bool:\n        return True\n",
+        tests=(
+            "tests/unit/test_rota.py::test_the_bound_is_on_rows_and_on_bytes",
+            f"{_KEYWORDS}[max_buffered_batches]",
+            _LARGE + "test_memory_is_bounded_whatever_the_size_of_the_chunks",
+        ),
+    ),
+    Bug(
+        name="leftover dropped",
+        harm="Of every chunk that does not end with a batch the rest is lost: with large chunks "
+        "most of the data is never seen.",
+        file="workers/assembler.py",
+        old="            i, taken = j, last\n",
+        new="            i, taken = j + (last > 0), 0\n",
+        tests=(
+            _ASSEMBLER + "test_batches_are_the_rows_cut_at_every_fifth",
+            _STREAM + "[3-large-replay]",
+        ),
+    ),
+    Bug(
+        name="leftover at the tail",
+        harm="The rest of a chunk comes after chunks that were fetched later, as in the original: "
+        "rows change their order, and a resumed run differs from one that was not disturbed.",
+        file="workers/assembler.py",
+        old="            i, taken = j, last\n",
+        new="""\
+            i, taken = j + (last > 0), 0
+            if last:
+                rest = rows[j] - last
+                for arrays, axis in zip(run.columns, self._schema.axes, strict=True):
+                    arrays += [np.moveaxis(np.moveaxis(arrays[j], axis, 0)[last:], 0, axis)]
+                rows.append(rest)
+                ends.append(ends[-1] + rest)
+""",
+        tests=(
+            _ASSEMBLER + "test_batches_are_the_rows_cut_at_every_fifth",
+            _STREAM + "[3-large-replay]",
+        ),
+    ),
+    Bug(
+        name="shared chunk passed on",
+        harm="An array that the fetch function keeps, in a cache perhaps, is the user's batch: "
+        "what the one writes to it the other reads.",
+        file="workers/copying.py",
+        old="return sound and _GIL and _count_references(arrays, i) == _SOLE_REFERENCES",
+        new="return sound",
+        tests=(
+            _GAPS + "test_a_cache_of_the_fetch_function_is_not_the_users_to_write",
+            _ASSEMBLER + "test_a_chunk_that_somebody_else_can_see_is_copied",
+        ),
+    ),
+    Bug(
+        name="padding counted as real",
+        harm="With last_batch='pad' the repeated rows are counted in `batch.rows`: the last row of "
+        "an epoch weighs many times in every mean over the data.",
+        file="workers/batch.py",
+        old="        self.rows = rows\n",
+        new="        self.rows = len(arrays[0])\n",
+        tests=(_ASSEMBLER + "test_the_end_of_an_epoch", f"{_KEYWORDS}[last_batch]"),
+    ),
+    Bug(
+        name="slot given back early",
+        harm="A batch that the user still holds is written over by a later one: `list(feed)` holds "
+        "the same rows many times.",
+        file="feeder/devices/slots.py",
+        old="self._pool.watch(root, self)",
+        new="self._pool.watch(root[:], self)",
+        tests=(
+            "tests/unit/test_slots.py::test_a_view_of_any_kind_keeps_its_slot",
+            "tests/unit/test_slots.py::test_a_list_of_a_feed_holds_different_batches",
+        ),
+    ),
+    Bug(
+        name="error overtakes batches",
+        harm="An error is raised as soon as it is known, and the batches before it, which were "
+        "good, are never handed out: the step at which a run fails depends on timing.",
+        file="feeder/devices/host.py",
+        old="if self._batches and not isinstance(self._ending, ClosedError):",
+        new="if self._batches and not isinstance(self._ending, FeedError):",
+        tests=(_GAPS + "test_batches_before_an_error_arrive_however_early_it_is_known",),
+    ),
+    Bug(
+        name="stop forgets the enqueuer",
+        harm="A stop with full device queues waits for a thread that nobody wakes, and then blames "
+        "it for being stuck.",
+        file="feeder/devices/host.py",
+        old="self._drained.notify_all()",
+        new="pass",
+        tests=(_GAPS + "test_a_stop_wakes_an_enqueuer_in_the_middle_of_a_group",),
+    ),
+    Bug(
+        name="fetchers not woken",
+        harm="A feed that has once stood at its bound stays there: nobody tells the fetchers that "
+        "the user has taken batches, and the training hangs.",
+        file="workers/channel.py",
+        old="if self._num_idle and self._pick(now) is not None:",
+        new="if False:",
+        tests=(f"{_KEYWORDS}[max_buffered_batches]",),
+    ),
+)
+
+BUGS = FEEDING + RESUMING

@@ -1,0 +1,146 @@
+"""The planted bugs that show when a feed is resumed, and not before."""
+
+from __future__ import annotations
+
+from planted.bug import Bug
+
+_RESUME = "tests/conformance/test_resume.py::"
+_ENDS = "tests/conformance/test_resume_ends.py::"
+_VALUES = "tests/conformance/test_resume_values.py::"
+_FORMAT = "tests/unit/test_snapshot_format.py::"
+_GAPS = "tests/unit/test_planted_gaps.py::"
+
+RESUMING = (
+    Bug(
+        name="cut of the prefetched head",
+        harm="A snapshot names the newest batch that is waiting, not the last one handed out: a "
+        "resumed run skips all that was prefetched.",
+        file="feeder/feed.py",
+        old="self._progress.place = batch.place",
+        new="self._progress.place = (self._ready[-1] if self._ready else batch).place",
+        tests=(_GAPS + "test_a_position_is_that_of_the_batch_handed_out_however_many_wait",),
+    ),
+    Bug(
+        name="cursor read too late",
+        harm="The cursor is read when a bundle is handed over, after the calls that follow in it: "
+        "a resumed run skips their rows.",
+        file="workers/rota.py",
+        old="chunks, marks = self.chunks[:count], self.marks[:count]",
+        new="chunks, marks = self.chunks[:count], self.marks[count - 1 : count] * count",
+        tests=(_RESUME + "test_resumed_at_every_batch[keep-small-seek]",),
+    ),
+    Bug(
+        name="turn forgotten",
+        harm="A resumed run begins with worker 0, whoever's turn it was: every row comes, in "
+        "another order.",
+        file="feeder/token.py",
+        old="return [position.epoch, position.turn,",
+        new="return [position.epoch, 0,",
+        tests=(
+            _RESUME + "test_resumed_at_every_batch[keep-small-seek]",
+            _RESUME + "test_resumed_at_every_batch[keep-small-replay]",
+        ),
+    ),
+    Bug(
+        name="epoch end off by one",
+        harm="A run resumed between two epochs goes on at the second call of the new one: its "
+        "first chunk is lost.",
+        file="workers/position.py",
+        old="calls = (0,) * num if self.pure else position.calls",
+        new="calls = (1,) * num if self.pure else position.calls",
+        tests=(_RESUME + "test_resumed_at_every_batch[keep-whole-pure]",),
+    ),
+    Bug(
+        name="cursor of the epoch end lost",
+        harm="A run resumed between two epochs is put back to before the end of the old one, which "
+        "it ends once more: an epoch too few has rows.",
+        file="workers/merge.py",
+        old="mark = end.mark or position.marks[lane]",
+        new="mark = position.marks[lane]",
+        tests=(_RESUME + "test_resumed_at_every_batch[keep-whole-seek]",),
+    ),
+    Bug(
+        name="leftover not resumed",
+        harm="The rows that the last batch before a kill left over are gone after the resume: up "
+        "to a chunk is lost each time.",
+        file="workers/resuming.py",
+        old="return Run(span, columns, [num_rows], leftover.taken, leftover.digest)",
+        new="return None",
+        tests=(
+            _RESUME + "test_resumed_at_every_batch[keep-large-pure]",
+            _VALUES + "test_rows_left_over_are_those_of_then[repeatable-keep-large-seek]",
+        ),
+    ),
+    Bug(
+        name="None counted in replay",
+        harm="Replay takes a call that gave nothing for one that gave a chunk: it stops early and "
+        "the resumed run gives rows a second time, or refuses a sound function.",
+        file="workers/calls.py",
+        old="            keep_going(NONE_BACKOFF_S)\n",
+        new="            seen_calls += 1\n",
+        tests=(_RESUME + "test_resumed_at_every_batch[keep-gaps-replay]",),
+    ),
+    Bug(
+        name="replay not compared",
+        harm="A fetch function that does not repeat itself is resumed by replay without a word: "
+        "the stream goes on with other rows.",
+        file="workers/calls.py",
+        old="if keep_going(0.0) and (seen_rows != rows or",
+        new="if False and (seen_rows != rows or",
+        tests=(
+            _VALUES + "test_replay_names_the_worker_that_differs",
+            "tests/unit/test_fingerprint.py::test_a_replay_that_gives_other_rows_names_the_worker",
+        ),
+    ),
+    Bug(
+        name="leftover digest unchecked",
+        harm="A resume from a token joins half of the old chunk with half of another, and nobody "
+        "is told.",
+        file="workers/position.py",
+        old='return "" if then.digest == self.digest else "other',
+        new='return "" if True else "other',
+        tests=(
+            _VALUES + "test_rows_fetched_again_that_differ_are_named[token-large-seek]",
+            "tests/unit/test_fingerprint.py::test_a_chunk_fetched_again_that_differs_is_named",
+        ),
+    ),
+    Bug(
+        name="dealt to the wrong device",
+        harm="After a resume in a later epoch the count of batches begins anew: devices get each "
+        "other's batches.",
+        file="workers/resuming.py",
+        old="(cut.epoch, cut.index, cut.step) if cut",
+        new="(cut.epoch, cut.index, cut.index) if cut",
+        tests=(
+            _RESUME + "test_resumed_with_another_number_of_devices[uneven-seek]",
+            _GAPS + "test_after_a_resume_each_device_gets_the_batches_that_it_would_have_got",
+        ),
+    ),
+    Bug(
+        name="seed not compared",
+        harm="A snapshot is accepted by a feed with another seed: the run goes on with other draws "
+        "than it began with.",
+        file="workers/spec.py",
+        old='            "seed": self.seed,\n',
+        new="",
+        tests=(
+            "tests/unit/test_fingerprint.py::test_a_field_that_differs_is_told_with_both_values",
+        ),
+    ),
+    Bug(
+        name="snapshot checksum unchecked",
+        harm="A checkpoint with a flipped bit is resumed from: wrong place, wrong rows.",
+        file="feeder/snapshot.py",
+        old="if _digest(numbers, [body]) != bytes(view[20:_HEAD_BYTES]):",
+        new="if False:",
+        tests=(_FORMAT + "test_every_flipped_bit_is_refused[snapshot]",),
+    ),
+    Bug(
+        name="token checksum unchecked",
+        harm="A token with a flipped bit is resumed from, at a wrong place.",
+        file="feeder/token.py",
+        old="if token[3:_HEAD_BYTES] != xxhash.xxh3_64_digest(body):",
+        new="if False:",
+        tests=(_FORMAT + "test_every_flipped_bit_is_refused[token]",),
+    ),
+)
