@@ -9,7 +9,14 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-COMMANDS = ["scripts/bench", "scripts/check", "scripts/demo", "scripts/test", ".ci/run"]
+COMMANDS = [
+    "scripts/bench",
+    "scripts/check",
+    "scripts/demo",
+    "scripts/planted-bugs",
+    "scripts/test",
+    ".ci/run",
+]
 
 
 def run(*command: str | Path, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:

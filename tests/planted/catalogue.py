@@ -8,7 +8,6 @@ from planted.resuming import RESUMING
 _STREAM = "tests/conformance/test_stream.py::test_stream_is_the_naive_one"
 _ASSEMBLER = "tests/unit/test_assembler.py::"
 _KEYWORDS = "tests/unit/test_keywords.py::test_a_keyword_does_what_it_says"
-_LARGE = "tests/conformance/test_large_rows.py::"
 _GAPS = "tests/unit/test_planted_gaps.py::"
 
 FEEDING = (
@@ -96,7 +95,6 @@ FEEDING = (
         tests=(
             "tests/unit/test_rota.py::test_the_bound_is_on_rows_and_on_bytes",
             f"{_KEYWORDS}[max_buffered_batches]",
-            _LARGE + "test_memory_is_bounded_whatever_the_size_of_the_chunks",
         ),
     ),
     Bug(
