@@ -246,13 +246,14 @@ class Assembler:
         """The arrays of chunk i as they are, where nobody but the run holds them."""
         if not self._slots.passes:
             return None
-        arrays = []
-        for column in run.columns:
+        columns = run.columns
+        for column in columns:
             if not is_sole_owner(column, i):
                 return None
-            arrays.append(column[i])
-        _let_go(run, i, i + 1)
-        return self._slots.adopt(tuple(arrays))
+        arrays = tuple([column[i] for column in columns])
+        for column in columns:
+            column[i] = None
+        return self._slots.adopt(arrays)
 
     def _each_chunk(self, run: Run) -> Iterator[Batch]:
         """Each chunk with rows as a batch of its own (`dont_rebatch`)."""

@@ -265,6 +265,8 @@ class Channel:
     def wait_for_room(self) -> None:
         """Wait until a batch may be assembled: below the bound, or where a device has none. A
         copy adds to what is buffered for as long as its chunk is kept."""
+        if self._ledger.below_bound:
+            return
         with self._lock:
             while not (self.closed or self._ledger.below_bound or self._ledger.starving):
                 self._room.wait()

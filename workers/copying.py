@@ -97,7 +97,7 @@ _GIL = getattr(sys, "_is_gil_enabled", lambda: True)()
 
 def is_sole_owner(arrays: list[Any], i: int) -> bool:
     """Whether nobody but this list can reach the memory of its i-th array."""
-    array = arrays[i]
-    sound = array.base is None and array.flags.owndata and array.flags.c_contiguous
-    del array
-    return sound and _GIL and _count_references(arrays, i) == _SOLE_REFERENCES
+    flags, base = arrays[i].flags, arrays[i].base
+    sound = base is None and flags.owndata and flags.c_contiguous
+    del flags  # It refers to the array.
+    return sound and _GIL and sys.getrefcount(arrays[i]) == _SOLE_REFERENCES

@@ -174,3 +174,29 @@ def test_an_index_that_dawdles_holds_nobody_up(carrier: str, threads: int) -> No
         1 + row + 1000 * index for index in range(40) for row in range(3)
     )
     assert not (done - {straddled}) & set(called), "what was done is not fetched again"
+
+
+@pytest.mark.parametrize("carrier", CARRIERS)
+@pytest.mark.parametrize("threads", (1, 2, 8))
+def test_an_open_index_below_the_rows_left_over_is_not_forgotten(
+    carrier: str, threads: int
+) -> None:
+    let_go = Event()
+
+    def fetch(call: Call) -> Any:
+        assert call.index or let_go.wait(WAIT_S)
+        if call.index >= 3:
+            raise StopIteration
+        return make_rows(0, 0, call.index, 2)
+
+    stream: dict[str, Any] = {"order": "arrival", "batch_size": 1, "num_worker_threads": 1}
+    ids, position, batch = [], None, None
+    while batch is not None or position is None:
+        number = {"num_threads": 2} if position is None else {"num_threads": threads}
+        with running(fetch, resume=position, **stream, **number) as (coordinator, feed):
+            batch = next(feed, None)
+            if batch is not None:
+                ids += ids_of([batch])
+                position = CARRIERS[carrier](coordinator, batch)
+            let_go.set()
+    assert sorted(ids) == [1, 2, 1001, 1002, 2001, 2002]
