@@ -11,7 +11,7 @@ from workers.batch import Call, Cut, Leftover
 from workers.calls import fetch_again, not_repeatable
 from workers.channel import Channel
 from workers.chunks import Columns, Schema
-from workers.position import Lanes, Span, Straddler
+from workers.position import Lanes, Position, Span, Straddler
 from workers.runs import Run
 from workers.spec import StreamSpec
 
@@ -28,6 +28,21 @@ class Resume:
     """The rows left over at the cut, where they are at hand; else their chunk is fetched again."""
     columns: Columns | None = None
     """The columns as they were observed then."""
+
+
+class LeftoverSpan(Span):
+    """The span of the one chunk left over. After it the stream stands where the cut says, also
+    where calls of smaller indices are still to be made (pure form in order of arrival)."""
+
+    __slots__ = ("after",)
+
+    def __init__(self, before: Position, after: Position, lane: int, call: int, rows: int) -> None:
+        super().__init__(before, (lane,), (call,), [rows], (None,))
+        self.after = after
+
+    def position(self, num_chunks: int) -> Position:
+        """The position after the chunk, or before it."""
+        return self.after if num_chunks else self.start
 
 
 class Beginning:
@@ -83,9 +98,8 @@ class Beginning:
         lanes, lane = self._lanes, self._lane_of(leftover)
         before = lanes.spread(lanes.rewind(resume.cut.position, leftover))
         call = leftover.call // lanes.num_lanes if self._spec.pure else leftover.call
-        mark = None if self._spec.pure else resume.cut.position.marks[lane]
-        marks = None if mark is None else (mark,)
-        span = Span(before, (lane,), (call,), [leftover.rows], (marks,))
+        after = lanes.spread(resume.cut.position)
+        span = LeftoverSpan(before, after, lane, call, leftover.rows)
         num_rows = leftover.rows - leftover.taken
         channel.count(num_rows, sum(array.nbytes for array in rows))
         columns: list[list[Any]] = [[array] for array in rows]

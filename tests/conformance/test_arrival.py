@@ -190,13 +190,15 @@ def test_an_open_index_below_the_rows_left_over_is_not_forgotten(
         return make_rows(0, 0, call.index, 2)
 
     stream: dict[str, Any] = {"order": "arrival", "batch_size": 1, "num_worker_threads": 1}
-    ids, position, batch = [], None, None
-    while batch is not None or position is None:
-        number = {"num_threads": 2} if position is None else {"num_threads": threads}
-        with running(fetch, resume=position, **stream, **number) as (coordinator, feed):
+    ids: list[int] = []
+    position, at_first = None, {"num_threads": 2}
+    while True:
+        run = at_first if position is None else {"num_threads": threads}
+        with running(fetch, resume=position, **stream, **run) as (coordinator, feed):
             batch = next(feed, None)
-            if batch is not None:
-                ids += ids_of([batch])
-                position = CARRIERS[carrier](coordinator, batch)
             let_go.set()
+            if batch is None:
+                break
+            ids += ids_of([batch])
+            position = CARRIERS[carrier](coordinator, batch)
     assert sorted(ids) == [1, 2, 1001, 1002, 2001, 2002]

@@ -13,6 +13,7 @@ import pytest
 
 import feeder
 from unit.small import WAIT_S, Aside, Held, Pure, chunk, ids, make
+from workers.scope import Scope
 
 FAST_S = 1.0
 """More than any stop takes on a busy machine, less than any time-out in the library."""
@@ -177,6 +178,25 @@ def test_the_fetch_function_may_stop_the_coordinator() -> None:
         started.set()
         list(coordinator["train"])
     assert stopped == [True]
+
+
+def test_a_thread_that_closes_its_own_scope_is_not_forgotten() -> None:
+    scope, started, closed, go_on = Scope(), *(threading.Event() for _ in range(3))
+
+    def body() -> None:
+        started.wait(WAIT_S)
+        scope.close(WAIT_S)
+        closed.set()
+        go_on.wait(WAIT_S)
+
+    scope.start("feeder of its own", body)
+    started.set()
+    assert closed.wait(WAIT_S)
+    with pytest.raises(feeder.StuckWorkerError) as caught:
+        scope.close(0.0)
+    go_on.set()
+    assert caught.value.names == ("feeder of its own",)
+    scope.close(WAIT_S)
 
 
 # ---- a fetch function that does not return
