@@ -56,12 +56,15 @@ class Fetching:
             return
         first = lane.next
         began = time.perf_counter()
-        rows, num_calls, outcome = self._call(lane, calls)
+        row_bytes = self.row_bytes
+        rows, num_bytes, num_calls, outcome = self._call(lane, calls)
+        if row_bytes is not None:
+            num_bytes = rows * row_bytes
         self._stats.count(lane.number, num_calls, rows, time.perf_counter() - began)
         if num_calls:
             self._failures[lane.number] = 0
             lane.backoff_s = 0.0
-        self._settle(lane, calls, rows, first + num_calls, outcome)
+        self._settle(lane, calls, rows, num_bytes, first + num_calls, outcome)
 
     def _put_back(self, lane: Lane, calls: LaneCalls) -> None:
         def keep_going(pause_s: float) -> bool:
@@ -72,20 +75,24 @@ class Fetching:
         calls.put_back(keep_going)
         self._fresh[lane.number] = False
 
-    def _call(self, lane: Lane, calls: LaneCalls) -> tuple[int, int, object]:
-        """Call until the bundle is full or something else comes; returns the rows and calls that
-        gave a chunk, and what came: None for "nothing right now", an exception, or `_FULL`."""
+    def _call(self, lane: Lane, calls: LaneCalls) -> tuple[int, int, int, object]:
+        """Call until the bundle is full or something else comes.
+
+        Returns the rows, their bytes (while those of a row are not known), the calls that gave a
+        chunk, and what came: None for "nothing right now", an exception, or `_FULL`."""
         channel, next_call, append = self._channel, calls.next_call, lane.chunks.append
         mark = calls.mark if self._spec.seekable else None
         note = self._print if self._run.debug else None
         axis, names, first = self._axis, self._spec.names, lane.next
         target = 0 if calls.one_by_one else self._target_rows()
-        rows = num_calls = 0
+        # Measured here and not when the bundle is full: the merge may take chunks out of it.
+        measure = count_bytes if self.row_bytes is None else None
+        rows = num_bytes = num_calls = 0
         try:
             while True:
                 chunk = next_call()
                 if chunk is None:
-                    return rows, num_calls, None
+                    return rows, num_bytes, num_calls, None
                 if type(chunk) is not tuple:
                     chunk = as_tuple(chunk, names)
                 cursor = mark() if mark is not None else b""
@@ -95,21 +102,25 @@ class Fetching:
                     rows += chunk[0].shape[axis]
                 except (AttributeError, IndexError, TypeError, KeyError):
                     rows += 1  # Not a chunk; the merge will say so in its place in the stream.
+                if measure is not None:
+                    num_bytes += measure(chunk)
                 num_calls += 1
                 append(chunk)
                 if mark is not None:
                     lane.marks.append(cursor)
                 if rows >= target or channel.closed:
-                    return rows, num_calls, _FULL
+                    return rows, num_bytes, num_calls, _FULL
                 since = lane.wanted_since
                 if since is not None and time.monotonic() - since > GRACE_S:
-                    return rows, num_calls, _FULL
+                    return rows, num_bytes, num_calls, _FULL
         except BaseException as error:
-            return rows, num_calls, error
+            return rows, num_bytes, num_calls, error
 
-    def _settle(self, lane: Lane, calls: LaneCalls, rows: int, call: int, outcome: object) -> None:
+    def _settle(
+        self, lane: Lane, calls: LaneCalls, rows: int, num_bytes: int, call: int, outcome: object
+    ) -> None:
         """Give the lane back with what its calls came to."""
-        channel, num_bytes = self._channel, self._bytes(lane, rows)
+        channel = self._channel
         if outcome is _FULL:
             channel.release(lane, rows, num_bytes)
         elif outcome is None:
@@ -171,11 +182,6 @@ class Fetching:
         tiny = _TINY_BUNDLE_BYTES // max(1, batch * self.row_bytes)
         most = max(1, self._run.max_rows // batch // self._spec.num_workers)
         return batch * max(1, min(tiny, _TINY_BUNDLE_BATCHES, most))
-
-    def _bytes(self, lane: Lane, rows: int) -> int:
-        if self.row_bytes is not None:
-            return rows * self.row_bytes
-        return sum(count_bytes(chunk) for chunk in lane.chunks)
 
     def _print(self, lane: Lane, call: int, chunk: Any) -> None:
         self.prints[lane.number, lane.epoch, call] = hash_chunk(chunk)

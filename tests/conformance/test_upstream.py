@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import count, islice
 from typing import Any
 
 import numpy as np
@@ -55,6 +56,13 @@ def make_labelled(worker_id: int, call: int) -> list[np.ndarray]:
     return [np.repeat(label[:, None], 3, axis=1).astype(np.float64), label]
 
 
+def labels_in_turn(workers: int) -> Iterator[int]:
+    """Yield the labels of one call of each worker in turn."""
+    for call in count():
+        for worker_id in range(workers):
+            yield from make_labelled(worker_id, call)[1].tolist()
+
+
 def make_sequences(worker_id: int, call: int) -> list[np.ndarray]:
     """Return 7 sequences of 20 steps; rows lie along the second axis of the first two columns."""
     first = start_rows(worker_id, call)
@@ -84,7 +92,7 @@ def test_exact_batches_and_stop_by_name() -> None:
     ids_before = len(coordinator.get_worker_ids())
     add_source(coordinator, "unittest", Counted(make_labelled), num_worker_threads=2)
     assert len(coordinator.get_worker_ids()) == ids_before + 2
-    seen: set[int] = set()
+    labels: list[int] = []
     with coordinator:
         for _ in range(500):
             began = time.monotonic()
@@ -92,17 +100,17 @@ def test_exact_batches_and_stop_by_name() -> None:
             assert time.monotonic() - began <= STEP_S
             assert batch["data"].shape == (32, 3) and batch["label"].shape == (32,)
             assert (batch["data"] == batch["label"][:, None]).all()
-            assert batch["label"].min() > 0
-            seen.update(batch["label"].tolist())
-        assert len(seen) == 500 * 32
-        first = next(coordinator["other"])["label"].tolist()
+            labels += batch["label"].tolist()
+        assert labels == list(islice(labels_in_turn(workers=2), 500 * 32))
+        others = next(coordinator["other"])["label"].tolist()
 
         assert coordinator.stop("unittest") is True
         assert list(coordinator) == ["other"]
         assert not feeder_threads("unittest")
         assert feeder_threads("other")
-        following = [label for _ in range(50) for label in next(coordinator["other"])["label"]]
-    assert len({*first, *following}) == 51 * 32
+        for _ in range(50):
+            others += next(coordinator["other"])["label"].tolist()
+    assert others == list(islice(labels_in_turn(workers=2), 51 * 32))
 
 
 def stop_while_everything_is_full(coordinator: Coordinator, fetch: Counted) -> None:
