@@ -57,7 +57,7 @@ class Fetching:
         first = lane.next
         began = time.perf_counter()
         row_bytes = self.row_bytes
-        rows, num_bytes, num_calls, outcome = self._call(lane, calls)
+        rows, num_bytes, num_calls, outcome = self._call(lane, calls, row_bytes)
         if row_bytes is not None:
             num_bytes = rows * row_bytes
         self._stats.count(lane.number, num_calls, rows, time.perf_counter() - began)
@@ -75,10 +75,12 @@ class Fetching:
         calls.put_back(keep_going)
         self._fresh[lane.number] = False
 
-    def _call(self, lane: Lane, calls: LaneCalls) -> tuple[int, int, int, object]:
+    def _call(
+        self, lane: Lane, calls: LaneCalls, row_bytes: int | None
+    ) -> tuple[int, int, int, object]:
         """Call until the bundle is full or something else comes.
 
-        Returns the rows, their bytes (while those of a row are not known), the calls that gave a
+        Returns the rows, their bytes (where `row_bytes` are not known), the calls that gave a
         chunk, and what came: None for "nothing right now", an exception, or `_FULL`."""
         channel, next_call, append = self._channel, calls.next_call, lane.chunks.append
         mark = calls.mark if self._spec.seekable else None
@@ -86,7 +88,7 @@ class Fetching:
         axis, names, first = self._axis, self._spec.names, lane.next
         target = 0 if calls.one_by_one else self._target_rows()
         # Measured here and not when the bundle is full: the merge may take chunks out of it.
-        measure = count_bytes if self.row_bytes is None else None
+        measure = count_bytes if row_bytes is None else None
         rows = num_bytes = num_calls = 0
         try:
             while True:
