@@ -48,12 +48,13 @@ def make_config(settings: Mapping[str, Any], first_worker_id: int) -> FeedConfig
     """Check the keyword arguments of `init_data_input_workers`; raises `ConfigError`."""
     names = _names(settings["input_blob_names"])
     fetch = settings["fetch_fun"]
-    pure, seekable = _form(fetch)
+    pure, cursor, seek = _form(fetch)
     devices = _devices(settings["devices"])
     stream = StreamSpec(
         fetch=fetch,
         pure=pure,
-        seekable=seekable,
+        cursor=cursor,
+        seek=seek,
         names=names,
         axes=_axes(settings["batch_columns"], len(names)),
         batch_size=_count(settings, "batch_size"),
@@ -107,8 +108,9 @@ def _run(settings: Mapping[str, Any], stream: StreamSpec) -> RunSpec:
     )
 
 
-def _form(fetch: Any) -> tuple[bool, bool]:
-    """Whether a fetch function is pure, and whether it is seekable."""
+def _form(fetch: Any) -> tuple[bool, Any, Any]:
+    """Whether a fetch function is pure, and its cursor and seek functions: its own attributes, or
+    those of the object that it is a method of."""
     if not callable(fetch):
         raise ConfigError(
             f"fetch_fun is {fetch!r}, expected a function fetch(worker_id, batch_size) or "
@@ -119,13 +121,19 @@ def _form(fetch: Any) -> tuple[bool, bool]:
         raise ConfigError(
             f"fetch_fun takes {num} arguments, expected fetch(worker_id, batch_size) or fetch(call)"
         )
-    has = [callable(getattr(fetch, name, None)) for name in ("cursor", "seek")]
-    if num == 2 and has[0] != has[1]:
+    if num == 1:
+        return True, None, None
+    owners = (fetch, getattr(fetch, "__self__", None))
+    cursor, seek = (
+        next((f for f in (getattr(owner, name, None) for owner in owners) if callable(f)), None)
+        for name in ("cursor", "seek")
+    )
+    if (cursor is None) != (seek is None):
         raise ConfigError(
-            f"fetch_fun has {'cursor' if has[0] else 'seek'} alone; to be resumed at a cursor it "
-            "needs both cursor(worker_id) and seek(worker_id, cursor)"
+            f"fetch_fun has {'seek' if cursor is None else 'cursor'} alone; to be resumed at a "
+            "cursor it needs both cursor(worker_id) and seek(worker_id, cursor)"
         )
-    return num == 1, num == 2 and all(has)
+    return False, cursor, seek
 
 
 def _num_required(fetch: Callable[..., Any]) -> int:

@@ -37,8 +37,8 @@ _running: weakref.WeakSet[Coordinator] = weakref.WeakSet()
 class Coordinator:
     """Holds feeds by their input source name.
 
-    Its methods may be called from any thread, but not several at once. It is started and stopped
-    by a `with` block, or by `start` and `stop`.
+    It is started and stopped by a `with` block, or by `start` and `stop`. Feeds are added, started
+    and stopped by one thread at a time; positions may be asked for by any thread at any time.
     """
 
     def __init__(self) -> None:
@@ -186,7 +186,7 @@ class Coordinator:
 
     def snapshot(self) -> Snapshot:
         """Where all feeds stand, with their leftover rows. A look-up: nothing waits for it."""
-        streams = (stream for feed in self._feeds.values() for stream in feed.streams)
+        streams = [stream for feed in list(self._feeds.values()) for stream in feed.streams]
         return Snapshot(tuple(stream.state(with_rows=True) for stream in streams))
 
     def checkpoint(self, path: str | os.PathLike[str] | None = None) -> Snapshot:
@@ -199,7 +199,7 @@ class Coordinator:
     def state_dict(self) -> dict[str, bytes]:
         """The position of all feeds for a trainer's checkpoint: one key. Pure; valid at any
         time, also before the first batch and after the end."""
-        return {STATE_KEY: pack_states([s for f in self._feeds.values() for s in f.streams])}
+        return {STATE_KEY: pack_states([s for f in list(self._feeds.values()) for s in f.streams])}
 
     def load_state_dict(self, state_dict: dict[str, bytes]) -> None:
         """Go on from a state dict; before the start alone. Raises `ResumeError`."""

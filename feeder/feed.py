@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Sequence
 from typing import Any
@@ -12,6 +13,8 @@ from feeder.stream import Stream, find_state
 from feeder.token import is_token, name_of
 from workers.batch import Batch
 from workers.position import Place
+
+logger = logging.getLogger("feeder")
 
 STATE_KEY = "feeder"
 """The one key of every state dict."""
@@ -207,6 +210,10 @@ def resume_streams(streams: Sequence[Stream], position: Snapshot | bytes) -> Non
     or none where one does not fit."""
     if isinstance(position, Snapshot):
         found = [(stream, stream.find_resume(find_state(position, stream))) for stream in streams]
+        here = {(stream.config.name, stream.number) for stream in streams}
+        for state in position.states:
+            if (state.name, state.number) not in here and len(streams) > 1:
+                logger.warning("the position of feed %r is not used: no such feed", state.name)
     else:
         whose = name_of(position)
         meant = [s for s in streams if len(streams) == 1 or (s.config.name, s.number) == whose]

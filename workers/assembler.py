@@ -80,6 +80,7 @@ class Assembler:
         self._slot: Slot | None = None
         self._last: Place | None = None
         self._straddler: Straddler | None = None
+        self._straddled: tuple[Span | None, int] = (None, 0)
         # Of the rows of finished chunks, those free now and those that a snapshot may still need.
         self._freed = 0
         self._freed_later = 0
@@ -192,8 +193,10 @@ class Assembler:
 
     def _keep(self, run: Run, i: int, skip: int) -> Straddler:
         """The chunk that a batch ends in; the same object for all batches that end in it."""
-        arrays = tuple(column[i] for column in run.columns)
-        if self._straddler is None or self._straddler.arrays[0] is not arrays[0]:
+        # Told by its place and not by its arrays, of which a chunk may share any with another.
+        if self._straddler is None or self._straddled != (run.span, i):
+            self._straddled = (run.span, i)
+            arrays = tuple(column[i] for column in run.columns)
             digest = run.digest if i == 0 else None
             rows = run.rows[i] + skip
             self._straddler = Straddler(arrays, self._schema.axes, rows, skip, digest)
@@ -280,8 +283,7 @@ class Assembler:
         return expected.taken
 
     def _not_deterministic(self, what: str, expected: Leftover) -> ResumeError:
-        lane = expected.call if self._spec.pure else expected.lane
-        worker_id = self._spec.worker_id(lane)
+        worker_id = self._spec.worker_id(expected.lane, expected.call)
         return not_repeatable(worker_id, expected.call, what)
 
 

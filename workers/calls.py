@@ -75,7 +75,6 @@ class IndexCalls:
         self._epoch = start.epoch
         self._number = start.calls[lane]
         self._done = frozenset(start.done)
-        self._worker_id = spec.worker_id(lane)
 
     @property
     def one_by_one(self) -> bool:
@@ -100,8 +99,9 @@ class IndexCalls:
         return self._call
 
     def _call(self) -> Any:
-        spec = self._spec
-        call = Call(self._index(), self._epoch, self._worker_id, spec.batch_size, spec.seed)
+        spec, index = self._spec, self._index()
+        worker_id = spec.worker_id(self._lane, index)
+        call = Call(index, self._epoch, worker_id, spec.batch_size, spec.seed)
         chunk = self._fetch(call)
         if chunk is None:
             return None
@@ -125,7 +125,7 @@ class WorkerCalls:
         self._run = run
         self._start = start
         self._lane = lane
-        self._worker_id = spec.worker_id(lane)
+        self._worker_id = spec.worker_id(lane, 0)
         self._last_mark = start.marks[lane]
 
     def begin(self, epoch: int) -> int:
@@ -145,15 +145,16 @@ class WorkerCalls:
         return partial(self._spec.fetch, self._worker_id, self._spec.batch_size)
 
     def mark(self) -> bytes:
-        self._last_mark = self._run.encode_cursor(self._spec.fetch.cursor(self._worker_id))  # type: ignore[attr-defined]
+        assert self._spec.cursor is not None
+        self._last_mark = self._run.encode_cursor(self._spec.cursor(self._worker_id))
         return self._last_mark
 
     def undo(self) -> None:
         self._seek()
 
     def _seek(self) -> None:
-        assert self._last_mark is not None
-        self._spec.fetch.seek(self._worker_id, self._run.decode_cursor(self._last_mark))  # type: ignore[attr-defined]
+        assert self._last_mark is not None and self._spec.seek is not None
+        self._spec.seek(self._worker_id, self._run.decode_cursor(self._last_mark))
 
 
 def fetch_again(
@@ -233,7 +234,7 @@ def _replay(
     """
     calls, rows, mark = start.calls[lane], start.rows[lane], start.marks[lane]
     ends = start.epoch + (0 if start.live[lane] else 1)
-    worker_id, schema = spec.worker_id(lane), Schema(spec.names, spec.axes, ragged=True)
+    worker_id, schema = spec.worker_id(lane, 0), Schema(spec.names, spec.axes, ragged=True)
     seen_calls = seen_rows = seen_ends = 0
     seen_mark: bytes | None = None
     shown = time.monotonic()

@@ -7,7 +7,6 @@ after a short grace, also from under a call that does not return.
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -16,8 +15,6 @@ from workers.errors import ClosedError, FeedError, FetchTimeout
 from workers.ledger import Ledger
 from workers.rota import Bundle, End, Lane, Rota
 from workers.scope import stack
-
-logger = logging.getLogger("feeder")
 
 GRACE_S = 0.0005
 """How long a merge that waits lets a bundle grow. Without it, a fetch function of a microsecond
@@ -29,7 +26,7 @@ function that is faster than the copies would else fill all buffers with rows th
 cache when they are copied: measured at 4.3 MB chunks, two to three times slower."""
 
 SLOW_S = 10.0
-"""After so long without data a line is logged, and after each further such time."""
+"""No wait for a lane is longer before it is looked at again."""
 
 
 class Channel:
@@ -46,7 +43,7 @@ class Channel:
         timeout_s: float,
         marked: bool,
         describe: Callable[[int, int], tuple[int, int]],
-        name: str,
+        waited_since: Callable[[], float | None],
     ) -> None:
         self._rota = rota
         self._ledger = ledger
@@ -54,7 +51,7 @@ class Channel:
         self._marked = marked
         self.describe = describe
         """Worker id and call number, as a user knows them, of a lane's call."""
-        self._name = name
+        self._waited_since = waited_since
         self._lock = threading.Lock()
         # Fetchers wait here for a lane that may be called. Notified one at a time; who finds a
         # lane wakes the next.
@@ -67,6 +64,8 @@ class Channel:
         # Threads that only let time pass wait here, so that the end of the stream wakes them.
         self._closing = threading.Condition(self._lock)
         self._wanted: Sequence[Lane] = ()
+        # Since when the merge has waited without a row having come.
+        self._hungry_since: float | None = None
         self.closed = False
         """Whether the stream is over; read without the lock between two calls."""
 
@@ -105,8 +104,8 @@ class Channel:
         with self._lock:
             self._ledger.add(rows, num_bytes)
             self._ledger.ahead_bytes += num_bytes
-            if rows or lane.chunks:
-                lane.silent_since = None
+            if rows:
+                lane.silent_since = self._hungry_since = None
             bundle = lane.take_open(ending, marked=self._marked)
             if bundle is not None and not self.closed:
                 lane.bundles.append(bundle)
@@ -166,6 +165,8 @@ class Channel:
 
     def _wait_for(self, lanes: Sequence[Lane]) -> None:
         started = time.monotonic()
+        if self._hungry_since is None:
+            self._hungry_since = started
         self._want(lanes, started)
         self._wake_fetcher(started)
         try:
@@ -174,7 +175,7 @@ class Channel:
                 if self.closed:
                     raise ClosedError("the feed is stopped")
                 if not self._arrived.wait(pause) and not self._take_open(lanes):
-                    pause = self._check_silence(lanes, started)
+                    pause = self._check_silence(lanes)
         finally:
             self._want(())
 
@@ -196,19 +197,19 @@ class Channel:
                 taken = True
         return taken
 
-    def _check_silence(self, lanes: Sequence[Lane], started: float) -> float:
+    def _check_silence(self, lanes: Sequence[Lane]) -> float:
         """Seconds to wait on; raises `FetchTimeout` where there are none left."""
         now = time.monotonic()
-        if self._held_back(lanes):
-            return SLOW_S
+        waited_since = self._waited_since()
+        if waited_since is None or self._held_back(lanes):
+            return min(SLOW_S, self._timeout_s / 4)
         suspects = [lane for lane in lanes if lane.silent_since is not None]
         suspects = suspects or [lane for lane in self._rota.lanes if lane.running]
         last = max(suspects, key=lambda lane: lane.silent_since or 0.0, default=None)
-        since = max(started, last.silent_since or 0.0) if last is not None else started
+        silent_since = last.silent_since or 0.0 if last is not None else 0.0
+        since = max(waited_since, self._hungry_since or 0.0, silent_since)
         if now - since >= self._timeout_s:
             raise self._timeout(last if last is not None else lanes[0])
-        if now - started >= SLOW_S:
-            logger.warning("%s: no data for %.0f s", self._name, now - started)
         return min(SLOW_S, since + self._timeout_s - now)
 
     def _held_back(self, lanes: Sequence[Lane]) -> bool:
@@ -219,12 +220,15 @@ class Channel:
 
     def _timeout(self, lane: Lane) -> FetchTimeout:
         worker_id, call = self.describe(lane.number, lane.next)
+        failure = lane.failure
+        why = f"; its last call raised {type(failure).__name__}: {failure}" if failure else ""
         error = FetchTimeout(
-            f"worker {worker_id}, call {call}: no chunk for {self._timeout_s} s; raise timeout, "
-            "or end the epoch with StopIteration",
+            f"worker {worker_id}, call {call}: no chunk for {self._timeout_s} s{why}; raise "
+            "timeout, or end the epoch with StopIteration",
             worker_id=worker_id,
             call=call,
         )
+        error.__cause__ = failure
         if lane.running:
             error.add_note(f"the call has not returned:\n{stack(lane.ident)}")
         return error

@@ -23,6 +23,9 @@ _GROUP_BATCHES = 16
 class DeviceQueue(Protocol):
     """Where the batches of one device wait for the user."""
 
+    waited_since: float | None
+    """Since when (monotonic clock) the user has been waiting for a batch; None while not."""
+
     def put(self, batches: list[Batch]) -> None:
         """Add batches, waiting for room; raises `ClosedError` where the queue is closed."""
 
@@ -152,6 +155,8 @@ class Enqueuing:
             self._take(leftover)
             del leftover
         while not self._merge.finished:
+            if self._channel.closed:
+                raise ClosedError("the feed is stopped")
             self._step()
         self._dealer.finish(self._assembler.start_of(self._merge.position))
 

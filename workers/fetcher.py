@@ -15,6 +15,8 @@ from workers.spec import RunSpec, StreamSpec
 from workers.stats import FetchStats
 
 _MAX_NONE_BACKOFF_S = 0.25
+# A larger bundle would hold up a stop; a chunk without rows counts as one with a row.
+_MOST_CALLS = 4096
 _TINY_BUNDLE_BYTES = 64 * 1024
 _TINY_BUNDLE_BATCHES = 8
 
@@ -64,6 +66,7 @@ class Fetching:
         if num_calls:
             self._failures[lane.number] = 0
             lane.backoff_s = 0.0
+            lane.failure = None
         self._settle(lane, calls, rows, num_bytes, first + num_calls, outcome)
 
     def _put_back(self, lane: Lane, calls: LaneCalls) -> None:
@@ -87,6 +90,7 @@ class Fetching:
         note = self._print if self._run.debug else None
         axis, names, first = self._axis, self._spec.names, lane.next
         target = 0 if calls.one_by_one else self._target_rows()
+        most_calls = min(target, _MOST_CALLS)
         # Measured here and not when the bundle is full: the merge may take chunks out of it.
         measure = count_bytes if row_bytes is None else None
         rows = num_bytes = num_calls = 0
@@ -110,7 +114,7 @@ class Fetching:
                 append(chunk)
                 if mark is not None:
                     lane.marks.append(cursor)
-                if rows >= target or channel.closed:
+                if rows >= target or num_calls >= most_calls or channel.closed:
                     return rows, num_bytes, num_calls, _FULL
                 since = lane.wanted_since
                 if since is not None and time.monotonic() - since > GRACE_S:
@@ -154,6 +158,7 @@ class Fetching:
         failures = self._failures[lane.number]
         if failures < self._run.retries and isinstance(error, Exception):
             self._failures[lane.number] += 1
+            lane.failure = error
             self._stats.retries += 1
             try:
                 calls.undo()

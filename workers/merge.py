@@ -88,6 +88,8 @@ class Merge:
                 self._discard_beyond(lane, head)
             if head.rows:
                 return self._round(lane) or self._single(lane)
+            if self._is_early(lane, head):
+                continue
             ending, head.ending = head.ending, None
             if isinstance(ending, FeedError):
                 raise ending
@@ -109,7 +111,8 @@ class Merge:
     def _is_early(self, lane: int, head: Head) -> bool:
         """Whether an error is of an index that may yet turn out to lie beyond the end: until all
         smaller indices are done it waits."""
-        if not (self._lanes.pure and isinstance(head.ending, FeedError)):
+        sure = not (self._lanes.pure and self._lanes.arrival)
+        if sure or not isinstance(head.ending, FeedError):
             return False
         index, live = self._lanes.number(lane, head.first), self.position.live
         others = (other for other in range(len(live)) if other != lane and live[other])

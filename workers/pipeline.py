@@ -37,9 +37,9 @@ class Pipeline:
         resume: Resume | None,
         report: Callable[[], None],
     ) -> None:
-        rounds = -(-run.num_threads // spec.num_workers) if spec.pure else 1
+        num_lanes = run.num_threads if spec.pure else spec.num_workers
         self._lanes = lanes = Lanes(
-            num_lanes=spec.num_workers * rounds, pure=spec.pure, arrival=spec.order == "arrival"
+            num_lanes=num_lanes, pure=spec.pure, arrival=spec.order == "arrival"
         )
         self._spec, self._run, self._name = spec, run, name
         self._scope = Scope()
@@ -51,7 +51,8 @@ class Pipeline:
         self.schema = Schema(
             spec.names, spec.axes, ragged=spec.dont_rebatch, known=begin.columns
         )  # fmt: skip
-        self._make_fetching(begin.position, len(queues))
+        self._queues = queues
+        self._make_fetching(begin.position)
         assembler = Assembler(
             spec, frame, self.schema, slots, num_devices=len(queues), epoch=begin.epoch,
             index=begin.index, step=begin.step, expected=begin.expected,
@@ -65,16 +66,16 @@ class Pipeline:
             begins_epoch=begin.begins_epoch,
         )  # fmt: skip
 
-    def _make_fetching(self, start: Position, num_devices: int) -> None:
+    def _make_fetching(self, start: Position) -> None:
         spec, run, lanes = self._spec, self._run, self._lanes
-        self.ledger = Ledger(run.max_rows, run.max_bytes, num_devices)
+        self.ledger = Ledger(run.max_rows, run.max_bytes, len(self._queues))
         self.channel = Channel(
             Rota(lanes, start, spec.epochs),
             self.ledger,
             timeout_s=run.timeout_s,
             marked=spec.seekable,
-            describe=lambda lane, call: (spec.worker_id(lane), lanes.number(lane, call)),
-            name=self._name,
+            describe=self._describe,
+            waited_since=self._waited_since,
         )
         self.fetch_stats = FetchStats(lanes.num_lanes)
         calls = [make_calls(spec, run, lanes, start, lane) for lane in range(lanes.num_lanes)]
@@ -121,6 +122,16 @@ class Pipeline:
             "peak_buffered_rows": ledger.peak_rows,
             "peak_buffered_bytes": ledger.peak_bytes,
         }
+
+    def _describe(self, lane: int, call: int) -> tuple[int, int]:
+        """Worker id and call number, as a user knows them, of a lane's call."""
+        number = self._lanes.number(lane, call)
+        return self._spec.worker_id(lane, number), number
+
+    def _waited_since(self) -> float | None:
+        """Since when a user has been waiting for a batch."""
+        since = [queue.waited_since for queue in self._queues]
+        return min((start for start in since if start is not None), default=None)
 
     def _check(self, bundle: Bundle) -> ChunkError | None:
         """Whether the chunks are still what the fetch function returned (the debug switch)."""

@@ -110,7 +110,7 @@ class Beginning:
     ) -> Rows | None:
         """The rows left over, from a second fetch of their chunk; None where the stream is over."""
         spec, index = self._spec, leftover.call
-        worker_id = spec.worker_id(index)
+        worker_id = spec.worker_id(leftover.lane, index)
         call = Call(index, cut.position.epoch, worker_id, spec.batch_size, spec.seed)
         chunk = fetch_again(spec, call, timeout_s, channel.pause)
         if chunk is None:

@@ -14,6 +14,9 @@ from typing import Any
 from workers.errors import FeedError
 from workers.position import Lanes, Position
 
+# Bundles without rows count in no bound.
+_MOST_BUNDLES = 256
+
 
 class End:
     """What a lane's last bundle of an epoch ends with."""
@@ -52,8 +55,8 @@ class Lane:
     for the open lists, which the fetcher that holds the lane appends to."""
 
     __slots__ = (
-        "backoff_s", "bundles", "chunks", "ended", "epoch", "halted", "ident", "made", "marks",
-        "next", "number", "ready_at", "running", "silent_since", "wanted_since",
+        "backoff_s", "bundles", "chunks", "ended", "epoch", "failure", "halted", "ident", "made",
+        "marks", "next", "number", "ready_at", "running", "silent_since", "wanted_since",
     )  # fmt: skip
 
     def __init__(self, number: int, epoch: int, next_call: int, live: bool) -> None:
@@ -75,6 +78,8 @@ class Lane:
         """Before this time it is not called (it gave None, or waits for a retry)."""
         self.backoff_s = 0.0
         """How long it was last put off."""
+        self.failure: BaseException | None = None
+        """What its last call raised, where that is being retried."""
         self.silent_since: float | None = None
         """Since when it has been asked for a chunk and has given none."""
         self.wanted_since: float | None = None
@@ -172,6 +177,8 @@ class Rota:
                 lane.next = 0
 
     def _callable(self, lane: Lane, now: float) -> bool:
+        if len(lane.bundles) >= _MOST_BUNDLES:
+            return False
         return not (
             lane.running or lane.halted or lane.ready_at > now or self._over(lane)
         )  # fmt: skip

@@ -44,7 +44,7 @@ class Scope:
             report = "\n".join(f"{thread.name}:\n{stack(thread.ident)}" for thread in stuck)
             names = [thread.name for thread in stuck]
             raise StuckWorkerError(
-                f"{len(stuck)} threads did not end within {deadline_s} s: {names!r}\n{report}",
+                f"{len(stuck)} threads did not end within {deadline_s:.1f} s: {names!r}\n{report}",
                 names=names,
             )
 

@@ -19,8 +19,10 @@ class StreamSpec:
     """The fetch function."""
     pure: bool
     """Whether it is called as `fetch(call)`, else as `fetch(worker_id, batch_size)`."""
-    seekable: bool
-    """Whether it has `cursor(worker_id)` and `seek(worker_id, cursor)`."""
+    cursor: Callable[[int], Any] | None
+    """Tells where a worker stands: `cursor(worker_id)`; None where the fetch function cannot."""
+    seek: Callable[[int, Any], Any] | None
+    """Puts a worker there: `seek(worker_id, cursor)`."""
     names: tuple[str, ...]
     """The input names."""
     axes: tuple[int, ...]
@@ -47,13 +49,18 @@ class StreamSpec:
     """Whether the fetch function gives the same rows again when it is asked again."""
 
     @property
+    def seekable(self) -> bool:
+        """Whether the fetch function can be put back by a cursor."""
+        return self.cursor is not None
+
+    @property
     def worker_ids(self) -> range:
         """The worker ids of the stream."""
         return range(self.first_worker_id, self.first_worker_id + self.num_workers)
 
-    def worker_id(self, lane: int) -> int:
-        """The worker id of a lane's calls."""
-        return self.first_worker_id + lane % self.num_workers
+    def worker_id(self, lane: int, number: int) -> int:
+        """The worker id of a call: of the pure form by its index, else by its lane."""
+        return self.first_worker_id + (number % self.num_workers if self.pure else lane)
 
     def fingerprint(self) -> dict[str, Any]:
         """The declared fields that must be equal for a position to fit the stream."""

@@ -35,6 +35,8 @@ class HostQueue:
         # The enqueuer waits here while there is no room.
         self._drained = threading.Condition(self._lock)
         self._enqueuer_waits = False
+        self.waited_since: float | None = None
+        """Since when the user has been waiting for a batch; None while not."""
         self.starved_s = 0.0
         """Seconds that the user has waited for batches."""
 
@@ -92,12 +94,13 @@ class HostQueue:
             self._drained.notify_all()
 
     def _wait_for_batch(self) -> None:
-        started = time.monotonic()
+        started = self.waited_since = time.monotonic()
         while not self._batches and self._ending is None:
             self._user_waits = True
             if not self._filled.wait(_SLOW_S):
                 waited = time.monotonic() - started
                 logger.warning("no batch for %.0f s: %s", waited, self._describe_wait())
+        self.waited_since = None
         self.starved_s += time.monotonic() - started
 
     def _wake_user(self) -> None:

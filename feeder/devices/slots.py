@@ -20,10 +20,9 @@ from workers.chunks import Columns
 
 _ALIGNMENT = 64
 
-# Free slots count in no bound, so few are kept; of small ones as many as are in flight at once.
-_KEEP_SLOTS = 4
+# Free slots count in no bound, so few are kept: one large one, or 4 MiB of smaller ones.
+_KEEP_BYTES = 4 * 1024 * 1024
 _KEEP_TINY_SLOTS = 256
-_KEEP_BYTES = 1024 * 1024
 
 Arrays = tuple[NDArray[Any], ...]
 
@@ -89,7 +88,7 @@ class HostSlots:
     passes = True
 
     def __init__(self) -> None:
-        self._keep = _KEEP_SLOTS
+        self._keep = 1
         self._free: deque[HostSlot] = deque()
         self._leases: dict[int, _Lease] = {}
         self.num_made = 0
@@ -103,7 +102,7 @@ class HostSlots:
         except IndexError:
             self.num_made += 1
             slot = HostSlot(columns, rows, self)
-            self._keep = max(_KEEP_SLOTS, min(_KEEP_BYTES // slot.num_bytes, _KEEP_TINY_SLOTS))
+            self._keep = max(1, min(_KEEP_BYTES // slot.num_bytes, _KEEP_TINY_SLOTS))
             return slot
 
     def adopt(self, arrays: Arrays) -> Arrays:

@@ -22,7 +22,8 @@ LANES = Lanes(num_lanes=1, pure=False, arrival=False)
 
 def make_spec(**settings: Any) -> StreamSpec:
     plain: dict[str, Any] = {
-        "fetch": print, "pure": False, "seekable": False, "names": ("id", "image"), "axes": (0, 1),
+        "fetch": print, "pure": False, "cursor": None, "seek": None,
+        "names": ("id", "image"), "axes": (0, 1),
         "batch_size": 5, "num_workers": 1, "first_worker_id": 0, "seed": 0, "epochs": 2,
         "last_batch": "keep", "last_round": "uneven", "order": "ticket", "dont_rebatch": False,
         "repeatable": True,

@@ -164,11 +164,12 @@ def test_the_wait_for_a_slow_fetch_function_says_so(
 def test_a_fetch_function_that_gives_nothing_is_logged_again_and_again(
     signal: Signal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("workers.channel.SLOW_S", 0.02)
+    monkeypatch.setattr("feeder.devices.host._SLOW_S", 0.02)
 
     def fetch(call: feeder.Call) -> Any:
         return chunk(0, call.index, 4) if len(signal.lines) >= 3 else None
 
     with make(fetch) as coordinator:
         assert next(coordinator["train"]).step == 0
-    assert signal.lines[:3] == ["train: no data for 0 s"] * 3
+    line = "no batch for 0 s: feed 'train' waits for its fetch function"
+    assert signal.lines[:3] == [line] * 3

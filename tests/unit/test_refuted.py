@@ -1,0 +1,106 @@
+"""What a second look found: each of these once gave wrong rows, no error, or the wrong one."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+import feeder
+from feeder import Coordinator, init_data_input_workers
+
+NAMES = ["first", "second"]
+
+
+def make(fetch: Any, names: list[str], batch_size: int, **settings: Any) -> Coordinator:
+    return init_data_input_workers(names, fetch, batch_size, coordinator=Coordinator(), **settings)
+
+
+@pytest.mark.parametrize("shared", (0, 1))
+@pytest.mark.parametrize("carrier", ("snapshot", "token"))
+def test_chunks_may_share_an_array_with_one_another(shared: int, carrier: str) -> None:
+    same = np.ones((7, 4))
+
+    def fetch(call: feeder.Call) -> Any:
+        if call.index == 12:
+            raise StopIteration
+        labels = np.arange(7) + 100 * call.index
+        return [same, labels] if shared == 0 else [labels, same]
+
+    label = NAMES[1 - shared]
+    places, labels = [], []
+    with make(fetch, NAMES, 16) as coordinator:
+        for batch in coordinator["train"]:
+            labels.append(batch[label].tolist())
+            places.append(
+                bytes(coordinator.snapshot()) if carrier == "snapshot" else batch.cut.token()
+            )
+    assert sum(labels, []) == [100 * i + j for i in range(12) for j in range(7)]
+    for i, place in enumerate(places):
+        with make(fetch, NAMES, 16, resume=place) as coordinator:
+            assert [batch[label].tolist() for batch in coordinator["train"]] == labels[i + 1 :]
+
+
+def test_chunks_without_rows_for_ever_are_a_timeout() -> None:
+    def fetch(worker_id: int, batch_size: int) -> Any:
+        return [np.empty((0, 3))]
+
+    with (
+        make(fetch, ["x"], 8, timeout=0.3) as coordinator,
+        pytest.raises(feeder.FetchTimeout, match=r"no chunk for 0\.3 s"),
+    ):
+        next(coordinator["train"])
+
+
+def test_a_call_that_returned_while_nobody_waited_is_not_late() -> None:
+    go_on = threading.Event()
+
+    def fetch(call: feeder.Call) -> Any:
+        if call.index == 1:
+            go_on.wait(0.5)
+        return [np.full(4, call.index)]
+
+    with make(fetch, ["x"], 4, timeout=0.1, num_worker_threads=1) as coordinator:
+        assert next(coordinator["train"])["x"][0] == 0
+        feed = coordinator["train"]
+        while feed.stats()["fetch_calls"] < 2:
+            go_on.wait(0.01)
+        assert next(feed)["x"][0] == 1
+
+
+def test_a_timeout_amid_retries_names_what_was_raised() -> None:
+    def fetch(call: feeder.Call) -> Any:
+        raise OSError("the disk is gone")
+
+    with make(fetch, ["x"], 4, timeout=0.3, retries=9, retry_backoff_s=0.2) as coordinator:
+        with pytest.raises(feeder.FetchTimeout, match="raised OSError: the disk is gone") as got:
+            next(coordinator["train"])
+        assert isinstance(got.value.__cause__, OSError)
+
+
+class Reader:
+    def __init__(self) -> None:
+        self.at = {0: 0, 1: 0}
+
+    def fetch(self, worker_id: int, batch_size: int) -> Any:
+        self.at[worker_id] += 1
+        return [np.full(3, 1000 * worker_id + self.at[worker_id])]
+
+    def cursor(self, worker_id: int) -> int:
+        return self.at[worker_id]
+
+    def seek(self, worker_id: int, cursor: int) -> None:
+        self.at[worker_id] = cursor
+
+
+def test_a_method_is_put_back_by_the_cursor_and_seek_of_its_object() -> None:
+    with make(Reader().fetch, ["x"], 8, epochs=None) as coordinator:
+        feed = coordinator["train"]
+        for _ in range(5):
+            next(feed)
+        state = feed.state_dict()
+        wanted = [next(feed)["x"].tolist() for _ in range(5)]
+    with make(Reader().fetch, ["x"], 8, epochs=None, resume=state) as coordinator:
+        assert [next(coordinator["train"])["x"].tolist() for _ in range(5)] == wanted
