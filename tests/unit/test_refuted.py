@@ -37,7 +37,9 @@ def test_chunks_may_share_an_array_with_one_another(shared: int, carrier: str) -
             places.append(
                 bytes(coordinator.snapshot()) if carrier == "snapshot" else batch.cut.token()
             )
-    assert sum(labels, []) == [100 * i + j for i in range(12) for j in range(7)]
+    assert [label for of_batch in labels for label in of_batch] == [
+        100 * i + j for i in range(12) for j in range(7)
+    ]
     for i, place in enumerate(places):
         with make(fetch, NAMES, 16, resume=place) as coordinator:
             assert [batch[label].tolist() for batch in coordinator["train"]] == labels[i + 1 :]
