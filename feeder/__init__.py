@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from feeder import sources
     from feeder.api import init_data_input_workers
     from feeder.coordinator import Coordinator
     from feeder.errors import (
@@ -64,6 +65,7 @@ __all__ = [
     "StuckWorkerError",
     "TransportError",
     "init_data_input_workers",
+    "sources",
 ]
 
 _HOMES = {
@@ -75,6 +77,7 @@ _HOMES = {
     "Feed": "feeder.feed",
     "Snapshot": "feeder.snapshot",
     "init_data_input_workers": "feeder.api",
+    "sources": "feeder.sources",
 }
 
 
@@ -96,7 +99,8 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'feeder' has no attribute {name!r}")
     home = _HOMES.get(name, "feeder.errors")
-    value = getattr(importlib.import_module(home), name)
+    module = importlib.import_module(home)
+    value = module if home == f"feeder.{name}" else getattr(module, name)
     globals()[name] = value
     return value
 

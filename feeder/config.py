@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
+import msgpack
 import numpy as np
 
 from feeder import codec
@@ -41,7 +42,8 @@ class FeedConfig:
 
     def fingerprint(self) -> dict[str, Any]:
         """What has to be equal for a snapshot to fit."""
-        return {**self.stream.fingerprint(), "version": self.version}
+        said = _what_it_says(self.stream.fetch)
+        return {**self.stream.fingerprint(), "version": self.version, **said}
 
 
 def make_config(settings: Mapping[str, Any], first_worker_id: int) -> FeedConfig:
@@ -83,6 +85,23 @@ def make_config(settings: Mapping[str, Any], first_worker_id: int) -> FeedConfig
         init_fun=_callable_or_none(settings, "init_fun"),
         external_loggers=_loggers(settings["external_loggers"]),
     )
+
+
+def _what_it_says(fetch: Any) -> dict[str, Any]:
+    """What a fetch function says of itself in `describe()`, as sources do."""
+    describe = getattr(fetch, "describe", None)
+    if not callable(describe):
+        return {}
+    fields = describe()
+    try:
+        # As it comes out of a snapshot again, so that the two can be compared.
+        plain = msgpack.unpackb(msgpack.packb(dict(fields)))
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ConfigError(
+            f"describe() of fetch_fun returned {fields!r}, expected a dict of names and plain "
+            f"values: {error}"
+        ) from error
+    return {f"source.{name}": value for name, value in plain.items()}
 
 
 def _run(settings: Mapping[str, Any], stream: StreamSpec) -> RunSpec:

@@ -10,6 +10,7 @@ from workers.batch import Cut
 from workers.calls import make_calls
 from workers.channel import Channel
 from workers.chunks import Schema, hash_chunk
+from workers.cursors import add_cursor, seek
 from workers.enqueuer import Dealer, DeviceQueue, Enqueuing, run_enqueuer
 from workers.errors import ChunkError
 from workers.fetcher import Fetching, run_fetcher
@@ -44,7 +45,9 @@ class Pipeline:
         self._spec, self._run, self._name = spec, run, name
         self._scope = Scope()
         begin = Beginning(spec, lanes, resume)
-        frame = Frame(lanes, encode, spec.epochs)
+        if resume is not None:
+            seek(spec, resume.cut)
+        frame = Frame(lanes, add_cursor(spec, encode), spec.epochs)
         origin = Place(frame, Span(begin.position, (), (), [], ()), 0, 0, None, 0)
         self.start_cut = origin.cut() if resume is None else resume.cut
         """Where the stream begins."""

@@ -16,7 +16,7 @@ import feeder
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("feeder", "workers")
 CORE = {"msgpack", "msgspec", "numpy", "pyzmq", "xxhash"}
-EXTRAS = {"demo", "dev", "test"}
+EXTRAS = {"bench", "demo", "dev", "images", "lmdb", "test"}
 
 
 @pytest.fixture(scope="module")

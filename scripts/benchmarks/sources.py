@@ -1,0 +1,25 @@
+"""The ready-made sources, measured in one process against what they must reach.
+
+Batches of Caffe LMDBs are delivered by the feeder and, where nvidia-dali is installed, by DALI's
+reader of the same files; feeds are resumed far into every order; JPEGs are decoded on one thread
+and on two. Contenders take turns within each repetition; medians are printed with the lowest and
+the highest sample.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from command import Cases, run_cases
+from far import resuming
+from jpegs import decoding
+from lmdbs import DATUMS, reading
+
+CASES: Cases = {
+    **{datums.case: partial(reading, datums) for datums in DATUMS},
+    "resume": resuming,
+    "jpeg": decoding,
+}
+
+if __name__ == "__main__":
+    run_cases("sources", __doc__, CASES)

@@ -1,0 +1,185 @@
+"""A windowed shuffle goes on from its cursor, not by walking again through all that came before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from calls import call
+from feeder import Batch, Coordinator, ResumeError, init_data_input_workers, sources
+from feeds import CARRIERS
+from workers.cursors import MAX_BYTES
+from workers.sources.libstdcxx import seed_minstd
+from workers.sources.sharding import Sharding
+from workers.sources.windowed import Window
+
+BATCH_SIZE, NUM_RECORDS, FILL = 16, 20_000, 100
+FAR = 10**12 // 4096 * 4096
+WINDOW = {"order": "dali", "random_shuffle": True, "initial_fill": FILL}
+
+
+class Numbers:
+    """Records that are their own numbers, any number of them."""
+
+    kind = "numbers"
+    skipped = 0
+
+    def __init__(self, size: int, rows: int | None = None) -> None:
+        self.size, self.rows = size, rows
+
+    def __len__(self) -> int:
+        return self.size
+
+    def name(self, index: int) -> str:
+        return f"number {index}"
+
+    def describe(self) -> dict[str, Any]:
+        return {}
+
+    def read(self, indices: np.ndarray, _call: Any) -> tuple[np.ndarray, ...]:
+        rows = len(indices) if self.rows is None else self.rows * len(indices) // BATCH_SIZE
+        return (np.resize(indices, rows),)
+
+
+def feed(source: Any, resume: Any = None, **settings: Any) -> Coordinator:
+    coordinator = Coordinator()
+    init_data_input_workers(
+        ["x"], source, BATCH_SIZE, coordinator=coordinator,
+        resume=None if isinstance(resume, dict) else resume, **{"epochs": 3, **settings},
+    )  # fmt: skip
+    if isinstance(resume, dict):
+        coordinator.load_state_dict(resume)
+    return coordinator
+
+
+def numbered(rows: int | None = None, **options: Any) -> sources.Source:
+    return sources.Source(Numbers(NUM_RECORDS, rows), **{**WINDOW, **options})
+
+
+def note_walks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The steps at which walks begin from now on."""
+    walked: list[int] = []
+    walk = Window.walk
+
+    def walk_and_note(window: Window, count: int) -> np.ndarray:
+        walked.append(window.step)
+        return walk(window, count)
+
+    monkeypatch.setattr(Window, "walk", walk_and_note)
+    return walked
+
+
+@pytest.mark.parametrize("order", ["ticket", "arrival"])
+@pytest.mark.parametrize("rows", [None, 13, 32], ids=["whole chunks", "leftovers", "two batches"])
+# After 1,023 batches of half a chunk each, the cursor of the next call lies behind the leftover's.
+@pytest.mark.parametrize("num_batches", [600, 1023, 1250, 1251])
+@pytest.mark.parametrize("carry", CARRIERS.values(), ids=CARRIERS.keys())
+def test_nothing_is_walked_again(
+    carry: Callable[[Coordinator, Batch], Any],
+    num_batches: int,
+    rows: int | None,
+    order: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    settings = {"order": order, "num_worker_threads": 1, "num_threads": 1}
+    with feed(numbered(rows), **settings) as coordinator:
+        *_, batch = (next(coordinator["train"]) for _ in range(num_batches))
+        position = carry(coordinator, batch)
+        wanted = [next(coordinator["train"])["x"].tolist() for _ in range(3)]
+
+    walked = note_walks(monkeypatch)
+    with feed(numbered(rows), position, **settings) as coordinator:
+        assert [next(coordinator["train"])["x"].tolist() for _ in range(3)] == wanted
+    assert min(walked) > 0
+
+
+def window_at(step: int, size: int) -> bytes:
+    """A cursor at a step that nobody has walked to: each record lies where it was put."""
+    slots = [step + (slot - step) % FILL for slot in range(FILL)]
+    return bytes(Window(Sharding(num_records=size), step, seed_minstd(1), slots))
+
+
+def token_at(step: int, size: int, cursor: bytes) -> bytes:
+    """The token of a feed that has come to a step."""
+    with feed(far_source(size)) as coordinator:
+        cut = next(coordinator["train"]).cut
+        (stream,) = coordinator["train"].streams
+    index = step // BATCH_SIZE
+    position = cut.position._replace(calls=(index,), marks=(cursor,))
+    return stream.id.encode(replace(cut, index=index, step=index, position=position))
+
+
+def far_source(size: int) -> sources.Source:
+    return sources.Source(Numbers(size), **WINDOW)
+
+
+def test_a_trillion_records_are_no_way() -> None:
+    size = 2 * FAR
+    cursor = window_at(FAR, size)
+    wanted = far_source(size)
+    wanted.seek(call(FAR // BATCH_SIZE, BATCH_SIZE), cursor)
+    with feed(far_source(size), token_at(FAR, size, cursor)) as coordinator:
+        for i in range(5):
+            batch = next(coordinator["train"])
+            expected = wanted.indices(call(FAR // BATCH_SIZE + i, BATCH_SIZE))
+            assert batch["x"].tolist() == expected.tolist()
+            assert abs(int(batch["x"][0]) - FAR) < 10_000
+        token = batch.cut.token()
+    with feed(far_source(size), token) as coordinator:
+        expected = wanted.indices(call(FAR // BATCH_SIZE + 5, BATCH_SIZE))
+        assert next(coordinator["train"])["x"].tolist() == expected.tolist()
+
+
+def test_a_cursor_of_another_window_is_refused() -> None:
+    token = token_at(FAR, 2 * FAR, window_at(FAR, 2 * FAR)[:-1])
+    with pytest.raises(ResumeError, match="not a window of initial_fill 100"):
+        feed(far_source(2 * FAR), token)
+
+
+@pytest.mark.parametrize(
+    ("options", "least", "most"),
+    [
+        ({}, 200, 400),
+        ({"order": "feeder", "initial_fill": 100, "random_shuffle": False}, 0, 60),
+        ({"initial_fill": 1024}, 1024, 4 * 1024 + 60),
+    ],
+    ids=["window of 100", "sequential", "window of 1024"],
+)
+def test_tokens_are_as_small_as_promised(options: Any, least: int, most: int) -> None:
+    with feed(numbered(**options)) as coordinator:
+        sizes = [len(next(coordinator["train"]).cut.token()) for _ in range(600)]
+    assert least <= max(sizes) <= most
+    assert sizes[0] < 60
+
+
+def test_a_window_too_large_for_a_token_is_walked_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = {"initial_fill": MAX_BYTES}
+    with feed(numbered(**options), epochs=4) as coordinator:
+        *_, batch = (next(coordinator["train"]) for _ in range(4000))
+        token = batch.cut.token()
+        wanted = next(coordinator["train"])["x"].tolist()
+    assert len(token) < 60
+    walked = note_walks(monkeypatch)
+    with feed(numbered(**options), token, epochs=4) as coordinator:
+        assert next(coordinator["train"])["x"].tolist() == wanted
+    assert walked[0] == 0
+
+
+def test_cuts_of_the_same_place_are_equal_whoever_made_them() -> None:
+    with feed(numbered()) as coordinator:
+        cuts = [next(coordinator["train"]).cut for _ in range(400)]
+    with feed(numbered(), cuts[299].token()) as coordinator:
+        assert [next(coordinator["train"]).cut for _ in range(100)] == cuts[300:]
+    assert cuts[399].token() == cuts[399].token()
+
+
+def test_a_cursor_belongs_to_the_position_alone() -> None:
+    tokens = []
+    for num_threads in (1, 3):
+        with feed(numbered(), num_threads=num_threads) as coordinator:
+            tokens.append([next(coordinator["train"]).cut.token() for _ in range(700)])
+    assert tokens[0] == tokens[1]

@@ -1,0 +1,283 @@
+"""A feed whose source changed since a position was taken refuses it, naming each difference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from feeder import Call, ConfigError, Coordinator, ResumeError, init_data_input_workers, sources
+from needs import needs
+from stores import encoded, picture, write_lmdb
+
+NUM_RECORDS = 23
+DALI = {"order": "dali", "random_shuffle": True, "initial_fill": 5, "seed": 3}
+Tell = Callable[[Coordinator], Any]
+
+CARRIERS: dict[str, Tell] = {
+    "snapshot": lambda coordinator: coordinator.snapshot(),
+    "bytes": lambda coordinator: bytes(coordinator.snapshot()),
+    "state dict": lambda coordinator: coordinator.state_dict(),
+}
+
+
+def numbers(num: int = NUM_RECORDS, **order: Any) -> sources.Source:
+    return sources.arrays(np.arange(num), **order)
+
+
+def add_feed(fetch: Any, resume: Any = None, **settings: Any) -> Coordinator:
+    """A coordinator with one feed of a column, not started."""
+    coordinator = Coordinator()
+    defaults = {"input_blob_names": ["x"], "batch_size": 4, "coordinator": coordinator}
+    is_dict = isinstance(resume, dict)
+    init_data_input_workers(
+        fetch_fun=fetch, resume=None if is_dict else resume, **{**defaults, **settings}
+    )
+    if is_dict:
+        coordinator.load_state_dict(resume)
+    return coordinator
+
+
+def position_of(fetch: Any, tell: Tell = CARRIERS["bytes"], **settings: Any) -> Any:
+    """A position after two batches."""
+    with add_feed(fetch, **settings) as coordinator:
+        next(coordinator["train"])
+        next(coordinator["train"])
+        return tell(coordinator)
+
+
+def told(fetch: Any, resume: Any, **settings: Any) -> list[str]:
+    """The differences that the ResumeError names."""
+    with pytest.raises(ResumeError) as caught:
+        add_feed(fetch, resume, **settings)
+    head, _, differences = str(caught.value).partition("'train': ")
+    assert head == "the snapshot is of another feed than "
+    return differences.split("; ")
+
+
+ORDERS: dict[str, tuple[dict[str, Any], dict[str, Any], list[str]]] = {
+    "fewer records": ({}, {"num": 17}, ["source.size: 23 then, 17 now"]),
+    "more records": ({}, {"num": 24}, ["source.size: 23 then, 24 now"]),
+    "more shards": ({}, {"num_shards": 2}, ["source.num_shards: 1 then, 2 now"]),
+    "another shard": (
+        {"num_shards": 2}, {"num_shards": 2, "shard_id": 1}, ["source.shard_id: 0 then, 1 now"],
+    ),
+    "sticking to a shard": (
+        {}, {"stick_to_shard": True}, ["source.stick_to_shard: False then, True now"],
+    ),
+    "padding": ({}, {"pad_last_batch": True}, ["source.pad_last_batch: False then, True now"]),
+    "a shuffle": ({}, {"random_shuffle": True}, ["source.shuffle: 'none' then, 'feeder' now"]),
+    "no shuffle": (
+        {"random_shuffle": True, "seed": 4}, {},
+        ["source.shuffle: 'feeder' then, 'none' now", "source.seed: 4 then, None now"],
+    ),
+    "another shuffle": (
+        {"random_shuffle": True, "seed": 3}, DALI,
+        ["source.shuffle: 'feeder' then, 'dali' now", "source.initial_fill: None then, 5 now"],
+    ),
+    "another seed": (DALI, {**DALI, "seed": 4}, ["source.seed: 3 then, 4 now"]),
+    "another window": (
+        DALI, {**DALI, "initial_fill": 6}, ["source.initial_fill: 5 then, 6 now"],
+    ),
+    "shuffling after the epoch": (
+        {"order": "dali"},
+        {"order": "dali", "shuffle_after_epoch": True, "shuffle_after_epoch_seed": 9},
+        [
+            "source.stick_to_shard: False then, True now",
+            "source.shuffle: 'none' then, 'dali after epoch' now",
+            "source.seed: None then, 9 now",
+        ],
+    ),
+    "several at once": (
+        {}, {"num": 64, "num_shards": 2, "pad_last_batch": True, "random_shuffle": True, "seed": 1},
+        [
+            "source.size: 23 then, 64 now",
+            "source.num_shards: 1 then, 2 now",
+            "source.pad_last_batch: False then, True now",
+            "source.shuffle: 'none' then, 'feeder' now",
+            "source.seed: None then, 1 now",
+        ],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("tell", CARRIERS.values(), ids=CARRIERS.keys())
+@pytest.mark.parametrize(("then", "now", "differences"), ORDERS.values(), ids=ORDERS.keys())
+def test_a_changed_order_is_refused_with_each_difference(
+    then: dict[str, Any], now: dict[str, Any], differences: list[str], tell: Tell
+) -> None:
+    position = position_of(numbers(**then), tell)
+    assert told(numbers(**now), position) == differences
+
+
+@pytest.mark.parametrize("tell", CARRIERS.values(), ids=CARRIERS.keys())
+@pytest.mark.parametrize(("then", "_now", "_differences"), ORDERS.values(), ids=ORDERS.keys())
+def test_the_same_source_is_taken(
+    then: dict[str, Any], _now: Any, _differences: Any, tell: Tell
+) -> None:
+    with add_feed(numbers(**then), position_of(numbers(**then), tell)) as coordinator:
+        assert next(coordinator["train"]).step == 2
+
+
+def test_a_token_of_another_source_is_refused() -> None:
+    token = position_of(numbers(), lambda coordinator: coordinator["train"].state_dict())
+    assert told(numbers(17), token) == ["source.size: 23 then, 17 now"]
+    with add_feed(numbers()) as coordinator:
+        bare = next(coordinator["train"]).cut.token()
+    with pytest.raises(ResumeError, match="made with other settings"):
+        add_feed(numbers(17), bare)
+
+
+def test_the_feeds_own_settings_are_told_beside_the_sources() -> None:
+    differences = told(numbers(17), position_of(numbers()), batch_size=5, seed=1)
+    assert differences == [
+        "batch_size: 4 then, 5 now", "seed: 0 then, 1 now", "source.size: 23 then, 17 now",
+    ]  # fmt: skip
+
+
+class Walk:
+    """A stateful iterator."""
+
+    def __init__(self) -> None:
+        self.at = 0
+
+    def __iter__(self) -> Walk:
+        return self
+
+    def __next__(self) -> int:
+        self.at += 1
+        return self.at
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.at = state["at"]
+
+
+def tokens(path: Path, **changes: Any) -> sources.Source:
+    np.arange(200, dtype=np.uint16).tofile(path / "tokens.bin")
+    return sources.tokens(path / "tokens.bin", **{"seq_len": 5, "dtype": np.uint16, **changes})
+
+
+READERS: dict[str, Callable[[Path], Any]] = {
+    "arrays": lambda path: numbers(),
+    "tokens": tokens,
+    "samples": lambda path: sources.samples(lambda info: info.idx_in_epoch, NUM_RECORDS),
+    "records": lambda path: sources.records(list(range(NUM_RECORDS))),
+    "iterable": lambda path: sources.iterable(Walk),
+}
+
+
+@pytest.mark.parametrize("now", READERS)
+@pytest.mark.parametrize("then", READERS)
+def test_another_reader_is_refused(tmp_path: Path, then: str, now: str) -> None:
+    position = position_of(READERS[then](tmp_path))
+    if then == now:
+        with add_feed(READERS[now](tmp_path), position) as coordinator:
+            assert next(coordinator["train"]).step == 2
+        return
+    assert f"source.source: {then!r} then, {now!r} now" in told(READERS[now](tmp_path), position)
+
+
+def test_a_function_in_place_of_a_source_is_refused() -> None:
+    def fetch(call: Call) -> list[Any]:
+        return [np.arange(4)]
+
+    differences = told(fetch, position_of(numbers()))
+    assert "source.source: 'arrays' then, None now" in differences
+    assert "source.source: None then, 'arrays' now" in told(numbers(), position_of(fetch))
+
+
+@pytest.mark.parametrize(
+    ("changes", "difference"),
+    [
+        ({"seq_len": 4}, "source.seq_len: 5 then, 4 now"),
+        ({"dtype": np.int16}, "source.dtype: '<u2' then, '<i2' now"),
+        ({"stride": 2}, "source.stride: 5 then, 2 now"),
+    ],
+)
+def test_tokens_cut_otherwise_are_refused(
+    tmp_path: Path, changes: dict[str, Any], difference: str
+) -> None:
+    position = position_of(tokens(tmp_path))
+    assert difference in told(tokens(tmp_path, **changes), position)
+
+
+def test_a_longer_token_file_is_refused(tmp_path: Path) -> None:
+    position = position_of(tokens(tmp_path))
+    np.arange(203, dtype=np.uint16).tofile(tmp_path / "tokens.bin")
+    now = sources.tokens(tmp_path / "tokens.bin", seq_len=5, dtype=np.uint16)
+    assert told(now, position) == ["source.tokens: [200] then, [203] now"]
+
+
+def test_an_lmdb_with_other_keys_is_refused(tmp_path: Path) -> None:
+    datum = b"\x08\x01\x10\x01\x18\x01\x22\x01a\x28\x05\x38\x00"
+    for name, last in (("then", b"9"), ("now", b"8z")):
+        keys = [*(b"%d" % i for i in range(8)), last]
+        write_lmdb(tmp_path / name, dict.fromkeys(keys, datum))
+
+    def source(name: str) -> sources.Source:
+        return sources.caffe_lmdb(tmp_path / name, image_available=False)
+
+    (difference,) = told(source("now"), position_of(source("then")))
+    assert difference.startswith("source.keys: ")
+    with add_feed(source("then"), position_of(source("then"))) as coordinator:
+        assert next(coordinator["train"])["x"].tolist() == [5]
+
+
+def test_another_reader_of_the_same_lmdb_is_refused(tmp_path: Path) -> None:
+    write_lmdb(tmp_path / "db", [b"\x08\x01\x10\x01\x18\x01\x22\x01a\x28\x05\x38\x00"] * 9)
+    position = position_of(sources.caffe_lmdb(tmp_path / "db", image_available=False))
+    now = sources.caffe2_lmdb(tmp_path / "db", image_available=False)
+    assert "source.source: 'caffe_lmdb' then, 'caffe2_lmdb' now" in told(now, position)
+
+
+def test_a_folder_with_a_renamed_or_new_file_is_refused(tmp_path: Path) -> None:
+    needs("PIL")
+    names = {"input_blob_names": ["image", "label"]}
+    for i in range(9):
+        file = tmp_path / "class" / f"{i}.png"
+        file.parent.mkdir(exist_ok=True)
+        file.write_bytes(encoded(picture(9, 9, i), "PNG"))
+    position = position_of(sources.image_folder(tmp_path), **names)
+    (tmp_path / "class" / "3.png").rename(tmp_path / "class" / "z.png")
+    (difference,) = told(sources.image_folder(tmp_path), position, **names)
+    assert difference.startswith("source.files: ")
+    (tmp_path / "class" / "0.png").unlink()
+    differences = told(sources.image_folder(tmp_path, resize=5), position, **names)
+    assert [text.partition(":")[0] for text in differences] == [
+        "source.size", "source.files", "source.resize",
+    ]  # fmt: skip
+
+
+class Saying:
+    """A fetch function with a `describe` of its own."""
+
+    def __init__(self, said: Any) -> None:
+        self.said = said
+
+    def __call__(self, call: Call) -> list[Any]:
+        return [np.arange(4)]
+
+    def describe(self) -> Any:
+        return self.said
+
+
+def test_a_users_fetch_function_may_describe_itself() -> None:
+    position = position_of(Saying({"files": ("a", "b"), "rows": 2**64 - 1}))
+    with add_feed(Saying({"files": ("a", "b"), "rows": 2**64 - 1}), position) as coordinator:
+        assert next(coordinator["train"]).step == 2
+    assert told(Saying({"files": ("a", "c"), "rows": 1}), position) == [
+        "source.files: ['a', 'b'] then, ['a', 'c'] now",
+        "source.rows: 18446744073709551615 then, 1 now",
+    ]
+
+
+@pytest.mark.parametrize("said", [None, 7, {"x": object()}, {"x": 2**65}, {"x": np.arange(2)}])
+def test_what_cannot_be_kept_is_a_config_error(said: Any) -> None:
+    with pytest.raises(ConfigError, match="describe\\(\\) of fetch_fun returned"):
+        add_feed(Saying(said))

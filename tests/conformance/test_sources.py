@@ -1,0 +1,205 @@
+"""Every source through a whole feed: its rows in its order, and the same again from any cut."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from calls import call
+from feeder import Coordinator, init_data_input_workers
+from needs import needs
+from protos import Datum, TensorProto, TensorProtos
+from stores import encoded, picture, write_lmdb
+from workers import sources
+
+NUM_RECORDS, BATCH_SIZE, EPOCHS = 23, 4, 3
+SHARDS = {"num_shards": 2, "shard_id": 1}
+ORDERS: dict[str, dict[str, Any]] = {
+    "sequential": {},
+    "shards": SHARDS,
+    "shuffled shards": {**SHARDS, "random_shuffle": True},
+    "dali window": {**SHARDS, "order": "dali", "random_shuffle": True, "initial_fill": 5},
+    "dali padded": {**SHARDS, "order": "dali", "random_shuffle": True, "pad_last_batch": True},
+    "dali after epoch": {**SHARDS, "order": "dali", "shuffle_after_epoch": True},
+}
+
+Make = Callable[..., Any]
+Batches = list[tuple[int, int, tuple[bytes, ...]]]
+
+
+class Walk:
+    """A stateful iterator over a worker's numbers."""
+
+    def __init__(self, worker_id: int, epoch: int) -> None:
+        self.numbers = list(range(worker_id, NUM_RECORDS, 2))
+        self.at, self.epoch = 0, epoch
+
+    def __iter__(self) -> Walk:
+        return self
+
+    def __next__(self) -> tuple[int, int]:
+        if self.at == len(self.numbers):
+            raise StopIteration
+        self.at += 1
+        return self.numbers[self.at - 1], self.epoch
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"at": self.at, "epoch": self.epoch}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.at, self.epoch = state["at"], state["epoch"]
+
+
+def of_arrays(path: Path, **order: Any) -> Any:
+    return sources.arrays(np.arange(NUM_RECORDS), np.arange(NUM_RECORDS) ** 2, **order)
+
+
+def of_tokens(path: Path, **order: Any) -> Any:
+    np.arange(NUM_RECORDS * 5, dtype=np.uint16).tofile(path / "tokens.bin")
+    return sources.tokens(path / "tokens.bin", 5, np.uint16, **order)
+
+
+def of_samples(path: Path, **order: Any) -> Any:
+    return sources.samples(
+        lambda info: (info.idx_in_epoch, info.rng.random()), NUM_RECORDS, **order
+    )
+
+
+def of_records(path: Path, **order: Any) -> Any:
+    return sources.records([(i, i / 2) for i in range(NUM_RECORDS)], **order)
+
+
+def of_caffe(path: Path, **order: Any) -> Any:
+    if not (path / "caffe").exists():
+        write_lmdb(
+            path / "caffe",
+            [
+                Datum(
+                    channels=1, height=2, width=2, data=bytes([i] * 4), label=i, encoded=False
+                ).SerializeToString()
+                for i in range(NUM_RECORDS)
+            ],
+        )
+    return sources.caffe_lmdb(path / "caffe", **order)
+
+
+def of_caffe2(path: Path, **order: Any) -> Any:
+    if not (path / "caffe2").exists():
+        image = [TensorProto(data_type=3, dims=[1, 1], byte_data=bytes([i])) for i in range(99)]
+        label = [TensorProto(data_type=2, dims=[1], int32_data=[i]) for i in range(99)]
+        write_lmdb(
+            path / "caffe2",
+            [
+                TensorProtos(protos=[image[i], label[i]]).SerializeToString()
+                for i in range(NUM_RECORDS)
+            ],
+        )
+    return sources.caffe2_lmdb(path / "caffe2", **order)
+
+
+def of_images(path: Path, **order: Any) -> Any:
+    needs("PIL")
+    if not (path / "images").exists():
+        for i in range(NUM_RECORDS):
+            file = path / "images" / str(i % 3) / f"{i}.png"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(encoded(picture(9, 9, i), "PNG"))
+    return sources.image_folder(
+        path / "images", crop=7, random_crop=True, random_flip=True, **order
+    )
+
+
+def of_iterators(path: Path) -> Any:
+    return sources.iterable(Walk)
+
+
+SOURCES: dict[str, tuple[Make, list[str]]] = {
+    "arrays": (of_arrays, ["x", "y"]),
+    "tokens": (of_tokens, ["tokens"]),
+    "samples": (of_samples, ["x", "y"]),
+    "records": (of_records, ["x", "y"]),
+    "caffe": (of_caffe, ["image", "label"]),
+    "caffe2": (of_caffe2, ["image", "label"]),
+    "images": (of_images, ["image", "label"]),
+}
+
+
+def feed(
+    make: Make, names: list[str], resume: bytes | None = None, **settings: Any
+) -> tuple[Batches, list[bytes]]:
+    """The batches of a fresh feed, and after each of them a snapshot."""
+    coordinator = Coordinator()
+    init_data_input_workers(
+        names, make(), BATCH_SIZE, 2, "train", resume=resume, coordinator=coordinator, seed=7,
+        **{"epochs": EPOCHS, **settings},
+    )  # fmt: skip
+    batches: Batches = []
+    snapshots = []
+    with coordinator:
+        for batch in coordinator["train"]:
+            columns = tuple(batch[name].tobytes() for name in names)
+            batches.append((batch.epoch, batch.index, columns))
+            snapshots.append(bytes(coordinator.snapshot()))
+    return batches, snapshots
+
+
+def check_every_cut(make: Make, names: list[str], **settings: Any) -> None:
+    whole, snapshots = feed(make, names, **settings)
+    assert whole
+    for i, snapshot in enumerate(snapshots):
+        rest, _ = feed(make, names, resume=snapshot, num_threads=1 + i % 3, **settings)
+        assert rest == whole[i + 1 :], i
+
+
+@pytest.mark.parametrize("order", ORDERS.values(), ids=ORDERS.keys())
+@pytest.mark.parametrize(("make", "names"), SOURCES.values(), ids=SOURCES.keys())
+def test_a_feed_goes_on_at_every_cut(
+    tmp_path: Path, make: Make, names: list[str], order: dict[str, Any]
+) -> None:
+    check_every_cut(lambda: make(tmp_path, **order), names)
+
+
+@pytest.mark.parametrize("last_batch", ["carry", "drop", "pad"])
+def test_last_batches(tmp_path: Path, last_batch: str) -> None:
+    order = ORDERS["dali window"]
+    check_every_cut(lambda: of_arrays(tmp_path, **order), ["x", "y"], last_batch=last_batch)
+
+
+def test_iterators_go_on_at_every_cut(tmp_path: Path) -> None:
+    check_every_cut(lambda: of_iterators(tmp_path), ["x", "epoch"])
+
+
+@pytest.mark.parametrize("order", ORDERS.values(), ids=ORDERS.keys())
+def test_a_feed_gives_the_rows_of_the_source(tmp_path: Path, order: dict[str, Any]) -> None:
+    batches, _ = feed(lambda: of_arrays(tmp_path, **order), ["x", "y"])
+    source = of_arrays(tmp_path, **order)
+    for epoch, index, (x, _) in batches:
+        assert source(call(index, BATCH_SIZE, epoch, 7))[0].tobytes() == x
+
+
+def test_batches_wrap_from_shard_to_shard_as_in_dali(tmp_path: Path) -> None:
+    order = {"order": "dali", "num_shards": 3}
+    batches, _ = feed(lambda: of_arrays(tmp_path, **order), ["x", "y"], last_batch="carry")
+    numbers = [n for _, _, (x, _) in batches for n in np.frombuffer(x, np.int64).tolist()]
+    assert numbers == list(range(NUM_RECORDS))
+
+
+def test_two_sources_in_one_coordinator(tmp_path: Path) -> None:
+    order = ORDERS["shuffled shards"]
+    coordinator = Coordinator()
+    for name, shard_id in (("a", 0), ("b", 1)):
+        source = of_caffe(tmp_path, **{**order, "shard_id": shard_id})
+        init_data_input_workers(
+            ["image", "label"], source, BATCH_SIZE, 2, name, coordinator=coordinator, seed=7
+        )
+    seen: dict[str, list[int]] = {"a": [], "b": []}
+    with coordinator:
+        for name in ("a", "b"):
+            for batch in coordinator[name]:
+                seen[name] += batch["label"].tolist()
+    assert sorted(seen["a"] + seen["b"]) == list(range(NUM_RECORDS))
+    assert len(seen["a"]) == NUM_RECORDS // 2

@@ -1,0 +1,71 @@
+"""The notebook is what its script does: the same cells, printing the same when run again."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from needs import needs
+
+for package in ("matplotlib", "PIL"):
+    needs(package)
+
+ROOT = Path(__file__).parents[2]
+NAME = "dali_notebook"
+
+
+def cells(path: Path) -> list[dict[str, Any]]:
+    return json.loads(path.read_text())["cells"]
+
+
+def printed(cell: dict[str, Any]) -> str:
+    outputs = cell.get("outputs", [])
+    return "".join("".join(out["text"]) for out in outputs if out["output_type"] == "stream")
+
+
+def pictures(cell: dict[str, Any]) -> int:
+    return sum(out["output_type"] == "display_data" for out in cell.get("outputs", []))
+
+
+@pytest.fixture(scope="module")
+def again(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """The cells of the notebook, made again somewhere else."""
+    docs = tmp_path_factory.mktemp("again") / "docs"
+    shutil.copytree(ROOT / "docs", docs, ignore=shutil.ignore_patterns("*.ipynb", "__pycache__"))
+    subprocess.run(
+        [sys.executable, docs / "make_notebook.py", docs / f"{NAME}.py"],
+        check=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    return cells(docs / f"{NAME}.ipynb")
+
+
+def test_the_notebook_is_its_script_executed(again: list[dict[str, Any]]) -> None:
+    shipped = cells(ROOT / f"docs/{NAME}.ipynb")
+    assert [cell["source"] for cell in shipped] == [cell["source"] for cell in again]
+    assert [printed(cell) for cell in shipped] == [printed(cell) for cell in again]
+    assert [pictures(cell) for cell in shipped] == [pictures(cell) for cell in again]
+
+
+def test_it_shows_equal_batches_in_pictures(again: list[dict[str, Any]]) -> None:
+    text = "".join(map(printed, again))
+    assert text.count("equal bit for bit: True") == 3
+    assert "bit for bit: False" not in text
+    assert "source.num_shards: 1 then, 2 now" in text
+    assert sum(map(pictures, again)) == 3
+
+
+def test_the_pictures_are_small_and_of_named_origin() -> None:
+    folder = ROOT / "docs/pictures"
+    files = list(folder.glob("*/*.jpg"))
+    origins = (folder / "README.md").read_text()
+    assert len(files) == 12
+    assert sum(file.stat().st_size for file in files) < 400_000
+    assert [file for file in files if f"`{file.parent.name}`" not in origins] == []

@@ -1,0 +1,225 @@
+"""Caffe's LMDBs: raw and encoded images, labels, and records that are defective."""
+
+from __future__ import annotations
+
+import gc
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from calls import call, epoch_of
+from protos import Datum
+from stores import encoded, picture, write_lmdb
+from workers.errors import ConfigError
+from workers.sources import RecordError, caffe_lmdb
+
+
+def raw(
+    label: int | None, height: int = 2, width: int = 3, channels: int = 4, **fields: Any
+) -> bytes:
+    fields = {"data": bytes([(label or 0) % 256] * (height * width * channels)), **fields}
+    datum = Datum(channels=channels, height=height, width=width, encoded=False, **fields)
+    if label is not None:
+        datum.label = label
+    return bytes(datum.SerializeToString())
+
+
+def file(label: int, data: bytes, **fields: Any) -> bytes:
+    return bytes(Datum(data=data, label=label, **fields).SerializeToString())
+
+
+def only_chunk(source: Any, batch_size: int = 100) -> Any:
+    return source(call(0, batch_size))
+
+
+def test_raw_pixels(tmp_path: Path) -> None:
+    data = [bytes(range(i, i + 24)) for i in range(5)]
+    path = write_lmdb(tmp_path / "db", [raw(i * 1000, data=data[i]) for i in range(5)])
+    image, label = only_chunk(caffe_lmdb(path))
+    assert image.dtype == np.uint8 and image.shape == (5, 2, 3, 4)
+    assert label.dtype == np.int32 and label.tolist() == [0, 1000, 2000, 3000, 4000]
+    assert [row.tobytes() for row in image] == data
+    (image,) = only_chunk(caffe_lmdb(path, layout="CHW", label_available=False))
+    assert image.shape == (5, 4, 2, 3) and [row.tobytes() for row in image] == data
+    (label,) = only_chunk(caffe_lmdb(path, image_available=False))
+    assert label.tolist() == [0, 1000, 2000, 3000, 4000]
+
+
+@pytest.mark.parametrize("size", [40, 200, 600])
+def test_large_pixels_are_copied_as_well(tmp_path: Path, size: int) -> None:
+    rng = np.random.default_rng(0)
+    pixels = rng.integers(0, 256, (3, size, size, 3), np.uint8)
+    values = [raw(i, size, size, 3, data=pixels[i].tobytes()) for i in range(3)]
+    image, _ = only_chunk(caffe_lmdb(write_lmdb(tmp_path / "db", values)))
+    assert (image == pixels).all() and image.flags.owndata and image.flags.writeable
+
+
+def test_a_store_is_closed_with_its_source(tmp_path: Path) -> None:
+    path = write_lmdb(tmp_path / "db", [raw(0)])
+    gc.collect()
+    gc.disable()
+    try:
+        before = len(os.listdir("/proc/self/fd"))
+        source = caffe_lmdb(path, random_shuffle=True)
+        only_chunk(source)
+        assert len(os.listdir("/proc/self/fd")) > before
+        del source
+        assert len(os.listdir("/proc/self/fd")) == before
+    finally:
+        gc.enable()
+
+
+def test_several_folders_in_shards(tmp_path: Path) -> None:
+    paths = [write_lmdb(tmp_path / str(f), [raw(10 * f + i) for i in range(5)]) for f in range(3)]
+    source = caffe_lmdb(paths, shard_id=1, num_shards=3, random_shuffle=True, stick_to_shard=True)
+    labels = [label for _, chunk in epoch_of(source, 2) for label in chunk.tolist()]
+    assert sorted(labels) == [10, 11, 12, 13, 14] and len(source) == 15
+
+
+def test_labels_wrap_around_as_int32(tmp_path: Path) -> None:
+    huge = raw(None) + b"\x28\xff\xff\xff\xff\x1f"
+    path = write_lmdb(tmp_path / "db", [raw(-7), raw(2**31 - 1), huge])
+    assert only_chunk(caffe_lmdb(path))[1].tolist() == [-7, 2**31 - 1, -1]
+
+
+@pytest.mark.needs("PIL")
+def test_image_files(tmp_path: Path) -> None:
+    pixels = [picture(20, 30, i) for i in range(3)]
+    values = [
+        file(0, encoded(pixels[0], "PNG"), encoded=True),
+        file(1, encoded(pixels[1], "PNG")),
+        file(2, encoded(pixels[2]), encoded=True),
+    ]
+    path = write_lmdb(tmp_path / "db", values)
+    image, label = only_chunk(caffe_lmdb(path))
+    assert label.tolist() == [0, 1, 2] and image.shape == (3, 20, 30, 3)
+    assert (image[0] == pixels[0]).all() and (image[1] == pixels[1]).all()
+    assert np.abs(image[2].astype(int) - pixels[2]).mean() < 8
+    small = only_chunk(caffe_lmdb(path, resize=(8, 9)))[0]
+    assert small.shape == (3, 8, 9, 3)
+
+
+def test_files_that_are_not_decoded(tmp_path: Path) -> None:
+    path = write_lmdb(tmp_path / "db", [file(i, b"x" * (i + 1)) for i in range(4)])
+    image, lengths, label = only_chunk(caffe_lmdb(path, decode=False, max_bytes=6))
+    assert image.shape == (4, 6) and label.tolist() == [0, 1, 2, 3]
+    assert lengths.tolist() == [1, 2, 3, 4]
+    assert [row[:n].tobytes() for row, n in zip(image, lengths, strict=True)] == [
+        b"x", b"xx", b"xxx", b"xxxx",
+    ]  # fmt: skip
+    assert not image[0, 1:].any()
+    with pytest.raises(RecordError, match=r"b'00000001': the file has 2 bytes, .* has 1: give max"):
+        only_chunk(caffe_lmdb(path, decode=False))
+    source = caffe_lmdb(path, decode=False, max_bytes=2, on_error="skip")
+    assert only_chunk(source)[2].tolist() == [0, 1] and source.skipped == 2
+    with pytest.raises(RecordError, match=r"b'00000002': the file has 3 bytes, max_bytes is 2"):
+        only_chunk(caffe_lmdb(path, decode=False, max_bytes=2))
+
+
+def test_what_the_flag_does_not_say_can_be_said(tmp_path: Path) -> None:
+    unflagged = Datum(channels=1, height=2, width=2, data=b"abcd", label=1).SerializeToString()
+    path = write_lmdb(tmp_path / "db", [unflagged])
+    assert only_chunk(caffe_lmdb(path, encoded=False))[0].shape == (1, 2, 2, 1)
+    assert only_chunk(caffe_lmdb(path, decode=False))[0].shape == (1, 4)
+    flagged = write_lmdb(tmp_path / "flagged", [raw(1)])
+    assert only_chunk(caffe_lmdb(flagged, encoded=True, decode=False))[0].shape == (1, 24)
+
+
+DEFECTS = {
+    "garbage": (b"\xff\xff\xff", "message ends within a varint"),
+    "truncated": (raw(3)[:-30] + b"\x22\x18abc", r"field 4 ends at byte \d+, the message at \d+"),
+    "empty": (b"", "the record has no label: give label_available=False"),
+    "no label": (raw(None), "the record has no label: give label_available=False"),
+    "no image": (
+        Datum(label=1, encoded=False).SerializeToString(),
+        "the record has no image: give image_available=False",
+    ),
+    "too few bytes": (raw(1, data=b"abc"), "the image has 3 bytes, expected 2 × 3 pixels of 4 ch"),
+    "negative size": (
+        raw(1, 1, 1, -1, data=b"abc"),
+        "the image has 3 bytes, expected 1 × 1 pixels",
+    ),
+}
+
+
+@pytest.mark.parametrize(("defect", "message"), DEFECTS.values(), ids=DEFECTS.keys())
+def test_a_defective_record_is_named_or_skipped(
+    tmp_path: Path, defect: bytes, message: str
+) -> None:
+    path = write_lmdb(tmp_path / "db", [raw(0), raw(1), defect, raw(3)])
+    name = rf"{str(path)!r} at key b'00000002'"
+    for _ in range(2):
+        with pytest.raises(RecordError, match=rf"^{name}: {message}"):
+            only_chunk(caffe_lmdb(path))
+        source = caffe_lmdb(path, on_error="skip")
+        assert only_chunk(source)[1].tolist() == [0, 1, 3] and source.skipped == 1
+        assert [len(chunk[1]) for chunk in epoch_of(source, 1)] == [1, 1, 0, 1]
+
+
+@pytest.mark.needs("PIL")
+def test_a_corrupt_image_is_named_or_skipped(tmp_path: Path) -> None:
+    good = encoded(picture(20, 30))
+    values = [file(0, good), file(1, good[: len(good) // 2]), file(2, b"no image"), file(3, good)]
+    path = write_lmdb(tmp_path / "db", values)
+    with pytest.raises(RecordError, match=r"at key b'00000001': "):
+        only_chunk(caffe_lmdb(path))
+    source = caffe_lmdb(path, on_error="skip")
+    image, label = only_chunk(source)
+    assert label.tolist() == [0, 3] and len(image) == 2 and source.skipped == 2
+
+
+def test_records_that_do_not_fit_each_other(tmp_path: Path) -> None:
+    mixed = write_lmdb(tmp_path / "mixed", [raw(0), file(1, b"file")])
+    with pytest.raises(
+        RecordError,
+        match=r"b'00000001': holds an image file, .* b'00000000' holds raw pixels \(2, 3, 4\)",
+    ):
+        only_chunk(caffe_lmdb(mixed, decode=False))
+    shapes = write_lmdb(tmp_path / "shapes", [raw(0), raw(1), raw(2, 3, 2)])
+    with pytest.raises(RecordError, match=r"b'00000002': holds raw pixels \(3, 2, 4\), .*0' holds"):
+        only_chunk(caffe_lmdb(shapes))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"layout": "WHC"}, r"layout is 'WHC', expected one of \('HWC', 'CHW'\)"),
+        ({"image_available": False, "label_available": False}, "no column is left"),
+        ({"image_available": 1}, "image_available is 1, expected True or False"),
+        ({"label_available": None}, "label_available is None, expected True or False"),
+        ({"encoded": "yes"}, "encoded is 'yes', expected True or False"),
+        ({"on_error": "ignore"}, r"on_error is 'ignore', expected one of \('raise', 'skip'\)"),
+        ({"max_bytes": 5}, "max_bytes is for files that are not decoded: give decode=False"),
+        (
+            {"decode": False, "max_bytes": 0},
+            "max_bytes is 0, expected a whole number of at least 1",
+        ),
+        ({"decode": False, "resize": 5}, "resize is given, and decode is False: leave it out"),
+        ({"image_available": False, "crop": 5}, "crop is given, and image_available is False"),
+        ({"num_shards": 3}, "num_shards is 3, more than the 2 records"),
+    ],
+)
+def test_bad_options(tmp_path: Path, options: dict[str, Any], message: str) -> None:
+    path = write_lmdb(tmp_path / "db", [raw(0), raw(1)])
+    with pytest.raises(ConfigError, match=message):
+        caffe_lmdb(path, **options)
+
+
+def test_what_changes_the_rows_changes_the_description(tmp_path: Path) -> None:
+    path = write_lmdb(tmp_path / "db", [raw(i) for i in range(4)])
+    more = write_lmdb(tmp_path / "more", [raw(i) for i in range(5)])
+    whole = caffe_lmdb(path, decode=False)
+    others = [
+        caffe_lmdb(more, decode=False),
+        caffe_lmdb(path, decode=False, layout="CHW"),
+        caffe_lmdb(path, decode=False, label_available=False),
+        caffe_lmdb(path, decode=False, max_bytes=3),
+        caffe_lmdb(path, decode=False, encoded=True),
+        caffe_lmdb([path, path], decode=False),
+    ]
+    assert whole.describe() == caffe_lmdb(path, decode=False).describe()
+    for other in others:
+        assert other.describe() != whole.describe()

@@ -1,0 +1,143 @@
+"""Samples made one at a time: by a function, by a dataset with `__getitem__`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from calls import call, epoch_of
+from workers.errors import ConfigError
+from workers.sources import RecordError, SampleInfo, records, samples
+
+
+def test_what_a_function_is_told() -> None:
+    seen: list[SampleInfo] = []
+
+    def fn(info: SampleInfo) -> int:
+        seen.append(info)
+        return info.idx_in_epoch
+
+    source = samples(fn, 5)
+    assert [chunk.tolist() for (chunk,) in epoch_of(source, 2, epoch=3)] == [[0, 1], [2, 3], [4]]
+    told = [(i.idx_in_epoch, i.idx_in_batch, i.iteration, i.epoch_idx) for i in seen]
+    assert told == [(0, 0, 0, 3), (1, 1, 0, 3), (2, 0, 1, 3), (3, 1, 1, 3), (4, 0, 2, 3)]
+
+
+def test_draws_belong_to_the_sample() -> None:
+    def draws(batch_size: int, **order: Any) -> dict[int, float]:
+        source = samples(lambda info: (info.idx_in_epoch, info.rng.random()), 12, **order)
+        chunks = list(epoch_of(source, batch_size))
+        return {int(i): x for index, drawn in chunks for i, x in zip(index, drawn, strict=True)}
+
+    assert draws(4) == draws(5) == draws(3, random_shuffle=True)
+    assert len(set(draws(4).values())) == 12
+
+
+SAMPLES: dict[str, tuple[Any, Any]] = {
+    "number": (3, ([3, 3],)),
+    "array": (np.arange(2), ([[0, 1], [0, 1]],)),
+    "tuple": ((1, np.float32(2)), ([1, 1], [2, 2])),
+    "list": ([1, b"ab"], ([1, 1], [b"ab", b"ab"])),
+    "mapping": ({"x": 1, "y": [1, 2]}, {"x": [1, 1], "y": [[1, 2], [1, 2]]}),
+}
+
+
+@pytest.mark.parametrize(("sample", "wanted"), SAMPLES.values(), ids=SAMPLES.keys())
+def test_samples_of_all_kinds(sample: Any, wanted: Any) -> None:
+    columns = records([sample, sample])(call(0, 2))
+    if isinstance(columns, dict):
+        assert {name: column.tolist() for name, column in columns.items()} == wanted
+    else:
+        assert tuple(column.tolist() for column in columns) == wanted
+
+
+def test_a_collate_function_of_ones_own() -> None:
+    def collate(samples: Any) -> Any:
+        return (np.array([sum(sample) for sample in samples]),)
+
+    (column,) = records([[1], [1, 2], [1, 2, 3]], collate=collate)(call(0, 3))
+    assert column.tolist() == [1, 3, 6]
+
+
+def test_datasets_in_shards() -> None:
+    class Squares:
+        def __len__(self) -> int:
+            return 10
+
+        def __getitem__(self, index: int) -> int:
+            assert type(index) is int
+            return index**2
+
+    shards = [records(Squares(), shard_id=s, num_shards=3, random_shuffle=True) for s in range(3)]
+    seen = [x for shard in shards for (chunk,) in epoch_of(shard, 2) for x in chunk.tolist()]
+    assert sorted(seen) == [i**2 for i in range(10)]
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        ((1, 2, 3), "sample 1: is a tuple of 3, sample 0 is a tuple of 2"),
+        (5, "sample 1: is a int, sample 0 is a tuple of 2"),
+        ({"a": 1, "b": 2}, "sample 1: is a dict of 2, sample 0 is a tuple of 2"),
+        ((1, [2]), r"sample 1: 1 is int64\[1\], sample 0 has int64\[\]: the rows of a batch must"),
+        ((1, 2.0), r"sample 1: 1 is float64\[\], sample 0 has int64\[\]"),
+        ((1, [[1], [1, 2]]), "sample 1: 1 is no array"),
+    ],
+)
+def test_samples_that_do_not_fit_each_other(other: Any, message: str) -> None:
+    with pytest.raises(RecordError, match=message):
+        records([(1, 2), other])(call(0, 2))
+
+
+def test_mappings_with_other_names() -> None:
+    with pytest.raises(RecordError, match=r"sample 1: has \['b'\], sample 0 has \['a'\]"):
+        records([{"a": 1}, {"b": 1}])(call(0, 2))
+
+
+def test_objects_are_refused() -> None:
+    with pytest.raises(RecordError, match="sample 0: sample holds Python objects"):
+        records([None, None])(call(0, 2))
+
+
+def broken(info: SampleInfo) -> int:
+    if info.idx_in_epoch % 3 == 1:
+        raise ValueError("a broken file")
+    return info.idx_in_epoch
+
+
+def test_a_sample_that_fails_is_named_or_skipped() -> None:
+    with pytest.raises(RecordError, match=r"^sample 1: a broken file$"):
+        samples(broken, 10)(call(0, 5))
+    source = samples(broken, 10, on_error="skip")
+    assert [chunk.tolist() for (chunk,) in epoch_of(source, 5)] == [[0, 2, 3], [5, 6, 8, 9]]
+    assert source.skipped == 3
+
+
+def test_other_errors_are_not_skipped_and_say_where_they_were() -> None:
+    source = records([1, 2, {}], collate=None, on_error="skip")
+    source.records._make = lambda record, row, call: {}[record]  # type: ignore[attr-defined]
+    with pytest.raises(KeyError) as caught:
+        source(call(0, 3))
+    assert caught.value.__notes__ == ["while reading sample 0"]
+
+
+def test_a_function_may_end_the_epoch() -> None:
+    def fn(info: SampleInfo) -> int:
+        if info.iteration == 2:
+            raise StopIteration
+        return info.idx_in_epoch
+
+    assert [chunk.tolist() for (chunk,) in epoch_of(samples(fn, 100), 2)] == [[0, 1], [2, 3]]
+
+
+def test_bad_arguments() -> None:
+    with pytest.raises(ConfigError, match="fn is 3, expected a function of a SampleInfo"):
+        samples(3, 5)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="epoch_size is 0, expected a whole number of at least 1"):
+        samples(broken, 0)
+    with pytest.raises(ConfigError, match="dataset is generator, expected an object with __len__"):
+        records(i for i in range(3))  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="the source holds no records"):
+        records([])

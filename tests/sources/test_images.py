@@ -1,0 +1,222 @@
+"""Folders of images: the list, decoding, random crops and flips that belong to the record."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from calls import call, epoch_of
+from needs import needs
+from stores import encoded, picture
+from workers.errors import ConfigError
+from workers.sources import RecordError, extras, image_folder
+
+needs("PIL")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for label in range(3):
+        (tmp_path / f"class{label}").mkdir()
+        for i in range(4):
+            data = encoded(picture(20, 24, 10 * label + i))
+            (tmp_path / f"class{label}" / f"{i}.jpg").write_bytes(data)
+    return tmp_path
+
+
+def test_the_list_is_sorted_byte_by_byte(tmp_path: Path) -> None:
+    files = [
+        ".c/h.bmp", "Z/z.webp", "Z/ü.jpg", "a/10.jpg", "a/2.jpg", "a/9.PNG", "b/X.JPG", "b/x.jpg",
+    ]  # fmt: skip
+    for i, file in reversed(list(enumerate(files))):
+        path = tmp_path / file
+        path.parent.mkdir(exist_ok=True)
+        kind = {".PNG": "PNG", ".webp": "WEBP", ".bmp": "BMP"}.get(path.suffix, "JPEG")
+        path.write_bytes(encoded(picture(8, 8, i), kind))
+    (tmp_path / "0 empty").mkdir()
+    (tmp_path / "a" / "note.txt").write_text("no image")
+    (tmp_path / "a" / "inner").mkdir()
+    (tmp_path / "top.jpg").write_bytes(encoded(picture(8, 8)))
+    source = image_folder(tmp_path)
+    names = [source.records.name(i) for i in range(len(source))]
+    assert names == [repr(str(tmp_path / file)) for file in files]
+    assert source.records.classes == (".c", "0 empty", "Z", "a", "b")  # type: ignore[attr-defined]
+    image, label = source(call(0, 20))
+    assert label.dtype == np.int32 and label.tolist() == [0, 2, 2, 3, 3, 3, 4, 4]
+    assert image.dtype == np.uint8 and image.shape == (8, 8, 8, 3)
+
+
+@pytest.mark.parametrize("decoder", ["simplejpeg", "pillow"])
+def test_pixels(folder: Path, decoder: Any) -> None:
+    needs("simplejpeg" if decoder == "simplejpeg" else "PIL")
+    image, _ = image_folder(folder, decoder=decoder)(call(0, 12))
+    for i in range(12):
+        wanted = picture(20, 24, i // 4 * 10 + i % 4)
+        assert np.abs(image[i].astype(int) - wanted).mean() < 8
+
+
+@pytest.mark.needs("simplejpeg")
+def test_both_decoders_give_the_same_pixels(folder: Path) -> None:
+    one = image_folder(folder, decoder="simplejpeg")(call(0, 12))[0]
+    other = image_folder(folder, decoder="pillow")(call(0, 12))[0]
+    assert (one == other).all()
+
+
+def test_grey_and_transparent_images_become_rgb(tmp_path: Path) -> None:
+    from PIL import Image
+
+    (tmp_path / "a").mkdir()
+    for i, mode in enumerate(["L", "LA", "P", "RGBA", "1", "CMYK"]):
+        suffix = "jpg" if mode == "CMYK" else "png"
+        Image.fromarray(picture(8, 8)).convert("RGB").convert(mode).save(
+            tmp_path / f"a/{i}.{suffix}"
+        )
+    Image.fromarray(picture(8, 8)).convert("L").save(tmp_path / "a" / "7.jpg")
+    rows, _ = image_folder(tmp_path)(call(0, 10))
+    assert rows.shape == (7, 8, 8, 3)
+
+
+def test_sizes(folder: Path) -> None:
+    shapes = {
+        (("resize", (5, 7)),): (5, 7),
+        (("resize", 10),): (10, 12),
+        (("crop", 8),): (8, 8),
+        (("crop", (20, 24)),): (20, 24),
+        (("resize", 40), ("crop", (30, 35))): (30, 35),
+    }
+    for options, (height, width) in shapes.items():
+        image, _ = image_folder(folder, **dict(options))(call(0, 3))  # type: ignore[arg-type]
+        assert image.shape == (3, height, width, 3)
+
+
+def test_a_crop_without_chance_is_of_the_middle(folder: Path) -> None:
+    whole, _ = image_folder(folder)(call(0, 3))
+    part, _ = image_folder(folder, crop=(10, 12))(call(0, 3))
+    assert (part == whole[:, 5:15, 6:18]).all()
+
+
+def test_random_crops_and_flips_are_parts_of_the_image(folder: Path) -> None:
+    whole, _ = image_folder(folder)(call(0, 1))
+    parts = {
+        (top, left, step): whole[0][top : top + 18, left : left + 20][:, ::step].tobytes()
+        for top in range(3)
+        for left in range(5)
+        for step in (1, -1)
+    }
+    source = image_folder(folder, crop=(18, 20), random_crop=True, random_flip=True)
+    seen = set()
+    for epoch in range(100):
+        image, _ = source(call(0, 1, epoch))
+        seen.add(next(place for place, part in parts.items() if part == image[0].tobytes()))
+    assert {top for top, _, _ in seen} == {0, 1, 2} and {left for _, left, _ in seen} == set(
+        range(5)
+    )
+    assert {step for _, _, step in seen} == {1, -1}
+
+
+def test_draws_belong_to_the_record(folder: Path) -> None:
+    def shift(image: NDArray[np.uint8], rng: np.random.Generator) -> NDArray[np.float32]:
+        return image.astype(np.float32) + np.float32(rng.normal())
+
+    chance: dict[str, Any] = {"random_flip": True, "crop": 9, "random_crop": True}
+
+    def rows(epoch: int, feed_seed: int, batch_size: int, **order: Any) -> dict[bytes, bytes]:
+        """By the image without chance, what became of it."""
+        source = image_folder(folder, transform=shift, **chance, **order)
+        plain = image_folder(folder, **order)
+        became = {}
+        for index in range(12 // batch_size):
+            which = call(index, batch_size, epoch, feed_seed)
+            for image, row in zip(plain(which)[0], source(which)[0], strict=True):
+                became[image.tobytes()] = row.tobytes()
+        return became
+
+    first = rows(0, 1, 4)
+    assert len(set(first.values())) == 12
+    assert first == rows(0, 1, 3, random_shuffle=True)
+    assert first == rows(0, 1, 12, random_shuffle=True, seed=9)
+    assert all(first[image] != row for image, row in rows(1, 1, 4).items())
+    assert all(first[image] != row for image, row in rows(0, 2, 4).items())
+
+
+def test_images_of_different_sizes(folder: Path) -> None:
+    path = folder / "class0" / "2.jpg"
+    path.write_bytes(encoded(picture(30, 24)))
+    message = rf"^{str(path)!r}: image is uint8\[30, 24, 3\], .*0\.jpg' has uint8\[20, 24, 3\]: "
+    with pytest.raises(RecordError, match=message):
+        image_folder(folder)(call(0, 4))
+    assert image_folder(folder, resize=(20, 24))(call(0, 4))[0].shape == (4, 20, 24, 3)
+    with pytest.raises(RecordError, match=r"the image has 20 × 24 pixels, fewer than the crop"):
+        image_folder(folder, crop=25)(call(0, 1))
+
+
+@pytest.mark.parametrize("decoder", ["simplejpeg", "pillow"])
+def test_files_that_cannot_be_read(folder: Path, decoder: Any) -> None:
+    needs("simplejpeg" if decoder == "simplejpeg" else "PIL")
+    paths = [folder / "class0" / f"{i}.jpg" for i in range(4)]
+    options = {"decoder": decoder}
+    source = image_folder(folder, **options)
+    skipping = image_folder(folder, on_error="skip", **options)
+    paths[1].write_bytes(paths[1].read_bytes()[:300])
+    paths[2].unlink()
+    for index, message in [(1, ""), (2, "No such file or directory$")]:
+        with pytest.raises(RecordError, match=rf"^{str(paths[index])!r}: {message}"):
+            source(call(index, 1))
+    assert [len(image) for image, _ in epoch_of(skipping, 4)] == [2, 4, 4]
+    assert skipping.skipped == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"resize": 0}, "resize is 0, expected a whole number of at least 1"),
+        ({"resize": (1, 2, 3)}, r"resize is \(1, 2, 3\), expected a number or \(height, width\)"),
+        ({"crop": (0, 5)}, "crop is 0, expected a whole number of at least 1"),
+        ({"crop": 2.5}, "crop is 2.5, expected a whole number of at least 1"),
+        ({"random_crop": True}, "random_crop is given without crop"),
+        ({"random_flip": 1}, "random_flip is 1, expected True or False"),
+        ({"transform": 3}, "transform is 3, expected a function of"),
+        (
+            {"decoder": "gif"},
+            r"decoder is 'gif', expected one of \('auto', 'simplejpeg'",
+        ),
+        ({"flip": True}, "unknown option 'flip'"),
+        ({"on_error": None}, "on_error is None, expected one of"),
+    ],
+)
+def test_bad_options(folder: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        image_folder(folder, **options)
+
+
+def test_folders_without_images(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is not a folder, expected one of class folders"):
+        image_folder(tmp_path / "missing")
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "note.txt").write_text("no image")
+    with pytest.raises(ConfigError, match="holds no images: expected files such as"):
+        image_folder(tmp_path)
+
+
+def test_without_a_decoder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(extras, "find", lambda package: None)
+    monkeypatch.setattr("workers.sources.decoders.find", lambda package: None)
+    with pytest.raises(ConfigError, match=r"Pillow is not installed: pip install 'feedworks\[im"):
+        image_folder(folder)
+    with pytest.raises(ConfigError, match="simplejpeg is not installed"):
+        image_folder(folder, decoder="simplejpeg")
+
+
+def test_what_changes_the_rows_changes_the_description(folder: Path) -> None:
+    options: list[dict[str, Any]] = [
+        {}, {"resize": 5}, {"resize": (5, 5)}, {"crop": 5}, {"crop": 5, "random_crop": True},
+        {"random_flip": True}, {"transform": lambda image, rng: image}, {"random_shuffle": True},
+    ]  # fmt: skip
+    seen = [str(image_folder(folder, **chosen).describe()) for chosen in options]
+    os.rename(folder / "class0" / "0.jpg", folder / "class0" / "00.jpg")
+    assert len({*seen, str(image_folder(folder).describe())}) == len(options) + 1

@@ -1,0 +1,122 @@
+"""Stateful iterators, one per worker, with a cursor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from workers.errors import ConfigError
+from workers.sources import IterableSource, iterable
+
+
+class Count:
+    """An iterator that has the state methods itself."""
+
+    def __init__(self, stop: int, worker_id: int = 0, epoch: int = 0) -> None:
+        self.at, self.stop, self.base = 0, stop, 1000 * epoch + 100 * worker_id
+
+    def __iter__(self) -> Count:
+        return self
+
+    def __next__(self) -> int:
+        if self.at == self.stop:
+            raise StopIteration
+        self.at += 1
+        return self.base + self.at - 1
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.at = state["at"]
+
+
+class Counts:
+    """An iterable that has the state methods, and a generator for an iterator."""
+
+    def __init__(self, stop: int) -> None:
+        self.at, self.stop = 0, stop
+
+    def __iter__(self) -> Iterator[int]:
+        while self.at < self.stop:
+            self.at += 1
+            yield self.at - 1
+        self.at = 0
+
+    state_dict, load_state_dict = Count.state_dict, Count.load_state_dict
+
+
+def take(source: IterableSource, num_calls: int, worker_id: int = 0, size: int = 3) -> list[Any]:
+    """What calls return: rows, or None for the end of an epoch."""
+    taken: list[Any] = []
+    for _ in range(num_calls):
+        try:
+            (column,) = source(worker_id, size)
+        except StopIteration:
+            taken.append(None)
+        else:
+            taken.append(column.tolist())
+    return taken
+
+
+def of_worker(worker_id: int, epoch: int) -> Count:
+    return Count(7, worker_id, epoch)
+
+
+def test_each_worker_has_an_iterator_for_each_epoch() -> None:
+    source = iterable(of_worker)
+    assert take(source, 4) == [[0, 1, 2], [3, 4, 5], [6], None]
+    assert take(source, 1, worker_id=2) == [[200, 201, 202]]
+    assert take(source, 2) == [[1000, 1001, 1002], [1003, 1004, 1005]]
+    assert take(source, 3, worker_id=2) == [[203, 204, 205], [206], None]
+
+
+@pytest.mark.parametrize("size", [3, 7, 10])
+@pytest.mark.parametrize("factory", [of_worker, lambda: Count(7), lambda: Counts(7)])
+def test_a_fresh_source_goes_on_at_any_cursor(factory: Any, size: int) -> None:
+    whole = take(iterable(factory), 9, size=size)
+    for calls in range(9):
+        source = iterable(factory)
+        take(source, calls, size=size)
+        fresh = iterable(factory)
+        fresh.seek(0, source.cursor(0))
+        assert take(fresh, 9 - calls, size=size) == whole[calls:], calls
+        again = iterable(factory)
+        again.seek(0, source.cursor(0))
+        assert again.cursor(0) == source.cursor(0)
+
+
+def test_chunks() -> None:
+    class Chunks(Count):
+        def __next__(self) -> Any:
+            return (np.arange(super().__next__()),)
+
+    source = iterable(lambda: Chunks(3), batched=True)
+    assert take(source, 5) == [[], [0], [0, 1], None, []]
+
+
+def test_a_collate_function_of_ones_own() -> None:
+    source = iterable(lambda: Count(4), collate=lambda samples: (np.array([sum(samples)]),))
+    assert take(source, 3) == [[3], [3], None]
+
+
+def test_a_list_of_the_callers_is_no_state() -> None:
+    with pytest.raises(ConfigError, match="factory made list, expected an iterator with"):
+        iterable(lambda: [1, 2])(0, 1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"factory": 3}, "factory is 3, expected a function that makes an iterator"),
+        ({"factory": lambda a, b, c: 1}, "factory requires 3 arguments, expected"),
+        ({"factory": list, "batched": 1}, "batched is 1, expected True or False"),
+        ({"factory": list, "batched": True, "collate": list}, "collate is for single samples"),
+    ],
+)
+def test_bad_arguments(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        iterable(**arguments)

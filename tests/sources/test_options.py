@@ -1,0 +1,90 @@
+"""Order options that cannot be."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from workers.errors import ConfigError
+from workers.sources import arrays
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_shards": 11}, r"num_shards is 11, more than the 10 records of the source"),
+        ({"num_shards": 0}, r"num_shards is 0, expected a whole number of at least 1"),
+        ({"num_shards": 2.0}, r"num_shards is 2\.0, expected a whole number"),
+        ({"shard_id": 1}, r"shard_id is 1, expected 0 to 0 \(num_shards is 1\)"),
+        ({"shard_id": -1}, r"shard_id is -1, expected a whole number of at least 0"),
+        ({"shard_id": True}, r"shard_id is True, expected a whole number"),
+        ({"order": "alphabetic"}, r"order is 'alphabetic', expected one of \('feeder', 'dali'\)"),
+        ({"random_shuffle": 1}, r"random_shuffle is 1, expected True or False"),
+        ({"stick_to_shard": None}, r"stick_to_shard is None, expected True or False"),
+        ({"pad_last_batch": "no"}, r"pad_last_batch is 'no', expected True or False"),
+        ({"initial_fill": 0}, r"initial_fill is 0, expected a whole number of at least 1"),
+        (
+            {"initial_fill": 5, "random_shuffle": True},
+            r"initial_fill is the window of order='dali'",
+        ),
+        ({"seed": -1}, r"seed is -1, expected a whole number of at least 0"),
+        ({"seed": 2**64}, r"seed is 18446744073709551616, expected 0 to 2\*\*64 - 1"),
+        ({"shuffle_after_epoch": True}, r"shuffle_after_epoch belongs to order='dali'"),
+        (
+            {"order": "dali", "shuffle_after_epoch": True, "random_shuffle": True},
+            r"random_shuffle and shuffle_after_epoch exclude each other: choose one",
+        ),
+        (
+            {"order": "dali", "shuffle_after_epoch": True, "stick_to_shard": True},
+            r"stick_to_shard and shuffle_after_epoch exclude each other",
+        ),
+        ({"order": "dali", "shuffle_after_epoch": "yes"}, r"shuffle_after_epoch is 'yes'"),
+        ({"shuffle_after_epoch_seed": 3}, r"is given without shuffle_after_epoch"),
+        ({"num_shard": 2}, r"unknown option 'num_shard': did you mean 'num_shards'"),
+        ({"xyz": 2}, r"unknown option 'xyz': expected order, shard_id"),
+    ],
+)
+def test_bad_options(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        arrays(np.arange(10), **options)
+
+
+def test_no_records() -> None:
+    with pytest.raises(ConfigError, match="the source holds no records"):
+        arrays(np.empty((0, 3)))
+
+
+def test_a_window_is_ignored_where_nothing_is_shuffled() -> None:
+    assert len(arrays(np.arange(10), initial_fill=5)) == 10
+    assert len(arrays(np.arange(10), initial_fill=5, order="dali")) == 10
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"num_shards": 3},
+        {"shard_id": 1},
+        {"seed": 4},
+        {"order": "feeder"},
+        {"random_shuffle": False},
+        {"pad_last_batch": True},
+        {"stick_to_shard": True},
+        {"initial_fill": 5},
+        {"random_shuffle": False, "shuffle_after_epoch": True},
+    ],
+    ids=str,
+)
+def test_what_changes_the_order_changes_the_description(changed: dict[str, Any]) -> None:
+    options: dict[str, Any] = {
+        "order": "dali", "random_shuffle": True, "num_shards": 2, "seed": 3, "initial_fill": 4,
+    }  # fmt: skip
+    changed = {**options, **changed}
+    if changed["order"] == "feeder":
+        del changed["initial_fill"]
+    before = arrays(np.arange(10), **options).describe()
+    assert before == arrays(np.arange(10), **options).describe()
+    assert before != arrays(np.arange(10), **changed).describe()
+    assert before != arrays(np.arange(11), **options).describe()
+    assert before != arrays(np.arange(10.0), **options).describe()

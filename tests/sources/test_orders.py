@@ -1,0 +1,232 @@
+"""What holds for every order: each record once per epoch, shards make the whole, and a position is
+reached at once as it is step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from workers.errors import ConfigError, ResumeError
+from workers.sources import windowed
+from workers.sources.orders import (
+    Order,
+    PermutedOrder,
+    ReshuffledOrder,
+    SequentialOrder,
+    shuffled_list,
+)
+from workers.sources.sharding import Sharding
+from workers.sources.windowed import WindowedOrder
+
+Make = Callable[[Sharding], Order]
+
+ORDERS: dict[str, Make] = {
+    "sequential": SequentialOrder,
+    "permuted": lambda sharding: PermutedOrder(sharding, 3),
+    "windowed 1": lambda sharding: WindowedOrder(sharding, 1, 3),
+    "windowed 7": lambda sharding: WindowedOrder(sharding, 7, 3),
+    "windowed 100": lambda sharding: WindowedOrder(sharding, 100, 3),
+    "windowed list": lambda sharding: WindowedOrder(
+        sharding, 7, 3, shuffled_list(sharding.num_records)
+    ),
+    "reshuffled": lambda sharding: ReshuffledOrder(sharding, 3, compound=False),
+    "reshuffled compound": lambda sharding: ReshuffledOrder(sharding, 3, compound=True),
+}
+each_order = pytest.mark.parametrize("make", ORDERS.values(), ids=ORDERS.keys())
+
+
+@st.composite
+def shardings(draw: st.DrawFn) -> Sharding:
+    num_records = draw(st.integers(1, 60))
+    num_shards = draw(st.integers(1, num_records))
+    return Sharding(
+        num_records=num_records,
+        shard_id=draw(st.integers(0, num_shards - 1)),
+        num_shards=num_shards,
+        stick_to_shard=draw(st.booleans()),
+    )
+
+
+def whole_epoch(order: Order, epoch: int) -> list[int]:
+    return order.indices(epoch, 0, order.sharding.length(epoch)).tolist()
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of a few steps, so that small orders have many, and more than are kept."""
+    monkeypatch.setattr(windowed, "_BLOCK", 8)
+    monkeypatch.setattr(windowed, "_MAX_BLOCKS", 3)
+    monkeypatch.setattr(windowed, "_MAX_CHECKPOINTS", 3)
+
+
+@each_order
+@given(sharding=shardings(), epoch=st.integers(0, 5))
+def test_an_epoch_reads_each_record_of_a_shard_once(
+    make: Make, sharding: Sharding, epoch: int
+) -> None:
+    records = whole_epoch(make(sharding), epoch)
+    assert len(set(records)) == len(records) == sharding.length(epoch)
+    assert all(0 <= record < sharding.num_records for record in records)
+
+
+@each_order
+@given(sharding=shardings(), epoch=st.integers(0, 5))
+def test_the_shards_of_an_epoch_make_the_whole(make: Make, sharding: Sharding, epoch: int) -> None:
+    n, s, stick = sharding.num_records, sharding.num_shards, sharding.stick_to_shard
+    shards = [
+        Sharding(num_records=n, shard_id=i, num_shards=s, stick_to_shard=stick) for i in range(s)
+    ]
+    records = [record for shard in shards for record in whole_epoch(make(shard), epoch)]
+    assert sorted(records) == list(range(n))
+
+
+@each_order
+@given(sharding=shardings(), epoch=st.integers(0, 4), data=st.data())
+def test_seek_to_k_equals_k_steps(
+    make: Make, sharding: Sharding, epoch: int, data: st.DataObject
+) -> None:
+    stepped, length = make(sharding), sharding.length(epoch)
+    records: list[int] = []
+    for e in range(epoch):
+        whole_epoch(stepped, e)
+    for position in range(length):
+        records += stepped.indices(epoch, position, position + 1).tolist()
+    k = data.draw(st.integers(0, length - 1))
+    by_cursor, by_position = make(sharding), make(sharding)
+    by_cursor.seek(stepped.cursor(epoch, k))
+    assert by_cursor.indices(epoch, k, length).tolist() == records[k:]
+    assert by_position.indices(epoch, k, length).tolist() == records[k:]
+
+
+@each_order
+@given(sharding=shardings(), data=st.data())
+def test_questions_in_any_order_have_the_same_answers(
+    make: Make, sharding: Sharding, data: st.DataObject
+) -> None:
+    order, fresh = make(sharding), make(sharding)
+    answers = [whole_epoch(fresh, epoch) for epoch in range(4)]
+    for _ in range(data.draw(st.integers(1, 8))):
+        epoch = data.draw(st.integers(0, 3))
+        start = data.draw(st.integers(0, sharding.length(epoch) - 1))
+        stop = data.draw(st.integers(start + 1, sharding.length(epoch)))
+        assert order.indices(epoch, start, stop).tolist() == answers[epoch][start:stop]
+
+
+@each_order
+@given(sharding=shardings(), epoch=st.integers(0, 4), data=st.data())
+def test_a_cursor_depends_on_the_position_alone(
+    make: Make, sharding: Sharding, epoch: int, data: st.DataObject
+) -> None:
+    position = data.draw(st.integers(0, sharding.length(epoch)))
+    walked, fresh = make(sharding), make(sharding)
+    for e in range(epoch + 2):
+        whole_epoch(walked, e)
+    cursor = walked.cursor(epoch, position)
+    assert cursor == fresh.cursor(epoch, position)
+    resumed = make(sharding)
+    resumed.seek(cursor)
+    assert resumed.cursor(epoch, position) == cursor
+
+
+@given(sharding=shardings(), epoch=st.integers(0, 50))
+def test_offsets_add_up(sharding: Sharding, epoch: int) -> None:
+    lengths = [sharding.length(e) for e in range(epoch)]
+    assert sharding.offset(epoch) == sum(lengths)
+    for count in {sharding.offset(epoch), sharding.offset(epoch + 1) - 1}:
+        assert sharding.epoch_at(count) == epoch
+
+
+@given(sharding=shardings(), batch_size=st.integers(1, 9), epoch=st.integers(0, 5))
+def test_padding_makes_epochs_of_equal_length(
+    sharding: Sharding, batch_size: int, epoch: int
+) -> None:
+    longest = -(-sharding.num_records // sharding.num_shards)
+    padded = Sharding(
+        num_records=sharding.num_records,
+        shard_id=sharding.shard_id,
+        num_shards=sharding.num_shards,
+        pad_last_batch=True,
+    )
+    rows = padded.rows(epoch, batch_size)
+    assert rows % batch_size == 0 and 0 <= rows - longest < batch_size
+    assert padded.epoch_size_padded == longest * sharding.num_shards
+    assert sharding.rows(epoch, batch_size) == sharding.length(epoch)
+
+
+def test_shards_of_the_permutation_change_from_epoch_to_epoch() -> None:
+    order = PermutedOrder(Sharding(num_records=1000, num_shards=2, shard_id=1), 7)
+    assert set(whole_epoch(order, 0)) != set(whole_epoch(order, 2))
+
+
+def test_a_shard_that_is_stuck_to_keeps_its_records() -> None:
+    sharding = Sharding(num_records=100, num_shards=2, shard_id=1, stick_to_shard=True)
+    order = PermutedOrder(sharding, 7)
+    assert set(whole_epoch(order, 0)) == set(whole_epoch(order, 1)) == set(range(50, 100))
+    assert whole_epoch(order, 0) != whole_epoch(order, 1)
+
+
+def test_seeds_and_epochs_permute_differently() -> None:
+    sharding = Sharding(num_records=50)
+    seen = {tuple(whole_epoch(PermutedOrder(sharding, s), e)) for s in range(4) for e in range(4)}
+    assert len(seen) == 16
+
+
+def test_orders_of_any_size_cost_no_list() -> None:
+    sharding = Sharding(num_records=10**12, num_shards=3, shard_id=2)
+    for order in (SequentialOrder(sharding), PermutedOrder(sharding, 1)):
+        far = sharding.length(7) - 5
+        records = order.indices(7, far, far + 5)
+        assert len(set(records.tolist())) == 5 and records.min() >= 0 and records.max() < 10**12
+        assert order.cursor(7, far) == b""
+
+
+def test_too_many_records_to_permute() -> None:
+    with pytest.raises(ConfigError, match="expected at most"):
+        PermutedOrder(Sharding(num_records=2**62 + 1), 0)
+
+
+def test_a_cursor_of_another_order_is_refused() -> None:
+    sharding = Sharding(num_records=100)
+    cursor = ORDERS["windowed 7"](sharding).cursor(2, 50)
+    with pytest.raises(ResumeError, match="for an order that needs none"):
+        SequentialOrder(sharding).seek(cursor)
+    with pytest.raises(ResumeError, match="not a window of initial_fill 100"):
+        ORDERS["windowed 100"](sharding).seek(cursor)
+    with pytest.raises(ResumeError, match="that this order never has"):
+        WindowedOrder(Sharding(num_records=30), 7, 3).seek(cursor)
+
+
+@given(data=st.data())
+def test_a_damaged_cursor_is_refused_or_harmless(data: st.DataObject) -> None:
+    sharding = Sharding(num_records=100)
+    cursor = bytearray(ORDERS["windowed 7"](sharding).cursor(2, 50))
+    at = data.draw(st.integers(0, len(cursor) - 1))
+    cursor[at] ^= 1 << data.draw(st.integers(0, 7))
+    order = ORDERS["windowed 7"](sharding)
+    try:
+        order.seek(bytes(cursor))
+    except ResumeError:
+        return
+    assert len(set(whole_epoch(order, 2))) == 100
+
+
+@pytest.mark.parametrize("length", [0, 5, 12, 13, 19])
+def test_a_truncated_cursor_is_refused(length: int) -> None:
+    sharding = Sharding(num_records=100)
+    cursor = ORDERS["windowed 7"](sharding).cursor(2, 50)
+    order = ORDERS["windowed 7"](sharding)
+    if length == 0:
+        order.seek(b"")
+        assert whole_epoch(order, 0) == whole_epoch(ORDERS["windowed 7"](sharding), 0)
+        return
+    with pytest.raises(ResumeError, match="bytes"):
+        order.seek(cursor[:length])
+
+
+def test_positions_come_as_int64() -> None:
+    for make in ORDERS.values():
+        assert make(Sharding(num_records=9)).indices(0, 0, 3).dtype == np.int64

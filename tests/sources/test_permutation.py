@@ -1,0 +1,99 @@
+"""The permutation that can be indexed: is one, and looks random."""
+
+from __future__ import annotations
+
+from collections import Counter
+from math import factorial, isqrt, sqrt
+
+import numpy as np
+import pytest
+import xxhash
+from hypothesis import given
+from hypothesis import strategies as st
+
+from workers.sources.permutation import MAX_SIZE, Permutation
+
+
+@given(size=st.integers(1, 3000), key=st.text(max_size=8))
+def test_every_number_is_the_image_of_one_position(size: int, key: str) -> None:
+    images = Permutation(size, key)(0, size)
+    assert sorted(images.tolist()) == list(range(size))
+
+
+@given(size=st.integers(1, MAX_SIZE), data=st.data())
+def test_images_do_not_depend_on_what_is_asked_with_them(size: int, data: st.DataObject) -> None:
+    permutation = Permutation(size, "k")
+    start = data.draw(st.integers(0, size - 1))
+    stop = min(size, start + data.draw(st.integers(1, 1200)))
+    images = permutation(start, stop)
+    assert len(np.unique(images)) == stop - start
+    assert images.min() >= 0 and images.max() < size
+    at = data.draw(st.integers(start, stop - 1))
+    assert permutation(at, at + 1)[0] == images[at - start]
+
+
+@pytest.mark.parametrize("size", [2, 4, 5])
+def test_small_permutations_are_equally_likely(size: int) -> None:
+    times = 60 * factorial(size)
+    seen = Counter(tuple(Permutation(size, str(key))(0, size).tolist()) for key in range(times))
+    chi = sum((count - 60) ** 2 / 60 for count in seen.values())
+    chi += (factorial(size) - len(seen)) * 60
+    freedom = factorial(size) - 1
+    assert abs(chi - freedom) < 5 * sqrt(2 * freedom)
+
+
+def test_every_record_is_as_likely_at_every_position() -> None:
+    size, times = 13, 3000
+    seen = np.zeros((size, size))
+    for key in range(times):
+        seen[np.arange(size), Permutation(size, str(key))(0, size)] += 1
+    expected = times / size
+    chi, freedom = ((seen - expected) ** 2 / expected).sum(), (size - 1) ** 2
+    assert abs(chi - freedom) < 5 * sqrt(2 * freedom)
+
+
+def test_neighbours_are_scattered() -> None:
+    size = 250_000
+    images = Permutation(size, "k")(0, size)
+    # How many of each 500 consecutive positions fall into each 500 consecutive records.
+    seen = np.array([np.bincount(part // 500, minlength=500) for part in images.reshape(500, 500)])
+    chi, freedom = ((seen - 1.0) ** 2).sum(), 499 * 499
+    assert abs(chi - freedom) < 5 * sqrt(2 * freedom)
+    steps = np.bincount(np.diff(images) % size // 500, minlength=500)
+    expected = len(images) / 500
+    chi = ((steps - expected) ** 2 / expected).sum()
+    assert abs(chi - 499) < 5 * sqrt(2 * 499)
+
+
+def slowly(size: int, key: str, position: int) -> int:
+    """The same image, by the book and one number at a time."""
+    num_rounds = 24 if size < 256 else 8
+    keys = [xxhash.xxh3_64_intdigest(f"{key}/{i}".encode()) for i in range(num_rounds)]
+    rows = isqrt(size - 1) + 1
+    columns = -(-size // rows)
+
+    def mixed(value: int, key: int, side: int) -> int:
+        word = (value ^ key) * 0x9E3779B97F4A7C15 % 2**64
+        word = (word ^ word >> 32) * 0xBF58476D1CE4E5B9 % 2**64
+        return (word >> 32) * side >> 32
+
+    while True:
+        row, column = divmod(position, columns)
+        for i in range(0, num_rounds, 2):
+            row = (row + mixed(column, keys[i], rows)) % rows
+            column = (column + mixed(row, keys[i + 1], columns)) % columns
+        position = row * columns + column
+        if position < size:
+            return position
+
+
+@given(size=st.integers(1, MAX_SIZE) | st.integers(1, 300), data=st.data())
+def test_images_are_those_of_the_book(size: int, data: st.DataObject) -> None:
+    at = data.draw(st.integers(0, size - 1))
+    assert Permutation(size, "k")(at, at + 1)[0] == slowly(size, "k", at)
+
+
+def test_images_are_the_same_in_every_version() -> None:
+    # Feeds are resumed by later versions.
+    assert Permutation(10, "0/0")(0, 10).tolist() == [0, 9, 7, 4, 1, 3, 2, 5, 8, 6]
+    assert Permutation(10**12, "1/2")(5, 8).tolist() == [155202174790, 874735578462, 916938832317]

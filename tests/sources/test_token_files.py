@@ -1,0 +1,76 @@
+"""Files of tokens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from calls import call, epoch_of
+from workers.errors import ConfigError
+from workers.sources import tokens
+
+
+@pytest.mark.parametrize("dtype", ["<u2", ">u2", "<i4", np.uint8])
+def test_sequences(tmp_path: Path, dtype: Any) -> None:
+    np.arange(103).astype(dtype).tofile(tmp_path / "a.bin")
+    source = tokens(tmp_path / "a.bin", 10, dtype)
+    chunks = [chunk for (chunk,) in epoch_of(source, 4)]
+    assert len(source) == 10 and {chunk.dtype for chunk in chunks} == {np.dtype(dtype)}
+    assert np.concatenate(chunks).tolist() == np.arange(100).reshape(10, 10).tolist()
+    assert source.records.name(3) == f"{str(tmp_path / 'a.bin')!r} at token 30"
+
+
+def test_inputs_and_targets_one_token_ahead(tmp_path: Path) -> None:
+    np.arange(101, dtype=np.uint16).tofile(tmp_path / "a.bin")
+    source = tokens(tmp_path / "a.bin", 11, np.uint16, stride=10)
+    (rows,) = source(call(0, 10))
+    assert len(source) == 10 and rows[:, 0].tolist() == list(range(0, 100, 10))
+    assert (rows[:, 1:] == rows[:, :-1] + 1).all()
+
+
+def test_no_sequence_runs_from_one_file_into_the_next(tmp_path: Path) -> None:
+    for i, size in enumerate((25, 7, 40)):
+        (100 * i + np.arange(size, dtype=np.int64)).tofile(tmp_path / f"{i}.bin")
+    paths = [tmp_path / f"{i}.bin" for i in range(3)]
+    source = tokens(paths, 7, "i8", random_shuffle=True)
+    (rows,) = source(call(0, 100))
+    firsts = sorted(rows[:, 0].tolist())
+    assert firsts == [0, 7, 14, 100, 200, 207, 214, 221, 228]
+    assert source.records.name(4) == f"{str(paths[2])!r} at token 0"
+
+
+def test_what_is_no_file_of_tokens(tmp_path: Path) -> None:
+    (tmp_path / "odd.bin").write_bytes(b"x" * 1001)
+    (tmp_path / "empty.bin").write_bytes(b"")
+    cases: list[tuple[Any, dict[str, Any], str]] = [
+        ("odd.bin", {}, "has 1001 bytes, which is no multiple of the 2 bytes of a uint16: give"),
+        ("empty.bin", {}, "has 0 tokens, fewer than a sequence of 8"),
+        ("odd.bin", {"dtype": "u1", "seq_len": 1002}, "has 1001 tokens, fewer than a sequence"),
+        ("missing.bin", {}, "cannot be read: No such file or directory"),
+        ("odd.bin", {"dtype": "f4"}, "dtype is float32, expected a type of whole numbers"),
+        ("odd.bin", {"seq_len": 0}, "seq_len is 0, expected a whole number of at least 1"),
+        ("odd.bin", {"seq_len": -5}, "seq_len is -5, expected a whole number of at least 1"),
+        ("odd.bin", {"stride": 0}, "stride is 0, expected a whole number of at least 1"),
+        ([], {}, "no path is given"),
+    ]
+    for name, options, message in cases:
+        path: Any = tmp_path / name if isinstance(name, str) else name
+        with pytest.raises(ConfigError, match=message):
+            tokens(path, **{"seq_len": 8, "dtype": np.uint16, **options})
+
+
+def test_what_changes_the_rows_changes_the_description(tmp_path: Path) -> None:
+    np.arange(100, dtype=np.uint16).tofile(tmp_path / "a.bin")
+    np.arange(102, dtype=np.uint16).tofile(tmp_path / "b.bin")
+    cases: list[tuple[Any, ...]] = [
+        ("a.bin", 10, "u2", 10), ("a.bin", 10, "u2", 11), ("a.bin", 5, "u4", 5),
+        ("a.bin", 10, "i2", 10), ("b.bin", 10, "u2", 10), ("a.bin", 9, "u2", 10),
+    ]  # fmt: skip
+    seen = {
+        str(tokens(tmp_path / name, length, dtype, stride=stride).describe())
+        for name, length, dtype, stride in cases
+    }
+    assert len(seen) == len(cases)

@@ -1,0 +1,167 @@
+"""Caffe's LMDBs: a `Datum` per record."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any, Literal, Unpack, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from workers.batch import Call
+from workers.errors import ConfigError
+from workers.sources.blobs import BlobColumn, BlobOptions, Blobs, take_blobs
+from workers.sources.datum import Datum, Sample, SampleParser
+from workers.sources.lmdb_store import LmdbStore
+from workers.sources.options import flag
+from workers.sources.reading import Columns, Faults, OnError
+from workers.sources.source import Source
+
+Layout = Literal["HWC", "CHW"]
+
+
+def caffe_lmdb(
+    path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    *,
+    image_available: bool = True,
+    label_available: bool = True,
+    encoded: bool | None = None,
+    layout: Layout = "HWC",
+    on_error: OnError = "raise",
+    **options: Unpack[BlobOptions],
+) -> Source:
+    """Records of an LMDB that Caffe's tools wrote: columns image and label.
+
+    The image is uint8: raw pixels as they lie, or an image file decoded to (rows, height, width,
+    3). The label is int32 of (rows,). Needs the extra `lmdb`, and `images` to decode.
+
+    Args:
+        path: The LMDB's folder; of several, one is read after the other.
+        image_available: Whether there is an image column.
+        label_available: Whether there is a label column.
+        encoded: Whether the images are files. None takes what each record says; one that says
+            nothing holds a file, as DALI has it.
+        layout: What raw pixels are taken for: "HWC", rows of (height, width, channels), as DALI
+            does; or "CHW", (channels, height, width), which is how Caffe's own tools write them.
+        on_error: What to do about a record that cannot be read: "raise", or "skip", which leaves
+            its row out and counts it in `source.skipped`.
+        options: `BlobOptions`, `PictureOptions` and `OrderOptions`.
+
+    Raises:
+        ConfigError: the path holds no LMDB with records, or an option is wrong.
+    """
+    column, order = take_blobs(image_available, options)
+    reader = DatumReader(
+        has_image=column is not None,
+        has_label=flag("label_available", label_available),
+        encoded=None if encoded is None else flag("encoded", encoded),
+        layout=layout,
+    )
+    return Source(CaffeRecords(LmdbStore(path), column, reader, on_error), **order)
+
+
+class DatumReader:
+    """Says what a Datum is to the reader of a store."""
+
+    def __init__(
+        self, *, has_image: bool, has_label: bool, encoded: bool | None, layout: Layout
+    ) -> None:
+        if layout not in get_args(Layout):
+            raise ConfigError(f"layout is {layout!r}, expected one of {get_args(Layout)!r}")
+        if not has_image and not has_label:
+            raise ConfigError("neither image_available nor label_available: no column is left")
+        self.has_image = has_image
+        self.has_label = has_label
+        self._encoded = encoded
+        self._layout = layout
+
+    def __call__(self, datum: Datum) -> Sample:
+        """The sample of a Datum.
+
+        Raises:
+            ValueError: it lacks something, or its image is not of the size that it says.
+        """
+        if datum.label is None and self.has_label:
+            raise ValueError("the record has no label: give label_available=False")
+        shape = self._shape(datum) if self.has_image else None
+        return Sample(datum.start, datum.stop, shape, datum.label or 0)
+
+    def _shape(self, datum: Datum) -> tuple[int, ...] | None:
+        size = datum.stop - datum.start
+        if size == 0:
+            raise ValueError("the record has no image: give image_available=False")
+        # What a record does not say is taken for a file, as DALI takes it.
+        if datum.encoded is not False if self._encoded is None else self._encoded:
+            return None
+        sides = {"H": datum.height, "W": datum.width, "C": datum.channels}
+        shape = tuple(sides[letter] for letter in self._layout)
+        if min(shape) < 1 or shape[0] * shape[1] * shape[2] != size:
+            raise ValueError(
+                f"the image has {size} bytes, expected {datum.height} × {datum.width} pixels of "
+                f"{datum.channels} channels"
+            )
+        return shape
+
+    def describe(self) -> dict[str, Any]:
+        """What must be equal for a position to fit."""
+        return {
+            "image_available": self.has_image,
+            "label_available": self.has_label,
+            "encoded": self._encoded,
+            "layout": self._layout,
+        }
+
+
+class CaffeRecords:
+    """The records of Caffe's LMDBs."""
+
+    kind = "caffe_lmdb"
+
+    def __init__(
+        self, store: LmdbStore, column: BlobColumn | None, reader: DatumReader, on_error: OnError
+    ) -> None:
+        self._store = store
+        self._column = column
+        self._reader = reader
+        self._parser = SampleParser(reader)
+        self._faults = Faults(on_error)
+
+    def __len__(self) -> int:
+        return len(self._store)
+
+    @property
+    def skipped(self) -> int:
+        """Reads of defective records that were left out."""
+        return self._faults.skipped
+
+    def name(self, index: int) -> str:
+        """Path and key."""
+        return self._store.name(index)
+
+    def describe(self) -> dict[str, Any]:
+        """A digest of the keys, and what is done to the records."""
+        column = {} if self._column is None else self._column.describe()
+        return {**self._store.describe(), **self._reader.describe(), **column}
+
+    def read(self, indices: NDArray[np.int64], call: Call) -> Columns | None:
+        """Read and decode records."""
+        records = indices.tolist()
+        with self._store.values(indices) as values:
+            samples, data, errors = self._parser.parse(values)
+            for i, error in errors.items():
+                self._faults.report(self.name(records[i]), error)
+            if errors:
+                records = [record for i, record in enumerate(records) if i not in errors]
+            if not records:
+                return None
+            labels = np.array([sample.label for sample in samples], dtype=np.int32)
+            if self._column is None:
+                return (labels,)
+            blobs = Blobs(records, data, [sample.shape for sample in samples], self.name)
+            readable, columns = self._column.make(blobs, call, self._faults)
+        if readable is not None:
+            if not readable:
+                return None
+            labels = labels[readable]
+        return (*columns, labels) if self._reader.has_label else columns

@@ -1,0 +1,133 @@
+"""Caffe2's LMDBs: a `TensorProtos` per record."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any, Unpack
+
+import numpy as np
+from numpy.typing import NDArray
+
+from workers.batch import Call
+from workers.sources.blobs import BlobColumn, BlobOptions, Blobs, take_blobs
+from workers.sources.caffe2_layout import LabelType, RecordLayout, find_label_type, image_of
+from workers.sources.lmdb_store import LmdbStore
+from workers.sources.options import flag, whole
+from workers.sources.reading import Columns, Faults, OnError, stack
+from workers.sources.source import Source
+from workers.sources.tensors import parse_tensors
+
+
+def caffe2_lmdb(
+    path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    *,
+    image_available: bool = True,
+    label_type: LabelType | int = "single",
+    num_labels: int | None = None,
+    additional_inputs: int = 0,
+    bbox: bool = False,
+    on_error: OnError = "raise",
+    **options: Unpack[BlobOptions],
+) -> Source:
+    """Records of an LMDB that Caffe2's tools wrote: columns image, label, additional inputs, box.
+
+    A record's tensors stand in this order. The image is uint8: a BYTE tensor of (rows, height,
+    width, channels) as it lies, or a STRING tensor, an image file, decoded to (rows, height,
+    width, 3). Labels and additional inputs are FLOAT, INT32 or INT64 tensors, and become float32,
+    int32 or int64. The box is int32 of (rows, 4). Needs the extra `lmdb`, and `images` to decode.
+
+    Args:
+        path: The LMDB's folder; of several, one is read after the other.
+        image_available: Whether the first tensor is an image.
+        label_type: "single", one number: (rows,). "multi_hot", the numbers of the labels that
+            apply: (rows, num_labels), 1 where they do. "dense", a vector: (rows, length).
+            "weighted", two tensors, the numbers of the labels and their weights: float32 of
+            (rows, num_labels). "none", no label. Or DALI's number, 0 to 4, in this order.
+        num_labels: Number of labels, for "multi_hot" and "weighted".
+        additional_inputs: Number of further tensors, each a vector: (rows, length).
+        bbox: Whether the last tensor is a box, four INT32 numbers.
+        on_error: What to do about a record that cannot be read: "raise", or "skip", which leaves
+            its row out and counts it in `source.skipped`.
+        options: `BlobOptions`, `PictureOptions` and `OrderOptions`.
+
+    Raises:
+        ConfigError: the path holds no LMDB with records, or an option is wrong.
+    """
+    column, order = take_blobs(image_available, options)
+    layout = RecordLayout(
+        has_image=column is not None,
+        label_type=find_label_type(label_type),
+        num_labels=num_labels,
+        additional_inputs=whole("additional_inputs", additional_inputs),
+        bbox=flag("bbox", bbox),
+    )
+    return Source(Caffe2Records(LmdbStore(path), column, layout, on_error), **order)
+
+
+class Caffe2Records:
+    """The records of Caffe2's LMDBs."""
+
+    kind = "caffe2_lmdb"
+
+    def __init__(
+        self,
+        store: LmdbStore,
+        column: BlobColumn | None,
+        layout: RecordLayout,
+        on_error: OnError,
+    ) -> None:
+        self._store = store
+        self._column = column
+        self._layout = layout
+        self._faults = Faults(on_error)
+
+    def __len__(self) -> int:
+        return len(self._store)
+
+    @property
+    def skipped(self) -> int:
+        """Reads of defective records that were left out."""
+        return self._faults.skipped
+
+    def name(self, index: int) -> str:
+        """Path and key."""
+        return self._store.name(index)
+
+    def describe(self) -> dict[str, Any]:
+        """A digest of the keys, and what is done to the records."""
+        column = {} if self._column is None else self._column.describe()
+        return {**self._store.describe(), **self._layout.describe(), **column}
+
+    def read(self, indices: NDArray[np.int64], call: Call) -> Columns | None:
+        """Read and decode records."""
+        records: list[int] = []
+        rows: list[list[NDArray[Any]]] = []
+        blobs = Blobs(records, [], [], self.name)
+        images: tuple[NDArray[Any], ...] = ()
+        with self._store.values(indices) as values:
+            for record, value in zip(indices.tolist(), values, strict=True):
+                with self._faults.reading(self.name, record):
+                    rows.append(self._parse(value, blobs))
+                    records.append(record)
+            if rows and self._column is not None:
+                readable, images = self._column.make(blobs, call, self._faults)
+                if readable is not None:
+                    rows = [rows[i] for i in readable]
+                    records = [records[i] for i in readable]
+        if not rows:
+            return None
+        rest = [
+            stack([row[i] for row in rows], lambda i: self.name(records[i]), name)
+            for i, name in enumerate(self._layout.names)
+        ]
+        return (*images, *rest)
+
+    def _parse(self, value: memoryview, blobs: Blobs) -> list[NDArray[Any]]:
+        tensors = parse_tensors(value)
+        row = self._layout.rows(tensors)
+        if self._column is not None:
+            data, shape = image_of(tensors[0])
+            blobs.data.append(data)
+            blobs.shapes.append(shape)
+        return row

@@ -1,0 +1,59 @@
+"""From samples to columns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from workers.sources.reading import Columns, RecordError, stack
+
+Collate: TypeAlias = Callable[[Sequence[Any]], Columns]
+
+
+def collate(samples: Sequence[Any], names: Callable[[int], str]) -> Columns:
+    """Stack samples: mappings by name, tuples and lists by place, anything else as one column.
+
+    Each value is what `numpy.asarray` makes an array of: a number, an array, a tensor of another
+    library. `names` calls the i-th sample by its name.
+
+    Raises:
+        RecordError: a sample is not like the first.
+    """
+    first = samples[0]
+    if isinstance(first, Mapping):
+        keys: Sequence[Any] = list(first)
+    elif isinstance(first, (tuple, list)):
+        keys = range(len(first))
+    else:
+        return (_column(samples, names, "sample"),)
+    for i, sample in enumerate(samples):
+        _check(sample, first, keys, names, i)
+    columns = {key: _column([sample[key] for sample in samples], names, repr(key)) for key in keys}
+    return columns if isinstance(first, Mapping) else tuple(columns.values())
+
+
+def _check(
+    sample: Any, first: Any, keys: Sequence[Any], names: Callable[[int], str], i: int
+) -> None:
+    is_like = isinstance(sample, Mapping) == isinstance(first, Mapping)
+    if not (is_like and isinstance(sample, (Mapping, tuple, list)) and len(sample) == len(keys)):
+        raise RecordError(f"{names(i)}: is {_kind(sample)}, {names(0)} is {_kind(first)}")
+    if isinstance(sample, Mapping) and sample.keys() != first.keys():
+        raise RecordError(f"{names(i)}: has {sorted(sample)}, {names(0)} has {sorted(first)}")
+
+
+def _kind(sample: Any) -> str:
+    sized = isinstance(sample, (Mapping, tuple, list))
+    return f"a {type(sample).__name__}" + (f" of {len(sample)}" if sized else "")
+
+
+def _column(values: Sequence[Any], names: Callable[[int], str], column: str) -> Any:
+    rows = []
+    for i, value in enumerate(values):
+        try:
+            rows.append(np.asarray(value))
+        except (TypeError, ValueError) as error:
+            raise RecordError(f"{names(i)}: {column} is no array: {error}") from error
+    return stack(rows, names, column)

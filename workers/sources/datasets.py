@@ -1,0 +1,165 @@
+"""A function that makes one sample at a time, and datasets with `__getitem__`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol, Unpack
+
+import numpy as np
+from numpy.typing import NDArray
+
+from workers.batch import Call
+from workers.errors import ConfigError
+from workers.sources.collate import Collate, collate
+from workers.sources.options import OrderOptions, whole
+from workers.sources.reading import Columns, Faults, OnError
+from workers.sources.source import Source
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleInfo:
+    """Which sample is wanted. The names are those of DALI's SampleInfo."""
+
+    idx_in_epoch: int
+    """The record: without a shuffle and shards, the sample's number in the epoch."""
+    idx_in_batch: int
+    """Its row in the call."""
+    iteration: int
+    """The call's number in the epoch."""
+    epoch_idx: int
+    """The epoch."""
+    call: Call
+    """The call."""
+
+    @property
+    def rng(self) -> np.random.Generator:
+        """A new generator keyed by (seed, epoch, record)."""
+        return self.call.rng_for(self.idx_in_epoch)
+
+
+class Dataset(Protocol):
+    """What can be indexed, such as PyTorch's map-style datasets."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> Any: ...
+
+
+def samples(
+    fn: Callable[[SampleInfo], Any],
+    epoch_size: int,
+    *,
+    collate: Collate | None = None,
+    on_error: OnError = "raise",
+    **options: Unpack[OrderOptions],
+) -> Source:
+    """Samples that a function makes, `fn(info)`, in any thread: stacked into columns.
+
+    Args:
+        fn: Returns a sample: a tuple by column, a mapping by name, or one array or number. Its
+            result depends on the info alone.
+        epoch_size: Number of samples.
+        collate: Makes columns of a list of samples, in place of stacking.
+        on_error: What to do where `fn` raises ValueError or OSError: "raise", or "skip", which
+            leaves the row out and counts it in `source.skipped`.
+        options: `OrderOptions`.
+
+    Raises:
+        ConfigError: an option is wrong.
+    """
+    if not callable(fn):
+        raise ConfigError(f"fn is {fn!r}, expected a function of a SampleInfo")
+    size = whole("epoch_size", epoch_size, 1)
+
+    def make(record: int, row: int, call: Call) -> Any:
+        return fn(
+            SampleInfo(
+                idx_in_epoch=record,
+                idx_in_batch=row,
+                iteration=call.index,
+                epoch_idx=call.epoch,
+                call=call,
+            )
+        )
+
+    return Source(SampleRecords("samples", size, make, collate, on_error), **options)
+
+
+def records(
+    dataset: Dataset,
+    *,
+    collate: Collate | None = None,
+    on_error: OnError = "raise",
+    **options: Unpack[OrderOptions],
+) -> Source:
+    """The items of a dataset with `__len__` and `__getitem__`, stacked into columns.
+
+    Args:
+        dataset: Gives a sample for an index, in any thread: a tuple by column, a mapping by name,
+            or one array or number.
+        collate: Makes columns of a list of samples, in place of stacking.
+        on_error: What to do where an item raises ValueError or OSError: "raise", or "skip", which
+            leaves the row out and counts it in `source.skipped`.
+        options: `OrderOptions`.
+
+    Raises:
+        ConfigError: the dataset is none, or an option is wrong.
+    """
+    if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
+        raise ConfigError(
+            f"dataset is {type(dataset).__name__}, expected an object with __len__ and "
+            "__getitem__: one that is iterated over is for sources.iterable"
+        )
+
+    def take(record: int, row: int, call: Call) -> Any:
+        return dataset[record]
+
+    return Source(SampleRecords("records", len(dataset), take, collate, on_error), **options)
+
+
+class SampleRecords:
+    """Samples made one at a time, by a function of record, row and call."""
+
+    def __init__(
+        self,
+        kind: str,
+        size: int,
+        make: Callable[[int, int, Call], Any],
+        collate: Collate | None,
+        on_error: OnError,
+    ) -> None:
+        self.kind = kind
+        self._size = size
+        self._make = make
+        self._collate = collate
+        self._faults = Faults(on_error)
+
+    def __len__(self) -> int:
+        return self._size
+
+    @property
+    def skipped(self) -> int:
+        """Samples that were left out because making them failed."""
+        return self._faults.skipped
+
+    def name(self, index: int) -> str:
+        """The sample's number."""
+        return f"sample {index}"
+
+    def read(self, indices: NDArray[np.int64], call: Call) -> Columns | None:
+        """Make samples, one after the other."""
+        made, good = [], []
+        for row, record in enumerate(indices.tolist()):
+            with self._faults.reading(self.name, record):
+                made.append(self._make(record, row, call))
+                good.append(record)
+        if not made:
+            return None
+        if self._collate is not None:
+            return self._collate(made)
+        return collate(made, lambda i: self.name(good[i]))
+
+    def describe(self) -> dict[str, Any]:
+        """Whether samples are stacked or collated."""
+        return {"collate": self._collate is not None}

@@ -1,0 +1,116 @@
+"""A folder of images, one folder inside it per class."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, Unpack
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from workers.batch import Call
+from workers.errors import ConfigError
+from workers.sources.pictures import PictureOptions, Pictures, take_pictures
+from workers.sources.reading import Columns, Faults, OnError, stack
+from workers.sources.source import Source
+
+_SUFFIXES = (
+    ".bmp", ".jp2", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".pnm", ".ppm", ".tif", ".tiff",
+    ".webp",
+)  # fmt: skip
+
+
+def image_folder(
+    path: str | os.PathLike[str], *, on_error: OnError = "raise", **options: Unpack[PictureOptions]
+) -> Source:
+    """Images in class folders, `path/class/image.jpg`: columns image and label.
+
+    Classes and, in each class, files are sorted by name, byte by byte; the label is the number of
+    the class, int32 of (rows,), and `source.records.classes` holds their names. Images are uint8
+    of (rows, height, width, 3), RGB, unless `transform` makes them something else; where they are
+    not of one size, give a `resize` or a `crop`. Files are read and decoded in the thread that
+    calls, without the GIL. Needs the extra `images`.
+
+    Args:
+        path: The folder.
+        on_error: What to do about a file that cannot be read: "raise", or "skip", which leaves
+            its row out and counts it in `source.skipped`.
+        options: `PictureOptions`, and `OrderOptions`.
+
+    Raises:
+        ConfigError: the folder holds no images, or an option is wrong.
+    """
+    pictures, order = take_pictures(options)
+    pictures.decoder.check()
+    return Source(ImageRecords(path, pictures, on_error), list_shuffle=True, **order)
+
+
+class ImageRecords:
+    """The images of a folder of class folders."""
+
+    kind = "image_folder"
+
+    def __init__(self, path: str | os.PathLike[str], pictures: Pictures, on_error: OnError) -> None:
+        root = Path(path)
+        if not root.is_dir():
+            raise ConfigError(f"{os.fspath(path)!r} is not a folder, expected one of class folders")
+        folders = sorted((entry for entry in root.iterdir() if entry.is_dir()), key=_bytes)
+        self.classes = tuple(folder.name for folder in folders)
+        """Names of the classes, in the order of their labels."""
+        self._files: list[str] = []
+        labels = []
+        for label, folder in enumerate(folders):
+            files = sorted(filter(_is_image, os.listdir(folder)), key=os.fsencode)
+            self._files.extend(os.path.join(folder, file) for file in files)
+            labels += [label] * len(files)
+        if not self._files:
+            raise ConfigError(
+                f"{os.fspath(path)!r} holds no images: expected files such as 'class/image.jpg' "
+                f"ending in {', '.join(_SUFFIXES)}"
+            )
+        self._labels = np.array(labels, dtype=np.int32)
+        self._root = root
+        self._pictures = pictures
+        self._faults = Faults(on_error)
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    @property
+    def skipped(self) -> int:
+        """Reads of defective files that were left out."""
+        return self._faults.skipped
+
+    def name(self, index: int) -> str:
+        """The file's path."""
+        return repr(self._files[index])
+
+    def read(self, indices: NDArray[np.int64], call: Call) -> Columns | None:
+        """Read and decode files."""
+        good, images = [], []
+        for index in indices.tolist():
+            with self._faults.reading(self.name, index):
+                data = Path(self._files[index]).read_bytes()
+                images.append(self._pictures.decode(data, call, index))
+                good.append(index)
+        if not good:
+            return None
+        image = stack(images, lambda i: self.name(good[i]), "image")
+        return image, self._labels[good]
+
+    def describe(self) -> dict[str, Any]:
+        """A digest of the files' names, and what is done to them."""
+        hasher = xxhash.xxh3_64()
+        for file in self._files:
+            hasher.update(os.fsencode(os.path.relpath(file, self._root)) + b"\0")
+        return {"files": hasher.hexdigest(), **self._pictures.describe()}
+
+
+def _bytes(path: Path) -> bytes:
+    return os.fsencode(path.name)
+
+
+def _is_image(name: str) -> bool:
+    return name.lower().endswith(_SUFFIXES)

@@ -1,0 +1,155 @@
+"""Stateful iterators: `state_dict` and `load_state_dict` say where they stand."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from workers.errors import ConfigError
+from workers.sources.collate import Collate, collate
+from workers.sources.options import flag
+from workers.sources.reading import Columns
+
+_STATE_METHODS = ("state_dict", "load_state_dict")
+
+
+@dataclass(slots=True, kw_only=True)
+class _Worker:
+    """Where one worker stands."""
+
+    epoch: int = 0
+    ended: bool = False
+    """Whether the iterator has given its last sample, which the feed is yet to be told."""
+    iterator: Iterator[Any] | None = None
+    """None before the first call of an epoch."""
+    owner: Any = None
+    """What has the state methods: the iterator, or what it was made from."""
+
+
+class IterableSource:
+    """Samples of stateful iterators, one per worker: a fetch function
+    `fetch(worker_id, batch_size)` with `cursor(worker_id)` and `seek(worker_id, cursor)`.
+
+    The cursor is the iterator's state and the epoch, so it is as large as that state. It is read
+    after every call; `state_dict` has to be quick.
+    """
+
+    def __init__(
+        self, factory: Callable[..., Any], *, batched: bool, collate: Collate | None
+    ) -> None:
+        if not callable(factory):
+            raise ConfigError(f"factory is {factory!r}, expected a function that makes an iterator")
+        if flag("batched", batched) and collate is not None:
+            raise ConfigError("collate is for single samples, and batched is True: leave it out")
+        self._factory = factory
+        self._num_arguments = _num_arguments(factory)
+        self._batched = batched
+        self._collate = collate
+        self._workers: dict[int, _Worker] = {}
+
+    def __call__(self, worker_id: int, batch_size: int) -> Columns:
+        worker = self._worker(worker_id)
+        if worker.iterator is None and not worker.ended:
+            self._begin(worker_id, worker, None)
+        size = 1 if self._batched else batch_size
+        samples = [] if worker.ended else list(islice(worker.iterator or (), size))
+        # What a finished iterator says of its state is not to be relied on.
+        worker.ended = len(samples) < size
+        if not samples:
+            self._workers[worker_id] = _Worker(epoch=worker.epoch + 1)
+            raise StopIteration
+        if self._batched:
+            columns: Columns = samples[0]
+            return columns
+        if self._collate is not None:
+            return self._collate(samples)
+        return collate(samples, lambda i: f"worker {worker_id}, sample {i} of the call")
+
+    def _worker(self, worker_id: int) -> _Worker:
+        return self._workers.setdefault(worker_id, _Worker())
+
+    def _begin(self, worker_id: int, worker: _Worker, state: Any) -> None:
+        made = self._factory(*(worker_id, worker.epoch)[: self._num_arguments])
+        owner = made if _is_stateful(made) else None
+        # An iterable with state is put back before it is iterated over.
+        if owner is not None and state is not None:
+            owner.load_state_dict(state)
+        iterator = iter(made)
+        if owner is None:
+            if not _is_stateful(iterator):
+                raise ConfigError(
+                    f"factory made {type(made).__name__}, expected an iterator with state_dict() "
+                    "and load_state_dict(state): one without is for fetch(worker_id, batch_size), "
+                    "which resumes by replay"
+                )
+            owner = iterator
+            if state is not None:
+                owner.load_state_dict(state)
+        worker.iterator, worker.owner = iterator, owner
+
+    def cursor(self, worker_id: int) -> dict[str, Any]:
+        """Where a worker stands after its last call."""
+        worker = self._worker(worker_id)
+        begun = worker.iterator is not None and not worker.ended
+        state = worker.owner.state_dict() if begun else None
+        return {"epoch": worker.epoch, "ended": worker.ended, "begun": begun, "state": state}
+
+    def seek(self, worker_id: int, cursor: dict[str, Any]) -> None:
+        """Put a worker to where a cursor says."""
+        worker = _Worker(epoch=cursor["epoch"], ended=cursor["ended"])
+        if cursor["begun"]:
+            self._begin(worker_id, worker, cursor["state"])
+        self._workers[worker_id] = worker
+
+    def describe(self) -> dict[str, Any]:
+        """What must be equal for a position to fit."""
+        return {
+            "source": "iterable",
+            "batched": self._batched,
+            "collate": self._collate is not None,
+        }
+
+
+def iterable(
+    factory: Callable[..., Any], *, batched: bool = False, collate: Collate | None = None
+) -> IterableSource:
+    """Samples of stateful iterators, stacked into columns; each worker has one of its own.
+
+    It takes no order options: the iterators are the order. So the number of workers belongs to
+    the stream, and the factory is to deal out the samples to them.
+
+    Args:
+        factory: Makes a worker's iterator, or an iterable, for each epoch: `factory()`,
+            `factory(worker_id)` or `factory(worker_id, epoch)`. It, or what `iter` makes of it,
+            has `state_dict()`, plain values, and `load_state_dict(state)`.
+        batched: Whether an item is a chunk of any number of rows, else one sample: a tuple by
+            column, a mapping by name, or one array or number.
+        collate: Makes columns of a list of samples, in place of stacking.
+
+    Raises:
+        ConfigError: an argument is wrong.
+    """
+    return IterableSource(factory, batched=batched, collate=collate)
+
+
+def _is_stateful(made: Any) -> bool:
+    return all(callable(getattr(made, name, None)) for name in _STATE_METHODS)
+
+
+def _num_arguments(factory: Callable[..., Any]) -> int:
+    """How many of (worker_id, epoch) a factory requires."""
+    try:
+        parameters = inspect.signature(factory).parameters.values()
+    except ValueError:
+        return 0
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    required = [p for p in parameters if p.kind in positional and p.default is p.empty]
+    if len(required) > 2:
+        raise ConfigError(
+            f"factory requires {len(required)} arguments, expected (), (worker_id) or "
+            "(worker_id, epoch)"
+        )
+    return len(required)

@@ -1,0 +1,106 @@
+"""A pseudo-random permutation that can be indexed: position → record in constant time and memory.
+
+It is the generalised Feistel network of Black and Rogaway, "Ciphers with Arbitrary Finite
+Domains" (CT-RSA 2002): the positions 0 to N - 1 are laid out in a rectangle of a × b ≥ N cells,
+both sides near √N, and in each round one coordinate is turned by a keyed hash of the other. That
+permutes the cells; a position that lands on a cell outside 0 to N - 1 is sent through again until
+it lands inside (cycle walking), which is rare because the rectangle has less than √N + 1 cells too
+many. The hash is a multiply-xorshift mix and keeps no secrets: this is for shuffling.
+"""
+
+from __future__ import annotations
+
+from math import isqrt
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+_ROUNDS = 8
+# With few cells there are few ways to turn them, and the permutations are about equally likely
+# only after more rounds.
+_SMALL_SIZE = 256
+_SMALL_ROUNDS = 24
+
+
+def _constant(value: int) -> NDArray[np.uint64]:
+    # An array of no dimensions: NumPy takes half as long with it as with a scalar.
+    return np.array(value, dtype=np.uint64)
+
+
+_MIX_1 = _constant(0x9E3779B97F4A7C15)
+_MIX_2 = _constant(0xBF58476D1CE4E5B9)
+_HALF = _constant(32)
+
+# NumPy keeps the GIL for loops of up to 500 elements. Above, it drops it in every operation and
+# may each time wait for 5 ms to get it back beside a busy Python thread.
+_BLOCK = 500
+
+MAX_SIZE = 2**62
+"""The largest number of records that can be permuted."""
+
+
+class Permutation:
+    """The permutation of 0 to `size` - 1 that a key stands for. Any thread may call it."""
+
+    __slots__ = ("_columns", "_keys", "_rows", "_size")
+
+    def __init__(self, size: int, key: str) -> None:
+        self._size = size
+        rounds = _SMALL_ROUNDS if size < _SMALL_SIZE else _ROUNDS
+        rows = isqrt(size - 1) + 1
+        self._rows = _constant(rows)
+        self._columns = _constant(-(-size // rows))
+        self._keys = tuple(
+            _constant(xxhash.xxh3_64_intdigest(f"{key}/{number}".encode()))
+            for number in range(rounds)
+        )
+
+    def __call__(self, start: int, stop: int) -> NDArray[np.int64]:
+        """The images of the positions from `start` to `stop` - 1."""
+        images = np.empty(stop - start, dtype=np.int64)
+        for first in range(start, stop, _BLOCK):
+            last = min(first + _BLOCK, stop)
+            images[first - start : last - start] = self._images(first, last)
+        return images
+
+    def _images(self, start: int, stop: int) -> NDArray[np.uint64]:
+        cells = self._encrypt(np.arange(start, stop, dtype=np.uint64))
+        outside = np.flatnonzero(cells >= self._size)
+        while len(outside):
+            cells[outside] = self._encrypt(cells[outside])
+            outside = outside[cells[outside] >= self._size]
+        return cells
+
+    def _encrypt(self, cells: NDArray[np.uint64]) -> NDArray[np.uint64]:
+        row = cells // self._columns
+        column = cells - row * self._columns
+        work = np.empty_like(row)
+        for number in range(0, len(self._keys), 2):
+            _turn(row, column, self._keys[number], self._rows, work)
+            _turn(column, row, self._keys[number + 1], self._columns, work)
+        row *= self._columns
+        row += column
+        return row
+
+
+def _turn(
+    coordinate: NDArray[np.uint64],
+    other: NDArray[np.uint64],
+    key: NDArray[np.uint64],
+    side: NDArray[np.uint64],
+    work: NDArray[np.uint64],
+) -> None:
+    """Add to a coordinate, modulo its side, a hash of the other one."""
+    np.bitwise_xor(other, key, out=work)
+    work *= _MIX_1
+    work ^= work >> _HALF
+    work *= _MIX_2
+    # The high half of (32 random bits × side) is a number below side, without a division.
+    work >>= _HALF
+    work *= side
+    work >>= _HALF
+    coordinate += work
+    # Below side the difference wraps around to a huge number, which loses.
+    np.subtract(coordinate, side, out=work)
+    np.minimum(coordinate, work, out=coordinate)

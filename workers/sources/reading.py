@@ -1,0 +1,129 @@
+"""What sources read, and what is done about a record that is defective."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from threading import Lock
+from typing import Any, Literal, Protocol, TypeAlias, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from workers.batch import Call
+from workers.copying import DROP_GIL_BYTES, copy_rows
+from workers.errors import ConfigError, FeedError
+
+Columns: TypeAlias = "tuple[NDArray[Any], ...] | Mapping[str, NDArray[Any]]"
+OnError = Literal["raise", "skip"]
+
+# Records of up to so many bytes are copied twice, all at once: that takes less than one at a time.
+_JOIN_BYTES = 8 * 1024
+
+
+class RecordError(ValueError):
+    """A record cannot be read, or does not fit the others. The message begins with its name."""
+
+
+class Records(Protocol):
+    """A fixed number of records, read in any order, by any thread."""
+
+    kind: str
+    """What the user calls them, such as "caffe_lmdb"."""
+
+    @property
+    def skipped(self) -> int:
+        """Reads of defective records that were left out."""
+
+    def __len__(self) -> int: ...
+
+    def read(self, indices: NDArray[np.int64], call: Call) -> Columns | None:
+        """One row per index, in their order; as a tuple, or a mapping by column name. None where
+        every record of the call is defective and left out.
+
+        The call is for random draws, `call.rng_for(index)`, which then belong to the record.
+
+        Raises:
+            RecordError: a record cannot be read.
+        """
+
+    def name(self, index: int) -> str:
+        """What an error message calls the record, such as its path and key."""
+
+    def describe(self) -> dict[str, Any]:
+        """What, beside the number of records, must be equal for a position to fit."""
+
+
+class Faults:
+    """What is done about defective records: raise, or leave out and count. Any thread."""
+
+    def __init__(self, on_error: OnError) -> None:
+        if on_error not in get_args(OnError):
+            raise ConfigError(f"on_error is {on_error!r}, expected one of {get_args(OnError)!r}")
+        self._skip = on_error == "skip"
+        self._lock = Lock()
+        self.skipped = 0
+        """Reads that were left out."""
+
+    @contextmanager
+    def reading(self, name: Callable[[int], str], index: int) -> Iterator[None]:
+        """Run the reading of one record: what goes wrong in it is raised as a RecordError that
+        names it, or passed over."""
+        try:
+            yield
+        except FeedError:
+            raise
+        except (ValueError, OSError) as error:
+            self.report(name(index), error)
+        except Exception as error:
+            error.add_note(f"while reading {name(index)}")
+            raise
+
+    def report(self, name: str, error: Exception) -> None:
+        """A record is defective."""
+        if not self._skip:
+            reason = isinstance(error, OSError) and error.strerror
+            raise RecordError(f"{name}: {reason or error}") from error
+        with self._lock:
+            self.skipped += 1
+
+
+def stack(rows: Sequence[NDArray[Any]], names: Callable[[int], str], column: str) -> NDArray[Any]:
+    """Rows as one new array; `names` calls the i-th by its name.
+
+    Raises:
+        RecordError: a row has another shape or dtype than the first.
+    """
+    shape, dtype = rows[0].shape, rows[0].dtype
+    for i, row in enumerate(rows):
+        if row.shape != shape or row.dtype != dtype:
+            raise RecordError(
+                f"{names(i)}: {column} is {row.dtype}{list(row.shape)}, {names(0)} has "
+                f"{dtype}{list(shape)}: the rows of a batch must be alike"
+            )
+    if dtype.hasobject:
+        raise RecordError(f"{names(0)}: {column} holds Python objects, expected numbers")
+    stacked = np.empty((len(rows), *shape), dtype)
+    copy_rows(stacked, octets(stacked), 0, 0, [row[np.newaxis] for row in rows])
+    return stacked
+
+
+def stack_bytes(rows: Sequence[memoryview], shape: tuple[int, ...]) -> NDArray[np.uint8]:
+    """Rows of equally many bytes as one new array, each row of the shape."""
+    stacked = np.empty((len(rows), *shape), np.uint8)
+    size = len(rows[0])
+    if size <= _JOIN_BYTES:
+        octets(stacked)[:] = b"".join(rows)
+    elif size < DROP_GIL_BYTES:
+        flat = octets(stacked)
+        for i, row in enumerate(rows):
+            flat[i * size : (i + 1) * size] = row
+    else:
+        for target, row in zip(stacked.reshape(len(rows), size), rows, strict=True):
+            target[:] = np.frombuffer(row, np.uint8)
+    return stacked
+
+
+def octets(array: NDArray[Any]) -> memoryview:
+    """The memory of a contiguous array as bytes."""
+    return array.reshape(-1).view(np.uint8).data
