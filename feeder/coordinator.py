@@ -8,23 +8,15 @@ import os
 import time
 import weakref
 from collections.abc import Iterator
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from feeder.config import make_config
 from feeder.errors import ClosedError, ConfigError, ForkedError, StuckWorkerError
-from feeder.feed import (
-    STATE_KEY,
-    Feed,
-    pack_states,
-    resume_streams,
-    unpack_position,
-    unpack_state_dict,
-)
+from feeder.feed import Feed, pack_states, resume_streams
 from feeder.snapshot import Snapshot
+from feeder.statedict import STATE_KEY, read_position, unpack_state_dict
 from feeder.stream import Stream
-from workers.batch import Cut
 
 logger = logging.getLogger("feeder")
 
@@ -208,24 +200,6 @@ class Coordinator:
 
     def __repr__(self) -> str:
         return f"<Coordinator of {list(self)!r}>"
-
-
-def read_position(resume: Any) -> Snapshot | bytes:
-    """What `resume=` was given, as a snapshot or a token."""
-    if isinstance(resume, Snapshot):
-        return resume
-    if isinstance(resume, Cut):
-        return resume.token()
-    if isinstance(resume, dict):
-        return unpack_state_dict(resume)
-    if isinstance(resume, (bytes, bytearray, memoryview)):
-        return unpack_position(bytes(resume))
-    if isinstance(resume, (str, Path)) or hasattr(resume, "__fspath__"):
-        return Snapshot.read(resume)
-    raise ConfigError(
-        f"resume is {type(resume).__name__}, expected a Snapshot, its bytes, a token, a state "
-        "dict or a path"
-    )
 
 
 def _stop_at_exit() -> None:

@@ -7,18 +7,15 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-from feeder.errors import ClosedError, ConfigError, ResumeError, SnapshotFormatError
+from feeder.errors import ClosedError, ConfigError, ResumeError
 from feeder.snapshot import Snapshot
-from feeder.stream import Stream, find_state
-from feeder.token import is_token, name_of
+from feeder.statedict import STATE_KEY, unpack_state_dict
+from feeder.stream import Stream
+from feeder.token import name_of
 from workers.batch import Batch
 from workers.position import Place
 
 logger = logging.getLogger("feeder")
-
-STATE_KEY = "feeder"
-"""The one key of every state dict."""
-
 
 class DeviceFeed:
     """The batches of one device, in order: an iterator, used by one thread at a time."""
@@ -191,25 +188,11 @@ def pack_states(streams: list[Stream]) -> bytes:
     return bytes(Snapshot(tuple(stream.state(with_rows=False) for stream in streams)))
 
 
-def unpack_state_dict(state_dict: dict[str, bytes]) -> Snapshot | bytes:
-    """The positions in a state dict; its bytes may be a token too."""
-    if not isinstance(state_dict, dict) or not isinstance(state_dict.get(STATE_KEY), bytes):
-        raise SnapshotFormatError(
-            f"state dict is {type(state_dict).__name__}, expected {{{STATE_KEY!r}: bytes}}"
-        )
-    return unpack_position(state_dict[STATE_KEY])
-
-
-def unpack_position(data: bytes) -> Snapshot | bytes:
-    """A snapshot from its bytes; a token as it is."""
-    return data if is_token(data) else Snapshot.from_bytes(data)
-
-
 def resume_streams(streams: Sequence[Stream], position: Snapshot | bytes) -> None:
     """Bring streams that are not started to a position, of a snapshot or of a token: all of them,
     or none where one does not fit."""
     if isinstance(position, Snapshot):
-        found = [(stream, stream.find_resume(find_state(position, stream))) for stream in streams]
+        found = [(stream, stream.find_resume(position)) for stream in streams]
         here = {(stream.config.name, stream.number) for stream in streams}
         for state in position.states:
             if (state.name, state.number) not in here and len(streams) > 1:

@@ -7,17 +7,15 @@ import logging
 import math
 import threading
 import time
-import warnings
 from collections import deque
 from typing import Any
 
 from feeder.config import FeedConfig
 from feeder.devices.host import HostQueue
 from feeder.devices.slots import HostSlots, PrivateSlots
-from feeder.errors import ClosedError, FeedError, ForkedError, ReplayWarning, ResumeError
-from feeder.snapshot import Rows, Snapshot, StreamState, summarise
-from feeder.token import StreamId, make_fingerprint
-from workers.batch import Cut
+from feeder.errors import ClosedError, FeedError, ForkedError, ResumeError
+from feeder.positions import Positions
+from feeder.snapshot import Snapshot, StreamState
 from workers.pipeline import Pipeline
 from workers.position import Place
 from workers.resuming import Resume
@@ -72,8 +70,7 @@ class Stream:
     def __init__(self, config: FeedConfig, number: int) -> None:
         self.config = config
         self.number = number
-        self._fingerprint = config.fingerprint()
-        self.id = StreamId(config.name, number, make_fingerprint(self._fingerprint))
+        self.positions = Positions(config, number)
         self._resume: Resume | None = None
         self._unusable: FeedError | None = ClosedError(
             f"feed {config.name!r} is not started: use `with coordinator:` or coordinator.start()"
@@ -88,10 +85,10 @@ class Stream:
         self._build()
 
     def _build(self) -> None:
-        config = self.config
+        config, encode = self.config, self.positions.id.encode
         self.pipeline = Pipeline(
-            config.stream, config.run, config.name, self.queues, self.slots, self.id.encode,
-            self._resume, self._log_now_and_then,
+            config.stream, config.run, config.name, self.queues, self.slots, encode, self._resume,
+            self._log_now_and_then,
         )  # fmt: skip
 
     # ---- life
@@ -139,98 +136,31 @@ class Stream:
         """Where the stream stands; with the leftover rows where asked and where they exist."""
         if self.forked:
             self.check_usable()
-        place, resume = self.progress.place, self._resume
-        rows: Rows | None
-        columns = self.pipeline.schema.columns
+        place, resume, columns = self.progress.place, self._resume, self.pipeline.schema.columns
         if place is not None:
-            place = place.settled()
-            cut, rows = place.cut(), place.leftover_rows()
-        else:
-            cut = self.pipeline.start_cut
-            rows = () if resume is None else resume.rows
-            columns = None if resume is None else resume.columns
-        return StreamState(
-            name=self.config.name,
-            number=self.number,
-            fingerprint=self._fingerprint,
-            token=cut.token(),
-            columns=columns,
-            rows=rows if with_rows or not self.config.stream.repeatable else None,
-            summary=summarise(cut),
-        )
+            return self.positions.state_at(place, columns, with_rows=with_rows)
+        cut = self.pipeline.start_cut
+        if resume is None:
+            return self.positions.state(cut, (), None, with_rows=with_rows)
+        return self.positions.state(cut, resume.rows, resume.columns, with_rows=with_rows)
 
-    def find_resume(self, state: StreamState | bytes) -> Resume:
-        """What a state or a token means for this stream; changes nothing. Raises `ResumeError`."""
+    def find_resume(self, position: Snapshot | bytes) -> Resume:
+        """What a snapshot or a token means for this stream; changes nothing. Raises
+        `ResumeError`."""
         if self.started:
             raise ResumeError(
                 f"feed {self.config.name!r} is started already; load its state before "
                 "coordinator.start()"
             )
-        epochs = self.config.stream.epochs
-        if isinstance(state, bytes):
-            resume = Resume(cut=self.id.decode(state, epochs))
-        else:
-            self._compare(state)
-            cut = self.id.decode(state.token, epochs)
-            resume = Resume(cut=cut, rows=state.rows, columns=state.columns)
-        self._check_resume(resume)
+        resume = self.positions.find_in(position)
+        self.positions.check_round(resume.cut)
         return resume
 
     def resume(self, resume: Resume) -> None:
         """Go on from there; before the start alone."""
         self._resume = resume
-        self._warn_of_replay(resume.cut)
+        self.positions.warn_of_replay(resume.cut, stacklevel=7)
         self._build()
-
-    def _compare(self, state: StreamState) -> None:
-        """Raise `ResumeError` with every field in which a snapshot's feed differs from this."""
-        then, now = state.fingerprint, self._fingerprint
-        differences = [
-            f"{name}: {then.get(name)!r} then, {now.get(name)!r} now"
-            for name in {**then, **now}
-            if then.get(name) != now.get(name)
-        ]
-        if state.name != self.config.name:
-            differences.insert(0, f"name: {state.name!r} then, {self.config.name!r} now")
-        if differences:
-            raise ResumeError(
-                f"the snapshot is of another feed than {self.config.name!r}: "
-                f"{'; '.join(differences)}"
-            )
-
-    def _check_resume(self, resume: Resume) -> None:
-        stream, num, cut = self.config.stream, len(self.config.devices), resume.cut
-        if cut.step % num and not cut.finished:
-            raise ResumeError(
-                f"the position is before batch {cut.step}, which is no multiple of {num} devices; "
-                "resume with a number of devices that divides it"
-            )
-        if stream.repeatable:
-            return
-        if resume.rows is None:
-            raise ResumeError(
-                f"feed {self.config.name!r} has repeatable=False: a bare token does not hold its "
-                "leftover rows; resume from a snapshot or state dict"
-            )
-        if self._is_replayed(cut):
-            raise ResumeError(
-                f"feed {self.config.name!r} has repeatable=False and its fetch function has no "
-                "cursor(worker_id) and seek(worker_id, cursor): it cannot be put back"
-            )
-
-    def _is_replayed(self, cut: Cut) -> bool:
-        stream = self.config.stream
-        return not (stream.pure or stream.seekable) and sum(cut.position.calls) > 0
-
-    def _warn_of_replay(self, cut: Cut) -> None:
-        if self._is_replayed(cut):
-            warnings.warn(
-                f"feed {self.config.name!r} is resumed by replay: {sum(cut.position.calls)} calls "
-                "are made again and what they return is discarded; give the fetch function "
-                "cursor(worker_id) and seek(worker_id, cursor), or use fetch(call)",
-                ReplayWarning,
-                stacklevel=6,
-            )
 
     # ---- what is told
 
@@ -264,14 +194,3 @@ class Stream:
                 external.log(dict(stats))
             except Exception:
                 logger.exception("external logger %r failed", external)
-
-
-def find_state(snapshot: Snapshot, stream: Stream) -> StreamState:
-    """The state of a stream in a snapshot; raises `ResumeError` where it has none."""
-    for state in snapshot.states:
-        if (state.name, state.number) == (stream.config.name, stream.number):
-            return state
-    held = [f"{state.name}[{state.number}]" for state in snapshot.states]
-    raise ResumeError(
-        f"the snapshot holds feeds {held!r}, expected {stream.config.name}[{stream.number}]"
-    )

@@ -156,7 +156,7 @@ def _token(order: FarOrder, call: feeder.Call, cursor: bytes) -> bytes:
         epoch=call.epoch, calls=(call.index,), marks=(cursor or None,)
     )  # fmt: skip
     at = replace(cut, epoch=call.epoch, index=call.index, step=call.index, position=position)
-    return stream.id.encode(at)
+    return stream.positions.id.encode(at)
 
 
 @cache

@@ -110,7 +110,7 @@ def token_at(step: int, size: int, cursor: bytes) -> bytes:
         (stream,) = coordinator["train"].streams
     index = step // BATCH_SIZE
     position = cut.position._replace(calls=(index,), marks=(cursor,))
-    return stream.id.encode(replace(cut, index=index, step=index, position=position))
+    return stream.positions.id.encode(replace(cut, index=index, step=index, position=position))
 
 
 def far_source(size: int) -> sources.Source:

@@ -82,7 +82,7 @@ def test_another_first_worker_id_is_told() -> None:
     snapshot = feeder.Snapshot.from_bytes(state["feeder"])
     (second,) = (state for state in snapshot.states if state.number == 1)
     with pytest.raises(feeder.ResumeError) as caught:
-        two_devices(3)["train"].streams[1].find_resume(second)
+        two_devices(3)["train"].streams[1].positions.find(second)
     assert str(caught.value) == ANOTHER + "first_worker_id: 2 then, 3 now"
 
 

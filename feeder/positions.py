@@ -1,0 +1,130 @@
+"""The positions of one stream: written down as states and tokens, read back, and refused where
+they do not fit."""
+
+from __future__ import annotations
+
+import warnings
+
+from feeder.config import FeedConfig
+from feeder.errors import ReplayWarning, ResumeError
+from feeder.snapshot import Rows, Snapshot, StreamState, summarise
+from feeder.token import StreamId, make_fingerprint
+from workers.batch import Cut
+from workers.chunks import Columns
+from workers.position import Place
+from workers.resuming import Resume
+
+
+class Positions:
+    """What the positions of one stream mean: rules without threads."""
+
+    def __init__(self, config: FeedConfig, number: int) -> None:
+        self.config = config
+        self.number = number
+        self.fingerprint = config.fingerprint()
+        """The declared fields that must be equal for a position to fit."""
+        self.id = StreamId(config.name, number, make_fingerprint(self.fingerprint))
+
+    # ---- written down
+
+    def state(
+        self, cut: Cut, rows: Rows | None, columns: Columns | None, *, with_rows: bool
+    ) -> StreamState:
+        """A place in the stream; with the leftover rows where asked, and where they could not be
+        fetched again."""
+        return StreamState(
+            name=self.config.name,
+            number=self.number,
+            fingerprint=self.fingerprint,
+            token=cut.token(),
+            columns=columns,
+            rows=rows if with_rows or not self.config.stream.repeatable else None,
+            summary=summarise(cut),
+        )
+
+    def state_at(self, place: Place, columns: Columns | None, *, with_rows: bool) -> StreamState:
+        """The place where a batch ended."""
+        place = place.settled()
+        return self.state(place.cut(), place.leftover_rows(), columns, with_rows=with_rows)
+
+    # ---- read back
+
+    def find(self, state: StreamState | bytes) -> Resume:
+        """What a state or a token means for this stream. Raises `ResumeError`."""
+        epochs = self.config.stream.epochs
+        if isinstance(state, bytes):
+            resume = Resume(cut=self.id.decode(state, epochs))
+        else:
+            self._compare(state)
+            cut = self.id.decode(state.token, epochs)
+            resume = Resume(cut=cut, rows=state.rows, columns=state.columns)
+        self._check_repeatable(resume)
+        return resume
+
+    def find_in(self, position: Snapshot | bytes) -> Resume:
+        """The same, from a snapshot of perhaps many streams, or a token."""
+        if isinstance(position, bytes):
+            return self.find(position)
+        for state in position.states:
+            if (state.name, state.number) == (self.config.name, self.number):
+                return self.find(state)
+        held = [f"{state.name}[{state.number}]" for state in position.states]
+        raise ResumeError(
+            f"the snapshot holds feeds {held!r}, expected {self.config.name}[{self.number}]"
+        )
+
+    def _compare(self, state: StreamState) -> None:
+        """Raise `ResumeError` with every field in which a snapshot's feed differs from this."""
+        then, now = state.fingerprint, self.fingerprint
+        differences = [
+            f"{name}: {then.get(name)!r} then, {now.get(name)!r} now"
+            for name in {**then, **now}
+            if then.get(name) != now.get(name)
+        ]
+        if state.name != self.config.name:
+            differences.insert(0, f"name: {state.name!r} then, {self.config.name!r} now")
+        if differences:
+            raise ResumeError(
+                f"the snapshot is of another feed than {self.config.name!r}: "
+                f"{'; '.join(differences)}"
+            )
+
+    def check_round(self, cut: Cut) -> None:
+        """Raise `ResumeError` where a cut stands in the middle of a round of all devices."""
+        num = len(self.config.devices)
+        if cut.step % num and not cut.finished:
+            raise ResumeError(
+                f"the position is before batch {cut.step}, which is no multiple of {num} devices; "
+                "resume with a number of devices that divides it"
+            )
+
+    def _check_repeatable(self, resume: Resume) -> None:
+        stream = self.config.stream
+        if stream.repeatable:
+            return
+        if resume.rows is None:
+            raise ResumeError(
+                f"feed {self.config.name!r} has repeatable=False: a bare token does not hold its "
+                "leftover rows; resume from a snapshot or state dict"
+            )
+        if self.is_replayed(resume.cut):
+            raise ResumeError(
+                f"feed {self.config.name!r} has repeatable=False and its fetch function has no "
+                "cursor(worker_id) and seek(worker_id, cursor): it cannot be put back"
+            )
+
+    def is_replayed(self, cut: Cut) -> bool:
+        """Whether calls have to be made again to resume at a cut."""
+        stream = self.config.stream
+        return not (stream.pure or stream.seekable) and sum(cut.position.calls) > 0
+
+    def warn_of_replay(self, cut: Cut, stacklevel: int) -> None:
+        """Warn where calls have to be made again to resume at a cut."""
+        if self.is_replayed(cut):
+            warnings.warn(
+                f"feed {self.config.name!r} is resumed by replay: {sum(cut.position.calls)} calls "
+                "are made again and what they return is discarded; give the fetch function "
+                "cursor(worker_id) and seek(worker_id, cursor), or use fetch(call)",
+                ReplayWarning,
+                stacklevel=stacklevel,
+            )
