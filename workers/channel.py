@@ -17,13 +17,12 @@ from workers.rota import Bundle, End, Lane, Rota
 from workers.scope import stack
 
 GRACE_S = 0.0005
-"""How long a merge that waits lets a bundle grow. Without it, a fetch function of a microsecond
-is interrupted after every row; with it a slow one hands over each chunk as it comes."""
+"""How long a merge that waits lets a bundle grow, so that a quick function is not interrupted
+after every row."""
 
 AHEAD_BYTES = 8 * 1024 * 1024
-"""While the merge is busy no lane that has something to collect is called above this. A fetch
-function that is faster than the copies would else fill all buffers with rows that have left every
-cache when they are copied: measured at 4.3 MB chunks, two to three times slower."""
+"""While the merge is busy no lane that has something to collect is called above this: else rows
+leave every cache before they are copied (measured at 4.3 MB chunks: two to three times slower)."""
 
 SLOW_S = 10.0
 """No wait for a lane is longer before it is looked at again."""
@@ -154,6 +153,8 @@ class Channel:
         with self._lock:
             if not any(lane.bundles for lane in lanes):
                 self._wait_for(lanes)
+            elif any(lane.silent_since is not None for lane in lanes):
+                self._check_silence(lanes)  # Bundles without rows may come for ever.
             found: list[Bundle] = []
             for lane in self._rota.lanes:
                 found.extend(lane.bundles)

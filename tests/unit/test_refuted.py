@@ -45,12 +45,13 @@ def test_chunks_may_share_an_array_with_one_another(shared: int, carrier: str) -
             assert [batch[label].tolist() for batch in coordinator["train"]] == labels[i + 1 :]
 
 
-def test_chunks_without_rows_for_ever_are_a_timeout() -> None:
+@pytest.mark.parametrize("num_workers", [1, 2, 16])
+def test_chunks_without_rows_for_ever_are_a_timeout(num_workers: int) -> None:
     def fetch(worker_id: int, batch_size: int) -> Any:
         return [np.empty((0, 3))]
 
     with (
-        make(fetch, ["x"], 8, timeout=0.3) as coordinator,
+        make(fetch, ["x"], 8, num_worker_threads=num_workers, timeout=0.3) as coordinator,
         pytest.raises(feeder.FetchTimeout, match=r"no chunk for 0\.3 s"),
     ):
         next(coordinator["train"])
