@@ -34,6 +34,9 @@ if TYPE_CHECKING:
     )
     from feeder.feed import DeviceFeed, Feed
     from feeder.snapshot import Snapshot
+    from feeder.transport.connecting import connect
+    from feeder.transport.consumer import Consumer
+    from feeder.transport.server import Server, serve
     from workers.batch import Batch, Call, Cut
 
 __version__ = "0.1.0"
@@ -47,6 +50,7 @@ __all__ = [
     "ClosedError",
     "ConfigError",
     "ConnectTimeout",
+    "Consumer",
     "Coordinator",
     "Cut",
     "DeviceFeed",
@@ -60,23 +64,30 @@ __all__ = [
     "RemoteError",
     "ReplayWarning",
     "ResumeError",
+    "Server",
     "Snapshot",
     "SnapshotFormatError",
     "StuckWorkerError",
     "TransportError",
+    "connect",
     "init_data_input_workers",
+    "serve",
     "sources",
 ]
 
 _HOMES = {
     "Batch": "workers.batch",
     "Call": "workers.batch",
+    "Consumer": "feeder.transport.consumer",
     "Coordinator": "feeder.coordinator",
     "Cut": "workers.batch",
     "DeviceFeed": "feeder.feed",
     "Feed": "feeder.feed",
+    "Server": "feeder.transport.server",
     "Snapshot": "feeder.snapshot",
+    "connect": "feeder.transport.connecting",
     "init_data_input_workers": "feeder.api",
+    "serve": "feeder.transport.server",
     "sources": "feeder.sources",
 }
 

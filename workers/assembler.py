@@ -48,8 +48,8 @@ class Slots(Protocol):
     def take(self, device: int, columns: Columns, rows: int) -> Slot:
         """A free slot for a batch of so many rows."""
 
-    def adopt(self, arrays: Arrays) -> Arrays:
-        """Arrays that were not written into a slot, made ready for the user."""
+    def adopt(self, device: int, columns: Columns, arrays: Arrays) -> Arrays:
+        """Arrays made ready for the user: the feeder's own where `passes`, else copied."""
 
 
 class Assembler:
@@ -206,8 +206,8 @@ class Assembler:
         """A batch once more, with no real rows, to fill the last round of a stream."""
         place = self.start_of(end.span.start)
         place.step = batch.step + 2
-        arrays = self._slots.adopt(tuple(array.copy() for array in batch.arrays))
         names, step = self._schema.names, batch.step + 1
+        arrays = self._adopt(step % self._num_devices, batch.arrays)
         return Batch(names, arrays, place, batch.epoch, batch.index + 1, step, 0)
 
     # ---- rows
@@ -256,7 +256,14 @@ class Assembler:
         arrays = tuple([column[i] for column in columns])
         for column in columns:
             column[i] = None
-        return self._slots.adopt(arrays)
+        assert self._schema.columns is not None
+        return self._slots.adopt(self.device, self._schema.columns, arrays)
+
+    def _adopt(self, device: int, arrays: Arrays) -> Arrays:
+        columns = self._schema.columns
+        assert columns is not None
+        copies = tuple(array.copy() for array in arrays) if self._slots.passes else arrays
+        return self._slots.adopt(device, columns, copies)
 
     def _each_chunk(self, run: Run) -> Iterator[Batch]:
         """Each chunk with rows as a batch of its own (`dont_rebatch`)."""
@@ -265,7 +272,7 @@ class Assembler:
                 continue
             arrays = self._pass_on(run, i)
             if arrays is None:
-                arrays = self._slots.adopt(tuple(column[i].copy() for column in run.columns))
+                arrays = self._adopt(self.device, tuple(column[i] for column in run.columns))
             yield self._emit(arrays, self._place(run, i + 1, 0), rows, passed=True)
 
     # ---- resuming

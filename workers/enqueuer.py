@@ -74,7 +74,7 @@ class Dealer:
     def _hold(self, batch: Batch) -> None:
         """Keep a batch until its round is complete."""
         self._round.append(batch)
-        if len(self._round) == len(self._queues):
+        if (batch.step + 1) % len(self._queues) == 0:
             self._group += self._round
             self._round = []
 

@@ -1,38 +1,56 @@
-"""The command `feeder`."""
+"""The command `feeder`: each command is a module of this package, imported when it is called.
+
+A command's module has two functions: `add_parser(commands)` adds the command's own parser to
+what argparse calls subparsers, and `main(arguments) -> int` runs it and returns the exit status.
+"""
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import sys
 from collections.abc import Sequence
+from types import ModuleType
 
 import feeder
 from feeder.errors import FeedError
-from feeder.snapshot import Snapshot
+
+COMMANDS = {
+    "demo": "train, be killed, resume, and compare",
+    "doctor": "say what this machine lacks, and what to do",
+    "inspect": "say what a snapshot file holds",
+    "keygen": "make the keys of a server and its clients",
+}
+"""Every command with its line of help; the module of the same name is in this package."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit status: 0, 1 for an error of feeder, 2 for usage."""
-    parser = argparse.ArgumentParser(prog="feeder", description="exact batches, resumed exactly")
-    parser.add_argument("--version", action="version", version=f"feeder {feeder.__version__}")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    commands.add_parser("demo", help="train, be killed, resume, and compare", add_help=False)
-    inspect = commands.add_parser("inspect", help="say what a snapshot file holds")
-    inspect.add_argument("file", help="a file written by coordinator.checkpoint(path)")
-    arguments, rest = parser.parse_known_args(argv)
-    if arguments.command == "demo":
+    words = list(sys.argv[1:] if argv is None else argv)
+    if words[:1] == ["demo"]:
         from feeder import demo
 
-        return demo.main(rest)
-    if rest:
-        parser.error(f"unrecognized arguments: {' '.join(rest)}")
-    return _inspect(arguments.file)
-
-
-def _inspect(path: str) -> int:
+        return demo.main(words[1:])
+    arguments = _make_parser(words[:1]).parse_args(words)
     try:
-        print(Snapshot.read(path).describe())
+        return int(_module(arguments.command).main(arguments))
     except FeedError as error:
         print(f"feeder: {error}", file=sys.stderr)
         return 1
-    return 0
+
+
+def _make_parser(called: Sequence[str]) -> argparse.ArgumentParser:
+    """Make the parser; of the commands' own it has the one that is called."""
+    parser = argparse.ArgumentParser(prog="feeder", description="exact batches, resumed exactly")
+    parser.add_argument("--version", action="version", version=f"feeder {feeder.__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, line in COMMANDS.items():
+        if name in called:
+            _module(name).add_parser(commands)
+        else:
+            commands.add_parser(name, help=line, add_help=False)
+    return parser
+
+
+def _module(name: str) -> ModuleType:
+    return importlib.import_module(f"{__name__}.{name}")

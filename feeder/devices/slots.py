@@ -16,9 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from feeder.protocol.checks import ALIGNMENT, layout
 from workers.chunks import Columns
-
-_ALIGNMENT = 64
 
 # Free slots count in no bound, so few are kept: one large one, or 4 MiB of smaller ones.
 _KEEP_BYTES = 4 * 1024 * 1024
@@ -30,29 +29,29 @@ Arrays = tuple[NDArray[Any], ...]
 class HostSlot:
     """Memory for one batch on the host."""
 
-    __slots__ = ("_layout", "_memory", "_pool", "arrays", "flats", "num_bytes", "rows")
+    __slots__ = ("_memory", "_places", "_pool", "arrays", "flats", "num_bytes", "rows")
 
     def __init__(self, columns: Columns, rows: int, pool: HostSlots) -> None:
         self.rows = rows
         self._pool = pool
-        self._layout = []
-        size = 0
-        for column in columns:
-            shape = (*column.shape[: column.axis], rows, *column.shape[column.axis :])
-            self._layout.append((shape, column.dtype, size, column.axis))
-            size += -(-rows * column.row_bytes // _ALIGNMENT) * _ALIGNMENT
-        self.num_bytes = size = max(size, _ALIGNMENT)
-        memory = bytearray(size + _ALIGNMENT)
-        start = -np.frombuffer(memory, np.uint8).ctypes.data % _ALIGNMENT
+        self._places, size = layout(columns, rows)
+        self.num_bytes = size
+        memory = bytearray(size + ALIGNMENT)
+        start = -np.frombuffer(memory, np.uint8).ctypes.data % ALIGNMENT
         self._memory = memoryview(memory)[start : start + size]
         self.arrays: Arrays = tuple(
             np.ndarray(shape, dtype, self._memory, offset)
-            for shape, dtype, offset, _ in self._layout
+            for shape, dtype, _, offset, _ in self._places
         )
         self.flats: tuple[memoryview | None, ...] = tuple(
-            self._memory[offset : offset + array.nbytes] if axis == 0 else None
-            for array, (_, _, offset, axis) in zip(self.arrays, self._layout, strict=True)
+            self._memory[offset : offset + num_bytes] if axis == 0 else None
+            for _, _, axis, offset, num_bytes in self._places
         )
+
+    @property
+    def memory(self) -> memoryview:
+        """All of its memory, to be written by whoever took it."""
+        return self._memory
 
     def lease(self, rows: int) -> Arrays:
         """The first `rows` rows of each column, read-only; the slot is free again when the last
@@ -61,13 +60,13 @@ class HostSlot:
         root.flags.writeable = False
         self._pool.watch(root, self)
         arrays = tuple(
-            np.ndarray(shape, dtype, root, offset) for shape, dtype, offset, _ in self._layout
+            np.ndarray(shape, dtype, root, offset) for shape, dtype, _, offset, _ in self._places
         )
         if rows == self.rows:
             return arrays
         return tuple(
             array[(slice(None),) * axis + (slice(rows),)]
-            for array, (_, _, _, axis) in zip(arrays, self._layout, strict=True)
+            for array, (_, _, axis, _, _) in zip(arrays, self._places, strict=True)
         )
 
 
@@ -82,13 +81,14 @@ class HostSlots:
     """Slots of host memory; they grow in number while the user keeps batches.
 
     `take` and `watch` are called by the enqueuer. A slot comes back from any thread, perhaps from
-    inside the garbage collector: that appends to a deque and does nothing else.
+    inside the garbage collector: that appends to a deque and does nothing else. Of free slots at
+    least `keep` are kept.
     """
 
     passes = True
 
-    def __init__(self) -> None:
-        self._keep = 1
+    def __init__(self, keep: int = 1) -> None:
+        self._least = self._keep = keep
         self._free: deque[HostSlot] = deque()
         self._leases: dict[int, _Lease] = {}
         self.num_made = 0
@@ -102,10 +102,10 @@ class HostSlots:
         except IndexError:
             self.num_made += 1
             slot = HostSlot(columns, rows, self)
-            self._keep = max(1, min(_KEEP_BYTES // slot.num_bytes, _KEEP_TINY_SLOTS))
+            self._keep = max(self._least, min(_KEEP_BYTES // slot.num_bytes, _KEEP_TINY_SLOTS))
             return slot
 
-    def adopt(self, arrays: Arrays) -> Arrays:
+    def adopt(self, device: int, columns: Columns, arrays: Arrays) -> Arrays:
         """Arrays that belong to the feeder alone, made read-only."""
         for array in arrays:
             array.flags.writeable = False
@@ -138,7 +138,7 @@ class PrivateSlots:
         """New memory for a batch of `rows` rows."""
         return PrivateSlot(columns, rows)
 
-    def adopt(self, arrays: Arrays) -> Arrays:
+    def adopt(self, device: int, columns: Columns, arrays: Arrays) -> Arrays:
         """Arrays that belong to the feeder alone, made writable."""
         for array in arrays:
             array.flags.writeable = True

@@ -211,9 +211,9 @@ class CountingSlots(HostSlots):
         self.copied += 1
         return super().take(device, columns, rows)
 
-    def adopt(self, arrays: Any) -> Any:
+    def adopt(self, device: int, columns: Any, arrays: Any) -> Any:
         self.passed += 1
-        return super().adopt(arrays)
+        return super().adopt(device, columns, arrays)
 
 
 def pass_a_batch(change: Any) -> CountingSlots:

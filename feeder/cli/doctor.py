@@ -1,0 +1,216 @@
+"""`feeder doctor`: say what this machine lacks, and what to do."""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import importlib.util
+import mmap
+import os
+import platform
+import resource
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import zmq
+
+from feeder.errors import ConfigError
+from feeder.transport.addresses import check_private, private_path
+from feeder.transport.security import check_zmq
+
+MIN_PYTHON, MIN_NUMPY = (3, 11), (2, 0)
+MIN_DESCRIPTORS, GOOD_DESCRIPTORS = 256, 1024
+GOOD_CPUS = 2
+COPIED_BYTES, COPIES = 32 << 20, 5
+GOOD_COPY_GBS = 2.0
+FUTURE_WRITE = 0x10
+"""The seal F_SEAL_FUTURE_WRITE, which Python does not name; Linux 5.1 or newer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """What one look at the machine found."""
+
+    level: Literal["ok", "warning", "problem"]
+    """How bad it is; a problem keeps feeder from working."""
+    text: str
+    """What was found."""
+    cure: str = ""
+    """What to do about it."""
+
+    def __str__(self) -> str:
+        return f"{self.level:<8} {self.text}" + (f": {self.cure}" if self.cure else "")
+
+
+def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
+    """Add the command's parser."""
+    commands.add_parser(
+        "doctor",
+        description="Look at what feeder needs of this machine; one line each, and what to do. "
+        "The exit status is 1 where there is a problem.",
+    )
+
+
+def main(arguments: argparse.Namespace) -> int:
+    """Print what was found; 1 where it has a problem."""
+    findings = [check() for check in CHECKS]
+    for finding in findings:
+        print(finding)
+    return int(any(finding.level == "problem" for finding in findings))
+
+
+def _ok(text: str) -> Finding:
+    return Finding(level="ok", text=text)
+
+
+def _warning(text: str, cure: str) -> Finding:
+    return Finding(level="warning", text=text, cure=cure)
+
+
+def _problem(text: str, cure: str) -> Finding:
+    return Finding(level="problem", text=text, cure=cure)
+
+
+def check_python() -> Finding:
+    """Is Python new enough?"""
+    text = f"python {platform.python_version()} on {platform.system()} {platform.release()}"
+    if sys.version_info < MIN_PYTHON:
+        return _problem(text, "install Python 3.11 or newer")
+    if sys.platform != "linux":
+        return _problem(text, "feeder runs on Linux")
+    return _ok(text)
+
+
+def check_numpy() -> Finding:
+    """Is NumPy new enough?"""
+    text = f"numpy {np.__version__}"
+    if tuple(map(int, np.__version__.split(".")[:2])) < MIN_NUMPY:
+        return _problem(text, 'pip install "numpy>=2.0"')
+    return _ok(text)
+
+
+def check_pyzmq() -> Finding:
+    """Has ZeroMQ what the service needs?"""
+    missing = [name for name in ("curve", "ipc") if not zmq.has(name)]
+    has = "with curve and ipc" if not missing else f"without {' and '.join(missing)}"
+    text = f"pyzmq {zmq.__version__}, libzmq {zmq.zmq_version()} {has}"
+    cure = "install the wheel of pyzmq, which brings its own libzmq"
+    try:
+        check_zmq()
+    except ConfigError:
+        return _problem(text, cure)
+    if "ipc" in missing:
+        return _problem(text, cure)
+    return _warning(text, f"{cure}, to listen for other hosts") if missing else _ok(text)
+
+
+def check_memfd() -> Finding:
+    """Can memory be shared with consumers of this host, and be sealed?"""
+    cure = "batches go as frames, which is slower; it takes Linux 5.1 and no sandbox against it"
+    try:
+        descriptor = os.memfd_create("feeder-doctor", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    except (AttributeError, OSError) as error:
+        return _warning(f"no shared memory, memfd_create failed ({error})", cure)
+    try:
+        os.posix_fallocate(descriptor, 0, mmap.PAGESIZE)
+        with mmap.mmap(descriptor, mmap.PAGESIZE):
+            seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | FUTURE_WRITE
+            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
+    except OSError as error:
+        return _warning(f"shared memory cannot be sealed ({error.strerror})", cure)
+    finally:
+        os.close(descriptor)
+    return _ok("shared memory (memfd) with seals")
+
+
+def check_descriptors() -> Finding:
+    """May the process open enough files?"""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    text = f"{soft} file descriptors at most"
+    if soft == resource.RLIM_INFINITY:
+        return _ok("file descriptors without limit")
+    if soft >= GOOD_DESCRIPTORS:
+        return _ok(text)
+    cure = f"ulimit -n {GOOD_DESCRIPTORS} (the hard limit is {hard})"
+    return _problem(text, cure) if soft < MIN_DESCRIPTORS else _warning(text, cure)
+
+
+def check_directory() -> Finding:
+    """Is the directory of sockets this user's own?"""
+    path = private_path()
+    if not os.path.lexists(path):
+        parent = path.parent
+        if not os.access(parent, os.W_OK | os.X_OK):
+            cure = "set XDG_RUNTIME_DIR to a directory of your own"
+            return _problem(f"private directory {str(path)!r} cannot be made", cure)
+        return _ok(f"private directory {str(path)!r} is made by the first server")
+    try:
+        check_private(path)
+    except ConfigError as error:
+        return Finding(level="problem", text=str(error))
+    return _ok(f"private directory {str(path)!r}")
+
+
+def check_workers() -> Finding:
+    """Is the package `workers`, a name that others use too, the one of feeder?"""
+    import feeder
+
+    spec = importlib.util.find_spec("workers")
+    found = Path(spec.origin).resolve().parent if spec and spec.origin else None
+    beside = Path(feeder.__file__).resolve().parent.parent / "workers"
+    if found != beside:
+        where = "missing" if found is None else f"in {str(found)!r}"
+        return _problem(
+            f"package 'workers' is {where}, expected in {str(beside)!r}",
+            "rename the other one, or take it off the path",
+        )
+    return _ok(f"package 'workers' is feeder's own, in {str(beside)!r}")
+
+
+def check_cupy() -> Finding:
+    """Can batches be put on a GPU?"""
+    if importlib.util.find_spec("cupy") is None:
+        return _ok("cupy is not installed: batches stay on the host")
+    return _ok("cupy is installed")
+
+
+def check_cpus() -> Finding:
+    """How many CPUs may the process use?"""
+    count = len(os.sched_getaffinity(0))
+    if count < GOOD_CPUS:
+        return _warning(f"{count} CPU", "fetching and training take turns; give the process 2")
+    return _ok(f"{count} CPUs")
+
+
+def check_copy() -> Finding:
+    """How fast is memory copied by one thread? The best of a few."""
+    source, target = np.ones(COPIED_BYTES, np.uint8), np.zeros(COPIED_BYTES, np.uint8)
+    best = float("inf")
+    for _ in range(COPIES):
+        start = time.monotonic()
+        np.copyto(target, source)
+        best = min(best, time.monotonic() - start)
+    speed = COPIED_BYTES / best / 1e9
+    text = f"memory is copied at {speed:.1f} GB/s by one thread"
+    if speed < GOOD_COPY_GBS:
+        return _warning(text, "no feed is faster; look for other load on this machine")
+    return _ok(text)
+
+
+CHECKS: tuple[Callable[[], Finding], ...] = (
+    check_python,
+    check_numpy,
+    check_pyzmq,
+    check_memfd,
+    check_descriptors,
+    check_directory,
+    check_workers,
+    check_cupy,
+    check_cpus,
+    check_copy,
+)

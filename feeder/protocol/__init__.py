@@ -1,0 +1,1 @@
+"""What server and consumer say to each other, without sockets, threads or a clock."""

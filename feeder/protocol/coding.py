@@ -1,0 +1,110 @@
+"""Messages as bytes, and bytes as messages.
+
+What comes is hostile until it has passed: msgpack makes plain values of it within bounds that hold
+before memory is taken, duplicate keys are refused, and msgspec compares the values with the types
+of the message. Nothing else than a message or a `ProtocolError` comes out.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgpack
+import msgspec
+
+from feeder.errors import ProtocolError
+from feeder.protocol.messages import (
+    CONTROL_BYTES,
+    FROM_CONSUMER,
+    FROM_SERVER,
+    MAX_ITEMS,
+    MAX_TEXT,
+    PROTOCOL_VERSION,
+    ROWS_BYTES,
+    TOKEN_BYTES,
+    Message,
+)
+
+_MAX_KEYS = 32
+_MAX_SHOWN = 200
+_MAX_UTF8_BYTES = 4
+_MOST_BYTES = {True: CONTROL_BYTES + TOKEN_BYTES, False: CONTROL_BYTES + ROWS_BYTES}
+
+_encoder = msgspec.msgpack.Encoder()
+
+
+def encode(message: Message) -> bytes:
+    """The message as msgpack. Its fields are not checked: the other side does that."""
+    return _encoder.encode(message)
+
+
+def decode(
+    data: bytes | memoryview, *, from_consumer: bool, max_bytes: int | None = None
+) -> Message:
+    """The message that a peer sent; raises `ProtocolError` for anything that is not one.
+
+    `from_consumer` says which side the peer is, as each has messages of its own. Above
+    `max_bytes` nothing is looked at: by default 64 KiB and a token from a consumer, 256 MiB from a
+    server. May be called from any thread.
+    """
+    peer = "consumer" if from_consumer else "server"
+    most = _MOST_BYTES[from_consumer] if max_bytes is None else max_bytes
+    num_bytes = data.nbytes if isinstance(data, memoryview) else len(data)
+    if num_bytes > most:
+        raise ProtocolError(f"{peer} sent {num_bytes} bytes, expected at most {most}")
+    try:
+        fields = msgpack.unpackb(
+            data,
+            object_pairs_hook=_refuse_duplicates,
+            ext_hook=_refuse_extension,
+            max_str_len=min(most, MAX_TEXT * _MAX_UTF8_BYTES),
+            max_bin_len=most,
+            max_array_len=MAX_ITEMS,
+            max_map_len=_MAX_KEYS,
+            max_ext_len=0,
+        )
+    except Exception as error:
+        what = _shown(error) or "not msgpack, or too deep"
+        raise ProtocolError(f"{peer} sent {num_bytes} bytes that are no message: {what}") from error
+    kind = _kind_of(fields, peer, FROM_CONSUMER if from_consumer else FROM_SERVER)
+    try:
+        # Without `builtin_types` a str would be taken for bytes in base64.
+        return msgspec.convert(fields, kind, builtin_types=(bytes,))
+    except Exception as error:
+        raise ProtocolError(f"{peer} sent a bad {kind.__name__}: {_shown(error)}") from error
+
+
+def _kind_of(fields: Any, peer: str, known: dict[str, type[Message]]) -> type[Message]:
+    if not isinstance(fields, dict):
+        raise ProtocolError(f"{peer} sent a {type(fields).__name__}, expected a map")
+    name = fields.get("type")
+    kind = known.get(name) if isinstance(name, str) else None
+    if kind is None:
+        what = repr(name) if isinstance(name, str) else type(name).__name__
+        raise ProtocolError(
+            f"{peer} sent a message of type {what[:_MAX_SHOWN]}, expected one of {', '.join(known)}"
+        )
+    if name == "Open" and fields.get("version") != PROTOCOL_VERSION:
+        version = repr(fields.get("version"))[:_MAX_SHOWN]
+        raise ProtocolError(
+            f"{peer} speaks version {version} of the protocol, expected {PROTOCOL_VERSION}; "
+            "use the same feeder on both sides"
+        )
+    return kind
+
+
+def _shown(error: Exception) -> str:
+    """What an error says, in one line of harmless characters that starts in lower case."""
+    text = ascii(str(error)[:_MAX_SHOWN])[1:-1].rstrip(".")
+    return text[:1].lower() + text[1:]
+
+
+def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    fields = dict(pairs)
+    if len(fields) != len(pairs):
+        raise ValueError("a key comes twice")
+    return fields
+
+
+def _refuse_extension(code: int, data: bytes) -> Any:
+    raise ValueError(f"extension type {code}, expected none")

@@ -1,0 +1,12 @@
+"""How many batches may be under way where nobody has said so: by bytes, as far as they go."""
+
+from __future__ import annotations
+
+_CREDIT_BYTES = 8 * 1024 * 1024
+_MIN_CREDIT, _MAX_CREDIT = 4, 64
+
+
+def credit_for(batch_bytes: int) -> int:
+    """The credit for batches of so many bytes. Small ones cost a message, so many go in one; of
+    large ones more would only take memory out of the caches."""
+    return max(_MIN_CREDIT, min(_MAX_CREDIT, _CREDIT_BYTES // max(1, batch_bytes)))

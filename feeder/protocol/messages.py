@@ -1,0 +1,309 @@
+"""The messages between consumer and server, and what of them may be believed.
+
+A message is one msgpack map with exactly the keys of its class, and the class's name under
+``"type"``. The types say what a field may hold; `coding` holds what comes to them. Messages made
+here are taken at their word.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Literal
+
+import numpy as np
+from msgspec import Meta, Struct
+
+from feeder import errors
+
+PROTOCOL_VERSION = 1
+"""Version of the messages; both sides must be of the same."""
+
+CONTROL_BYTES = 64 * 1024
+"""A consumer's message is at most so large, a token not counted."""
+TOKEN_BYTES = 64 * 1024 + 64
+"""A token without leftover rows is at most so large."""
+ROWS_BYTES = 256 * 1024 * 1024
+"""A token or snapshot with leftover rows is at most so large."""
+MAX_ITEMS = 1024
+"""A list in a message has at most so many items; more go in several messages."""
+MAX_TEXT = 64 * 1024
+"""A text from the server has at most so many characters, a remote traceback too."""
+
+_MAX_COUNT = 2**63 - 1
+_KINDS = "|".join(
+    name for name in errors.__all__ if issubclass(getattr(errors, name), errors.FeedError)
+)
+
+Count = Annotated[int, Meta(ge=0, le=_MAX_COUNT)]
+Positive = Annotated[int, Meta(ge=1, le=_MAX_COUNT)]
+Generation = Annotated[bytes, Meta(min_length=24, max_length=24)]
+Name = Annotated[str, Meta(max_length=1024)]
+Text = Annotated[str, Meta(max_length=MAX_TEXT)]
+Token = Annotated[bytes, Meta(max_length=TOKEN_BYTES)]
+Rows = Annotated[bytes, Meta(max_length=ROWS_BYTES)]
+Shape = Annotated[tuple[Count, ...], Meta(max_length=31)]
+DType = Annotated[
+    str, Meta(max_length=32, pattern=r"^[<>|]([biufcSU][0-9]+|[mM]8(\[[0-9a-zA-Z]+\])?)\Z")
+]
+Counts = Annotated[tuple[Count, ...], Meta(max_length=MAX_ITEMS)]
+
+
+class Message(
+    Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag=True
+):
+    """Anything that one side says to the other."""
+
+
+class Open(Message, frozen=True, kw_only=True):
+    """A consumer asks for a queue."""
+
+    version: Count
+    """`PROTOCOL_VERSION` of the consumer."""
+    feed: Name
+    """Name of the feed; empty is the only one."""
+    queue: Count
+    """Number of the queue."""
+    token: Rows | None
+    """Where to go on; None is wherever the queue stands."""
+    credit: Count
+    """Batches that may be under way; 0 is the server's choice."""
+    hold: Count
+    """Batches that the user may keep beside them."""
+    fingerprint: Annotated[bytes, Meta(max_length=64)] | None
+    """Digest of the feed's settings as the consumer knows them."""
+    intent: Literal["start", "rejoin"]
+    """Whether a trainer starts from its checkpoint, or comes back after a lost connection."""
+    takeover: bool
+    """Whether to take the queue from a consumer that lives."""
+    previous: Annotated[bytes, Meta(max_length=24)]
+    """The generation of the lease that this consumer had before; empty where it had none."""
+    who: Name
+    """The consumer, for messages."""
+    boot_id: Name
+    """The kernel's boot id; empty where frames are wanted."""
+    checksum: Literal["auto", "off", "sampled", "full"]
+    """How much of a batch's memory is to be checked."""
+
+
+class Attached(Message, frozen=True, kw_only=True):
+    """The consumer is ready for batches."""
+
+    generation: Generation
+    plane: Literal["shared", "frames"]
+    """How the batches' memory is to come."""
+    reason: Name
+    """Why not through shared memory; empty where so."""
+
+
+class Used(Message, frozen=True, kw_only=True):
+    """So many batches of the lease have been handed to the user; renews the lease."""
+
+    generation: Generation
+    sequence: Count
+
+
+class Released(Message, frozen=True, kw_only=True):
+    """Slots that nobody looks at any more."""
+
+    generation: Generation
+    slots: Counts
+    """Arena number * 2**16 + slot, in any order."""
+
+
+class Snapshot(Message, frozen=True, kw_only=True):
+    """The consumer asks for the state of the feed after so many of its batches."""
+
+    generation: Generation
+    request: Count
+    sequence: Count
+
+
+class Bye(Message, frozen=True, kw_only=True):
+    """The consumer leaves on purpose."""
+
+    generation: Generation
+
+
+class ColumnSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One column of a feed."""
+
+    name: Name
+    dtype: DType
+    """As `numpy.dtype.str`."""
+    axis: Annotated[int, Meta(ge=0, le=31)]
+    """The axis that is rows."""
+    shape: Shape
+    """The shape without that axis."""
+
+    def __post_init__(self) -> None:
+        try:
+            dtype = np.dtype(self.dtype)
+        except TypeError:
+            raise ValueError(f"dtype is {self.dtype!r}, which numpy does not know") from None
+        if dtype.str != self.dtype:
+            raise ValueError(f"dtype is {self.dtype!r}, expected {dtype.str!r}")
+        if self.axis > len(self.shape):
+            raise ValueError(f"axis is {self.axis}, expected at most {len(self.shape)}")
+        if math.prod(self.shape) * dtype.itemsize > _MAX_COUNT:
+            raise ValueError(f"a row of shape {self.shape!r} has more than {_MAX_COUNT} bytes")
+
+
+class Spec(Message, frozen=True, kw_only=True):
+    """The batches of a feed, known after its first chunk."""
+
+    batch_size: Positive
+    columns: Annotated[tuple[ColumnSpec, ...], Meta(min_length=1, max_length=MAX_ITEMS)]
+
+
+class Offer(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where a consumer on the same host may ask for the arenas."""
+
+    path: Name
+    """A unix socket."""
+    nonce: Annotated[bytes, Meta(min_length=16, max_length=16)]
+    """To be shown there, once."""
+
+
+class Opened(Message, frozen=True, kw_only=True):
+    """The consumer holds the queue."""
+
+    generation: Generation
+    sequence: Count
+    """Of the next batch; from 0 in each lease, without gaps."""
+    step: Count
+    """The next batch's number in the stream."""
+    num_queues: Positive
+    spec: Spec | None
+    """None before the first chunk: it follows as a message."""
+    credit: Count
+    """Batches that may be under way; 0 goes by their size."""
+    hold: Count
+    shared: Offer | None
+    """None where frames will come."""
+    lease_s: Annotated[float, Meta(gt=0, le=1e9)]
+    """Seconds until a lease that is not renewed ends."""
+    length: Count | None
+    """Batches of the whole stream on this queue, where known."""
+    name: Name
+    """The feed's name."""
+    number: Count
+    """Number of the stream among those of that name."""
+    fingerprint: Annotated[bytes, Meta(max_length=MAX_TEXT)]
+    """The declared fields that must be equal for a position to fit, in `feeder.codec`."""
+    epochs: Positive | None
+    """Epochs of the stream; None is without end."""
+    token: Rows
+    """Where this queue stands."""
+
+
+class Arena(Message, frozen=True, kw_only=True):
+    """A new arena; its descriptor comes over the unix socket."""
+
+    generation: Generation
+    number: Annotated[int, Meta(ge=0, lt=2**31)]
+    slot_bytes: Positive
+    num_slots: Annotated[int, Meta(ge=1, le=2**16)]
+
+
+class Header(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
+    """One batch, without its memory."""
+
+    sequence: Count
+    epoch: Count
+    index: Count
+    step: Count
+    rows: Count
+    """Real rows."""
+    length: Count
+    """Rows of the arrays, padding included."""
+    token: Rows
+    """The place after it: a token, or a snapshot where leftover rows go with it."""
+    checksum: Annotated[int, Meta(ge=0)]
+    """Up to 2**64 - 1; 0 where it is off."""
+    slot: Annotated[int, Meta(ge=-1, le=_MAX_COUNT)]
+    """Arena number * 2**16 + slot; -1 where frames with the memory follow the message."""
+    shapes: Annotated[tuple[Shape, ...], Meta(max_length=MAX_ITEMS)] | None
+    """As in `ColumnSpec`, for each column; None where they do not differ from the spec's."""
+
+
+class Batches(Message, frozen=True, kw_only=True):
+    """Batches in order; one alone where its memory follows in frames."""
+
+    generation: Generation
+    headers: Annotated[tuple[Header, ...], Meta(min_length=1, max_length=MAX_ITEMS)]
+
+    def __post_init__(self) -> None:
+        if len(self.headers) > 1 and -1 in [header.slot for header in self.headers]:
+            raise ValueError("a batch in frames comes with others, expected it alone")
+
+
+class Progress(Message, frozen=True, kw_only=True):
+    """How far a replay is, in batches."""
+
+    generation: Generation
+    done: Count
+    total: Count
+
+
+class Waiting(Message, frozen=True, kw_only=True):
+    """The feed waits for consumers to open these queues."""
+
+    generation: Generation
+    queues: Counts
+
+
+class State(Message, frozen=True, kw_only=True):
+    """The answer to `Snapshot`."""
+
+    generation: Generation
+    request: Count
+    data: Rows | None
+    """None where that state is not known any more."""
+
+
+class Fault(Message, frozen=True, kw_only=True):
+    """An error of feeder that the consumer is to raise."""
+
+    generation: Annotated[bytes, Meta(max_length=24)]
+    """Empty before `Opened`."""
+    sequence: Count | None
+    """Its place among the batches; None where it takes none."""
+    kind: Annotated[str, Meta(pattern=rf"^({_KINDS})\Z")]
+    """The error's class in `feeder.errors`."""
+    text: Text
+    fields: Annotated[dict[Name, Text | Annotated[int, Meta(ge=-(2**63), le=_MAX_COUNT)] | None],
+                      Meta(max_length=32)]  # fmt: skip
+    """The error's fields."""
+    note: Text
+    """The remote traceback."""
+
+    def __post_init__(self) -> None:
+        if len(self.generation) not in (0, 24):
+            raise ValueError(f"generation has {len(self.generation)} bytes, expected 0 or 24")
+
+
+class End(Message, frozen=True, kw_only=True):
+    """The stream ends after `sequence` batches of the lease."""
+
+    generation: Generation
+    sequence: Count
+    token: Rows
+
+
+class Farewell(Message, frozen=True, kw_only=True):
+    """A lease has ended, or the server stops, on purpose."""
+
+    generation: Annotated[bytes, Meta(max_length=24)]
+    """The lease that has ended, as the answer to `Bye`; empty where the server stops."""
+    reason: Text
+
+
+FROM_CONSUMER: dict[str, type[Message]] = {
+    kind.__name__: kind for kind in (Open, Attached, Used, Released, Snapshot, Bye)
+}
+"""What a consumer may send, by name."""
+FROM_SERVER: dict[str, type[Message]] = {
+    kind.__name__: kind
+    for kind in (Opened, Spec, Arena, Batches, Progress, Waiting, State, Fault, End, Farewell)
+}
+"""What a server may send, by name."""

@@ -1,0 +1,103 @@
+"""Who holds which queue of a served feed, and where the feed may start. Rules without a clock.
+
+A consumer opens its queue with one of two intents. *start*: it comes from a trainer's checkpoint,
+so all queues must stand at the same round. *rejoin*: it goes on within the same run of training,
+so positions may differ; the feed begins at the oldest, and what a queue has had is made again and
+discarded.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from feeder.errors import LeaseLost, ResumeError
+
+
+@dataclass(slots=True, kw_only=True)
+class Seat:
+    """One queue."""
+
+    holder: str | None = None
+    """Who holds it, in words for messages; None where nobody does."""
+    alive: bool = False
+    """Whether the holder's connection is, as far as is known, alive and its lease in force."""
+    step: float = 0
+    """Number in the stream of the next batch that its consumer expects."""
+    undecided: bool = False
+    """Whether it was opened at the very start and has used nothing: it may still load a state."""
+    ended: bool = False
+    """Whether its last consumer has had everything: it need not be there again."""
+
+    @property
+    def taken(self) -> bool:
+        """Whether a living consumer holds it."""
+        return self.holder is not None and self.alive
+
+
+class Seats:
+    """The queues of one feed."""
+
+    def __init__(self, num_queues: int) -> None:
+        self.seats = [Seat() for _ in range(num_queues)]
+
+    def first_step(self, step: int, queue: int) -> int:
+        """The number of the first batch of a queue from batch `step` of the stream on."""
+        num = len(self.seats)
+        return step + (queue - step) % num
+
+    def check(self, queue: int, step: int, who: str, *, rejoins: bool, takes_over: bool) -> None:
+        """Whether somebody may open a queue at a position; changes nothing.
+
+        Raises `LeaseLost` where a living consumer holds the queue, and `ResumeError` where other
+        queues stand at other rounds.
+        """
+        seat = self.seats[queue]
+        if seat.taken and not takes_over:
+            raise LeaseLost(
+                f"queue {queue} is held by {seat.holder}; {who} may have it when that one ends, "
+                "or with takeover=True"
+            )
+        if rejoins or (step == 0 and all(s.undecided for s in self._others(queue))):
+            return
+        rounds = {i: s.step // len(self.seats) for i, s in enumerate(self.seats)
+                  if i != queue and s.taken and not s.undecided}  # fmt: skip
+        mine = self.first_step(step, queue) // len(self.seats)
+        if any(other != mine for other in rounds.values()):
+            told = ", ".join(f"queue {i} at round {int(r)}" for i, r in rounds.items())
+            raise ResumeError(
+                f"queue {queue} would start at round {mine}, but {told}; start all trainers from "
+                "one checkpoint, or rejoin=True for one that goes on alone"
+            )
+
+    def take(self, queue: int, step: int, who: str, *, rejoins: bool, undecided: bool) -> None:
+        """Seat a consumer whose right has been checked."""
+        if not rejoins:
+            for seat in self._others(queue):
+                seat.ended = False
+        self.seats[queue] = Seat(
+            holder=who, alive=True, step=self.first_step(step, queue), undecided=undecided
+        )
+
+    def leave(self, queue: int, *, ended: bool) -> None:
+        """The holder has gone of its own will."""
+        seat = self.seats[queue]
+        self.seats[queue] = Seat(step=math.inf if ended else seat.step, ended=ended)
+
+    def lose(self, queue: int) -> None:
+        """The holder's connection is dead, or its lease has run out."""
+        self.seats[queue].alive = False
+
+    def missing(self) -> list[int]:
+        """The queues that the feed waits for: nobody holds them, or their consumer stands at the
+        very start, unused, while another has loaded a state."""
+        num = len(self.seats)
+        loaded = any(seat.taken and not seat.undecided and seat.step >= num for seat in self.seats)
+        return [
+            i
+            for i, seat in enumerate(self.seats)
+            if not (seat.taken or seat.ended) or (seat.undecided and loaded)
+        ]
+
+    def _others(self, queue: int) -> list[Seat]:
+        return [seat for i, seat in enumerate(self.seats) if i != queue]

@@ -1,0 +1,1 @@
+"""Sockets, shared memory and addresses: the only place of feeder that talks to another process."""

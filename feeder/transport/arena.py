@@ -1,0 +1,238 @@
+"""The slots of a served feed: for each queue a list of arenas, in memory that its consumer reads.
+
+A slot is free again when its consumer says so, and for no other reason. The arenas of a consumer
+that is gone are dropped whole and never used again, so that a late reader sees old bytes and not
+torn ones.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from feeder.errors import ClosedError, ProtocolError, TransportError
+from feeder.protocol.checks import ALIGNMENT, Layout, layout
+from feeder.transport.memfd import SLOTS_PER_ARENA, Arena, ArenaSlot, Leased
+from workers.chunks import Column, Columns
+
+__all__ = ["SLOTS_PER_ARENA", "Arena", "ArenaSlot", "ArenaSlots", "Leased"]
+
+Arrays = tuple[NDArray[Any], ...]
+
+
+class _Pool:
+    """The arenas of one queue, and which of their slots are free."""
+
+    def __init__(self) -> None:
+        self.arenas: dict[int, Arena] = {}
+        self.free: dict[int, list[ArenaSlot]] = {}
+        self.out: dict[int, ArenaSlot] = {}
+        self.retired: set[int] = set()
+
+    def add(self, arena: Arena) -> None:
+        self.arenas[arena.number] = arena
+        self.free[arena.number] = [ArenaSlot(arena, i) for i in reversed(range(arena.num_slots))]
+
+    def pop(self, num_bytes: int) -> ArenaSlot | None:
+        """The slot that came back last, of the smallest arena that fits and has one."""
+        for number, free in self.free.items():
+            if free and self.arenas[number].slot_bytes >= num_bytes:
+                slot = free.pop()
+                self.out[slot.number] = slot
+                return slot
+        return None
+
+    def push(self, slot: ArenaSlot) -> None:
+        del self.out[slot.number]
+        slot.sent = False
+        self.free[slot.arena.number].append(slot)
+
+    def retire(self) -> None:
+        self.retired.update(self.arenas)
+        for slots in (self.arenas, self.free, self.out):
+            slots.clear()
+
+    @property
+    def most_bytes(self) -> int:
+        return max((arena.slot_bytes for arena in self.arenas.values()), default=0)
+
+
+class ArenaSlots:
+    """The slots of all queues of one feed (`workers.assembler.Slots`).
+
+    `take` and `adopt` are called by the enqueuer; all else by any thread. `num_slots(device,
+    slot_bytes)` says how many slots an arena has, when it is made; an arena has at most
+    `max_arena_bytes`.
+    """
+
+    passes = False
+
+    def __init__(
+        self,
+        num_devices: int,
+        num_slots: Callable[[int, int], int],
+        *,
+        max_arena_bytes: int = 16 * 2**30,
+        on_arena: Callable[[int, Arena], None] = lambda device, arena: None,
+    ) -> None:
+        self._num_slots = num_slots
+        self._max_arena_bytes = max_arena_bytes
+        self._on_arena = on_arena
+        self.before_wait: Callable[[], None] = lambda: None
+        """Called by the enqueuer's thread before it waits for a slot."""
+        self._freed = threading.Condition(threading.Lock())
+        self._pools = [_Pool() for _ in range(num_devices)]
+        self._numbers = itertools.count()
+        self._closed = False
+        self._known: tuple[Columns | None, int, Layout] = (None, 0, Layout((), 0))
+        self.num_made = 0
+        """Slots made so far."""
+
+    @property
+    def num_leased(self) -> int:
+        """Slots that are not free: being written, waiting to be sent, or with a consumer."""
+        with self._freed:
+            return sum(len(pool.out) for pool in self._pools)
+
+    # ---- the enqueuer's
+
+    def take(self, device: int, columns: Columns, rows: int) -> ArenaSlot:
+        """A free slot for a batch of `rows` rows, waiting for one.
+
+        Raises `ClosedError` after `close`, and `TransportError` where there is no memory.
+        """
+        if self._known[0] is not columns or self._known[1] != rows:
+            self._known = (columns, rows, layout(columns, rows))
+        places = self._known[2]
+        slot = self._find(device, places.num_bytes)
+        slot.arrange(columns, rows, places)
+        return slot
+
+    def adopt(self, device: int, columns: Columns, arrays: Arrays) -> Leased:
+        """A copy, in a slot, of arrays of any number of rows and, but for their axes that are
+        rows, of any shape."""
+        rows = arrays[0].shape[columns[0].axis]
+        shapes = tuple(
+            array.shape[: column.axis] + array.shape[column.axis + 1 :]
+            for column, array in zip(columns, arrays, strict=True)
+        )
+        if any(shape != column.shape for column, shape in zip(columns, shapes, strict=True)):
+            columns = tuple(
+                Column(name=column.name, axis=column.axis, dtype=column.dtype, shape=shape)
+                for column, shape in zip(columns, shapes, strict=True)
+            )
+        slot = self.take(device, columns, rows)
+        for target, array in zip(slot.arrays, arrays, strict=True):
+            np.copyto(target, array)
+        return slot.lease(rows)
+
+    def _find(self, device: int, num_bytes: int) -> ArenaSlot:
+        pool, told = self._pools[device], False
+        while True:
+            with self._freed:
+                if self._closed:
+                    raise ClosedError("the feed is stopped")
+                slot = pool.pop(num_bytes)
+                if slot is not None:
+                    return slot
+                fits = pool.most_bytes >= num_bytes
+                if fits and told:
+                    self._freed.wait()
+                    continue
+            if fits:
+                # What has been made and not handed over may be what the consumer waits for.
+                self.before_wait()
+                told = True
+            else:
+                self._open(device, pool, num_bytes)
+
+    def _open(self, device: int, pool: _Pool, num_bytes: int) -> None:
+        """Make an arena, at least twice as large as those that were too small."""
+        size = max(num_bytes, 2 * pool.most_bytes)
+        if size * self._wanted(device, size) > self._max_arena_bytes:
+            size = num_bytes
+        size += -size % ALIGNMENT
+        num = self._wanted(device, size)
+        if size * num > self._max_arena_bytes:
+            raise TransportError(
+                f"a batch of {num_bytes} bytes needs shared memory of {size * num} bytes for "
+                f"{num} slots, but max_arena_bytes is {self._max_arena_bytes}; make batches or "
+                "credit smaller, or raise it"
+            )
+        arena = Arena(size, num, next(self._numbers))
+        with self._freed:
+            if self._closed:
+                raise ClosedError("the feed is stopped")
+            pool.add(arena)
+            self.num_made += num
+        self._on_arena(device, arena)
+
+    def _wanted(self, device: int, slot_bytes: int) -> int:
+        num = self._num_slots(device, slot_bytes)
+        return min(max(1, num), SLOTS_PER_ARENA)
+
+    # ---- the I/O thread's
+
+    def mark_sent(self, device: int, slot_numbers: Iterable[int]) -> None:
+        """The consumer has been sent these: from now on it may release them."""
+        with self._freed:
+            out = self._pools[device].out
+            for number in slot_numbers:
+                if number in out:
+                    out[number].sent = True
+
+    def release(self, device: int, slot_numbers: Iterable[int]) -> None:
+        """The consumer needs these no more; those of retired arenas are ignored.
+
+        Raises `ProtocolError`, and frees none, where one is not with this queue's consumer.
+        """
+        with self._freed:
+            pool = self._pools[device]
+            wanted = [n for n in slot_numbers if n // SLOTS_PER_ARENA not in pool.retired]
+            slots = [pool.out.get(number) for number in wanted]
+            free = [slot for slot in slots if slot is not None and slot.sent]
+            if len(free) < len(wanted) or len(set(wanted)) < len(wanted):
+                raise ProtocolError(
+                    f"slots {wanted[:8]!r} of queue {device} were released, but not all of them "
+                    "are with its consumer; expected each slot once"
+                )
+            for slot in free:
+                pool.push(slot)
+            self._freed.notify_all()
+
+    def free(self, device: int, arrays: Arrays) -> None:
+        """A batch of a queue will not be sent."""
+        assert isinstance(arrays, Leased)
+        with self._freed:
+            pool = self._pools[device]
+            if pool.out.get(arrays.slot.number) is arrays.slot:
+                pool.push(arrays.slot)
+                self._freed.notify_all()
+
+    def retire(self, device: int) -> None:
+        """The consumer of a queue is gone, or has stopped: what it may still look at is never
+        written again. Who waits for a slot of the queue goes on in a new arena."""
+        with self._freed:
+            self._pools[device].retire()
+            self._freed.notify_all()
+
+    def close(self) -> None:
+        """Who takes a slot gets `ClosedError`, who waits for one too. Arenas stay as they are:
+        consumers may have batches in them."""
+        with self._freed:
+            self._closed = True
+            self._freed.notify_all()
+
+    def reopen(self) -> None:
+        """Slots may be taken again. To be called when nobody takes or writes any more: the slots
+        that had been taken and not sent are free."""
+        with self._freed:
+            self._closed = False
+            for pool in self._pools:
+                for slot in [slot for slot in pool.out.values() if not slot.sent]:
+                    pool.push(slot)

@@ -1,0 +1,122 @@
+"""`feeder.connect`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from feeder.errors import ConfigError
+from feeder.statedict import read_position
+from feeder.transport.addresses import check_connects, default_address, parse
+from feeder.transport.consumer import Consumer
+from feeder.transport.keys import ClientKeys
+from feeder.transport.receiver import Receiver, Wish
+from feeder.transport.security import Security
+from feeder.transport.wire import Wire
+
+_MAX_FRAME_BYTES = 512 * 1024 * 1024
+_RANKS = ("LOCAL_RANK", "SLURM_LOCALID", "RANK", "SLURM_PROCID")
+
+
+def connect(
+    addresses: str | Sequence[str] | None = None,
+    *,
+    feed: str = "",
+    queue: int | None = None,
+    device: str = "cpu",
+    credit: int = 0,
+    hold: int = 2,
+    resume: Any = None,
+    rejoin: bool = False,
+    takeover: bool = False,
+    plane: Literal["auto", "shared", "frames"] = "auto",
+    checksum: Literal["auto", "off", "sampled", "full"] = "auto",
+    keys: str | os.PathLike[str] | None = None,
+    timeout: float = 10.0,
+    reconnect: float = 600.0,
+) -> Consumer:
+    """Read the batches of a feed that `feeder serve`, or `feeder.serve`, serves.
+
+    Args:
+        addresses: Where the server is, as it was told to `feeder serve`; several are tried in
+            turn, also when the server goes away later. By default this user's own socket.
+        feed: The feed's input source name; may be left out where the server has but one.
+        queue: Which of the feed's queues; by default LOCAL_RANK or SLURM_LOCALID, else RANK or
+            SLURM_PROCID, else 0.
+        device: Where batches are handed out; "cpu".
+        credit: Batches that may be on their way beyond those handed out; 0 is the server's choice,
+            by their size.
+        hold: Batches that may be kept without being copied, beside the one at hand.
+        resume: Where to go on: a state dict, a Snapshot, its bytes, a token, or a path. All queues
+            of a feed must start at the same round.
+        rejoin: This trainer alone comes back, wherever those of the other queues stand.
+        takeover: Take the queue from a consumer that is alive.
+        plane: "auto" takes shared memory on the server's host, else frames; "shared" or "frames"
+            takes no other.
+        checksum: "off", "sampled" or "full"; "auto" is sampled over shared memory, full in frames.
+        keys: A directory that `feeder keygen` made for this client, for servers with keys.
+        timeout: Seconds that the server may take to answer.
+        reconnect: Seconds that the server may be away later before `next()` raises.
+
+    Returns:
+        The consumer: an iterable and a context manager.
+
+    Raises:
+        ConfigError: An argument is wrong, or the server has no such feed or queue.
+        ConnectTimeout: Nobody answered.
+        AuthError: The server refuses this client.
+        LeaseLost: Another consumer holds the queue.
+        ResumeError: The position does not fit the feed, or another queue's.
+    """
+    texts = (addresses,) if isinstance(addresses, str) else addresses
+    found = [default_address()] if texts is None else [parse(text) for text in texts]
+    check_connects(found)
+    _check(plane=plane, checksum=checksum, device=device, credit=credit, hold=hold)
+    position = None if resume is None else bytes(read_position(resume))
+    wish = Wish(
+        addresses=tuple(map(str, found)),
+        feed=feed,
+        queue=_rank() if queue is None else _count("queue", queue),
+        credit=credit,
+        hold=hold,
+        rejoins=rejoin,
+        takes_over=takeover,
+        plane=plane,
+        checksum=checksum,
+        timeout_s=timeout,
+        reconnect_s=reconnect,
+        who=f"pid {os.getpid()} on {os.uname().nodename}",
+    )
+    security = Security(None if keys is None else ClientKeys.read(keys))
+
+    def wire(address: str) -> Wire:
+        return Wire(security, parse(address), _MAX_FRAME_BYTES)
+
+    return Consumer(Receiver(wish, wire, position), security)
+
+
+def _check(*, plane: str, checksum: str, device: str, credit: int, hold: int) -> None:
+    if plane not in ("auto", "shared", "frames"):
+        raise ConfigError(f"plane is {plane!r}, expected 'auto', 'shared' or 'frames'")
+    if checksum not in ("auto", "off", "sampled", "full"):
+        raise ConfigError(f"checksum is {checksum!r}, expected 'auto', 'off', 'sampled' or 'full'")
+    if device != "cpu":
+        raise ConfigError(f"device is {device!r}, expected 'cpu'")
+    if _count("credit", credit) > 1024 or _count("hold", hold) > 1024:
+        raise ConfigError(f"credit is {credit} and hold {hold}, expected at most 1024 each")
+
+
+def _count(name: str, value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise ConfigError(f"{name} is {value!r}, expected a whole number from 0 on")
+    return value
+
+
+def _rank() -> int:
+    """The queue that the launcher's environment tells."""
+    for name in _RANKS:
+        text = os.environ.get(name, "")
+        if text.isdigit():
+            return int(text)
+    return 0

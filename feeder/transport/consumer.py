@@ -1,0 +1,250 @@
+"""The trainer's end: an iterable of the batches of one queue of a served feed."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import weakref
+from collections import deque
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Any
+
+from feeder.errors import (
+    ClosedError,
+    FeedError,
+    ForkedError,
+    RemoteError,
+    ResumeError,
+    SnapshotFormatError,
+)
+from feeder.snapshot import Snapshot
+from feeder.statedict import STATE_KEY, unpack_state_dict
+from feeder.transport.faults import point
+from feeder.transport.reading import Reading
+from feeder.transport.receiver import Receiver
+from feeder.transport.remote import RemotePlace
+from feeder.transport.security import Security
+from workers.batch import Batch
+from workers.scope import Scope
+
+logger = logging.getLogger("feeder")
+
+_ANSWER_S = 10.0
+_STOP_S = 5.0
+
+_open: weakref.WeakSet[Consumer] = weakref.WeakSet()
+
+
+class Consumer:
+    """The batches of one queue of a served feed, in order, once: iterable and iterator.
+
+    Made by `feeder.connect`. It is read by one thread at a time; positions may be asked for by any
+    thread. When its server goes away it looks for one again, at each of its addresses, and goes on
+    where it was. Arrays may be kept for as long as they are wanted: a consumer that keeps more
+    batches than there are slots for is given private copies.
+    """
+
+    def __init__(self, receiver: Receiver, security: Security) -> None:
+        self._receiver = receiver
+        self._security = security
+        # Beside those, the one that is being handed out.
+        self._most_held = receiver.wish.hold
+        self._ready: deque[Batch] = deque()
+        self._place: Any = None
+        self._told_at = 0
+        self._requests = itertools.count()
+        self._unusable: FeedError | None = None
+        self._copies = False
+        self._loaded: bytes | None = None
+        self._scope = Scope()
+        self._scope.start("feeder consumer", receiver.run)
+        _open.add(self)
+        try:
+            self._wait_for_opened()
+        except BaseException:
+            self.close()
+            raise
+
+    def _wait_for_opened(self, before: int = 0) -> None:
+        receiver = self._receiver
+        with receiver.changed:
+            receiver.changed.wait_for(lambda: receiver.num_opened > before or receiver.failure)
+            if receiver.failure is not None:
+                raise receiver.failure
+
+    # ---- batches
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self
+
+    def __next__(self) -> Batch:
+        try:
+            batch = self._ready.popleft()
+        except IndexError:
+            batch = self._refill()
+        receiver = self._receiver
+        reading: Any = receiver.reading
+        self._place = batch.place
+        point("consumer.handed")
+        receiver.handed = handed = receiver.handed + 1
+        if reading.plane.num_leased - receiver.received + handed > self._most_held:
+            batch = self._copy(batch)
+        if not self._ready or handed - self._told_at >= reading.credit // 4:
+            self._told_at = handed
+            receiver.waker.wake()
+        return batch
+
+    def _refill(self) -> Batch:
+        """Wait for batches and return the first; raises what has taken the place of the next."""
+        if self._unusable is not None:
+            raise self._unusable
+        got = self._receiver.inbox.get()
+        if isinstance(got, list):
+            self._ready.extend(got[1:])
+            return got[0]
+        self._place = got
+        raise StopIteration
+
+    def _copy(self, batch: Batch) -> Batch:
+        """The batch in memory of its own, so that its slot goes back."""
+        if not self._copies:
+            self._copies = True
+            logger.warning(
+                "more than %d batches are kept: from now on batches are copied for as long as "
+                "that is so; drop them, or connect with hold=",
+                self._most_held,
+            )
+        arrays = tuple([array.copy() for array in batch.arrays])
+        for array in arrays:
+            array.flags.writeable = False
+        names = tuple(batch)
+        return Batch(names, arrays, batch.place, batch.epoch, batch.index, batch.step, batch.rows)
+
+    def __len__(self) -> int:
+        """Batches of the whole stream on this queue; TypeError where the server cannot know."""
+        length = self._reading.opened.length
+        if length is None:
+            raise TypeError("the length of this feed is not known")
+        return length
+
+    @property
+    def _reading(self) -> Reading:
+        reading = self._receiver.reading
+        assert reading is not None
+        return reading
+
+    # ---- position
+
+    def state_dict(self) -> dict[str, bytes]:
+        """The position after the last batch handed out, for a trainer's checkpoint: one key, the
+        same bytes that the feed gives in process. Pure; valid at any time."""
+        self._check_forked()
+        if self._place is not None:
+            return {STATE_KEY: self._place.state(self._reading.columns)}
+        if self._loaded is not None:
+            return {STATE_KEY: self._loaded}
+        reading = self._reading
+        return {STATE_KEY: RemotePlace(reading.identity, reading.opened.token).state(None)}
+
+    def load_state_dict(self, state_dict: dict[str, bytes]) -> None:
+        """Go on from a state dict; before the first batch alone. Raises `ResumeError`."""
+        self._check_forked()
+        if self._place is not None:
+            raise ResumeError("batches have been handed out already; load the state into a fresh "
+                              "consumer")  # fmt: skip
+        position = unpack_state_dict(state_dict)
+        self._loaded = bytes(position)
+        receiver, before = self._receiver, self._receiver.num_opened
+        receiver.ask(lambda: receiver.reopen(bytes(position)))
+        self._wait_for_opened(before)
+
+    def snapshot(self) -> Snapshot:
+        """The position with the leftover rows, as the server has them. Raises `RemoteError` where
+        the server does not know them: just after it was found again, or before the first batch
+        (`state_dict` is always there)."""
+        self._check_forked()
+        receiver, request = self._receiver, next(self._requests)
+        sequence = receiver.handed
+        receiver.ask(lambda: receiver.ask_snapshot(request, sequence))
+        with receiver.changed:
+            receiver.changed.wait_for(
+                lambda: request in receiver.answers or receiver.failure, _ANSWER_S
+            )
+            data = receiver.answers.pop(request, None)
+        if data is None:
+            raise RemoteError(
+                "the server does not know the leftover rows here; take a batch and ask again, or "
+                "use state_dict()"
+            )
+        try:
+            return Snapshot.from_bytes(data)
+        except SnapshotFormatError as error:
+            raise RemoteError(f"the server sent a bad snapshot: {error}") from error
+
+    # ---- what is told
+
+    @property
+    def plane(self) -> str:
+        """How the batches come: "shared" or "frames"."""
+        return self._reading.plane.kind
+
+    def stats(self) -> dict[str, Any]:
+        """Plain numbers of what the consumer has done."""
+        receiver = self._receiver
+        return {
+            "batches": receiver.handed,
+            "prefetched_batches": receiver.received - receiver.handed,
+            "reconnects": max(0, receiver.num_opened - 1),
+            "starved_s": receiver.inbox.starved_s,
+            "plane": self.plane,
+        }
+
+    # ---- life
+
+    def close(self) -> None:
+        """Leave; batches that were handed out stay valid. Harmless when done before."""
+        if isinstance(self._unusable, ForkedError):
+            return
+        self._unusable = ClosedError("the consumer is closed")
+        self._receiver.ask(self._receiver.stop)
+        self._scope.close(_STOP_S)
+        self._security.close()
+        self._ready.clear()
+        _open.discard(self)
+
+    def fork(self) -> None:
+        """This is a forked child: the sockets and the thread are the parent's."""
+        self._unusable = ForkedError(
+            "the consumer was connected in the parent process; connect after the fork, or start "
+            "children with the spawn method"
+        )
+        self._ready.clear()
+
+    def _check_forked(self) -> None:
+        if isinstance(self._unusable, ForkedError):
+            raise self._unusable
+
+    def __enter__(self) -> Consumer:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        wish = self._receiver.wish
+        return f"<Consumer of queue {wish.queue} of {wish.feed or 'the feed'!r}, {self.plane}>"
+
+
+def _after_fork() -> None:
+    for consumer in list(_open):
+        consumer.fork()
+
+
+os.register_at_fork(after_in_child=_after_fork)

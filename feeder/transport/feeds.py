@@ -1,0 +1,167 @@
+"""A feed as it is served: its stream, stopped and begun again at another place when it has to."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+
+from feeder.errors import FeedError, RemoteError, StuckWorkerError
+from feeder.transport.arena import ArenaSlots
+from feeder.transport.faults import point
+from feeder.transport.outbox import Outbox
+from feeder.transport.recipes import Recipe
+from workers.batch import Batch
+from workers.pipeline import Pipeline
+from workers.resuming import Resume
+
+logger = logging.getLogger("feeder")
+
+_JOIN_S = 60.0
+# A feed is begun again at most so often in a row, then once per interval.
+_REWINDS = 8
+_REWIND_INTERVAL_S = 0.5
+
+
+class Run:
+    """The stream of a feed from one place on."""
+
+    def __init__(self, pipeline: Pipeline, outboxes: list[Outbox]) -> None:
+        self.pipeline = pipeline
+        self.outboxes = outboxes
+        """One for each queue."""
+
+    def close(self) -> None:
+        """Wake everything that waits, so that it ends."""
+        self.pipeline.close()
+        for outbox in self.outboxes:
+            outbox.close()
+
+
+class ServedFeed:
+    """One feed: the I/O thread asks for runs, and a thread of the feed's own makes them, because
+    stopping and making one takes as long as the user's functions take.
+
+    `begin` and `halt` are the I/O thread's, `run_maker` is the body of the feed's own thread.
+    """
+
+    def __init__(self, recipe: Recipe, slots: ArenaSlots, wake: Callable[[], None]) -> None:
+        self.recipe = recipe
+        self.slots = slots
+        self._wake = wake
+        self._asked: tuple[Resume | None, list[float]] | None = None
+        self._closed = False
+        self._changed = threading.Condition()
+        self._old: Run | None = None
+        self._tokens, self._refilled_at = float(_REWINDS), time.monotonic()
+        self.run: Run | None = None
+        """The run that batches are taken from; None while there is none."""
+        self.failure: FeedError | None = None
+        """Why there is no run, where making one failed."""
+
+    @property
+    def name(self) -> str:
+        """The feed's name."""
+        return self.recipe.name
+
+    def begin(self, resume: Resume | None, first_steps: list[float]) -> None:
+        """Go on at another place; of each queue the batches before its first step are discarded."""
+        self.halt()
+        with self._changed:
+            self._asked = (resume, first_steps)
+            self._changed.notify_all()
+
+    def halt(self) -> None:
+        """Stop the run, if there is one."""
+        with self._changed:
+            run, self.run, self.failure, self._asked = self.run, None, None, None
+            if run is not None:
+                self._old = run
+        if run is not None:
+            run.close()
+            self.slots.close()
+
+    def close(self) -> None:
+        """No more runs."""
+        self.halt()
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def run_maker(self) -> None:
+        """Thread body: make the runs that are asked for."""
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._asked is not None or self._closed)
+                old, self._old = self._old, None
+                asked, self._asked = self._asked, None
+            try:
+                if old is not None:
+                    old.pipeline.join(_JOIN_S)
+                if asked is None:
+                    return
+                if not self._may_rewind():
+                    continue
+                self._make(*asked)
+            except StuckWorkerError as error:
+                logger.error("%s", error)
+                self._fail(error)
+            except FeedError as error:
+                self._fail(error)
+            except Exception as error:
+                logger.exception("feed %r could not be made", self.name)
+                failed = RemoteError(
+                    f"feed {self.name!r} could not be made: {type(error).__name__}: {error}"
+                )
+                failed.__cause__ = error
+                self._fail(failed)
+
+    def _may_rewind(self) -> bool:
+        """Wait until the feed may be begun again; False where that is wanted no more."""
+        with self._changed:
+            now = time.monotonic()
+            passed, self._refilled_at = now - self._refilled_at, now
+            self._tokens = min(_REWINDS, self._tokens + passed / _REWIND_INTERVAL_S) - 1.0
+            if self._tokens >= 0.0:
+                return not self._closed
+            logger.warning("feed %r is begun again too often; it waits", self.name)
+            wait_s = -self._tokens * _REWIND_INTERVAL_S
+            self._changed.wait_for(lambda: self._closed or self._asked is not None, wait_s)
+            return not self._closed and self._asked is None
+
+    def _fail(self, error: FeedError) -> None:
+        with self._changed:
+            if self._asked is None:
+                self.failure = error
+        self._wake()
+
+    def _make(self, resume: Resume | None, first_steps: list[float]) -> None:
+        point("server.rewind")
+        config = self.recipe.make(resume)
+
+        def discard(queue: int, batch: Batch) -> None:
+            self.slots.free(queue, batch.arrays)
+            pipeline.channel.hand_out(queue, 1, batch.rows, batch.held_bytes, batch.kept_rows)
+
+        outboxes = [Outbox(step, partial(discard, queue)) for queue, step in enumerate(first_steps)]
+        self.slots.reopen()
+        pipeline = Pipeline(
+            config.stream, config.run, self.name, outboxes, self.slots,
+            self.recipe.positions.id.encode, resume, lambda: None,
+        )  # fmt: skip
+        self.slots.before_wait = pipeline.flush
+        run = Run(pipeline, outboxes)
+        for outbox in outboxes:
+            outbox.wake = self._wake
+        pipeline.start()
+        point("server.started")
+        with self._changed:
+            if self._asked is None and not self._closed:
+                self.run = run
+                run = None  # type: ignore[assignment]
+        self._wake()
+        if run is not None:
+            run.close()
+            run.pipeline.join(_JOIN_S)

@@ -1,0 +1,195 @@
+"""Key files of CURVE: a server's pair, a pair per client, and the list of clients allowed in.
+
+::
+
+    DIR/server.key_secret     stays on the server's host
+    DIR/server.key            goes to every trainer's host
+    DIR/clients/NAME.key      whom the server lets in
+    DIR/NAME.key_secret       goes to the trainer's host, with server.key
+
+The files have the form that the tools of ZeroMQ read and write.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import zmq
+from zmq.utils import z85
+
+from feeder.errors import ConfigError
+
+SERVER = "server"
+CLIENTS = "clients"
+DEFAULT_CLIENT = "client"
+PUBLIC = ".key"
+SECRET = ".key_secret"
+
+_MAX_BYTES = 4096
+_CLIENT_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
+_LINE = re.compile(rb'^\s*(public|secret)-key\s*=\s*"([^"]*)"\s*$', re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerKeys:
+    """What a server needs; keys are 40 bytes of Z85 text."""
+
+    public: bytes
+    """Its public key, which its clients must know."""
+    secret: bytes = field(repr=False)
+    """Its secret key."""
+    allowed: frozenset[bytes]
+    """The public keys of the clients that may connect."""
+
+    @classmethod
+    def read(cls, directory: str | os.PathLike[str]) -> ServerKeys:
+        """Read the server's pair and the allow-list, `clients/*.key`, of a directory."""
+        folder = Path(directory)
+        public, secret = read_secret(folder / (SERVER + SECRET))
+        return cls(public=public, secret=secret, allowed=read_allowed(folder / CLIENTS))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientKeys:
+    """What a consumer needs; keys are 40 bytes of Z85 text."""
+
+    public: bytes
+    """Its public key, which the server must allow."""
+    secret: bytes = field(repr=False)
+    """Its secret key."""
+    server: bytes
+    """The public key that the server must prove to have."""
+
+    @classmethod
+    def read(cls, directory: str | os.PathLike[str], name: str | None = None) -> ClientKeys:
+        """Read a client's pair and `server.key` of a directory; no name: its only client."""
+        folder = Path(directory)
+        public, secret = read_secret(folder / ((name or _only_client(folder)) + SECRET))
+        return cls(public=public, secret=secret, server=read_public(folder / (SERVER + PUBLIC)))
+
+
+def _only_client(folder: Path) -> str:
+    names = sorted(path.name.removesuffix(SECRET) for path in folder.glob(f"*{SECRET}"))
+    names = [name for name in names if name != SERVER]
+    if len(names) != 1:
+        held = " and ".join(map(repr, names)) or "none"
+        raise ConfigError(f"directory {str(folder)!r} has keys of {held}, expected one client's")
+    return names[0]
+
+
+def read_allowed(*paths: str | os.PathLike[str]) -> frozenset[bytes]:
+    """Read public keys: each path is a key file, or a directory of `*.key` files."""
+    files: list[Path] = []
+    for path in map(Path, paths):
+        files += sorted(path.glob(f"*{PUBLIC}")) if path.is_dir() else [path]
+    if not files:
+        raise ConfigError(
+            f"no client's public key in {' or '.join(repr(os.fspath(path)) for path in paths)}, "
+            "nobody could connect: make one with 'feeder keygen DIR --name NAME'"
+        )
+    return frozenset(map(read_public, files))
+
+
+def read_public(path: str | os.PathLike[str]) -> bytes:
+    """Read the public key of a file."""
+    return _key(_read(Path(path), secret=False), b"public", Path(path))
+
+
+def read_secret(path: str | os.PathLike[str]) -> tuple[bytes, bytes]:
+    """Read a pair, (public, secret); ConfigError where others than its owner can read the file."""
+    text = _read(Path(path), secret=True)
+    public, secret = _key(text, b"public", Path(path)), _key(text, b"secret", Path(path))
+    if zmq.curve_public(secret) != public:
+        raise ConfigError(f"key file {str(path)!r} is damaged: its keys are no pair")
+    return public, secret
+
+
+def _read(path: Path, *, secret: bool) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            status = os.fstat(file.fileno())
+            if secret:
+                _check_secret(path, status)
+            return file.read(_MAX_BYTES)
+    except OSError as error:
+        raise ConfigError(
+            f"key file {str(path)!r} cannot be read ({error.strerror}): "
+            "make keys with 'feeder keygen DIR'"
+        ) from error
+
+
+def _check_secret(path: Path, status: os.stat_result) -> None:
+    if status.st_uid not in (os.geteuid(), 0):
+        raise ConfigError(
+            f"key file {str(path)!r} belongs to uid {status.st_uid}, expected {os.geteuid()}"
+        )
+    if (mode := stat.S_IMODE(status.st_mode)) & 0o077:
+        raise ConfigError(
+            f"secret key file {str(path)!r} has mode {mode:04o}, expected 0600: others may have "
+            "read it, so make new keys, or chmod it where you know that nobody did"
+        )
+
+
+def _key(text: bytes, kind: bytes, path: Path) -> bytes:
+    found = dict(_LINE.findall(text)).get(kind)
+    if found is None:
+        raise ConfigError(f"key file {str(path)!r} has no {kind.decode()} key")
+    try:
+        if len(found) != 40 or z85.encode(z85.decode(found)) != found:
+            raise ValueError("not 32 bytes as Z85 text")
+    except (KeyError, ValueError) as error:
+        raise ConfigError(
+            f"key file {str(path)!r} has a {kind.decode()} key that is none, "
+            "expected 40 characters of Z85"
+        ) from error
+    return bytes(found)
+
+
+def make_keys(directory: str | os.PathLike[str], name: str = DEFAULT_CLIENT) -> list[Path]:
+    """Make a pair for the client `name`, and one for the server where there is none yet.
+
+    Returns the files written. Nothing is overwritten: ConfigError where the client is there.
+    """
+    if name == SERVER or not _CLIENT_NAME.fullmatch(name):
+        raise ConfigError(f"client name {name!r}, expected letters, digits and '._-'")
+    folder, clients = Path(directory), Path(directory, CLIENTS)
+    try:
+        clients.mkdir(mode=0o700, parents=True, exist_ok=True)
+        client = (clients / (name + PUBLIC), folder / (name + SECRET))
+        server = (folder / (SERVER + PUBLIC), folder / (SERVER + SECRET))
+        _require_none(client)
+        if not server[1].exists():
+            _require_none(server)
+            return [*_write_pair(*server), *_write_pair(*client)]
+        read_secret(server[1])
+        return _write_pair(*client)
+    except OSError as error:
+        raise ConfigError(
+            f"keys cannot be written to {str(folder)!r} ({error.strerror})"
+        ) from error
+
+
+def _require_none(pair: tuple[Path, Path]) -> None:
+    for path in pair:
+        if os.path.lexists(path):
+            raise ConfigError(f"{str(path)!r} is there: it is not overwritten, give another --name")
+
+
+def _write_pair(public_path: Path, secret_path: Path) -> list[Path]:
+    public, secret = zmq.curve_keypair()
+    _write(secret_path, 0o600, "secret, for one host alone", public, secret)
+    _write(public_path, 0o644, "public", public, None)
+    return [secret_path, public_path]
+
+
+def _write(path: Path, mode: int, what: str, public: bytes, secret: bytes | None) -> None:
+    lines = [f"# feeder: CURVE key, {what}", "curve", f'    public-key = "{public.decode()}"']
+    if secret is not None:
+        lines.append(f'    secret-key = "{secret.decode()}"')
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    with open(os.open(path, flags, mode), "w") as file:
+        file.write("\n".join(lines) + "\n")

@@ -1,0 +1,115 @@
+"""One consumer's lease of one queue, as the server sees it: what it was sent, has used, and holds.
+
+State and rules, without sockets and threads; the I/O thread alone touches it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+from feeder.protocol.session import SERVER, Session
+from feeder.transport.descriptors import Connection
+from feeder.transport.feeds import Run
+from workers.batch import Batch
+from workers.position import Place
+
+
+class Peer(NamedTuple):
+    """Where a message came from, and where the answers go."""
+
+    router: int
+    """Which of the server's ROUTERs."""
+    identity: bytes
+    """The routing id that this ROUTER gave the connection."""
+
+
+class Sent(NamedTuple):
+    """A batch that the consumer has been sent."""
+
+    place: Place
+    rows: int
+    held_bytes: int
+    kept_rows: int
+    slot: int
+    """The slot that it lies in; freed by the server itself where it went as frames."""
+    run: Run
+    """The run that made it, whose buffers it counts in."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Lease:
+    """A consumer's right to the batches of one queue."""
+
+    peer: Peer
+    queue: int
+    """Number of the queue."""
+    generation: bytes
+    """What fences it off: 16 random bytes of the server's run and a counter."""
+    who: str
+    """The consumer, in words for messages."""
+    credit: int
+    """Batches that it may be sent beyond those that it has used; 0 until their size is known."""
+    hold: int
+    """Batches that its user may keep beside them."""
+    checksum: str
+    """How batches are to be checked: "off", "sampled", "full", or "auto" by the plane."""
+    boot_id: str
+    """Its kernel; empty where it wants frames."""
+    expires: float
+    """When its right ends unless it is heard of (monotonic clock)."""
+    place: Place | None = None
+    """Where the last batch that it was sent ended."""
+    session: Session = field(default_factory=lambda: Session(SERVER))
+    shared: bool = False
+    """Whether its batches go through shared memory."""
+    connection: Connection | None = None
+    """The unix connection that its arenas' descriptors go over."""
+    arenas: set[int] = field(default_factory=set)
+    """The arenas whose descriptors it has been given."""
+    sequence: int = 0
+    """Number of the next batch to be sent."""
+    used: int = 0
+    """Batches that have been handed to the user."""
+    ended: bool = False
+    """Whether it has been sent the end, or an error in its place."""
+    sent: deque[Sent] = field(default_factory=deque)
+    """The batches sent and not used yet, the last used one before them."""
+    told: list[int] = field(default_factory=list)
+    """The queues that it was last told are waited for."""
+
+    @property
+    def room(self) -> int:
+        """Batches that it may be sent now."""
+        return self.credit - (self.sequence - self.used)
+
+    @property
+    def mode(self) -> Literal["off", "sampled", "full"]:
+        """How batches are checked: through shared memory a sample will do."""
+        if self.checksum == "auto":
+            return "sampled" if self.shared else "full"
+        return self.checksum  # type: ignore[return-value]
+
+    def note(self, batch: Batch, slot: int, run: Run) -> None:
+        """A batch goes out."""
+        self.sent.append(
+            Sent(batch.place, batch.rows, batch.held_bytes, batch.kept_rows, slot, run)
+        )
+        self.place = batch.place
+        self.sequence += 1
+
+    def use(self, sequence: int) -> list[Sent]:
+        """The consumer has handed out the batches before `sequence`; those of them that are news.
+        The last stays known, because a snapshot may still be asked for there."""
+        first = self.sequence - len(self.sent)
+        news = [self.sent[i - first] for i in range(self.used, sequence)]
+        self.used = sequence
+        while len(self.sent) > 1 and self.sequence - len(self.sent) < sequence - 1:
+            self.sent.popleft()
+        return news
+
+    def place_after(self, sequence: int) -> Place | None:
+        """Where the stream stood after the first `sequence` batches of this lease, if known."""
+        i = sequence - 1 - (self.sequence - len(self.sent))
+        return self.sent[i].place if 0 <= i < len(self.sent) else None

@@ -1,0 +1,140 @@
+"""A consumer's side of the memory that batches lie in, which tells when it is free again.
+
+A lease is one root array over the slot, and every column is a view of the root. NumPy lets a view
+of a view refer to the root as well, so as long as any array over the slot is alive, so is the
+root. The memory belongs to the mapping and not to an array: else views would refer to that array,
+and the slot would be written again under them.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import weakref
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from feeder.devices.slots import HostSlot, HostSlots
+from feeder.errors import ProtocolError, TransportError
+from feeder.protocol.checks import Layout, layout
+from feeder.transport.memfd import SLOTS_PER_ARENA
+from workers.chunks import Columns
+
+Arrays = tuple[NDArray[Any], ...]
+
+
+class _Lease(weakref.ref):  # type: ignore[type-arg]
+    """A weak reference to a root array that knows the index of its slot."""
+
+    __slots__ = ("index",)
+    index: int
+
+
+class MappedArena:
+    """An arena of the server's, mapped to be read. Takes the descriptor over and closes it.
+
+    One thread calls it. When the last array over a slot is gone, the slot's number is put on
+    `released` and `wake()` is called: from any thread, perhaps from inside the garbage collector,
+    so `wake` must take no lock that anybody may hold. The mapping goes with the last array over
+    it and with this. Raises `TransportError` where it cannot be mapped.
+    """
+
+    def __init__(
+        self,
+        descriptor: int,
+        number: int,
+        slot_bytes: int,
+        num_slots: int,
+        released: deque[int],
+        wake: Callable[[], None],
+    ) -> None:
+        self.slot_bytes = slot_bytes
+        self.num_slots = num_slots
+        self._first = number * SLOTS_PER_ARENA
+        self._released = released
+        self._wake = wake
+        self._leases: dict[int, _Lease] = {}
+        self._known: tuple[Columns | None, int, Layout] = (None, 0, Layout((), 0))
+        try:
+            memory = mmap.mmap(descriptor, slot_bytes * num_slots, prot=mmap.PROT_READ)
+        except (OSError, ValueError, OverflowError) as error:
+            raise TransportError(
+                f"{slot_bytes * num_slots} bytes of shared memory cannot be mapped: {error}"
+            ) from error
+        finally:
+            os.close(descriptor)
+        self._memory = memoryview(memory)
+
+    def view(self, index: int, columns: Columns, rows: int, length: int) -> Arrays:
+        """The first `length` rows of each column in a slot that is laid out for `rows` rows,
+        read-only. Raises `ProtocolError` where that is not in the slot, or is looked at already."""
+        root = np.frombuffer(self.memory(index, columns, rows), np.uint8)
+        if index in self._leases or not 0 <= length <= rows:
+            raise ProtocolError(
+                f"the server gave slot {self._first + index} with {length} of {rows} rows, "
+                "expected a slot that was released, and no more rows than it is laid out for"
+            )
+        places = self._known[2].places
+        arrays = tuple([np.ndarray(shape, dtype, root, at) for shape, dtype, _, at, _ in places])
+        lease = _Lease(root, self._release)
+        lease.index = index
+        self._leases[index] = lease
+        if length == rows:
+            return arrays
+        return tuple(
+            array[(slice(None),) * place.axis + (slice(length),)]
+            for array, place in zip(arrays, places, strict=True)
+        )
+
+    def memory(self, index: int, columns: Columns, rows: int) -> memoryview:
+        """The memory of a slot that is laid out for `rows` rows, without a lease. Raises
+        `ProtocolError` where there is no such slot, or it is smaller."""
+        if columns is not self._known[0] or rows != self._known[1]:
+            self._known = (columns, rows, layout(columns, rows))
+        num_bytes = self._known[2].num_bytes
+        if not 0 <= index < self.num_slots or num_bytes > self.slot_bytes:
+            raise ProtocolError(
+                f"the server gave {num_bytes} bytes in slot {self._first + index}, expected at "
+                f"most {self.slot_bytes} bytes in one of {self.num_slots} slots"
+            )
+        start = index * self.slot_bytes
+        return self._memory[start : start + num_bytes]
+
+    @property
+    def num_leased(self) -> int:
+        """Slots that somebody still looks at."""
+        return len(self._leases)
+
+    def _release(self, lease: weakref.ref[Any]) -> None:
+        assert isinstance(lease, _Lease)
+        del self._leases[lease.index]
+        self._released.append(self._first + lease.index)
+        self._wake()
+
+
+class FrameSlots:
+    """A consumer's own memory, for batches that arrive as frames; of free slots `keep` are kept.
+
+    One thread takes; slots come back from any.
+    """
+
+    def __init__(self, keep: int) -> None:
+        self._keep = keep
+        self._known: tuple[Columns | None, int] = (None, 0)
+        self._slots = HostSlots(keep)
+
+    def take(self, device: int, columns: Columns, rows: int) -> HostSlot:
+        """A slot laid out for `rows` rows, to be written through its `memory`."""
+        if columns is not self._known[0] or rows != self._known[1]:
+            self._known = (columns, rows)
+            self._slots = HostSlots(self._keep)
+        return self._slots.take(device, columns, rows)
+
+    @property
+    def num_leased(self) -> int:
+        """Slots of the present layout that somebody still looks at."""
+        return self._slots.num_leased

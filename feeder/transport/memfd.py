@@ -1,0 +1,147 @@
+"""Memory that consumers on the same host read: a sealed memfd, and the slots in it.
+
+The server writes through its own mapping, which is made before the seals; whoever is given the
+descriptor can neither write nor change the size.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import mmap
+import os
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from feeder.errors import TransportError
+from feeder.protocol.checks import Layout
+from workers.chunks import Columns
+
+logger = logging.getLogger("feeder")
+
+SLOTS_PER_ARENA = 2**16
+"""A slot's number is its arena's times this, plus its index there."""
+
+# linux/fcntl.h; Python names it from 3.13 on.
+_F_SEAL_FUTURE_WRITE = 0x10
+
+Arrays = tuple[NDArray[Any], ...]
+
+
+class _Once:
+    """Whether a thing has been said."""
+
+    said = False
+
+
+class Arena:
+    """One memfd with `num_slots` slots of `slot_bytes` bytes.
+
+    Raises `TransportError` where the system has not that much memory to give. The memory goes when
+    the last array over it is gone here and the last mapping of a consumer is.
+    """
+
+    def __init__(self, slot_bytes: int, num_slots: int, number: int = 0) -> None:
+        self.slot_bytes = slot_bytes
+        self.num_slots = num_slots
+        self.number = number
+        self.num_bytes = size = slot_bytes * num_slots
+        self.descriptor = os.memfd_create("feeder", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        """The memfd; -1 when closed."""
+        try:
+            # A hole would be found only by a signal, when it is written.
+            os.posix_fallocate(self.descriptor, 0, size)
+            self.memory = memoryview(mmap.mmap(self.descriptor, size))
+            """All slots, writable here and nowhere else."""
+            _seal(self.descriptor)
+        except (OSError, OverflowError) as error:
+            self.close()
+            raise TransportError(
+                f"no shared memory of {size} bytes for {num_slots} slots of {slot_bytes} bytes: "
+                f"{error}; make batches or credit smaller, or give the process more memory"
+            ) from error
+
+    def close(self) -> None:
+        """Close the descriptor; arrays over the memory stay good."""
+        descriptor, self.descriptor = self.descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+    def __del__(self) -> None:
+        with contextlib.suppress(AttributeError):  # the memfd itself was refused
+            self.close()
+
+
+def _seal(descriptor: int) -> None:
+    seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
+    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
+    try:
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _F_SEAL_FUTURE_WRITE)
+    except OSError as error:
+        if not _Once.said:
+            _Once.said = True
+            logger.warning(
+                "the kernel does not seal shared memory against writers (%s): a consumer of the "
+                "same user could write into batches", error.strerror,
+            )  # fmt: skip
+    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SEAL)
+
+
+class Leased(tuple[NDArray[Any], ...]):
+    """The arrays of a batch, which know their slot."""
+
+    slot: ArenaSlot
+
+
+class ArenaSlot:
+    """Memory for one batch, in an arena."""
+
+    __slots__ = (
+        "_memory", "_places", "_views", "arena", "arrays", "columns", "flats", "memory", "number",
+        "rows", "sent",
+    )  # fmt: skip
+
+    def __init__(self, arena: Arena, index: int) -> None:
+        self.arena = arena
+        self.number = arena.number * SLOTS_PER_ARENA + index
+        self._memory = arena.memory[index * arena.slot_bytes : (index + 1) * arena.slot_bytes]
+        self.columns: Columns | None = None
+        """The columns that it is laid out for; their shapes are those of the batch."""
+        self.rows = -1
+        """The rows that it is laid out for."""
+        self.sent = False
+        """Whether the consumer has been sent it and not given it back."""
+
+    def arrange(self, columns: Columns, rows: int, places: Layout) -> None:
+        """Lay it out for batches of so many rows."""
+        if columns is self.columns and rows == self.rows:
+            return
+        self.columns, self.rows, self._places = columns, rows, places.places
+        self.memory = memory = self._memory[: places.num_bytes]
+        self.arrays: Arrays = tuple(
+            np.ndarray(shape, dtype, memory, offset) for shape, dtype, _, offset, _ in places.places
+        )
+        self.flats: tuple[memoryview | None, ...] = tuple(
+            None if axis else memory[offset : offset + num_bytes]
+            for _, _, axis, offset, num_bytes in places.places
+        )
+        readable = memory.toreadonly()
+        self._views: Arrays = tuple(
+            np.ndarray(shape, dtype, readable, offset)
+            for shape, dtype, _, offset, _ in places.places
+        )
+
+    def lease(self, rows: int) -> Leased:
+        """The first `rows` rows of each column, read-only."""
+        arrays = self._views
+        if rows != self.rows:
+            arrays = tuple(
+                array[(slice(None),) * place.axis + (slice(rows),)]
+                for array, place in zip(arrays, self._places, strict=True)
+            )
+        leased = Leased(arrays)
+        leased.slot = self
+        return leased

@@ -1,0 +1,89 @@
+"""The device queue of a served feed: batches on their way from the enqueuer to the I/O thread."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+from feeder.transport.faults import point
+from workers.batch import Batch
+from workers.errors import ClosedError, FeedError
+from workers.position import Place
+
+
+class Outbox:
+    """Batches of one queue that are not sent yet. Slots bound their number: it never waits.
+
+    `put` and `finish` are the enqueuer's; `take`, `ending` and `starve` the I/O thread's; `close`
+    anybody's.
+    """
+
+    def __init__(self, first_step: float, discard: Callable[[Batch], None]) -> None:
+        self._first_step = first_step
+        self._discard = discard
+        self._batches: deque[Batch] = deque()
+        self._ending: Place | FeedError | None = None
+        self._lock = threading.Lock()
+        self._closed = False
+        self.wake: Callable[[], None] = lambda: None
+        """Called when there is something to send."""
+        self.waited_since: float | None = None
+        """Since when the consumer has used all that it was sent; None while it has not."""
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def put(self, batches: list[Batch]) -> None:
+        """Add batches in order; those that the consumer has had before are discarded. Raises
+        `ClosedError` where the queue is closed."""
+        wanted = batches
+        if batches[0].step < self._first_step:
+            wanted = [batch for batch in batches if batch.step >= self._first_step]
+            for batch in batches[: len(batches) - len(wanted)]:
+                self._discard(batch)
+        with self._lock:
+            if self._closed:
+                raise ClosedError("the feed is stopped")
+            point("server.put")
+            self._batches.extend(wanted)
+            if wanted:
+                self.waited_since = None
+        self.wake()
+
+    def finish(self, ending: Place | FeedError) -> None:
+        """After the batches put so far comes the end of the stream, or an error."""
+        with self._lock:
+            if self._ending is None:
+                self._ending = ending
+        self.wake()
+
+    def take(self, most: int) -> list[Batch]:
+        """The next batches, at most so many; perhaps none."""
+        with self._lock:
+            batches = self._batches
+            return [batches.popleft() for _ in range(min(most, len(batches)))]
+
+    @property
+    def first_bytes(self) -> int:
+        """Bytes of the first batch that is here."""
+        return self._batches[0].held_bytes
+
+    @property
+    def ending(self) -> Place | FeedError | None:
+        """What comes after all batches; None while there are batches, or more may come."""
+        with self._lock:
+            return None if self._batches else self._ending
+
+    def starve(self) -> None:
+        """The consumer has used all that it was sent."""
+        with self._lock:
+            if not self._batches and self._ending is None and self.waited_since is None:
+                self.waited_since = time.monotonic()
+
+    def close(self) -> None:
+        """Take no more batches, and drop those that are here."""
+        with self._lock:
+            self._closed = True
+            self._batches.clear()

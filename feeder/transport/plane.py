@@ -1,0 +1,147 @@
+"""How the memory of batches reaches a consumer: through shared memory, or in frames."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from feeder.errors import ProtocolError, TransportError
+from feeder.protocol import messages as say
+from feeder.protocol.checks import checksum
+from feeder.transport.attaching import Attachment, attach
+from feeder.transport.mapping import FrameSlots, MappedArena
+from feeder.transport.memfd import SLOTS_PER_ARENA
+from workers.chunks import Columns
+
+logger = logging.getLogger("feeder")
+
+_ATTACH_S = 2.0
+
+Arrays = tuple[NDArray[Any], ...]
+
+
+class Plane:
+    """The data plane of one lease."""
+
+    def __init__(
+        self, opened: say.Opened, wanted: str, checksum: str, wake: Callable[[], None]
+    ) -> None:
+        self._wake = wake
+        self._arenas: dict[int, MappedArena] = {}
+        self._released: deque[int] = deque()
+        self._frames = FrameSlots(opened.credit)
+        self._columns: Columns = ()
+        self._rows = 0
+        self.connection: Attachment | None = None
+        """The unix connection that descriptors come over; None where frames come."""
+        self.reason = ""
+        """Why frames come."""
+        if wanted == "frames":
+            self.reason = "frames were asked for"
+        elif opened.shared is None:
+            self.reason = "the server is on another host, or offers none"
+        else:
+            self._attach(opened.shared)
+        auto = "full" if self.connection is None else "sampled"
+        self._mode: Any = auto if checksum == "auto" else checksum
+        if wanted == "shared" and self.connection is None:
+            raise TransportError(f"there is no shared memory to this server: {self.reason}")
+
+    def _attach(self, offer: say.Offer) -> None:
+        try:
+            self.connection = attach(offer.path, offer.nonce, _ATTACH_S)
+        except (OSError, TransportError) as error:
+            self.reason = str(error)[:500]
+            logger.info("consumer: no shared memory, because %s", self.reason)
+
+    @property
+    def kind(self) -> Literal["shared", "frames"]:
+        """How batches come."""
+        return "frames" if self.connection is None else "shared"
+
+    def set_columns(self, columns: Columns, rows: int) -> None:
+        """The columns of the batches, and the rows of a full one."""
+        self._columns, self._rows = columns, rows
+
+    def add_arena(self, arena: say.Arena) -> None:
+        """Map an arena that the server has announced."""
+        if self.connection is None:
+            raise ProtocolError("an arena came, but no shared memory was agreed on")
+        given = self.connection.receive()
+        if given.number != arena.number:
+            raise ProtocolError(f"arena {given.number} came, expected {arena.number}")
+        self._arenas[given.number] = MappedArena(
+            given.descriptor, given.number, given.slot_bytes, given.num_slots, self._released,
+            self._wake,
+        )  # fmt: skip
+
+    def arrays(self, header: say.Header, frames: list[Any]) -> Arrays:
+        """The arrays of a batch; raises `ProtocolError` where its memory is not what was sent."""
+        columns, rows = self._columns, self._rows
+        if header.shapes is not None:
+            columns, rows = _shaped(columns, header), header.length
+        if header.slot < 0:
+            return self._take_frames(header, frames, columns, rows)
+        number, index = divmod(header.slot, SLOTS_PER_ARENA)
+        arena = self._arenas.get(number)
+        if arena is None:
+            raise ProtocolError(f"slot {header.slot} is in an arena that was not announced")
+        if self._mode != "off":
+            self._check(arena.memory(index, columns, rows), header)
+        return arena.view(index, columns, rows, header.length)
+
+    def _take_frames(
+        self, header: say.Header, frames: list[Any], columns: Columns, rows: int
+    ) -> Arrays:
+        slot = self._frames.take(0, columns, rows)
+        at, memory = 0, slot.memory
+        for frame in frames:
+            data = frame.buffer
+            if at + len(data) > len(memory):
+                raise ProtocolError(f"frames hold more than the {len(memory)} bytes of a batch")
+            target = np.frombuffer(memory[at : at + len(data)], np.uint8)
+            np.copyto(target, np.frombuffer(data, np.uint8))
+            at += len(data)
+        if at != len(memory):
+            raise ProtocolError(f"frames hold {at} bytes, expected {len(memory)}")
+        if self._mode != "off":
+            self._check(memory, header)
+        return slot.lease(header.length)
+
+    def _check(self, memory: memoryview, header: say.Header) -> None:
+        if checksum(memory, self._mode) != header.checksum:
+            raise ProtocolError(
+                f"batch {header.step} is corrupt: its {len(memory)} bytes do not give the "
+                f"checksum that was sent ({self._mode})"
+            )
+
+    @property
+    def num_leased(self) -> int:
+        """Slots of shared memory that somebody looks at."""
+        return sum([arena.num_leased for arena in self._arenas.values()])
+
+    def take_released(self) -> tuple[int, ...]:
+        """The slots that have become free since last asked, at most as many as a message holds."""
+        released = self._released
+        return tuple([released.popleft() for _ in range(min(len(released), say.MAX_ITEMS))])
+
+    def close(self) -> None:
+        """No batch will come any more; arrays that exist stay as they are."""
+        if self.connection is not None:
+            self.connection.close()
+
+
+def _shaped(columns: Columns, header: say.Header) -> Columns:
+    assert header.shapes is not None
+    if len(header.shapes) != len(columns):
+        raise ProtocolError(f"{len(header.shapes)} shapes came for {len(columns)} columns")
+    return tuple(
+        replace(column, shape=tuple(shape))
+        for column, shape in zip(columns, header.shapes, strict=True)
+    )

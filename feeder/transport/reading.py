@@ -1,0 +1,114 @@
+"""One lease as its consumer sees it: what came, what was handed out, and what is told of that."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from feeder.errors import ProtocolError
+from feeder.protocol import messages as say
+from feeder.protocol.checks import layout
+from feeder.protocol.credit import credit_for
+from feeder.transport.faults import point
+from feeder.transport.plane import Plane
+from feeder.transport.remote import RemotePlace, columns_of, identity_of
+from workers.batch import Batch
+from workers.chunks import Columns
+
+
+class Reading:
+    """The batches of one lease, from the server's messages. Belongs to the I/O thread.
+
+    `base` is the number of batches that the consumer had received before this lease.
+    """
+
+    def __init__(
+        self, opened: say.Opened, plane: Plane, base: int, tell: Callable[[say.Message], None]
+    ) -> None:
+        self.opened = opened
+        self.identity = identity_of(opened)
+        self.plane = plane
+        self.base = base
+        self._tell = tell
+        self._expected = 0
+        self._told = 0
+        self._names: tuple[str, ...] = ()
+        self.columns: Columns | None = None
+        """The columns, once the server has told them."""
+        self.credit = max(1, opened.credit)
+        """Batches that may be under way."""
+        self.renew_at = time.monotonic() + opened.lease_s / 3
+        """When the server is to be told that this consumer lives."""
+
+    def begin(self) -> None:
+        """Say that batches can come."""
+        self._tell(
+            say.Attached(
+                generation=self.opened.generation, plane=self.plane.kind, reason=self.plane.reason
+            )
+        )
+
+    # ---- what the server says
+
+    def learn(self, spec: say.Spec) -> None:
+        """The columns have come."""
+        self.columns = columns_of(spec)
+        self._names = tuple(column.name for column in self.columns)
+        self.plane.set_columns(self.columns, spec.batch_size)
+        batch_bytes = layout(self.columns, spec.batch_size).num_bytes
+        self.credit = self.opened.credit or credit_for(batch_bytes)
+
+    def read(self, message: say.Batches, frames: list[Any]) -> list[Batch]:
+        """The batches of a message. Raises `ProtocolError` where they are not the next ones, or
+        not what was sent."""
+        if self.columns is None:
+            raise ProtocolError("batches came before their columns")
+        batches = []
+        for header in message.headers:
+            if header.sequence != self._expected:
+                raise ProtocolError(f"batch {header.sequence} came, expected {self._expected}")
+            arrays = self.plane.arrays(header, frames)
+            self._expected += 1
+            place: Any = RemotePlace(self.identity, header.token)
+            batches.append(
+                Batch(
+                    self._names, arrays, place, header.epoch, header.index, header.step,
+                    header.rows,
+                )
+            )  # fmt: skip
+        return batches
+
+    # ---- what the server is told
+
+    def tell_released(self) -> None:
+        """Tell which slots nobody looks at any more."""
+        while slots := self.plane.take_released():
+            self._tell(say.Released(generation=self.opened.generation, slots=slots))
+
+    def tell_used(self, handed: int, *, renew: bool = False) -> None:
+        """Tell how many batches have been handed out, where that is news or is to be renewed."""
+        used = max(0, handed - self.base)
+        if used > self._told or renew:
+            self._told = used
+            point("consumer.before_used")
+            self._tell(say.Used(generation=self.opened.generation, sequence=used))
+            point("consumer.used")
+            self.renew_at = time.monotonic() + self.opened.lease_s / 3
+
+    def ask_snapshot(self, request: int, handed: int) -> bool:
+        """Ask for the state after so many batches; False where this lease cannot know it."""
+        if handed <= self.base:
+            return False
+        self.tell_used(handed)
+        self._tell(
+            say.Snapshot(
+                generation=self.opened.generation, request=request, sequence=handed - self.base
+            )
+        )
+        return True
+
+    def leave(self, handed: int) -> None:
+        """Say goodbye."""
+        self.tell_used(handed)
+        self._tell(say.Bye(generation=self.opened.generation))

@@ -1,0 +1,105 @@
+"""How a served feed is made again when it has to go back: from its factory, or in place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from feeder.config import FeedConfig
+from feeder.coordinator import Coordinator
+from feeder.errors import ConfigError, ResumeError
+from feeder.positions import Positions
+from workers.batch import Cut
+from workers.position import Lanes
+from workers.resuming import Resume
+
+
+class Recipe:
+    """Makes the settings of one feed, with a fetch function that nobody has called yet.
+
+    Given a factory it calls that each time; given a coordinator it has but one fetch function,
+    which can be used again where it can be put back: `fetch(call)`, or one with cursor and seek.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        coordinator: Coordinator,
+        factory: Callable[[], Any] | None,
+        queues: int | None,
+    ) -> None:
+        self.name = name
+        self._factory = factory
+        self._queues = queues
+        self._next: Coordinator | None = coordinator
+        self._first = coordinator
+        self.positions = Positions(self._config(coordinator), 0)
+        """What the feed's positions mean."""
+        if self.config.stream.order == "arrival" and len(self.config.devices) > 1:
+            raise ConfigError(
+                f"feed {name!r} has order='arrival' and {len(self.config.devices)} queues: what "
+                "each is dealt could not be repeated; serve it with one queue"
+            )
+
+    @property
+    def config(self) -> FeedConfig:
+        """The feed's settings."""
+        return self.positions.config
+
+    def _config(self, coordinator: Coordinator) -> FeedConfig:
+        streams = coordinator[self.name].streams
+        if len(streams) != 1:
+            raise ConfigError(
+                f"feed {self.name!r} was made by {len(streams)} calls, one per device; a served "
+                "feed is one stream, dealt out: make it with devices=N, or serve it with queues=N"
+            )
+        if streams[0].started:
+            raise ConfigError(
+                f"feed {self.name!r} is started already; serve a coordinator that is not started"
+            )
+        config = streams[0].config
+        num = len(config.devices) if self._queues is None else self._queues
+        return replace(config, devices=tuple(f"queue:{i}" for i in range(num)))
+
+    def start_cut(self) -> Cut:
+        """The start of the feed's stream."""
+        stream = self.config.stream
+        arrival = stream.order == "arrival"
+        lanes = Lanes(num_lanes=stream.num_workers, pure=stream.pure, arrival=arrival)
+        return Cut(
+            epoch=0, index=0, step=0, finished=False, position=lanes.origin(), leftover=None,
+            encode=self.positions.id.encode,
+        )  # fmt: skip
+
+    def make(self, resume: Resume | None) -> FeedConfig:
+        """The settings, with a fetch function that stands where `resume` needs it. Raises
+        `ResumeError` where there is none, and what the factory or `init_fun` raises."""
+        coordinator, self._next = self._next, None
+        if coordinator is None and self._factory is not None:
+            coordinator = make_coordinator(self._factory)
+        if coordinator is None:
+            stream = self.config.stream
+            if not (stream.pure or stream.seekable):
+                raise ResumeError(
+                    f"feed {self.name!r} has to go back, and its fetch function can only be put "
+                    "back by a new one: serve a factory (MODULE:FUNCTION) instead of a "
+                    "coordinator, give the function cursor(worker_id) and seek(worker_id, "
+                    "cursor), or use fetch(call)"
+                )
+            return self.config
+        config = self._config(coordinator)
+        if config.init_fun is not None:
+            config.init_fun(coordinator[self.name], coordinator)
+        return config
+
+
+def make_coordinator(factory: Callable[[], Any]) -> Coordinator:
+    """What a factory makes; raises `ConfigError` where that is no coordinator."""
+    made = factory()
+    if not isinstance(made, Coordinator):
+        raise ConfigError(
+            f"{getattr(factory, '__name__', factory)!r} returned {type(made).__name__}, expected "
+            "a Coordinator, as init_data_input_workers returns it"
+        )
+    return made

@@ -1,0 +1,205 @@
+"""`feeder.serve`: feeds for consumers in other processes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import tempfile
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from feeder.coordinator import Coordinator
+from feeder.errors import ConfigError
+from feeder.transport.addresses import Address, check_binds, default_address, parse
+from feeder.transport.arena import ArenaSlots
+from feeder.transport.claims import claim
+from feeder.transport.descriptors import Listener
+from feeder.transport.desk import Desk
+from feeder.transport.feeds import ServedFeed
+from feeder.transport.keys import ServerKeys
+from feeder.transport.recipes import Recipe, make_coordinator
+from feeder.transport.security import Security, bind, watch
+from feeder.transport.serving import Door, Serving
+from feeder.transport.waker import Waker
+from workers.scope import Scope
+
+STOP_S = 5.0
+"""How long a stop waits for everything, fetch functions included."""
+
+_MAX_CREDIT = 1024
+
+
+class Server:
+    """Feeds being served; made by `feeder.serve`. A context manager; `close` from any thread."""
+
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        factory: Callable[[], Any] | None,
+        addresses: Sequence[Address],
+        *,
+        queues: int | None,
+        keys: ServerKeys | None,
+        lease_s: float,
+        exit_when: str,
+    ) -> None:
+        self._stack = contextlib.ExitStack()
+        self._scope = Scope()
+        self._waker = Waker()
+        self._over = threading.Event()
+        try:
+            self._open(coordinator, factory, addresses, queues, keys, lease_s, exit_when)
+        except BaseException:
+            self._stack.close()
+            raise
+
+    def _open(
+        self, coordinator: Coordinator, factory: Callable[[], Any] | None,
+        addresses: Sequence[Address], queues: int | None, keys: ServerKeys | None, lease_s: float,
+        exit_when: str,
+    ) -> None:  # fmt: skip
+        names = list(coordinator)
+        if not names:
+            raise ConfigError("the coordinator has no feed to serve; add one first")
+        recipes = [Recipe(name, coordinator, factory, queues) for name in names]
+        claims = [self._stack.enter_context(claim(address)) for address in addresses]
+        security = self._stack.enter_context(Security(keys, is_server=True))
+        doors: list[Door] = []
+        for is_curve in (False, True):
+            chosen = [a for a in addresses if security.encrypts(a) == is_curve]
+            if chosen:
+                router = security.make_router(_MAX_CREDIT, curve=is_curve)
+                monitor = watch(router)
+                bound = [bind(router, address) for address in chosen]
+                doors.append(Door(router=router, monitor=monitor, addresses=bound))
+        for held in claims:
+            held.protect()
+        self.addresses = tuple(str(address) for door in doors for address in door.addresses)
+        """Where it listens, with the ports that the system chose."""
+        listener = self._listen()
+        run_id = secrets.token_bytes(16)
+        self._feeds: list[ServedFeed] = []
+        desks: dict[str, Desk] = {}
+        for recipe in recipes:
+            self._feeds.append(self._feed(recipe, desks, run_id, lease_s))
+        self._serving = Serving(desks, doors, listener, self._waker, exit_when=exit_when)
+        for feed in self._feeds:
+            self._scope.start(f"feeder {feed.name} maker", feed.run_maker)
+        self._scope.start("feeder server", self._run)
+
+    def _feed(
+        self, recipe: Recipe, desks: dict[str, Desk], run_id: bytes, lease_s: float
+    ) -> ServedFeed:
+        slots = ArenaSlots(
+            len(recipe.config.devices),
+            lambda queue, slot_bytes: desks[recipe.name].num_slots(queue, slot_bytes),
+        )
+        feed = ServedFeed(recipe, slots, self._waker.wake)
+        desks[recipe.name] = Desk(
+            feed, run_id, lease_s,
+            lambda peer, message, frames: self._serving.send(peer, message, frames),
+        )  # fmt: skip
+        return feed
+
+    def _listen(self) -> Listener:
+        """The unix socket where consumers of this host fetch descriptors."""
+        directory = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="feeder-")))
+        listener = Listener(str(directory / "arenas.sock"))
+        self._stack.callback(listener.close)
+        return listener
+
+    def _run(self) -> None:
+        try:
+            self._serving.run()
+        finally:
+            self._over.set()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until the server is over: closed, or, with `exit_when="acknowledged"`, when every
+        consumer has used everything. True when it is."""
+        return self._over.wait(timeout)
+
+    def close(self) -> None:
+        """Stop serving, within 5 s; consumers look for a server again. Raises
+        `StuckWorkerError` where a fetch function does not return."""
+        for feed in self._feeds:
+            feed.close()
+        self._serving.stop("it was closed")
+        try:
+            self._scope.close(STOP_S)
+        finally:
+            self._stack.close()
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Server at {', '.join(self.addresses)}>"
+
+
+def serve(
+    feeds: Coordinator | Callable[[], Any],
+    addresses: str | Sequence[str] | None = None,
+    *,
+    queues: int | None = None,
+    keys: str | os.PathLike[str] | None = None,
+    insecure: bool = False,
+    lease: float = 30.0,
+    exit_when: str = "never",
+) -> Server:
+    """Serve feeds to consumers in other processes, on this host or others.
+
+    Args:
+        feeds: A factory: a function without arguments that returns a coordinator, as
+            `init_data_input_workers` does. It is called again when a feed has to go back. Or a
+            coordinator that is not started: its feeds can go back where their fetch functions
+            can be put back.
+        addresses: Where to listen: ``tcp://HOST:PORT``, ``ipc:///PATH``, ``ipc://NAME``; by
+            default a unix socket in a directory of this user's own.
+        queues: Queues of each feed, batch `step` goes to queue `step` modulo their number; by
+            default as many as the feed has devices.
+        keys: A directory of `feeder keygen`: TCP is encrypted, and its clients alone come in.
+        insecure: Listen where other hosts can reach it without keys.
+        lease: Seconds after which a consumer that is not heard of may be replaced.
+        exit_when: "never", or "acknowledged": `wait` returns when every batch has been used.
+
+    Returns:
+        The server, which serves until it is closed.
+
+    Raises:
+        ConfigError: An argument is wrong, or an address is taken.
+    """
+    if exit_when not in ("never", "acknowledged"):
+        raise ConfigError(f"exit_when is {exit_when!r}, expected 'never' or 'acknowledged'")
+    if queues is not None and (not isinstance(queues, int) or not 1 <= queues <= 4096):
+        raise ConfigError(f"queues is {queues!r}, expected a whole number from 1 to 4096")
+    if not lease > 0:
+        raise ConfigError(f"lease is {lease!r} s, expected more than 0")
+    texts = (addresses,) if isinstance(addresses, str) else addresses
+    found = [default_address()] if texts is None else [parse(text) for text in texts]
+    check_binds(found, curve=keys is not None, insecure=insecure)
+    if isinstance(feeds, Coordinator):
+        factory, coordinator = None, feeds
+    elif callable(feeds):
+        factory, coordinator = feeds, make_coordinator(feeds)
+    else:
+        raise ConfigError(
+            f"feeds is {type(feeds).__name__}, expected a coordinator or a function that "
+            "returns one"
+        )
+    return Server(
+        coordinator, factory, found, queues=queues, lease_s=lease, exit_when=exit_when,
+        keys=None if keys is None else ServerKeys.read(keys),
+    )  # fmt: skip

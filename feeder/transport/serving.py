@@ -1,0 +1,312 @@
+"""The server's I/O thread: it owns every socket, and hands what consumers say to the desks."""
+
+from __future__ import annotations
+
+import logging
+import math
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import zmq
+
+from feeder import codec
+from feeder.errors import ConfigError, FeedError, ProtocolError
+from feeder.protocol import messages as say
+from feeder.protocol.coding import decode, encode
+from feeder.transport.addresses import Address
+from feeder.transport.descriptors import NONCE_BYTES, Listener
+from feeder.transport.desk import Desk, make_fault
+from feeder.transport.faults import point
+from feeder.transport.lease import Lease, Peer
+from feeder.transport.security import Socket, read_event
+from feeder.transport.waker import Waker
+from feeder.transport.wire import boot_id
+
+logger = logging.getLogger("feeder")
+
+_MESSAGES_AT_ONCE = 256
+_TELL_S = 5.0
+_LOG_EVERY_S = 1.0
+
+
+@dataclass(slots=True, kw_only=True)
+class Door:
+    """One ROUTER, its monitor, and the addresses that it is bound to."""
+
+    router: Socket
+    monitor: Socket
+    addresses: list[Address] = field(default_factory=list)
+
+
+class Serving:
+    """What the I/O thread knows. Its own thread alone touches it, but for `waker` and `stop`."""
+
+    def __init__(
+        self, desks: dict[str, Desk], doors: list[Door], listener: Listener | None, waker: Waker,
+        *, exit_when: str,
+    ) -> None:  # fmt: skip
+        self._desks = desks
+        self._doors = doors
+        self._listener = listener
+        self.waker = waker
+        self._exit_when = exit_when
+        self._leases: dict[Peer, tuple[Desk, Lease]] = {}
+        self._descriptors: dict[tuple[int, int], Peer] = {}
+        self._nonces: dict[bytes, Peer] = {}
+        self._stopping: str | None = None
+        self._logged_at, self._silenced = -math.inf, 0
+        self._tell_at = time.monotonic() + _TELL_S
+        self._poller = zmq.Poller()
+        for door in doors:
+            self._poller.register(door.router, zmq.POLLIN)
+            self._poller.register(door.monitor, zmq.POLLIN)
+        self._poller.register(waker.fileno(), zmq.POLLIN)
+        if listener is not None:
+            self._poller.register(listener.fileno(), zmq.POLLIN)
+        # The unix connections of consumers, and their processes: readable when they are gone.
+        self._watched: dict[int, Peer] = {}
+        self.done = False
+        """Whether all consumers have what they wanted (`exit_when`)."""
+
+    def stop(self, reason: str) -> None:
+        """Ask the thread to end; from any thread."""
+        self._stopping = reason
+        self.waker.wake()
+
+    def run(self) -> None:
+        """Thread body."""
+        try:
+            while self._stopping is None and not self.done:
+                self._step()
+        finally:
+            self._farewell()
+
+    def _step(self) -> None:
+        ready = dict(self._poller.poll(self._timeout()))
+        self.waker.clear()
+        for i, door in enumerate(self._doors):
+            if door.router in ready:
+                self._receive(i, door)
+            if door.monitor in ready:
+                self._look_at_events(i, door)
+        self._look_at_connections(ready)
+        for desk in self._desks.values():
+            desk.pump()
+        self._look_at_clock()
+
+    def _timeout(self) -> int:
+        now = time.monotonic()
+        nearest = self._tell_at if self._leases else math.inf
+        for desk in self._desks.values():
+            nearest = min(nearest, desk.expire(now))
+        if self._listener is not None:
+            nearest = min(nearest, self._listener.deadline)
+        return -1 if nearest == math.inf else max(0, math.ceil((nearest - now) * 1000))
+
+    def _look_at_clock(self) -> None:
+        now = time.monotonic()
+        if self._listener is not None:
+            self._listener.expire(now)
+        if now >= self._tell_at:
+            self._tell_at = now + _TELL_S
+            for desk in self._desks.values():
+                desk.tell_waiting()
+        if self._exit_when == "acknowledged":
+            self.done = all(desk.acknowledged for desk in self._desks.values())
+
+    # ---- sending
+
+    def send(self, peer: Peer, message: say.Message, frames: Sequence[Any]) -> bool:
+        """Send a message; False where the peer is gone, or does not take what it asked for."""
+        parts = [peer.identity, encode(message)]
+        router = self._doors[peer.router].router
+        try:
+            if frames:
+                router.send_multipart(parts, zmq.SNDMORE)
+                router.send_multipart(frames, copy=False)
+            else:
+                router.send_multipart(parts)
+        except zmq.ZMQError as error:
+            self._log("a consumer is not sent to: %s", error)
+            return False
+        return True
+
+    # ---- receiving
+
+    def _receive(self, number: int, door: Door) -> None:
+        for _ in range(_MESSAGES_AT_ONCE):
+            try:
+                identity, *frames = door.router.recv_multipart(zmq.DONTWAIT, copy=False)
+            except zmq.Again:
+                return
+            # A connection that broke before this message came must be known as broken first: its
+            # descriptor may be this one's now.
+            self._look_at_events(number, door)
+            peer = Peer(number, identity.bytes)
+            try:
+                if len(frames) != 1:
+                    raise ProtocolError(f"a message of {len(frames)} frames, expected 1")
+                self._handle(peer, frames[0])
+            except FeedError as error:
+                self._refuse(peer, error)
+
+    def _handle(self, peer: Peer, frame: Any) -> None:
+        message = decode(frame.buffer, from_consumer=True)
+        if isinstance(message, say.Open):
+            self._descriptors[peer.router, frame.get(zmq.SRCFD)] = peer
+            self._open(peer, message)
+            return
+        found = self._leases.get(peer)
+        if found is None or found[1].generation != message.generation:  # type: ignore[attr-defined]
+            return  # It speaks of a lease that is over.
+        desk, lease = found
+        match message:
+            case say.Attached():
+                # The unix socket was connected before this was sent.
+                self._admit()
+                desk.attach(lease, message)
+                point("server.attached")
+            case say.Used():
+                desk.use(lease, message.sequence)
+                point("server.used")
+            case say.Released():
+                desk.feed.slots.release(lease.queue, message.slots)
+                point("server.released")
+            case say.Snapshot():
+                desk.snapshot(lease, message)
+            case say.Bye():
+                self._forget(peer)
+                desk.leave(lease)
+                self.send(peer, say.Farewell(generation=lease.generation, reason="goodbye"), ())
+
+    def _open(self, peer: Peer, message: say.Open) -> None:
+        if peer in self._leases:
+            raise ProtocolError("a consumer that has a queue asks for one")
+        point("server.open")
+        desk = self._find(message.feed)
+        lease = desk.open(peer, message)
+        self._leases[peer] = desk, lease
+        offer = None
+        if self._listener is not None and message.boot_id and message.boot_id == boot_id():
+            nonce = secrets.token_bytes(NONCE_BYTES)
+            self._nonces[nonce] = peer
+            self._listener.expect(nonce)
+            offer = say.Offer(path=self._listener.path, nonce=nonce)
+        recipe = desk.feed.recipe
+        answer = say.Opened(
+            generation=lease.generation,
+            sequence=0,
+            step=desk.first_step(lease.queue),
+            num_queues=desk.num_queues,
+            spec=None,
+            credit=lease.credit,
+            hold=lease.hold,
+            shared=offer,
+            lease_s=desk.lease_s,
+            length=None,
+            name=recipe.name,
+            number=0,
+            fingerprint=codec.pack(recipe.positions.fingerprint),
+            epochs=recipe.config.stream.epochs,
+            token=desk.start_token(lease.queue),
+        )
+        lease.session.on("Opened")
+        self.send(peer, answer, ())
+        point("server.opened")
+        desk.tell_waiting()
+
+    def _find(self, name: str) -> Desk:
+        if name in self._desks:
+            return self._desks[name]
+        if not name and len(self._desks) == 1:
+            return next(iter(self._desks.values()))
+        raise ConfigError(
+            f"feed is {name!r}, expected one of {sorted(self._desks)!r}; name it with feed="
+        )
+
+    def _refuse(self, peer: Peer, error: FeedError) -> None:
+        """Tell a peer what is wrong with what it said; a lease that it has ends."""
+        self._log("a consumer is refused: %s", error)
+        found = self._leases.get(peer)
+        generation = b"" if found is None else found[1].generation
+        self.send(peer, make_fault(generation, error, None), ())
+        self._lose(peer)
+
+    def _forget(self, peer: Peer) -> None:
+        self._leases.pop(peer, None)
+        for nonce in [nonce for nonce, owner in self._nonces.items() if owner == peer]:
+            del self._nonces[nonce]
+            if self._listener is not None:
+                self._listener.withdraw(nonce)
+        for descriptor, owner in list(self._watched.items()):
+            if owner == peer:
+                del self._watched[descriptor]
+                self._poller.unregister(descriptor)
+
+    def _log(self, text: str, error: object) -> None:
+        """Log at most once a second: a peer that misbehaves does so often."""
+        now = time.monotonic()
+        if now - self._logged_at < _LOG_EVERY_S:
+            self._silenced += 1
+            return
+        more = f" ({self._silenced} more like it)" if self._silenced else ""
+        self._logged_at, self._silenced = now, 0
+        logger.warning(text + more, error)
+
+    # ---- connections
+
+    def _look_at_events(self, number: int, door: Door) -> None:
+        while (event := read_event(door.monitor)) is not None:
+            if event.kind == zmq.EVENT_DISCONNECTED:
+                peer = self._descriptors.pop((number, event.value), None)
+                if peer is not None:
+                    self._lose(peer)
+            elif event.kind in (zmq.EVENT_HANDSHAKE_FAILED_AUTH,
+                                zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL):  # fmt: skip
+                self._log("a peer was not let in: %s", event.kind.name)
+
+    def _look_at_connections(self, ready: dict[Any, int]) -> None:
+        if self._listener is not None and self._listener.fileno() in ready:
+            self._admit()
+        for descriptor in ready:
+            peer = self._watched.get(descriptor)
+            if peer is not None:
+                self._lose(peer)
+
+    def _admit(self) -> None:
+        """Take the unix connections that have said whose they are."""
+        if self._listener is None:
+            return
+        # Once to accept a connection, once to read what it has presented by then.
+        for connection in [*self._listener.on_readable(), *self._listener.on_readable()]:
+            peer = self._nonces.pop(connection.nonce)
+            found = self._leases.get(peer)
+            if found is None:
+                connection.close()
+                continue
+            found[1].connection = connection
+            for descriptor in (connection.fileno(), connection.pidfd):
+                if descriptor is not None:
+                    self._watched[descriptor] = peer
+                    self._poller.register(descriptor, zmq.POLLIN)
+
+    def _lose(self, peer: Peer) -> None:
+        """A peer's connection is dead."""
+        found = self._leases.get(peer)
+        if found is not None:
+            # First: descriptors that are closed cannot be taken off a poll any more.
+            self._forget(peer)
+            desk, lease = found
+            desk.lose(lease)
+
+    def _farewell(self) -> None:
+        for peer in list(self._leases):
+            self.send(
+                peer, say.Farewell(generation=b"", reason=self._stopping or "all is done"), ()
+            )
+
+
+__all__ = ["Door", "Serving"]

@@ -1,0 +1,38 @@
+"""Waking the thread that polls, from any other thread."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+
+
+class Waker:
+    """A descriptor that becomes readable when somebody calls `wake`.
+
+    Finalisers of arrays call `wake`, from any thread and perhaps inside the garbage collector, and
+    long after what they wake has been closed. So the descriptor is closed when the last reference
+    to the waker is gone and not before: a number closed earlier could be another file's by then.
+    """
+
+    def __init__(self) -> None:
+        self._descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._awake = False
+
+    def fileno(self) -> int:
+        """What to poll."""
+        return self._descriptor
+
+    def wake(self) -> None:
+        """Make the descriptor readable."""
+        if not self._awake:
+            self._awake = True
+            os.eventfd_write(self._descriptor, 1)
+
+    def clear(self) -> None:
+        """To be called before looking for what there is to do."""
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._descriptor)
+        self._awake = False
+
+    def __del__(self) -> None:
+        os.close(self._descriptor)

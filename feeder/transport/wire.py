@@ -1,0 +1,118 @@
+"""A consumer's connection to one server: the DEALER, its events, and what else wakes the thread."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import select
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import zmq
+
+from feeder.errors import FeedError, TransportError
+from feeder.transport.addresses import Address
+from feeder.transport.security import Security, connect, meaning, read_event, unwatch, watch
+
+_MESSAGES_AT_ONCE = 64
+
+
+class Ready(NamedTuple):
+    """What a poll found."""
+
+    messages: bool
+    trouble: bool
+
+
+class Readable(Protocol):
+    """Anything with a descriptor."""
+
+    def fileno(self) -> int:
+        """The descriptor."""
+
+
+@cache
+def boot_id() -> str:
+    """What tells this boot of this kernel from any other; empty where the kernel has no such
+    thing."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
+def wait_for(waker: Readable, timeout_s: float) -> None:
+    """Wait until the waker is woken, at most so long."""
+    select.select([waker], [], [], None if timeout_s == math.inf else timeout_s)
+
+
+class Wire:
+    """One connection, which ZeroMQ tries to make until it stands. Belongs to one thread."""
+
+    def __init__(self, security: Security, address: Address, max_message_bytes: int) -> None:
+        self._connected = False
+        self._num_refused = 0
+        self._needed = 2 if security.encrypts(address) else math.inf
+        self._dealer = security.make_dealer(
+            1024, max_message_bytes=max_message_bytes, curve=security.encrypts(address)
+        )
+        self._monitor = watch(self._dealer)
+        self._poller = zmq.Poller()
+        self._poller.register(self._dealer, zmq.POLLIN)
+        self._poller.register(self._monitor, zmq.POLLIN)
+        self._watched: Readable | None = None
+        self._hung_up = False
+        connect(self._dealer, address)
+
+    def wake_with(self, waker: Readable) -> None:
+        """Let a poll return when the waker is woken."""
+        self._poller.register(waker.fileno(), zmq.POLLIN)
+
+    def watch(self, connection: Readable) -> None:
+        """Let the end of another connection to the server be trouble."""
+        self._watched = connection
+        self._poller.register(connection.fileno(), zmq.POLLERR)
+
+    def poll(self, timeout_s: float) -> Ready:
+        """Wait for anything, at most so long."""
+        timeout = None if timeout_s == math.inf else math.ceil(timeout_s * 1000)
+        ready = dict(self._poller.poll(timeout))
+        if self._watched is not None and self._watched.fileno() in ready:
+            self._hung_up = True
+        return Ready(self._dealer in ready, self._monitor in ready or self._hung_up)
+
+    def send(self, data: bytes) -> None:
+        """Send a message, sooner or later."""
+        with contextlib.suppress(zmq.Again):
+            self._dealer.send(data)
+
+    def receive(self) -> Iterator[tuple[Any, list[Any]]]:
+        """The messages that are there: the first frame's bytes, and the frames after it."""
+        for _ in range(_MESSAGES_AT_ONCE):
+            try:
+                first, *frames = self._dealer.recv_multipart(zmq.DONTWAIT, copy=False)
+            except zmq.Again:
+                return
+            yield first.buffer, frames
+
+    def trouble(self) -> FeedError | None:
+        """What is wrong with the connection, if anything."""
+        while (event := read_event(self._monitor)) is not None:
+            if event.kind == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                self._connected = True
+            elif event.kind == zmq.EVENT_DISCONNECTED and self._connected:
+                return TransportError(f"the connection to {event.endpoint} broke")
+            elif not self._connected and (error := meaning(event)) is not None:
+                # A server that is being killed ends a handshake without a word too.
+                silent = event.kind == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+                self._num_refused += 1
+                if not silent or self._num_refused >= self._needed:
+                    return error
+        return TransportError("the server is gone") if self._hung_up else None
+
+    def close(self) -> None:
+        """End the connection; what has not gone out is lost."""
+        unwatch(self._dealer, self._monitor)
+        self._dealer.close(linger=0)

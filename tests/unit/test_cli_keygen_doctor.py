@@ -1,0 +1,192 @@
+"""The commands `feeder keygen`, `feeder doctor` and `feeder inspect`, and how they are found."""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from feeder import cli
+from feeder.cli import doctor
+from feeder.transport.keys import ClientKeys, ServerKeys
+
+
+@pytest.fixture(autouse=True)
+def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    runtime = tmp_path / "runtime"
+    runtime.mkdir()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
+    return runtime
+
+
+def run(command: list[str]) -> int:
+    """Run the command; its status where argparse exits, too."""
+    try:
+        return cli.main(command)
+    except SystemExit as left:
+        return int(left.code or 0)
+
+
+@pytest.mark.parametrize("name", sorted(set(cli.COMMANDS)))
+def test_every_command_has_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([name, "--help"]) == 0
+    assert capsys.readouterr().out.startswith(f"usage: feeder {name} ")
+
+
+def test_help_names_every_command_and_loads_none() -> None:
+    code = (
+        "import sys; from feeder.cli import main\n"
+        "try: main(['--help'])\n"
+        "finally: print([m for m in ('msgspec', 'numpy', 'zmq') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
+    assert done.returncode == 0
+    assert done.stdout.endswith("[]\n")
+    assert [line for line in cli.COMMANDS.values() if line not in done.stdout] == []
+
+
+@pytest.mark.parametrize(
+    "command", [[], ["nothing"], ["keygen"], ["doctor", "x"], ["inspect", "a", "b"], ["--quiet"]]
+)
+def test_wrong_usage_is_status_2(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(command) == 2
+    assert capsys.readouterr().err.startswith("usage: feeder")
+
+
+def test_inspect_tells_an_error_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "snapshot").write_bytes(b"no snapshot")
+    assert run(["inspect", str(tmp_path / "snapshot")]) == 1
+    assert capsys.readouterr().err.startswith("feeder: ")
+
+
+def test_keygen_makes_keys_for_both_sides(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["keygen", str(tmp_path / "a dir")]) == 0
+    told = capsys.readouterr().out
+    assert f"wrote {tmp_path}/a dir/server.key_secret\n" in told
+    assert f"scp -p '{tmp_path}/a dir/server.key' '{tmp_path}/a dir/client.key_secret'" in told
+    client = ClientKeys.read(tmp_path / "a dir", "client")
+    assert ServerKeys.read(tmp_path / "a dir").allowed == {client.public}
+
+
+def test_keygen_adds_clients_and_overwrites_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["keygen", str(tmp_path), "--name", "a"]) == 0
+    first = ServerKeys.read(tmp_path)
+    assert run(["keygen", str(tmp_path), "--name", "b"]) == 0
+    second = ServerKeys.read(tmp_path)
+    assert (first.public, first.secret) == (second.public, second.secret)
+    assert first.allowed < second.allowed and len(second.allowed) == 2
+    assert run(["keygen", str(tmp_path), "--name", "b"]) == 1
+    assert "is not overwritten" in capsys.readouterr().err
+    assert ServerKeys.read(tmp_path) == second
+
+
+@pytest.mark.parametrize("left", ["server.key", "client.key_secret", "clients/client.key"])
+def test_keygen_overwrites_no_half_of_a_pair(
+    tmp_path: Path, left: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "clients").mkdir()
+    (tmp_path / left).write_text("precious")
+    assert run(["keygen", str(tmp_path)]) == 1
+    assert f"{tmp_path / left}' is there" in capsys.readouterr().err
+    assert (tmp_path / left).read_text() == "precious"
+    assert not (tmp_path / "server.key_secret").exists()
+
+
+@pytest.mark.parametrize("name", ["server", "", ".hidden", "../up", "a/b", "-x", "a b"])
+def test_keygen_takes_plain_names(
+    tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["keygen", str(tmp_path), f"--name={name}"]) == 1
+    assert f"client name {name!r}" in capsys.readouterr().err
+    assert os.listdir(tmp_path) == ["runtime"]
+
+
+def test_keygen_tells_where_it_cannot_write(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    assert run(["keygen", str(tmp_path / "file")]) == 1
+    assert "keys cannot be written" in capsys.readouterr().err
+
+
+def test_doctor_finds_this_machine_sound(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["doctor"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == len(doctor.CHECKS)
+    assert {line.split()[0] for line in lines} <= {"ok", "warning"}
+
+
+def test_doctor_ends_with_1_where_there_is_a_problem(
+    runtime: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (runtime / "feeder").mkdir(mode=0o755)
+    assert run(["doctor"]) == 1
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "problem" in line]
+    assert "mode 0755, expected 0700" in line
+
+
+def no_memfd(*_: object) -> int:
+    raise OSError(38, "Function not implemented")
+
+
+@pytest.mark.parametrize(
+    ("check", "target", "name", "value", "level", "says"),
+    [
+        (doctor.check_python, doctor.sys, "version_info", (3, 10), "problem", "install Python"),
+        (doctor.check_python, doctor.sys, "platform", "darwin", "problem", "runs on Linux"),
+        (doctor.check_numpy, np, "__version__", "1.26.4", "problem", "numpy>=2.0"),
+        (doctor.check_pyzmq, doctor.zmq, "zmq_version_info", lambda: (4, 3, 4), "problem", "wheel"),
+        (doctor.check_pyzmq, doctor.zmq, "has", lambda n: n != "ipc", "problem", "without ipc"),
+        (doctor.check_pyzmq, doctor.zmq, "has", lambda n: n != "curve", "warning", "without curve"),
+        (doctor.check_memfd, os, "memfd_create", no_memfd, "warning", "no shared memory"),
+        (doctor.check_memfd, doctor, "FUTURE_WRITE", 1 << 20, "warning", "cannot be sealed"),
+        (doctor.check_descriptors, resource, "getrlimit", lambda _: (64, 99), "problem", "99"),
+        (doctor.check_descriptors, resource, "getrlimit", lambda _: (500, 9), "warning", "1024"),
+        (doctor.check_directory, os, "access", lambda *_: False, "problem", "cannot be made"),
+        (
+            doctor.check_workers,
+            doctor.importlib.util,
+            "find_spec",
+            lambda _: None,
+            "problem",
+            "mis",
+        ),
+        (doctor.check_cpus, os, "sched_getaffinity", lambda _: {0}, "warning", "take turns"),
+        (doctor.check_copy, doctor, "GOOD_COPY_GBS", 1e6, "warning", "GB/s"),
+        (doctor.check_cupy, doctor.importlib.util, "find_spec", lambda _: 1, "ok", "is installed"),
+    ],
+)
+def test_doctor_sees(
+    check: Callable[[], doctor.Finding],
+    target: object,
+    name: str,
+    value: object,
+    level: str,
+    says: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert check().level != "problem"
+    with monkeypatch.context() as patched:
+        patched.setattr(target, name, value)
+        finding = check()
+    assert finding.level == level
+    assert says in str(finding)
+
+
+def test_doctor_says_of_a_sound_directory_that_it_is_there(runtime: Path) -> None:
+    assert "is made by the first server" in str(doctor.check_directory())
+    (runtime / "feeder").mkdir(mode=0o700)
+    assert "is made" not in str(doctor.check_directory())
+    assert doctor.check_directory().level == "ok"

@@ -1,0 +1,166 @@
+"""Where columns lie in a slot, checksums of its memory, and the pieces that frames carry."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+import xxhash
+from hypothesis import given
+from hypothesis import strategies as st
+
+from feeder.devices.slots import HostSlots
+from feeder.protocol.checks import checksum, layout, pieces
+from workers.chunks import Column
+
+KIB = 1024
+
+
+def column(name: str, dtype: str, shape: tuple[int, ...], axis: int = 0) -> Column:
+    return Column(name=name, axis=axis, dtype=np.dtype(dtype), shape=shape)
+
+
+COLUMNS = (
+    column("image", "<f4", (3, 5)),
+    column("label", "|i1", ()),
+    column("nothing", "<f8", (0,)),
+    column("series", "<i8", (2, 7), axis=1),
+)
+
+
+def test_columns_follow_each_other_at_multiples_of_64_bytes() -> None:
+    places, num_bytes = layout(COLUMNS, 10)
+    assert [place.shape for place in places] == [(10, 3, 5), (10,), (10, 0), (2, 10, 7)]
+    assert [place.num_bytes for place in places] == [600, 10, 0, 1120]
+    assert [place.offset for place in places] == [0, 640, 704, 704]
+    assert [place.axis for place in places] == [0, 0, 0, 1]
+    assert num_bytes == 704 + 1152
+
+
+@pytest.mark.parametrize("rows", [0, 1])
+def test_a_slot_has_at_least_64_bytes(rows: int) -> None:
+    assert layout((column("x", "|u1", ()),), rows).num_bytes == 64
+    assert layout((), rows).num_bytes == 64
+
+
+def test_sizes_do_not_overflow() -> None:
+    places, num_bytes = layout((column("x", "<f8", (2**40, 2**40)),), 2**20)
+    assert num_bytes == places[0].num_bytes == 8 * 2**100
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(["|u1", "<f4", "<c16", "|S3"]),
+                       st.lists(st.integers(0, 4), max_size=3).map(tuple), st.integers(0, 3)),
+             max_size=5),
+    st.integers(0, 9),
+)  # fmt: skip
+def test_a_host_slot_lies_as_the_layout_says(drawn: list[Any], rows: int) -> None:
+    columns = tuple(
+        column(str(i), dtype, shape, min(axis, len(shape)))
+        for i, (dtype, shape, axis) in enumerate(drawn)
+    )
+    places, num_bytes = layout(columns, rows)
+    slot = HostSlots().take(0, columns, rows)
+    assert slot.num_bytes == num_bytes
+    start = np.frombuffer(slot._memory, np.uint8).ctypes.data
+    end = 0
+    for place, array, leased in zip(places, slot.arrays, slot.lease(rows), strict=True):
+        assert place.offset % 64 == 0
+        assert end <= place.offset <= end + 63
+        end = place.offset + place.num_bytes
+        assert (array.shape, array.dtype, array.nbytes) == (
+            place.shape, place.dtype, place.num_bytes,
+        )  # fmt: skip
+        if array.nbytes:
+            assert array.ctypes.data == leased.ctypes.data == start + place.offset
+    assert end <= num_bytes
+
+
+SIZES = [0, 1, 64, 4 * KIB, 8 * KIB, 32 * KIB, 32 * KIB + 1, 64 * KIB, 65 * KIB, 65 * KIB + 1,
+         1024 * KIB, 1025 * KIB + 17]  # fmt: skip
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_checksums_of_each_mode(size: int) -> None:
+    data = random.Random(size).randbytes(size)
+    assert checksum(memoryview(data), "off") == 0
+    assert checksum(memoryview(data), "full") == xxhash.xxh3_64_intdigest(data)
+    for mode in ("sampled", "full"):
+        assert checksum(memoryview(data), mode) == checksum(memoryview(bytearray(data)), mode)
+        assert 0 <= checksum(memoryview(data), mode) < 2**64
+        assert checksum(memoryview(data), mode, 1) != checksum(memoryview(data), mode)
+
+
+def flip(data: bytes, start: int, stop: int) -> memoryview:
+    changed = bytearray(data)
+    changed[start:stop] = bytes(byte ^ 0xFF for byte in changed[start:stop])
+    return memoryview(changed)
+
+
+@pytest.mark.parametrize("mode", ["sampled", "full"])
+@pytest.mark.parametrize("size", [size for size in SIZES if size])
+def test_changes_at_the_head_and_the_tail_are_noticed(size: int, mode: Any) -> None:
+    data = random.Random(size).randbytes(size)
+    good = checksum(memoryview(data), mode)
+    assert checksum(flip(data, 0, 1), mode) != good
+    assert checksum(flip(data, size - 1, size), mode) != good
+
+
+@pytest.mark.parametrize("mode", ["sampled", "full"])
+@pytest.mark.parametrize("size", [32 * KIB, 64 * KIB, 65 * KIB + 1, 300 * KIB, 1025 * KIB + 17])
+def test_a_changed_region_of_64_kib_is_noticed_wherever_it_is(size: int, mode: Any) -> None:
+    data = random.Random(size).randbytes(size)
+    good = checksum(memoryview(data), mode)
+    width = min(size, 64 * KIB)
+    rng = random.Random(1)
+    starts = {0, size - width, *range(0, size - width + 1, 64 * KIB)}
+    starts |= {rng.randint(0, size - width) for _ in range(40)}
+    starts |= {start for start in (1, 1023, 1024, 1025, 65535) if start <= size - width}
+    for start in starts:
+        assert checksum(flip(data, start, start + width), mode) != good, start
+
+
+@pytest.mark.parametrize("size", [64, 8 * KIB, 32 * KIB])
+def test_small_memory_is_checked_whole(size: int) -> None:
+    data = bytes(size)
+    good = checksum(memoryview(data), "sampled")
+    for at in range(0, size, 61):
+        assert checksum(flip(data, at, at + 1), "sampled") != good
+
+
+def test_of_large_memory_a_sixty_fourth_is_looked_at() -> None:
+    data = bytes(1024 * KIB)
+    good = checksum(memoryview(data), "sampled")
+    step = 256
+    seen = sum(
+        checksum(flip(data, at, at + 1), "sampled") != good for at in range(0, len(data), step)
+    )
+    assert 1 / 70 <= seen * step / len(data) <= 1 / 55
+
+
+def test_parts_are_chained_in_order() -> None:
+    first, second = memoryview(b"first"), memoryview(b"second")
+    chained = checksum(second, "full", checksum(first, "full"))
+    assert chained != checksum(first, "full", checksum(second, "full"))
+    assert checksum(second, "off", 5) == 0
+
+
+@given(st.integers(0, 400), st.integers(1, 130))
+def test_pieces_are_all_of_the_memory_in_order(size: int, max_bytes: int) -> None:
+    memory = bytearray(range(256)) * 2
+    parts = pieces(memoryview(memory)[:size], max_bytes)
+    assert b"".join(parts) == memory[:size]
+    assert all(0 < len(part) <= max_bytes for part in parts)
+    assert len(parts) == -(-size // max_bytes)
+    if size:
+        memory[size - 1] ^= 0xFF
+        assert parts[-1][-1] == memory[size - 1], "a piece is a copy"
+
+
+def test_pieces_are_of_a_mebibyte_and_of_any_shape() -> None:
+    array = np.arange(5 * 2**17, dtype=np.int64).reshape(5, -1)
+    parts = pieces(memoryview(array))
+    assert [part.nbytes for part in parts] == [2**20] * 5
+    assert b"".join(parts) == array.tobytes()

@@ -1,0 +1,458 @@
+"""Messages go through the wire unchanged, and nothing but messages comes out of it."""
+
+from __future__ import annotations
+
+import math
+import random
+import tracemalloc
+from typing import Any
+
+import msgpack
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from feeder import errors
+from feeder.errors import ProtocolError
+from feeder.protocol.coding import decode, encode
+from feeder.protocol.messages import (
+    FROM_CONSUMER,
+    FROM_SERVER,
+    MAX_ITEMS,
+    PROTOCOL_VERSION,
+    TOKEN_BYTES,
+    Arena,
+    Attached,
+    Batches,
+    Bye,
+    ColumnSpec,
+    End,
+    Farewell,
+    Fault,
+    Header,
+    Message,
+    Offer,
+    Open,
+    Opened,
+    Progress,
+    Released,
+    Snapshot,
+    Spec,
+    State,
+    Used,
+    Waiting,
+)
+
+COUNTS = st.integers(0, 2**63 - 1)
+ONE_UP = st.integers(1, 2**63 - 1)
+NAMES = st.text(max_size=20)
+TOKENS = st.binary(max_size=60)
+GENERATIONS = st.binary(min_size=24, max_size=24)
+LISTS = st.lists(COUNTS, max_size=5).map(tuple)
+DTYPES = st.sampled_from(["|b1", "|i1", "<u2", ">f4", "<f16", "<c8", "|S3", "<U5", "<M8[s]", "<m8"])
+SHAPES = st.lists(st.integers(0, 3), max_size=31).map(tuple)
+CHECKSUMS = st.sampled_from(["off", "sampled", "full"])
+COLUMNS = st.builds(ColumnSpec, name=NAMES, dtype=DTYPES, axis=st.just(0), shape=SHAPES)
+SPECS = st.builds(
+    Spec, batch_size=ONE_UP, columns=st.lists(COLUMNS, min_size=1, max_size=3).map(tuple)
+)
+OFFERS = st.builds(Offer, path=NAMES, nonce=st.binary(min_size=16, max_size=16))
+
+
+def headers(slot: int) -> st.SearchStrategy[Header]:
+    return st.builds(
+        Header, COUNTS, COUNTS, COUNTS, COUNTS, COUNTS, COUNTS, TOKENS, st.integers(0, 2**64 - 1),
+        st.integers(slot, 2**48), st.none() | st.lists(SHAPES, max_size=3).map(tuple),
+    )  # fmt: skip
+
+
+MESSAGES: dict[type[Message], st.SearchStrategy[Any]] = {
+    Open: st.builds(
+        Open, version=st.just(PROTOCOL_VERSION), feed=NAMES, queue=COUNTS,
+        token=st.none() | TOKENS, credit=COUNTS, hold=COUNTS, fingerprint=st.none() | TOKENS,
+        intent=st.sampled_from(["start", "rejoin"]), takeover=st.booleans(), who=NAMES,
+        boot_id=NAMES, checksum=st.just("auto") | CHECKSUMS,
+    ),
+    Attached: st.builds(
+        Attached, generation=GENERATIONS, plane=st.sampled_from(["shared", "frames"]),
+        reason=NAMES,
+    ),
+    Used: st.builds(Used, generation=GENERATIONS, sequence=COUNTS),
+    Released: st.builds(Released, generation=GENERATIONS, slots=LISTS),
+    Snapshot: st.builds(Snapshot, generation=GENERATIONS, request=COUNTS, sequence=COUNTS),
+    Bye: st.builds(Bye, generation=GENERATIONS),
+    Opened: st.builds(
+        Opened, generation=GENERATIONS, sequence=COUNTS, step=COUNTS, num_queues=ONE_UP,
+        spec=st.none() | SPECS, credit=ONE_UP, hold=COUNTS, shared=st.none() | OFFERS,
+        lease_s=st.floats(0.001, 1e9), checksum=CHECKSUMS, length=st.none() | COUNTS,
+    ),
+    Spec: SPECS,
+    Arena: st.builds(
+        Arena, generation=GENERATIONS, number=st.integers(0, 2**31 - 1), slot_bytes=ONE_UP,
+        num_slots=st.integers(1, 2**16),
+    ),
+    Batches: st.builds(
+        Batches, generation=GENERATIONS,
+        headers=st.lists(headers(0), min_size=1, max_size=4).map(tuple) | st.tuples(headers(-1)),
+    ),
+    Progress: st.builds(Progress, generation=GENERATIONS, done=COUNTS, total=COUNTS),
+    Waiting: st.builds(Waiting, generation=GENERATIONS, queues=LISTS),
+    State: st.builds(State, generation=GENERATIONS, request=COUNTS, data=st.none() | TOKENS),
+    Fault: st.builds(
+        Fault, generation=GENERATIONS | st.just(b""), sequence=st.none() | COUNTS,
+        kind=st.sampled_from(["FetchError", "ChunkError", "LeaseLost", "ProtocolError"]),
+        text=NAMES, note=NAMES,
+        fields=st.dictionaries(NAMES, st.none() | NAMES | st.integers(-(2**63), 2**63 - 1),
+                               max_size=4),
+    ),
+    End: st.builds(End, generation=GENERATIONS, sequence=COUNTS, token=TOKENS),
+    Farewell: st.builds(Farewell, reason=NAMES),
+}  # fmt: skip
+ANY = st.one_of(list(MESSAGES.values()))
+
+G = bytes(24)
+COLUMN = ColumnSpec(name="x", dtype="<f4", axis=0, shape=(2, 3))
+HEADER = Header(0, 0, 0, 0, 2, 2, b"t", 0, 5, None)
+EXAMPLES: list[Message] = [
+    Open(
+        version=PROTOCOL_VERSION, feed="", queue=0, token=None, credit=0, hold=1, fingerprint=None,
+        intent="start", takeover=False, who="pid 1", boot_id="", checksum="auto",
+    ),
+    Attached(generation=G, plane="shared", reason=""),
+    Used(generation=G, sequence=1),
+    Released(generation=G, slots=(1, 2)),
+    Snapshot(generation=G, request=1, sequence=2),
+    Bye(generation=G),
+    Opened(
+        generation=G, sequence=0, step=0, num_queues=1, spec=Spec(batch_size=2, columns=(COLUMN,)),
+        credit=8, hold=4, shared=Offer(path="/p", nonce=bytes(16)), lease_s=30.0,
+        checksum="sampled", length=None,
+    ),
+    Spec(batch_size=2, columns=(COLUMN,)),
+    Arena(generation=G, number=0, slot_bytes=64, num_slots=4),
+    Batches(generation=G, headers=(HEADER, HEADER)),
+    Progress(generation=G, done=1, total=2),
+    Waiting(generation=G, queues=(1,)),
+    State(generation=G, request=1, data=b"s"),
+    Fault(generation=b"", sequence=None, kind="LeaseLost", text="t", fields={"call": 1}, note=""),
+    End(generation=G, sequence=3, token=b"t"),
+    Farewell(reason="stop"),
+]  # fmt: skip
+BY_NAME = {type(message).__name__: message for message in EXAMPLES}
+EACH = pytest.mark.parametrize("message", EXAMPLES, ids=BY_NAME)
+
+
+def comes_from_consumer(message: Message) -> bool:
+    return type(message).__name__ in FROM_CONSUMER
+
+
+def refused(data: bytes, *, from_consumer: bool, max_bytes: int | None = None) -> str:
+    """What the refusal says; it is of the project's form."""
+    with pytest.raises(ProtocolError) as caught:
+        decode(data, from_consumer=from_consumer, max_bytes=max_bytes)
+    text = str(caught.value)
+    assert text[0].islower() and not text.endswith(".") and text.isprintable()
+    assert len(text) < 600
+    return text
+
+
+def changed(name: str, **fields: Any) -> bytes:
+    """A good message as msgpack with other fields."""
+    return msgpack.packb({**msgspec.to_builtins(BY_NAME[name], builtin_types=(bytes,)), **fields})
+
+
+def header(at: int, value: Any) -> bytes:
+    """Two headers, the first with another field."""
+    fields = list(msgspec.to_builtins(HEADER, builtin_types=(bytes,)))
+    return changed("Batches", headers=[[*fields[:at], value, *fields[at + 1 :]], fields])
+
+
+def column(**fields: Any) -> bytes:
+    """A spec whose column has other fields."""
+    return changed("Spec", columns=[{**msgspec.to_builtins(COLUMN), **fields}])
+
+
+def test_every_message_has_a_strategy_and_an_example() -> None:
+    assert {kind.__name__ for kind in MESSAGES} == {*FROM_CONSUMER, *FROM_SERVER} == set(BY_NAME)
+    assert not set(FROM_CONSUMER) & set(FROM_SERVER)
+
+
+@pytest.mark.parametrize("kind", MESSAGES, ids=lambda kind: kind.__name__)
+def test_what_is_sent_arrives(kind: type[Message]) -> None:
+    @given(MESSAGES[kind])
+    def arrives(message: Message) -> None:
+        data = encode(message)
+        got = decode(memoryview(data), from_consumer=comes_from_consumer(message))
+        assert type(got) is kind
+        assert got == message
+
+    arrives()
+
+
+@given(ANY)
+def test_bytes_are_plain_msgpack_with_exactly_the_keys(message: Message) -> None:
+    fields = msgpack.unpackb(encode(message))
+    assert list(fields) == ["type", *type(message).__struct_fields__]
+    assert fields["type"] == type(message).__name__
+
+
+@EACH
+def test_the_other_side_may_not_send_it(message: Message) -> None:
+    name, of_consumer = type(message).__name__, comes_from_consumer(message)
+    text = refused(encode(message), from_consumer=not of_consumer)
+    peer = "server" if of_consumer else "consumer"
+    assert text.startswith(f"{peer} sent a message of type {name!r}, expected one of ")
+
+
+@EACH
+def test_every_key_must_be_there_once_and_no_other(message: Message) -> None:
+    name, side = type(message).__name__, comes_from_consumer(message)
+    fields = msgpack.unpackb(encode(message))
+    for key in fields:
+        refused(msgpack.packb({k: v for k, v in fields.items() if k != key}), from_consumer=side)
+    text = refused(changed(name, extra=1), from_consumer=side)
+    assert text.startswith(f"{name_of_peer(side)} sent a bad {name}: object contains unknown")
+    packer = msgpack.Packer()
+    twice = packer.pack_map_pairs([*fields.items(), ("type", name)])
+    assert "a key comes twice" in refused(twice, from_consumer=side)
+
+
+def name_of_peer(from_consumer: bool) -> str:
+    return "consumer" if from_consumer else "server"
+
+
+@EACH
+def test_a_value_of_another_type_is_refused(message: Message) -> None:
+    """Each field in turn gets a value of each type; what passes must come out as it went in."""
+    name, side = type(message).__name__, comes_from_consumer(message)
+    wrong: list[Any] = [True, 1.5, math.nan, "1", b"1", [], ["a"], [b"a"], {}, {"a": 1}, -1, 2**63]
+    for key in BY_NAME[name].__struct_fields__:
+        num_refused = 0
+        for value in wrong:
+            data = changed(name, **{key: value})
+            try:
+                got = decode(data, from_consumer=side)
+            except ProtocolError:
+                num_refused += 1
+                continue
+            there = msgspec.to_builtins(got, builtin_types=(bytes,))[key]
+            assert type(there) is type(value) or isinstance(there, tuple), key
+        assert num_refused >= len(wrong) - 2, key
+
+
+def test_duplicate_keys_are_refused_at_every_depth() -> None:
+    pack = msgpack.Packer().pack_map_pairs
+    inner = pack([*msgspec.to_builtins(COLUMN).items(), ("name", "y")])
+    data = changed("Spec", columns=["HERE"]).replace(msgpack.packb("HERE"), inner)
+    assert "a key comes twice" in refused(data, from_consumer=False)
+
+
+BAD: dict[str, tuple[bytes, str]] = {
+    "generation short": (changed("Bye", generation=bytes(23)), "length >= 24"),
+    "generation long": (changed("Bye", generation=bytes(25)), "length <= 24"),
+    "generation as base64": (changed("Bye", generation="A" * 32), "got `str`"),
+    "fault's generation": (changed("Fault", generation=bytes(8)), "has 8 bytes, expected 0 or 24"),
+    "fault of no error": (changed("Fault", kind="SystemExit"), "regex"),
+    "fault of a warning": (changed("Fault", kind="ReplayWarning"), "regex"),
+    "fault with a line end": (changed("Fault", kind="LeaseLost\n"), "regex"),
+    "fault with a list": (changed("Fault", fields={"call": [1]}), "got `array`"),
+    "negative queue": (changed("Open", queue=-1), ">= 0"),
+    "huge queue": (changed("Open", queue=2**64 - 1), "<= 9223372036854775807"),
+    "intent": (changed("Open", intent="steal"), "steal"),
+    "takeover": (changed("Open", takeover=1), "expected `bool`"),
+    "long name": (changed("Open", who="x" * 1025), "length <= 1024"),
+    "too many slots": (changed("Released", slots=[1] * (MAX_ITEMS + 1)), "max_array_len"),
+    "negative slot": (changed("Released", slots=[-1]), ">= 0"),
+    "lease nan": (changed("Opened", lease_s=math.nan), "> 0.0"),
+    "lease infinite": (changed("Opened", lease_s=math.inf), "<= "),
+    "lease 0": (changed("Opened", lease_s=0.0), "> 0.0"),
+    "no credit": (changed("Opened", credit=0), ">= 1"),
+    "nonce": (changed("Opened", shared={"path": "p", "nonce": bytes(15)}), "length >= 16"),
+    "spec of another type": (changed("Opened", spec={"type": "End"}), "invalid value"),
+    "arena of no slots": (changed("Arena", num_slots=0), ">= 1"),
+    "arena of many slots": (changed("Arena", num_slots=2**16 + 1), "<= 65536"),
+    "no headers": (changed("Batches", headers=[]), "length >= 1"),
+    "header of a map": (changed("Batches", headers=[{}]), "got `object`"),
+    "header short": (changed("Batches", headers=[[1]]), "at least length 10"),
+    "header long": (
+        changed("Batches", headers=[[0, 0, 0, 0, 0, 0, b"", 0, 0, None, 0]]), "at most length 10"
+    ),
+    "header's token": (header(6, bytes(TOKEN_BYTES + 1)), "length <= "),
+    "header's checksum": (header(7, -1), ">= 0"),
+    "header's slot": (header(8, -2), ">= -1"),
+    "frames with others": (header(8, -1), "expected it alone"),
+    "header's shapes": (header(9, [[-1]]), ">= 0"),
+    "header's ndim": (header(9, [[1] * 32]), "length <= 31"),
+    "objects": (column(dtype="|O"), "regex"),
+    "void": (column(dtype="|V8"), "regex"),
+    "structured": (column(dtype="<f4,<f4"), "regex"),
+    "no byte order": (column(dtype="f4"), "regex"),
+    "unknown size": (column(dtype="<i3"), "numpy does not know"),
+    "huge text": (column(dtype="|S99999999999"), "numpy does not know"),
+    "bad unit": (column(dtype="<M8[parsec]"), "numpy does not know"),
+    "other spelling": (column(dtype="<i1"), "expected '|i1'"),
+    "dtype with a line end": (column(dtype="<f4\n"), "regex"),
+    "ndim": (column(shape=[1] * 32), "length <= 31"),
+    "axis": (column(axis=3), "expected at most 2"),
+    "row overflows": (column(shape=[2**40, 2**40]), "more than"),
+    "version": (changed("Open", version=2), "version 2 of the protocol, expected 1; use the same"),
+    "version true": (changed("Open", version=True), "got `bool`"),
+    "type of no message": (changed("Bye", type="Message"), "'Message', expected one of Open"),
+    "type a list": (changed("Bye", type=["Bye"]), "type list, expected one of Open"),
+    "a list": (msgpack.packb([1]), "sent a list, expected a map"),
+    "nil": (b"\xc0", "sent a NoneType, expected a map"),
+    "nothing": (b"", "sent 0 bytes that are no message: unpack failed: incomplete input"),
+    "two values": (b"\x01\x01", "extra data"),
+    "reserved": (b"\xc1", "not msgpack, or too deep"),
+    "integer key": (b"\x81\x01\x01", "not allowed for map key"),
+    "bytes as key": (b"\x81\xc4\x01a\x01", "a message of type NoneType"),
+    "no utf-8": (b"\x81\xa1\xff\x01", "utf-8"),
+    "ext": (b"\x81\xa1a\xd4\x01a", "max_ext_len"),
+    "empty ext": (b"\x81\xa1a\xc7\x00\x05", "extension type 5, expected none"),
+    "timestamp": (b"\x81\xa1a\xd6\xff\0\0\0\0", "max_ext_len"),
+    "long timestamp": (b"\x81\xa1a\xc7\x0c\xff" + bytes(12), "max_ext_len"),
+    "list of 4 GiB": (b"\x81\xa1a\xdd\xff\xff\xff\xff", "max_array_len"),
+    "map of 4 GiB": (b"\xdf\xff\xff\xff\xff", "max_map_len"),
+    "bytes of 4 GiB": (b"\x81\xa1a\xc6\xff\xff\xff\xff", "incomplete input"),
+    "text of 4 GiB": (b"\x81\xa1a\xdb\xff\xff\xff\xff", "incomplete input"),
+    "ext of 4 GiB": (b"\x81\xa1a\xc9\xff\xff\xff\xff\x01", "max_ext_len"),
+    "cut off": (encode(BY_NAME["Open"])[:-1], "incomplete input"),
+    "500 deep": (b"\x91" * 500 + b"\x01", "sent a list, expected a map"),
+    "100,000 deep": (b"\x91" * 100_000 + b"\x01", "not msgpack, or too deep"),
+    "500 deep in a field": (
+        changed("Bye", generation=["HERE"]).replace(
+            msgpack.packb("HERE"), b"\x91" * 500 + b"\x01"
+        ),
+        "got `array`",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("data", "says"), BAD.values(), ids=BAD)
+def test_bad_input_is_a_protocol_error_that_says_what_is_wrong(data: bytes, says: str) -> None:
+    try:
+        name = msgpack.unpackb(data)["type"]
+    except Exception:
+        name = None
+    from_server = isinstance(name, str) and name in FROM_SERVER
+    assert says in refused(data, from_consumer=not from_server)
+
+
+def test_good_borders_pass() -> None:
+    """The refusals above are of the borders, not of the fields as such."""
+    passes = {
+        "Released": changed("Released", slots=[2**63 - 1] * MAX_ITEMS),
+        "Fault": changed(
+            "Fault", generation=G, fields={"call": None, "column": "x", "n": -(2**63)}
+        ),
+        "Batches": header(7, 2**64 - 1),
+        "Spec": column(dtype="<M8[25us]", axis=2, shape=[2**20, 2**20]),
+        "End": changed("End", token=bytes(TOKEN_BYTES)),
+        "Opened": changed("Opened", lease_s=30, spec=None, shared=None),
+    }
+    for name, data in passes.items():
+        assert type(decode(data, from_consumer=name in FROM_CONSUMER)).__name__ == name
+
+
+@pytest.mark.parametrize("name", [n for n in errors.__all__ if n != "ReplayWarning"])
+def test_every_error_of_feeder_may_be_a_fault(name: str) -> None:
+    got = decode(changed("Fault", kind=name), from_consumer=False)
+    assert isinstance(got, Fault) and got.kind == name
+
+
+def test_a_consumer_may_send_a_large_token_only_where_it_is_allowed() -> None:
+    data = changed("Open", token=bytes(200_000))
+    text = refused(data, from_consumer=True)
+    assert text == f"consumer sent {len(data)} bytes, expected at most {128 * 1024 + 64}"
+    got = decode(data, from_consumer=True, max_bytes=len(data))
+    assert isinstance(got, Open) and got.token == bytes(200_000)
+    refused(data, from_consumer=True, max_bytes=len(data) - 1)
+    assert decode(changed("Open", token=bytes(TOKEN_BYTES)), from_consumer=True)
+
+
+def test_memory_that_cannot_be_read_is_a_protocol_error_too() -> None:
+    with pytest.raises(ProtocolError, match="bytes that are no message: "):
+        decode(memoryview(encode(BY_NAME["Bye"]))[::2], from_consumer=True)
+
+
+def test_a_long_line_of_a_peer_is_cut_and_made_harmless() -> None:
+    for data in (
+        changed("Bye", **{"\n\x1b[31m" + "x" * 60_000: 1}),
+        changed("Bye", type="\n\x1b[31m" + "x" * 60_000),
+        changed("Open", version="\n\x1b[31m" + "x" * 60_000),
+        changed("Open", intent="\u202e\ud7ff" + "x" * 60_000),
+    ):
+        text = refused(data, from_consumer=True)
+        assert "\x1b" not in text and "\u202e" not in text
+
+
+def decode_or_refuse(data: bytes) -> int:
+    """How many of the two sides take the bytes; anything but a ProtocolError is raised."""
+    taken = 0
+    for side in (True, False):
+        try:
+            message = decode(data, from_consumer=side)
+        except ProtocolError:
+            continue
+        assert type(message).__name__ in (FROM_CONSUMER if side else FROM_SERVER)
+        taken += 1
+    return taken
+
+
+def mutated(data: bytes, rng: random.Random) -> bytes:
+    """A few bytes changed, cut out, doubled or put in."""
+    changes = bytearray(data)
+    for _ in range(rng.randint(1, 4)):
+        at = rng.randrange(len(changes) + 1)
+        kind = rng.randrange(4)
+        if kind == 0 and at < len(changes):
+            changes[at] = rng.choice((rng.randrange(256), changes[at] ^ 1, 0xC1, 0xDF, 0xFF, 0x80))
+        elif kind == 1:
+            del changes[at : at + rng.randint(1, 8)]
+        elif kind == 2:
+            changes[at:at] = changes[at : at + rng.randint(1, 40)]
+        else:
+            changes[at:at] = rng.randbytes(rng.randint(1, 5))
+    return bytes(changes)
+
+
+def test_random_and_mutated_bytes_are_refused_or_messages() -> None:
+    rng = random.Random(3)
+    seeds = [encode(message) for message in EXAMPLES]
+    taken = sum(decode_or_refuse(rng.randbytes(rng.randrange(80))) for _ in range(10_000))
+    assert taken == 0
+    taken = sum(decode_or_refuse(mutated(rng.choice(seeds), rng)) for _ in range(30_000))
+    assert 0 < taken < 15_000
+
+
+@given(st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.text()
+    | st.binary(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=10,
+), st.sampled_from(sorted(BY_NAME)), st.data())  # fmt: skip
+def test_any_value_in_any_field_is_refused_or_kept(value: Any, name: str, data: Any) -> None:
+    key = data.draw(st.sampled_from(["type", *BY_NAME[name].__struct_fields__]))
+    assert decode_or_refuse(changed(name, **{key: value})) <= 1
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\xdc\x04\x00" * 1000 + b"\x01",
+        b"\x91" * 1000 + b"\xc0",
+        b"\xdc\x04\x00" + (b"\xdc\x04\x00" + b"\x90" * 1024) * 120,
+        b"\x81\xa1a\xc6\x7f\xff\xff\xff",
+        b"\xde\x00\x20" * 1000,
+    ],
+    ids=["lists in lists", "deep", "many empty lists", "2 GiB declared", "maps in maps"],
+)
+def test_a_small_message_does_not_take_much_memory(data: bytes) -> None:
+    assert len(data) <= 128 * 1024 + 64
+    tracemalloc.start()
+    try:
+        refused(data, from_consumer=True)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 16 * 1024 * 1024

@@ -1,0 +1,229 @@
+"""Every message in every state of both tables, and the two tables against each other."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import pytest
+
+from feeder.errors import ProtocolError
+from feeder.protocol.messages import FROM_CONSUMER, FROM_SERVER
+from feeder.protocol.session import CONSUMER, SERVER, Session, Table
+
+LOCAL = {"connect", "connected", "disconnected", "expired", "renewed", "taken_over", "close"}
+EVENTS = sorted({*FROM_CONSUMER, *FROM_SERVER, *LOCAL})
+TABLES = {"server": SERVER, "consumer": CONSUMER}
+EACH_STATE = [(name, state) for name, table in TABLES.items() for state in table]
+EACH_EVENT = [(*each, event) for each in EACH_STATE for event in EVENTS]
+
+# In which states each message is legal, written down apart from the tables.
+LEGAL = {
+    "server": {
+        "Open": "new refused draining",
+        "Opened": "opening",
+        "Attached": "opened ended fenced draining",
+        "Spec": "opened streaming hung",
+        "Arena": "opened streaming hung",
+        "Batches": "streaming",
+        "Used": "opened streaming hung ended fenced draining",
+        "Released": "streaming hung ended fenced draining",
+        "Snapshot": "streaming hung ended fenced draining",
+        "State": "streaming hung ended",
+        "Progress": "opening opened streaming hung",
+        "Waiting": "opening opened streaming hung",
+        "Fault": "new opening opened streaming hung ended fenced refused draining",
+        "End": "streaming hung",
+        "Farewell": "new opening opened streaming hung ended fenced refused",
+        "Bye": "opening opened streaming hung ended fenced refused draining",
+    },
+    "consumer": {
+        "Open": "connecting",
+        "Opened": "opening",
+        "Attached": "attaching",
+        "Spec": "attaching streaming",
+        "Arena": "attaching streaming",
+        "Batches": "streaming",
+        "Used": "attaching streaming ended failed",
+        "Released": "streaming ended failed",
+        "Snapshot": "streaming ended failed",
+        "State": "streaming ended failed",
+        "Progress": "opening attaching streaming",
+        "Waiting": "opening attaching streaming",
+        "Fault": "connecting opening attaching streaming ended failed refused",
+        "End": "streaming",
+        "Farewell": "connecting opening attaching streaming ended failed refused",
+        "Bye": "opening attaching streaming ended failed",
+    },
+}
+
+# How a lease goes when nothing is wrong, and the ways in which it ends otherwise.
+PATHS = {
+    "server": [
+        "new Open opening Waiting opening Opened opened Spec opened Arena opened Attached "
+        "streaming Batches streaming Used streaming Released streaming Snapshot streaming "
+        "State streaming End ended Used ended Released ended Bye gone disconnected gone",
+        "new Open opening Fault refused disconnected gone",
+        "streaming expired hung Used streaming Batches streaming",
+        "streaming expired hung renewed streaming",
+        "streaming expired hung taken_over fenced Fault fenced Used fenced disconnected gone",
+        "streaming taken_over fenced",
+        "streaming Fault ended Released ended taken_over fenced",
+        "streaming Farewell draining Used draining disconnected gone",
+        "new expired gone",
+        "opening expired gone",
+        "streaming disconnected gone",
+        "hung disconnected gone",
+    ],
+    "consumer": [
+        "idle connect connecting connected connecting Open opening Waiting opening Opened "
+        "attaching Arena attaching Attached streaming Batches streaming Used streaming Released "
+        "streaming End ended Used ended Bye closed",
+        "streaming disconnected lost connect connecting Open opening connected opening Opened "
+        "attaching Attached streaming",
+        "streaming Farewell lost connect connecting",
+        "streaming expired lost expired refused close closed",
+        "streaming Fault failed Used failed connect connecting",
+        "connecting expired refused",
+        "opening Fault refused close closed",
+        "ended disconnected ended Farewell ended close closed",
+        "lost close closed close closed",
+    ],
+}
+EACH_PATH = [(name, path) for name, paths in PATHS.items() for path in paths]
+
+
+@pytest.mark.parametrize(("name", "state", "event"), EACH_EVENT)
+def test_a_move_is_as_the_table_says_or_an_error(name: str, state: str, event: str) -> None:
+    session = Session(TABLES[name], state)
+    if event in TABLES[name][state]:
+        assert session.on(event) == session.state == TABLES[name][state][event]
+        return
+    with pytest.raises(ProtocolError, match=f"^{event!r} in state {state!r}, expected one of "):
+        session.on(event)
+    assert session.state == state
+
+
+@pytest.mark.parametrize("event", [*FROM_CONSUMER, *FROM_SERVER])
+@pytest.mark.parametrize("name", TABLES)
+def test_each_message_is_legal_in_these_states_alone(name: str, event: str) -> None:
+    legal = {state for state, moves in TABLES[name].items() if event in moves}
+    assert legal == set(LEGAL[name][event].split())
+
+
+@pytest.mark.parametrize(("name", "path"), EACH_PATH, ids=lambda value: value[:60])
+def test_a_lease_goes_its_way(name: str, path: str) -> None:
+    state, *steps = path.split()
+    session = Session(TABLES[name], state)
+    for event, expected in zip(steps[::2], steps[1::2], strict=True):
+        assert session.on(event) == expected
+
+
+@pytest.mark.parametrize(("name", "first"), [("server", "new"), ("consumer", "idle")])
+def test_a_session_begins_in_the_first_state(name: str, first: str) -> None:
+    assert Session(TABLES[name]).state == first
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_tables_name_known_events_and_states_alone(name: str) -> None:
+    table = TABLES[name]
+    assert {event for moves in table.values() for event in moves} <= set(EVENTS)
+    assert {state for moves in table.values() for state in moves.values()} <= set(table)
+
+
+def reached(table: Table, state: str) -> set[str]:
+    found, todo = {state}, [state]
+    while todo:
+        news = set(table[todo.pop()].values()) - found
+        found |= news
+        todo += news
+    return found
+
+
+@pytest.mark.parametrize(("name", "last"), [("server", "gone"), ("consumer", "closed")])
+def test_every_state_is_reached_and_reaches_the_last(name: str, last: str) -> None:
+    table = TABLES[name]
+    assert reached(table, next(iter(table))) == set(table)
+    assert all(last in reached(table, state) for state in table)
+    assert reached(table, last) == {last}
+
+
+def test_an_error_tells_the_last_events_and_no_more() -> None:
+    session = Session(SERVER, "streaming")
+    for event in ["Snapshot", *["Batches", "Used"] * 4]:
+        session.on(event)
+    with pytest.raises(ProtocolError) as error:
+        session.on("Open")
+    assert "'Open' in state 'streaming'" in str(error.value)
+    assert str(error.value).endswith("events before it: " + ", ".join(["Batches", "Used"] * 4))
+    assert str(error.value).count("Snapshot") == 1, "the oldest event is still told"
+    with pytest.raises(ProtocolError, match=r"events before it: none$"):
+        Session(SERVER).on("Used")
+
+
+IN_FLIGHT = 2
+Pair = tuple[str, str, tuple[str, ...], tuple[str, ...]]
+
+
+def moves_of(pair: Pair, server_table: Table, consumer_table: Table) -> list[Pair]:
+    """Where a server and a consumer with messages under way may go next.
+
+    Raises `ProtocolError` where one is received that is not legal.
+    """
+    server, consumer, to_server, to_consumer = pair
+    found: list[Pair] = []
+    if to_server:
+        state = Session(server_table, server).on(to_server[0])
+        found.append((state, consumer, to_server[1:], to_consumer))
+    if to_consumer and consumer not in ("lost", "closed", "idle"):
+        state = Session(consumer_table, consumer).on(to_consumer[0])
+        found.append((server, state, to_server, to_consumer[1:]))
+    for event, state in server_table[server].items():
+        if event in FROM_SERVER and len(to_consumer) < IN_FLIGHT:
+            found.append((state, consumer, to_server, (*to_consumer, event)))
+        elif event in ("expired", "taken_over", "renewed"):
+            found.append((state, consumer, to_server, to_consumer))
+    for event, state in consumer_table[consumer].items():
+        if event in FROM_CONSUMER and len(to_server) < IN_FLIGHT:
+            found.append((server, state, (*to_server, event), to_consumer))
+        elif event == "expired" and state != consumer:
+            found.append((server, "lost", to_server, to_consumer))
+    # One that has left hears nothing more; what it has sent still arrives.
+    return [(s, c, () if s == "gone" else a, b) for s, c, a, b in found]
+
+
+def explore(server_table: Table, consumer_table: Table) -> set[Pair]:
+    first: Pair = ("new", "connecting", (), ())
+    seen, todo = {first}, deque([first])
+    while todo:
+        for pair in moves_of(todo.popleft(), server_table, consumer_table):
+            if pair not in seen:
+                seen.add(pair)
+                todo.append(pair)
+    return seen
+
+
+def test_messages_that_cross_on_the_way_are_legal_where_they_arrive() -> None:
+    seen = explore(SERVER, CONSUMER)
+    together = {pair[:2] for pair in seen}
+    assert {("streaming", "streaming"), ("ended", "streaming"), ("hung", "streaming")} <= together
+
+
+@pytest.mark.parametrize(
+    ("name", "state", "event"),
+    [
+        ("server", "ended", "Released"), ("server", "draining", "Open"),
+        ("server", "fenced", "Used"), ("server", "hung", "Snapshot"),
+        ("consumer", "failed", "Farewell"), ("consumer", "attaching", "Waiting"),
+        ("consumer", "ended", "State"), ("consumer", "opening", "Progress"),
+    ],
+)  # fmt: skip
+def test_the_exploration_notices_a_move_that_is_missing(name: str, state: str, event: str) -> None:
+    broken = {
+        each: {
+            other: {e: to for e, to in moves.items() if (each, other, e) != (name, state, event)}
+            for other, moves in table.items()
+        }
+        for each, table in TABLES.items()
+    }
+    with pytest.raises(ProtocolError, match=f"^{event!r} in state {state!r}"):
+        explore(broken["server"], broken["consumer"])

@@ -1,0 +1,433 @@
+"""Keys, sockets' limits, and who comes in: over real sockets on loopback."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import socket
+import stat
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import zmq
+import zmq.auth
+
+from feeder.errors import AuthError, ConfigError
+from feeder.transport import security as security_module
+from feeder.transport.addresses import Address, default_address, parse
+from feeder.transport.keys import ClientKeys, ServerKeys, make_keys, read_allowed, read_secret
+from feeder.transport.security import (
+    HWM_SLACK,
+    Event,
+    Security,
+    Socket,
+    bind,
+    check_zmq,
+    connect,
+    meaning,
+    read_event,
+    unwatch,
+    watch,
+)
+
+LOOPBACK = parse("tcp://127.0.0.1:0")
+TOLD_MS = 2000
+"""How soon a refusal must be told."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Keys of a server and of two clients, the second of whom is not on the list."""
+    folder = tmp_path_factory.mktemp("keys")
+    make_keys(folder)
+    make_keys(folder, "stranger")
+    (folder / "clients" / "stranger.key").unlink()
+    return folder
+
+
+@pytest.fixture
+def server(folder: Path) -> Iterator[Security]:
+    with Security(ServerKeys.read(folder)) as security:
+        yield security
+
+
+def events_of(monitor: Socket, timeout_ms: int = TOLD_MS) -> Iterator[Event]:
+    """Yield a socket's events as they come, for so long at most."""
+    end = time.monotonic() + timeout_ms / 1000
+    while monitor.poll(max(0, end - time.monotonic()) * 1000):
+        if (event := read_event(monitor)) is not None:
+            yield event
+
+
+def refusal(keys: ClientKeys | None, address: Address) -> str | None:
+    """Connect with these keys; return what the refusal says, None where the client comes in."""
+    with Security(keys) as client:
+        dealer = client.make_dealer(4, max_message_bytes=1 << 20, curve=keys is not None)
+        monitor = watch(dealer)
+        try:
+            connect(dealer, address)
+            for event in events_of(monitor):
+                if event.kind == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                    return None
+                if (error := meaning(event)) is not None:
+                    return str(error)
+        finally:
+            unwatch(dealer, monitor)
+    pytest.fail(f"nothing was told within {TOLD_MS} ms")
+
+
+def test_a_client_on_the_list_comes_in(server: Security, folder: Path) -> None:
+    router = server.make_router(4, curve=True)
+    address = bind(router, LOOPBACK)
+    with Security(ClientKeys.read(folder, "client")) as client:
+        dealer = client.make_dealer(4, max_message_bytes=1 << 20, curve=True)
+        connect(dealer, address)
+        dealer.send(b"hello")
+        assert router.poll(TOLD_MS)
+        peer, message = router.recv_multipart()
+        assert message == b"hello"
+        router.send_multipart([peer, b"welcome"])
+        assert dealer.poll(TOLD_MS)
+        assert dealer.recv() == b"welcome"
+
+
+def test_a_client_off_the_list_is_told(server: Security, folder: Path) -> None:
+    router = server.make_router(4, curve=True)
+    address = bind(router, LOOPBACK)
+    text = refusal(ClientKeys.read(folder, "stranger"), address)
+    assert text is not None and "does not know this client's key" in text
+    assert str(address) in text
+    assert refusal(ClientKeys.read(folder, "client"), address) is None
+
+
+def test_a_client_that_expects_another_server_is_told(server: Security, folder: Path) -> None:
+    router = server.make_router(4, curve=True)
+    address = bind(router, LOOPBACK)
+    own = ClientKeys.read(folder, "client")
+    other = ClientKeys(public=own.public, secret=own.secret, server=zmq.curve_keypair()[0])
+    text = refusal(other, address)
+    assert text is not None and "server.key" in text
+
+
+def test_a_client_without_keys_is_told(server: Security) -> None:
+    router = server.make_router(4, curve=True)
+    address = bind(router, LOOPBACK)
+    assert refusal(None, address) is not None
+
+
+def test_a_client_with_keys_is_told_that_the_server_has_none(folder: Path) -> None:
+    with Security(is_server=True) as plain:
+        router = plain.make_router(4)
+        address = bind(router, LOOPBACK)
+        assert refusal(ClientKeys.read(folder, "client"), address) is not None
+        assert refusal(None, address) is None
+
+
+def test_keys_guard_tcp_and_the_kernel_guards_unix_sockets(server: Security) -> None:
+    assert server.encrypts(LOOPBACK)
+    assert not server.encrypts(default_address())
+    with Security(is_server=True) as plain:
+        assert not plain.encrypts(LOOPBACK)
+
+
+def test_a_server_serves_plain_and_encrypted_peers_at_once(
+    server: Security, folder: Path, tmp_path: Path
+) -> None:
+    closed_router = server.make_router(4, curve=True)
+    encrypted = bind(closed_router, LOOPBACK)
+    open_router = server.make_router(4)
+    plain = bind(open_router, parse(f"ipc://{tmp_path}/feed.sock"))
+    assert refusal(ClientKeys.read(folder, "client"), encrypted) is None
+    assert refusal(None, plain) is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "says"),
+    [
+        (zmq.Event.HANDSHAKE_FAILED_AUTH, 400, "does not know this client's key"),
+        (zmq.Event.HANDSHAKE_FAILED_PROTOCOL, 0x11000002, "one side has keys"),
+        (zmq.Event.HANDSHAKE_FAILED_PROTOCOL, 0x11000001, "does not match"),
+        (zmq.Event.HANDSHAKE_FAILED_PROTOCOL, 0x10000001, "does not speak as"),
+        (zmq.Event.HANDSHAKE_FAILED_NO_DETAIL, 32, "ended the handshake"),
+        (zmq.Event.HANDSHAKE_SUCCEEDED, 0, None),
+        (zmq.Event.CONNECTED, 7, None),
+        (zmq.Event.DISCONNECTED, 7, None),
+        (zmq.Event.CONNECT_RETRIED, 10, None),
+    ],
+)
+def test_what_an_event_means(kind: zmq.Event, value: int, says: str | None) -> None:
+    error = meaning(Event(kind=kind, value=value, endpoint="tcp://data0:5570"))
+    if says is None:
+        assert error is None
+    else:
+        assert isinstance(error, AuthError)
+        assert says in str(error) and "'tcp://data0:5570'" in str(error)
+
+
+def send_garbage(address: Address, seed: int) -> None:
+    """Send random bytes, every other time as in ZMTP 1.0, until the server has read them all."""
+    rng = random.Random(seed)
+    peer = socket.create_connection((address.host, address.port), 5)
+    with peer, contextlib.suppress(OSError):  # refused garbage may end the connection at once
+        peer.sendall((b"\x01\x00\x05\x00junk" if seed % 2 else b"") + rng.randbytes(300))
+        peer.shutdown(socket.SHUT_WR)
+        while peer.recv(4096):
+            pass
+
+
+@pytest.mark.parametrize("has_domain", [True, False])
+def test_garbage_is_no_message(has_domain: bool) -> None:
+    """The control shows that garbage does come through where no ZAP domain is set."""
+    with Security(is_server=True) as security:
+        router = security.make_router(4) if has_domain else security.context.socket(zmq.ROUTER)
+        address = bind(router, LOOPBACK)
+        for seed in range(200):
+            send_garbage(address, seed)
+        num_messages = 0
+        while router.poll(0):
+            router.recv_multipart()
+            num_messages += 1
+        assert (num_messages == 0) is has_domain
+        assert refusal(None, address) is None
+
+
+def test_a_half_open_handshake_is_closed() -> None:
+    with Security(is_server=True) as security:
+        router = security.make_router(4)
+        address = bind(router, LOOPBACK)
+        with socket.create_connection((address.host, address.port), 4) as peer:
+            peer.sendall(b"\xff\x00\x00\x00")
+            start = time.monotonic()
+            while peer.recv(4096):
+                pass
+            assert time.monotonic() - start < 3.5
+
+
+def test_an_oversize_frame_ends_the_connection() -> None:
+    with Security(is_server=True) as security:
+        router = security.make_router(4, max_message_bytes=1000)
+        address = bind(router, LOOPBACK)
+        dealer = security.make_dealer(4, max_message_bytes=1 << 20)
+        monitor = watch(dealer)
+        connect(dealer, address)
+        dealer.send(b"x" * 1000)
+        dealer.send(b"x" * 1001)
+        kinds = (event.kind for event in events_of(monitor))
+        assert zmq.EVENT_DISCONNECTED in kinds
+        assert router.poll(TOLD_MS) and len(router.recv_multipart()[-1]) == 1000
+        assert not router.poll(0)
+        unwatch(dealer, monitor)
+
+
+def test_a_router_has_every_limit(server: Security) -> None:
+    router = server.make_router(8)
+    options = {
+        zmq.MAXMSGSIZE: 128 * 1024,
+        zmq.HANDSHAKE_IVL: 2000,
+        zmq.SNDTIMEO: 0,
+        zmq.SNDHWM: 8 + HWM_SLACK,
+        zmq.RCVHWM: 64,
+        zmq.LINGER: 0,
+        zmq.BACKLOG: 128,
+        zmq.TCP_MAXRT: 10_000,
+        zmq.ZAP_ENFORCE_DOMAIN: 1,
+        zmq.HEARTBEAT_IVL: 0,
+    }
+    assert {option: router.getsockopt(option) for option in options} == options
+    assert router.zap_domain == b"feeder"
+    with pytest.raises(zmq.ZMQError) as raised:
+        router.send_multipart([b"nobody", b"hello"])
+    assert raised.value.errno == zmq.EHOSTUNREACH
+
+
+def test_a_dealer_has_every_limit() -> None:
+    with Security() as client:
+        dealer = client.make_dealer(8, max_message_bytes=5000)
+        options = {
+            zmq.MAXMSGSIZE: 5000,
+            zmq.HANDSHAKE_IVL: 2000,
+            zmq.SNDTIMEO: 0,
+            zmq.RCVHWM: 8 + HWM_SLACK,
+            zmq.LINGER: 0,
+            zmq.TCP_MAXRT: 10_000,
+            zmq.RECONNECT_IVL: 10,
+            zmq.RECONNECT_IVL_MAX: 500,
+            zmq.CONNECT_TIMEOUT: 2000,
+            zmq.HEARTBEAT_IVL: 0,
+        }
+        assert {option: dealer.getsockopt(option) for option in options} == options
+
+
+def test_a_consumer_starts_no_thread() -> None:
+    before = threading.active_count()
+    with Security():
+        assert threading.active_count() == before
+
+
+@pytest.mark.parametrize("num_times", [1, 2])
+def test_a_context_closes_with_unsent_messages_and_open_sockets(num_times: int) -> None:
+    security = Security(is_server=True)
+    router = security.make_router(4)
+    address = bind(router, LOOPBACK)
+    monitor = watch(router)
+    lonely = security.make_dealer(4, max_message_bytes=1 << 20)
+    connect(lonely, parse("tcp://127.0.0.1:1"))
+    lonely.send(b"never sent")
+    talking = security.make_dealer(4, max_message_bytes=1 << 20)
+    connect(talking, address)
+    talking.send(b"never read")
+    assert router.poll(TOLD_MS)
+    start = time.monotonic()
+    for _ in range(num_times):
+        security.close()
+    assert time.monotonic() - start < 1
+    assert router.closed and monitor.closed and lonely.closed and security.context.closed
+
+
+def test_events_nobody_reads_do_not_stop_the_server() -> None:
+    """ZeroMQ's I/O thread stands still where a monitor is full, by default after 2,000 events."""
+    with Security(is_server=True) as security:
+        router = security.make_router(4)
+        monitor = watch(router)
+        address = bind(router, LOOPBACK)
+        for _ in range(1200):
+            socket.create_connection((address.host, address.port), 2).close()
+        assert refusal(None, address) is None
+        assert sum(1 for _ in events_of(monitor, 0)) > 2000
+        unwatch(router, monitor)
+
+
+def test_a_server_goes_on_when_it_is_no_longer_watched() -> None:
+    with Security(is_server=True) as security:
+        router = security.make_router(4)
+        address = bind(router, LOOPBACK)
+        unwatch(router, watch(router))
+        assert refusal(None, address) is None
+        monitor = watch(router)
+        assert refusal(None, address) is None
+        assert zmq.EVENT_HANDSHAKE_SUCCEEDED in (event.kind for event in events_of(monitor))
+        unwatch(router, monitor)
+        assert refusal(None, address) is None
+
+
+def test_a_port_that_is_taken_is_told() -> None:
+    with Security() as security:
+        router = security.make_router(4)
+        address = bind(router, LOOPBACK)
+        assert address.port > 0
+        other = security.make_router(4)
+        with pytest.raises(ConfigError, match=rf"{address.port}' \(address already in use\)"):
+            bind(other, address)
+        with pytest.raises(ConfigError, match=r"cannot listen at 'tcp://nowhere\.invalid:0'"):
+            bind(other, parse("tcp://nowhere.invalid:0"))
+
+
+def has_ipv6() -> bool:
+    try:
+        with socket.create_server(("::1", 0), family=socket.AF_INET6):
+            return True
+    except OSError:
+        return False
+
+
+@pytest.mark.skipif(not has_ipv6(), reason="no IPv6 on loopback")
+def test_an_ipv6_address_can_be_bound_and_reached() -> None:
+    with Security(is_server=True) as security:
+        router = security.make_router(4)
+        address = bind(router, parse("tcp://[::1]:0"))
+        assert address.port > 0
+        assert refusal(None, address) is None
+
+
+def test_an_old_libzmq_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    check_zmq(curve=True)
+    monkeypatch.setattr(security_module.zmq, "zmq_version_info", lambda: (4, 3, 4))
+    with pytest.raises(ConfigError, match=r"libzmq is 4\.3\.4, expected 4\.3\.5"):
+        check_zmq()
+
+
+def test_keys_without_curve_are_refused(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    monkeypatch.setattr(security_module.zmq, "has", lambda name: name != "curve")
+    check_zmq()
+    with pytest.raises(ConfigError, match="built without CURVE"):
+        Security(ServerKeys.read(folder))
+
+
+def test_keys_are_read_as_they_were_written(tmp_path: Path) -> None:
+    written = make_keys(tmp_path / "keys", "trainer")
+    server, client = ServerKeys.read(tmp_path / "keys"), ClientKeys.read(tmp_path / "keys")
+    assert server.allowed == {client.public}
+    assert client.server == server.public
+    assert zmq.curve_public(server.secret) == server.public
+    assert server.secret.decode() not in repr(server)
+    assert client.secret.decode() not in repr(client)
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in written}
+    assert modes["server.key_secret"] == modes["trainer.key_secret"] == 0o600
+    assert zmq.auth.load_certificate(written[0]) == (server.public, server.secret)
+
+
+def test_the_allow_list_takes_files_and_directories(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        make_keys(tmp_path, name)
+    one = read_allowed(tmp_path / "clients" / "a.key")
+    assert len(one) == 1
+    assert read_allowed(tmp_path / "clients") > one
+    assert ServerKeys.read(tmp_path).allowed == read_allowed(tmp_path / "clients")
+    (tmp_path / "server.key").unlink()
+    with pytest.raises(ConfigError, match="nobody could connect"):
+        read_allowed(tmp_path)
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o644, 0o660])
+def test_a_secret_that_others_can_read_is_refused(tmp_path: Path, mode: int) -> None:
+    make_keys(tmp_path)
+    (tmp_path / "server.key_secret").chmod(mode)
+    with pytest.raises(ConfigError, match=f"server.key_secret' has mode {mode:04o}"):
+        ServerKeys.read(tmp_path)
+    ClientKeys.read(tmp_path)
+
+
+def test_a_secret_of_somebody_else_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_keys(tmp_path)
+    if os.geteuid() == 0:
+        os.chown(tmp_path / "server.key_secret", 12345, -1)
+    else:
+        monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    with pytest.raises(ConfigError, match="belongs to uid"):
+        ServerKeys.read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "no public key"),
+        ('public-key = "short"', "expected 40 characters"),
+        (f'public-key = "{"é" * 20}"', "expected 40 characters"),
+        (f'public-key = "{"~" * 40}"', "expected 40 characters"),
+        (f'public-key = "{"0" * 40}"', "no secret key"),
+        (f'public-key = "{"0" * 40}"\nsecret-key = "{"1" * 40}"', "no pair"),
+    ],
+)
+def test_a_damaged_key_file_is_told(tmp_path: Path, text: str, says: str) -> None:
+    path = tmp_path / "server.key_secret"
+    path.touch(0o600)
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=says):
+        read_secret(path)
+
+
+def test_a_missing_key_file_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"cannot be read .*feeder keygen"):
+        ServerKeys.read(tmp_path)
+    with pytest.raises(ConfigError, match="has keys of none"):
+        ClientKeys.read(tmp_path)
+    make_keys(tmp_path, "a")
+    make_keys(tmp_path, "b")
+    with pytest.raises(ConfigError, match="keys of 'a' and 'b'"):
+        ClientKeys.read(tmp_path)

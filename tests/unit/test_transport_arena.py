@@ -1,0 +1,272 @@
+"""Arenas: memory that the server alone writes, and slots that come back when they are released."""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import subprocess
+import sys
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+from feeder.errors import ClosedError, ProtocolError, TransportError
+from feeder.transport import memfd
+from feeder.transport.arena import SLOTS_PER_ARENA, Arena, ArenaSlots
+from workers.chunks import Column
+
+WAIT_S = 10.0
+COLUMNS = (
+    Column(name="id", axis=0, dtype=np.dtype(np.int64), shape=()),
+    Column(name="image", axis=1, dtype=np.dtype(np.uint8), shape=(3, 2)),
+)
+
+READER = """
+import fcntl, mmap, os, sys
+fd, size = int(sys.argv[1]), int(sys.argv[2])
+def refused(deed):
+    try:
+        deed()
+    except OSError:
+        return True
+    return False
+assert refused(lambda: mmap.mmap(fd, size))
+assert refused(lambda: os.ftruncate(fd, 0))
+assert refused(lambda: os.ftruncate(fd, 2 * size))
+assert refused(lambda: os.pwrite(fd, b"x", 0))
+def reopened():
+    other = os.open(f"/proc/self/fd/{fd}", os.O_RDWR)
+    mmap.mmap(other, size)
+assert refused(reopened)
+assert refused(lambda: fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE))
+assert mmap.mmap(fd, size, prot=mmap.PROT_READ)[:5] == b"fed 1"
+"""
+
+
+def make(num_slots: int = 2, **settings: Any) -> ArenaSlots:
+    return ArenaSlots(2, lambda device, slot_bytes: num_slots, **settings)
+
+
+def lend(slots: ArenaSlots, device: int = 0, rows: int = 4) -> Any:
+    """A batch that has been sent."""
+    arrays = slots.take(device, COLUMNS, rows).lease(rows)
+    slots.mark_sent(device, [arrays.slot.number])
+    return arrays
+
+
+def aside(deed: Any) -> tuple[threading.Thread, list[Any]]:
+    """Do something in a thread; what came of it is in the list when the thread has ended."""
+    outcome: list[Any] = []
+
+    def body() -> None:
+        try:
+            outcome.append(deed())
+        except Exception as error:
+            outcome.append(error)
+
+    thread = threading.Thread(target=body)
+    thread.start()
+    return thread, outcome
+
+
+def test_who_has_the_descriptor_can_read_and_nothing_else() -> None:
+    arena = Arena(4096, 2)
+    arena.memory[:5] = b"fed 1"
+    command = [sys.executable, "-c", READER, str(arena.descriptor), str(arena.num_bytes)]
+    subprocess.run(command, check=True, pass_fds=[arena.descriptor], timeout=WAIT_S)
+    arena.memory[:5] = b"fed 2"
+    arena.close()
+    assert arena.descriptor == -1
+    assert bytes(arena.memory[:5]) == b"fed 2"
+
+
+def test_the_memory_is_there_before_it_is_written() -> None:
+    arena = Arena(2**20, 3)
+    assert os.fstat(arena.descriptor).st_blocks * 512 >= 3 * 2**20
+
+
+def test_memory_that_is_not_to_be_had_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*args: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(TransportError, match=r"no shared memory of 128 bytes .*No space left"):
+        Arena(64, 2)
+
+
+def test_a_kernel_without_the_seal_against_writers_is_said_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(memfd, "_F_SEAL_FUTURE_WRITE", 0x4000)
+    monkeypatch.setattr(memfd._Once, "said", False)
+    for arena in (Arena(64, 2), Arena(64, 2)):
+        seals = fcntl.fcntl(arena.descriptor, fcntl.F_GET_SEALS)
+        assert seals == fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+    assert len([line for line in caplog.messages if "does not seal" in line]) == 1
+
+
+def test_the_memory_of_a_killed_server_is_freed() -> None:
+    def shmem() -> int:
+        with open("/proc/meminfo") as lines:
+            return next(int(line.split()[1]) for line in lines if line.startswith("Shmem:"))
+
+    code = (
+        "import sys; from feeder.transport.memfd import Arena; arena = Arena(2**20, 64);"
+        "print('made', flush=True); sys.stdin.read()"
+    )
+    before = shmem()
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        assert shmem() - before > 48 * 1024
+        child.kill()
+    assert shmem() - before < 16 * 1024
+
+
+def test_a_batch_is_where_its_slot_says() -> None:
+    slots = make()
+    slot = slots.take(0, COLUMNS, 4)
+    slot.arrays[0][:] = 1, 2, 3, 4
+    slot.arrays[1][:] = 7
+    whole, part = slot.lease(4), slot.lease(3)
+    assert whole.slot is slot is part.slot
+    assert whole[0].tolist() == [1, 2, 3, 4]
+    assert part[0].tolist() == [1, 2, 3] and part[1].shape == (3, 3, 2)
+    assert not whole[0].flags.writeable and not part[1].flags.writeable
+    arena, start = slot.arena, slot.number % SLOTS_PER_ARENA * slot.arena.slot_bytes
+    with mmap.mmap(arena.descriptor, arena.num_bytes, prot=mmap.PROT_READ) as reader:
+        assert reader[start : start + len(slot.memory)] == bytes(slot.memory)
+    assert bytes(slot.memory[:32]) == np.arange(1, 5).tobytes()
+    assert slot.flats[1] is None and bytes(slot.flats[0] or b"") == whole[0].tobytes()
+
+
+def test_the_slot_that_came_back_last_is_taken_first() -> None:
+    slots = make(3)
+    numbers = [lend(slots).slot.number for _ in range(3)]
+    slots.release(0, [numbers[0], numbers[2]])
+    slots.release(0, [numbers[1]])
+    assert [lend(slots).slot.number for _ in range(3)] == [numbers[1], numbers[2], numbers[0]]
+    assert (slots.num_made, slots.num_leased) == (3, 3)
+
+
+@pytest.mark.parametrize("wrong", ["unknown", "free", "twice", "foreign", "not sent", "negative"])
+def test_a_release_of_what_the_consumer_has_not_changes_nothing(wrong: str) -> None:
+    slots = make(3)
+    good, freed, unsent = lend(slots), lend(slots), slots.take(0, COLUMNS, 4)
+    foreign = lend(slots, device=1)
+    slots.release(0, [freed.slot.number])
+    number = good.slot.number
+    numbers = {
+        "unknown": [number, 99 * SLOTS_PER_ARENA], "free": [number, freed.slot.number],
+        "twice": [number, number], "foreign": [number, foreign.slot.number],
+        "not sent": [number, unsent.number], "negative": [number, -1],
+    }  # fmt: skip
+    with pytest.raises(ProtocolError, match=r"slots \[.* of queue 0"):
+        slots.release(0, numbers[wrong])
+    assert slots.num_leased == 3
+    slots.release(0, [number])
+    assert slots.num_leased == 2
+
+
+def test_who_finds_no_free_slot_hands_over_what_it_has_and_waits() -> None:
+    slots, waits = make(1), threading.Event()
+    batch = lend(slots)
+    slots.before_wait = waits.set
+    thread, outcome = aside(lambda: slots.take(0, COLUMNS, 4))
+    assert waits.wait(WAIT_S)
+    slots.release(0, [batch.slot.number])
+    thread.join(WAIT_S)
+    assert outcome == [batch.slot]
+
+
+def test_close_ends_a_wait_and_reopen_frees_what_was_not_sent() -> None:
+    slots, waits = make(2), threading.Event()
+    sent, unsent = lend(slots), slots.take(0, COLUMNS, 4)
+    slots.before_wait = waits.set
+    thread, outcome = aside(lambda: slots.take(0, COLUMNS, 4))
+    assert waits.wait(WAIT_S)
+    slots.close()
+    thread.join(WAIT_S)
+    assert isinstance(outcome[0], ClosedError)
+    with pytest.raises(ClosedError):
+        slots.take(1, COLUMNS, 4)
+    slots.reopen()
+    assert slots.take(0, COLUMNS, 4) is unsent
+    slots.release(0, [sent.slot.number])
+
+
+def test_a_retired_arena_is_never_written_again() -> None:
+    slots, waits = make(1), threading.Event()
+    old = lend(slots)
+    slots.take(1, COLUMNS, 4)
+    with mmap.mmap(old.slot.arena.descriptor, 0, prot=mmap.PROT_READ) as reader:
+        before = reader[:]
+        slots.before_wait = waits.set
+        thread, outcome = aside(lambda: slots.take(0, COLUMNS, 4))
+        assert waits.wait(WAIT_S)
+        slots.retire(0)
+        thread.join(WAIT_S)
+        (new,) = outcome
+        assert new.arena is not old.slot.arena
+        new.memory[:] = b"\xff" * len(new.memory)
+        slots.release(0, [old.slot.number, old.slot.number])
+        slots.free(0, old)
+        assert reader[:] == before
+    assert slots.num_leased == 2
+
+
+def test_the_memory_of_a_retired_arena_goes_with_its_last_array() -> None:
+    slots = make()
+    old = lend(slots)
+    descriptor = old.slot.arena.descriptor
+    slots.retire(0)
+    assert os.fstat(descriptor)
+    del old
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(descriptor)
+
+
+def test_a_batch_that_is_not_sent_frees_its_slot() -> None:
+    slots = make()
+    slots.free(0, slots.take(0, COLUMNS, 4).lease(4))
+    assert slots.num_leased == 0
+
+
+def test_a_larger_batch_opens_an_arena_twice_as_large() -> None:
+    made: list[tuple[int, Arena]] = []
+    slots = make(2, on_arena=lambda device, arena: made.append((device, arena)))
+    for rows in (4, 4, 9, 100):
+        lend(slots, rows=rows)
+    assert [device for device, _ in made] == [0, 0, 0]
+    first, second, third = (arena.slot_bytes for _, arena in made)
+    assert (first, second) == (128, 256) and third >= 100 * 14
+    assert len({arena.number for _, arena in made}) == 3
+
+
+def test_a_batch_beyond_the_cap_is_an_error_that_names_it() -> None:
+    slots = make(2, max_arena_bytes=384)
+    lend(slots, rows=4)
+    assert slots.take(0, COLUMNS, 8).arena.slot_bytes == 128
+    with pytest.raises(TransportError, match=r"max_arena_bytes is 384"):
+        slots.take(0, COLUMNS, 100)
+
+
+def test_each_queue_is_asked_how_many_slots_it_needs() -> None:
+    slots = ArenaSlots(2, lambda device, slot_bytes: 7 if device == 0 else 2)
+    assert slots.take(0, COLUMNS, 4).arena.num_slots == 7
+    assert slots.take(1, COLUMNS, 4).arena.num_slots == 2
+
+
+def test_arrays_of_any_shape_are_adopted() -> None:
+    slots = make(2)
+    for rows, side in ((4, 3), (2, 9)):
+        arrays = (np.arange(rows), np.full((side, rows, 2), rows, np.uint8))
+        adopted = slots.adopt(1, COLUMNS, arrays)
+        assert all(np.array_equal(*pair) for pair in zip(adopted, arrays, strict=True))
+        assert not any(np.shares_memory(*pair) for pair in zip(adopted, arrays, strict=True))
+        assert adopted.slot.columns[1].shape == (side, 2) and adopted.slot.rows == rows

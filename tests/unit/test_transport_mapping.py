@@ -1,0 +1,174 @@
+"""Mappings: batches are read where the server wrote them, and a slot is free when nobody looks."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from feeder.errors import ProtocolError, TransportError
+from feeder.transport.arena import SLOTS_PER_ARENA, Arena, ArenaSlots
+from feeder.transport.mapping import FrameSlots, MappedArena
+from workers.chunks import Column
+
+COLUMNS = (
+    Column(name="id", axis=0, dtype=np.dtype(np.int64), shape=()),
+    Column(name="image", axis=1, dtype=np.dtype(np.uint8), shape=(3, 2)),
+)
+ROWS = 4
+
+
+class Pair:
+    """A queue's slots at the server, and its first arena as the consumer maps it."""
+
+    def __init__(self) -> None:
+        self.slots = ArenaSlots(1, lambda slot_bytes: 3)
+        self.released: deque[int] = deque()
+        self.num_wakes = 0
+        slot = self.slots.take(0, COLUMNS, ROWS)
+        self.slots.free(0, slot.lease(ROWS))
+        self.arena: Arena = slot.arena
+        self.mapped = MappedArena(
+            os.dup(self.arena.descriptor), self.arena.number, self.arena.slot_bytes, 3,
+            self.released, self.wake,
+        )  # fmt: skip
+
+    def wake(self) -> None:
+        self.num_wakes += 1
+
+    def send(self, first: int, length: int = ROWS) -> tuple[int, Any]:
+        """Write a batch; the number of its slot and the batch as the consumer sees it."""
+        slot = self.slots.take(0, COLUMNS, ROWS)
+        slot.arrays[0][:] = np.arange(first, first + ROWS)
+        slot.arrays[1][:] = np.arange(first, first + ROWS, dtype=np.uint8)[:, None]
+        self.slots.mark_sent(0, [slot.number])
+        return slot.number, self.view(slot.number, length)
+
+    def view(self, number: int, length: int = ROWS) -> Any:
+        return self.mapped.view(number % SLOTS_PER_ARENA, COLUMNS, ROWS, length)
+
+
+@pytest.mark.parametrize("length", [4, 3, 0])
+def test_a_batch_arrives_as_it_was_written(length: int) -> None:
+    pair = Pair()
+    _, (ids, image) = pair.send(7, length)
+    assert ids.tolist() == [7, 8, 9, 10][:length]
+    assert image.shape == (3, length, 2)
+    assert np.array_equal(image[2, :, 1], ids)
+
+
+def test_what_arrives_is_read_only() -> None:
+    _, arrays = Pair().send(1)
+    for array in arrays:
+        with pytest.raises(ValueError, match="read-only"):
+            array[...] = 0
+        with pytest.raises(ValueError, match="WRITEABLE"):
+            array.flags.writeable = True
+
+
+VIEWS: dict[str, Callable[[Any], Any]] = {
+    "itself": lambda array: array,
+    "a slice": lambda array: array[1:],
+    "a slice of a slice": lambda array: array[1:][1:],
+    "one reshaped": lambda array: array.reshape(2, -1),
+    "one transposed": lambda array: array.T,
+    "one of another dtype": lambda array: array.view(np.int8),
+    "a memoryview": memoryview,
+    "one of a memoryview": lambda array: np.asarray(memoryview(array)),
+    "one from DLPack": np.from_dlpack,
+    "an iterator": lambda array: array.flat,
+}
+
+
+@pytest.mark.parametrize("column", [0, 1])
+@pytest.mark.parametrize("look", VIEWS.values(), ids=VIEWS.keys())
+def test_a_view_of_any_kind_keeps_its_slot(look: Callable[[Any], Any], column: int) -> None:
+    pair = Pair()
+    number, arrays = pair.send(1)
+    view = look(arrays[column])
+    del arrays
+    gc.collect()
+    assert (pair.mapped.num_leased, list(pair.released), pair.num_wakes) == (1, [], 0)
+    del view
+    assert (pair.mapped.num_leased, list(pair.released), pair.num_wakes) == (0, [number], 1)
+    pair.slots.release(0, pair.released)
+
+
+def test_a_slot_is_lent_again_after_it_came_back() -> None:
+    pair = Pair()
+    for first in range(1, 50):
+        _, arrays = pair.send(first)
+        assert arrays[0][0] == first
+        del arrays
+        pair.slots.release(0, [pair.released.popleft()])
+    assert pair.num_wakes == 49 and pair.slots.num_made == 3
+
+
+def test_a_batch_in_a_cycle_comes_back_from_inside_the_collector() -> None:
+    pair = Pair()
+    _, arrays = pair.send(1)
+    cycle: list[Any] = [arrays]
+    cycle.append(cycle)
+    del arrays, cycle
+    thread = threading.Thread(target=gc.collect)
+    thread.start()
+    thread.join(10.0)
+    assert len(pair.released) == 1
+
+
+def test_batches_outlive_the_mapping_and_the_server() -> None:
+    pair = Pair()
+    _, arrays = pair.send(5)
+    del pair
+    gc.collect()
+    assert arrays[0].tolist() == [5, 6, 7, 8]
+
+
+@pytest.mark.parametrize(
+    ("index", "rows", "length"),
+    [(3, 4, 4), (-1, 4, 4), (0, 400, 400), (0, 4, 5), (0, 4, -1)],
+    ids=["no such slot", "negative", "beyond the slot", "too many rows", "fewer than none"],
+)
+def test_a_batch_that_is_not_in_its_slot_is_refused(index: int, rows: int, length: int) -> None:
+    pair = Pair()
+    with pytest.raises(ProtocolError, match="the server gave"):
+        pair.mapped.view(index, COLUMNS, rows, length)
+    assert pair.mapped.num_leased == len(pair.released) == 0
+
+
+def test_a_slot_that_is_looked_at_cannot_come_again() -> None:
+    pair = Pair()
+    number, arrays = pair.send(1)
+    with pytest.raises(ProtocolError, match="expected a slot that was released"):
+        pair.view(number)
+    assert pair.mapped.num_leased == 1 and arrays[0][0] == 1
+
+
+def test_what_cannot_be_mapped_is_an_error_and_its_descriptor_is_closed() -> None:
+    arena = Arena(4096, 1)
+    with pytest.raises(TransportError, match="8192 bytes of shared memory cannot be mapped"):
+        MappedArena(os.dup(arena.descriptor), 0, 4096, 2, deque(), lambda: None)
+
+
+def test_frames_are_written_into_memory_that_is_used_again() -> None:
+    slots = FrameSlots(keep=2)
+    for first in range(1, 9):
+        slot = slots.take(0, COLUMNS, ROWS)
+        slot.memory[:32] = np.arange(first, first + ROWS).tobytes()
+        kept, arrays = slots.take(0, COLUMNS, ROWS).lease(ROWS), slot.lease(3)
+        assert arrays[0].tolist() == [first, first + 1, first + 2]
+        assert slots.num_leased == 2
+        del slot, kept, arrays
+    assert slots.num_leased == 0 and slots._slots.num_made == 2
+
+
+def test_frames_of_another_layout_get_other_memory() -> None:
+    slots = FrameSlots(keep=2)
+    for rows in (4, 9, 2):
+        assert slots.take(0, COLUMNS, rows).lease(rows)[1].shape == (3, rows, 2)
