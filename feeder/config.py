@@ -53,7 +53,7 @@ def make_config(settings: Mapping[str, Any], first_worker_id: int) -> FeedConfig
     pure, cursor, seek = _form(fetch)
     devices = _devices(settings["devices"])
     stream = StreamSpec(
-        fetch=fetch,
+        fetch=_in_step(fetch, settings["last_batch"]),
         pure=pure,
         cursor=cursor,
         seek=seek,
@@ -85,6 +85,12 @@ def make_config(settings: Mapping[str, Any], first_worker_id: int) -> FeedConfig
         init_fun=_callable_or_none(settings, "init_fun"),
         external_loggers=_loggers(settings["external_loggers"]),
     )
+
+
+def _in_step(fetch: Any, last_batch: Any) -> Any:
+    """A source as it is best called where rows flow into the next epoch; else `fetch` itself."""
+    carrying = getattr(fetch, "carrying", None)
+    return carrying() if callable(carrying) and last_batch == "carry" else fetch
 
 
 def _what_it_says(fetch: Any) -> dict[str, Any]:

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workers.chunks import slice_rows
+from workers.memory import Memory, Pool
 
 DROP_GIL_BYTES = 256 * 1024
 """Arrays at least so large are copied by NumPy."""
@@ -90,14 +91,25 @@ def _count_references(arrays: list[Any], i: int) -> int:
     return sys.getrefcount(arrays[i])
 
 
-# What the count is where the list alone holds the array differs between versions of Python.
+def _count_base_references(arrays: list[Any], i: int) -> tuple[int, int]:
+    base = arrays[i].base
+    return sys.getrefcount(base), sys.getrefcount(base.base)
+
+
+# What the counts are where the list alone holds the array differs between versions of Python.
 _SOLE_REFERENCES = _count_references([np.empty(0)], 0)
+_SOLE_BASE_REFERENCES = _count_base_references([Pool().empty((1 << 20,), np.uint8)], 0)
 _GIL = getattr(sys, "_is_gil_enabled", lambda: True)()
 
 
 def is_sole_owner(arrays: list[Any], i: int) -> bool:
     """Whether nobody but this list can reach the memory of its i-th array."""
     flags, base = arrays[i].flags, arrays[i].base
-    sound = base is None and flags.owndata and flags.c_contiguous
-    del flags  # It refers to the array.
-    return sound and _GIL and sys.getrefcount(arrays[i]) == _SOLE_REFERENCES
+    sound, is_lent = flags.c_contiguous, type(getattr(base, "base", None)) is Memory
+    owns = base is None and flags.owndata
+    del flags, base  # They refer to the array, and to what it is a view of.
+    if not (sound and _GIL and (owns or is_lent)):
+        return False
+    if is_lent and _count_base_references(arrays, i) != _SOLE_BASE_REFERENCES:
+        return False
+    return sys.getrefcount(arrays[i]) == _SOLE_REFERENCES

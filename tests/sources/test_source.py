@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
+from itertools import chain
 from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+import feeder
 from calls import call, epoch_of
 from workers.batch import Call
 from workers.errors import ResumeError
@@ -182,3 +184,85 @@ def test_a_source_says_what_it_is() -> None:
         "<Source source='arrays', size=3, shard_id=0, num_shards=1, stick_to_shard=False, "
         "pad_last_batch=False, shuffle='none', columns=['0: <i8[]']>"
     )
+
+
+@each_shuffle
+@pytest.mark.parametrize("shards", [{}, {"num_shards": 3}, {"num_shards": 3, "shard_id": 2}])
+@pytest.mark.parametrize("stick", [False, True])
+def test_a_source_that_carries_keeps_its_calls_in_step_with_batches(
+    shuffle: dict[str, Any], shards: dict[str, int], stick: bool
+) -> None:
+    stick = stick and "shuffle_after_epoch" not in shuffle  # They exclude each other.
+    source = arrays(np.arange(1000), stick_to_shard=stick, **shards, **shuffle)
+    carrying, taken = source.carrying(), 0
+    for epoch in range(7):
+        chunks = rows(carrying, 32, epoch)
+        assert list(chain(*chunks)) == list(chain(*rows(source, 32, epoch)))
+        for chunk in chunks[:-1]:
+            taken += len(chunk)
+            assert taken % 32 == 0
+        taken += len(chunks[-1])
+        with pytest.raises(StopIteration):
+            carrying(call(len(chunks), 32, epoch))
+
+
+def test_a_source_that_carries_knows_how_far_it_is_without_counting() -> None:
+    carrying = arrays(np.arange(1000), num_shards=3).carrying()
+    epoch = 3 * 10**12 + 1
+    before = 10**12 * 1000 + 333
+    assert len(rows(carrying, 32, epoch)[0]) == 32 - before % 32
+
+
+def test_padded_epochs_are_in_step_already() -> None:
+    source = arrays(np.arange(100), num_shards=3, pad_last_batch=True)
+    for epoch in range(4):
+        assert rows(source.carrying(), 16, epoch) == rows(source, 16, epoch)
+
+
+def test_an_epoch_may_be_smaller_than_what_the_batch_before_lacks() -> None:
+    carrying = arrays(np.arange(5)).carrying()
+    assert [rows(carrying, 16, epoch) for epoch in range(4)] == [
+        [[0, 1, 2, 3, 4]],
+        [[0, 1, 2, 3, 4]],
+        [[0, 1, 2, 3, 4]],
+        [[0], [1, 2, 3, 4]],
+    ]
+
+
+def test_a_source_that_carries_goes_on_with_the_cursor_of_any_call() -> None:
+    def make() -> Source:
+        return arrays(np.arange(9_001), **SHUFFLES["dali"]).carrying()
+
+    source = make()
+    chunks = rows(source, 100, 1)
+    for index in range(0, len(chunks) - 1, 7):
+        fresh = make()
+        fresh.seek(call(index + 1, 100, 1), source.cursor(call(index, 100, 1)))
+        (labels,) = fresh(call(index + 1, 100, 1))
+        assert labels.tolist() == chunks[index + 1]
+
+
+def test_two_feeds_of_one_source_may_carry_and_not() -> None:
+    source = arrays(np.arange(10))
+    carrying = source.carrying()
+    assert [len(chunk) for chunk in rows(source, 4, 1)] == [4, 4, 2]
+    assert [len(chunk) for chunk in rows(carrying, 4, 1)] == [2, 4, 4]
+    assert source.describe() == carrying.describe() and source.records is carrying.records
+
+
+@pytest.mark.parametrize("options", [{}, SHUFFLES["dali"]], ids=["sequential", "windowed"])
+def test_a_feed_that_carries_resumes_at_every_batch(options: dict[str, Any]) -> None:
+    def make(resume: Any = None) -> feeder.Coordinator:
+        source = arrays(np.arange(43), **options)
+        return feeder.init_data_input_workers(
+            ["id"], source, 8, 2, epochs=4, last_batch="carry", resume=resume,
+            coordinator=feeder.Coordinator(),
+        )  # fmt: skip
+
+    with make() as coordinator:
+        batches = [(batch["id"].tolist(), batch.cut.token()) for batch in coordinator["train"]]
+    assert [len(rows) for rows, _ in batches] == [8] * 21 + [4]
+    for i, (_, token) in enumerate(batches):
+        with make(token) as coordinator:
+            rest = [batch["id"].tolist() for batch in coordinator["train"]]
+        assert rest == [rows for rows, _ in batches[i + 1 :]]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,8 +32,8 @@ class Blobs(NamedTuple):
     """Several records' images."""
 
     records: list[int]
-    data: list[memoryview]
-    shapes: list[tuple[int, ...] | None]
+    data: Sequence[memoryview]
+    shapes: Sequence[tuple[int, ...] | None]
     """Of raw pixels the shape of the row; None where the data is an image file."""
     name: Callable[[int], str]
     """What an error message calls a record."""
@@ -76,7 +76,7 @@ class BlobColumn:
 
     def _shape(self, blobs: Blobs) -> tuple[int, ...] | None:
         shapes = blobs.shapes
-        if len(set(shapes)) == 1:
+        if shapes.count(shapes[0]) == len(shapes):
             return shapes[0]
         other = next(i for i, shape in enumerate(shapes) if shape != shapes[0])
         kinds = ["an image file" if s is None else f"raw pixels {s}" for s in shapes]

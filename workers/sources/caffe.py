@@ -155,10 +155,11 @@ class CaffeRecords:
                 records = [record for i, record in enumerate(records) if i not in errors]
             if not records:
                 return None
-            labels = np.array([sample.label for sample in samples], dtype=np.int32)
+            _, _, shapes, numbers = zip(*samples, strict=True)
+            labels = np.array(numbers, dtype=np.int32)
             if self._column is None:
                 return (labels,)
-            blobs = Blobs(records, data, [sample.shape for sample in samples], self.name)
+            blobs = Blobs(records, data, shapes, self.name)
             readable, columns = self._column.make(blobs, call, self._faults)
         if readable is not None:
             if not readable:

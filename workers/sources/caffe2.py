@@ -103,14 +103,16 @@ class Caffe2Records:
         """Read and decode records."""
         records: list[int] = []
         rows: list[list[NDArray[Any]]] = []
-        blobs = Blobs(records, [], [], self.name)
+        data: list[memoryview] = []
+        shapes: list[tuple[int, ...] | None] = []
         images: tuple[NDArray[Any], ...] = ()
         with self._store.values(indices) as values:
             for record, value in zip(indices.tolist(), values, strict=True):
                 with self._faults.reading(self.name, record):
-                    rows.append(self._parse(value, blobs))
+                    rows.append(self._parse(value, data, shapes))
                     records.append(record)
             if rows and self._column is not None:
+                blobs = Blobs(records, data, shapes, self.name)
                 readable, images = self._column.make(blobs, call, self._faults)
                 if readable is not None:
                     rows = [rows[i] for i in readable]
@@ -123,11 +125,13 @@ class Caffe2Records:
         ]
         return (*images, *rest)
 
-    def _parse(self, value: memoryview, blobs: Blobs) -> list[NDArray[Any]]:
+    def _parse(
+        self, value: memoryview, data: list[memoryview], shapes: list[tuple[int, ...] | None]
+    ) -> list[NDArray[Any]]:
         tensors = parse_tensors(value)
         row = self._layout.rows(tensors)
         if self._column is not None:
-            data, shape = image_of(tensors[0])
-            blobs.data.append(data)
-            blobs.shapes.append(shape)
+            image, shape = image_of(tensors[0])
+            data.append(image)
+            shapes.append(shape)
         return row

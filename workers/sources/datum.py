@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from operator import itemgetter
 from typing import Any, NamedTuple
 
+from workers.sources.reading import JOIN_BYTES, EvenRows
 from workers.sources.wire import BYTES, VARINT, Data, WireError, fields, int32
 
 _CHANNELS, _HEIGHT, _WIDTH, _DATA, _LABEL, _FLOATS, _ENCODED = range(1, 8)
@@ -64,8 +65,8 @@ class Parsed(NamedTuple):
 
     samples: list[Sample]
     """The sound ones."""
-    data: list[memoryview]
-    """Their data, not copied."""
+    data: Sequence[memoryview]
+    """Their data, of small records alone copied."""
     errors: dict[int, ValueError]
     """What is wrong with the others, by their place among all."""
 
@@ -80,6 +81,9 @@ class _Alike(NamedTuple):
 
     def all_of(self, values: Sequence[memoryview]) -> Parsed | None:
         """What the records are, or None where one of them is another or unknown."""
+        sizes = set(map(len, values))
+        if len(sizes) == 1 and max(sizes) <= JOIN_BYTES:
+            return self._all_even(b"".join(values), max(sizes))
         # Written as maps over C functions: it takes a third of what a loop does.
         start = len(self.head)
         heads = map(memoryview.tobytes, map(itemgetter(slice(start)), values))
@@ -91,6 +95,21 @@ class _Alike(NamedTuple):
         except KeyError:
             return None
         return Parsed(samples, list(map(itemgetter(slice(start, self.stop)), values)), {})
+
+    def _all_even(self, joined: bytes, size: int) -> Parsed | None:
+        """The same of records of equally many bytes, which takes a quarter."""
+        start, stop = len(self.head), self.stop
+        if not 0 < start <= stop < size:
+            return None
+        heads = EvenRows(joined, size, 0, start)
+        if heads.tobytes() != self.head * len(heads):
+            return None
+        try:
+            tails = EvenRows(joined, size, stop, size).tolist()
+            samples = list(map(self.samples.__getitem__, tails))
+        except KeyError:
+            return None
+        return Parsed(samples, EvenRows(joined, size, start, stop), {})
 
 
 class SampleParser:
@@ -112,16 +131,16 @@ class SampleParser:
         parsed = self._alike.all_of(values)
         if parsed is not None:
             return parsed
-        parsed = Parsed([], [], {})
+        samples, data, errors = [], [], {}
         for i, value in enumerate(values):
             try:
                 sample = self._parse(value)
             except ValueError as error:
-                parsed.errors[i] = error
+                errors[i] = error
             else:
-                parsed.samples.append(sample)
-                parsed.data.append(value[sample.start : sample.stop])
-        return parsed
+                samples.append(sample)
+                data.append(value[sample.start : sample.stop])
+        return Parsed(samples, data, errors)
 
     def _parse(self, value: memoryview) -> Sample:
         head, stop, samples = self._alike

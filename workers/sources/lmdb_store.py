@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -144,15 +144,12 @@ class _Folder:
         try:
             transaction = transactions.enter_context(self._env.begin(buffers=True))
             cursor = transactions.enter_context(transaction.cursor())
-            starts = np.flatnonzero(np.diff(indices, prepend=indices[:1] - 2) != 1)
-            if 2 * len(starts) > len(indices) and self._keys.exact:
+            breaks = (np.flatnonzero(indices[1:] - indices[:-1] != 1) + 1).tolist()
+            if 2 * (len(breaks) + 1) > len(indices) and self._keys.exact:
                 return self._scattered(cursor, indices.tolist())
-            stops = np.append(starts[1:], len(indices))
             values: list[memoryview] = []
-            for first, length in zip(
-                indices[starts].tolist(), (stops - starts).tolist(), strict=True
-            ):
-                values.extend(self._run(cursor, first, length))
+            for start, stop in pairwise((0, *breaks, len(indices))):
+                values += self._run(cursor, int(indices[start]), stop - start)
             return values
         except self._lmdb.Error as error:
             raise RecordError(f"{self.name(int(indices[0]))} or after: {error}") from error

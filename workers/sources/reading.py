@@ -13,12 +13,14 @@ from numpy.typing import NDArray
 from workers.batch import Call
 from workers.copying import DROP_GIL_BYTES, copy_rows
 from workers.errors import ConfigError, FeedError
+from workers.memory import POOL
 
 Columns: TypeAlias = "tuple[NDArray[Any], ...] | Mapping[str, NDArray[Any]]"
 OnError = Literal["raise", "skip"]
 
-# Records of up to so many bytes are copied twice, all at once: that takes less than one at a time.
-_JOIN_BYTES = 8 * 1024
+JOIN_BYTES = 8 * 1024
+"""Records of up to so many bytes are copied twice or three times, all at once: that takes less
+than one at a time."""
 
 
 class RecordError(ValueError):
@@ -103,16 +105,48 @@ def stack(rows: Sequence[NDArray[Any]], names: Callable[[int], str], column: str
             )
     if dtype.hasobject:
         raise RecordError(f"{names(0)}: {column} holds Python objects, expected numbers")
-    stacked = np.empty((len(rows), *shape), dtype)
+    stacked = POOL.empty((len(rows), *shape), dtype)
     copy_rows(stacked, octets(stacked), 0, 0, [row[np.newaxis] for row in rows])
     return stacked
 
 
+class EvenRows(Sequence[memoryview]):
+    """The same stretch of records of equally many bytes, of which the bytes are joined."""
+
+    def __init__(self, joined: bytes, record_bytes: int, start: int, stop: int) -> None:
+        self._joined = joined
+        self._record_bytes = record_bytes
+        self._start, self._stop = start, stop
+
+    def __len__(self) -> int:
+        return len(self._joined) // self._record_bytes
+
+    def __getitem__(self, i: Any) -> Any:
+        at = range(0, len(self._joined), self._record_bytes)[i]
+        return memoryview(self._joined)[at + self._start : at + self._stop]
+
+    def tolist(self) -> list[bytes]:
+        """Each row."""
+        rows: list[bytes] = self._rows().tolist()
+        return rows
+
+    def tobytes(self) -> bytes:
+        """The rows, joined."""
+        return self._rows().tobytes()
+
+    def _rows(self) -> NDArray[np.void]:
+        # NumPy keeps the GIL while it makes objects of an array, and it is quick with voids.
+        row = np.dtype((np.void, self._stop - self._start))
+        return np.ndarray((len(self),), row, self._joined, self._start, (self._record_bytes,))
+
+
 def stack_bytes(rows: Sequence[memoryview], shape: tuple[int, ...]) -> NDArray[np.uint8]:
     """Rows of equally many bytes as one new array, each row of the shape."""
-    stacked = np.empty((len(rows), *shape), np.uint8)
+    stacked = POOL.empty((len(rows), *shape), np.uint8)
     size = len(rows[0])
-    if size <= _JOIN_BYTES:
+    if isinstance(rows, EvenRows):
+        octets(stacked)[:] = rows.tobytes()
+    elif size <= JOIN_BYTES:
         octets(stacked)[:] = b"".join(rows)
     elif size < DROP_GIL_BYTES:
         flat = octets(stacked)

@@ -26,6 +26,7 @@ How a feed drives it
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from threading import Lock
 from typing import Any, Unpack
@@ -55,6 +56,18 @@ class Source:
         self._orders: dict[int, Order] = {}
         self._rowless: Columns | None = None
         self._lock = Lock()
+        self._carries = False
+
+    def carrying(self) -> Source:
+        """The same for a feed in which rows flow into the next epoch (`last_batch="carry"`).
+
+        The first call of an epoch then gives what the batch before lacks, so that batches and
+        calls stay in step, and a batch need not be put together from two of them. The rows and
+        their order are the same.
+        """
+        source = copy.copy(self)
+        source._carries = True
+        return source
 
     def __call__(self, call: Call) -> Columns:
         columns = self.records.read(self.indices(call), call)
@@ -77,18 +90,24 @@ class Source:
         Raises:
             StopIteration: the call lies behind the end of its epoch.
         """
-        sharding = self._plan.sharding
-        start = call.index * call.batch_size
-        stop = min(start + call.batch_size, sharding.rows(call.epoch, call.batch_size))
+        start, stop = self._span(call)
         if start >= stop:
             raise StopIteration
-        length = sharding.length(call.epoch)
+        length = self._plan.sharding.length(call.epoch)
         last = min(stop, length)
         indices = self._order(call.seed).indices(call.epoch, min(start, last - 1), last)
         if stop <= length:
             return indices
         repeats = np.full(stop - max(start, length), indices[-1])
         return repeats if start >= length else np.concatenate((indices, repeats))
+
+    def _span(self, call: Call) -> tuple[int, int]:
+        """The positions of a call's first row, and of the row after its last."""
+        sharding, size = self._plan.sharding, call.batch_size
+        start = call.index * size
+        if self._carries and not sharding.pad_last_batch:
+            start -= sharding.offset(call.epoch) % size
+        return max(0, start), max(0, min(start + size, sharding.rows(call.epoch, size)))
 
     def _order(self, seed: int) -> Order:
         # The feed's seed is known with the first call only. Two feeds may share a source.
@@ -102,7 +121,7 @@ class Source:
     def cursor(self, call: Call) -> bytes:
         """What a fresh source needs to answer the calls after `call` at once."""
         length = self._plan.sharding.length(call.epoch)
-        position = min((call.index + 1) * call.batch_size, length)
+        position = min(self._span(call)[1], length)
         return self._order(call.seed).cursor(call.epoch, position)
 
     def seek(self, call: Call, cursor: bytes) -> None:

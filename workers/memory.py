@@ -1,0 +1,81 @@
+"""Memory for large chunks, which is used again when nobody looks at it any more.
+
+The memory of a large new array comes from the system, page by page as it is first written, and
+goes back with the array: that takes as long as reading the rows of an LMDB does. So a few blocks
+are kept.
+
+A block is lent as one root array, which refers to a `Memory`, and what is handed out is a view of
+the root. NumPy lets a view of a view refer to the root as well, so as long as any array over the
+block is alive, so are the root and the `Memory`, which gives the block back when it goes. The root
+must not refer to the block itself: that is an array, and views would refer to it and not to the
+root, so that the block would be written again under them.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+# Smaller arrays malloc makes of what was freed before. Free blocks count in no bound, so few are
+# kept and larger ones are not: 32 MiB at most.
+_LEAST_BYTES = 512 * 1024
+_MOST_BYTES = 8 * 1024 * 1024
+_KEEP_BLOCKS = 4
+
+Block = NDArray[np.uint8]
+
+
+class Memory:
+    """A block that is lent, for as long as this is alive."""
+
+    __slots__ = ("_block", "_free")
+
+    def __init__(self, block: Block, free: deque[Block]) -> None:
+        self._block = block
+        self._free = free
+
+    @property
+    def __array_interface__(self) -> dict[str, Any]:
+        # It names the block by its address, so that the root refers to this.
+        interface: dict[str, Any] = self._block.__array_interface__
+        return interface
+
+    def __del__(self) -> None:
+        # In any thread, perhaps from inside the garbage collector. The oldest makes room.
+        self._free.append(self._block)
+
+
+class Pool:
+    """Makes arrays, large ones in memory that came back where there is some. Any thread."""
+
+    def __init__(self) -> None:
+        self._free: deque[Block] = deque(maxlen=_KEEP_BLOCKS)
+
+    def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
+        """What `numpy.empty` gives: a contiguous array with anything in it."""
+        dtype = np.dtype(dtype)
+        size = prod(shape) * dtype.itemsize
+        if not _LEAST_BYTES <= size <= _MOST_BYTES:
+            return np.empty(shape, dtype)
+        return np.ndarray(shape, dtype, np.asarray(Memory(self._take(size), self._free)))
+
+    def _take(self, size: int) -> Block:
+        """A free block that is neither too small nor more than twice too large, the one that came
+        back last, which the cache may still hold; or a new one."""
+        for _ in range(len(self._free)):
+            try:
+                block = self._free.pop()
+            except IndexError:
+                break
+            if size <= block.nbytes <= 2 * size:
+                return block
+            self._free.appendleft(block)
+        return np.empty(size, np.uint8)
+
+
+POOL = Pool()
+"""The process's: however many sources there are, it keeps no more."""
