@@ -19,9 +19,10 @@ from workers.calls import not_repeatable
 from workers.chunks import Columns, Schema
 from workers.copying import copy_rows, is_sole_owner, pieces_of
 from workers.errors import ResumeError
-from workers.position import Frame, Place, Position, Span, Straddler
+from workers.position import Frame, Place, Position, Span
 from workers.runs import Run
 from workers.spec import StreamSpec
+from workers.straddler import Straddler
 
 Arrays = tuple[NDArray[Any], ...]
 

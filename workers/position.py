@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 from numpy.typing import NDArray
 
 from workers.batch import Cut, Leftover
-from workers.chunks import digest_chunk, slice_rows
+from workers.straddler import Straddler
 
 _T = TypeVar("_T")
 
@@ -92,6 +92,14 @@ class Lanes:
             return position if not self.arrival else position._replace(turn=0)
         index, done = self._low_water(position) if self.arrival else (sum(position.calls), ())
         return Position(position.epoch, 0, (True,), (index,), (0,), (None,), done)
+
+    def after(self, span: Span, num_chunks: int) -> Position:
+        """The position after the first chunks of a span, as it is written in a cut."""
+        if not self.pure or self.arrival:
+            return self.gather(span.position(num_chunks))
+        # Each chunk is a call, and calls come in order: there is nothing to look up.
+        index = sum(span.start.calls) + num_chunks
+        return Position(span.start.epoch, 0, (True,), (index,), (0,), (None,))
 
     def _low_water(self, position: Position) -> tuple[int, tuple[int, ...]]:
         """The smallest index that is not done, and those above it that are."""
@@ -185,46 +193,6 @@ def next_live(live: Sequence[bool], lane: int) -> int:
     return lane
 
 
-class Straddler:
-    """A chunk that a batch ended in the middle of, kept for the sake of snapshots."""
-
-    __slots__ = ("_digest", "arrays", "axes", "rows", "skip")
-
-    def __init__(
-        self,
-        arrays: tuple[NDArray[Any], ...],
-        axes: tuple[int, ...],
-        rows: int,
-        skip: int = 0,
-        digest: int | None = None,
-    ) -> None:
-        self.arrays = arrays
-        self.axes = axes
-        self.rows = rows
-        """Rows of the whole chunk."""
-        self.skip = skip
-        """Rows missing at the head of `arrays`: taken before the feed was resumed."""
-        self._digest = digest
-
-    @property
-    def digest(self) -> int:
-        """The chunk's digest, computed once."""
-        if self._digest is None:
-            self._digest = digest_chunk(self.arrays)
-        return self._digest
-
-    def differs_from(self, then: Leftover) -> str:
-        """In what the chunk differs from what it was; empty where it does not."""
-        if then.rows != self.rows:
-            return f"{then.rows} rows then, {self.rows} now"
-        return "" if then.digest == self.digest else "other rows than before"
-
-    def rest(self, taken: int) -> tuple[NDArray[Any], ...]:
-        """The rows after the first `taken`, as views."""
-        start, stop = taken - self.skip, self.rows - self.skip
-        return slice_rows(self.arrays, self.axes, start, stop)
-
-
 class Frame(NamedTuple):
     """What all places of one stream have in common."""
 
@@ -276,7 +244,7 @@ class Place:
             index=self.index,
             step=self.step,
             finished=epochs is not None and self.epoch >= epochs,
-            position=lanes.gather(self.span.position(self.num_chunks)),
+            position=lanes.after(self.span, self.num_chunks),
             leftover=leftover,
             encode=encode,
         )

@@ -11,9 +11,10 @@ from workers.batch import Call, Cut, Leftover
 from workers.calls import fetch_again, not_repeatable
 from workers.channel import Channel
 from workers.chunks import Columns, Schema
-from workers.position import Lanes, Position, Span, Straddler
+from workers.position import Lanes, Position, Span
 from workers.runs import Run
 from workers.spec import StreamSpec
+from workers.straddler import Straddler
 
 Rows = tuple[NDArray[Any], ...]
 

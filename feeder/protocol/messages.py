@@ -77,6 +77,8 @@ class Open(Message, frozen=True, kw_only=True):
     """Whether to take the queue from a consumer that lives."""
     previous: Annotated[bytes, Meta(max_length=24)]
     """The generation of the lease that this consumer had before; empty where it had none."""
+    ended: Counts
+    """Queues that are known to have had everything; a server that was just started is not."""
     who: Name
     """The consumer, for messages."""
     boot_id: Name
@@ -100,14 +102,8 @@ class Used(Message, frozen=True, kw_only=True):
 
     generation: Generation
     sequence: Count
-
-
-class Released(Message, frozen=True, kw_only=True):
-    """Slots that nobody looks at any more."""
-
-    generation: Generation
     slots: Counts
-    """Arena number * 2**16 + slot, in any order."""
+    """Slots that nobody looks at any more, in any order: arena number * 2**16 + slot."""
 
 
 class Snapshot(Message, frozen=True, kw_only=True):
@@ -168,13 +164,9 @@ class Opened(Message, frozen=True, kw_only=True):
     """The consumer holds the queue."""
 
     generation: Generation
-    sequence: Count
-    """Of the next batch; from 0 in each lease, without gaps."""
     step: Count
     """The next batch's number in the stream."""
     num_queues: Positive
-    spec: Spec | None
-    """None before the first chunk: it follows as a message."""
     credit: Count
     """Batches that may be under way; 0 goes by their size."""
     hold: Count
@@ -246,10 +238,13 @@ class Progress(Message, frozen=True, kw_only=True):
 
 
 class Waiting(Message, frozen=True, kw_only=True):
-    """The feed waits for consumers to open these queues."""
+    """Where the other queues stand."""
 
     generation: Generation
     queues: Counts
+    """Those that the feed waits for: nobody holds them."""
+    ended: Counts
+    """Those whose consumers have had everything, and need not be there any more."""
 
 
 class State(Message, frozen=True, kw_only=True):
@@ -299,7 +294,7 @@ class Farewell(Message, frozen=True, kw_only=True):
 
 
 FROM_CONSUMER: dict[str, type[Message]] = {
-    kind.__name__: kind for kind in (Open, Attached, Used, Released, Snapshot, Bye)
+    kind.__name__: kind for kind in (Open, Attached, Used, Snapshot, Bye)
 }
 """What a consumer may send, by name."""
 FROM_SERVER: dict[str, type[Message]] = {

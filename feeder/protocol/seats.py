@@ -9,6 +9,7 @@ discarded.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from feeder.errors import LeaseLost, ResumeError
@@ -83,6 +84,12 @@ class Seats:
         """The holder has gone of its own will."""
         seat = self.seats[queue]
         self.seats[queue] = Seat(step=math.inf if ended else seat.step, ended=ended)
+
+    def end(self, queues: Iterable[int]) -> None:
+        """Queues that nobody holds are known to have had everything."""
+        for queue in queues:
+            if queue < len(self.seats) and self.seats[queue].holder is None:
+                self.seats[queue] = Seat(step=math.inf, ended=True)
 
     def lose(self, queue: int) -> None:
         """The holder's connection is dead, or its lease has run out."""

@@ -42,21 +42,21 @@ SERVER: Table = {
     # The consumer holds the queue and makes itself ready.
     "opened": _stay("opened", "Spec Arena Waiting Progress Used renewed expired",
                     Attached="streaming", Fault="ended", **_LOSES),
-    "streaming": _stay("streaming", "Spec Arena Batches Waiting Progress Used Released Snapshot "
+    "streaming": _stay("streaming", "Spec Arena Batches Waiting Progress Used Snapshot "
                        "State renewed", End="ended", Fault="ended", expired="hung", **_LOSES),
     # It has not been heard of for a lease: it is sent no batch, and a newcomer wins.
-    "hung": _stay("hung", "Spec Arena Waiting Progress Released Snapshot State expired",
+    "hung": _stay("hung", "Spec Arena Waiting Progress Snapshot State expired",
                   Used="streaming", renewed="streaming", End="ended", Fault="ended", **_LOSES),
     # The stream's end, or an error, has been sent.
-    "ended": _stay("ended", "Attached Used Released Snapshot State Fault renewed expired",
+    "ended": _stay("ended", "Attached Used Snapshot State Fault renewed expired",
                    **_LOSES),
     # Another consumer has the queue; what this one sends may still be on its way.
-    "fenced": _stay("fenced", "Attached Used Released Snapshot Fault renewed expired",
+    "fenced": _stay("fenced", "Attached Used Snapshot Fault renewed expired",
                     Farewell="draining", **_LEAVES),
     # It gets no queue.
     "refused": _stay("refused", "Open Fault", Farewell="draining", expired="gone", **_LEAVES),
     # The server stops.
-    "draining": _stay("draining", "Open Attached Used Released Snapshot Fault renewed",
+    "draining": _stay("draining", "Open Attached Used Snapshot Fault renewed",
                       expired="gone", **_LEAVES),
     "gone": _stay("gone", "disconnected close"),
 }  # fmt: skip
@@ -74,13 +74,13 @@ CONSUMER: Table = {
                      Farewell="lost", disconnected="lost", expired="refused", **_CLOSES),
     "attaching": _stay("attaching", "Spec Arena Waiting Progress Used", Attached="streaming",
                        Fault="failed", **_BREAKS),
-    "streaming": _stay("streaming", "Spec Arena Batches Waiting Progress Used Released Snapshot "
+    "streaming": _stay("streaming", "Spec Arena Batches Waiting Progress Used Snapshot "
                        "State", End="ended", Fault="failed", **_BREAKS),
     # All has been received. What the user still holds is given back while somebody listens.
-    "ended": _stay("ended", "Used Released Snapshot State Farewell disconnected expired",
+    "ended": _stay("ended", "Used Snapshot State Farewell disconnected expired",
                    Fault="failed", **_CLOSES),
     # An error has been received; a lost lease is asked for again.
-    "failed": _stay("failed", "Used Released Snapshot State Fault Farewell disconnected expired",
+    "failed": _stay("failed", "Used Snapshot State Fault Farewell disconnected expired",
                     connect="connecting", **_CLOSES),
     # No queue was given, or no answer in time.
     "refused": _stay("refused", "Fault Farewell disconnected", connect="connecting",

@@ -54,6 +54,8 @@ class Consumer:
         self._ready: deque[Batch] = deque()
         self._place: Any = None
         self._told_at = 0
+        # Batches that are dropped tell of themselves, through their slots; so later than that.
+        self._tell_every = 1
         self._requests = itertools.count()
         self._unusable: FeedError | None = None
         self._copies = False
@@ -89,9 +91,9 @@ class Consumer:
         self._place = batch.place
         point("consumer.handed")
         receiver.handed = handed = receiver.handed + 1
-        if reading.plane.num_leased - receiver.received + handed > self._most_held:
+        if reading.shared and handed - reading.base - reading.plane.num_released > self._most_held:
             batch = self._copy(batch)
-        if not self._ready or handed - self._told_at >= reading.credit // 4:
+        if handed - self._told_at >= self._tell_every:
             self._told_at = handed
             receiver.waker.wake()
         return batch
@@ -100,7 +102,11 @@ class Consumer:
         """Wait for batches and return the first; raises what has taken the place of the next."""
         if self._unusable is not None:
             raise self._unusable
+        if not len(self._receiver.inbox):
+            # Nothing is there: what has been used and let go of must be known before the wait.
+            self._receiver.waker.wake()
         got = self._receiver.inbox.get()
+        self._tell_every = 2 * self._reading.tell_every
         if isinstance(got, list):
             self._ready.extend(got[1:])
             return got[0]

@@ -10,6 +10,8 @@ import math
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from itertools import groupby
+from operator import attrgetter
 from typing import Any
 
 from feeder.errors import ConfigError, FeedError, LeaseLost, ProtocolError
@@ -80,6 +82,8 @@ class Desk:
         if old is not None:
             self._evict(old, message.who)
         self.seats.take(queue, step, message.who, rejoins=rejoins, undecided=resume is None)
+        if rejoins:
+            self.seats.end(message.ended)
         self._opened += 1
         lease = Lease(
             peer=peer,
@@ -115,8 +119,12 @@ class Desk:
 
     def lose(self, lease: Lease) -> None:
         """A lease's connection is dead."""
-        if self.leases[lease.queue] is lease:
-            logger.info("feed %r: %s, queue %d, is gone", self.feed.name, lease.who, lease.queue)
+        if self.leases[lease.queue] is not lease:
+            return
+        logger.info("feed %r: %s, queue %d, is gone", self.feed.name, lease.who, lease.queue)
+        if lease.has_all:
+            self.leave(lease)
+        else:
             self.end(lease)
             self.seats.lose(lease.queue)
 
@@ -129,19 +137,29 @@ class Desk:
         if message.reason:
             logger.info("feed %r, queue %d: frames, because %s", self.feed.name, lease.queue,
                         message.reason)  # fmt: skip
+        resume = self._resumes[lease.queue]
+        if resume is not None and resume.cut.finished:
+            # It had everything before: it need not wait until the others have.
+            lease.ended = True
+            lease.session.on("End")
+            token = self.start_token(lease.queue)
+            self._send(
+                lease.peer, say.End(generation=lease.generation, sequence=0, token=token), ()
+            )
         self._begin()
 
     def leave(self, lease: Lease) -> None:
         """A consumer says goodbye."""
-        ended = lease.ended and lease.used == lease.sequence
+        has_all = lease.has_all
         self.end(lease)
-        self.seats.leave(lease.queue, ended=ended)
+        self.seats.leave(lease.queue, ended=has_all)
+        self.tell_waiting()
 
     @property
     def acknowledged(self) -> bool:
         """Whether every queue's consumer has used everything."""
         return all(
-            seat.ended or (lease is not None and lease.ended and lease.used == lease.sequence)
+            seat.ended or (lease is not None and lease.has_all)
             for seat, lease in zip(self.seats.seats, self.leases, strict=True)
         )
 
@@ -174,7 +192,7 @@ class Desk:
     def _begin(self) -> None:
         """Begin the feed's run, once every queue is there."""
         ready = [
-            seat.ended or (lease is not None and lease.session.state == "streaming")
+            seat.ended or (lease is not None and lease.session.state in ("streaming", "ended"))
             for seat, lease in zip(self.seats.seats, self.leases, strict=True)
         ]
         if self.seats.missing() or not all(ready):
@@ -182,7 +200,8 @@ class Desk:
             return
         steps, resumes = [], []
         for queue, seat in enumerate(self.seats.seats):
-            if seat.ended:
+            lease = self.leases[queue]
+            if seat.ended or (lease is not None and lease.ended):
                 steps.append(math.inf)
                 continue
             resume = self._position(queue)
@@ -219,8 +238,9 @@ class Desk:
 
     # ---- what consumers say
 
-    def use(self, lease: Lease, sequence: int) -> None:
-        """A consumer has handed out batches, or says that it is still there."""
+    def use(self, lease: Lease, message: say.Used) -> None:
+        """A consumer has handed out batches and let go of slots, or says that it is there."""
+        sequence = message.sequence
         if not lease.used <= sequence <= lease.sequence:
             raise ProtocolError(
                 f"used {sequence} batches, expected from {lease.used} to {lease.sequence}"
@@ -230,13 +250,23 @@ class Desk:
         seat.alive = True
         if sequence:
             seat.undecided = False
+        if message.slots:
+            if not lease.shared:
+                raise ProtocolError("slots are released that were never given")
+            self.feed.slots.release(lease.queue, message.slots)
+            point("server.released")
         self._settle(lease, lease.use(sequence))
 
     def _settle(self, lease: Lease, news: list[Sent]) -> None:
         """Batches count as buffered no longer."""
-        for sent in news:
-            sent.run.pipeline.channel.hand_out(
-                lease.queue, 1, sent.rows, sent.held_bytes, sent.kept_rows
+        for run, group in groupby(news, key=attrgetter("run")):
+            sents = list(group)
+            run.pipeline.channel.hand_out(
+                lease.queue,
+                len(sents),
+                sum([sent.rows for sent in sents]),
+                sum([sent.held_bytes for sent in sents]),
+                sum([sent.kept_rows for sent in sents]),
             )
         if news and not lease.shared:
             self.feed.slots.release(lease.queue, [sent.slot for sent in news])
@@ -379,12 +409,14 @@ class Desk:
         return make_fault(generation, error, sequence)
 
     def tell_waiting(self) -> None:
-        """Tell consumers who have nothing whom the feed waits for."""
-        missing = self.seats.missing()
+        """Tell consumers whom the feed waits for, and for whom it need not, where that is news."""
+        seats = self.seats
+        ended = tuple([i for i, seat in enumerate(seats.seats) if seat.ended])
+        news = tuple(seats.missing()), ended
         for lease in self.leases:
-            if lease is not None and lease.told != missing and lease.used == lease.sequence:
-                lease.told = missing
-                message = say.Waiting(generation=lease.generation, queues=tuple(missing))
+            if lease is not None and lease.told != news:
+                lease.told = news
+                message = say.Waiting(generation=lease.generation, queues=news[0], ended=ended)
                 self._send(lease.peer, message, ())
 
 

@@ -76,8 +76,8 @@ class Lease:
     """Whether it has been sent the end, or an error in its place."""
     sent: deque[Sent] = field(default_factory=deque)
     """The batches sent and not used yet, the last used one before them."""
-    told: list[int] = field(default_factory=list)
-    """The queues that it was last told are waited for."""
+    told: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
+    """The queues that it was last told are waited for, and those that have ended."""
 
     @property
     def room(self) -> int:
@@ -90,6 +90,11 @@ class Lease:
         if self.checksum == "auto":
             return "sampled" if self.shared else "full"
         return self.checksum  # type: ignore[return-value]
+
+    @property
+    def has_all(self) -> bool:
+        """Whether the consumer has been told the end, and has used all that came before."""
+        return self.ended and self.used == self.sequence
 
     def note(self, batch: Batch, slot: int, run: Run) -> None:
         """A batch goes out."""

@@ -35,6 +35,9 @@ class Plane:
         self._wake = wake
         self._arenas: dict[int, MappedArena] = {}
         self._released: deque[int] = deque()
+        self._num_taken = 0
+        self.tell_every = 1
+        """After how many slots the server is told that they are free, at the latest."""
         self._frames = FrameSlots(opened.credit)
         self._columns: Columns = ()
         self._rows = 0
@@ -78,7 +81,7 @@ class Plane:
             raise ProtocolError(f"arena {given.number} came, expected {arena.number}")
         self._arenas[given.number] = MappedArena(
             given.descriptor, given.number, given.slot_bytes, given.num_slots, self._released,
-            self._wake,
+            self._on_release,
         )  # fmt: skip
 
     def arrays(self, header: say.Header, frames: list[Any]) -> Arrays:
@@ -122,14 +125,21 @@ class Plane:
             )
 
     @property
-    def num_leased(self) -> int:
-        """Slots of shared memory that somebody looks at."""
-        return sum([arena.num_leased for arena in self._arenas.values()])
+    def num_released(self) -> int:
+        """Slots of shared memory that were looked at and are no more, counted since the start."""
+        return self._num_taken + len(self._released)
+
+    def _on_release(self) -> None:
+        # In any thread, perhaps inside the garbage collector. One message tells of several.
+        if len(self._released) >= self.tell_every:
+            self._wake()
 
     def take_released(self) -> tuple[int, ...]:
         """The slots that have become free since last asked, at most as many as a message holds."""
         released = self._released
-        return tuple([released.popleft() for _ in range(min(len(released), say.MAX_ITEMS))])
+        num = min(len(released), say.MAX_ITEMS)
+        self._num_taken += num
+        return tuple([released.popleft() for _ in range(num)])
 
     def close(self) -> None:
         """No batch will come any more; arrays that exist stay as they are."""

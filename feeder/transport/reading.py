@@ -29,6 +29,8 @@ class Reading:
         self.opened = opened
         self.identity = identity_of(opened)
         self.plane = plane
+        self.shared = plane.kind == "shared"
+        """Whether batches lie in the server's slots."""
         self.base = base
         self._tell = tell
         self._expected = 0
@@ -40,6 +42,11 @@ class Reading:
         """Batches that may be under way."""
         self.renew_at = time.monotonic() + opened.lease_s / 3
         """When the server is to be told that this consumer lives."""
+
+    @property
+    def tell_every(self) -> int:
+        """After how many batches the server is told of them, at the latest."""
+        return max(1, self.credit // 4)
 
     def begin(self) -> None:
         """Say that batches can come."""
@@ -58,6 +65,7 @@ class Reading:
         self.plane.set_columns(self.columns, spec.batch_size)
         batch_bytes = layout(self.columns, spec.batch_size).num_bytes
         self.credit = self.opened.credit or credit_for(batch_bytes)
+        self.plane.tell_every = self.tell_every
 
     def read(self, message: say.Batches, frames: list[Any]) -> list[Batch]:
         """The batches of a message. Raises `ProtocolError` where they are not the next ones, or
@@ -81,26 +89,24 @@ class Reading:
 
     # ---- what the server is told
 
-    def tell_released(self) -> None:
-        """Tell which slots nobody looks at any more."""
-        while slots := self.plane.take_released():
-            self._tell(say.Released(generation=self.opened.generation, slots=slots))
-
-    def tell_used(self, handed: int, *, renew: bool = False) -> None:
-        """Tell how many batches have been handed out, where that is news or is to be renewed."""
+    def tell(self, handed: int, *, renew: bool = False) -> None:
+        """Tell how many batches have been handed out and which slots nobody looks at any more,
+        where that is news or is to be renewed."""
         used = max(0, handed - self.base)
-        if used > self._told or renew:
-            self._told = used
+        slots = self.plane.take_released()
+        while slots or used > self._told or renew:
+            renew, self._told = False, used
             point("consumer.before_used")
-            self._tell(say.Used(generation=self.opened.generation, sequence=used))
+            self._tell(say.Used(generation=self.opened.generation, sequence=used, slots=slots))
             point("consumer.used")
             self.renew_at = time.monotonic() + self.opened.lease_s / 3
+            slots = self.plane.take_released()
 
     def ask_snapshot(self, request: int, handed: int) -> bool:
         """Ask for the state after so many batches; False where this lease cannot know it."""
         if handed <= self.base:
             return False
-        self.tell_used(handed)
+        self.tell(handed)
         self._tell(
             say.Snapshot(
                 generation=self.opened.generation, request=request, sequence=handed - self.base
@@ -110,5 +116,5 @@ class Reading:
 
     def leave(self, handed: int) -> None:
         """Say goodbye."""
-        self.tell_used(handed)
+        self.tell(handed)
         self._tell(say.Bye(generation=self.opened.generation))

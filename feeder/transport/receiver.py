@@ -85,9 +85,11 @@ class Receiver:
         self._turn_ends = math.inf
         self._give_up_at = time.monotonic() + wish.timeout_s
         self._broken_at = -1
+        # Queues that the feed waits for, and those that it need not wait for any more.
         self._waiting: tuple[int, ...] = ()
+        self._ended: tuple[int, ...] = ()
         self._asked: deque[Callable[[], None]] = deque()
-        self._over = self._leaving = self._resting = False
+        self._over = self._leaving = self._resting = self._has_ended = False
         self.waker = Waker()
         """Wakes the I/O thread."""
         self.inbox = self._make_inbox()
@@ -146,7 +148,7 @@ class Receiver:
             self.reading.leave(0)
             self._session = Session(CONSUMER, "connecting")
         self.inbox, self.received = self._make_inbox(), 0
-        self._token, self._rejoins = token, self.wish.rejoins
+        self._token, self._rejoins, self._has_ended = token, self.wish.rejoins, False
         self._drop_plane()
         if self._session.state == "connecting":
             self._open()
@@ -203,8 +205,7 @@ class Receiver:
                 self._on_trouble(wire)
         self.waker.clear()
         if self._is_told_of and self.reading is not None:
-            self.reading.tell_released()
-            self.reading.tell_used(self.handed)
+            self.reading.tell(self.handed)
         while self._asked:
             self._asked.popleft()()
         self._look_at_clock()
@@ -231,7 +232,7 @@ class Receiver:
             if self._session.state in ("connecting", "opening"):
                 self._close_wire()
         if self.reading is not None and self._holds_lease and now >= self.reading.renew_at:
-            self.reading.tell_used(self.handed, renew=True)
+            self.reading.tell(self.handed, renew=True)
 
     # ---- the connection
 
@@ -266,6 +267,7 @@ class Receiver:
                 intent="rejoin" if self._rejoins else "start",
                 takeover=wish.takes_over,
                 previous=self._previous,
+                ended=self._ended,
                 who=wish.who,
                 boot_id=boot_id() if wish.plane != "frames" else "",
                 checksum=wish.checksum,
@@ -288,11 +290,14 @@ class Receiver:
         if self._leaving:
             self._over = True
             return
-        done = self._session.state in ("ended", "failed", "refused")
+        state = self._session.state
         self._close_wire()
         self._drop_plane()
-        if done:
+        if state in ("failed", "refused"):
             self._rest()
+        elif state == "ended":
+            # Another server would wait for this queue if it did not learn that it has ended.
+            self._rejoins = True
         elif self.num_opened:
             point("consumer.lost")
             logger.warning("consumer: %s; looking for a server", why)
@@ -397,7 +402,7 @@ class Receiver:
         point("consumer.put")
 
     def _on_waiting(self, message: say.Waiting, frames: list[Any]) -> None:
-        self._waiting = message.queues
+        self._waiting, self._ended = message.queues, message.ended
 
     def _on_state(self, message: say.State, frames: list[Any]) -> None:
         self._answer(message.request, message.data)
@@ -405,6 +410,7 @@ class Receiver:
     def _on_end(self, message: say.End, frames: list[Any]) -> None:
         assert self.reading is not None
         self._token = message.token
+        self._has_ended = True
         place: Any = RemotePlace(self.reading.identity, message.token)
         self.inbox.finish(place)
         point("consumer.end")
@@ -414,6 +420,10 @@ class Receiver:
             self._fail(error_of(message))
 
     def _on_farewell(self, message: say.Farewell, frames: list[Any]) -> None:
+        if self._has_ended:
+            self._close_wire()
+            self._rest()
+            return
         self._lose(f"the server stopped: {message.reason}")
 
     def _on_progress(self, message: say.Progress, frames: list[Any]) -> None:

@@ -82,6 +82,8 @@ class Server:
         """Where it listens, with the ports that the system chose."""
         listener = self._listen()
         run_id = secrets.token_bytes(16)
+        self.queues = {recipe.name: len(recipe.config.devices) for recipe in recipes}
+        """The number of queues of each feed, by its name."""
         self._feeds: list[ServedFeed] = []
         desks: dict[str, Desk] = {}
         for recipe in recipes:

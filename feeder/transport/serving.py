@@ -142,9 +142,6 @@ class Serving:
                 identity, *frames = door.router.recv_multipart(zmq.DONTWAIT, copy=False)
             except zmq.Again:
                 return
-            # A connection that broke before this message came must be known as broken first: its
-            # descriptor may be this one's now.
-            self._look_at_events(number, door)
             peer = Peer(number, identity.bytes)
             try:
                 if len(frames) != 1:
@@ -156,6 +153,9 @@ class Serving:
     def _handle(self, peer: Peer, frame: Any) -> None:
         message = decode(frame.buffer, from_consumer=True)
         if isinstance(message, say.Open):
+            # A connection that broke before this message came must be known as broken first: its
+            # descriptor may be this one's now.
+            self._look_at_events(peer.router, self._doors[peer.router])
             self._descriptors[peer.router, frame.get(zmq.SRCFD)] = peer
             self._open(peer, message)
             return
@@ -170,11 +170,8 @@ class Serving:
                 desk.attach(lease, message)
                 point("server.attached")
             case say.Used():
-                desk.use(lease, message.sequence)
+                desk.use(lease, message)
                 point("server.used")
-            case say.Released():
-                desk.feed.slots.release(lease.queue, message.slots)
-                point("server.released")
             case say.Snapshot():
                 desk.snapshot(lease, message)
             case say.Bye():
@@ -198,10 +195,8 @@ class Serving:
         recipe = desk.feed.recipe
         answer = say.Opened(
             generation=lease.generation,
-            sequence=0,
             step=desk.first_step(lease.queue),
             num_queues=desk.num_queues,
-            spec=None,
             credit=lease.credit,
             hold=lease.hold,
             shared=offer,

@@ -10,7 +10,8 @@ import pytest
 
 from workers.batch import Leftover
 from workers.chunks import digest_chunk
-from workers.position import Lanes, Place, Position, Span, Straddler, next_live
+from workers.position import Lanes, Place, Position, Span, next_live
+from workers.straddler import Straddler
 
 
 def pure(num_lanes: int, *, arrival: bool = False) -> Lanes:

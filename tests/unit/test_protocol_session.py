@@ -26,7 +26,6 @@ LEGAL = {
         "Arena": "opened streaming hung",
         "Batches": "streaming",
         "Used": "opened streaming hung ended fenced draining",
-        "Released": "streaming hung ended fenced draining",
         "Snapshot": "streaming hung ended fenced draining",
         "State": "streaming hung ended",
         "Progress": "opening opened streaming hung",
@@ -44,7 +43,6 @@ LEGAL = {
         "Arena": "attaching streaming",
         "Batches": "streaming",
         "Used": "attaching streaming ended failed",
-        "Released": "streaming ended failed",
         "Snapshot": "streaming ended failed",
         "State": "streaming ended failed",
         "Progress": "opening attaching streaming",
@@ -60,14 +58,14 @@ LEGAL = {
 PATHS = {
     "server": [
         "new Open opening Waiting opening Opened opened Spec opened Arena opened Attached "
-        "streaming Batches streaming Used streaming Released streaming Snapshot streaming "
-        "State streaming End ended Used ended Released ended Bye gone disconnected gone",
+        "streaming Batches streaming Used streaming Snapshot streaming "
+        "State streaming End ended Used ended Bye gone disconnected gone",
         "new Open opening Fault refused disconnected gone",
         "streaming expired hung Used streaming Batches streaming",
         "streaming expired hung renewed streaming",
         "streaming expired hung taken_over fenced Fault fenced Used fenced disconnected gone",
         "streaming taken_over fenced",
-        "streaming Fault ended Released ended taken_over fenced",
+        "streaming Fault ended Used ended taken_over fenced",
         "streaming Farewell draining Used draining disconnected gone",
         "new expired gone",
         "opening expired gone",
@@ -76,7 +74,7 @@ PATHS = {
     ],
     "consumer": [
         "idle connect connecting connected connecting Open opening Waiting opening Opened "
-        "attaching Arena attaching Attached streaming Batches streaming Used streaming Released "
+        "attaching Arena attaching Attached streaming Batches streaming Used "
         "streaming End ended Used ended Bye closed",
         "streaming disconnected lost connect connecting Open opening connected opening Opened "
         "attaching Attached streaming",
@@ -211,7 +209,7 @@ def test_messages_that_cross_on_the_way_are_legal_where_they_arrive() -> None:
 @pytest.mark.parametrize(
     ("name", "state", "event"),
     [
-        ("server", "ended", "Released"), ("server", "draining", "Open"),
+        ("server", "ended", "Used"), ("server", "draining", "Open"),
         ("server", "fenced", "Used"), ("server", "hung", "Snapshot"),
         ("consumer", "failed", "Farewell"), ("consumer", "attaching", "Waiting"),
         ("consumer", "ended", "State"), ("consumer", "opening", "Progress"),

@@ -28,7 +28,7 @@ class Pair:
     """A queue's slots at the server, and its first arena as the consumer maps it."""
 
     def __init__(self) -> None:
-        self.slots = ArenaSlots(1, lambda slot_bytes: 3)
+        self.slots = ArenaSlots(1, lambda device, slot_bytes: 3)
         self.released: deque[int] = deque()
         self.num_wakes = 0
         slot = self.slots.take(0, COLUMNS, ROWS)
