@@ -65,9 +65,10 @@ class Dealer:
         self._bytes += num_bytes
         if self._policy == "drop" and len(self._queues) > 1:
             self._hold(batch)
+        elif self._policy == "pad" and len(self._queues) > 1:
+            self._keep_back(batch)
         else:
             self._group.append(batch)
-            self._last = batch if self._policy == "pad" else None
         if self._bytes >= _GROUP_BYTES or len(self._group) >= _GROUP_BATCHES:
             self.flush()
 
@@ -77,6 +78,16 @@ class Dealer:
         if (batch.step + 1) % len(self._queues) == 0:
             self._group += self._round
             self._round = []
+
+    def _keep_back(self, batch: Batch) -> None:
+        """Keep a batch that may have to be repeated until the next one is there: once it is
+        handed over, its slot may be written again."""
+        if self._last is not None:
+            self._group.append(self._last)
+        ends_round = (batch.step + 1) % len(self._queues) == 0
+        self._last = None if ends_round else batch
+        if ends_round:
+            self._group.append(batch)
 
     def flush(self) -> None:
         """Hand over what has been dealt so far."""
@@ -101,7 +112,8 @@ class Dealer:
     def finish(self, place: Place) -> None:
         """The stream has ended at `place`."""
         num, last = len(self._queues), self._last
-        if self._policy == "pad" and last is not None:
+        if last is not None:
+            self._group.append(last)
             while (last.step + 1) % num:
                 last = self._assembler.repeat(last, place)
                 self._group.append(last)
@@ -116,6 +128,8 @@ class Dealer:
 
     def fail(self, error: FeedError) -> None:
         """An error has taken the place of the next batch."""
+        if self._last is not None:
+            self._group.append(self._last)
         self.flush()
         for queue in self._queues:
             queue.finish(error)

@@ -47,7 +47,9 @@ class Seats:
         num = len(self.seats)
         return step + (queue - step) % num
 
-    def check(self, queue: int, step: int, who: str, *, rejoins: bool, takes_over: bool) -> None:
+    def check(
+        self, queue: int, step: int, who: str, *, rejoins: bool, takes_over: bool, undecided: bool
+    ) -> None:
         """Whether somebody may open a queue at a position; changes nothing.
 
         Raises `LeaseLost` where a living consumer holds the queue, and `ResumeError` where other

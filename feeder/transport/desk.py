@@ -78,10 +78,13 @@ class Desk:
         old = self.leases[queue]
         is_same = old is not None and old.generation == message.previous
         takes_over = message.takeover or is_same
-        self.seats.check(queue, step, message.who, rejoins=rejoins, takes_over=takes_over)
+        undecided = resume is None
+        self.seats.check(
+            queue, step, message.who, rejoins=rejoins, takes_over=takes_over, undecided=undecided
+        )
         if old is not None:
             self._evict(old, message.who)
-        self.seats.take(queue, step, message.who, rejoins=rejoins, undecided=resume is None)
+        self.seats.take(queue, step, message.who, rejoins=rejoins, undecided=undecided)
         if rejoins:
             self.seats.end(message.ended)
         self._opened += 1
@@ -218,10 +221,11 @@ class Desk:
 
     def start_token(self, queue: int) -> bytes:
         """Where a queue that has just been opened stands."""
-        resume, positions = self._resumes[queue], self.feed.recipe.positions
+        resume, recipe = self._resumes[queue], self.feed.recipe
         if resume is None:
-            return self.feed.recipe.start_cut().token()
-        state = positions.state(resume.cut, resume.rows, resume.columns, with_rows=False)
+            resume = Resume(cut=recipe.start_cut(), rows=(), columns=None)
+        cut, rows, columns = resume.cut, resume.rows, resume.columns
+        state = recipe.positions.state(cut, rows, columns, with_rows=False)
         return state.token if state.rows is None else bytes(Snapshot((state,)))
 
     def _position(self, queue: int) -> Resume | None:
@@ -340,9 +344,10 @@ class Desk:
 
     def _header(self, lease: Lease, batch: Batch, slot: Any) -> say.Header:
         axis = slot.columns[0].axis
-        shapes = None
-        if self.feed.recipe.config.stream.dont_rebatch:
-            shapes = tuple(column.shape for column in slot.columns)
+        stream, shapes = self.feed.recipe.config.stream, None
+        if stream.dont_rebatch or slot.rows != stream.batch_size:
+            # Not laid out as the spec has it, but for just these rows.
+            shapes = tuple([column.shape for column in slot.columns])
         return say.Header(
             lease.sequence,
             batch.epoch,

@@ -13,7 +13,7 @@ from typing import Any
 import zmq
 
 from feeder import codec
-from feeder.errors import ConfigError, FeedError, ProtocolError
+from feeder.errors import ConfigError, FeedError, ProtocolError, RemoteError
 from feeder.protocol import messages as say
 from feeder.protocol.coding import decode, encode
 from feeder.transport.addresses import Address
@@ -81,6 +81,9 @@ class Serving:
         try:
             while self._stopping is None and not self.done:
                 self._step()
+        except Exception as error:
+            logger.exception("the server's I/O thread failed")
+            self._stopping = f"it failed: {type(error).__name__}: {error}"
         finally:
             self._farewell()
 
@@ -130,7 +133,7 @@ class Serving:
             else:
                 router.send_multipart(parts)
         except zmq.ZMQError as error:
-            self._log("a consumer is not sent to: %s", error)
+            self._log("a consumer is not sent to: %s", str(error))
             return False
         return True
 
@@ -149,6 +152,10 @@ class Serving:
                 self._handle(peer, frames[0])
             except FeedError as error:
                 self._refuse(peer, error)
+            except Exception as error:
+                # A bug of ours: the other consumers are served all the same.
+                logger.exception("a consumer's message could not be handled")
+                self._refuse(peer, RemoteError(f"{type(error).__name__}: {error}"))
 
     def _handle(self, peer: Peer, frame: Any) -> None:
         message = decode(frame.buffer, from_consumer=True)
@@ -175,9 +182,10 @@ class Serving:
             case say.Snapshot():
                 desk.snapshot(lease, message)
             case say.Bye():
+                # First: when the lease ends the unix connection hangs up, and the peer with it.
+                self.send(peer, say.Farewell(generation=lease.generation, reason="goodbye"), ())
                 self._forget(peer)
                 desk.leave(lease)
-                self.send(peer, say.Farewell(generation=lease.generation, reason="goodbye"), ())
 
     def _open(self, peer: Peer, message: say.Open) -> None:
         if peer in self._leases:
@@ -224,7 +232,7 @@ class Serving:
 
     def _refuse(self, peer: Peer, error: FeedError) -> None:
         """Tell a peer what is wrong with what it said; a lease that it has ends."""
-        self._log("a consumer is refused: %s", error)
+        self._log("a consumer is refused: %s", str(error))
         found = self._leases.get(peer)
         generation = b"" if found is None else found[1].generation
         self.send(peer, make_fault(generation, error, None), ())
@@ -241,7 +249,7 @@ class Serving:
                 del self._watched[descriptor]
                 self._poller.unregister(descriptor)
 
-    def _log(self, text: str, error: object) -> None:
+    def _log(self, text: str, error: str | None) -> None:
         """Log at most once a second: a peer that misbehaves does so often."""
         now = time.monotonic()
         if now - self._logged_at < _LOG_EVERY_S:
