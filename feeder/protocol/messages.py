@@ -75,8 +75,10 @@ class Open(Message, frozen=True, kw_only=True):
     """Whether a trainer starts from its checkpoint, or comes back after a lost connection."""
     takeover: bool
     """Whether to take the queue from a consumer that lives."""
-    previous: Annotated[bytes, Meta(max_length=24)]
-    """The generation of the lease that this consumer had before; empty where it had none."""
+    consumer: Annotated[bytes, Meta(min_length=16, max_length=16)]
+    """Chosen at random by the consumer: it may take its own place again."""
+    attempt: Count
+    """How often this consumer has asked before; what it asked earlier counts no more."""
     ended: Counts
     """Queues that are known to have had everything; a server that was just started is not."""
     who: Name
@@ -147,6 +149,7 @@ class ColumnSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class Spec(Message, frozen=True, kw_only=True):
     """The batches of a feed, known after its first chunk."""
 
+    generation: Generation
     batch_size: Positive
     columns: Annotated[tuple[ColumnSpec, ...], Meta(min_length=1, max_length=MAX_ITEMS)]
 

@@ -48,7 +48,7 @@ SERVER: Table = {
     "hung": _stay("hung", "Spec Arena Waiting Progress Snapshot State expired",
                   Used="streaming", renewed="streaming", End="ended", Fault="ended", **_LOSES),
     # The stream's end, or an error, has been sent.
-    "ended": _stay("ended", "Attached Used Snapshot State Fault renewed expired",
+    "ended": _stay("ended", "Attached Used Snapshot State Waiting Progress Fault renewed expired",
                    **_LOSES),
     # Another consumer has the queue; what this one sends may still be on its way.
     "fenced": _stay("fenced", "Attached Used Snapshot Fault renewed expired",
@@ -77,10 +77,11 @@ CONSUMER: Table = {
     "streaming": _stay("streaming", "Spec Arena Batches Waiting Progress Used Snapshot "
                        "State", End="ended", Fault="failed", **_BREAKS),
     # All has been received. What the user still holds is given back while somebody listens.
-    "ended": _stay("ended", "Used Snapshot State Farewell disconnected expired",
+    "ended": _stay("ended", "Used Snapshot State Waiting Progress Farewell disconnected expired",
                    Fault="failed", **_CLOSES),
     # An error has been received; a lost lease is asked for again.
-    "failed": _stay("failed", "Used Snapshot State Fault Farewell disconnected expired",
+    "failed": _stay("failed", "Used Snapshot State Waiting Progress Fault Farewell disconnected "
+                    "expired",
                     connect="connecting", **_CLOSES),
     # No queue was given, or no answer in time.
     "refused": _stay("refused", "Fault Farewell disconnected", connect="connecting",

@@ -56,7 +56,6 @@ class Desk:
         self.seats = Seats(num)
         self.leases: list[Lease | None] = [None] * num
         self._resumes: list[Resume | None] = [None] * num
-        self._spec: say.Spec | None = None
         self._opened = 0
         self._last_run: Run | None = None
 
@@ -76,7 +75,9 @@ class Desk:
         step = 0 if resume is None else resume.cut.step
         rejoins = message.intent == "rejoin"
         old = self.leases[queue]
-        is_same = old is not None and old.generation == message.previous
+        if old is not None and old.consumer == message.consumer and old.attempt > message.attempt:
+            raise ProtocolError("a consumer's question came after a later one of its own")
+        is_same = old is not None and old.consumer == message.consumer
         takes_over = message.takeover or is_same
         undecided = resume is None
         self.seats.check(
@@ -93,6 +94,8 @@ class Desk:
             queue=queue,
             generation=self._run_id + self._opened.to_bytes(8, "big"),
             who=message.who,
+            consumer=message.consumer,
+            attempt=message.attempt,
             credit=message.credit,
             hold=message.hold,
             checksum=message.checksum,
@@ -387,20 +390,19 @@ class Desk:
         """Tell a consumer the columns, before its first batch."""
         if lease.sequence:
             return True
-        if self._spec is None:
-            columns = run.pipeline.schema.columns
-            assert columns is not None
-            self._spec = say.Spec(
-                batch_size=self.feed.recipe.config.stream.batch_size,
-                columns=tuple(
-                    say.ColumnSpec(
-                        name=column.name, dtype=column.dtype.str, axis=column.axis,
-                        shape=column.shape,
-                    )
-                    for column in columns
-                ),
-            )  # fmt: skip
-        return self._send(lease.peer, self._spec, ())
+        columns = run.pipeline.schema.columns
+        assert columns is not None
+        spec = say.Spec(
+            generation=lease.generation,
+            batch_size=self.feed.recipe.config.stream.batch_size,
+            columns=tuple(
+                say.ColumnSpec(
+                    name=column.name, dtype=column.dtype.str, axis=column.axis, shape=column.shape
+                )
+                for column in columns
+            ),
+        )  # fmt: skip
+        return self._send(lease.peer, spec, ())
 
     def _ending(self, lease: Lease, ending: Place | FeedError) -> say.Message:
         if isinstance(ending, FeedError):

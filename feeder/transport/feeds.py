@@ -55,6 +55,8 @@ class ServedFeed:
         self._closed = False
         self._changed = threading.Condition()
         self._old: Run | None = None
+        # Counts what was asked: what is made for an older wish is thrown away.
+        self._number = 0
         self._tokens, self._refilled_at = float(_REWINDS), time.monotonic()
         self.run: Run | None = None
         """The run that batches are taken from; None while there is none."""
@@ -74,8 +76,9 @@ class ServedFeed:
             self._changed.notify_all()
 
     def halt(self) -> None:
-        """Stop the run, if there is one."""
+        """Stop the run, if there is one, or if one is being made."""
         with self._changed:
+            self._number += 1
             run, self.run, self.failure, self._asked = self.run, None, None, None
             if run is not None:
                 self._old = run
@@ -97,47 +100,47 @@ class ServedFeed:
                 self._changed.wait_for(lambda: self._asked is not None or self._closed)
                 old, self._old = self._old, None
                 asked, self._asked = self._asked, None
+                number = self._number
             try:
                 if old is not None:
                     old.pipeline.join(_JOIN_S)
                 if asked is None:
                     return
-                if not self._may_rewind():
-                    continue
-                self._make(*asked)
+                if self._may_rewind(number):
+                    self._make(number, *asked)
             except StuckWorkerError as error:
                 logger.error("%s", error)
-                self._fail(error)
+                self._fail(number, error)
             except FeedError as error:
-                self._fail(error)
+                self._fail(number, error)
             except Exception as error:
                 logger.exception("feed %r could not be made", self.name)
                 failed = RemoteError(
                     f"feed {self.name!r} could not be made: {type(error).__name__}: {error}"
                 )
                 failed.__cause__ = error
-                self._fail(failed)
+                self._fail(number, failed)
 
-    def _may_rewind(self) -> bool:
+    def _may_rewind(self, number: int) -> bool:
         """Wait until the feed may be begun again; False where that is wanted no more."""
         with self._changed:
             now = time.monotonic()
             passed, self._refilled_at = now - self._refilled_at, now
             self._tokens = min(_REWINDS, self._tokens + passed / _REWIND_INTERVAL_S) - 1.0
             if self._tokens >= 0.0:
-                return not self._closed
+                return number == self._number
             logger.warning("feed %r is begun again too often; it waits", self.name)
             wait_s = -self._tokens * _REWIND_INTERVAL_S
-            self._changed.wait_for(lambda: self._closed or self._asked is not None, wait_s)
-            return not self._closed and self._asked is None
+            self._changed.wait_for(lambda: number != self._number, wait_s)
+            return number == self._number
 
-    def _fail(self, error: FeedError) -> None:
+    def _fail(self, number: int, error: FeedError) -> None:
         with self._changed:
-            if self._asked is None:
+            if number == self._number:
                 self.failure = error
         self._wake()
 
-    def _make(self, resume: Resume | None, first_steps: list[float]) -> None:
+    def _make(self, number: int, resume: Resume | None, first_steps: list[float]) -> None:
         point("server.rewind")
         config = self.recipe.make(resume)
 
@@ -158,10 +161,11 @@ class ServedFeed:
         pipeline.start()
         point("server.started")
         with self._changed:
-            if self._asked is None and not self._closed:
+            is_wanted = number == self._number
+            if is_wanted:
                 self.run = run
-                run = None  # type: ignore[assignment]
         self._wake()
-        if run is not None:
+        if not is_wanted:
             run.close()
+            self.slots.close()
             run.pipeline.join(_JOIN_S)

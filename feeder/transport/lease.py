@@ -49,6 +49,10 @@ class Lease:
     """What fences it off: 16 random bytes of the server's run and a counter."""
     who: str
     """The consumer, in words for messages."""
+    consumer: bytes
+    """What it calls itself: it may take its own place again."""
+    attempt: int
+    """How often it had asked before."""
     credit: int
     """Batches that it may be sent beyond those that it has used; 0 until their size is known."""
     hold: int

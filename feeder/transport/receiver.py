@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import secrets
 import threading
 import time
 from collections import deque
@@ -79,8 +80,10 @@ class Receiver:
         self._rejoins = wish.rejoins
         self._session = Session(CONSUMER)
         self._wire: Wire | None = None
-        # Of the lease in force, and of the last one.
-        self._generation = self._previous = b""
+        self._consumer = secrets.token_bytes(16)
+        self._attempt = 0
+        # Of the lease in force.
+        self._generation = b""
         self._turn = 0
         self._turn_ends = math.inf
         self._give_up_at = time.monotonic() + wish.timeout_s
@@ -143,15 +146,17 @@ class Receiver:
 
     def reopen(self, token: bytes) -> None:
         """Start elsewhere, before any batch was handed out; done by the I/O thread."""
-        if self._holds_lease:
-            assert self.reading is not None
-            self.reading.leave(0)
-            self._session = Session(CONSUMER, "connecting")
+        holds_lease, reading = self._holds_lease, self.reading
         self.inbox, self.received = self._make_inbox(), 0
         self._token, self._rejoins, self._has_ended = token, self.wish.rejoins, False
         self._drop_plane()
-        if self._session.state == "connecting":
+        if holds_lease and reading is not None:
+            reading.leave(0)
+            self._session = Session(CONSUMER, "connecting")
             self._open()
+        else:
+            # What was asked is on its way: ask anew, over another connection.
+            self._close_wire()
 
     @property
     def _holds_lease(self) -> bool:
@@ -254,6 +259,7 @@ class Receiver:
         wish, reading = self.wish, self.reading
         point("consumer.before_open")
         self._generation = b""
+        self._attempt += 1
         self._session.on("Open")
         self._say(
             say.Open(
@@ -266,7 +272,8 @@ class Receiver:
                 fingerprint=reading.identity.id.fingerprint if reading else None,
                 intent="rejoin" if self._rejoins else "start",
                 takeover=wish.takes_over,
-                previous=self._previous,
+                consumer=self._consumer,
+                attempt=self._attempt,
                 ended=self._ended,
                 who=wish.who,
                 boot_id=boot_id() if wish.plane != "frames" else "",
@@ -325,6 +332,8 @@ class Receiver:
             wire.close()
 
     def _drop_plane(self) -> None:
+        if self._wire is not None:
+            self._wire.unwatch()
         if self.reading is not None:
             self.reading.plane.close()
 
@@ -364,7 +373,7 @@ class Receiver:
         plane = Plane(opened, self.wish.plane, self.wish.checksum, self.waker.wake)
         self._turn_ends = self._give_up_at = math.inf
         self._waiting = ()
-        self._generation = self._previous = opened.generation
+        self._generation = opened.generation
         reading = Reading(opened, plane, self.received, self._say)
         if self.reading is not None:
             reading.columns = self.reading.columns

@@ -17,7 +17,7 @@ from feeder.errors import ConfigError, FeedError, ProtocolError, RemoteError
 from feeder.protocol import messages as say
 from feeder.protocol.coding import decode, encode
 from feeder.transport.addresses import Address
-from feeder.transport.descriptors import NONCE_BYTES, Listener
+from feeder.transport.descriptors import NONCE_BYTES, Connection, Listener
 from feeder.transport.desk import Desk, make_fault
 from feeder.transport.faults import point
 from feeder.transport.lease import Lease, Peer
@@ -67,7 +67,7 @@ class Serving:
         if listener is not None:
             self._poller.register(listener.fileno(), zmq.POLLIN)
         # The unix connections of consumers, and their processes: readable when they are gone.
-        self._watched: dict[int, Peer] = {}
+        self._watched: dict[int, tuple[Peer, Connection]] = {}
         self.done = False
         """Whether all consumers have what they wanted (`exit_when`)."""
 
@@ -244,7 +244,7 @@ class Serving:
             del self._nonces[nonce]
             if self._listener is not None:
                 self._listener.withdraw(nonce)
-        for descriptor, owner in list(self._watched.items()):
+        for descriptor, (owner, _) in list(self._watched.items()):
             if owner == peer:
                 del self._watched[descriptor]
                 self._poller.unregister(descriptor)
@@ -275,8 +275,9 @@ class Serving:
         if self._listener is not None and self._listener.fileno() in ready:
             self._admit()
         for descriptor in ready:
-            peer = self._watched.get(descriptor)
-            if peer is not None:
+            peer, connection = self._watched.get(descriptor, (None, None))
+            # Asked, since the number may be another connection's than when the poll returned.
+            if peer is not None and connection is not None and connection.is_gone():
                 self._lose(peer)
 
     def _admit(self) -> None:
@@ -293,7 +294,7 @@ class Serving:
             found[1].connection = connection
             for descriptor in (connection.fileno(), connection.pidfd):
                 if descriptor is not None:
-                    self._watched[descriptor] = peer
+                    self._watched[descriptor] = peer, connection
                     self._poller.register(descriptor, zmq.POLLIN)
 
     def _lose(self, peer: Peer) -> None:

@@ -75,6 +75,13 @@ class Wire:
         self._watched = connection
         self._poller.register(connection.fileno(), zmq.POLLERR)
 
+    def unwatch(self) -> None:
+        """The other connection will be closed, on purpose."""
+        watched, self._watched = self._watched, None
+        if watched is not None:
+            self._poller.unregister(watched.fileno())
+            self._hung_up = False
+
     def poll(self, timeout_s: float) -> Ready:
         """Wait for anything, at most so long."""
         timeout = None if timeout_s == math.inf else math.ceil(timeout_s * 1000)

@@ -54,7 +54,10 @@ SHAPES = st.lists(st.integers(0, 3), max_size=31).map(tuple)
 CHECKSUMS = st.sampled_from(["off", "sampled", "full"])
 COLUMNS = st.builds(ColumnSpec, name=NAMES, dtype=DTYPES, axis=st.just(0), shape=SHAPES)
 SPECS = st.builds(
-    Spec, batch_size=ONE_UP, columns=st.lists(COLUMNS, min_size=1, max_size=3).map(tuple)
+    Spec,
+    generation=GENERATIONS,
+    batch_size=ONE_UP,
+    columns=st.lists(COLUMNS, min_size=1, max_size=3).map(tuple),
 )
 OFFERS = st.builds(Offer, path=NAMES, nonce=st.binary(min_size=16, max_size=16))
 
@@ -72,7 +75,7 @@ MESSAGES: dict[type[Message], st.SearchStrategy[Any]] = {
         token=st.none() | TOKENS, credit=COUNTS, hold=COUNTS, fingerprint=st.none() | TOKENS,
         intent=st.sampled_from(["start", "rejoin"]), takeover=st.booleans(), who=NAMES,
         boot_id=NAMES, checksum=st.just("auto") | CHECKSUMS, ended=LISTS,
-        previous=GENERATIONS | st.just(b""),
+        consumer=st.binary(min_size=16, max_size=16), attempt=COUNTS,
     ),
     Attached: st.builds(
         Attached, generation=GENERATIONS, plane=st.sampled_from(["shared", "frames"]),
@@ -118,7 +121,7 @@ EXAMPLES: list[Message] = [
     Open(
         version=PROTOCOL_VERSION, feed="", queue=0, token=None, credit=0, hold=1, fingerprint=None,
         intent="start", takeover=False, who="pid 1", boot_id="", checksum="auto",
-        ended=(), previous=b"",
+        ended=(), consumer=bytes(16), attempt=0,
     ),
     Attached(generation=G, plane="shared", reason=""),
     Used(generation=G, sequence=1, slots=(1, 2)),
@@ -129,7 +132,7 @@ EXAMPLES: list[Message] = [
         shared=Offer(path="/p", nonce=bytes(16)), lease_s=30.0, length=None, name="train",
         number=0, fingerprint=b"f", epochs=None, token=b"t",
     ),
-    Spec(batch_size=2, columns=(COLUMN,)),
+    Spec(generation=G, batch_size=2, columns=(COLUMN,)),
     Arena(generation=G, number=0, slot_bytes=64, num_slots=4),
     Batches(generation=G, headers=(HEADER, HEADER)),
     Progress(generation=G, done=1, total=2),
