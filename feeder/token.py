@@ -104,10 +104,12 @@ def _open(token: bytes) -> list[Any]:
 
 
 def _position_fields(position: Position) -> list[Any]:
-    live = sum(1 << lane for lane, alive in enumerate(position.live) if alive)
-    calls, rows, marks, done = position.calls, position.rows, position.marks, position.done
-    return [position.epoch, position.turn, live.to_bytes(-(-len(calls) // 8), "little"),
-            calls, rows, marks, done]  # fmt: skip
+    epoch, turn, live, calls, rows, marks, done = position
+    if all(live):
+        bits = (1 << len(live)) - 1
+    else:
+        bits = sum(1 << lane for lane, alive in enumerate(live) if alive)
+    return [epoch, turn, bits.to_bytes(-(-len(calls) // 8), "little"), calls, rows, marks, done]
 
 
 def _position(fields: list[Any]) -> Position:

@@ -16,10 +16,12 @@ import feeder
 from feeder.errors import FeedError
 
 COMMANDS = {
+    "consume": "read a served feed, and say how fast it is and what came",
     "demo": "train, be killed, resume, and compare",
     "doctor": "say what this machine lacks, and what to do",
     "inspect": "say what a snapshot file holds",
     "keygen": "make the keys of a server and its clients",
+    "serve": "serve feeds to consumers in other processes",
 }
 """Every command with its line of help; the module of the same name is in this package."""
 

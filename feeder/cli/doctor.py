@@ -1,4 +1,4 @@
-"""`feeder doctor`: say what this machine lacks, and what to do."""
+"""`feeder doctor`: say what this machine lacks, or a server, and what to do."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import platform
 import resource
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -19,6 +19,8 @@ from typing import Any, Literal
 import numpy as np
 import zmq
 
+from feeder.cli.answering import why_not
+from feeder.cli.arguments import address
 from feeder.errors import ConfigError
 from feeder.transport.addresses import check_private, private_path
 from feeder.transport.security import check_zmq
@@ -49,19 +51,31 @@ class Finding:
 
 def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     """Add the command's parser."""
-    commands.add_parser(
+    parser = commands.add_parser(
         "doctor",
-        description="Look at what feeder needs of this machine; one line each, and what to do. "
-        "The exit status is 1 where there is a problem.",
+        description="Look at what feeder needs of this machine, and whether a server answers at "
+        "each ADDR; one line each, and what to do. The exit status is 1 where there is a problem.",
     )
+    add = parser.add_argument
+    add("addresses", metavar="ADDR", nargs="*", type=address, help="of a server")
+    add("--keys", metavar="DIR", type=Path, help="of feeder keygen, for servers with keys")
 
 
 def main(arguments: argparse.Namespace) -> int:
     """Print what was found; 1 where it has a problem."""
-    findings = [check() for check in CHECKS]
-    for finding in findings:
-        print(finding)
-    return int(any(finding.level == "problem" for finding in findings))
+    levels = set()
+    for finding in findings(arguments.addresses, arguments.keys):
+        print(finding, flush=True)
+        levels.add(finding.level)
+    return int("problem" in levels)
+
+
+def findings(addresses: Sequence[str], keys: Path | None) -> Iterator[Finding]:
+    """Look at the machine, then at the servers."""
+    for check in CHECKS:
+        yield check()
+    for text in addresses:
+        yield check_server(text, keys)
 
 
 def _ok(text: str) -> Finding:
@@ -200,6 +214,17 @@ def check_copy() -> Finding:
     if speed < GOOD_COPY_GBS:
         return _warning(text, "no feed is faster; look for other load on this machine")
     return _ok(text)
+
+
+def check_server(text: str, keys: Path | None = None) -> Finding:
+    """Does a server answer at an address? It is greeted; no queue is taken."""
+    try:
+        reason = why_not(text, keys)
+    except ConfigError as error:
+        return Finding(level="problem", text=str(error))
+    if reason is None:
+        return _ok(f"a server answers at {text!r}")
+    return _problem(f"no server to read from at {text!r}", reason)
 
 
 CHECKS: tuple[Callable[[], Finding], ...] = (

@@ -32,8 +32,9 @@ def parse_options(argv: Sequence[str] | None) -> argparse.Namespace:
     """The demo's command line; exits with 2 where it is wrong."""
     parser = argparse.ArgumentParser(
         prog="feeder demo",
-        description="Train on handwritten digits twice, once undisturbed and once killed and "
-        "resumed again and again; compare the two bit for bit and draw them.",
+        description="Train on handwritten digits twice, with a server and two trainers: once "
+        "undisturbed, and once with servers and trainers killed again and again; compare the two "
+        "bit for bit and draw them.",
     )
     add = parser.add_argument
     add("--kills", type=int, default=5, metavar="N", help="how often to kill (default: 5)")

@@ -1,4 +1,4 @@
-"""The panels of the picture: the losses, the lives of the processes, and one kill enlarged."""
+"""The panels of the picture: the losses of each trainer, and one kill enlarged."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator, StrMethodFormatter
 
-from feeder.demo.runs import Life, Run, Step
+from feeder.demo.runs import Life, Step, Training, trainer_name
 
 INK, GREY, HAIRLINE, PALE, BAND, PAPER = (
     "#22252b", "#6d727c", "#d5d7dc", "#d3d8e2", "#f6ecd9", "#ffffff",
@@ -19,7 +19,7 @@ INK, GREY, HAIRLINE, PALE, BAND, PAPER = (
 LIFE_COLOURS = (
     "#1f5fa8", "#d1602b", "#2b8a4b", "#7b4ab5", "#b3203f", "#0f8b9a", "#a67c00", "#a8388f",
 )  # fmt: skip
-MOST_LABELLED_LIVES = 8
+COLOURS_PER_TRAINER = 4
 KILL: dict[str, Any] = {
     "marker": "X",
     "markersize": 9,
@@ -34,42 +34,50 @@ RINGS: dict[str, Any] = {
     "markeredgewidth": 1.5,
 }
 DOTS: dict[str, Any] = {"marker": "o", "markersize": 4.5}
+SERVER_KILL: dict[str, Any] = {"color": INK, "linewidth": 0.9, "linestyle": (0, (4, 3))}
 RESUME: dict[str, Any] = {
     "marker": "o", "markersize": 6.5, "markerfacecolor": PAPER, "markeredgewidth": 1.6,
     "linestyle": "none", "zorder": 5,
 }  # fmt: skip
 
 
-def life_colour(number: int) -> str:
-    """The colour of a process, by its number."""
-    return LIFE_COLOURS[number % len(LIFE_COLOURS)]
+def life_colour(queue: int, number: int) -> str:
+    """The colour of a trainer's process, by its number; no two trainers share one."""
+    return LIFE_COLOURS[COLOURS_PER_TRAINER * queue + number % COLOURS_PER_TRAINER]
 
 
-def kills(run: Run) -> Iterator[tuple[int, Life, Life]]:
+def kills(training: Training) -> Iterator[tuple[int, Life, Life]]:
     """Number of the killed life, the killed life, and the one that resumed after it."""
-    for number, (killed, resumed) in enumerate(pairwise(run.lives)):
+    for number, (killed, resumed) in enumerate(pairwise(training.lives)):
         yield number, killed, resumed
 
 
-def draw_losses(axes: Axes, undisturbed: Run, disturbed: Run) -> None:
-    """Both loss curves over the steps; the disturbed one life by life, each to its kill."""
+def draw_losses(axes: Axes, queue: int, undisturbed: Training, disturbed: Training) -> None:
+    """Both loss curves of a trainer over its steps; the disturbed one life by life, each to its
+    kill."""
     steps = undisturbed.first_reports()
     draw_bands(axes, disturbed)
     draw_curve(axes, tuple(steps.values()), PALE, 8)
     for number, killed, resumed in kills(disturbed):
         lost = tuple(step for step in killed.steps if step.number > resumed.start)
-        draw_curve(axes, lost, life_colour(number), 3.6, alpha=0.45)
+        draw_curve(axes, lost, life_colour(queue, number), 3.6, alpha=0.45)
     for number, life in enumerate(disturbed.lives):
-        draw_curve(axes, life.steps, life_colour(number), 1.3)
+        draw_curve(axes, life.steps, life_colour(queue, number), 1.3)
     for number, killed, resumed in kills(disturbed):
         for step in resumed.steps[:1]:
-            axes.plot(step.number, step.loss, color=life_colour(number + 1), **RESUME)
+            axes.plot(step.number, step.loss, color=life_colour(queue, number + 1), **RESUME)
         for step in killed.steps[-1:]:
-            axes.plot(step.number, step.loss, color=life_colour(number), **KILL)
-    frame_losses(axes, max(steps))
+            axes.plot(step.number, step.loss, color=life_colour(queue, number), **KILL)
+    frame_losses(axes, max(steps), f"loss of {trainer_name(queue)}")
 
 
-def frame_losses(axes: Axes, last_step: int) -> None:
+def draw_server_kills(axes: Axes, steps: Iterable[int]) -> None:
+    """A line at each step at which the server was killed."""
+    for step in steps:
+        axes.axvline(step, **SERVER_KILL)
+
+
+def frame_losses(axes: Axes, last_step: int, title: str) -> None:
     """A logarithmic loss axis with few lines; the steps stand under the panel below."""
     axes.set_yscale("log")
     axes.yaxis.set_major_locator(FixedLocator([0.02, 0.05, 0.1, 0.2, 0.5, 1, 2]))
@@ -80,7 +88,7 @@ def frame_losses(axes: Axes, last_step: int) -> None:
     axes.tick_params(labelbottom=False, length=0)
     axes.spines["left"].set_visible(False)
     axes.set_xlim(0, last_step * 1.008)
-    axes.set_title("loss", loc="left", size=10.5, color=GREY, pad=8)
+    axes.set_title(title, loc="left", size=10.5, color=GREY, pad=8)
 
 
 def draw_curve(
@@ -93,7 +101,7 @@ def draw_curve(
     )  # fmt: skip
 
 
-def draw_bands(axes: Axes, disturbed: Run) -> None:
+def draw_bands(axes: Axes, disturbed: Training) -> None:
     """A band over the steps that were done again after each kill."""
     for _, killed, resumed in kills(disturbed):
         axes.axvspan(resumed.start, killed.end, color=BAND, linewidth=0, zorder=0)
@@ -104,73 +112,39 @@ def draw_legend(axes: Axes) -> None:
     process = LIFE_COLOURS[0]
     axes.legend(
         handles=[
-            Line2D([], [], color=PALE, linewidth=8, solid_capstyle="butt", label="undisturbed run"),
-            Line2D([], [], color=process, linewidth=1.3, label="killed run, a colour per process"),
+            Line2D([], [], color=PALE, linewidth=8, solid_capstyle="butt", label="undisturbed"),
+            Line2D([], [], color=process, linewidth=1.3, label="disturbed, a colour per process"),
             Line2D([], [], color=process, **KILL, label="SIGKILL"),
-            Line2D([], [], color=process, **RESUME, label="resumed from checkpoint"),
+            Line2D([], [], color=process, **RESUME, label="resumed"),
+            Line2D([], [], label="server killed", **SERVER_KILL),
             Patch(color=BAND, linewidth=0, label="steps done again"),
         ],
-        loc="lower right", bbox_to_anchor=(1.005, 1.0), ncols=5, frameon=False, fontsize=9.5,
+        loc="lower right", bbox_to_anchor=(1.005, 1.0), ncols=6, frameon=False, fontsize=9.5,
         labelcolor=INK, handlelength=1.6, handletextpad=0.6, columnspacing=1.8, borderpad=0.3,
     )  # fmt: skip
 
 
-def draw_lives(axes: Axes, disturbed: Run) -> None:
-    """A bar for each process, from the checkpoint that it began with to its kill."""
-    draw_bands(axes, disturbed)
-    labelled = len(disturbed.lives) <= MOST_LABELLED_LIVES
-    for number, life in enumerate(disturbed.lives):
-        colour = life_colour(number)
-        span = life.end - life.start
-        axes.barh(number, span, left=life.start, height=0.34, color=colour)
-        if life.result is None:
-            axes.plot(life.end, number, color=colour, **KILL)
-        if number > 0:
-            axes.plot(life.start, number, color=colour, **RESUME)
-        if labelled:
-            label_life(axes, number, life)
-    axes.set_ylim(len(disturbed.lives) - 0.4, -0.6)
-    numbers = range(len(disturbed.lives)) if labelled else ()
-    axes.set_yticks(numbers, [f"{number + 1}" for number in numbers])
-    axes.tick_params(axis="y", length=0)
-    axes.spines["left"].set_visible(False)
-    axes.set_title("process", loc="left", size=10.5, color=GREY, pad=4)
-    axes.set_xlabel("step")
-
-
-def label_life(axes: Axes, number: int, life: Life) -> None:
-    """Where the process began, at its left, and where it was killed, at its right."""
-    colour = life_colour(number)
-    style: dict[str, Any] = {
-        "va": "center", "size": 9, "color": colour, "textcoords": "offset points",
-    }  # fmt: skip
-    if number > 0:
-        at = (life.start, number)
-        axes.annotate(f"from {life.start}", at, (-9, -0.5), ha="right", **style)
-    if life.result is None:
-        axes.annotate(f"killed at {life.end}", (life.end, number), (9, -0.5), ha="left", **style)
-
-
-def draw_detail(axes: Axes, undisturbed: Run, disturbed: Run) -> None:
+def draw_detail(axes: Axes, queue: int, undisturbed: Training, disturbed: Training) -> None:
     """The kill after which most steps were done again, enlarged: each of them twice."""
     if not disturbed.num_repeated:
         return
     number, killed, resumed = max(kills(disturbed), key=lambda kill: kill[1].end - kill[2].start)
     first, last = resumed.start + 1, killed.end
     around = range(first - 3, last + 4)
-    card = axes.inset_axes((0.455, 0.49, 0.545, 0.51))
+    card = axes.inset_axes((0.455, 0.47, 0.545, 0.53))
     card.set(xticks=[], yticks=[])
     card.spines[:].set(visible=True, color=HAIRLINE)
     detail = card.inset_axes((0.025, 0.165, 0.95, 0.635))
     detail.axvspan(first - 0.5, last + 0.5, color=BAND, linewidth=0, zorder=0)
     draw_curve(detail, select(undisturbed.reports(), around), PALE, 11)
     for life_number, life, marks in ((number, killed, RINGS), (number + 1, resumed, DOTS)):
-        steps, colour = select(life.steps, around), life_colour(life_number)
+        steps, colour = select(life.steps, around), life_colour(queue, life_number)
         draw_curve(detail, steps, colour, 0.9)
         numbers, losses = [step.number for step in steps], [step.loss for step in steps]
         label = f"process {life_number + 1}"
         detail.plot(numbers, losses, color=colour, linestyle="none", label=label, **marks)
-    frame_detail(detail, f"steps {first} to {last}, done twice: {agreement(killed, resumed)}")
+    told = f"{trainer_name(queue)}, steps {first} to {last}, done twice"
+    frame_detail(detail, f"{told}: {agreement(killed, resumed)}")
 
 
 def select(steps: Iterable[Step], numbers: range) -> tuple[Step, ...]:

@@ -10,6 +10,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from feeder.demo.digits import load_digits
+from feeder.demo.lanes import draw_lanes
 from feeder.demo.panels import (
     GREY,
     HAIRLINE,
@@ -17,13 +18,13 @@ from feeder.demo.panels import (
     PAPER,
     draw_detail,
     draw_legend,
-    draw_lives,
     draw_losses,
+    draw_server_kills,
 )
-from feeder.demo.runs import Run
+from feeder.demo.runs import Run, trainer_name
 
 GOOD, ALARM = "#1d7a46", "#c1121f"
-SIZE_INCHES = (12.8, 8.0)
+SIZE_INCHES = (12.8, 9.6)
 DOTS_PER_INCH = 150
 LEFT, WIDTH = 0.058, 0.917
 
@@ -45,49 +46,71 @@ STYLE: Any = {
 
 
 def draw(undisturbed: Run, disturbed: Run, *, equal: bool, output: Path | BinaryIO) -> None:
-    """Write the picture to `output`, a PNG of 1,920 x 1,200 pixels."""
+    """Write the picture to `output`, a PNG of 1,920 x 1,440 pixels."""
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=SIZE_INCHES, dpi=DOTS_PER_INCH)
         draw_heading(figure, undisturbed, disturbed, equal)
         draw_sample(figure)
-        losses = figure.add_axes((LEFT, 0.33, WIDTH, 0.435))
-        lives = figure.add_axes((LEFT, 0.085, WIDTH, 0.205), sharex=losses)
-        draw_losses(losses, undisturbed, disturbed)
-        draw_legend(losses)
-        draw_lives(lives, disturbed)
-        draw_detail(losses, undisturbed, disturbed)
+        first = figure.add_axes((LEFT, 0.52, WIDTH, 0.26))
+        second = figure.add_axes((LEFT, 0.29, WIDTH, 0.185), sharex=first)
+        lanes = figure.add_axes((LEFT, 0.07, WIDTH, 0.18), sharex=first)
+        for queue, axes in enumerate((first, second)):
+            trainings = undisturbed.trainings[queue], disturbed.trainings[queue]
+            draw_losses(axes, queue, *trainings)
+            draw_server_kills(axes, disturbed.server_kills)
+        draw_legend(first)
+        draw_lanes(lanes, disturbed)
+        draw_server_kills(lanes, disturbed.server_kills)
+        queue, training = max(
+            enumerate(disturbed.trainings), key=lambda found: found[1].num_repeated
+        )
+        draw_detail(first, queue, undisturbed.trainings[queue], training)
         figure.savefig(output, format="png")
 
 
 def draw_heading(figure: Figure, undisturbed: Run, disturbed: Run, equal: bool) -> None:
-    """What was done, and what came of it, with the digests of both runs."""
-    times = {1: "once", 2: "twice"}.get(disturbed.num_kills, f"{disturbed.num_kills} times")
+    """What was done, and what came of it."""
+    num_kills = len(disturbed.kills)
+    times = {1: "once", 2: "twice"}.get(num_kills, f"{num_kills} times")
     outcome = "not one bit is different" if equal else "the two runs DIFFER"
     title = f"Killed {times}, resumed {times}: {outcome}"
-    figure.text(LEFT, 0.942, title, size=21, weight="bold", color=INK if equal else ALARM)
+    figure.text(LEFT, 0.952, title, size=21, weight="bold", color=INK if equal else ALARM)
+    shares = [f"{training.result.accuracy:.1%}" for training in disturbed.trainings]
     summary = (
-        f"{len(undisturbed.first_reports())} training steps on handwritten digits, "
-        "fed by 2 fetch workers through 2 device queues; "
-        f"{disturbed.result.accuracy:.1%} of unseen digits recognised"
+        f"a server and {len(shares)} trainers, {len(undisturbed.trainings[0].first_reports())} "
+        "steps each on handwritten digits, SIGKILL to either and to all at once; "
+        f"{' and '.join(shares)} of unseen digits recognised"
     )
-    figure.text(LEFT, 0.91, summary, size=11, color=GREY)
-    line = "{:<14}  {:<32} {} {:<32}"
-    style: dict[str, Any] = {"size": 9, "family": "DejaVu Sans Mono"}
+    figure.text(LEFT, 0.925, summary, size=10.5, color=GREY)
+    draw_digests(figure, undisturbed, disturbed)
+
+
+def draw_digests(figure: Figure, undisturbed: Run, disturbed: Run) -> None:
+    """The digests of both runs side by side."""
+    line = "{:<24}  {:<32} {} {:<32}"
+    style: dict[str, Any] = {"size": 8.5, "family": "DejaVu Sans Mono"}
     heading = line.format("xxh3, 128 bits", "undisturbed", " ", "killed and resumed")
-    figure.text(LEFT, 0.879, heading, color=GREY, **style)
-    for y, name, what in ((0.858, "batches", "all batches"), (0.837, "weights", "final weights")):
-        before, after = getattr(undisturbed.result, name), getattr(disturbed.result, name)
-        sign, colour = ("=", GOOD) if before == after else ("\N{NOT EQUAL TO}", ALARM)
-        figure.text(LEFT, y, line.format(what, before, sign, after), color=colour, **style)
+    figure.text(LEFT, 0.901, heading, color=GREY, **style)
+    y = 0.901
+    for queue, (before, after) in enumerate(
+        zip(undisturbed.trainings, disturbed.trainings, strict=True)
+    ):
+        for name, what in (("batches", "all batches"), ("weights", "final weights")):
+            y -= 0.0165
+            digests = getattr(before.result, name), getattr(after.result, name)
+            equal = digests[0] == digests[1]
+            sign, colour = ("=", GOOD) if equal else ("\N{NOT EQUAL TO}", ALARM)
+            text = line.format(f"{trainer_name(queue)} {what}", digests[0], sign, digests[1])
+            figure.text(LEFT, y, text, color=colour, **style)
 
 
 def draw_sample(figure: Figure) -> None:
     """One image of each digit, at the right of the heading."""
     images, labels = load_digits()
-    side, pitch = 0.031, 0.0375
+    side, pitch = 0.026, 0.0305
     for digit in range(10):
         x = LEFT + WIDTH - (10 - digit) * pitch + pitch - side
-        axes = figure.add_axes((x, 0.837, side, side * SIZE_INCHES[0] / SIZE_INCHES[1]))
+        axes = figure.add_axes((x, 0.845, side, side * SIZE_INCHES[0] / SIZE_INCHES[1]))
         image = images[np.flatnonzero(labels == digit)[0]]
         axes.imshow(image, cmap="gray_r", vmin=0, vmax=16)
         axes.set_axis_off()

@@ -1,9 +1,37 @@
-"""What a training run was: its processes, their steps, its result, and how two runs compare."""
+"""What a run was: who was killed, the trainers' processes, steps and results, and how two runs
+compare."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+
+
+NUM_TRAINERS = 2
+SERVER = "server"
+
+
+def trainer_name(queue: int) -> str:
+    """What the trainer that reads a queue is called."""
+    return f"trainer {queue + 1}"
+
+
+EVERYBODY = (SERVER, *map(trainer_name, range(NUM_TRAINERS)))
+"""Every process of a run, by name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kill:
+    """One SIGKILL, to one process or to several at once."""
+
+    step: int
+    """The step that both trainers have just reported, for the first time."""
+    victims: tuple[str, ...]
+    """Who is killed, by name."""
+
+    def __str__(self) -> str:
+        who = "all" if self.victims == EVERYBODY else " and ".join(self.victims)
+        return f"{who} at step {self.step}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,11 +76,11 @@ class Life:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
-    """One training run, over one process or many."""
+class Training:
+    """What one trainer did in a run, over one process or many."""
 
     lives: tuple[Life, ...]
-    """Every process of the run, in order; the last one reached the end."""
+    """Its processes, in order; the last one reached the end."""
     result: Result
     """What the last process reported."""
 
@@ -79,8 +107,33 @@ class Run:
         return steps
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One run: a server and its trainers."""
+
+    trainings: tuple[Training, ...]
+    """What each trainer did, by its queue."""
+    kills: tuple[Kill, ...]
+    """Who was killed when, in order."""
+
+    @property
+    def server_kills(self) -> tuple[int, ...]:
+        """The steps at which the server was killed."""
+        return tuple(kill.step for kill in self.kills if SERVER in kill.victims)
+
+
 def differences(undisturbed: Run, disturbed: Run) -> list[str]:
-    """Everything in which the two runs differ, in words; empty where they are equal bit for bit.
+    """Everything in which the two runs differ, in words; empty where they are equal bit for bit."""
+    pairs = zip(undisturbed.trainings, disturbed.trainings, strict=True)
+    return [
+        f"{trainer_name(queue)}: {difference}"
+        for queue, (before, after) in enumerate(pairs)
+        for difference in training_differences(before, after)
+    ]
+
+
+def training_differences(undisturbed: Training, disturbed: Training) -> list[str]:
+    """Everything in which what a trainer did in two runs differs, in words.
 
     Floats are compared with ==: they were sent with all their digits.
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -9,23 +10,24 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from feeder.demo.picture import draw
-from feeder.demo.runs import Run, differences
-from feeder.demo.supervisor import TrainingFailed, draw_kill_steps, run_training
-from feeder.demo.training import num_steps
+from feeder.demo.runs import NUM_TRAINERS, SERVER, Kill, Run, differences, trainer_name
+from feeder.demo.serving import num_steps
+from feeder.demo.supervisor import TrainingFailed, Watch, draw_kills, run_training
 
 
 def run_demo(*, num_kills: int, seed: int, output: Path, quick: bool) -> int:
     """Train undisturbed and disturbed, compare, print and draw; the command's exit code."""
     console = Console(highlight=False)
     epochs, steps_per_checkpoint = (4, 6) if quick else (16, 25)
-    arguments = [
-        f"--epochs={epochs}",
-        f"--steps-per-checkpoint={steps_per_checkpoint}",
-        f"--seed={seed}",
-    ]
-    kill_steps = draw_kill_steps(num_kills, num_steps(epochs), seed)
+    kills = draw_kills(num_kills, num_steps(epochs), seed)
+
+    def run(kills: Sequence[Kill], watch: Watch) -> Run:
+        return run_training(
+            kills, watch, epochs=epochs, steps_per_checkpoint=steps_per_checkpoint, seed=seed
+        )
+
     try:
-        undisturbed, disturbed = run_both(arguments, kill_steps, num_steps(epochs), console)
+        undisturbed, disturbed = run_both(run, kills, num_steps(epochs), console)
     except TrainingFailed as failure:
         console.print(f"feeder demo: {failure}", style="bold red", markup=False)
         return 1
@@ -37,7 +39,7 @@ def run_demo(*, num_kills: int, seed: int, output: Path, quick: bool) -> int:
 
 
 def run_both(
-    arguments: list[str], kill_steps: list[int], steps: int, console: Console
+    run: Callable[[Sequence[Kill], Watch], Run], kills: list[Kill], steps: int, console: Console
 ) -> tuple[Run, Run]:
     """The undisturbed and the disturbed run, under one progress bar."""
     columns = (
@@ -49,31 +51,36 @@ def run_both(
     with Progress(*columns, console=console) as progress:
         task = progress.add_task("undisturbed run", total=2 * steps)
 
-        def watch_undisturbed(life: int, step: int) -> None:
+        def watch_undisturbed(num_kills: int, step: int) -> None:
             progress.update(task, completed=step)
 
-        def watch_disturbed(life: int, step: int) -> None:
-            name = f"disturbed run, life {life + 1} of {len(kill_steps) + 1}"
-            if life < len(kill_steps):
-                name += f", SIGKILL at step {kill_steps[life]}"
+        def watch_disturbed(num_kills: int, step: int) -> None:
+            name = "disturbed run, to its end"
+            if num_kills < len(kills):
+                name = f"disturbed run, SIGKILL to {kills[num_kills]}"
             progress.update(task, completed=steps + step, description=name)
 
-        undisturbed = run_training(arguments, [], watch_undisturbed)
-        return undisturbed, run_training(arguments, kill_steps, watch_disturbed)
+        undisturbed = run([], watch_undisturbed)
+        return undisturbed, run(kills, watch_disturbed)
 
 
 def print_comparison(undisturbed: Run, disturbed: Run, console: Console) -> None:
     """The two runs side by side; digests one above the other, whole on 80 columns."""
     runs = {"undisturbed": undisturbed, "disturbed": disturbed}
-    table = Table("", "kills", "steps", "done again", "accuracy on unseen digits", box=None)
+    table = Table("", "", "kills", "steps", "done again", "accuracy on unseen digits", box=None)
     for name, run in runs.items():
-        counts = (run.num_kills, len(run.first_reports()), run.num_repeated)
-        table.add_row(name, *map(str, counts), f"{run.result.accuracy:.1%}")
+        table.add_row(name, SERVER, str(len(run.server_kills)))
+        for queue, training in enumerate(run.trainings):
+            counts = (training.num_kills, len(training.first_reports()), training.num_repeated)
+            accuracy = f"{training.result.accuracy:.1%}"
+            table.add_row("", trainer_name(queue), *map(str, counts), accuracy)
     console.print(table)
-    for name, what in (("batches", "all batches, in order"), ("weights", "the final weights")):
+    for part, what in (("batches", "all batches, in order"), ("weights", "the final weights")):
         console.print(f"\nxxh3 (128 bits) of {what}")
-        for run_name, run in runs.items():
-            console.print(f"  {run_name:<12} {getattr(run.result, name)}")
+        for queue in range(NUM_TRAINERS):
+            for name, run in runs.items():
+                digest = getattr(run.trainings[queue].result, part)
+                console.print(f"  {trainer_name(queue)}  {name:<12} {digest}")
     console.print()
 
 

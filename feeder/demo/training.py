@@ -1,4 +1,4 @@
-"""The training run, a process of its own that may be killed at any moment.
+"""A trainer, a process of its own that may be killed at any moment: it reads one queue.
 
 It reports to its supervisor in JSON lines on stdout. Before each line but the first it takes one
 byte from stdin, so that it is never more than one step ahead of what the supervisor has read.
@@ -10,7 +10,7 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,19 +18,14 @@ import numpy as np
 import xxhash
 
 import feeder
-from feeder.demo.digits import NUM_TRAINING_ROWS, DigitReader, load_digits
+from feeder.demo.digits import NUM_TRAINING_ROWS, load_digits
+from feeder.demo.serving import FEED
 from feeder.demo.softmax import WEIGHTS_SHAPE, Bytes, Floats, accuracy, loss_and_gradient
 
-NUM_WORKERS = 2
-NUM_DEVICES = 2
-BATCH_SIZE = 32
 LEARNING_RATE = 0.1
 MOMENTUM = 0.9
-
-
-def num_steps(epochs: int) -> int:
-    """Steps of a whole run: a step takes one batch from each device queue."""
-    return -(-epochs * NUM_TRAINING_ROWS // (BATCH_SIZE * NUM_DEVICES))
+SERVER_AWAY_S = 30.0
+"""For how long the trainer looks for a server: one starts in a fraction of a second."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -45,8 +40,8 @@ class TrainingState:
     """The optimizer's state."""
     digest: bytes = bytes(16)
     """Chained digest (xxh3, 128 bits) of every byte of every batch so far, in order."""
-    snapshot: bytes | None = None
-    """The feed's position just after `step`; None at the very beginning."""
+    position: bytes | None = None
+    """The consumer's position just after `step`, of its state dict; None where none is known."""
 
     def save(self, path: Path) -> None:
         """Write the checkpoint whole or not at all, whenever the process is killed."""
@@ -58,7 +53,7 @@ class TrainingState:
                 weights=self.weights,
                 velocity=self.velocity,
                 digest=np.frombuffer(self.digest, np.uint8),
-                snapshot=np.frombuffer(self.snapshot or b"", np.uint8),
+                position=np.frombuffer(self.position or b"", np.uint8),
             )
             file.flush()
             os.fsync(file.fileno())
@@ -76,7 +71,7 @@ class TrainingState:
                 weights=archive["weights"],
                 velocity=archive["velocity"],
                 digest=archive["digest"].tobytes(),
-                snapshot=archive["snapshot"].tobytes(),
+                position=archive["position"].tobytes(),
             )
 
 
@@ -89,22 +84,15 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def train_step(state: TrainingState, batches: list[feeder.Batch]) -> float:
-    """One step over one batch from each device; returns the mean loss before it."""
-    loss = 0.0
-    gradient = np.zeros(WEIGHTS_SHAPE)
-    num_rows = 0
-    for batch in batches:  # always in the order of the devices: a sum of floats depends on it
-        images, labels = batch["image"], batch["label"]
-        batch_loss, batch_gradient = loss_and_gradient(state.weights, images, labels)
-        loss += batch_loss
-        gradient += batch_gradient
-        num_rows += len(labels)
-        state.digest = chain_digest(state.digest, batch)
-    state.velocity = MOMENTUM * state.velocity - LEARNING_RATE * (gradient / num_rows)
+def train_step(state: TrainingState, batch: Mapping[str, Bytes]) -> float:
+    """One step over one batch; returns the mean loss before it."""
+    images, labels = batch["image"], batch["label"]
+    loss, gradient = loss_and_gradient(state.weights, images, labels)
+    state.digest = chain_digest(state.digest, batch)
+    state.velocity = MOMENTUM * state.velocity - LEARNING_RATE * (gradient / len(labels))
     state.weights = state.weights + state.velocity
     state.step += 1
-    return loss / num_rows
+    return loss / len(labels)
 
 
 def chain_digest(before: bytes, batch: Mapping[str, Bytes]) -> bytes:
@@ -115,28 +103,18 @@ def chain_digest(before: bytes, batch: Mapping[str, Bytes]) -> bytes:
     return digest.digest()
 
 
-def open_feed(state: TrainingState, epochs: int, seed: int) -> feeder.Coordinator:
-    """Two workers, ragged chunks, two device queues; from the state's position in the stream."""
-    images, labels = (column[:NUM_TRAINING_ROWS] for column in load_digits())
-    return feeder.init_data_input_workers(
-        ["image", "label"],
-        DigitReader(images, labels, NUM_WORKERS, seed),
-        batch_size=BATCH_SIZE,
-        num_worker_threads=NUM_WORKERS,
-        input_source_name="digits",
-        devices=NUM_DEVICES,
-        epochs=epochs,
-        last_batch="carry",
-        timeout=60.0,
-        resume=state.snapshot,
+def connect(state: TrainingState, address: str, queue: int) -> feeder.Consumer:
+    """The queue's consumer, from the state's position on: it rejoins, whether its server, the
+    other trainer or nobody was killed with it."""
+    return feeder.connect(
+        address,
+        feed=FEED,
+        queue=queue,
+        resume=state.position,
+        rejoin=state.position is not None,
+        timeout=SERVER_AWAY_S,
+        reconnect=SERVER_AWAY_S,
     )
-
-
-def rounds(feed: feeder.Feed) -> Iterator[list[feeder.Batch]]:
-    """One batch from each device queue at a time, until the stream ends."""
-    queues = [feed.on(device) for device in range(NUM_DEVICES)]
-    while batches := [batch for queue in queues if (batch := next(queue, None)) is not None]:
-        yield batches
 
 
 class Reporter:
@@ -155,18 +133,24 @@ class Reporter:
         self._unread = True
 
 
-def train(checkpoint: Path, *, epochs: int, steps_per_checkpoint: int, seed: int) -> None:
+def train(checkpoint: Path, address: str, *, queue: int, steps_per_checkpoint: int) -> None:
     """Train from the newest checkpoint to the end of the stream, reporting every step."""
     state = TrainingState.load(checkpoint)
     reporter = Reporter()
     reporter.send("start", step=state.step)
-    with open_feed(state, epochs, seed) as coordinator:
-        for batches in rounds(coordinator["digits"]):
-            loss = train_step(state, batches)
+    with connect(state, address, queue) as consumer:
+
+        def save() -> None:
+            state.position = consumer.state_dict()["feeder"]
+            state.save(checkpoint)
+
+        if state.position is None:
+            save()  # so that every later life has a position to rejoin at
+        for batch in consumer:
+            loss = train_step(state, batch)
             reporter.send("step", step=state.step, loss=loss, batches=state.digest.hex())
             if state.step % steps_per_checkpoint == 0:
-                state.snapshot = bytes(coordinator.snapshot())
-                state.save(checkpoint)
+                save()
     images, labels = (column[NUM_TRAINING_ROWS:] for column in load_digits())
     reporter.send(
         "end",
@@ -177,13 +161,14 @@ def train(checkpoint: Path, *, epochs: int, steps_per_checkpoint: int, seed: int
 
 
 def main() -> None:
-    """The command line of the child process."""
-    parser = argparse.ArgumentParser(description="one life of the demo's training run")
+    """The command line of a trainer's process."""
+    parser = argparse.ArgumentParser(description="one life of one of the demo's trainers")
     parser.add_argument("checkpoint", type=Path)
-    for name in ("epochs", "steps-per-checkpoint", "seed"):
+    parser.add_argument("address")
+    for name in ("queue", "steps-per-checkpoint"):
         parser.add_argument(f"--{name}", type=int, required=True)
     options = vars(parser.parse_args())
-    train(options.pop("checkpoint"), **options)
+    train(options.pop("checkpoint"), options.pop("address"), **options)
 
 
 if __name__ == "__main__":

@@ -61,7 +61,7 @@ class Seats:
                 f"queue {queue} is held by {seat.holder}; {who} may have it when that one ends, "
                 "or with takeover=True"
             )
-        if rejoins or (step == 0 and all(s.undecided for s in self._others(queue))):
+        if rejoins or undecided:
             return
         rounds = {i: s.step // len(self.seats) for i, s in enumerate(self.seats)
                   if i != queue and s.taken and not s.undecided}  # fmt: skip
@@ -81,6 +81,10 @@ class Seats:
         self.seats[queue] = Seat(
             holder=who, alive=True, step=self.first_step(step, queue), undecided=undecided
         )
+
+    def move(self, queue: int, step: int) -> None:
+        """The holder has been sent the batches before `step`."""
+        self.seats[queue].step = self.first_step(step, queue)
 
     def leave(self, queue: int, *, ended: bool) -> None:
         """The holder has gone of its own will."""

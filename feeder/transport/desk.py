@@ -79,6 +79,9 @@ class Desk:
             raise ProtocolError("a consumer's question came after a later one of its own")
         is_same = old is not None and old.consumer == message.consumer
         takes_over = message.takeover or is_same
+        for lease in self.leases:
+            if lease is not None and lease.place is not None:
+                self.seats.move(lease.queue, lease.place.step)
         undecided = resume is None
         self.seats.check(
             queue, step, message.who, rejoins=rejoins, takes_over=takes_over, undecided=undecided

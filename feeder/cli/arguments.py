@@ -1,0 +1,42 @@
+"""What several commands take from the command line; an `argparse` type each."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+
+from feeder.errors import ConfigError
+
+
+def address(text: str) -> str:
+    """An address, checked; wrong usage where it is none."""
+    from feeder.transport.addresses import parse
+
+    try:
+        parse(text)
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    return text
+
+
+def count(low: int, high: int | None = None) -> Callable[[str], int]:
+    """A type: a whole number from `low` to `high`."""
+    wanted = f"a whole number from {low} " + ("on" if high is None else f"to {high}")
+
+    def number(text: str) -> int:
+        if not text.isdecimal() or not low <= int(text) <= (high or int(text)):
+            raise argparse.ArgumentTypeError(f"{text!r} is not {wanted}")
+        return int(text)
+
+    return number
+
+
+def seconds(text: str) -> float:
+    """Seconds, more than 0."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0.0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
+    return value
