@@ -112,7 +112,7 @@ def run(server: Server) -> None:
         try:
             for line in ready_lines(server):
                 print(line, flush=True)
-            os.read(stopped, 8)  # unlike eventfd_read it goes on after a signal's handler
+            os.read(stopped, 8)  # not eventfd_read, which a signal's handler interrupts
         finally:
             try:
                 server.close()
@@ -167,15 +167,10 @@ def check(found: Any, name: str) -> None:
 def ready_lines(server: Server) -> list[str]:
     """A line for each address: what is served there."""
     feeds = [
-        f"{name!r}, {num} queue{'s' * (num != 1)}" for name, num in sorted(_num_queues(server))
+        f"{name!r}, {num} queue{'s' * (num != 1)}" for name, num in sorted(server.queues.items())
     ]
     what = f"feed{'s' * (len(feeds) != 1)} {'; '.join(feeds)}"
     return [f"serving {what}, at {address}" for address in server.addresses]
-
-
-def _num_queues(server: Server) -> Iterator[tuple[str, int]]:
-    for feed in server._feeds:
-        yield feed.name, len(feed.recipe.config.devices)
 
 
 @contextlib.contextmanager

@@ -22,7 +22,7 @@ class Child:
 
     def __init__(self, command: Sequence[str], folder: Path) -> None:
         """Start it; what it leaves behind when it is killed lies in `folder`."""
-        self._errors = tempfile.TemporaryFile(dir=folder)
+        self._errors = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,

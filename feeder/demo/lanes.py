@@ -6,13 +6,13 @@ from typing import Any
 
 from matplotlib.axes import Axes
 
-from feeder.demo.panels import BAND, GREY, INK, KILL, RESUME, kills, life_colour
+from feeder.demo.panels import BAND, GREY, INK, KILL, PAPER, RESUME, kills, life_colour
 from feeder.demo.runs import EVERYBODY, Life, Run, Training
 
-LANES = (0.0, 1.35, 3.15)
+LANES = (0.0, 1.3, 3.4)
 """Where the lanes begin, from above."""
-PITCH = 0.8
-"""From one row of a trainer's lane to the other: its processes take turns, since they overlap."""
+ROWS, PITCH = 3, 0.6
+"""Of a trainer's lane: its processes take turns, since they overlap, and so do their labels."""
 MOST_LABELLED_LIVES = 5
 BAR: dict[str, Any] = {"height": 0.3}
 
@@ -22,8 +22,8 @@ def draw_lanes(axes: Axes, disturbed: Run) -> None:
     draw_server(axes, disturbed)
     for queue, training in enumerate(disturbed.trainings):
         draw_trainer(axes, queue, training)
-    axes.set_ylim(LANES[-1] + PITCH + 0.5, -0.6)
-    axes.set_yticks([LANES[0], *(lane + PITCH / 2 for lane in LANES[1:])], EVERYBODY)
+    axes.set_ylim(LANES[-1] + (ROWS - 1) * PITCH + 0.4, -0.6)
+    axes.set_yticks([LANES[0], *(lane + (ROWS - 1) * PITCH / 2 for lane in LANES[1:])], EVERYBODY)
     axes.tick_params(axis="y", length=0, labelsize=9, pad=6)
     axes.spines["left"].set_visible(False)
     axes.set_title("processes", loc="left", size=10.5, color=GREY, pad=4)
@@ -46,11 +46,11 @@ def draw_trainer(axes: Axes, queue: int, training: Training) -> None:
     """A trainer's processes, and what was done again."""
     top = LANES[1 + queue]
     for _, killed, resumed in kills(training):
-        height, centre = PITCH + 0.5, top + PITCH / 2
+        height, centre = ROWS * PITCH, top + (ROWS - 1) * PITCH / 2
         width = killed.end - resumed.start
         axes.barh(centre, width, left=resumed.start, height=height, color=BAND, zorder=0)
     for number, life in enumerate(training.lives):
-        row, colour = top + PITCH * (number % 2), life_colour(queue, number)
+        row, colour = top + PITCH * (number % ROWS), life_colour(queue, number)
         axes.barh(row, life.end - life.start, left=life.start, color=colour, **BAR)
         if life.result is None:
             axes.plot(life.end, row, color=colour, **KILL)
@@ -73,4 +73,15 @@ def label(
 ) -> None:
     """Text near a point."""
     va = "center" if ha != "center" else "bottom"
-    axes.annotate(text, at, away, textcoords="offset points", ha=ha, va=va, size=9, color=colour)
+    box: dict[str, Any] = {"facecolor": PAPER, "linewidth": 0, "pad": 1.5}
+    axes.annotate(
+        text,
+        at,
+        away,
+        textcoords="offset points",
+        ha=ha,
+        va=va,
+        size=9,
+        color=colour,
+        bbox=box if ha == "center" else None,
+    )

@@ -20,6 +20,8 @@ LIFE_COLOURS = (
     "#1f5fa8", "#d1602b", "#2b8a4b", "#7b4ab5", "#b3203f", "#0f8b9a", "#a67c00", "#a8388f",
 )  # fmt: skip
 COLOURS_PER_TRAINER = 4
+TOP_LOSS = (6.0, 3.0)
+"""Where the loss axis of each trainer ends: above the first there is room for the enlargement."""
 KILL: dict[str, Any] = {
     "marker": "X",
     "markersize": 9,
@@ -68,7 +70,7 @@ def draw_losses(axes: Axes, queue: int, undisturbed: Training, disturbed: Traini
             axes.plot(step.number, step.loss, color=life_colour(queue, number + 1), **RESUME)
         for step in killed.steps[-1:]:
             axes.plot(step.number, step.loss, color=life_colour(queue, number), **KILL)
-    frame_losses(axes, max(steps), f"loss of {trainer_name(queue)}")
+    frame_losses(axes, max(steps), TOP_LOSS[queue], f"loss of {trainer_name(queue)}")
 
 
 def draw_server_kills(axes: Axes, steps: Iterable[int]) -> None:
@@ -77,9 +79,10 @@ def draw_server_kills(axes: Axes, steps: Iterable[int]) -> None:
         axes.axvline(step, **SERVER_KILL)
 
 
-def frame_losses(axes: Axes, last_step: int, title: str) -> None:
+def frame_losses(axes: Axes, last_step: int, top: float, title: str) -> None:
     """A logarithmic loss axis with few lines; the steps stand under the panel below."""
     axes.set_yscale("log")
+    axes.set_ylim(top=top)
     axes.yaxis.set_major_locator(FixedLocator([0.02, 0.05, 0.1, 0.2, 0.5, 1, 2]))
     axes.yaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
@@ -131,10 +134,10 @@ def draw_detail(axes: Axes, queue: int, undisturbed: Training, disturbed: Traini
     number, killed, resumed = max(kills(disturbed), key=lambda kill: kill[1].end - kill[2].start)
     first, last = resumed.start + 1, killed.end
     around = range(first - 3, last + 4)
-    card = axes.inset_axes((0.455, 0.47, 0.545, 0.53))
+    card = axes.inset_axes((0.455, 0.56, 0.545, 0.44))
     card.set(xticks=[], yticks=[])
     card.spines[:].set(visible=True, color=HAIRLINE)
-    detail = card.inset_axes((0.025, 0.165, 0.95, 0.635))
+    detail = card.inset_axes((0.025, 0.2, 0.95, 0.6))
     detail.axvspan(first - 0.5, last + 0.5, color=BAND, linewidth=0, zorder=0)
     draw_curve(detail, select(undisturbed.reports(), around), PALE, 11)
     for life_number, life, marks in ((number, killed, RINGS), (number + 1, resumed, DOTS)):
@@ -143,7 +146,7 @@ def draw_detail(axes: Axes, queue: int, undisturbed: Training, disturbed: Traini
         numbers, losses = [step.number for step in steps], [step.loss for step in steps]
         label = f"process {life_number + 1}"
         detail.plot(numbers, losses, color=colour, linestyle="none", label=label, **marks)
-    told = f"{trainer_name(queue)}, steps {first} to {last}, done twice"
+    told = f"{trainer_name(queue)}, steps {first} to {last} twice"
     frame_detail(detail, f"{told}: {agreement(killed, resumed)}")
 
 

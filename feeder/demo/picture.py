@@ -51,9 +51,9 @@ def draw(undisturbed: Run, disturbed: Run, *, equal: bool, output: Path | Binary
         figure = Figure(figsize=SIZE_INCHES, dpi=DOTS_PER_INCH)
         draw_heading(figure, undisturbed, disturbed, equal)
         draw_sample(figure)
-        first = figure.add_axes((LEFT, 0.52, WIDTH, 0.26))
-        second = figure.add_axes((LEFT, 0.29, WIDTH, 0.185), sharex=first)
-        lanes = figure.add_axes((LEFT, 0.07, WIDTH, 0.18), sharex=first)
+        first = figure.add_axes((LEFT, 0.51, WIDTH, 0.275))
+        second = figure.add_axes((LEFT, 0.297, WIDTH, 0.17), sharex=first)
+        lanes = figure.add_axes((LEFT, 0.068, WIDTH, 0.192), sharex=first)
         for queue, axes in enumerate((first, second)):
             trainings = undisturbed.trainings[queue], disturbed.trainings[queue]
             draw_losses(axes, queue, *trainings)
@@ -75,10 +75,12 @@ def draw_heading(figure: Figure, undisturbed: Run, disturbed: Run, equal: bool) 
     outcome = "not one bit is different" if equal else "the two runs DIFFER"
     title = f"Killed {times}, resumed {times}: {outcome}"
     figure.text(LEFT, 0.952, title, size=21, weight="bold", color=INK if equal else ALARM)
+    num_trainer_kills = sum(training.num_kills for training in disturbed.trainings)
     shares = [f"{training.result.accuracy:.1%}" for training in disturbed.trainings]
     summary = (
-        f"a server and {len(shares)} trainers, {len(undisturbed.trainings[0].first_reports())} "
-        "steps each on handwritten digits, SIGKILL to either and to all at once; "
+        f"SIGKILL to the server {len(disturbed.server_kills)}\N{MULTIPLICATION SIGN}, to its "
+        f"{len(shares)} trainers {num_trainer_kills}\N{MULTIPLICATION SIGN}; "
+        f"{len(undisturbed.trainings[0].first_reports())} steps each on handwritten digits; "
         f"{' and '.join(shares)} of unseen digits recognised"
     )
     figure.text(LEFT, 0.925, summary, size=10.5, color=GREY)

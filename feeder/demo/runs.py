@@ -1,11 +1,9 @@
-"""What a run was: who was killed, the trainers' processes, steps and results, and how two runs
-compare."""
+"""What a run was: who was killed, the trainers' processes and steps, and how two runs compare."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-
 
 NUM_TRAINERS = 2
 SERVER = "server"

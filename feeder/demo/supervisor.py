@@ -220,7 +220,7 @@ class Company:
         self._server.kill()
         words = "\n".join(filter(None, (child.last_words(), self._server.last_words())))
         raise TrainingFailed(
-            f"the process of the {name}, meant to {plan}, ended with code {code}{limit}\n"
+            f"{name}, meant to {plan}, ended with code {code}{limit}\n"
             f"{words}".rstrip()
         )
 

@@ -83,7 +83,7 @@ class Seats:
         )
 
     def move(self, queue: int, step: int) -> None:
-        """The holder has been sent the batches before `step`."""
+        """The holder has used the batches before `step`."""
         self.seats[queue].step = self.first_step(step, queue)
 
     def leave(self, queue: int, *, ended: bool) -> None:

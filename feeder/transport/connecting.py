@@ -11,9 +11,10 @@ from feeder.statedict import read_position
 from feeder.transport.addresses import check_connects, default_address, parse
 from feeder.transport.consumer import Consumer
 from feeder.transport.keys import ClientKeys
-from feeder.transport.receiver import Receiver, Wish
+from feeder.transport.receiver import Receiver
 from feeder.transport.security import Security
 from feeder.transport.wire import Wire
+from feeder.transport.wish import Wish
 
 _MAX_FRAME_BYTES = 512 * 1024 * 1024
 _RANKS = ("LOCAL_RANK", "SLURM_LOCALID", "RANK", "SLURM_PROCID")

@@ -31,7 +31,6 @@ from workers.scope import Scope
 
 logger = logging.getLogger("feeder")
 
-_ANSWER_S = 10.0
 _STOP_S = 5.0
 
 _open: weakref.WeakSet[Consumer] = weakref.WeakSet()
@@ -48,6 +47,7 @@ class Consumer:
 
     def __init__(self, receiver: Receiver, security: Security) -> None:
         self._receiver = receiver
+        self._inbox = receiver.inbox
         self._security = security
         # Beside those, the one that is being handed out.
         self._most_held = receiver.wish.hold
@@ -64,17 +64,10 @@ class Consumer:
         self._scope.start("feeder consumer", receiver.run)
         _open.add(self)
         try:
-            self._wait_for_opened()
+            self._inbox.wait_for_opened(0)
         except BaseException:
             self.close()
             raise
-
-    def _wait_for_opened(self, before: int = 0) -> None:
-        receiver = self._receiver
-        with receiver.changed:
-            receiver.changed.wait_for(lambda: receiver.num_opened > before or receiver.failure)
-            if receiver.failure is not None:
-                raise receiver.failure
 
     # ---- batches
 
@@ -86,26 +79,26 @@ class Consumer:
             batch = self._ready.popleft()
         except IndexError:
             batch = self._refill()
-        receiver = self._receiver
-        reading: Any = receiver.reading
+        inbox = self._inbox
+        reading: Any = inbox.reading
         self._place = batch.place
         point("consumer.handed")
-        receiver.handed = handed = receiver.handed + 1
+        inbox.handed = handed = inbox.handed + 1
         if reading.shared and handed - reading.base - reading.plane.num_released > self._most_held:
             batch = self._copy(batch)
         if handed - self._told_at >= self._tell_every:
             self._told_at = handed
-            receiver.waker.wake()
+            self._receiver.waker.wake()
         return batch
 
     def _refill(self) -> Batch:
         """Wait for batches and return the first; raises what has taken the place of the next."""
         if self._unusable is not None:
             raise self._unusable
-        if not len(self._receiver.inbox):
+        if not len(self._inbox.batches):
             # Nothing is there: what has been used and let go of must be known before the wait.
             self._receiver.waker.wake()
-        got = self._receiver.inbox.get()
+        got = self._inbox.batches.get()
         self._tell_every = 2 * self._reading.tell_every
         if isinstance(got, list):
             self._ready.extend(got[1:])
@@ -137,7 +130,7 @@ class Consumer:
 
     @property
     def _reading(self) -> Reading:
-        reading = self._receiver.reading
+        reading = self._inbox.reading
         assert reading is not None
         return reading
 
@@ -162,9 +155,9 @@ class Consumer:
                               "consumer")  # fmt: skip
         position = unpack_state_dict(state_dict)
         self._loaded = bytes(position)
-        receiver, before = self._receiver, self._receiver.num_opened
+        receiver, before = self._receiver, self._inbox.num_opened
         receiver.ask(lambda: receiver.reopen(bytes(position)))
-        self._wait_for_opened(before)
+        self._inbox.wait_for_opened(before)
 
     def snapshot(self) -> Snapshot:
         """The position with the leftover rows, as the server has them. Raises `RemoteError` where
@@ -172,13 +165,9 @@ class Consumer:
         (`state_dict` is always there)."""
         self._check_forked()
         receiver, request = self._receiver, next(self._requests)
-        sequence = receiver.handed
-        receiver.ask(lambda: receiver.ask_snapshot(request, sequence))
-        with receiver.changed:
-            receiver.changed.wait_for(
-                lambda: request in receiver.answers or receiver.failure, _ANSWER_S
-            )
-            data = receiver.answers.pop(request, None)
+        handed = self._inbox.handed
+        receiver.ask(lambda: receiver.ask_snapshot(request, handed))
+        data = self._inbox.wait_for_answer(request)
         if data is None:
             raise RemoteError(
                 "the server does not know the leftover rows here; take a batch and ask again, or "
@@ -198,12 +187,12 @@ class Consumer:
 
     def stats(self) -> dict[str, Any]:
         """Plain numbers of what the consumer has done."""
-        receiver = self._receiver
+        inbox = self._inbox
         return {
-            "batches": receiver.handed,
-            "prefetched_batches": receiver.received - receiver.handed,
-            "reconnects": max(0, receiver.num_opened - 1),
-            "starved_s": receiver.inbox.starved_s,
+            "batches": inbox.handed,
+            "prefetched_batches": inbox.received - inbox.handed,
+            "reconnects": max(0, inbox.num_opened - 1),
+            "starved_s": inbox.batches.starved_s,
             "plane": self.plane,
         }
 

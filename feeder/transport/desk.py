@@ -1,4 +1,4 @@
-"""Where the consumers of one feed are served: who holds which queue, and what each is sent.
+"""Where the consumers of one feed come and go: who holds which queue, and where the feed begins.
 
 Everything here is done by the server's I/O thread, and nothing waits.
 """
@@ -8,38 +8,23 @@ from __future__ import annotations
 import logging
 import math
 import time
-import traceback
-from collections.abc import Callable, Sequence
-from itertools import groupby
-from operator import attrgetter
-from typing import Any
 
-from feeder.errors import ConfigError, FeedError, LeaseLost, ProtocolError
+from feeder.errors import ConfigError, LeaseLost, ProtocolError
 from feeder.protocol import messages as say
-from feeder.protocol.checks import checksum, pieces
 from feeder.protocol.credit import credit_for
 from feeder.protocol.seats import Seats
 from feeder.snapshot import Snapshot
 from feeder.statedict import unpack_position
+from feeder.transport.delivery import Delivery, Send, make_fault
 from feeder.transport.faults import point
-from feeder.transport.feeds import Run, ServedFeed
-from feeder.transport.lease import Lease, Peer, Sent
-from feeder.transport.memfd import Arena
-from feeder.transport.outbox import Outbox
-from workers.batch import Batch
-from workers.position import Place
+from feeder.transport.feeds import ServedFeed
+from feeder.transport.lease import Lease, Peer
 from workers.resuming import Resume
 
 logger = logging.getLogger("feeder")
 
-_BUNDLE = 64
-"""Batches at most whose headers go in one message."""
-
 _SPARE_SLOTS = 2
 """Slots beside those that the consumer may have: one is being written, one waits."""
-
-Send = Callable[[Peer, say.Message, Sequence[Any]], bool]
-"""Sends a message with frames after it; False where the peer is gone."""
 
 
 class Desk:
@@ -57,7 +42,7 @@ class Desk:
         self.leases: list[Lease | None] = [None] * num
         self._resumes: list[Resume | None] = [None] * num
         self._opened = 0
-        self._last_run: Run | None = None
+        self._delivery = Delivery(feed, send)
 
     # ---- coming and going
 
@@ -80,8 +65,9 @@ class Desk:
         is_same = old is not None and old.consumer == message.consumer
         takes_over = message.takeover or is_same
         for lease in self.leases:
-            if lease is not None and lease.place is not None:
-                self.seats.move(lease.queue, lease.place.step)
+            place = None if lease is None else lease.place_after(lease.used)
+            if lease is not None and place is not None:
+                self.seats.move(lease.queue, place.step)
         undecided = resume is None
         self.seats.check(
             queue, step, message.who, rejoins=rejoins, takes_over=takes_over, undecided=undecided
@@ -124,7 +110,7 @@ class Desk:
         self.feed.slots.retire(lease.queue)
         if lease.connection is not None:
             lease.connection.close()
-        self._settle(lease, lease.use(lease.sequence))
+        self._delivery.settle(lease, lease.use(lease.sequence))
 
     def lose(self, lease: Lease) -> None:
         """A lease's connection is dead."""
@@ -149,12 +135,7 @@ class Desk:
         resume = self._resumes[lease.queue]
         if resume is not None and resume.cut.finished:
             # It had everything before: it need not wait until the others have.
-            lease.ended = True
-            lease.session.on("End")
-            token = self.start_token(lease.queue)
-            self._send(
-                lease.peer, say.End(generation=lease.generation, sequence=0, token=token), ()
-            )
+            self._delivery.finish(lease, self.start_token(lease.queue))
         self._begin()
 
     def leave(self, lease: Lease) -> None:
@@ -239,12 +220,8 @@ class Desk:
         lease, positions = self.leases[queue], self.feed.recipe.positions
         if lease is None or lease.place is None:
             return self._resumes[queue]
-        columns = self._columns
+        columns = self._delivery.columns
         return positions.find(positions.state_at(lease.place, columns, with_rows=True))
-
-    @property
-    def _columns(self) -> Any:
-        return None if self._last_run is None else self._last_run.pipeline.schema.columns
 
     # ---- what consumers say
 
@@ -265,32 +242,14 @@ class Desk:
                 raise ProtocolError("slots are released that were never given")
             self.feed.slots.release(lease.queue, message.slots)
             point("server.released")
-        self._settle(lease, lease.use(sequence))
-
-    def _settle(self, lease: Lease, news: list[Sent]) -> None:
-        """Batches count as buffered no longer."""
-        for run, group in groupby(news, key=attrgetter("run")):
-            sents = list(group)
-            run.pipeline.channel.hand_out(
-                lease.queue,
-                len(sents),
-                sum([sent.rows for sent in sents]),
-                sum([sent.held_bytes for sent in sents]),
-                sum([sent.kept_rows for sent in sents]),
-            )
-        if news and not lease.shared:
-            self.feed.slots.release(lease.queue, [sent.slot for sent in news])
+        self._delivery.settle(lease, lease.use(sequence))
 
     def snapshot(self, lease: Lease, message: say.Snapshot) -> None:
         """A consumer asks where it stands, leftover rows and all."""
         place = lease.place_after(message.sequence)
-        data = None if place is None else self._state(place, with_rows=True)
+        data = None if place is None else self._delivery.state(place)
         answer = say.State(generation=lease.generation, request=message.request, data=data)
         self._send(lease.peer, answer, ())
-
-    def _state(self, place: Place, *, with_rows: bool) -> bytes:
-        positions = self.feed.recipe.positions
-        return bytes(Snapshot((positions.state_at(place, self._columns, with_rows=with_rows),)))
 
     # ---- what consumers are sent
 
@@ -301,122 +260,10 @@ class Desk:
             if lease is None or lease.ended or lease.session.state != "streaming":
                 continue
             if run is not None:
-                self._last_run = run
-                if not self._pump(lease, run, run.outboxes[lease.queue]):
+                if not self._delivery.pump(lease, run):
                     self.lose(lease)
             elif failure is not None:
-                lease.ended = True
-                self._send(lease.peer, make_fault(lease.generation, failure, lease.sequence), ())
-
-    def _pump(self, lease: Lease, run: Run, outbox: Outbox) -> bool:
-        while (lease.room > 0 or not lease.credit) and len(outbox):
-            if not lease.credit:
-                lease.credit = credit_for(outbox.first_bytes)
-            most = min(lease.room, _BUNDLE if lease.shared else 1)
-            batches = outbox.take(most)
-            if not batches:
-                break
-            if not (self._show_columns(lease, run) and self._send_batches(lease, run, batches)):
-                return False
-        ending = outbox.ending
-        if ending is not None:
-            lease.ended = True
-            lease.session.on("End")
-            point("server.before_end")
-            is_sent = self._send(lease.peer, self._ending(lease, ending), ())
-            point("server.ended")
-            return is_sent
-        if lease.used == lease.sequence:
-            outbox.starve()
-        return True
-
-    def _send_batches(self, lease: Lease, run: Run, batches: list[Batch]) -> bool:
-        headers, slots = [], []
-        for batch in batches:
-            slot = batch.arrays.slot  # type: ignore[attr-defined]
-            new = lease.shared and slot.arena.number not in lease.arenas
-            if new and not self._hand_over(lease, slot.arena):
-                return False
-            headers.append(self._header(lease, batch, slot))
-            slots.append(slot.number)
-            lease.note(batch, slot.number, run)
-        self.feed.slots.mark_sent(lease.queue, slots)
-        point("server.before_send")
-        message = say.Batches(generation=lease.generation, headers=tuple(headers))
-        frames = () if lease.shared else pieces(slot.memory)
-        is_sent = self._send(lease.peer, message, frames)
-        point("server.sent")
-        return is_sent
-
-    def _header(self, lease: Lease, batch: Batch, slot: Any) -> say.Header:
-        axis = slot.columns[0].axis
-        stream, shapes = self.feed.recipe.config.stream, None
-        if stream.dont_rebatch or slot.rows != stream.batch_size:
-            # Not laid out as the spec has it, but for just these rows.
-            shapes = tuple([column.shape for column in slot.columns])
-        return say.Header(
-            lease.sequence,
-            batch.epoch,
-            batch.index,
-            batch.step,
-            batch.rows,
-            batch.arrays[0].shape[axis],
-            self._token(batch.place),
-            checksum(slot.memory, lease.mode),
-            slot.number if lease.shared else -1,
-            shapes,
-        )
-
-    def _token(self, place: Place) -> bytes:
-        if self.feed.recipe.config.stream.repeatable:
-            return place.cut().token()
-        return self._state(place, with_rows=True)
-
-    def _hand_over(self, lease: Lease, arena: Arena) -> bool:
-        """Give a consumer the descriptor of an arena."""
-        assert lease.connection is not None
-        lease.arenas.add(arena.number)
-        point("server.arena")
-        try:
-            lease.connection.send_descriptor(
-                arena.descriptor, arena.number, arena.slot_bytes, arena.num_slots
-            )
-        except OSError:
-            return False
-        message = say.Arena(
-            generation=lease.generation, number=arena.number, slot_bytes=arena.slot_bytes,
-            num_slots=arena.num_slots,
-        )  # fmt: skip
-        return self._send(lease.peer, message, ())
-
-    def _show_columns(self, lease: Lease, run: Run) -> bool:
-        """Tell a consumer the columns, before its first batch."""
-        if lease.sequence:
-            return True
-        columns = run.pipeline.schema.columns
-        assert columns is not None
-        spec = say.Spec(
-            generation=lease.generation,
-            batch_size=self.feed.recipe.config.stream.batch_size,
-            columns=tuple(
-                say.ColumnSpec(
-                    name=column.name, dtype=column.dtype.str, axis=column.axis, shape=column.shape
-                )
-                for column in columns
-            ),
-        )  # fmt: skip
-        return self._send(lease.peer, spec, ())
-
-    def _ending(self, lease: Lease, ending: Place | FeedError) -> say.Message:
-        if isinstance(ending, FeedError):
-            return make_fault(lease.generation, ending, lease.sequence)
-        lease.place = ending
-        return say.End(
-            generation=lease.generation, sequence=lease.sequence, token=self._token(ending)
-        )
-
-    def _fault(self, generation: bytes, error: FeedError, sequence: int | None) -> say.Fault:
-        return make_fault(generation, error, sequence)
+                self._delivery.fail(lease, failure)
 
     def tell_waiting(self) -> None:
         """Tell consumers whom the feed waits for, and for whom it need not, where that is news."""
@@ -428,20 +275,3 @@ class Desk:
                 lease.told = news
                 message = say.Waiting(generation=lease.generation, queues=news[0], ended=ended)
                 self._send(lease.peer, message, ())
-
-
-def make_fault(generation: bytes, error: FeedError, sequence: int | None) -> say.Fault:
-    """An error as a message: its class by name, its fields, and the traceback as text."""
-    fields = {
-        name: value
-        for name, value in vars(error).items()
-        if not name.startswith("_") and isinstance(value, (str, int, type(None)))
-    }
-    cause = error.__cause__
-    note = "".join(traceback.format_exception(cause)) if cause is not None else ""
-    notes = "\n".join(getattr(error, "__notes__", ()))
-    return say.Fault(
-        generation=generation, sequence=sequence, kind=type(error).__name__,
-        text=str(error)[: say.MAX_TEXT], fields=fields,
-        note=(note + notes)[-say.MAX_TEXT :],
-    )  # fmt: skip

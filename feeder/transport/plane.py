@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from feeder.errors import ProtocolError, TransportError
+from feeder.errors import ConfigError, ProtocolError, TransportError
 from feeder.protocol import messages as say
 from feeder.protocol.checks import checksum
 from feeder.transport.attaching import Attachment, attach
@@ -54,7 +54,8 @@ class Plane:
         auto = "full" if self.connection is None else "sampled"
         self._mode: Any = auto if checksum == "auto" else checksum
         if wanted == "shared" and self.connection is None:
-            raise TransportError(f"there is no shared memory to this server: {self.reason}")
+            kind = ConfigError if opened.shared is None else TransportError
+            raise kind(f"there is no shared memory to this server: {self.reason}")
 
     def _attach(self, offer: say.Offer) -> None:
         try:

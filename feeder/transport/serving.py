@@ -17,8 +17,9 @@ from feeder.errors import ConfigError, FeedError, ProtocolError, RemoteError
 from feeder.protocol import messages as say
 from feeder.protocol.coding import decode, encode
 from feeder.transport.addresses import Address
+from feeder.transport.delivery import make_fault
 from feeder.transport.descriptors import NONCE_BYTES, Connection, Listener
-from feeder.transport.desk import Desk, make_fault
+from feeder.transport.desk import Desk
 from feeder.transport.faults import point
 from feeder.transport.lease import Lease, Peer
 from feeder.transport.security import Socket, read_event

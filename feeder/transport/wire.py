@@ -70,8 +70,10 @@ class Wire:
         """Let a poll return when the waker is woken."""
         self._poller.register(waker.fileno(), zmq.POLLIN)
 
-    def watch(self, connection: Readable) -> None:
+    def watch(self, connection: Readable | None) -> None:
         """Let the end of another connection to the server be trouble."""
+        if connection is None:
+            return
         self._watched = connection
         self._poller.register(connection.fileno(), zmq.POLLERR)
 

@@ -1,0 +1,196 @@
+"""What a consumer and a server say to each other, as the consumer sees it.
+
+The state of the conversation without its connection: the I/O thread owns both.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Callable
+from typing import Any
+
+from feeder.errors import FeedError, TransportError
+from feeder.protocol import messages as say
+from feeder.protocol.session import CONSUMER, Session
+from feeder.transport.attaching import Attachment
+from feeder.transport.faults import point
+from feeder.transport.inbox import Inbox
+from feeder.transport.plane import Plane
+from feeder.transport.reading import Reading
+from feeder.transport.remote import RemotePlace, error_of
+from feeder.transport.wish import Wish
+
+logger = logging.getLogger("feeder")
+
+
+class Conversation:
+    """Who this consumer is to the server, where it stands, and what it was told."""
+
+    def __init__(
+        self,
+        wish: Wish,
+        token: bytes | None,
+        inbox: Inbox,
+        wake: Callable[[], None],
+        tell: Callable[[say.Message], None],
+    ) -> None:
+        self._wish = wish
+        self._inbox = inbox
+        self._wake = wake
+        self._tell = tell
+        self._token = token
+        self._consumer = secrets.token_bytes(16)
+        self._attempt = 0
+        # Of the lease in force.
+        self._generation = b""
+        # Queues that the feed waits for, and those that it need not wait for any more.
+        self._waiting: tuple[int, ...] = ()
+        self._ended: tuple[int, ...] = ()
+        self._session = Session(CONSUMER)
+        self.rejoins = wish.rejoins
+        """Whether this consumer goes on alone, wherever the others stand."""
+        self.has_ended = False
+        """Whether all batches have come."""
+
+    @property
+    def state(self) -> str:
+        """The session's state."""
+        return self._session.state
+
+    @property
+    def holds_lease(self) -> bool:
+        """Whether the server has given the queue."""
+        return self.state in ("attaching", "streaming", "ended", "failed")
+
+    @property
+    def connection(self) -> Attachment | None:
+        """The unix connection to the server, where there is one."""
+        reading = self._inbox.reading
+        return None if reading is None else reading.plane.connection
+
+    def describe_wait(self) -> str:
+        """What a user who waits for a batch is told."""
+        if self._waiting:
+            return f"the feed waits for a consumer on queue {', '.join(map(str, self._waiting))}"
+        if self.state == "streaming":
+            return "the server has none yet"
+        return f"no server at {', '.join(self._wish.addresses)} ({self.state})"
+
+    # ---- said by this side
+
+    def begin(self) -> None:
+        """Ask for the queue over a new connection."""
+        self._session = Session(CONSUMER)
+        self._session.on("connect")
+        self._open()
+
+    def restart(self, token: bytes) -> bool:
+        """Start at another place, before any batch was handed out. False where what was asked
+        before is still on its way: it takes another connection then."""
+        holds_lease, reading = self.holds_lease, self._inbox.reading
+        self._inbox.clear()
+        self._token, self.rejoins, self.has_ended = token, self._wish.rejoins, False
+        if not holds_lease or reading is None:
+            return False
+        reading.leave(0)
+        reading.plane.close()
+        self._session = Session(CONSUMER, "connecting")
+        self._open()
+        return True
+
+    def _open(self) -> None:
+        reading = self._inbox.reading
+        point("consumer.before_open")
+        self._generation = b""
+        self._attempt += 1
+        self._session.on("Open")
+        self._tell(
+            self._wish.ask(
+                token=self._token,
+                fingerprint=reading.identity.id.fingerprint if reading else None,
+                rejoins=self.rejoins,
+                consumer=self._consumer,
+                attempt=self._attempt,
+                ended=self._ended,
+            )
+        )
+
+    # ---- said by the server
+
+    def hear(self, message: say.Message, frames: list[Any]) -> FeedError | None:
+        """Take a message. Returns an error that ends the stream, a `TransportError` where the
+        server stops; raises `ProtocolError` where it is none that may come now."""
+        if self._is_of_old(message):
+            return None
+        self._session.on(type(message).__name__)
+        match message:
+            case say.Batches():
+                self._take_batches(message, frames)
+            case say.Opened():
+                self._take_lease(message)
+            case say.Spec():
+                self._reading.learn(message)
+            case say.Arena():
+                self._reading.plane.add_arena(message)
+                point("consumer.mapped")
+            case say.Waiting():
+                self._waiting, self._ended = message.queues, message.ended
+            case say.State():
+                self._inbox.answer(message.request, message.data)
+            case say.End():
+                self._take_end(message)
+            case say.Fault():
+                if message.generation in (b"", self._generation):
+                    return error_of(message)
+            case say.Farewell():
+                return TransportError(f"the server stopped: {message.reason}")
+            case say.Progress():
+                logger.info("consumer: replay, %d of %d", message.done, message.total)
+        return None
+
+    @property
+    def _reading(self) -> Reading:
+        reading = self._inbox.reading
+        assert reading is not None  # The session's states see to that.
+        return reading
+
+    def _is_of_old(self, message: say.Message) -> bool:
+        """Whether it speaks of a lease that is over."""
+        generation = getattr(message, "generation", b"")
+        if not generation or isinstance(message, say.Opened | say.Fault):
+            return False
+        return bool(generation != self._generation)
+
+    def _take_lease(self, opened: say.Opened) -> None:
+        plane = Plane(opened, self._wish.plane, self._wish.checksum, self._wake)
+        self._waiting = ()
+        self._generation = opened.generation
+        inbox = self._inbox
+        reading = Reading(opened, plane, inbox.received, self._tell)
+        if inbox.reading is not None:
+            reading.columns = inbox.reading.columns
+        point("consumer.opened")
+        self._session.on("Attached")
+        reading.begin()
+        if self._token is None:
+            self._token = opened.token
+        if inbox.num_opened:
+            logger.info("consumer: a server is there again")
+        inbox.open(reading)
+
+    def _take_batches(self, message: say.Batches, frames: list[Any]) -> None:
+        batches = self._reading.read(message, frames)
+        point("consumer.received")
+        self._token = message.headers[-1].token
+        self._waiting = ()
+        self._inbox.received += len(batches)
+        self._inbox.batches.put(batches)
+        point("consumer.put")
+
+    def _take_end(self, message: say.End) -> None:
+        self._token = message.token
+        self.has_ended = True
+        place: Any = RemotePlace(self._reading.identity, message.token)
+        self._inbox.batches.finish(place)
+        point("consumer.end")

@@ -1,0 +1,196 @@
+"""What a consumer of a feed is sent: columns, arenas, batches, and what comes after them.
+
+Done by the server's I/O thread, and nothing waits.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Sequence
+from itertools import groupby
+from operator import attrgetter
+from typing import Any
+
+from feeder.errors import FeedError
+from feeder.protocol import messages as say
+from feeder.protocol.checks import checksum, pieces
+from feeder.protocol.credit import credit_for
+from feeder.snapshot import Snapshot
+from feeder.transport.faults import point
+from feeder.transport.feeds import Run, ServedFeed
+from feeder.transport.lease import Lease, Peer, Sent
+from feeder.transport.memfd import Arena
+from workers.batch import Batch
+from workers.chunks import Columns
+from workers.position import Place
+
+_BUNDLE = 64
+"""Batches at most whose headers go in one message."""
+
+Send = Callable[[Peer, say.Message, Sequence[Any]], bool]
+"""Sends a message with frames after it; False where the peer is gone."""
+
+
+class Delivery:
+    """Sends the batches of one feed."""
+
+    def __init__(self, feed: ServedFeed, send: Send) -> None:
+        self._feed = feed
+        self._send = send
+        self._stream = feed.recipe.config.stream
+        self.columns: Columns | None = None
+        """The columns, once a batch has been there."""
+
+    def pump(self, lease: Lease, run: Run) -> bool:
+        """Send a consumer what there is and what it has credit for; False where it is gone."""
+        outbox = run.outboxes[lease.queue]
+        self.columns = run.pipeline.schema.columns
+        while (lease.room > 0 or not lease.credit) and len(outbox):
+            if not lease.credit:
+                lease.credit = credit_for(outbox.first_bytes)
+            batches = outbox.take(min(lease.room, _BUNDLE if lease.shared else 1))
+            if not batches:
+                break
+            if not (self._show_columns(lease) and self._send_batches(lease, run, batches)):
+                return False
+        ending = outbox.ending
+        if ending is not None:
+            return self._finish(lease, ending)
+        if lease.used == lease.sequence:
+            outbox.starve()
+        return True
+
+    def _finish(self, lease: Lease, ending: Place | FeedError) -> bool:
+        """Send the end of the stream, or the error in its place."""
+        if isinstance(ending, FeedError):
+            return self.fail(lease, ending)
+        lease.place = ending
+        return self.finish(lease, self._token(ending))
+
+    def finish(self, lease: Lease, token: bytes) -> bool:
+        """Send the end of the stream."""
+        lease.ended = True
+        lease.session.on("End")
+        point("server.before_end")
+        message = say.End(generation=lease.generation, sequence=lease.sequence, token=token)
+        is_sent = self._send(lease.peer, message, ())
+        point("server.ended")
+        return is_sent
+
+    def fail(self, lease: Lease, error: FeedError) -> bool:
+        """Send an error that takes the place of the next batch."""
+        lease.ended = True
+        lease.session.on("Fault")
+        return self._send(lease.peer, make_fault(lease.generation, error, lease.sequence), ())
+
+    def _send_batches(self, lease: Lease, run: Run, batches: list[Batch]) -> bool:
+        headers, slots = [], []
+        for batch in batches:
+            slot = batch.arrays.slot  # type: ignore[attr-defined]
+            new = lease.shared and slot.arena.number not in lease.arenas
+            if new and not self._hand_over(lease, slot.arena):
+                return False
+            headers.append(self._header(lease, batch, slot))
+            slots.append(slot.number)
+            lease.note(batch, slot.number, run)
+        self._feed.slots.mark_sent(lease.queue, slots)
+        point("server.before_send")
+        message = say.Batches(generation=lease.generation, headers=tuple(headers))
+        frames = () if lease.shared else pieces(slot.memory)
+        is_sent = self._send(lease.peer, message, frames)
+        point("server.sent")
+        return is_sent
+
+    def _header(self, lease: Lease, batch: Batch, slot: Any) -> say.Header:
+        axis = slot.columns[0].axis
+        stream, shapes = self._stream, None
+        if stream.dont_rebatch or slot.rows != stream.batch_size:
+            # Not laid out as the spec has it, but for just these rows.
+            shapes = tuple([column.shape for column in slot.columns])
+        return say.Header(
+            lease.sequence,
+            batch.epoch,
+            batch.index,
+            batch.step,
+            batch.rows,
+            batch.arrays[0].shape[axis],
+            self._token(batch.place),
+            checksum(slot.memory, lease.mode),
+            slot.number if lease.shared else -1,
+            shapes,
+        )
+
+    def _token(self, place: Place) -> bytes:
+        if self._stream.repeatable:
+            return place.cut().token()
+        return self.state(place)
+
+    def _hand_over(self, lease: Lease, arena: Arena) -> bool:
+        """Give a consumer the descriptor of an arena."""
+        assert lease.connection is not None
+        lease.arenas.add(arena.number)
+        point("server.arena")
+        try:
+            lease.connection.send_descriptor(
+                arena.descriptor, arena.number, arena.slot_bytes, arena.num_slots
+            )
+        except OSError:
+            return False
+        message = say.Arena(
+            generation=lease.generation, number=arena.number, slot_bytes=arena.slot_bytes,
+            num_slots=arena.num_slots,
+        )  # fmt: skip
+        return self._send(lease.peer, message, ())
+
+    def _show_columns(self, lease: Lease) -> bool:
+        """Tell a consumer the columns, before its first batch."""
+        if lease.sequence:
+            return True
+        assert self.columns is not None
+        spec = say.Spec(
+            generation=lease.generation,
+            batch_size=self._stream.batch_size,
+            columns=tuple(
+                say.ColumnSpec(
+                    name=column.name, dtype=column.dtype.str, axis=column.axis, shape=column.shape
+                )
+                for column in self.columns
+            ),
+        )  # fmt: skip
+        return self._send(lease.peer, spec, ())
+
+    def state(self, place: Place) -> bytes:
+        """A place with its leftover rows, as a snapshot's bytes."""
+        positions = self._feed.recipe.positions
+        return bytes(Snapshot((positions.state_at(place, self.columns, with_rows=True),)))
+
+    def settle(self, lease: Lease, news: list[Sent]) -> None:
+        """Batches count as buffered no longer."""
+        for run, group in groupby(news, key=attrgetter("run")):
+            sents = list(group)
+            run.pipeline.channel.hand_out(
+                lease.queue,
+                len(sents),
+                sum([sent.rows for sent in sents]),
+                sum([sent.held_bytes for sent in sents]),
+                sum([sent.kept_rows for sent in sents]),
+            )
+        if news and not lease.shared:
+            self._feed.slots.release(lease.queue, [sent.slot for sent in news])
+
+
+def make_fault(generation: bytes, error: FeedError, sequence: int | None) -> say.Fault:
+    """An error as a message: its class by name, its fields, and the traceback as text."""
+    fields = {
+        name: value
+        for name, value in vars(error).items()
+        if not name.startswith("_") and isinstance(value, (str, int, type(None)))
+    }
+    cause = error.__cause__
+    note = "".join(traceback.format_exception(cause)) if cause is not None else ""
+    notes = "\n".join(getattr(error, "__notes__", ()))
+    return say.Fault(
+        generation=generation, sequence=sequence, kind=type(error).__name__,
+        text=str(error)[: say.MAX_TEXT], fields=fields,
+        note=(note + notes)[-say.MAX_TEXT :],
+    )  # fmt: skip

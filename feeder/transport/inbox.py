@@ -1,0 +1,78 @@
+"""What a consumer's I/O thread and its user's thread have in common."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from feeder.devices.host import HostQueue
+from feeder.errors import FeedError
+from feeder.transport.reading import Reading
+
+_ANSWER_S = 10.0
+
+
+class Inbox:
+    """Batches that have come and were not taken yet, and what the user's thread waits for else.
+
+    The I/O thread writes; the user's thread waits and reads, and counts `handed`.
+    """
+
+    def __init__(self, describe_wait: Callable[[], str]) -> None:
+        self._describe_wait = describe_wait
+        self._changed = threading.Condition()
+        self._answers: dict[int, bytes | None] = {}
+        self.batches = HostQueue(2**62, describe_wait)
+        """The batches; credit bounds their number."""
+        self.received = 0
+        """Batches received since the start."""
+        self.handed = 0
+        """Batches handed to the user since the start."""
+        self.reading: Reading | None = None
+        """The lease, or the last one."""
+        self.num_opened = 0
+        """How often a server has given the queue."""
+        self.failure: FeedError | None = None
+        """Why nothing more will come."""
+
+    # ---- the I/O thread's
+
+    def clear(self) -> None:
+        """Nothing has come: the consumer starts elsewhere."""
+        self.batches = HostQueue(2**62, self._describe_wait)
+        self.received = 0
+
+    def open(self, reading: Reading) -> None:
+        """A server has given the queue."""
+        with self._changed:
+            self.reading = reading
+            self.num_opened += 1
+            self._changed.notify_all()
+
+    def fail(self, error: FeedError) -> None:
+        """Nothing more will come, for the first reason that was given."""
+        self.batches.finish(error)
+        with self._changed:
+            self.failure = self.failure or error
+            self._changed.notify_all()
+
+    def answer(self, request: int, data: bytes | None) -> None:
+        """A snapshot has come that was asked for."""
+        with self._changed:
+            self._answers[request] = data
+            self._changed.notify_all()
+
+    # ---- the user's thread's
+
+    def wait_for_opened(self, num_before: int) -> None:
+        """Wait until a server has given the queue once more; raises what came instead."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.num_opened > num_before or self.failure)
+            if self.num_opened <= num_before and self.failure is not None:
+                raise self.failure
+
+    def wait_for_answer(self, request: int) -> bytes | None:
+        """Wait for a snapshot; None where the server does not know it, or none comes in time."""
+        with self._changed:
+            self._changed.wait_for(lambda: request in self._answers or self.failure, _ANSWER_S)
+            return self._answers.pop(request, None)
