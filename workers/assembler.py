@@ -9,48 +9,19 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator
 from itertools import accumulate
-from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from workers.batch import Batch, Leftover
 from workers.calls import not_repeatable
 from workers.chunks import Columns, Schema
-from workers.copying import copy_rows, is_sole_owner, pieces_of
+from workers.copying import copy_rows, copy_whole, is_sole_owner, pieces_of
 from workers.errors import ResumeError
 from workers.position import Frame, Place, Position, Span
 from workers.runs import Run
+from workers.slots import Arrays, Slot, Slots
 from workers.spec import StreamSpec
 from workers.straddler import Straddler
-
-Arrays = tuple[NDArray[Any], ...]
-
-
-class Slot(Protocol):
-    """Memory that one batch is written into."""
-
-    arrays: Arrays
-    """One writable array per column."""
-    flats: tuple[memoryview | None, ...]
-    """The memory of each as bytes, where its rows lie one after another."""
-
-    def lease(self, rows: int) -> Arrays:
-        """The first `rows` rows for the user. The slot is free again when the last of these
-        arrays, and of all views of them, is gone."""
-
-
-class Slots(Protocol):
-    """Where the slots of the batches of one stream come from, by device."""
-
-    passes: bool
-    """Whether an array that nobody else holds may be handed on as it is."""
-
-    def take(self, device: int, columns: Columns, rows: int) -> Slot:
-        """A free slot for a batch of so many rows."""
-
-    def adopt(self, device: int, columns: Columns, arrays: Arrays) -> Arrays:
-        """Arrays made ready for the user: the feeder's own where `passes`, else copied."""
 
 
 class Assembler:
@@ -108,11 +79,10 @@ class Assembler:
         taken = self._take_up(run)
         while i < len(rows):
             if rows[i] == size and not (self._filled or taken):
-                arrays = self._pass_on(run, i)
-                if arrays is not None:
-                    i += 1
-                    yield self._emit(arrays, self._place(run, i, 0), size, passed=True)
-                    continue
+                arrays = self._pass_on(run, i) or self._copy_whole(run, i)
+                i += 1
+                yield self._emit(arrays, self._place(run, i, 0), size, whole=True)
+                continue
             goal = ends[i] - rows[i] + taken + size - self._filled
             j = bisect_left(ends, goal, i)
             if j == len(rows):
@@ -162,14 +132,14 @@ class Assembler:
 
     # ---- batches
 
-    def _emit(self, arrays: Arrays, place: Place, rows: int, *, passed: bool = False) -> Batch:
+    def _emit(self, arrays: Arrays, place: Place, rows: int, *, whole: bool = False) -> Batch:
         batch = Batch(self._schema.names, arrays, place, self.epoch, self.index, self.step, rows)
         self.index += 1
         self.step += 1
         place.index = self.index if place.epoch == self.epoch else 0
         place.step = self.step
         batch.kept_rows = self._freed_later
-        self._kept += (0 if passed else rows) - self._freed
+        self._kept += (0 if whole else rows) - self._freed
         self._freed = self._freed_later = 0
         self._last = place
         return batch
@@ -239,6 +209,16 @@ class Assembler:
         _let_go(run, i, j)
         self._filled += stop - start
 
+    def _copy_whole(self, run: Run, i: int) -> Arrays:
+        """Chunk i, which is a whole batch, in a slot."""
+        columns = self._schema.columns
+        assert columns is not None
+        slot = self._slots.take(self.device, columns, self._size)
+        for arrays, target, flat in zip(run.columns, slot.arrays, slot.flats, strict=True):
+            copy_whole(target, flat, arrays[i])
+            arrays[i] = None
+        return slot.lease(self._size)
+
     def _pad(self, rest: int) -> None:
         """Fill the slot by repeating its last row."""
         assert self._slot is not None
@@ -274,7 +254,7 @@ class Assembler:
             arrays = self._pass_on(run, i)
             if arrays is None:
                 arrays = self._adopt(self.device, tuple(column[i] for column in run.columns))
-            yield self._emit(arrays, self._place(run, i + 1, 0), rows, passed=True)
+            yield self._emit(arrays, self._place(run, i + 1, 0), rows, whole=True)
 
     # ---- resuming
 

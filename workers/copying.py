@@ -56,6 +56,17 @@ def copy_rows(
         _copy_each(target, axis, at, arrays)
 
 
+def copy_whole(target: NDArray[Any], flat: memoryview | None, array: NDArray[Any]) -> None:
+    """Copy an array into all of `target`; `flat` as for `copy_rows`."""
+    if flat is not None and array.nbytes < DROP_GIL_BYTES:
+        try:
+            flat[:] = array.data.cast("B")
+            return
+        except (BufferError, ValueError, TypeError):
+            pass  # Not contiguous, or of a dtype that the buffer protocol does not know.
+    np.copyto(target, array)
+
+
 def _join(flat: memoryview, start: int, arrays: Sequence[Any], at_once: int) -> None:
     for i in range(0, len(arrays), at_once):
         joined = b"".join(arrays[i : i + at_once])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from workers.assembler import Assembler, Slots
+from workers.assembler import Assembler
 from workers.batch import Cut
 from workers.calls import make_calls
 from workers.channel import Channel
@@ -20,6 +20,7 @@ from workers.position import Frame, Lanes, Place, Position, Span
 from workers.resuming import Beginning, Resume
 from workers.rota import Bundle, Rota
 from workers.scope import Scope
+from workers.slots import Slots
 from workers.spec import RunSpec, StreamSpec
 from workers.stats import BatchStats, FetchStats, totals
 

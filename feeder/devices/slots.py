@@ -29,7 +29,7 @@ Arrays = tuple[NDArray[Any], ...]
 class HostSlot:
     """Memory for one batch on the host."""
 
-    __slots__ = ("_memory", "_places", "_pool", "arrays", "flats", "num_bytes", "rows")
+    __slots__ = ("_memory", "_places", "_pool", "_readable", "arrays", "flats", "num_bytes", "rows")
 
     def __init__(self, columns: Columns, rows: int, pool: HostSlots) -> None:
         self.rows = rows
@@ -39,6 +39,7 @@ class HostSlot:
         memory = bytearray(size + ALIGNMENT)
         start = -np.frombuffer(memory, np.uint8).ctypes.data % ALIGNMENT
         self._memory = memoryview(memory)[start : start + size]
+        self._readable = self._memory.toreadonly()
         self.arrays: Arrays = tuple(
             np.ndarray(shape, dtype, self._memory, offset)
             for shape, dtype, _, offset, _ in self._places
@@ -56,11 +57,10 @@ class HostSlot:
     def lease(self, rows: int) -> Arrays:
         """The first `rows` rows of each column, read-only; the slot is free again when the last
         array over them is gone."""
-        root = np.frombuffer(self._memory, np.uint8)
-        root.flags.writeable = False
+        root = np.frombuffer(self._readable, np.uint8)
         self._pool.watch(root, self)
         arrays = tuple(
-            np.ndarray(shape, dtype, root, offset) for shape, dtype, _, offset, _ in self._places
+            [np.ndarray(shape, dtype, root, offset) for shape, dtype, _, offset, _ in self._places]
         )
         if rows == self.rows:
             return arrays

@@ -63,7 +63,7 @@ class _Pool:
 
 
 class ArenaSlots:
-    """The slots of all queues of one feed (`workers.assembler.Slots`).
+    """The slots of all queues of one feed (`workers.slots.Slots`).
 
     `take` and `adopt` are called by the enqueuer; all else by any thread. `num_slots(device,
     slot_bytes)` says how many slots an arena has, when it is made; an arena has at most
