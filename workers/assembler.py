@@ -119,6 +119,10 @@ class Assembler:
         place.step = self.step
         return place
 
+    def forget(self) -> None:
+        """Let go of the slot that is being written."""
+        self._slot = None
+
     def settle(self) -> tuple[int, int]:
         """By how many rows, since last asked, those have grown that are kept though they have been
         copied, and how many rows were dropped."""

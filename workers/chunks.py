@@ -209,7 +209,11 @@ def _uniform_rows(shapes: list[tuple[int, ...]], column: Column) -> list[int] | 
 
 
 def _array_defect(name: str, axis: int, array: Any) -> ChunkError | None:
-    if not isinstance(array, np.ndarray) or isinstance(array, np.ma.MaskedArray):
+    # The plain type first: `numpy.ma` takes 11 ms to import.
+    is_plain = type(array) is np.ndarray or (
+        isinstance(array, np.ndarray) and not isinstance(array, np.ma.MaskedArray)
+    )
+    if not is_plain:
         kind = "None" if array is None else type(array).__name__
         return _column_error(name, "type", kind, "numpy.ndarray")
     if array.dtype.hasobject:

@@ -109,6 +109,11 @@ class Dealer:
         self._channel.queue(device, len(batches))
         self._queues[device].put(batches)
 
+    def forget(self) -> None:
+        """Let go of batches that were not handed over, and of the slot that is being written."""
+        self._group, self._round, self._last = [], [], None
+        self._assembler.forget()
+
     def finish(self, place: Place) -> None:
         """The stream has ended at `place`."""
         num, last = len(self._queues), self._last

@@ -120,6 +120,10 @@ class Pipeline:
         """Wait for the threads; raises `StuckWorkerError` where one does not end."""
         self._scope.close(deadline_s)
 
+    def forget(self) -> None:
+        """Let go of what was made and not handed over, and of its slots; when all has ended."""
+        self._dealer.forget()
+
     def stats(self) -> dict[str, Any]:
         """Plain numbers of what the stream has done so far."""
         ledger = self.ledger

@@ -12,6 +12,7 @@ from feeder.transport.keys import ClientKeys
 from feeder.transport.security import Security, Socket, connect, meaning, read_event, unwatch, watch
 
 ANSWER_S = 2.0
+SILENCE = "nobody listens there"
 
 
 def why_not(text: str, keys: Path | None) -> str | None:
@@ -34,8 +35,9 @@ def why_not(text: str, keys: Path | None) -> str | None:
 
 
 def _greet(monitor: Socket) -> str | None:
-    """Follow a connection until it stands, is refused, or 2 s have passed."""
-    ends, heard = time.monotonic() + ANSWER_S, False
+    """Follow a connection until it stands, is refused with a reason, or 2 s have passed."""
+    ends = time.monotonic() + ANSWER_S
+    reason = SILENCE
     while (left_s := ends - time.monotonic()) > 0 and monitor.poll(int(left_s * 1000) + 1):
         event = read_event(monitor)
         if event is None:
@@ -43,7 +45,10 @@ def _greet(monitor: Socket) -> str | None:
         if event.kind == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             return None
         if (refusal := meaning(event)) is not None:
-            return str(refusal)
-        heard = heard or event.kind == zmq.EVENT_CONNECTED
-    silence = "somebody listens there, but does not answer as a server does"
-    return f"{silence if heard else 'nobody listens there'} ({ANSWER_S:g} s waited)"
+            reason = str(refusal)
+            # Without detail it may be that the server was faster to hang up: ask it again.
+            if event.kind != zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
+                return reason
+        elif event.kind == zmq.EVENT_CONNECTED and reason == SILENCE:
+            reason = "somebody listens there, but does not answer as a server does"
+    return f"{reason} ({ANSWER_S:g} s waited)"

@@ -220,8 +220,7 @@ class Company:
         self._server.kill()
         words = "\n".join(filter(None, (child.last_words(), self._server.last_words())))
         raise TrainingFailed(
-            f"{name}, meant to {plan}, ended with code {code}{limit}\n"
-            f"{words}".rstrip()
+            f"{name}, meant to {plan}, ended with code {code}{limit}\n{words}".rstrip()
         )
 
     def run(self, kills: Sequence[Kill]) -> Run:

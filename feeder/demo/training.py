@@ -24,7 +24,7 @@ from feeder.demo.softmax import WEIGHTS_SHAPE, Bytes, Floats, accuracy, loss_and
 
 LEARNING_RATE = 0.1
 MOMENTUM = 0.9
-SERVER_AWAY_S = 30.0
+SERVER_AWAY_S = 15.0
 """For how long the trainer looks for a server: one starts in a fraction of a second."""
 
 

@@ -54,6 +54,8 @@ class _Pool:
 
     def retire(self) -> None:
         self.retired.update(self.arenas)
+        for arena in self.arenas.values():
+            arena.close()
         for slots in (self.arenas, self.free, self.out):
             slots.clear()
 
@@ -110,6 +112,7 @@ class ArenaSlots:
             self._known = (columns, rows, layout(columns, rows))
         places = self._known[2]
         slot = self._find(device, places.num_bytes)
+        slot.arena.back(slot.number % SLOTS_PER_ARENA)
         slot.arrange(columns, rows, places)
         return slot
 
@@ -220,6 +223,11 @@ class ArenaSlots:
         with self._freed:
             self._pools[device].retire()
             self._freed.notify_all()
+
+    def drop(self) -> None:
+        """Nobody will take or be sent a slot any more."""
+        for device in range(len(self._pools)):
+            self.retire(device)
 
     def close(self) -> None:
         """Who takes a slot gets `ClosedError`, who waits for one too. Arenas stay as they are:

@@ -101,7 +101,7 @@ def _check_memory(given: Given) -> None:
         seals = 0
     if (
         not stat.S_ISREG(status.st_mode)
-        or not 0 < size == status.st_size <= status.st_blocks * 512
+        or not 0 < size == status.st_size
         or not 0 < given.num_slots <= SLOTS_PER_ARENA
         or not seals & fcntl.F_SEAL_SHRINK
     ):

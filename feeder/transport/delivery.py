@@ -56,8 +56,12 @@ class Delivery:
         ending = outbox.ending
         if ending is not None:
             return self._finish(lease, ending)
+        # Said before looking once more: what is put now wakes, what was put before is seen.
+        outbox.is_urgent = 2 * (lease.sequence - lease.used) < lease.credit or not lease.credit
         if lease.used == lease.sequence:
             outbox.starve()
+        if outbox.is_urgent and lease.room > 0 and len(outbox):
+            return self.pump(lease, run)
         return True
 
     def _finish(self, lease: Lease, ending: Place | FeedError) -> bool:

@@ -23,8 +23,9 @@ from workers.resuming import Resume
 
 logger = logging.getLogger("feeder")
 
-_SPARE_SLOTS = 2
-"""Slots beside those that the consumer may have: one is being written, one waits."""
+_SPARE_SLOTS, _SPARE_BYTES = 2, 4 * 1024 * 1024
+"""Slots beside those that the consumer may have: one is being written, one waits; more of small
+ones, so that batches are there when the consumer has used others."""
 
 
 class Desk:
@@ -68,7 +69,7 @@ class Desk:
             place = None if lease is None else lease.place_after(lease.used)
             if lease is not None and place is not None:
                 self.seats.move(lease.queue, place.step)
-        undecided = resume is None
+        undecided = resume is None and not rejoins
         self.seats.check(
             queue, step, message.who, rejoins=rejoins, takes_over=takes_over, undecided=undecided
         )
@@ -159,7 +160,8 @@ class Desk:
         if lease is None:
             return credit_for(slot_bytes)
         lease.credit = lease.credit or credit_for(slot_bytes)
-        return lease.credit + lease.hold + _SPARE_SLOTS
+        spare = max(_SPARE_SLOTS, min(lease.credit, _SPARE_BYTES // slot_bytes))
+        return lease.credit + lease.hold + spare
 
     def expire(self, now: float) -> float:
         """End the rights of those who were not heard of; returns when to look again."""

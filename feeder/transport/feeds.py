@@ -19,7 +19,7 @@ from workers.resuming import Resume
 
 logger = logging.getLogger("feeder")
 
-_JOIN_S = 60.0
+_JOIN_S, _CLOSE_S = 60.0, 4.0
 # A feed is begun again at most so often in a row, then once per interval.
 _REWINDS = 8
 _REWIND_INTERVAL_S = 0.5
@@ -38,6 +38,12 @@ class Run:
         self.pipeline.close()
         for outbox in self.outboxes:
             outbox.close()
+
+    def join(self, deadline_s: float) -> None:
+        """Wait for the threads, and let go of the slots: what waits for the garbage collector
+        must not keep arenas. Raises `StuckWorkerError`."""
+        self.pipeline.join(deadline_s)
+        self.pipeline.forget()
 
 
 class ServedFeed:
@@ -62,6 +68,8 @@ class ServedFeed:
         """The run that batches are taken from; None while there is none."""
         self.failure: FeedError | None = None
         """Why there is no run, where making one failed."""
+        self.stuck: StuckWorkerError | None = None
+        """The fetch function that did not return when a run was stopped."""
 
     @property
     def name(self) -> str:
@@ -103,13 +111,17 @@ class ServedFeed:
                 number = self._number
             try:
                 if old is not None:
-                    old.pipeline.join(_JOIN_S)
+                    old.join(_CLOSE_S if self._closed else _JOIN_S)
                 if asked is None:
+                    self.slots.drop()
                     return
                 if self._may_rewind(number):
                     self._make(number, *asked)
             except StuckWorkerError as error:
                 logger.error("%s", error)
+                self.stuck = error
+                if self._closed:
+                    return
                 self._fail(number, error)
             except FeedError as error:
                 self._fail(number, error)
@@ -168,4 +180,4 @@ class ServedFeed:
         if not is_wanted:
             run.close()
             self.slots.close()
-            run.pipeline.join(_JOIN_S)
+            run.join(_JOIN_S)

@@ -22,6 +22,7 @@ class Inbox:
         self._describe_wait = describe_wait
         self._changed = threading.Condition()
         self._answers: dict[int, bytes | None] = {}
+        self._asked: set[int] = set()
         self.batches = HostQueue(2**62, describe_wait)
         """The batches; credit bounds their number."""
         self.received = 0
@@ -56,11 +57,21 @@ class Inbox:
             self.failure = self.failure or error
             self._changed.notify_all()
 
+    def expect(self, request: int) -> None:
+        """The server has been asked for a snapshot."""
+        self._asked.add(request)
+
     def answer(self, request: int, data: bytes | None) -> None:
         """A snapshot has come that was asked for."""
         with self._changed:
+            self._asked.discard(request)
             self._answers[request] = data
             self._changed.notify_all()
+
+    def drop_questions(self) -> None:
+        """Nobody will answer what was asked."""
+        for request in list(self._asked):
+            self.answer(request, None)
 
     # ---- the user's thread's
 

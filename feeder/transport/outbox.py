@@ -31,6 +31,9 @@ class Outbox:
         """Called when there is something to send."""
         self.waited_since: float | None = None
         """Since when the consumer has used all that it was sent; None while it has not."""
+        self.is_urgent = True
+        """Whether to wake the I/O thread for a batch: not while the consumer has enough, since it
+        says what it has used before that runs out."""
 
     def __len__(self) -> int:
         return len(self._batches)
@@ -50,7 +53,8 @@ class Outbox:
             self._batches.extend(wanted)
             if wanted:
                 self.waited_since = None
-        self.wake()
+        if self.is_urgent:
+            self.wake()
 
     def finish(self, ending: Place | FeedError) -> None:
         """After the batches put so far comes the end of the stream, or an error."""

@@ -38,7 +38,7 @@ class Plane:
         self._num_taken = 0
         self.tell_every = 1
         """After how many slots the server is told that they are free, at the latest."""
-        self._frames = FrameSlots(opened.credit)
+        self._frames = FrameSlots(1)
         self._columns: Columns = ()
         self._rows = 0
         self.connection: Attachment | None = None
@@ -69,9 +69,10 @@ class Plane:
         """How batches come."""
         return "frames" if self.connection is None else "shared"
 
-    def set_columns(self, columns: Columns, rows: int) -> None:
-        """The columns of the batches, and the rows of a full one."""
+    def set_columns(self, columns: Columns, rows: int, credit: int) -> None:
+        """The columns of the batches, the rows of a full one, and how many may be under way."""
         self._columns, self._rows = columns, rows
+        self._frames = FrameSlots(credit)
 
     def add_arena(self, arena: say.Arena) -> None:
         """Map an arena that the server has announced."""

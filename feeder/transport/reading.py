@@ -62,9 +62,9 @@ class Reading:
         """The columns have come."""
         self.columns = columns_of(spec)
         self._names = tuple(column.name for column in self.columns)
-        self.plane.set_columns(self.columns, spec.batch_size)
         batch_bytes = layout(self.columns, spec.batch_size).num_bytes
         self.credit = self.opened.credit or credit_for(batch_bytes)
+        self.plane.set_columns(self.columns, spec.batch_size, self.credit)
         self.plane.tell_every = self.tell_every
 
     def read(self, message: say.Batches, frames: list[Any]) -> list[Batch]:

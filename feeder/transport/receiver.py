@@ -81,6 +81,7 @@ class Receiver:
         """Ask for the state after so many batches; done by the I/O thread."""
         reading = self.inbox.reading
         is_there = reading is not None and self._talk.state in ("streaming", "ended")
+        self.inbox.expect(request)
         if not is_there or reading is None or not reading.ask_snapshot(request, handed):
             self.inbox.answer(request, None)
 
@@ -255,5 +256,6 @@ class Receiver:
         wire, self._wire = self._wire, None
         if wire is not None:
             wire.close()
+        self.inbox.drop_questions()
         if self.inbox.reading is not None:
             self.inbox.reading.plane.close()

@@ -273,7 +273,10 @@ def meaning(event: Event) -> AuthError | None:
         case zmq.Event.HANDSHAKE_FAILED_PROTOCOL:
             why = _PROTOCOL.get(event.value, "it does not speak as a feeder's server does")
         case zmq.Event.HANDSHAKE_FAILED_NO_DETAIL:
-            why = "it ended the handshake: is server.key here the one of that server?"
+            why = (
+                "it ended the handshake: it may want keys, or server.key here is not the one of "
+                "that server"
+            )
         case _:
             return None
     return AuthError(f"the server at {event.endpoint!r} refuses: {why}")

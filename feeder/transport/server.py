@@ -5,16 +5,22 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-import tempfile
 import threading
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import xxhash
+
 from feeder.coordinator import Coordinator
 from feeder.errors import ConfigError
-from feeder.transport.addresses import Address, check_binds, default_address, parse
+from feeder.transport.addresses import (
+    Address,
+    check_binds,
+    default_address,
+    parse,
+    private_directory,
+)
 from feeder.transport.arena import ArenaSlots
 from feeder.transport.claims import claim
 from feeder.transport.descriptors import Listener
@@ -108,9 +114,10 @@ class Server:
         return feed
 
     def _listen(self) -> Listener:
-        """The unix socket where consumers of this host fetch descriptors."""
-        directory = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="feeder-")))
-        listener = Listener(str(directory / "arenas.sock"))
+        """The unix socket where consumers of this host fetch descriptors. It is named after an
+        address, which one server holds at a time: a killed one's file is taken over."""
+        name = xxhash.xxh3_64_hexdigest(self.addresses[0].encode())
+        listener = Listener(str(private_directory() / f"{name}.arenas"))
         self._stack.callback(listener.close)
         return listener
 
@@ -135,6 +142,9 @@ class Server:
             self._scope.close(STOP_S)
         finally:
             self._stack.close()
+        for feed in self._feeds:
+            if feed.stuck is not None:
+                raise feed.stuck
 
     def __enter__(self) -> Server:
         return self

@@ -56,6 +56,8 @@ class Serving:
         self._exit_when = exit_when
         self._leases: dict[Peer, tuple[Desk, Lease]] = {}
         self._descriptors: dict[tuple[int, int], Peer] = {}
+        # Connected peers that have asked for a queue at some time.
+        self._known: set[Peer] = set()
         self._nonces: dict[bytes, Peer] = {}
         self._stopping: str | None = None
         self._logged_at, self._silenced = -math.inf, 0
@@ -142,10 +144,9 @@ class Serving:
 
     def _receive(self, number: int, door: Door) -> None:
         for _ in range(_MESSAGES_AT_ONCE):
-            try:
-                identity, *frames = door.router.recv_multipart(zmq.DONTWAIT, copy=False)
-            except zmq.Again:
+            if not int(door.router.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
                 return
+            identity, *frames = door.router.recv_multipart(zmq.DONTWAIT, copy=False)
             peer = Peer(number, identity.bytes)
             try:
                 if len(frames) != 1:
@@ -168,6 +169,8 @@ class Serving:
             self._open(peer, message)
             return
         found = self._leases.get(peer)
+        if peer not in self._known:
+            raise ProtocolError(f"{type(message).__name__} came from one that did not say Open")
         if found is None or found[1].generation != message.generation:  # type: ignore[attr-defined]
             return  # It speaks of a lease that is over.
         desk, lease = found
@@ -191,6 +194,7 @@ class Serving:
     def _open(self, peer: Peer, message: say.Open) -> None:
         if peer in self._leases:
             raise ProtocolError("a consumer that has a queue asks for one")
+        self._known.add(peer)
         point("server.open")
         desk = self._find(message.feed)
         lease = desk.open(peer, message)
@@ -267,6 +271,7 @@ class Serving:
             if event.kind == zmq.EVENT_DISCONNECTED:
                 peer = self._descriptors.pop((number, event.value), None)
                 if peer is not None:
+                    self._known.discard(peer)
                     self._lose(peer)
             elif event.kind in (zmq.EVENT_HANDSHAKE_FAILED_AUTH,
                                 zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL):  # fmt: skip

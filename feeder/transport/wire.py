@@ -54,7 +54,7 @@ class Wire:
     def __init__(self, security: Security, address: Address, max_message_bytes: int) -> None:
         self._connected = False
         self._num_refused = 0
-        self._needed = 2 if security.encrypts(address) else math.inf
+        self._needed = 2 if security.encrypts(address) else 4
         self._dealer = security.make_dealer(
             1024, max_message_bytes=max_message_bytes, curve=security.encrypts(address)
         )
@@ -100,10 +100,9 @@ class Wire:
     def receive(self) -> Iterator[tuple[Any, list[Any]]]:
         """The messages that are there: the first frame's bytes, and the frames after it."""
         for _ in range(_MESSAGES_AT_ONCE):
-            try:
-                first, *frames = self._dealer.recv_multipart(zmq.DONTWAIT, copy=False)
-            except zmq.Again:
+            if not int(self._dealer.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
                 return
+            first, *frames = self._dealer.recv_multipart(zmq.DONTWAIT, copy=False)
             yield first.buffer, frames
 
     def trouble(self) -> FeedError | None:

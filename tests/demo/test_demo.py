@@ -4,27 +4,33 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import signal
 import struct
 import subprocess
 import sys
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from feeder import demo
 from feeder.demo import supervisor
+from feeder.demo.children import Child
 from feeder.demo.digits import NUM_TRAINING_ROWS, DigitReader, load_digits
-from feeder.demo.runs import Life, Result, Run, Step, differences
+from feeder.demo.runs import EVERYBODY, SERVER, Kill, Life, Result, Run, Step, Training
+from feeder.demo.runs import differences as differences_of_runs
+from feeder.demo.runs import training_differences as differences
 from feeder.demo.training import chain_digest
 from needs import needs
 
 needs("matplotlib")
 needs("rich")
 
-QUICK = ["--quick", "--kills=3"]
+QUICK = ["--quick", "--kills=4"]
+"""Kills the server, each trainer, and all at once."""
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -32,7 +38,10 @@ def fonts() -> None:
     """Have matplotlib open its fonts, which it keeps open, before any test is looked at."""
     from feeder.demo.picture import draw
 
-    draw(make_run(2.0, 1.0), make_killed_run(), equal=False, output=io.BytesIO())
+    calm = Run(trainings=(make_run(2.0, 1.0), make_run(2.0, 1.0)), kills=())
+    kills = (Kill(step=1, victims=(SERVER,)), Kill(step=2, victims=EVERYBODY))
+    killed = Run(trainings=(make_killed_run(), make_killed_run()), kills=kills)
+    draw(calm, killed, equal=False, output=io.BytesIO())
 
 
 @pytest.fixture
@@ -49,7 +58,7 @@ def test_quick_demo_ends_equal_and_draws(output: Path) -> None:
     assert done.stderr == ""
     picture = output.read_bytes()
     assert picture[:8] == b"\x89PNG\r\n\x1a\n"
-    assert struct.unpack(">II", picture[16:24]) == (1920, 1200)
+    assert struct.unpack(">II", picture[16:24]) == (1920, 1440)
     assert len(picture) > 60_000  # an empty page of that size has a tenth of it
 
 
@@ -59,13 +68,13 @@ def meddle_with_checkpoints(
     """Have `meddle` change each checkpoint that a process is about to begin with."""
     command_of = supervisor.training_command
 
-    def training_command(checkpoint: Path, arguments: Sequence[str]) -> list[str]:
+    def training_command(checkpoint: Path, *arguments: Any) -> list[str]:
         if checkpoint.exists():
             with np.load(checkpoint, allow_pickle=False) as archive:
                 content = dict(archive)
             meddle(content)
             np.savez(checkpoint, **content)
-        return command_of(checkpoint, arguments)
+        return command_of(checkpoint, *arguments)
 
     monkeypatch.setattr(supervisor, "training_command", training_command)
 
@@ -104,15 +113,15 @@ def test_one_bit_of_the_weights_is_noticed(
 def test_an_older_position_in_the_stream_is_noticed(
     output: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    oldest: list[np.ndarray] = []
+    positions: list[np.ndarray] = []
 
     def rewind(content: dict[str, np.ndarray]) -> None:
-        oldest.append(content["snapshot"])
-        content["snapshot"] = oldest[0]
+        positions.append(content["position"])
+        content["position"] = positions[0]
 
     meddle_with_checkpoints(monkeypatch, rewind)
     printed = run_expecting_difference(output, capsys)
-    assert len(oldest) > 1
+    assert len(positions) > 2
     assert "batches at the end" in printed
 
 
@@ -120,9 +129,9 @@ def test_a_process_that_fails_by_itself_is_told(
     output: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command = [sys.executable, "-c", "raise SystemExit('out of luck')"]
-    monkeypatch.setattr(supervisor, "training_command", lambda checkpoint, arguments: command)
+    monkeypatch.setattr(supervisor, "training_command", lambda *arguments: command)
     assert demo.main([*QUICK, f"--output={output}"]) == 1
-    printed = capsys.readouterr().out
+    printed = " ".join(capsys.readouterr().out.split())
     assert "out of luck" in printed
     assert "with code 1" in printed
     assert not output.exists()
@@ -132,30 +141,92 @@ def test_a_process_that_hangs_is_ended(
     output: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command = [sys.executable, "-c", "input()"]
-    monkeypatch.setattr(supervisor, "training_command", lambda checkpoint, arguments: command)
-    monkeypatch.setattr(supervisor, "LIFE_LIMIT_S", 0.01)
+    monkeypatch.setattr(supervisor, "training_command", lambda *arguments: command)
+    monkeypatch.setattr(supervisor, "RUN_LIMIT_S", 0.01)
     assert demo.main([*QUICK, f"--output={output}"]) == 1
     assert "it may take 0.01 s" in " ".join(capsys.readouterr().out.split())
 
 
-def test_training_ends_with_its_supervisor(tmp_path: Path) -> None:
-    arguments = ["--epochs=1", "--steps-per-checkpoint=4", "--seed=0"]
-    command = supervisor.training_command(tmp_path / "checkpoint.npz", arguments)
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False)
-    assert done.returncode == 1
-    assert done.stdout.splitlines() == [b'{"event": "start", "step": 0}']
-    assert done.stderr == b""
+def test_a_server_that_fails_by_itself_is_told(
+    output: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = [sys.executable, "-c", "raise SystemExit('no server today')"]
+    monkeypatch.setattr(supervisor, "server_command", lambda *arguments: command)
+    monkeypatch.setattr(supervisor, "RUN_LIMIT_S", 1.0)
+    assert demo.main([*QUICK, f"--output={output}"]) == 1
+    assert "no server today" in capsys.readouterr().out
 
 
-def test_kills_are_where_they_were_planned() -> None:
-    arguments = ["--epochs=1", "--steps-per-checkpoint=4", "--seed=7"]
+def test_processes_end_with_their_supervisor(tmp_path: Path) -> None:
+    address = f"ipc://{tmp_path}/feed.sock"
+    server = Child(supervisor.server_command(address, 1, 0), tmp_path)
+    trainers = []
+    try:
+        for queue in range(2):
+            command = supervisor.training_command(tmp_path / f"{queue}.npz", address, queue, 4)
+            trainers.append(Child(command, tmp_path))
+        assert [child.read() for child in trainers] == [{"event": "start", "step": 0}] * 2
+        assert [child.end() for child in trainers] == [1, 1]
+        assert server.end() == 0
+        assert [child.last_words() for child in (server, *trainers)] == ["", "", ""]
+    finally:
+        for child in (server, *trainers):
+            child.close()
+
+
+def run_quickly(
+    kills: list[Kill], *, epochs: int = 1, seed: int = 7, checkpoints: int = 4
+) -> tuple[Run, list[tuple[int, int]]]:
+    """A run, and what was watched of it."""
     watched: list[tuple[int, int]] = []
-    run = supervisor.run_training(arguments, [1, 7, 14], lambda *seen: watched.append(seen))
-    assert [life.end for life in run.lives] == [1, 7, 14, 24]
-    assert [life.start for life in run.lives] == [0, 0, 4, 12]
-    assert run.num_kills == 3
-    assert run.num_repeated == 1 + 3 + 2
-    assert watched[:3] == [(0, 1), (1, 1), (1, 2)]
+    run = supervisor.run_training(
+        kills,
+        lambda *seen: watched.append(seen),
+        epochs=epochs,
+        steps_per_checkpoint=checkpoints,
+        seed=seed,
+    )
+    return run, watched
+
+
+def test_kills_are_where_they_were_planned(monkeypatch: pytest.MonkeyPatch) -> None:
+    codes: list[tuple[str, int]] = []
+
+    class Watched(Child):
+        def __init__(self, words: Sequence[str], folder: Path) -> None:
+            super().__init__(words, folder)
+            self.module = words[2]
+
+        def close(self) -> None:
+            super().close()
+            codes.append((self.module.rpartition(".")[2], self._process.returncode))
+
+    monkeypatch.setattr(supervisor, "Child", Watched)
+    kills = [
+        Kill(step=1, victims=("trainer 1",)),
+        Kill(step=7, victims=(SERVER,)),
+        Kill(step=9, victims=EVERYBODY),
+        Kill(step=14, victims=("trainer 2",)),
+    ]
+    run, watched = run_quickly(kills)
+    first, second = run.trainings
+    assert [(life.start, life.end) for life in first.lives] == [(0, 1), (0, 9), (8, 24)]
+    assert [(life.start, life.end) for life in second.lives] == [(0, 9), (8, 14), (12, 23)]
+    assert (first.num_kills, first.num_repeated) == (2, 1 + 1)
+    assert (second.num_kills, second.num_repeated) == (2, 1 + 2)
+    assert run.server_kills == (7, 9)
+    killed, well = -signal.SIGKILL, 0
+    assert Counter(codes) == {
+        ("serving", killed): 2, ("training", killed): 4, ("serving", well): 1, ("training", well): 2
+    }  # fmt: skip
+    steps = [step for num_kills, step in watched if num_kills == 3]
+    assert (min(steps), max(steps)) == (0, 14)
+    assert {num_kills for num_kills, _ in watched} == {0, 1, 2, 3, 4}
+
+
+def test_a_process_that_ends_before_it_is_killed_is_told() -> None:
+    with pytest.raises(supervisor.TrainingFailed, match="meant to be killed at step 99"):
+        run_quickly([Kill(step=99, victims=("trainer 1",))])
 
 
 def test_batches_are_those_of_a_naive_feeder() -> None:
@@ -172,35 +243,37 @@ def test_batches_are_those_of_a_naive_feeder() -> None:
             except StopIteration:
                 live.popleft()
     images, labels = (np.concatenate(column) for column in zip(*chunks, strict=True))
-    digest = bytes(16)
-    for row in range(0, len(labels), 32):
+    digests = [bytes(16), bytes(16)]
+    for step, row in enumerate(range(0, len(labels), 32)):
         batch = {"image": images[row : row + 32], "label": labels[row : row + 32]}
-        digest = chain_digest(digest, batch)
-    arguments = ["--epochs=2", "--steps-per-checkpoint=10", "--seed=3"]
-    run = supervisor.run_training(arguments, [23, 31], lambda life, step: None)
-    assert run.result.batches == digest.hex()
+        digests[step % 2] = chain_digest(digests[step % 2], batch)
+    kills = [Kill(step=13, victims=EVERYBODY), Kill(step=31, victims=("trainer 2",))]
+    run, _ = run_quickly(kills, epochs=2, seed=3, checkpoints=10)
+    got = [training.result.batches for training in run.trainings]
+    assert got == [digest.hex() for digest in digests]
 
 
-def test_kill_steps_are_random_apart_and_repeatable() -> None:
-    drawn = supervisor.draw_kill_steps(5, 375, 0)
-    assert drawn == supervisor.draw_kill_steps(5, 375, 0)
-    assert drawn != supervisor.draw_kill_steps(5, 375, 1)
+def test_kills_are_random_apart_and_repeatable() -> None:
+    drawn = supervisor.draw_kills(5, 375, 0)
+    assert drawn == supervisor.draw_kills(5, 375, 0)
+    assert drawn != supervisor.draw_kills(5, 375, 1)
+    assert {kill.victims for kill in drawn} == set(supervisor.VICTIMS)
     for num_kills in (1, 5, 50):
         for seed in range(20):
-            drawn = supervisor.draw_kill_steps(num_kills, 94, seed)
-            assert len(set(drawn)) == num_kills
-            assert drawn == sorted(drawn)
-            assert 1 <= drawn[0] <= drawn[-1] < 94
+            steps = [kill.step for kill in supervisor.draw_kills(num_kills, 94, seed)]
+            assert len(set(steps)) == num_kills
+            assert steps == sorted(steps)
+            assert 1 <= steps[0] <= steps[-1] < 94
 
 
-def make_run(*losses: float) -> Run:
-    """A run of one life with these losses, killed never."""
+def make_run(*losses: float) -> Training:
+    """A training of one life with these losses, killed never."""
     steps = tuple(
         Step(number=number, loss=loss, batches=f"{number:032x}")
         for number, loss in enumerate(losses, start=1)
     )
     result = Result(batches="b" * 32, weights="c" * 32, accuracy=0.9)
-    return Run(lives=(Life(start=0, steps=steps, result=result),), result=result)
+    return Training(lives=(Life(start=0, steps=steps, result=result),), result=result)
 
 
 def test_equal_runs_have_no_differences() -> None:
@@ -225,17 +298,25 @@ def test_each_part_of_the_result_counts(field: str) -> None:
     assert found.startswith(f"{field} at the end")
 
 
-def make_killed_run() -> Run:
-    """A run killed after step 2, which it did otherwise the second time."""
+def make_killed_run() -> Training:
+    """A training killed after step 2, which it did otherwise the second time."""
     killed = dataclasses.replace(make_run(2.0, 1.0).lives[0], result=None)
     last = make_run(2.0, 1.5, 0.5).lives[0]
     resumed = dataclasses.replace(last, start=1, steps=last.steps[1:])
-    return Run(lives=(killed, resumed), result=make_run().result)
+    return Training(lives=(killed, resumed), result=make_run().result)
 
 
 def test_a_step_that_differs_when_done_again_is_a_difference() -> None:
     (found,) = differences(make_run(2.0, 1.0, 0.5), make_killed_run())
     assert found.startswith("a step done again after a kill, number 2: loss 1.5")
+
+
+def test_the_trainer_that_differs_is_named() -> None:
+    same, other = make_run(2.0, 1.0), make_run(2.0, 1.5)
+    (found,) = differences_of_runs(
+        Run(trainings=(same, same), kills=()), Run(trainings=(same, other), kills=())
+    )
+    assert found.startswith("trainer 2: a step of the disturbed run, number 2")
 
 
 @pytest.mark.parametrize("package", ["matplotlib", "rich"])

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import threading
+import weakref
 from typing import Any
 
 import numpy as np
@@ -85,7 +86,10 @@ def test_who_has_the_descriptor_can_read_and_nothing_else() -> None:
 
 def test_the_memory_is_there_before_it_is_written() -> None:
     arena = Arena(2**20, 3)
-    assert os.fstat(arena.descriptor).st_blocks * 512 >= 3 * 2**20
+    for index in range(3):
+        arena.back(index)
+        backed = os.fstat(arena.descriptor).st_blocks * 512
+        assert (index + 1) * 2**20 <= backed < (index + 2) * 2**20
 
 
 def test_memory_that_is_not_to_be_had_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,7 +118,7 @@ def test_the_memory_of_a_killed_server_is_freed() -> None:
             return next(int(line.split()[1]) for line in lines if line.startswith("Shmem:"))
 
     code = (
-        "import sys; from feeder.transport.memfd import Arena; arena = Arena(2**20, 384);"
+        "import sys; from feeder.transport.memfd import Arena; arena = Arena(2**20, 384); arena.back(383);"
         "print('made', flush=True); sys.stdin.read()"
     )
     before = shmem()
@@ -223,12 +227,13 @@ def test_a_retired_arena_is_never_written_again() -> None:
 def test_the_memory_of_a_retired_arena_goes_with_its_last_array() -> None:
     slots = make()
     old = lend(slots)
-    descriptor = old.slot.arena.descriptor
+    descriptor, mapping = old.slot.arena.descriptor, weakref.ref(old.slot.arena.memory.obj)
     slots.retire(0)
-    assert os.fstat(descriptor)
-    del old
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(descriptor)
+    assert mapping() is not None
+    del old
+    assert mapping() is None
 
 
 def test_a_batch_that_is_not_sent_frees_its_slot() -> None:

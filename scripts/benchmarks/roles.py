@@ -1,0 +1,83 @@
+"""What the other processes of the service's benchmarks do. Each ends when its parent does.
+
+A child is called with its role and that role's arguments, and writes one line when it is ready:
+the time on the clock that all processes of a host share, and where it is to be reached.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+QUEUED_MESSAGES = 4
+"""Messages that a hand-written sender and its receiver each queue: of 19.8 MB more are no help."""
+
+
+def serve(name: str, address: str) -> None:
+    """A feeder's server."""
+    import feeder
+    from factories import LOADS, make
+
+    with feeder.serve(partial(make, LOADS[name]), address) as server:
+        _tell(server.addresses[0])
+        _wait_for_parent()
+
+
+def push(name: str, address: str) -> None:
+    """What one writes by hand: a PUSH socket that sends the same batch without a copy."""
+    import zmq
+
+    from factories import LOADS
+
+    load = LOADS[name]
+    batch = load.rows(load.batch_size)
+    context: zmq.Context[Any] = zmq.Context()
+    sender = context.socket(zmq.PUSH)
+    sender.set(zmq.SNDHWM, QUEUED_MESSAGES)
+    sender.set(zmq.LINGER, 0)
+    sender.bind(address)
+    poller = zmq.Poller()
+    poller.register(sender, zmq.POLLOUT)
+    poller.register(sys.stdin, zmq.POLLIN)
+    _tell(sender.get_string(zmq.LAST_ENDPOINT))
+    while sys.stdin.fileno() not in dict(poller.poll()):
+        # Its receiver may be gone since: then there is nobody to wait for.
+        with contextlib.suppress(zmq.Again):
+            sender.send(batch, zmq.DONTWAIT, copy=False)
+    sender.close()
+    context.term()
+
+
+def hold(address: str) -> None:
+    """A consumer that takes one batch, keeps it and takes no more."""
+    import feeder
+
+    with feeder.connect(address) as consumer:
+        batch = next(consumer)
+        _tell(address)
+        _wait_for_parent()
+        del batch
+
+
+def _tell(address: str) -> None:
+    print(time.monotonic(), address, flush=True)
+
+
+def _wait_for_parent() -> None:
+    """Return when the parent lets go of the pipe, or dies."""
+    sys.stdin.read()
+
+
+ROLES: Mapping[str, Callable[..., None]] = {"serve": serve, "push": push, "hold": hold}
+
+
+def main() -> None:
+    """Play the role that the command line names."""
+    role, *arguments = sys.argv[1:]
+    logging.getLogger("feeder").setLevel(logging.ERROR)
+    ROLES[role](*arguments)

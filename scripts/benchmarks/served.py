@@ -1,0 +1,129 @@
+"""What hands batches from one process to another: the service, ZeroMQ by hand, a DataLoader."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache, partial
+from typing import Any
+
+import numpy as np
+import zmq
+
+import feeder
+from children import Child, address_for
+from contenders import COLUMN, Contender, Take
+from factories import LOADS
+from fetches import NUM_WORKERS, Array, Load, constant
+from roles import QUEUED_MESSAGES
+
+CONNECT_S = 10.0
+_LENGTH = 10**9
+
+
+def has_torch() -> bool:
+    """Whether PyTorch is installed; no other benchmark needs it."""
+    return importlib.util.find_spec("torch") is not None
+
+
+def served(name: str, scheme: str = "ipc", **options: Any) -> Contender:
+    """A server in a process of its own, read here: one element of every batch, then it is dropped.
+
+    `options` are those of `feeder.connect`.
+    """
+
+    @contextmanager
+    def running() -> Iterator[Take]:
+        with (
+            address_for(scheme) as address,
+            Child("serve", name, address) as server,
+            connect(server.address, **options) as consumer,
+        ):
+            _check(name, next(consumer)[COLUMN])
+
+            def take() -> None:
+                next(consumer)[COLUMN].item(0)
+
+            yield take
+
+    return running
+
+
+def connect(address: str, **options: Any) -> feeder.Consumer:
+    """A consumer that does not wait for ever."""
+    return feeder.connect(address, timeout=CONNECT_S, reconnect=CONNECT_S, **options)
+
+
+def by_hand(name: str, scheme: str) -> Contender:
+    """PUSH and PULL, without a copy where ZeroMQ needs none."""
+    dtype = LOADS[name].dtype
+
+    @contextmanager
+    def running() -> Iterator[Take]:
+        with (
+            address_for(scheme) as address,
+            Child("push", name, address) as sender,
+            zmq.Context() as context,
+            context.socket(zmq.PULL) as receiver,
+        ):
+            receiver.set(zmq.RCVHWM, QUEUED_MESSAGES)
+            receiver.set(zmq.LINGER, 0)
+            receiver.connect(sender.address)
+            _check(name, np.frombuffer(receiver.recv(), dtype))
+
+            def take() -> None:
+                frame = receiver.recv(copy=False)
+                np.frombuffer(frame.buffer, dtype).item(0)
+
+            yield take
+
+    return running
+
+
+class Batches:
+    """A dataset, as PyTorch wants it, whose items are what a fetch function returns."""
+
+    def __init__(self, load: Load) -> None:
+        self._load = load
+        self._fetch = constant(load)
+
+    def __len__(self) -> int:
+        return _LENGTH
+
+    def __getitem__(self, index: int) -> Array:
+        return self._fetch(0, self._load.batch_size)[0]
+
+
+def data_loader(name: str) -> Contender:
+    """PyTorch's DataLoader with two workers, given whole batches: nothing is left to collate."""
+
+    @contextmanager
+    def running() -> Iterator[Take]:
+        data = importlib.import_module("torch.utils.data")
+        loader = data.DataLoader(Batches(LOADS[name]), batch_size=None, num_workers=NUM_WORKERS)
+        # The workers end with the iterator, when nothing refers to it any more.
+        batches = partial(next, iter(loader))
+        _check(name, batches().numpy())
+        yield partial(_touch, batches)
+
+    return running
+
+
+def _touch(batches: Callable[[], Any]) -> None:
+    batches().view(-1)[0].item()
+
+
+def _check(name: str, batch: Array) -> None:
+    """Raise RuntimeError where a first batch is not what the fetch function returns."""
+    if not np.array_equal(batch.ravel(), _first_batch(name)):
+        raise RuntimeError(f"{name}: the first batch is not the one that was to come")
+
+
+@cache
+def _first_batch(name: str) -> Array:
+    """The values of the first batch: those of the chunk, over and over."""
+    load = LOADS[name]
+    chunk = load.rows(load.chunk_rows)
+    return np.resize(chunk, (load.batch_size, *load.row_shape)).ravel()

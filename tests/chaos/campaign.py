@@ -1,0 +1,164 @@
+"""Kills and stops servers and trainers, and sees that no batch is lost, doubled or moved.
+
+A campaign is a row of legs. In each a server and three trainers on three queues run a feed from
+start to end while faults strike them: at random times and at every named point of the code. What
+survives in the trainers' checkpoints is compared with the stream of a naive feeder. Run by
+`scripts/chaos`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import shutil
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from chaos.crew import Crew, Wrong
+from chaos.faults import BLOWS, TRANSPORTS, Fault, Plan, fits
+from chaos.leg import Leg
+from chaos.plants import PLANTS
+from chaos.processes import Hang, Watch
+from chaos.soak import soak
+from chaos.streams import FORMS
+from feeder.transport.faults import POINTS
+
+FAULTS_PER_LEG = 10
+
+_TAIL_LINES = 12
+
+
+class Campaign:
+    """The legs, and what has happened in them."""
+
+    def __init__(
+        self, seed: int, transports: Sequence[str], plant: str, only: Sequence[str]
+    ) -> None:
+        self._transports = transports
+        self._plant = plant
+        self._dice = random.Random(seed)
+        self._plan = Plan(self._dice, only)
+        self.hits: Counter[tuple[str, str]] = Counter()
+        """Faults by name and transport."""
+        self.missed: Counter[str] = Counter()
+        self.num_legs = 0
+
+    @property
+    def num_faults(self) -> int:
+        return self.hits.total()
+
+    def run_leg(self) -> None:
+        """Run the next leg. Raises `Hang` and `Wrong`, having said where."""
+        transport = self._transports[self.num_legs % len(self._transports)]
+        forms = list(FORMS)
+        form = forms[(self.num_legs + self.num_legs // len(forms)) % len(forms)]
+        self.num_legs += 1
+        plan = list(self._plan.leg(transport, FAULTS_PER_LEG))
+        dice = random.Random(self._dice.random())
+        folder = Path(tempfile.mkdtemp(prefix="chaos-"))
+        started = time.monotonic()
+        told = f"leg {self.num_legs}: {form} over {transport}"
+        with Watch() as watch:
+            leg = Leg(Crew(watch, folder, form, transport, dice, self._plant), plan, dice)
+            try:
+                leg.run()
+            except (Hang, Wrong) as error:
+                _say(f"{told}: {error}")
+                _tell(leg, folder, plan)
+                raise
+            finally:
+                self.hits.update({(name, transport): n for name, n in leg.done.items()})
+                self.missed += leg.missed
+        if os.environ.get("CHAOS_SLOW") and time.monotonic() - started > 12:
+            _tell(leg, folder, plan)
+        shutil.rmtree(folder)
+        if os.environ.get("CHAOS_TRACE"):
+            _say("\n".join(leg.trace))
+        _say(f"{told}: {leg.done.total()} faults, equal ({time.monotonic() - started:.1f} s)")
+
+    def histogram(self) -> str:
+        """Return a table of faults by name and transport."""
+        lines = [f"{'':22}" + "".join(f"{transport:>8}" for transport in (*TRANSPORTS, "all"))]
+        for name in (*BLOWS, *POINTS):
+            counts = [
+                self.hits[name, t] if name in BLOWS or fits(name, t) else "-" for t in TRANSPORTS
+            ]
+            total = sum(self.hits[name, t] for t in TRANSPORTS)
+            lines.append(f"{name:22}" + "".join(f"{count:>8}" for count in (*counts, total)))
+        return "\n".join(lines)
+
+    @property
+    def fewest(self) -> int:
+        """Of the points how often the one was hit that was hit the least."""
+        return min(sum(self.hits[point, t] for t in TRANSPORTS) for point in POINTS)
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
+
+
+def _tell(leg: Leg, folder: Path, plan: Sequence[Fault]) -> None:
+    """Say what led to a failure."""
+    _say(f"done {dict(leg.done)}")
+    for line in (*leg.trace, *(f"  to come {fault}" for fault in plan[len(leg.trace) :])):
+        _say(line)
+    for log in sorted(folder.glob("*.log")):
+        _say(f"--- {log}")
+        _say("\n".join(log.read_text().splitlines()[-_TAIL_LINES:]))
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Return the options; ends the process where they are wrong."""
+    parser = argparse.ArgumentParser(prog="scripts/chaos", description=__doc__)
+    parser.add_argument("--faults", type=int, default=50, metavar="N", help="how many (50)")
+    parser.add_argument("--seed", type=int, default=1, metavar="S", help="of the plan (1)")
+    parser.add_argument("--plant", default="", choices=PLANTS, help="a bug, to see it caught")
+    parser.add_argument("--transport", default="all", choices=("all", *TRANSPORTS))
+    parser.add_argument(
+        "--only", action="append", default=[], choices=(*BLOWS, *POINTS), metavar="FAULT",
+        help="no other faults; may be given again",
+    )  # fmt: skip
+    parser.add_argument(
+        "--least", type=int, default=0, metavar="K", help="fail where a point was hit less often"
+    )
+    parser.add_argument(
+        "--soak", type=int, metavar="BATCHES", help="instead: reconnect again and again"
+    )
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a campaign; returns the exit status: 0 where all was equal, else 1."""
+    options = parse(arguments)
+    if options.soak is not None:
+        return soak(options.soak)
+    transports = TRANSPORTS if options.transport == "all" else (options.transport,)
+    campaign = Campaign(options.seed, transports, options.plant, options.only)
+    started = time.monotonic()
+    status = 0
+    try:
+        while campaign.num_faults < options.faults:
+            campaign.run_leg()
+    except (Hang, Wrong) as error:
+        _say(f"FAILED, {type(error).__name__}: {error}")
+        status = 1
+    seconds = time.monotonic() - started
+    _say(campaign.histogram())
+    _say(
+        f"seed {options.seed}: {campaign.num_faults} faults in {campaign.num_legs} legs and "
+        f"{seconds:.0f} s, {60 * campaign.num_faults / seconds:.0f} faults/minute; every point "
+        f"hit at least {campaign.fewest} times; not come to in time: {dict(campaign.missed)}"
+    )
+    if campaign.fewest < options.least:
+        _say(f"FAILED: expected every point to be hit at least {options.least} times")
+        status = 1
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,135 @@
+"""How tests serve a feed from their own process, and run the tests of feeds in process over it."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from types import FunctionType, ModuleType
+from typing import Any, NamedTuple
+
+import pytest
+
+import feeder
+import feeds
+from feeder import Batch, Consumer, Coordinator, Server, Snapshot
+
+
+class Transport(NamedTuple):
+    """A way from a server to its consumers."""
+
+    scheme: str
+    plane: str
+
+
+TRANSPORTS = {
+    "shared": Transport("ipc", "shared"),
+    "ipc": Transport("ipc", "frames"),
+    "tcp": Transport("tcp", "frames"),
+}
+"""Every way, by its name."""
+
+
+@contextmanager
+def serving(feeds: Any, scheme: str = "ipc", **settings: Any) -> Iterator[Server]:
+    """Serve at an address of its own for as long as the context lasts."""
+    with tempfile.TemporaryDirectory(prefix="feeder-") as folder:
+        address = f"ipc://{folder}/feed.sock" if scheme == "ipc" else "tcp://127.0.0.1:0"
+        with feeder.serve(feeds, address, **settings) as server:
+            yield server
+
+
+@contextmanager
+def reading(server: Server, **settings: Any) -> Iterator[Consumer]:
+    """Connect to a server for as long as the context lasts."""
+    with feeder.connect(server.addresses[0], **settings) as consumer:
+        yield consumer
+
+
+class Seen:
+    """A served feed that looks like one in process, and like its coordinator."""
+
+    def __init__(self, consumers: Sequence[Consumer]) -> None:
+        self.consumers = list(consumers)
+        self.devices = tuple(f"queue:{i}" for i in range(len(self.consumers)))
+
+    def on(self, device: int | str) -> Consumer:
+        return self.consumers[device if isinstance(device, int) else self.devices.index(device)]
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self
+
+    def __next__(self) -> Batch:
+        (consumer,) = self.consumers
+        return next(consumer)
+
+    def state_dict(self) -> dict[str, bytes]:
+        (consumer,) = self.consumers
+        return consumer.state_dict()
+
+    def snapshot(self) -> Snapshot:
+        (consumer,) = self.consumers
+        return consumer.snapshot()
+
+
+@contextmanager
+def served(
+    transport: str, coordinator: Coordinator | Callable[[], Coordinator], *, num_queues: int = 1,
+    resume: Any = None,
+) -> Iterator[Seen]:  # fmt: skip
+    """Serve a feed, and connect a consumer to each of its queues, which goes on at `resume`, or
+    at its own of a list."""
+    scheme, plane = TRANSPORTS[transport]
+    positions = resume if isinstance(resume, list) else [resume] * num_queues
+    with ExitStack() as stack:
+        server = stack.enter_context(serving(coordinator, scheme, queues=num_queues))
+        consumers = [
+            stack.enter_context(reading(server, queue=queue, plane=plane, resume=position))
+            for queue, position in enumerate(positions)
+        ]
+        assert {consumer.plane for consumer in consumers} == {plane}
+        yield Seen(consumers)
+
+
+def running_over(transport: str) -> Callable[..., Any]:
+    """Return `feeds.running` over a transport."""
+
+    @contextmanager
+    def running(
+        fetch: Callable[..., Any], *, resume: Any = None, **settings: Any
+    ) -> Iterator[tuple[Seen, Seen]]:
+        coordinator = feeds.make(fetch, **settings)
+        (name,) = coordinator
+        num = len(coordinator[name].devices)
+        with served(transport, coordinator, num_queues=num, resume=resume) as seen:
+            yield seen, seen
+
+    return running
+
+
+def over_transports(*modules: ModuleType, **changed: Any) -> Any:
+    """Return a fixture: tests of these modules run over each transport in turn.
+
+    `changed` are globals that the modules see changed, such as shorter lists to run through.
+    """
+
+    @pytest.fixture(params=TRANSPORTS, autouse=True)
+    def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+        running = running_over(request.param)
+        for module in (feeds, *modules):
+            monkeypatch.setattr(module, "running", running)
+            for name in changed.keys() & vars(module).keys():
+                monkeypatch.setattr(module, name, changed[name])
+        return request.param
+
+    return transport
+
+
+def narrowed(test: Any, **values: Sequence[Any]) -> Any:
+    """Return a test that is there already, with other values of some of its parameters."""
+    copy = FunctionType(test.__code__, test.__globals__, test.__name__, test.__defaults__)
+    copy.__annotations__ = test.__annotations__
+    marks = [mark for mark in getattr(test, "pytestmark", ()) if mark.args[0] not in values]
+    left = {name: values[name] for name in values}
+    copy.pytestmark = marks + [pytest.mark.parametrize(*pair).mark for pair in left.items()]
+    return copy

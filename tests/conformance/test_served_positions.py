@@ -1,0 +1,211 @@
+"""Positions of a served feed are those of one in process, byte by byte, and either takes both."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import pytest
+
+from conformance.served import TRANSPORTS, reading, served, serving
+from feeder import Batch, ClosedError, Consumer, ResumeError, Snapshot, sources
+from feeds import Record, assert_same, deal, drain, expected, make, note, running
+from fetches import BATCH_SIZE, FORMS, make_fetch
+
+EPOCHS = 2
+transports = pytest.mark.parametrize("transport", TRANSPORTS)
+forms = pytest.mark.parametrize("form", FORMS)
+
+
+def stream_of(form: str, **settings: Any) -> list[Record]:
+    """Return a stream whose epochs end in a part of a batch, so that no cut depends on whether
+    the end of the epoch was known when it was made."""
+    stream = expected(make_fetch(form, "ragged"), pure=form == "pure", epochs=EPOCHS, **settings)
+    ends = [one for one, two in zip(stream, [*stream[1:], None], strict=True)
+            if two is None or two[0] != one[0]]  # fmt: skip
+    assert len(ends) == EPOCHS and all(end[3] < BATCH_SIZE for end in ends)
+    return stream
+
+
+def position_in(feed: Any, coordinator: Any) -> tuple[Any, ...]:
+    """Return all forms of where a feed stands."""
+    batch = next(feed)
+    cut = batch.cut
+    place = cut.epoch, cut.index, cut.step, cut.finished, cut.token()
+    return note(batch), place, coordinator.state_dict(), bytes(coordinator.snapshot())
+
+
+@transports
+@forms
+@pytest.mark.parametrize("repeatable", (True, False))
+def test_positions_are_those_of_the_feed_in_process(
+    transport: str, form: str, repeatable: bool
+) -> None:
+    settings = {"epochs": EPOCHS, "repeatable": repeatable}
+    num = len(stream_of(form))
+    with running(make_fetch(form, "ragged"), **settings) as (coordinator, feed):
+        before = coordinator.state_dict()
+        wanted = [position_in(feed, coordinator) for _ in range(num)]
+        assert next(feed, None) is None
+        after = coordinator.state_dict()
+    with served(transport, make(make_fetch(form, "ragged"), **settings)) as seen:
+        assert seen.state_dict() == before
+        got = [position_in(seen, seen) for _ in range(num)]
+        assert next(seen, None) is None
+        assert seen.state_dict() == after
+    for i, (mine, its) in enumerate(zip(got, wanted, strict=True)):
+        assert mine == its, i
+
+
+@transports
+@pytest.mark.parametrize(
+    ("form", "repeatable"),
+    (("replay", True), ("seek", True), ("pure", True), ("seek", False), ("pure", False)),
+)
+def test_feed_moves_between_process_and_server(transport: str, form: str, repeatable: bool) -> None:
+    settings = {"epochs": EPOCHS, "repeatable": repeatable}
+    stream = stream_of(form)
+    position: Any = None
+    for i, record in enumerate(stream):
+        coordinator = make(
+            make_fetch(form, "ragged"), resume=None if i % 2 else position, **settings
+        )
+        if i % 2:
+            with served(transport, coordinator, resume=position) as seen:
+                assert_same([note(next(seen))], [record], i, "served")
+                position = seen.state_dict() if i % 3 else seen.snapshot()
+        else:
+            with coordinator:
+                assert_same([note(next(coordinator["train"]))], [record], i, "in process")
+                position = coordinator.state_dict() if i % 3 else coordinator.snapshot()
+
+
+@transports
+def test_state_is_valid_at_any_time(transport: str) -> None:
+    """Also before the first batch, between batches that came together, at the end, when closed."""
+    stream = stream_of("pure")
+
+    def factory() -> Any:
+        return make(make_fetch("pure", "ragged"), epochs=EPOCHS)
+
+    with served(transport, factory) as seen:
+        (consumer,) = seen.consumers
+        states = [consumer.state_dict() for _ in range(2)]
+        for _ in consumer:
+            states.append(consumer.state_dict())
+        states.append(consumer.state_dict())
+    states.append(consumer.state_dict())
+    assert states[0] == states[1] and states[-3] == states[-2] == states[-1]
+    for i, state in enumerate(states[1:-2]):
+        rest = drain(make_fetch("pure", "ragged"), resume=state, epochs=EPOCHS)
+        assert_same(rest, stream[i:], i)
+
+
+@forms
+def test_state_is_loaded_into_a_fresh_consumer_alone(form: str) -> None:
+    stream = stream_of(form)
+    with running(make_fetch(form, "ragged"), epochs=EPOCHS) as (coordinator, feed):
+        for _ in range(5):
+            next(feed)
+        state = coordinator.state_dict()
+    with (
+        serving(lambda: make(make_fetch(form, "ragged"), epochs=EPOCHS)) as server,
+        reading(server) as consumer,
+    ):
+        consumer.load_state_dict(state)
+        assert consumer.state_dict() == state
+        assert_same([note(next(consumer))], stream[5:6])
+        with pytest.raises(ResumeError, match="handed out already"):
+            consumer.load_state_dict(state)
+        assert_same([note(batch) for batch in consumer], stream[6:])
+
+
+@transports
+@pytest.mark.parametrize("form", ("replay", "pure"))
+@pytest.mark.parametrize("way", ("resume", "load_state_dict"))
+def test_all_queues_are_resumed_from_their_own_states(transport: str, form: str, way: str) -> None:
+    num_queues = 3
+    stream = stream_of(form)
+    for taken in range(0, len(stream) - num_queues, 2 * num_queues):
+
+        def factory() -> Any:
+            return make(make_fetch(form, "ragged"), epochs=EPOCHS)
+
+        with served(transport, factory, num_queues=num_queues) as seen:
+            list(islice(deal(seen), taken))
+            states = [consumer.state_dict() for consumer in seen.consumers]
+        with served(transport, factory, num_queues=num_queues, resume=resumed(way, states)) as seen:
+            if way == "load_state_dict":
+                for consumer, state in zip(seen.consumers, states, strict=True):
+                    consumer.load_state_dict(state)
+            batches = merge(seen.consumers)
+        assert_same([note(batch) for batch in batches], stream[taken:], taken)
+
+
+def resumed(way: str, states: list[Any]) -> list[Any]:
+    return states if way == "resume" else [None] * len(states)
+
+
+def test_queue_may_connect_after_another_has_loaded_its_state() -> None:
+    """Trainers are processes of their own: each connects and loads in its own time."""
+    stream = stream_of("pure")
+
+    def factory() -> Any:
+        return make(make_fetch("pure", "ragged"), epochs=EPOCHS)
+
+    with served("shared", factory, num_queues=2) as seen:
+        list(islice(deal(seen), 6))
+        states = [consumer.state_dict() for consumer in seen.consumers]
+    with serving(factory, queues=2) as server, ExitStack() as stack:
+        consumers = []
+        for queue, state in enumerate(states):
+            consumers.append(stack.enter_context(reading(server, queue=queue)))
+            consumers[-1].load_state_dict(state)
+        assert_same([note(batch) for batch in merge(consumers)], stream[6:])
+
+
+def merge(consumers: list[Consumer]) -> list[Batch]:
+    """Return what is left on all queues, in the order of the stream."""
+    batches: list[Batch] = []
+    left = list(consumers)
+    while left:
+        left = [consumer for consumer in left if (batch := next(consumer, None)) is not None
+                and batches.append(batch) is None]  # fmt: skip
+    return sorted(batches, key=lambda batch: batch.step)
+
+
+@transports
+def test_feed_of_a_source_is_served(transport: str) -> None:
+    def factory() -> Any:
+        source = sources.arrays(np.arange(1, 51), np.arange(1, 51) ** 2, random_shuffle=True)
+        return make(source, input_blob_names=["id", "square"], epochs=EPOCHS, last_batch="carry")
+
+    with factory() as coordinator:
+        wanted = [(note(batch), coordinator.state_dict()) for batch in coordinator["train"]]
+    with served(transport, factory) as seen:
+        got = [(note(batch), seen.state_dict()) for batch in seen]
+    assert [record for record, _ in got] == [record for record, _ in wanted]
+    for i in (1, 5, len(wanted) - 1):
+        for resume in (wanted[i - 1][1], got[i - 1][1]):
+            with served(transport, factory, resume=resume) as seen:
+                assert [note(batch) for batch in seen] == [record for record, _ in wanted[i:]]
+
+
+def test_closed_consumer_gives_nothing() -> None:
+    with served("shared", lambda: make(make_fetch("pure", "ragged"), epochs=EPOCHS)) as seen:
+        (consumer,) = seen.consumers
+        next(consumer)
+        consumer.close()
+        consumer.close()
+        with pytest.raises(ClosedError):
+            next(consumer)
+
+
+def test_snapshot_of_a_consumer_describes_itself() -> None:
+    with served("shared", lambda: make(make_fetch("pure", "ragged"), epochs=EPOCHS)) as seen:
+        next(seen)
+        snapshot = seen.snapshot()
+    assert Snapshot.from_bytes(bytes(snapshot)).describe() == snapshot.describe()
+    assert "train" in snapshot.describe()

@@ -1,0 +1,373 @@
+"""Peers that say what they may not say: each is told so by name, and nobody else notices."""
+
+from __future__ import annotations
+
+import random
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from threading import Thread
+from typing import Any
+
+import msgpack
+import pytest
+import zmq
+
+import feeder
+from conformance.served import serving
+from feeder import Coordinator, ProtocolError
+from feeder.protocol import messages as say
+from feeder.protocol.coding import decode, encode
+from feeder.transport.addresses import parse
+from feeder.transport.attaching import attach
+from feeder.transport.security import MAX_REQUEST_BYTES
+from feeder.transport.wire import boot_id
+from feeds import make
+from fetches import BATCH_SIZE, make_rows
+
+WAIT_S = 8.0
+OPEN: dict[str, Any] = {
+    "version": say.PROTOCOL_VERSION, "feed": "plain", "queue": 0, "token": None, "credit": 4,
+    "hold": 1, "fingerprint": None, "intent": "start", "takeover": False, "consumer": b"c" * 16,
+    "attempt": 0, "ended": (), "who": "somebody", "boot_id": "", "checksum": "auto",
+}  # fmt: skip
+WIRED = msgpack.packb({"type": "Open", **OPEN})
+GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
+READY = b"\x04\x19\x05READY\x0bSocket-Type\x00\x00\x00\x06DEALER"
+schemes = pytest.mark.parametrize("scheme", ("ipc", "tcp"))
+
+
+def factory() -> Coordinator:
+    """Return two feeds without an end."""
+    coordinator = Coordinator()
+    for name in ("plain", "good"):
+        make(
+            lambda call: make_rows(0, 0, call.index, BATCH_SIZE),
+            coordinator=coordinator, input_source_name=name, epochs=None,
+        )  # fmt: skip
+    return coordinator
+
+
+class Good:
+    """A consumer that sees its stream go on."""
+
+    def __init__(self, address: str) -> None:
+        self.consumer = feeder.connect(address, feed="good")
+        self.step = 0
+
+    def reads(self, batches: int) -> None:
+        """See more batches come than were on their way."""
+        for _ in range(batches + self.consumer.stats()["prefetched_batches"]):
+            batch = next(self.consumer)
+            assert batch.step == self.step
+            assert batch["id"].tolist() == make_rows(0, 0, self.step, BATCH_SIZE)["id"].tolist()
+            self.step += 1
+
+
+@pytest.fixture
+def address(scheme: str) -> Iterator[str]:
+    """Where a server is, on whom a good consumer reads on whatever the test does to it."""
+    with serving(factory, scheme) as server:
+        (address,) = server.addresses
+        good = Good(address)
+        with closing(good.consumer):
+            good.reads(3)
+            yield address
+            good.reads(50)
+            assert good.consumer.stats()["reconnects"] == 0
+
+
+@pytest.fixture
+def scheme() -> str:
+    return "ipc"
+
+
+class Peer:
+    """A DEALER that says anything."""
+
+    def __init__(self, socket: zmq.Socket[bytes]) -> None:
+        self.socket = socket
+
+    def say(self, *frames: Any) -> None:
+        parts = [frame if isinstance(frame, bytes) else encode(frame) for frame in frames]
+        self.socket.send_multipart(parts)
+
+    def hear(self, kind: type[say.Message]) -> Any:
+        """Return the next message of a kind; other messages are passed over."""
+        while self.socket.poll(WAIT_S * 1000):
+            message = decode(self.socket.recv_multipart()[0], from_consumer=False)
+            if isinstance(message, kind):
+                return message
+            assert not isinstance(message, say.Fault), message.text
+        pytest.fail(f"no {kind.__name__} came within {WAIT_S} s")
+
+    def opens(self, **fields: Any) -> say.Opened:
+        self.say(say.Open(**(OPEN | {"consumer": random.randbytes(16)} | fields)))
+        return self.hear(say.Opened)
+
+    def streams(self) -> bytes:
+        """Take the queue and a batch in frames; return the generation."""
+        generation = self.opens().generation
+        self.say(say.Attached(generation=generation, plane="frames", reason=""))
+        self.hear(say.Batches)
+        return generation
+
+    def is_refused(self, kind: str, *words: str) -> None:
+        fault = self.hear(say.Fault)
+        assert fault.kind == kind, fault.text
+        for word in words:
+            assert word in fault.text
+        assert fault.sequence is None
+
+
+@contextmanager
+def peer_of(address: str) -> Iterator[Peer]:
+    with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
+        dealer.linger = 0
+        dealer.connect(address)
+        yield Peer(dealer)
+
+
+@pytest.fixture
+def peer(address: str) -> Iterator[Peer]:
+    with peer_of(address) as peer:
+        yield peer
+        # Whatever was wrong, the queue is free again, and this same peer may have it.
+        peer.opens()
+
+
+def changed(**fields: Any) -> bytes:
+    left = {"type": "Open", **OPEN} | fields
+    return msgpack.packb({name: value for name, value in left.items() if value is not ...})
+
+
+BAD_BYTES: dict[str, bytes] = {
+    "nothing": b"",
+    "no msgpack": b"\xc1",
+    "garbage": random.Random(1).randbytes(5000),
+    "half a message": WIRED[: len(WIRED) // 2],
+    "more than a message": WIRED + b"\0",
+    "list": msgpack.packb(["Open"]),
+    "text": msgpack.packb("Open"),
+    "no type": changed(type=...),
+    "type of no message": changed(type="Exec"),
+    "type of a server's message": changed(type="Batches"),
+    "type that is a list": changed(type=["Open"]),
+    "missing key": changed(hold=...),
+    "extra key": changed(load="os.system"),
+    "key twice": b"\x82\xa4type\xa4Open\xa4type\xa4Open",
+    "text for a number": changed(queue="0"),
+    "truth for a number": changed(credit=True),
+    "number for truth": changed(takeover=1),
+    "text for bytes": changed(token="token"),
+    "negative": changed(queue=-1),
+    "too large": changed(queue=2**64 - 1),
+    "not a number": changed(hold=float("nan")),
+    "intent of no kind": changed(intent="steal"),
+    "too long a name": changed(feed="x" * 5000),
+    "huge list declared": b"\xdd\xff\xff\xff\xff",
+    "huge bytes declared": b"\xc6\xff\xff\xff\xff",
+    "huge map declared": b"\xdf\xff\xff\xff\xff",
+    "too deep": b"\x91" * 5000 + b"\xc0",
+    "extension": msgpack.packb(msgpack.ExtType(1, b"x")),
+    "time": msgpack.packb(msgpack.Timestamp(1)),
+}
+
+
+@pytest.mark.parametrize("data", BAD_BYTES.values(), ids=BAD_BYTES)
+def test_bytes_that_are_no_message(peer: Peer, data: bytes) -> None:
+    peer.say(data)
+    peer.is_refused("ProtocolError", "consumer sent")
+
+
+@schemes
+@pytest.mark.parametrize("version", (0, 2**31, None, "1"))
+def test_other_versions_are_told_both_versions(peer: Peer, version: Any) -> None:
+    peer.say(changed(version=version))
+    peer.is_refused("ProtocolError", repr(version), f"expected {say.PROTOCOL_VERSION}")
+
+
+@schemes
+def test_message_of_several_frames(peer: Peer) -> None:
+    peer.say(*[WIRED] * 500)
+    peer.is_refused("ProtocolError", "500 frames")
+
+
+UNKNOWN = b"g" * 24
+BEFORE_OPEN: dict[str, say.Message] = {
+    "Used": say.Used(generation=UNKNOWN, sequence=0, slots=()),
+    "Attached": say.Attached(generation=UNKNOWN, plane="frames", reason=""),
+    "Snapshot": say.Snapshot(generation=UNKNOWN, request=0, sequence=0),
+    "Bye": say.Bye(generation=UNKNOWN),
+}
+
+
+@pytest.mark.parametrize("message", BEFORE_OPEN.values(), ids=BEFORE_OPEN)
+def test_message_before_open(peer: Peer, message: say.Message) -> None:
+    peer.say(message)
+    peer.is_refused("ProtocolError")
+
+
+def test_batches_from_a_consumer(peer: Peer) -> None:
+    header = say.Header(0, 0, 0, 0, 1, 1, b"", 0, -1, None)
+    peer.say(say.Batches(generation=UNKNOWN, headers=(header,)), b"memory")
+    peer.is_refused("ProtocolError")
+
+
+@schemes
+def test_two_opens(peer: Peer) -> None:
+    peer.opens()
+    peer.say(say.Open(**OPEN))
+    peer.is_refused("ProtocolError")
+
+
+Said = Callable[[bytes], say.Message]
+WRONG: dict[str, Said] = {
+    "used beyond what was sent": lambda g: say.Used(generation=g, sequence=9, slots=()),
+    "used far beyond": lambda g: say.Used(generation=g, sequence=2**63 - 1, slots=()),
+    "slot that was never given": lambda g: say.Used(generation=g, sequence=0, slots=(0,)),
+    "attached twice": lambda g: say.Attached(generation=g, plane="frames", reason=""),
+    "attached twice otherwise": lambda g: say.Attached(generation=g, plane="shared", reason=""),
+}
+
+
+@schemes
+@pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG)
+def test_wrong_message_in_a_stream(peer: Peer, wrong: Said) -> None:
+    peer.say(wrong(peer.streams()))
+    peer.is_refused("ProtocolError")
+
+
+def test_used_going_back(peer: Peer) -> None:
+    generation = peer.streams()
+    for sequence in (1, 0):
+        peer.say(say.Used(generation=generation, sequence=sequence, slots=()))
+    peer.is_refused("ProtocolError", "used 0 batches, expected from 1")
+
+
+def test_shared_memory_without_having_fetched_it(peer: Peer) -> None:
+    generation = peer.opens(boot_id=boot_id()).generation
+    peer.say(say.Attached(generation=generation, plane="shared", reason=""))
+    peer.is_refused("ProtocolError", "unix socket")
+
+
+@pytest.mark.parametrize(
+    "release",
+    (
+        pytest.param(lambda given: (2**16 - 1,), id="not given"),
+        pytest.param(lambda given: (2**40,), id="no such arena"),
+        pytest.param(lambda given: (given[0], given[0]), id="twice at once"),
+        pytest.param(lambda given: (given[0], 2**62), id="one of two"),
+    ),
+)
+def test_released_slots_that_are_not_held(peer: Peer, release: Any) -> None:
+    with sharing(peer) as (generation, given):
+        peer.say(say.Used(generation=generation, sequence=1, slots=release(given)))
+        peer.is_refused("ProtocolError", "slots")
+
+
+def test_slot_released_twice(peer: Peer) -> None:
+    with sharing(peer) as (generation, given):
+        for sequence in (1, 1):
+            peer.say(say.Used(generation=generation, sequence=sequence, slots=given[:1]))
+        peer.is_refused("ProtocolError", "slots")
+
+
+@contextmanager
+def sharing(peer: Peer) -> Iterator[tuple[bytes, tuple[int, ...]]]:
+    """Take batches through shared memory; yield the generation and their slots."""
+    opened = peer.opens(boot_id=boot_id())
+    with closing(attach(opened.shared.path, opened.shared.nonce, WAIT_S)):
+        peer.say(say.Attached(generation=opened.generation, plane="shared", reason=""))
+        headers = peer.hear(say.Batches).headers
+        yield opened.generation, tuple(header.slot for header in headers)
+
+
+@schemes
+def test_oversize_message_ends_the_connection(address: str) -> None:
+    with peer_of(address) as peer:
+        monitor = peer.socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        peer.opens()
+        peer.say(bytes(MAX_REQUEST_BYTES + 1))
+        assert monitor.poll(WAIT_S * 1000)
+        peer.socket.disable_monitor()
+        monitor.close()
+
+
+def raw_socket(address: str) -> socket.socket:
+    place = parse(address)
+    if place.scheme == "tcp":
+        return socket.create_connection((place.host, place.port), WAIT_S)
+    sock = socket.socket(socket.AF_UNIX)
+    sock.settimeout(WAIT_S)
+    sock.connect(place.path)
+    return sock
+
+
+def is_hung_up(sock: socket.socket) -> bool:
+    """Read to the end of a connection."""
+    try:
+        while sock.recv(1 << 16):
+            pass
+    except ConnectionResetError:
+        pass
+    return True
+
+
+RAW: dict[str, bytes] = {
+    "silence": b"",
+    "half a greeting": GREETING[:11],
+    "greeting alone": GREETING,
+    "garbage": random.Random(2).randbytes(100_000),
+    "http": b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    "old protocol": b"\x01\x00\x05\x00hello" * 100,
+    "garbage after the greeting": GREETING + random.Random(3).randbytes(1000),
+    "endless frame": GREETING + READY + b"\x02" + (2**62).to_bytes(8, "big") + b"x" * 1000,
+}
+
+
+@schemes
+def test_whatever_a_raw_connection_sends_it_is_hung_up(address: str) -> None:
+    """All at once: some of them are waited for until their handshake has taken too long."""
+    socks = {name: raw_socket(address) for name in RAW}
+    try:
+        for name, sock in socks.items():
+            try:
+                sock.sendall(RAW[name])
+            except (BrokenPipeError, ConnectionResetError):
+                continue
+        for name, sock in socks.items():
+            assert is_hung_up(sock), name
+    finally:
+        for sock in socks.values():
+            sock.close()
+
+
+@pytest.mark.parametrize("data", (b"\xc1", encode(say.Farewell(generation=b"", reason="x"))[:-1]))
+def test_server_that_is_none_is_a_named_error(data: bytes) -> None:
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
+        router.linger = 0
+        port = router.bind_to_random_port("tcp://127.0.0.1")
+
+        def answer() -> None:
+            for _ in range(2):
+                assert router.poll(WAIT_S * 1000)
+                router.send_multipart([router.recv_multipart()[0], data])
+
+        thread = Thread(target=answer)
+        thread.start()
+        with pytest.raises(ProtocolError):
+            feeder.connect(f"tcp://127.0.0.1:{port}", timeout=WAIT_S)
+        thread.join()
+
+
+def test_crowd_of_bad_peers_is_logged_once_a_second(
+    address: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with peer_of(address) as peer:
+        for _ in range(300):
+            peer.say(b"\xc1")
+        for _ in range(300):
+            peer.is_refused("ProtocolError")
+    refusals = [record for record in caplog.records if "is refused" in record.message]
+    assert 1 <= len(refusals) < 30

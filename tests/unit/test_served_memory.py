@@ -1,0 +1,180 @@
+"""What becomes of arrays that are kept, of forks, and of consumers that are another user's."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import feeder
+from conformance.served import TRANSPORTS, reading, served, serving
+from feeder import Call, Coordinator
+from feeds import make
+
+NUM_BATCHES, ROWS = 300, 4
+transports = pytest.mark.parametrize("transport", TRANSPORTS)
+
+
+def fetch(call: Call) -> Any:
+    if call.index == NUM_BATCHES:
+        raise StopIteration
+    return [np.full((ROWS, 100), call.index + 1), np.arange(ROWS) + 1000 * call.index]
+
+
+def factory() -> Coordinator:
+    return make(fetch, input_blob_names=["value", "id"], batch_size=ROWS)
+
+
+def assert_whole(batches: list[Any]) -> None:
+    for i, batch in enumerate(batches):
+        assert (batch["value"] == i + 1).all(), i
+        assert batch["id"].tolist() == [1000 * i + row for row in range(ROWS)], i
+
+
+@transports
+def test_list_of_a_consumer_holds_every_batch(
+    transport: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with served(transport, factory) as seen:
+        batches = list(seen)
+        assert len(batches) == NUM_BATCHES
+        assert_whole(batches)
+    # One warning in all, and none where memory is the consumer's own.
+    warnings = [record for record in caplog.records if "batches are kept" in record.message]
+    assert len(warnings) == (1 if transport == "shared" else 0)
+    assert_whole(batches)
+
+
+@transports
+def test_arrays_outlive_their_consumer_and_server(transport: str) -> None:
+    with served(transport, factory) as seen:
+        batches = [next(seen) for _ in range(3)]
+        kept = [batch["value"][1:, ::2] for batch in batches]
+    with served(transport, factory) as seen:
+        list(seen)
+    assert_whole(batches)
+    assert [int(array.min()) for array in kept] == [1, 2, 3] == [int(a.max()) for a in kept]
+
+
+@transports
+def test_batch_that_is_kept_is_never_written_again(transport: str) -> None:
+    with served(transport, factory) as seen:
+        first = next(seen)
+        kept = [np.asarray(first["value"])[2:], memoryview(first["id"])]
+        del first
+        for _ in range(NUM_BATCHES - 1):
+            next(seen)
+        assert (kept[0] == 1).all() and kept[1].tolist() == list(range(ROWS))
+
+
+@transports
+def test_arrays_are_read_only(transport: str) -> None:
+    with served(transport, factory) as seen:
+        batch = next(seen)
+        for array in batch.arrays:
+            with pytest.raises(ValueError, match="read-only"):
+                array[0] = 0
+            with pytest.raises(ValueError, match="WRITEABLE"):
+                array.flags.writeable = True
+
+
+def run(script: str, *args: str, **settings: Any) -> str:
+    """Run a script in a process of its own; return what it writes."""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", textwrap.dedent(script), *args],
+        env={**os.environ, "PYTHONPATH": str(Path(feeder.__file__).parents[1])},
+        capture_output=True, text=True, timeout=40, **settings,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+FORK = """
+    import os, sys
+    import feeder
+    with feeder.connect(sys.argv[1]) as consumer:
+        first = next(consumer)["value"].tolist()
+        child = os.fork()
+        if child == 0:
+            told = []
+            for use in (lambda: next(consumer), consumer.state_dict, consumer.snapshot):
+                try:
+                    use()
+                except feeder.ForkedError:
+                    told.append("ForkedError")
+            consumer.close()
+            sys.stdout.write(" ".join(told) + "\\n")
+            sys.stdout.flush()
+            os._exit(0)
+        os.waitpid(child, 0)
+        rest = list(consumer)
+        sys.stdout.write(str(1 + len(rest)))
+"""
+
+
+@pytest.mark.parametrize("scheme", ("ipc", "tcp"))
+def test_fork_after_connect(scheme: str) -> None:
+    with serving(factory, scheme) as server:
+        told = run(FORK, server.addresses[0])
+    assert told.split() == ["ForkedError"] * 3 + [str(NUM_BATCHES)]
+
+
+LIGHT = """
+    import sys
+    import feeder
+    with feeder.connect(sys.argv[1]) as consumer:
+        assert len([batch.rows for batch in consumer]) == int(sys.argv[2])
+        consumer.state_dict()
+    heavy = ("feeder.coordinator", "feeder.transport.server", "feeder.transport.arena", "cupy",
+             "lmdb", "ray", "torch", "asyncio")
+    sys.stdout.write(" ".join(name for name in heavy if name in sys.modules))
+"""
+
+
+@pytest.mark.parametrize("scheme", ("ipc", "tcp"))
+def test_consumer_loads_little(scheme: str) -> None:
+    with serving(factory, scheme) as server:
+        assert run(LIGHT, server.addresses[0], str(NUM_BATCHES)) == ""
+
+
+ANOTHER = """
+    import os, sys
+    import feeder
+    def read(plane):
+        with feeder.connect(sys.argv[1], feed="train", plane=plane) as consumer:
+            rows = sum(batch.rows for batch in consumer)
+            return f"{consumer.plane} {rows}"
+    told = [read("auto")]  # also loads what the other user cannot read
+    os.setuid(int(sys.argv[2]))
+    told.append(read("auto"))
+    try:
+        told.append(read("shared"))
+    except feeder.TransportError as error:
+        told.append(type(error).__name__)
+    sys.stdout.write(", ".join(told))
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be another user in a child")
+def test_consumer_of_another_user_gets_no_shared_memory() -> None:
+    def values() -> Coordinator:
+        coordinator = factory()
+        make(fetch, input_blob_names=["value", "id"], batch_size=ROWS, coordinator=coordinator,
+             input_source_name="good")  # fmt: skip
+        return coordinator
+
+    with serving(values, "tcp") as server, reading(server, feed="good") as good:
+        batches = [next(good)]
+        assert good.plane == "shared"
+        told = run(ANOTHER, server.addresses[0], "65534").split(", ")
+        rows = NUM_BATCHES * ROWS
+        assert told == [f"shared {rows}", f"frames {rows}", "TransportError"]
+        batches += list(good)
+        assert_whole(batches)
+    assert len(batches) == NUM_BATCHES
