@@ -39,6 +39,10 @@ def make_feed(epochs: int, seed: int) -> feeder.Coordinator:
     )
 
 
+LEASE_S = 2.0
+"""Of a trainer that has had everything and is gone a new server knows nothing: it waits so long."""
+
+
 def main() -> None:
     """The command line of the server's process."""
     parser = argparse.ArgumentParser(description="one life of the demo's server")
@@ -47,7 +51,7 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=int, required=True)
     options = parser.parse_args()
     factory = partial(make_feed, options.epochs, options.seed)
-    with feeder.serve(factory, options.address, queues=NUM_TRAINERS):
+    with feeder.serve(factory, options.address, queues=NUM_TRAINERS, lease=LEASE_S):
         sys.stdin.buffer.read()
 
 

@@ -44,6 +44,8 @@ class Desk:
         self._resumes: list[Resume | None] = [None] * num
         self._opened = 0
         self._delivery = Delivery(feed, send)
+        # Since when the feed has been waiting for queues that may have had everything.
+        self._waits_since: float | None = None
 
     # ---- coming and going
 
@@ -89,7 +91,7 @@ class Desk:
             credit=message.credit,
             hold=message.hold,
             checksum=message.checksum,
-            boot_id=message.boot_id,
+            rejoins=rejoins,
             expires=time.monotonic() + self.lease_s,
         )
         self.leases[queue] = lease
@@ -177,31 +179,50 @@ class Desk:
                     "so it hangs", self.feed.name, lease.who, lease.queue, self.lease_s,
                 )  # fmt: skip
                 self.seats.lose(lease.queue)
+        if self._waits_since is not None:
+            until = self._waits_since + self.lease_s
+            if now < until:
+                return min(nearest, until)
+            logger.warning(
+                "feed %r: nobody came for queues %r in %.0f s; it goes on without them until "
+                "their slots are full", self.feed.name, self.seats.missing(), self.lease_s,
+            )  # fmt: skip
+            self._begin(without_missing=True)
         return nearest
 
     # ---- where the feed stands
 
-    def _begin(self) -> None:
-        """Begin the feed's run, once every queue is there."""
-        ready = [
-            seat.ended or (lease is not None and lease.session.state in ("streaming", "ended"))
-            for seat, lease in zip(self.seats.seats, self.leases, strict=True)
-        ]
-        if self.seats.missing() or not all(ready):
+    def _begin(self, *, without_missing: bool = False) -> None:
+        """Begin the feed's run, once every queue is there, or without those that are missing."""
+        missing = set(self.seats.missing())
+        ready = all(lease is None or lease.has_attached for lease in self.leases)
+        if not ready or (missing and not without_missing):
+            self._waits_since = time.monotonic() if missing and self._all_rejoined else None
             self.feed.halt()
             return
-        steps, resumes = [], []
-        for queue, seat in enumerate(self.seats.seats):
-            lease = self.leases[queue]
-            if seat.ended or (lease is not None and lease.ended):
-                steps.append(math.inf)
-                continue
-            resume = self._position(queue)
-            step = 0 if resume is None else resume.cut.step
-            steps.append(self.seats.first_step(step, queue))
-            resumes.append((step, resume))
-        oldest = min(resumes, key=lambda found: found[0])[1] if resumes else None
-        self.feed.begin(oldest, steps)
+        self._waits_since = None
+        positions = {
+            queue: self._position(queue)
+            for queue, lease in enumerate(self.leases)
+            if lease is not None and not lease.ended
+        }
+        steps = {queue: 0 if at is None else at.cut.step for queue, at in positions.items()}
+        oldest = min(steps, key=lambda queue: steps[queue]) if steps else None
+        base = 0 if oldest is None else steps[oldest]
+        self.feed.begin(
+            None if oldest is None else positions[oldest],
+            [
+                self.seats.first_step(steps.get(queue, base), queue)
+                if queue in steps or queue in missing
+                else math.inf
+                for queue in range(self.num_queues)
+            ],
+        )
+
+    @property
+    def _all_rejoined(self) -> bool:
+        """Whether everybody who is here goes on alone: then one who is not may have had all."""
+        return all(lease is None or lease.rejoins for lease in self.leases)
 
     def first_step(self, queue: int) -> int:
         """The number of the next batch of a queue."""

@@ -90,6 +90,7 @@ class ServedFeed:
             run, self.run, self.failure, self._asked = self.run, None, None, None
             if run is not None:
                 self._old = run
+            self._changed.notify_all()
         if run is not None:
             run.close()
             self.slots.close()

@@ -59,8 +59,8 @@ class Lease:
     """Batches that its user may keep beside them."""
     checksum: str
     """How batches are to be checked: "off", "sampled", "full", or "auto" by the plane."""
-    boot_id: str
-    """Its kernel; empty where it wants frames."""
+    rejoins: bool
+    """Whether it goes on alone, wherever the others stand."""
     expires: float
     """When its right ends unless it is heard of (monotonic clock)."""
     place: Place | None = None
@@ -94,6 +94,11 @@ class Lease:
         if self.checksum == "auto":
             return "sampled" if self.shared else "full"
         return self.checksum  # type: ignore[return-value]
+
+    @property
+    def has_attached(self) -> bool:
+        """Whether it can take batches."""
+        return self.session.state in ("streaming", "ended")
 
     @property
     def has_all(self) -> bool:

@@ -26,8 +26,8 @@ FINISH_S = 60.0
 _PATIENCE_S = 2.5
 
 _MOST_DESCRIPTORS = 48
-_MOST_ARENAS = 4
-"""Arenas that a process may hold for each consumer: a queue has one or two, one may be retired."""
+_MOST_ARENAS = 8
+"""Arenas that a process may hold for each consumer: its own, and retired ones for a while."""
 
 
 class Wrong(Exception):

@@ -1,4 +1,4 @@
-"""What the campaign does to processes, and the plan of it: drawn from a seed, points dealt evenly."""
+"""What the campaign does to processes, and its plan: drawn from a seed, points dealt evenly."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Plan:
     def __init__(self, dice: random.Random, only: Sequence[str] = ()) -> None:
         self._dice = dice
         self._only = only
-        self._hits = {(point, t): 0.0 for point in POINTS for t in TRANSPORTS if fits(point, t)}
+        self._hits = {(point, t): 0 for point in POINTS for t in TRANSPORTS if fits(point, t)}
 
     def leg(self, transport: str, num_faults: int) -> Iterator[Fault]:
         """Yield the faults of one leg; the last is one at the end of the stream."""
@@ -86,11 +86,11 @@ class Plan:
 
     def _deal(self, transport: str, *, at_end: bool) -> str:
         """Return the point that was dealt the least often, anywhere and then on this transport."""
+        dice = self._dice
         dealt = [
-            (sum(n for (p, _), n in self._hits.items() if p == point), hits, self._dice.random())
-            + (point,)
-            for (point, t), hits in self._hits.items()
-            if t == transport and (point in AT_END) == at_end
+            (sum(self._hits.get((point, t), 0) for t in TRANSPORTS), hits, dice.random(), point)
+            for (point, where), hits in self._hits.items()
+            if where == transport and (point in AT_END) == at_end
         ]
         point = min(dealt)[-1]
         self._hits[point, transport] += 1

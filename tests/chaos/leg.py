@@ -55,7 +55,8 @@ class Leg:
             self.trace.append(f"{time.monotonic() - started:6.2f} s {fault}")
         started = time.monotonic()
         crew.finish()
-        self.trace.append(f"{time.monotonic() - started:6.2f} s finish, {crew.num_brought_back} back")
+        took_s = time.monotonic() - started
+        self.trace.append(f"{took_s:6.2f} s finish, {crew.num_brought_back} back")
         check(crew)
 
     def _strike(self, fault: Fault) -> None:
@@ -118,9 +119,9 @@ class Leg:
     def _arm(self, *, of_server: bool, queue: int = -1) -> str:
         """What a process that starts is told, where the next fault of the plan is a point of it."""
         for fault in self._plan[:1]:
-            if fault.is_point and fault.name not in (*AT_END, "consumer.lost"):
-                if fault.of_server == of_server and (of_server or fault.queue == queue):
-                    return fault.setting
+            is_meant = fault.of_server == of_server and (of_server or fault.queue == queue)
+            if fault.is_point and is_meant and fault.name not in (*AT_END, "consumer.lost"):
+                return fault.setting
         return ""
 
     def _strike_at_point(self, fault: Fault) -> None:

@@ -128,11 +128,16 @@ class Soak:
 def break_connections(path: str) -> None:
     """Shut this process's connections to a unix socket under whoever uses them."""
     for name in os.listdir("/proc/self/fd"):
-        if not Path(f"/proc/self/fd/{name}").is_socket():
-            continue
-        with socket.socket(fileno=os.dup(int(name))) as sock, contextlib.suppress(OSError):
-            if sock.family == socket.AF_UNIX and sock.getpeername() == path:
-                sock.shutdown(socket.SHUT_RDWR)
+        # Meanwhile another thread may close what is listed.
+        with contextlib.suppress(OSError):
+            if Path(f"/proc/self/fd/{name}").is_socket():
+                _break_connection(os.dup(int(name)), path)
+
+
+def _break_connection(descriptor: int, path: str) -> None:
+    with socket.socket(fileno=descriptor) as sock:
+        if sock.family == socket.AF_UNIX and sock.getpeername() == path:
+            sock.shutdown(socket.SHUT_RDWR)
 
 
 def soak(num_batches: int) -> int:

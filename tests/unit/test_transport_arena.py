@@ -118,7 +118,8 @@ def test_the_memory_of_a_killed_server_is_freed() -> None:
             return next(int(line.split()[1]) for line in lines if line.startswith("Shmem:"))
 
     code = (
-        "import sys; from feeder.transport.memfd import Arena; arena = Arena(2**20, 384); arena.back(383);"
+        "import sys; from feeder.transport.memfd import Arena;"
+        "arena = Arena(2**20, 384); arena.back(383);"
         "print('made', flush=True); sys.stdin.read()"
     )
     before = shmem()

@@ -1,0 +1,92 @@
+"""Consumers that hang, ones that only rest, and feeds that are begun again too often."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import feeder
+from conformance.served import reading, serving
+from feeder.protocol import messages as say
+from feeder.transport import feeds as served_feeds
+from feeder.transport.desk import Desk
+from feeder.transport.feeds import ServedFeed
+from feeds import make
+from fetches import BATCH_SIZE, make_rows
+from unit.peers import OPEN, WAIT_S, peer_of
+
+LEASE_S = 0.3
+
+
+def factory() -> feeder.Coordinator:
+    return make(lambda call: make_rows(0, 0, call.index, BATCH_SIZE), epochs=None)
+
+
+class Heard(logging.Handler):
+    """Sets an event when a line with some words is logged."""
+
+    def __init__(self, words: str) -> None:
+        super().__init__()
+        self.words = words
+        self.event = threading.Event()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if self.words in record.getMessage():
+            self.event.set()
+
+
+def test_a_hung_consumer_loses_its_queue_after_its_lease_and_not_before() -> None:
+    heard = Heard("was not heard of")
+    logging.getLogger("feeder").addHandler(heard)
+    try:
+        with serving(factory, lease=LEASE_S) as server, peer_of(server.addresses[0]) as peer:
+            peer.say(say.Open(**(OPEN | {"feed": ""})))
+            generation = peer.hear(say.Opened).generation
+            peer.say(say.Attached(generation=generation, plane="frames", reason=""))
+            peer.hear(say.Batches)
+            with pytest.raises(feeder.LeaseLost, match="somebody"):
+                feeder.connect(server.addresses[0])
+            assert heard.event.wait(WAIT_S)
+            with reading(server) as consumer:
+                assert next(consumer).step == 0
+                peer.say(say.Used(generation=generation, sequence=1, slots=()))
+                assert [next(consumer).step for _ in range(20)] == list(range(1, 21))
+    finally:
+        logging.getLogger("feeder").removeHandler(heard)
+
+
+def test_a_consumer_that_rests_keeps_its_queue(monkeypatch: pytest.MonkeyPatch) -> None:
+    renewed = threading.Semaphore(0)
+    use = Desk.use
+
+    def count(self: Desk, lease: Any, message: say.Used) -> None:
+        use(self, lease, message)
+        if not message.slots and message.sequence == 1:
+            renewed.release()
+
+    monkeypatch.setattr(Desk, "use", count)
+    with serving(factory, lease=LEASE_S) as server, reading(server) as consumer:
+        next(consumer)
+        for _ in range(7):  # more than two leases
+            assert renewed.acquire(timeout=WAIT_S)
+        with pytest.raises(feeder.LeaseLost):
+            feeder.connect(server.addresses[0])
+        assert next(consumer).step == 1
+
+
+def test_a_feed_that_is_begun_again_too_often_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(served_feeds, "time", SimpleNamespace(monotonic=lambda: 100.0))
+    recipe: Any = SimpleNamespace(name="train")
+    feed = ServedFeed(recipe, SimpleNamespace(), lambda: None)  # type: ignore[arg-type]
+    assert [feed._may_rewind(0) for _ in range(8)] == [True] * 8
+    waiting = threading.Thread(target=lambda: outcome.append(feed._may_rewind(0)))
+    outcome: list[bool] = []
+    monkeypatch.setattr(served_feeds, "_REWIND_INTERVAL_S", 1e6)
+    waiting.start()
+    feed.halt()
+    waiting.join(WAIT_S)
+    assert outcome == [False]
