@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import median_high
 
 import numpy as np
 
@@ -62,7 +63,7 @@ class Size:
 
 
 class Soak:
-    """The consumer's side, and what both processes held at its reconnects."""
+    """The consumer's side, and what both processes held half-way between reconnects."""
 
     def __init__(self, address: str, server: Child) -> None:
         self._address = address
@@ -87,6 +88,7 @@ class Soak:
                     else:
                         break_connections(self._address.removeprefix("ipc://"))
                         self.num_broken += 1
+                elif (i + 1) % PER_CONNECTION == PER_CONNECTION // 2:
                     self._measure()
         finally:
             consumer.close()
@@ -114,12 +116,10 @@ class Soak:
         for name, sizes in self.sizes.items():
             warm = sizes[int(_WARM_UP * len(sizes)) :]
             half = len(warm) // 2
-            for what, slack in (
-                ("descriptors", 0), ("threads", 0), ("mappings", 0),
-                ("resident_bytes", _GROWTH_BYTES),
-            ):  # fmt: skip
-                before = max(getattr(size, what) for size in warm[:half])
-                after = max(getattr(size, what) for size in warm[half:])
+            for what in ("descriptors", "threads", "mappings", "resident_bytes"):
+                slack = _GROWTH_BYTES if what == "resident_bytes" else 0
+                before = median_high(getattr(size, what) for size in warm[:half])
+                after = median_high(getattr(size, what) for size in warm[half:])
                 if after > before + slack:
                     lines.append(f"{what} of the {name} grew from {before} to {after}")
         return lines

@@ -16,7 +16,7 @@ from feeder.transport import feeds as served_feeds
 from feeder.transport.desk import Desk
 from feeder.transport.feeds import ServedFeed
 from feeds import make
-from fetches import BATCH_SIZE, make_rows
+from fetches import BATCH_SIZE, make_fetch, make_rows
 from unit.peers import OPEN, WAIT_S, peer_of
 
 LEASE_S = 0.3
@@ -90,3 +90,20 @@ def test_a_feed_that_is_begun_again_too_often_waits(monkeypatch: pytest.MonkeyPa
     feed.halt()
     waiting.join(WAIT_S)
     assert outcome == [False]
+
+
+def test_a_new_server_goes_on_without_a_queue_whose_consumer_has_had_everything() -> None:
+    def short() -> feeder.Coordinator:
+        return make(make_fetch("pure", "ragged"), epochs=1)
+
+    with serving(short, queues=2) as server, reading(server, queue=1) as late:
+        with reading(server, queue=0) as early:
+            steps = [batch.step for batch in early]
+        first, state = next(late).step, late.state_dict()
+    with (
+        serving(short, queues=2, lease=LEASE_S) as server,
+        reading(server, queue=1, resume=state, rejoin=True) as late,
+    ):
+        rest = [batch.step for batch in late]
+    assert sorted([*steps, first, *rest]) == list(range(len(steps) + 1 + len(rest)))
+    assert first == 1 and len(rest) >= len(steps) - 2
