@@ -1,7 +1,4 @@
-"""Where the consumers of one feed come and go: who holds which queue, and where the feed begins.
-
-Everything here is done by the server's I/O thread, and nothing waits.
-"""
+"""Where the consumers of one feed come and go, in the server's I/O thread: nothing waits."""
 
 from __future__ import annotations
 
@@ -103,15 +100,16 @@ class Desk:
         """Make room for a newcomer whose right has been checked."""
         error = LeaseLost(f"queue {old.queue} was taken over by {who}")
         self._send(old.peer, make_fault(old.generation, error, None), ())
-        self.end(old)
+        # Its connection is left to it: a hang-up would come before the error.
+        self.end(old, hangs_up=False)
 
-    def end(self, lease: Lease) -> None:
+    def end(self, lease: Lease, *, hangs_up: bool = True) -> None:
         """A lease is over: its memory is never written again."""
         if self.leases[lease.queue] is not lease:
             return
-        self.leases[lease.queue] = None
+        self.leases[lease.queue], lease.is_over = None, True
         self.feed.slots.retire(lease.queue)
-        if lease.connection is not None:
+        if lease.connection is not None and hangs_up:
             lease.connection.close()
         self._delivery.settle(lease, lease.use(lease.sequence))
 

@@ -78,6 +78,8 @@ class Lease:
     """Batches that have been handed to the user."""
     ended: bool = False
     """Whether it has been sent the end, or an error in its place."""
+    is_over: bool = False
+    """Whether it has ended for any reason."""
     sent: deque[Sent] = field(default_factory=deque)
     """The batches sent and not used yet, the last used one before them."""
     told: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())

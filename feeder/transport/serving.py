@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import secrets
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -18,13 +17,13 @@ from feeder.protocol import messages as say
 from feeder.protocol.coding import decode, encode
 from feeder.transport.addresses import Address
 from feeder.transport.delivery import make_fault
-from feeder.transport.descriptors import NONCE_BYTES, Connection, Listener
+from feeder.transport.descriptors import Listener
 from feeder.transport.desk import Desk
 from feeder.transport.faults import point
 from feeder.transport.lease import Lease, Peer
+from feeder.transport.presence import Presence
 from feeder.transport.security import Socket, read_event
 from feeder.transport.waker import Waker
-from feeder.transport.wire import boot_id
 
 logger = logging.getLogger("feeder")
 
@@ -46,19 +45,17 @@ class Serving:
     """What the I/O thread knows. Its own thread alone touches it, but for `waker` and `stop`."""
 
     def __init__(
-        self, desks: dict[str, Desk], doors: list[Door], listener: Listener | None, waker: Waker,
+        self, desks: dict[str, Desk], doors: list[Door], listener: Listener, waker: Waker,
         *, exit_when: str,
     ) -> None:  # fmt: skip
         self._desks = desks
         self._doors = doors
-        self._listener = listener
         self.waker = waker
         self._exit_when = exit_when
         self._leases: dict[Peer, tuple[Desk, Lease]] = {}
         self._descriptors: dict[tuple[int, int], Peer] = {}
         # Connected peers that have asked for a queue at some time.
         self._known: set[Peer] = set()
-        self._nonces: dict[bytes, Peer] = {}
         self._stopping: str | None = None
         self._logged_at, self._silenced = -math.inf, 0
         self._tell_at = time.monotonic() + _TELL_S
@@ -67,10 +64,7 @@ class Serving:
             self._poller.register(door.router, zmq.POLLIN)
             self._poller.register(door.monitor, zmq.POLLIN)
         self._poller.register(waker.fileno(), zmq.POLLIN)
-        if listener is not None:
-            self._poller.register(listener.fileno(), zmq.POLLIN)
-        # The unix connections of consumers, and their processes: readable when they are gone.
-        self._watched: dict[int, tuple[Peer, Connection]] = {}
+        self._presence = Presence(listener, self._poller)
         self.done = False
         """Whether all consumers have what they wanted (`exit_when`)."""
 
@@ -98,7 +92,10 @@ class Serving:
                 self._receive(i, door)
             if door.monitor in ready:
                 self._look_at_events(i, door)
-        self._look_at_connections(ready)
+        if self._presence.has_news(ready):
+            self._admit()
+        for peer in self._presence.gone(ready):
+            self._lose(peer)
         for desk in self._desks.values():
             desk.pump()
         self._look_at_clock()
@@ -108,14 +105,11 @@ class Serving:
         nearest = self._tell_at if self._leases else math.inf
         for desk in self._desks.values():
             nearest = min(nearest, desk.expire(now))
-        if self._listener is not None:
-            nearest = min(nearest, self._listener.deadline)
+        nearest = min(nearest, self._presence.expire(now))
         return -1 if nearest == math.inf else max(0, math.ceil((nearest - now) * 1000))
 
     def _look_at_clock(self) -> None:
         now = time.monotonic()
-        if self._listener is not None:
-            self._listener.expire(now)
         if now >= self._tell_at:
             self._tell_at = now + _TELL_S
             for desk in self._desks.values():
@@ -168,12 +162,16 @@ class Serving:
             self._descriptors[peer.router, frame.get(zmq.SRCFD)] = peer
             self._open(peer, message)
             return
-        found = self._leases.get(peer)
         if peer not in self._known:
             raise ProtocolError(f"{type(message).__name__} came from one that did not say Open")
-        if found is None or found[1].generation != message.generation:  # type: ignore[attr-defined]
-            return  # It speaks of a lease that is over.
-        desk, lease = found
+        desk, lease = self._leases.get(peer, (None, None))
+        generation: bytes = message.generation  # type: ignore[attr-defined]
+        is_over = lease is None or lease.generation != generation or lease.is_over
+        if isinstance(message, say.Bye):
+            # First: when the lease ends the unix connection hangs up, and the peer with it.
+            self.send(peer, say.Farewell(generation=generation, reason="goodbye"), ())
+        if is_over or desk is None or lease is None:
+            return
         match message:
             case say.Attached():
                 # The unix socket was connected before this was sent.
@@ -186,25 +184,19 @@ class Serving:
             case say.Snapshot():
                 desk.snapshot(lease, message)
             case say.Bye():
-                # First: when the lease ends the unix connection hangs up, and the peer with it.
-                self.send(peer, say.Farewell(generation=lease.generation, reason="goodbye"), ())
                 self._forget(peer)
                 desk.leave(lease)
 
     def _open(self, peer: Peer, message: say.Open) -> None:
         if peer in self._leases:
-            raise ProtocolError("a consumer that has a queue asks for one")
+            if not self._leases[peer][1].is_over:
+                raise ProtocolError("a consumer that has a queue asks for one")
+            self._lose(peer)
         self._known.add(peer)
         point("server.open")
         desk = self._find(message.feed)
         lease = desk.open(peer, message)
         self._leases[peer] = desk, lease
-        offer = None
-        if self._listener is not None and message.boot_id and message.boot_id == boot_id():
-            nonce = secrets.token_bytes(NONCE_BYTES)
-            self._nonces[nonce] = peer
-            self._listener.expect(nonce)
-            offer = say.Offer(path=self._listener.path, nonce=nonce)
         recipe = desk.feed.recipe
         answer = say.Opened(
             generation=lease.generation,
@@ -212,7 +204,7 @@ class Serving:
             num_queues=desk.num_queues,
             credit=lease.credit,
             hold=lease.hold,
-            shared=offer,
+            shared=self._presence.offer(peer, message.boot_id),
             lease_s=desk.lease_s,
             length=None,
             name=recipe.name,
@@ -245,14 +237,7 @@ class Serving:
 
     def _forget(self, peer: Peer) -> None:
         self._leases.pop(peer, None)
-        for nonce in [nonce for nonce, owner in self._nonces.items() if owner == peer]:
-            del self._nonces[nonce]
-            if self._listener is not None:
-                self._listener.withdraw(nonce)
-        for descriptor, (owner, _) in list(self._watched.items()):
-            if owner == peer:
-                del self._watched[descriptor]
-                self._poller.unregister(descriptor)
+        self._presence.forget(peer)
 
     def _log(self, text: str, error: str | None) -> None:
         """Log at most once a second: a peer that misbehaves does so often."""
@@ -277,31 +262,15 @@ class Serving:
                                 zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL):  # fmt: skip
                 self._log("a peer was not let in: %s", event.kind.name)
 
-    def _look_at_connections(self, ready: dict[Any, int]) -> None:
-        if self._listener is not None and self._listener.fileno() in ready:
-            self._admit()
-        for descriptor in ready:
-            peer, connection = self._watched.get(descriptor, (None, None))
-            # Asked, since the number may be another connection's than when the poll returned.
-            if peer is not None and connection is not None and connection.is_gone():
-                self._lose(peer)
-
     def _admit(self) -> None:
         """Take the unix connections that have said whose they are."""
-        if self._listener is None:
-            return
-        # Once to accept a connection, once to read what it has presented by then.
-        for connection in [*self._listener.on_readable(), *self._listener.on_readable()]:
-            peer = self._nonces.pop(connection.nonce)
+        for peer, connection in self._presence.admit():
             found = self._leases.get(peer)
-            if found is None:
+            if found is not None:
+                found[1].connection = connection
+            else:
+                self._presence.forget(peer)
                 connection.close()
-                continue
-            found[1].connection = connection
-            for descriptor in (connection.fileno(), connection.pidfd):
-                if descriptor is not None:
-                    self._watched[descriptor] = peer, connection
-                    self._poller.register(descriptor, zmq.POLLIN)
 
     def _lose(self, peer: Peer) -> None:
         """A peer's connection is dead."""
@@ -311,12 +280,11 @@ class Serving:
             self._forget(peer)
             desk, lease = found
             desk.lose(lease)
+            if lease.connection is not None:
+                lease.connection.close()
 
     def _farewell(self) -> None:
         for peer in list(self._leases):
             self.send(
                 peer, say.Farewell(generation=b"", reason=self._stopping or "all is done"), ()
             )
-
-
-__all__ = ["Door", "Serving"]

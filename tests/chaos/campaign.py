@@ -12,6 +12,7 @@ import argparse
 import os
 import random
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -135,6 +136,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a campaign; returns the exit status: 0 where all was equal, else 1."""
     options = parse(arguments)
+    # Told to end, it ends its children too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("told to end"))
     if options.soak is not None:
         return soak(options.soak)
     transports = TRANSPORTS if options.transport == "all" else (options.transport,)

@@ -34,8 +34,8 @@ RESUMING = (
         harm="A resumed run begins with worker 0, whoever's turn it was: every row comes, in "
         "another order.",
         file="feeder/token.py",
-        old="return [position.epoch, position.turn,",
-        new="return [position.epoch, 0,",
+        old="return [epoch, turn, bits",
+        new="return [epoch, 0, bits",
         tests=(
             _RESUME + "test_resumed_at_every_batch[keep-small-seek]",
             _RESUME + "test_resumed_at_every_batch[keep-small-replay]",
@@ -96,7 +96,7 @@ RESUMING = (
         name="leftover digest unchecked",
         harm="A resume from a token joins half of the old chunk with half of another, and nobody "
         "is told.",
-        file="workers/position.py",
+        file="workers/straddler.py",
         old='return "" if then.digest == self.digest else "other',
         new='return "" if True else "other',
         tests=(
