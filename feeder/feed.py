@@ -17,6 +17,7 @@ from workers.position import Place
 
 logger = logging.getLogger("feeder")
 
+
 class DeviceFeed:
     """The batches of one device, in order: an iterator, used by one thread at a time."""
 

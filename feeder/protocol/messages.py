@@ -39,7 +39,6 @@ Positive = Annotated[int, Meta(ge=1, le=_MAX_COUNT)]
 Generation = Annotated[bytes, Meta(min_length=24, max_length=24)]
 Name = Annotated[str, Meta(max_length=1024)]
 Text = Annotated[str, Meta(max_length=MAX_TEXT)]
-Token = Annotated[bytes, Meta(max_length=TOKEN_BYTES)]
 Rows = Annotated[bytes, Meta(max_length=ROWS_BYTES)]
 Shape = Annotated[tuple[Count, ...], Meta(max_length=31)]
 DType = Annotated[
@@ -232,14 +231,6 @@ class Batches(Message, frozen=True, kw_only=True):
             raise ValueError("a batch in frames comes with others, expected it alone")
 
 
-class Progress(Message, frozen=True, kw_only=True):
-    """How far a replay is, in batches."""
-
-    generation: Generation
-    done: Count
-    total: Count
-
-
 class Waiting(Message, frozen=True, kw_only=True):
     """Where the other queues stand."""
 
@@ -302,6 +293,6 @@ FROM_CONSUMER: dict[str, type[Message]] = {
 """What a consumer may send, by name."""
 FROM_SERVER: dict[str, type[Message]] = {
     kind.__name__: kind
-    for kind in (Opened, Spec, Arena, Batches, Progress, Waiting, State, Fault, End, Farewell)
+    for kind in (Opened, Spec, Arena, Batches, Waiting, State, Fault, End, Farewell)
 }
 """What a server may send, by name."""

@@ -37,18 +37,18 @@ SERVER: Table = {
     "new": {"Open": "opening", "Fault": "refused", "Farewell": "draining", "expired": "gone",
             **_GONE},
     # The server looks for an answer.
-    "opening": _stay("opening", "Waiting Progress", Opened="opened", Fault="refused",
+    "opening": _stay("opening", "Waiting", Opened="opened", Fault="refused",
                      Farewell="draining", expired="gone", **_LEAVES),
     # The consumer holds the queue and makes itself ready.
-    "opened": _stay("opened", "Spec Arena Waiting Progress Used renewed expired",
+    "opened": _stay("opened", "Spec Arena Waiting Used renewed expired",
                     Attached="streaming", Fault="ended", **_LOSES),
-    "streaming": _stay("streaming", "Spec Arena Batches Waiting Progress Used Snapshot "
+    "streaming": _stay("streaming", "Spec Arena Batches Waiting Used Snapshot "
                        "State renewed", End="ended", Fault="ended", expired="hung", **_LOSES),
     # It has not been heard of for a lease: it is sent no batch, and a newcomer wins.
-    "hung": _stay("hung", "Spec Arena Waiting Progress Snapshot State expired",
+    "hung": _stay("hung", "Spec Arena Waiting Snapshot State expired",
                   Used="streaming", renewed="streaming", End="ended", Fault="ended", **_LOSES),
     # The stream's end, or an error, has been sent.
-    "ended": _stay("ended", "Attached Used Snapshot State Waiting Progress Fault renewed expired",
+    "ended": _stay("ended", "Attached Used Snapshot State Waiting Fault renewed expired",
                    **_LOSES),
     # Another consumer has the queue; what this one sends may still be on its way.
     "fenced": _stay("fenced", "Attached Used Snapshot Fault renewed expired",
@@ -70,17 +70,17 @@ CONSUMER: Table = {
     # ZeroMQ connects in its own time; `Open` may be given to it before.
     "connecting": _stay("connecting", "connected", Open="opening", Fault="refused",
                         Farewell="lost", disconnected="lost", expired="refused", close="closed"),
-    "opening": _stay("opening", "connected Waiting Progress", Opened="attaching", Fault="refused",
+    "opening": _stay("opening", "connected Waiting", Opened="attaching", Fault="refused",
                      Farewell="lost", disconnected="lost", expired="refused", **_CLOSES),
-    "attaching": _stay("attaching", "Spec Arena Waiting Progress Used", Attached="streaming",
+    "attaching": _stay("attaching", "Spec Arena Waiting Used", Attached="streaming",
                        Fault="failed", **_BREAKS),
-    "streaming": _stay("streaming", "Spec Arena Batches Waiting Progress Used Snapshot "
+    "streaming": _stay("streaming", "Spec Arena Batches Waiting Used Snapshot "
                        "State", End="ended", Fault="failed", **_BREAKS),
     # All has been received. What the user still holds is given back while somebody listens.
-    "ended": _stay("ended", "Used Snapshot State Waiting Progress Farewell disconnected expired",
+    "ended": _stay("ended", "Used Snapshot State Waiting Farewell disconnected expired",
                    Fault="failed", **_CLOSES),
     # An error has been received; a lost lease is asked for again.
-    "failed": _stay("failed", "Used Snapshot State Waiting Progress Fault Farewell disconnected "
+    "failed": _stay("failed", "Used Snapshot State Waiting Fault Farewell disconnected "
                     "expired",
                     connect="connecting", **_CLOSES),
     # No queue was given, or no answer in time.

@@ -145,8 +145,6 @@ class Conversation:
                     return error_of(message)
             case say.Farewell():
                 return TransportError(f"the server stopped: {message.reason}")
-            case say.Progress():
-                logger.info("consumer: replay, %d of %d", message.done, message.total)
         return None
 
     @property

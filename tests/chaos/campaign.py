@@ -9,7 +9,6 @@ survives in the trainers' checkpoints is compared with the stream of a naive fee
 from __future__ import annotations
 
 import argparse
-import os
 import random
 import shutil
 import signal
@@ -38,10 +37,12 @@ class Campaign:
     """The legs, and what has happened in them."""
 
     def __init__(
-        self, seed: int, transports: Sequence[str], plant: str, only: Sequence[str]
-    ) -> None:
+        self, seed: int, transports: Sequence[str], plant: str, only: Sequence[str],
+        is_verbose: bool,
+    ) -> None:  # fmt: skip
         self._transports = transports
         self._plant = plant
+        self._is_verbose = is_verbose
         self._dice = random.Random(seed)
         self._plan = Plan(self._dice, only)
         self.hits: Counter[tuple[str, str]] = Counter()
@@ -75,10 +76,8 @@ class Campaign:
             finally:
                 self.hits.update({(name, transport): n for name, n in leg.done.items()})
                 self.missed += leg.missed
-        if os.environ.get("CHAOS_SLOW") and time.monotonic() - started > 12:
-            _tell(leg, folder, plan)
         shutil.rmtree(folder)
-        if os.environ.get("CHAOS_TRACE"):
+        if self._is_verbose:
             _say("\n".join(leg.trace))
         _say(f"{told}: {leg.done.total()} faults, equal ({time.monotonic() - started:.1f} s)")
 
@@ -95,8 +94,12 @@ class Campaign:
 
     @property
     def fewest(self) -> int:
-        """Of the points how often the one was hit that was hit the least."""
-        return min(sum(self.hits[point, t] for t in TRANSPORTS) for point in POINTS)
+        """Of the points that these transports come to, how often the rarest was hit."""
+        return min(
+            sum(self.hits[point, t] for t in self._transports)
+            for point in POINTS
+            if any(fits(point, t) for t in self._transports)
+        )
 
 
 def _say(line: str) -> None:
@@ -127,6 +130,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--least", type=int, default=0, metavar="K", help="fail where a point was hit less often"
     )
+    parser.add_argument("--verbose", action="store_true", help="tell every fault")
     parser.add_argument(
         "--soak", type=int, metavar="BATCHES", help="instead: reconnect again and again"
     )
@@ -141,7 +145,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.soak is not None:
         return soak(options.soak)
     transports = TRANSPORTS if options.transport == "all" else (options.transport,)
-    campaign = Campaign(options.seed, transports, options.plant, options.only)
+    campaign = Campaign(options.seed, transports, options.plant, options.only, options.verbose)
     started = time.monotonic()
     status = 0
     try:

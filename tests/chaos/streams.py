@@ -1,7 +1,8 @@
 """The feeds of the kill campaign, one of each form of fetch function, and what they should give.
 
 Chunks are ragged, so that most cuts leave rows over (a source's are not), and "carry" takes rows
-over the ends of epochs. The reference comes from the naive feeder: no line of the product makes its batches.
+over the ends of epochs. The reference comes from the naive feeder: no line of the product makes
+its batches.
 """
 
 from __future__ import annotations

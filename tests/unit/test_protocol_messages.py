@@ -35,7 +35,6 @@ from feeder.protocol.messages import (
     Offer,
     Open,
     Opened,
-    Progress,
     Snapshot,
     Spec,
     State,
@@ -99,7 +98,6 @@ MESSAGES: dict[type[Message], st.SearchStrategy[Any]] = {
         Batches, generation=GENERATIONS,
         headers=st.lists(headers(0), min_size=1, max_size=4).map(tuple) | st.tuples(headers(-1)),
     ),
-    Progress: st.builds(Progress, generation=GENERATIONS, done=COUNTS, total=COUNTS),
     Waiting: st.builds(Waiting, generation=GENERATIONS, queues=LISTS, ended=LISTS),
     State: st.builds(State, generation=GENERATIONS, request=COUNTS, data=st.none() | TOKENS),
     Fault: st.builds(
@@ -135,7 +133,6 @@ EXAMPLES: list[Message] = [
     Spec(generation=G, batch_size=2, columns=(COLUMN,)),
     Arena(generation=G, number=0, slot_bytes=64, num_slots=4),
     Batches(generation=G, headers=(HEADER, HEADER)),
-    Progress(generation=G, done=1, total=2),
     Waiting(generation=G, queues=(1,), ended=()),
     State(generation=G, request=1, data=b"s"),
     Fault(generation=b"", sequence=None, kind="LeaseLost", text="t", fields={"call": 1}, note=""),

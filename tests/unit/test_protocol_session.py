@@ -28,7 +28,6 @@ LEGAL = {
         "Used": "opened streaming hung ended fenced draining",
         "Snapshot": "streaming hung ended fenced draining",
         "State": "streaming hung ended",
-        "Progress": "opening opened streaming hung ended",
         "Waiting": "opening opened streaming hung ended",
         "Fault": "new opening opened streaming hung ended fenced refused draining",
         "End": "streaming hung",
@@ -45,7 +44,6 @@ LEGAL = {
         "Used": "attaching streaming ended failed",
         "Snapshot": "streaming ended failed",
         "State": "streaming ended failed",
-        "Progress": "opening attaching streaming ended failed",
         "Waiting": "opening attaching streaming ended failed",
         "Fault": "connecting opening attaching streaming ended failed refused",
         "End": "streaming",
@@ -212,7 +210,7 @@ def test_messages_that_cross_on_the_way_are_legal_where_they_arrive() -> None:
         ("server", "ended", "Used"), ("server", "draining", "Open"),
         ("server", "fenced", "Used"), ("server", "hung", "Snapshot"),
         ("consumer", "failed", "Farewell"), ("consumer", "attaching", "Waiting"),
-        ("consumer", "ended", "State"), ("consumer", "opening", "Progress"),
+        ("consumer", "ended", "State"), ("consumer", "opening", "Waiting"),
     ],
 )  # fmt: skip
 def test_the_exploration_notices_a_move_that_is_missing(name: str, state: str, event: str) -> None:
