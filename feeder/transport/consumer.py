@@ -122,11 +122,15 @@ class Consumer:
         return Batch(names, arrays, batch.place, batch.epoch, batch.index, batch.step, batch.rows)
 
     def __len__(self) -> int:
-        """Batches of the whole stream on this queue; TypeError where the server cannot know."""
+        """Batches of the whole stream on this queue, as if no record were left out; `TypeError`
+        where the server cannot know: it does for sources and a number of epochs."""
         length = self._reading.opened.length
         if length is None:
             raise TypeError("the length of this feed is not known")
         return length
+
+    def __bool__(self) -> bool:
+        return True  # Else `if consumer` would ask for its length.
 
     @property
     def _reading(self) -> Reading:

@@ -206,7 +206,7 @@ class Serving:
             hold=lease.hold,
             shared=self._presence.offer(peer, message.boot_id),
             lease_s=desk.lease_s,
-            length=None,
+            length=recipe.length(lease.queue),
             name=recipe.name,
             number=0,
             fingerprint=codec.pack(recipe.positions.fingerprint),
