@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from feeder.errors import ConfigError
 from feeder.statedict import read_position
-from feeder.transport.addresses import check_connects, default_address, parse
+from feeder.transport.addresses import Address, check_connects, default_address, parse
 from feeder.transport.consumer import Consumer
 from feeder.transport.keys import ClientKeys
 from feeder.transport.receiver import Receiver
@@ -17,6 +17,7 @@ from feeder.transport.wire import Wire
 from feeder.transport.wish import Wish
 
 _MAX_FRAME_BYTES = 512 * 1024 * 1024
+_MAX_SECONDS = 1e9
 _RANKS = ("LOCAL_RANK", "SLURM_LOCALID", "RANK", "SLURM_PROCID")
 
 
@@ -70,23 +71,22 @@ def connect(
         LeaseLost: Another consumer holds the queue.
         ResumeError: The position does not fit the feed, or another queue's.
     """
-    texts = (addresses,) if isinstance(addresses, str) else addresses
-    found = [default_address()] if texts is None else [parse(text) for text in texts]
+    found = _addresses(addresses)
     check_connects(found)
     _check(plane=plane, checksum=checksum, device=device, credit=credit, hold=hold)
     position = None if resume is None else bytes(read_position(resume))
     wish = Wish(
         addresses=tuple(map(str, found)),
-        feed=feed,
+        feed=_name(feed),
         queue=_rank() if queue is None else _count("queue", queue),
         credit=credit,
         hold=hold,
-        rejoins=rejoin,
-        takes_over=takeover,
+        rejoins=_flag("rejoin", rejoin),
+        takes_over=_flag("takeover", takeover),
         plane=plane,
         checksum=checksum,
-        timeout_s=timeout,
-        reconnect_s=reconnect,
+        timeout_s=_seconds("timeout", timeout),
+        reconnect_s=_seconds("reconnect", reconnect),
         who=f"pid {os.getpid()} on {os.uname().nodename}",
     )
     security = Security(None if keys is None else ClientKeys.read(keys))
@@ -94,7 +94,7 @@ def connect(
     def wire(address: str) -> Wire:
         return Wire(security, parse(address), _MAX_FRAME_BYTES)
 
-    return Consumer(Receiver(wish, wire, position), security)
+    return Consumer(Receiver(wish, wire, position, security.close))
 
 
 def _check(*, plane: str, checksum: str, device: str, credit: int, hold: int) -> None:
@@ -108,8 +108,36 @@ def _check(*, plane: str, checksum: str, device: str, credit: int, hold: int) ->
         raise ConfigError(f"credit is {credit} and hold {hold}, expected at most 1024 each")
 
 
+def _addresses(addresses: Any) -> list[Address]:
+    if addresses is None:
+        return [default_address()]
+    texts = [addresses] if isinstance(addresses, str) else addresses
+    if not isinstance(texts, (list, tuple)) or not all(isinstance(text, str) for text in texts):
+        raise ConfigError(f"addresses is {addresses!r}, expected a text or a list of texts")
+    return [parse(text) for text in texts]
+
+
+def _seconds(name: str, value: Any) -> float:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not is_number or not 0 <= value <= _MAX_SECONDS:
+        raise ConfigError(f"{name} is {value!r} s, expected 0 to {_MAX_SECONDS:g}")
+    return float(value)
+
+
+def _flag(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ConfigError(f"{name} is {value!r}, expected True or False")
+    return value
+
+
+def _name(feed: Any) -> str:
+    if not isinstance(feed, str) or not feed.isprintable() or len(feed) > 1024:
+        raise ConfigError(f"feed is {feed!r}, expected the name of a feed, or '' for the only one")
+    return feed
+
+
 def _count(name: str, value: Any) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**31:
         raise ConfigError(f"{name} is {value!r}, expected a whole number from 0 on")
     return value
 

@@ -25,7 +25,6 @@ from feeder.transport.faults import point
 from feeder.transport.reading import Reading
 from feeder.transport.receiver import Receiver
 from feeder.transport.remote import RemotePlace
-from feeder.transport.security import Security
 from workers.batch import Batch
 from workers.scope import Scope
 
@@ -45,10 +44,9 @@ class Consumer:
     batches than there are slots for is given private copies.
     """
 
-    def __init__(self, receiver: Receiver, security: Security) -> None:
+    def __init__(self, receiver: Receiver) -> None:
         self._receiver = receiver
         self._inbox = receiver.inbox
-        self._security = security
         # Beside those, the one that is being handed out.
         self._most_held = receiver.wish.hold
         self._ready: deque[Batch] = deque()
@@ -63,6 +61,9 @@ class Consumer:
         self._scope = Scope()
         self._scope.start("feeder consumer", receiver.run)
         _open.add(self)
+        # One that is forgotten must not hold its queue for ever.
+        self._forgotten = weakref.finalize(self, receiver.ask, receiver.stop)
+        self._forgotten.atexit = False
         try:
             self._inbox.wait_for_opened(0)
         except BaseException:
@@ -157,11 +158,11 @@ class Consumer:
         if self._place is not None:
             raise ResumeError("batches have been handed out already; load the state into a fresh "
                               "consumer")  # fmt: skip
-        position = unpack_state_dict(state_dict)
-        self._loaded = bytes(position)
-        receiver, before = self._receiver, self._inbox.num_opened
-        receiver.ask(lambda: receiver.reopen(bytes(position)))
-        self._inbox.wait_for_opened(before)
+        position = bytes(unpack_state_dict(state_dict))
+        receiver, restarts = self._receiver, self._inbox.num_restarts + 1
+        receiver.ask(lambda: receiver.reopen(position))
+        self._inbox.wait_for_opened(restarts)
+        self._loaded = position
 
     def snapshot(self) -> Snapshot:
         """The position with the leftover rows, as the server has them. Raises `RemoteError` where
@@ -169,8 +170,7 @@ class Consumer:
         (`state_dict` is always there)."""
         self._check_forked()
         receiver, request = self._receiver, next(self._requests)
-        handed = self._inbox.handed
-        receiver.ask(lambda: receiver.ask_snapshot(request, handed))
+        receiver.ask(lambda: receiver.ask_snapshot(request))
         data = self._inbox.wait_for_answer(request)
         if data is None:
             raise RemoteError(
@@ -207,9 +207,9 @@ class Consumer:
         if isinstance(self._unusable, ForkedError):
             return
         self._unusable = ClosedError("the consumer is closed")
+        self._forgotten.detach()
         self._receiver.ask(self._receiver.stop)
         self._scope.close(_STOP_S)
-        self._security.close()
         self._ready.clear()
         _open.discard(self)
 

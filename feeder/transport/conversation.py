@@ -110,6 +110,8 @@ class Conversation:
                 token=self._token,
                 fingerprint=reading.identity.id.fingerprint if reading else None,
                 rejoins=self.rejoins,
+                # Once: later another may hold the queue by right.
+                takes_over=self._wish.takes_over and not self._inbox.num_opened,
                 consumer=self._consumer,
                 attempt=self._attempt,
                 ended=self._ended,

@@ -11,7 +11,7 @@ from itertools import groupby
 from operator import attrgetter
 from typing import Any
 
-from feeder.errors import FeedError
+from feeder.errors import ConfigError, FeedError
 from feeder.protocol import messages as say
 from feeder.protocol.checks import checksum, pieces
 from feeder.protocol.credit import credit_for
@@ -48,7 +48,7 @@ class Delivery:
         while (lease.room > 0 or not lease.credit) and len(outbox):
             if not lease.credit:
                 lease.credit = credit_for(outbox.first_bytes)
-            batches = outbox.take(min(lease.room, _BUNDLE if lease.shared else 1))
+            batches = outbox.take(min(lease.room, self._most(lease)))
             if not batches:
                 break
             if not (self._show_columns(lease) and self._send_batches(lease, run, batches)):
@@ -63,6 +63,10 @@ class Delivery:
         if outbox.is_urgent and lease.room > 0 and len(outbox):
             return self.pump(lease, run)
         return True
+
+    def _most(self, lease: Lease) -> int:
+        """Batches that may go in one message: leftover rows may be as large as batches."""
+        return _BUNDLE if lease.shared and self._stream.repeatable else 1
 
     def _finish(self, lease: Lease, ending: Place | FeedError) -> bool:
         """Send the end of the stream, or the error in its place."""
@@ -83,7 +87,7 @@ class Delivery:
 
     def fail(self, lease: Lease, error: FeedError) -> bool:
         """Send an error that takes the place of the next batch."""
-        lease.ended = True
+        lease.ended = lease.failed = True
         lease.session.on("Fault")
         return self._send(lease.peer, make_fault(lease.generation, error, lease.sequence), ())
 
@@ -151,6 +155,12 @@ class Delivery:
         if lease.sequence:
             return True
         assert self.columns is not None
+        for column in self.columns:
+            if column.dtype.kind == "V":
+                raise ConfigError(
+                    f"column {column.name!r} has dtype {column.dtype}, which cannot be served; "
+                    "give each field a column of its own"
+                )
         spec = say.Spec(
             generation=lease.generation,
             batch_size=self._stream.batch_size,
@@ -186,7 +196,7 @@ class Delivery:
 def make_fault(generation: bytes, error: FeedError, sequence: int | None) -> say.Fault:
     """An error as a message: its class by name, its fields, and the traceback as text."""
     fields = {
-        name: value
+        name: _sayable(value) if isinstance(value, str) else value
         for name, value in vars(error).items()
         if not name.startswith("_") and isinstance(value, (str, int, type(None)))
     }
@@ -194,7 +204,15 @@ def make_fault(generation: bytes, error: FeedError, sequence: int | None) -> say
     note = "".join(traceback.format_exception(cause)) if cause is not None else ""
     notes = "\n".join(getattr(error, "__notes__", ()))
     return say.Fault(
-        generation=generation, sequence=sequence, kind=type(error).__name__,
-        text=str(error)[: say.MAX_TEXT], fields=fields,
-        note=(note + notes)[-say.MAX_TEXT :],
-    )  # fmt: skip
+        generation=generation,
+        sequence=sequence,
+        kind=type(error).__name__,
+        text=_sayable(str(error)),
+        fields=fields,
+        note=_sayable((note + notes)[-say.MAX_TEXT // 8 :]),
+    )
+
+
+def _sayable(text: str) -> str:
+    """A text as it can be sent: names of files may hold what UTF-8 cannot."""
+    return text.encode(errors="backslashreplace").decode()[: say.MAX_TEXT]

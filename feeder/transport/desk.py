@@ -6,7 +6,7 @@ import logging
 import math
 import time
 
-from feeder.errors import ConfigError, LeaseLost, ProtocolError
+from feeder.errors import ConfigError, FeedError, LeaseLost, ProtocolError, RemoteError
 from feeder.protocol import messages as say
 from feeder.protocol.credit import credit_for
 from feeder.protocol.seats import Seats
@@ -35,7 +35,6 @@ class Desk:
         """Seconds for which a consumer need not be heard of."""
         self._send = send
         self.num_queues = num = len(feed.recipe.config.devices)
-        """The feed's queues."""
         self.seats = Seats(num)
         self.leases: list[Lease | None] = [None] * num
         self._resumes: list[Resume | None] = [None] * num
@@ -49,10 +48,9 @@ class Desk:
     def open(self, peer: Peer, message: say.Open) -> Lease:
         """Seat a consumer. Raises `LeaseLost`, `ResumeError`, `ConfigError`."""
         queue, positions = message.queue, self.feed.recipe.positions
-        if queue >= self.num_queues:
+        if queue >= (num := self.num_queues):
             raise ConfigError(
-                f"queue is {queue}, but feed {self.feed.name!r} has {self.num_queues}; expected a "
-                f"number from 0 to {self.num_queues - 1}"
+                f"queue is {queue}, but feed {self.feed.name!r} has {num}; expected 0 to {num - 1}"
             )
         resume = None
         if message.token is not None:
@@ -74,6 +72,8 @@ class Desk:
         )
         if old is not None:
             self._evict(old, message.who)
+        # Also where nobody held it: an arena may have been made meanwhile, for nobody's wishes.
+        self.feed.slots.retire(queue)
         self.seats.take(queue, step, message.who, rejoins=rejoins, undecided=undecided)
         if rejoins:
             self.seats.end(message.ended)
@@ -119,10 +119,9 @@ class Desk:
             return
         logger.info("feed %r: %s, queue %d, is gone", self.feed.name, lease.who, lease.queue)
         if lease.has_all:
-            self.leave(lease)
-        else:
-            self.end(lease)
-            self.seats.lose(lease.queue)
+            return self.leave(lease)
+        self.end(lease)
+        self.seats.lose(lease.queue)
 
     def attach(self, lease: Lease, message: say.Attached) -> None:
         """A consumer can take batches."""
@@ -149,10 +148,8 @@ class Desk:
     @property
     def acknowledged(self) -> bool:
         """Whether every queue's consumer has used everything."""
-        return all(
-            seat.ended or (lease is not None and lease.has_all)
-            for seat, lease in zip(self.seats.seats, self.leases, strict=True)
-        )
+        pairs = zip(self.seats.seats, self.leases, strict=True)
+        return all(seat.ended or (lease is not None and lease.has_all) for seat, lease in pairs)
 
     def num_slots(self, queue: int, slot_bytes: int) -> int:
         """How many slots a queue's arena of such slots needs; the enqueuer asks."""
@@ -178,8 +175,7 @@ class Desk:
                 )  # fmt: skip
                 self.seats.lose(lease.queue)
         if self._waits_since is not None:
-            until = self._waits_since + self.lease_s
-            if now < until:
+            if now < (until := self._waits_since + self.lease_s):
                 return min(nearest, until)
             logger.warning(
                 "feed %r: nobody came for queues %r in %.0f s; it goes on without them until "
@@ -195,7 +191,9 @@ class Desk:
         missing = set(self.seats.missing())
         ready = all(lease is None or lease.has_attached for lease in self.leases)
         if not ready or (missing and not without_missing):
-            self._waits_since = time.monotonic() if missing and self._all_rejoined else None
+            # Where everybody who is here goes on alone, one who is not may have had everything.
+            may_lack = missing and all(lease is None or lease.rejoins for lease in self.leases)
+            self._waits_since = time.monotonic() if may_lack else None
             self.feed.halt()
             return
         self._waits_since = None
@@ -216,11 +214,6 @@ class Desk:
                 for queue in range(self.num_queues)
             ],
         )
-
-    @property
-    def _all_rejoined(self) -> bool:
-        """Whether everybody who is here goes on alone: then one who is not may have had all."""
-        return all(lease is None or lease.rejoins for lease in self.leases)
 
     def first_step(self, queue: int) -> int:
         """The number of the next batch of a queue."""
@@ -276,15 +269,24 @@ class Desk:
 
     def pump(self) -> None:
         """Send what there is, to everybody who has credit."""
-        run, failure = self.feed.run, self.feed.failure
         for lease in self.leases:
-            if lease is None or lease.ended or lease.session.state != "streaming":
-                continue
-            if run is not None:
-                if not self._delivery.pump(lease, run):
-                    self.lose(lease)
-            elif failure is not None:
-                self._delivery.fail(lease, failure)
+            if lease is not None and not lease.ended and lease.session.state == "streaming":
+                try:
+                    self._pump(lease)
+                except Exception as error:
+                    # Of this consumer alone: the others are served all the same.
+                    if not isinstance(error, FeedError):
+                        logger.exception("feed %r, queue %d", self.feed.name, lease.queue)
+                        error = RemoteError(f"{type(error).__name__}: {error}")
+                    self._delivery.fail(lease, error)
+
+    def _pump(self, lease: Lease) -> None:
+        run, failure = self.feed.run, self.feed.failure
+        if run is not None:
+            if not self._delivery.pump(lease, run):
+                self.lose(lease)
+        elif failure is not None:
+            self._delivery.fail(lease, failure)
 
     def tell_waiting(self) -> None:
         """Tell consumers whom the feed waits for, and for whom it need not, where that is news."""

@@ -19,7 +19,7 @@ from workers.resuming import Resume
 
 logger = logging.getLogger("feeder")
 
-_JOIN_S, _CLOSE_S = 60.0, 4.0
+_JOIN_S, _CLOSE_S = 60.0, 3.5
 # A feed is begun again at most so often in a row, then once per interval.
 _REWINDS = 8
 _REWIND_INTERVAL_S = 0.5

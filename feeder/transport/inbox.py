@@ -33,6 +33,9 @@ class Inbox:
         """The lease, or the last one."""
         self.num_opened = 0
         """How often a server has given the queue."""
+        self.num_restarts = 0
+        """How often the consumer has started elsewhere."""
+        self._opened_before = 0
         self.failure: FeedError | None = None
         """Why nothing more will come."""
 
@@ -40,8 +43,12 @@ class Inbox:
 
     def clear(self) -> None:
         """Nothing has come: the consumer starts elsewhere."""
-        self.batches = HostQueue(2**62, self._describe_wait)
-        self.received = 0
+        with self._changed:
+            self.batches = HostQueue(2**62, self._describe_wait)
+            self.received = 0
+            self.failure = None
+            self.num_restarts += 1
+            self._opened_before = self.num_opened
 
     def open(self, reading: Reading) -> None:
         """A server has given the queue."""
@@ -75,11 +82,17 @@ class Inbox:
 
     # ---- the user's thread's
 
-    def wait_for_opened(self, num_before: int) -> None:
-        """Wait until a server has given the queue once more; raises what came instead."""
+    def wait_for_opened(self, num_restarts: int) -> None:
+        """Wait until a server has given the queue after so many restarts; raises what came
+        instead."""
         with self._changed:
-            self._changed.wait_for(lambda: self.num_opened > num_before or self.failure)
-            if self.num_opened <= num_before and self.failure is not None:
+            self._changed.wait_for(
+                lambda: (
+                    self.num_restarts >= num_restarts
+                    and (self.num_opened > self._opened_before or self.failure)
+                )
+            )
+            if self.num_opened <= self._opened_before and self.failure is not None:
                 raise self.failure
 
     def wait_for_answer(self, request: int) -> bytes | None:

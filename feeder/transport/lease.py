@@ -78,6 +78,8 @@ class Lease:
     """Batches that have been handed to the user."""
     ended: bool = False
     """Whether it has been sent the end, or an error in its place."""
+    failed: bool = False
+    """Whether that was an error."""
     is_over: bool = False
     """Whether it has ended for any reason."""
     sent: deque[Sent] = field(default_factory=deque)
@@ -105,7 +107,7 @@ class Lease:
     @property
     def has_all(self) -> bool:
         """Whether the consumer has been told the end, and has used all that came before."""
-        return self.ended and self.used == self.sequence
+        return self.ended and not self.failed and self.used == self.sequence
 
     def note(self, batch: Batch, slot: int, run: Run) -> None:
         """A batch goes out."""

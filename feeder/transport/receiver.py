@@ -43,9 +43,16 @@ _MAX_UNSHARED = 10
 class Receiver:
     """The I/O thread's state. The user's thread touches `inbox`, `waker` and `ask` alone."""
 
-    def __init__(self, wish: Wish, connect: Callable[[str], Wire], token: bytes | None) -> None:
+    def __init__(
+        self,
+        wish: Wish,
+        connect: Callable[[str], Wire],
+        token: bytes | None,
+        at_end: Callable[[], None],
+    ) -> None:
         self.wish = wish
         self._connect = connect
+        self._at_end = at_end
         self._wire: Wire | None = None
         self._turn = 0
         self._turn_ends = math.inf
@@ -77,9 +84,9 @@ class Receiver:
         self._give_up_at = time.monotonic() + _FAREWELL_S
         reading.leave(self.inbox.handed)
 
-    def ask_snapshot(self, request: int, handed: int) -> None:
-        """Ask for the state after so many batches; done by the I/O thread."""
-        reading = self.inbox.reading
+    def ask_snapshot(self, request: int) -> None:
+        """Ask for the state after what has been handed out by now; done by the I/O thread."""
+        reading, handed = self.inbox.reading, self.inbox.handed
         is_there = reading is not None and self._talk.state in ("streaming", "ended")
         self.inbox.expect(request)
         if not is_there or reading is None or not reading.ask_snapshot(request, handed):
@@ -89,6 +96,8 @@ class Receiver:
         """Start elsewhere, before any batch was handed out; done by the I/O thread."""
         if self._wire is not None:
             self._wire.unwatch()
+        self._resting = False
+        self._give_up_at = time.monotonic() + self.wish.timeout_s
         if not self._talk.restart(token):
             self._close_wire()
 
@@ -110,6 +119,7 @@ class Receiver:
             failure.__cause__ = error
         self._over = True
         self._close_wire()
+        self._at_end()
         self.inbox.fail(failure)
 
     def _step(self) -> None:
@@ -216,7 +226,7 @@ class Receiver:
 
     def _on_trouble(self, wire: Wire) -> None:
         error = wire.trouble()
-        if isinstance(error, AuthError):
+        if isinstance(error, AuthError) and not self.inbox.num_opened:
             self._fail(error)
         elif error is not None:
             self._lose(str(error))

@@ -14,7 +14,6 @@ from workers.batch import Cut
 from workers.position import Lanes
 from workers.resuming import Resume
 
-
 _MANY_EPOCHS = 100_000
 """Of so many no length is told."""
 

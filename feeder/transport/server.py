@@ -14,6 +14,7 @@ import xxhash
 
 from feeder.coordinator import Coordinator
 from feeder.errors import ConfigError
+from feeder.transport import inheritance
 from feeder.transport.addresses import (
     Address,
     check_binds,
@@ -33,7 +34,7 @@ from feeder.transport.serving import Door, Serving
 from feeder.transport.waker import Waker
 from workers.scope import Scope
 
-STOP_S = 5.0
+STOP_S = 4.5
 """How long a stop waits for everything, fetch functions included."""
 
 _MAX_CREDIT = 1024
@@ -87,6 +88,9 @@ class Server:
         self.addresses = tuple(str(address) for door in doors for address in door.addresses)
         """Where it listens, with the ports that the system chose."""
         listener = self._listen()
+        self._places = {a.port if a.scheme == "tcp" else a.path for d in doors for a in d.addresses}
+        self._places.add(listener.path)
+        inheritance.add(self)
         run_id = secrets.token_bytes(16)
         self.queues = {recipe.name: len(recipe.config.devices) for recipe in recipes}
         """The number of queues of each feed, by its name."""
@@ -126,6 +130,10 @@ class Server:
             self._serving.run()
         finally:
             self._over.set()
+
+    def places(self) -> set[Any]:
+        """Where its sockets are bound, for forked children to close theirs."""
+        return self._places
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until the server is over: closed, or, with `exit_when="acknowledged"`, when every
@@ -195,10 +203,10 @@ def serve(
     """
     if exit_when not in ("never", "acknowledged"):
         raise ConfigError(f"exit_when is {exit_when!r}, expected 'never' or 'acknowledged'")
-    if queues is not None and (not isinstance(queues, int) or not 1 <= queues <= 4096):
+    if queues is not None and (type(queues) is not int or not 1 <= queues <= 4096):
         raise ConfigError(f"queues is {queues!r}, expected a whole number from 1 to 4096")
-    if not lease > 0:
-        raise ConfigError(f"lease is {lease!r} s, expected more than 0")
+    if type(lease) not in (int, float) or not 0 < lease <= 1e9:
+        raise ConfigError(f"lease is {lease!r} s, expected more than 0, at most 1e9")
     texts = (addresses,) if isinstance(addresses, str) else addresses
     found = [default_address()] if texts is None else [parse(text) for text in texts]
     check_binds(found, curve=keys is not None, insecure=insecure)

@@ -172,6 +172,8 @@ class Serving:
             self.send(peer, say.Farewell(generation=generation, reason="goodbye"), ())
         if is_over or desk is None or lease is None:
             return
+        if not isinstance(message, say.Attached):
+            lease.session.on(type(message).__name__)
         match message:
             case say.Attached():
                 # The unix socket was connected before this was sent.

@@ -54,7 +54,7 @@ class Wire:
     def __init__(self, security: Security, address: Address, max_message_bytes: int) -> None:
         self._connected = False
         self._num_refused = 0
-        self._needed = 2 if security.encrypts(address) else 4
+        self._needed = 2 if security.encrypts(address) else math.inf
         self._dealer = security.make_dealer(
             1024, max_message_bytes=max_message_bytes, curve=security.encrypts(address)
         )

@@ -59,9 +59,9 @@ def test_second_consumer_is_told_who_holds_the_queue(address: str) -> None:
         feeder.connect(address)
 
 
-@pytest.mark.parametrize("queue", (1, 4096, 2**62))
+@pytest.mark.parametrize("queue", (1, 4096, 2**31 - 1))
 def test_queue_out_of_range(address: str, queue: int) -> None:
-    with pytest.raises(ConfigError, match=f"queue is {queue}.*expected a number from 0 to 0"):
+    with pytest.raises(ConfigError, match=f"queue is {queue}.*expected 0 to 0"):
         feeder.connect(address, queue=queue)
 
 

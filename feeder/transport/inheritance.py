@@ -1,0 +1,64 @@
+"""What a forked child of a server must not keep: sockets that say that the server lives.
+
+A fetch function may fork, as `multiprocessing` does. The child has copies of the listening sockets,
+which block a restart at the same address, and of the consumers' connections, which would not break
+when the server is killed. ZeroMQ does not tell its descriptors, so they are found by where they are
+bound.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+import weakref
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+
+class Listening(Protocol):
+    """A server."""
+
+    def places(self) -> set[Any]:
+        """Where its sockets are bound: ports of TCP and paths of unix sockets."""
+
+
+_servers: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def add(server: Listening) -> None:
+    """Have the sockets of a server closed in forked children."""
+    _servers.add(server)
+
+
+def _close_in_child() -> None:
+    places = set().union(*(server.places() for server in list(_servers)))
+    if places:
+        _close_sockets(places)
+
+
+def _close_sockets(places: set[Any]) -> None:
+    for descriptor in _descriptors():
+        try:
+            if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
+                continue
+        except OSError:
+            continue  # Closed by now: it was the listing's own.
+        with socket.socket(fileno=os.dup(descriptor)) as copy:
+            if _place(copy) in places:
+                os.close(descriptor)
+
+
+def _descriptors() -> Iterable[int]:
+    return [int(name) for name in os.listdir("/proc/self/fd")]
+
+
+def _place(sock: socket.socket) -> Any:
+    try:
+        name = sock.getsockname()
+    except OSError:
+        return None
+    return name[1] if isinstance(name, tuple) else name
+
+
+os.register_at_fork(after_in_child=_close_in_child)
