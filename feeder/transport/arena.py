@@ -33,6 +33,7 @@ class _Pool:
         self.free: dict[int, list[ArenaSlot]] = {}
         self.out: dict[int, ArenaSlot] = {}
         self.retired: set[int] = set()
+        self.num_retirements = 0
 
     def add(self, arena: Arena) -> None:
         self.arenas[arena.number] = arena
@@ -53,6 +54,7 @@ class _Pool:
         self.free[slot.arena.number].append(slot)
 
     def retire(self) -> None:
+        self.num_retirements += 1
         self.retired.update(self.arenas)
         for arena in self.arenas.values():
             arena.close()
@@ -143,7 +145,7 @@ class ArenaSlots:
                 slot = pool.pop(num_bytes)
                 if slot is not None:
                     return slot
-                fits = pool.most_bytes >= num_bytes
+                fits, consumer = pool.most_bytes >= num_bytes, pool.num_retirements
                 if fits and told:
                     self._freed.wait()
                     continue
@@ -152,9 +154,9 @@ class ArenaSlots:
                 self.before_wait()
                 told = True
             else:
-                self._open(device, pool, num_bytes)
+                self._open(device, pool, num_bytes, consumer)
 
-    def _open(self, device: int, pool: _Pool, num_bytes: int) -> None:
+    def _open(self, device: int, pool: _Pool, num_bytes: int, consumer: int) -> None:
         """Make an arena, at least twice as large as those that were too small."""
         size = max(num_bytes, 2 * pool.most_bytes)
         if size * self._wanted(device, size) > self._max_arena_bytes:
@@ -171,6 +173,8 @@ class ArenaSlots:
         with self._freed:
             if self._closed:
                 raise ClosedError("the feed is stopped")
+            if pool.num_retirements != consumer:
+                return  # It is as large as another consumer wished it.
             pool.add(arena)
             self.num_made += num
         self._on_arena(device, arena)

@@ -72,8 +72,6 @@ class Desk:
         )
         if old is not None:
             self._evict(old, message.who)
-        # Also where nobody held it: an arena may have been made meanwhile, for nobody's wishes.
-        self.feed.slots.retire(queue)
         self.seats.take(queue, step, message.who, rejoins=rejoins, undecided=undecided)
         if rejoins:
             self.seats.end(message.ended)
@@ -92,6 +90,8 @@ class Desk:
             expires=time.monotonic() + self.lease_s,
         )
         self.leases[queue] = lease
+        # Also where nobody held it: an arena may have been made meanwhile, for nobody's wishes.
+        self.feed.slots.retire(queue)
         self._resumes[queue] = resume
         lease.session.on("Open")
         return lease
