@@ -15,7 +15,7 @@ import xxhash
 
 from workers.batch import Call
 from workers.chunks import Schema, digest_chunk
-from workers.errors import FetchError, FetchTimeout, ResumeError
+from workers.errors import FetchError, FetchTimeout, ResumeError, in_words
 from workers.position import Lanes, Position
 from workers.spec import RunSpec, StreamSpec
 
@@ -170,7 +170,7 @@ def fetch_again(
         except Exception as error:
             raise FetchError(
                 f"worker {call.worker_id}, call {call.index}: fetch function raised "
-                f"{type(error).__name__}: {error}",
+                f"{in_words(error)}",
                 worker_id=call.worker_id,
                 call=call.index,
             ) from error

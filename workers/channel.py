@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from workers.errors import ClosedError, FeedError, FetchTimeout
+from workers.errors import ClosedError, FeedError, FetchTimeout, in_words
 from workers.ledger import Ledger
 from workers.rota import Bundle, End, Lane, Rota
 from workers.scope import stack
@@ -222,7 +222,7 @@ class Channel:
     def _timeout(self, lane: Lane) -> FetchTimeout:
         worker_id, call = self.describe(lane.number, lane.next)
         failure = lane.failure
-        why = f"; its last call raised {type(failure).__name__}: {failure}" if failure else ""
+        why = f"; its last call raised {in_words(failure)}" if failure else ""
         error = FetchTimeout(
             f"worker {worker_id}, call {call}: no chunk for {self._timeout_s} s{why}; raise "
             "timeout, or end the epoch with StopIteration",

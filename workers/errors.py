@@ -101,5 +101,13 @@ class ClosedError(FeedError):
     """A feed, queue or coordinator was used after it was stopped."""
 
 
+def in_words(error: BaseException) -> str:
+    """The class and the text of an exception, whose own `__str__` may raise."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:
+        return f"{type(error).__name__}, of which the text cannot be had"
+
+
 class ReplayWarning(UserWarning):
     """A feed is resumed by calling its fetch function again and discarding what it returns."""

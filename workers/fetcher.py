@@ -9,7 +9,7 @@ from typing import Any
 from workers.calls import NONE_BACKOFF_S, LaneCalls, as_tuple
 from workers.channel import GRACE_S, Channel
 from workers.chunks import count_bytes, hash_chunk
-from workers.errors import FeedError, FetchError
+from workers.errors import FeedError, FetchError, in_words
 from workers.rota import End, Lane
 from workers.spec import RunSpec, StreamSpec
 from workers.stats import FetchStats
@@ -173,8 +173,7 @@ class Fetching:
     def _failed(self, lane: Lane, call: int, error: BaseException) -> FetchError:
         worker_id, number = self._channel.describe(lane.number, call)
         failed = FetchError(
-            f"worker {worker_id}, call {number}: fetch function raised "
-            f"{type(error).__name__}: {error}",
+            f"worker {worker_id}, call {number}: fetch function raised {in_words(error)}",
             worker_id=worker_id,
             call=number,
         )

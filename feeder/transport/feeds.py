@@ -14,6 +14,7 @@ from feeder.transport.faults import point
 from feeder.transport.outbox import Outbox
 from feeder.transport.recipes import Recipe
 from workers.batch import Batch
+from workers.errors import in_words
 from workers.pipeline import Pipeline
 from workers.resuming import Resume
 
@@ -128,9 +129,7 @@ class ServedFeed:
                 self._fail(number, error)
             except Exception as error:
                 logger.exception("feed %r could not be made", self.name)
-                failed = RemoteError(
-                    f"feed {self.name!r} could not be made: {type(error).__name__}: {error}"
-                )
+                failed = RemoteError(f"feed {self.name!r} could not be made: {in_words(error)}")
                 failed.__cause__ = error
                 self._fail(number, failed)
 

@@ -107,3 +107,19 @@ def test_a_method_is_put_back_by_the_cursor_and_seek_of_its_object() -> None:
         wanted = [next(feed)["x"].tolist() for _ in range(5)]
     with make(Reader().fetch, ["x"], 8, epochs=None, resume=state) as coordinator:
         assert [next(coordinator["train"])["x"].tolist() for _ in range(5)] == wanted
+
+
+class Unspeakable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+def test_an_exception_without_words_is_told_by_its_class() -> None:
+    def fetch(worker_id: int, batch_size: int) -> Any:
+        raise Unspeakable
+
+    with (
+        make(fetch, ["x"], 8) as coordinator,
+        pytest.raises(feeder.FetchError, match="Unspeakable, of which the text cannot be had"),
+    ):
+        next(coordinator["train"])
