@@ -68,8 +68,6 @@ class Open(Message, frozen=True, kw_only=True):
     """Batches that may be under way; 0 is the server's choice."""
     hold: Count
     """Batches that the user may keep beside them."""
-    fingerprint: Annotated[bytes, Meta(max_length=64)] | None
-    """Digest of the feed's settings as the consumer knows them."""
     intent: Literal["start", "rejoin"]
     """Whether a trainer starts from its checkpoint, or comes back after a lost connection."""
     takeover: bool
@@ -166,12 +164,8 @@ class Opened(Message, frozen=True, kw_only=True):
     """The consumer holds the queue."""
 
     generation: Generation
-    step: Count
-    """The next batch's number in the stream."""
-    num_queues: Positive
     credit: Count
     """Batches that may be under way; 0 goes by their size."""
-    hold: Count
     shared: Offer | None
     """None where frames will come."""
     lease_s: Annotated[float, Meta(gt=0, le=1e9)]

@@ -100,7 +100,6 @@ class Conversation:
         return True
 
     def _open(self) -> None:
-        reading = self._inbox.reading
         point("consumer.before_open")
         self._generation = b""
         self._attempt += 1
@@ -108,7 +107,6 @@ class Conversation:
         self._tell(
             self._wish.ask(
                 token=self._token,
-                fingerprint=reading.identity.id.fingerprint if reading else None,
                 rejoins=self.rejoins,
                 # Once: later another may hold the queue by right.
                 takes_over=self._wish.takes_over and not self._inbox.num_opened,

@@ -215,11 +215,6 @@ class Desk:
             ],
         )
 
-    def first_step(self, queue: int) -> int:
-        """The number of the next batch of a queue."""
-        resume = self._resumes[queue]
-        return self.seats.first_step(0 if resume is None else resume.cut.step, queue)
-
     def start_token(self, queue: int) -> bytes:
         """Where a queue that has just been opened stands."""
         resume, recipe = self._resumes[queue], self.feed.recipe

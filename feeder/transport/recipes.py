@@ -36,7 +36,6 @@ class Recipe:
         self._factory = factory
         self._queues = queues
         self._next: Coordinator | None = coordinator
-        self._first = coordinator
         self.positions = Positions(self._config(coordinator), 0)
         """What the feed's positions mean."""
         if self.config.stream.order == "arrival" and len(self.config.devices) > 1:

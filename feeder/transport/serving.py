@@ -202,10 +202,7 @@ class Serving:
         recipe = desk.feed.recipe
         answer = say.Opened(
             generation=lease.generation,
-            step=desk.first_step(lease.queue),
-            num_queues=desk.num_queues,
             credit=lease.credit,
-            hold=lease.hold,
             shared=self._presence.offer(peer, message.boot_id),
             lease_s=desk.lease_s,
             length=recipe.length(lease.queue),

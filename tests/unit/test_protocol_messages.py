@@ -71,7 +71,7 @@ def headers(slot: int) -> st.SearchStrategy[Header]:
 MESSAGES: dict[type[Message], st.SearchStrategy[Any]] = {
     Open: st.builds(
         Open, version=st.just(PROTOCOL_VERSION), feed=NAMES, queue=COUNTS,
-        token=st.none() | TOKENS, credit=COUNTS, hold=COUNTS, fingerprint=st.none() | TOKENS,
+        token=st.none() | TOKENS, credit=COUNTS, hold=COUNTS,
         intent=st.sampled_from(["start", "rejoin"]), takeover=st.booleans(), who=NAMES,
         boot_id=NAMES, checksum=st.just("auto") | CHECKSUMS, ended=LISTS,
         consumer=st.binary(min_size=16, max_size=16), attempt=COUNTS,
@@ -84,8 +84,8 @@ MESSAGES: dict[type[Message], st.SearchStrategy[Any]] = {
     Snapshot: st.builds(Snapshot, generation=GENERATIONS, request=COUNTS, sequence=COUNTS),
     Bye: st.builds(Bye, generation=GENERATIONS),
     Opened: st.builds(
-        Opened, generation=GENERATIONS, step=COUNTS, num_queues=ONE_UP, credit=COUNTS,
-        hold=COUNTS, shared=st.none() | OFFERS, lease_s=st.floats(0.001, 1e9),
+        Opened, generation=GENERATIONS, credit=COUNTS, shared=st.none() | OFFERS,
+        lease_s=st.floats(0.001, 1e9),
         length=st.none() | COUNTS, name=NAMES, number=COUNTS, fingerprint=TOKENS,
         epochs=st.none() | ONE_UP, token=TOKENS,
     ),
@@ -117,7 +117,7 @@ COLUMN = ColumnSpec(name="x", dtype="<f4", axis=0, shape=(2, 3))
 HEADER = Header(0, 0, 0, 0, 2, 2, b"t", 0, 5, None)
 EXAMPLES: list[Message] = [
     Open(
-        version=PROTOCOL_VERSION, feed="", queue=0, token=None, credit=0, hold=1, fingerprint=None,
+        version=PROTOCOL_VERSION, feed="", queue=0, token=None, credit=0, hold=1,
         intent="start", takeover=False, who="pid 1", boot_id="", checksum="auto",
         ended=(), consumer=bytes(16), attempt=0,
     ),
@@ -126,7 +126,7 @@ EXAMPLES: list[Message] = [
     Snapshot(generation=G, request=1, sequence=2),
     Bye(generation=G),
     Opened(
-        generation=G, step=0, num_queues=1, credit=8, hold=4,
+        generation=G, credit=8,
         shared=Offer(path="/p", nonce=bytes(16)), lease_s=30.0, length=None, name="train",
         number=0, fingerprint=b"f", epochs=None, token=b"t",
     ),
