@@ -283,7 +283,9 @@ class Serving:
                 lease.connection.close()
 
     def _farewell(self) -> None:
-        for peer in list(self._leases):
+        for peer, (_, lease) in list(self._leases.items()):
             self.send(
                 peer, say.Farewell(generation=b"", reason=self._stopping or "all is done"), ()
             )
+            if lease.connection is not None:
+                lease.connection.close()

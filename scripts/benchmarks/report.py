@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import os
 import platform
@@ -121,8 +122,9 @@ def _processor() -> str:
 
 
 def write_json(path: Path, settings: Settings, reports: Sequence[Report]) -> None:
-    """Write the machine, the settings, every sample and every verdict."""
+    """Write the day, the machine, the settings, every sample and every verdict."""
     document = {
+        "date": datetime.date.today().isoformat(),
         "machine": machine(),
         "settings": asdict(settings),
         "cases": [_case_document(report) for report in reports],

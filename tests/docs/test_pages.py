@@ -22,12 +22,16 @@ def name_of(page: Path) -> str:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_a_page_does_what_it_says(page: Path, scratch: Path) -> None:
+def test_a_page_does_what_it_says(
+    page: Path, scratch: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     story, modules = Story(scratch), set(sys.modules)
     for block in blocks_of(page):
         story.do(block)
-    # Its functions refer to its names, so that its batches would wait for the collector.
+    # Its functions refer to its names, so that its batches would wait for the collector; and what
+    # was logged refers to tracebacks.
     story.names.clear()
+    caplog.clear()
     for name in set(sys.modules) - modules:
         if (scratch / f"{name}.py").exists():
             del sys.modules[name]
@@ -58,7 +62,7 @@ def test_nothing_is_left_to_fill_in(page: Path) -> None:
 def test_every_page_is_in_the_navigation() -> None:
     navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:")[2]
     named = set(re.findall(r": (\S+\.md)$", navigation, re.MULTILINE))
-    assert named == {page.name for page in PAGES if page.parent.name == "docs"}
+    assert named == {page.name for page in PAGES if page.parent == ROOT / "docs"}
 
 
 def block(language: str, code: str, **fields: str) -> Block:
@@ -69,15 +73,15 @@ def block(language: str, code: str, **fields: str) -> Block:
 @pytest.mark.parametrize(
     ("blocks", "wrong"),
     [
-        ([block("python", "assert 1 + 1 == 3\n")], ""),
-        ([block("python", "print(1)\n"), block("output", "2\n")], "printed\n1"),
+        ([block("python", "print(1)\n\n1 / 0\n")], "by zero"),
+        ([block("python", "print(1)\n"), block("output", "2\n")], "the block before it printed"),
         ([block("python", "import os\nx = 1\n"), block("python", "import sys\nx\n")], "'x'"),
         ([block("sh", "false | true\n")], "exit status 1"),
-        ([block("sh", "feeder doktor\n", why_not="slow")], ""),
-        ([block("sh", "feeder serve x:y --quues 2\n", why_not="slow")], ""),
+        ([block("sh", "feeder doktor\n", why_not="slow")], "2"),
+        ([block("sh", "feeder serve x:y --quues 2\n", why_not="slow")], "2"),
         ([block("sh", "scripts/bench coer\n", why_not="slow")], "no bench 'coer'"),
         ([block("sh", "no-such-command --now\n", why_not="slow")], "no command"),
-        ([block("toml", "[feed\n")], ""),
+        ([block("toml", "[feed\n")], "Expected"),
         ([block("perl", "1;\n")], "no language 'perl'"),
     ],
 )

@@ -200,6 +200,6 @@ def test_the_pages_consumer_is_told_an_error(reader_of_the_page: Callable[..., A
     with (
         serving(lambda: make(fails)) as server,
         read_by(reader_of_the_page, server) as reader,
-        pytest.raises(RuntimeError, match="FetchError: .*the disk is away"),
+        pytest.raises(RuntimeError, match=r"FetchError: .*the disk is away"),
     ):
         next(iter(reader))

@@ -1,0 +1,105 @@
+"""The pages of reference name everything that there is, and nothing that there is not."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import textwrap
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import feeder
+from conformance.served import reading, serving
+from docs.pages import ROOT, blocks_of, section, table
+from feeder import errors
+from feeder.cli import COMMANDS
+
+DOCS = ROOT / "docs"
+
+
+def headings(page: str) -> list[str]:
+    return re.findall(r"^## (.+)$", (DOCS / page).read_text(), re.MULTILINE)
+
+
+def test_every_error_has_its_section() -> None:
+    assert headings("errors.md") == [
+        name for name in headings("errors.md") if name in errors.__all__
+    ]
+    assert sorted(headings("errors.md")) == sorted(errors.__all__)
+
+
+@pytest.mark.parametrize("name", errors.__all__)
+def test_an_error_has_its_cause_and_its_cure(name: str) -> None:
+    text = section(DOCS / "errors.md", name)
+    assert "**Cure**: " in text
+    assert name == "FeedError" or "**Cause**: " in text
+
+
+def test_the_tree_of_errors_is_the_one_in_force() -> None:
+    tree = [b.code for b in blocks_of(DOCS / "errors.md") if b.language == "text"]
+    assert textwrap.indent(tree[0], "    ") in (errors.__doc__ or "")
+
+
+def test_every_command_has_its_section_with_its_help() -> None:
+    assert headings("commands.md") == [f"feeder {name}" for name in headings_of_commands()]
+    assert sorted(headings_of_commands()) == sorted(COMMANDS)
+    helped = {b.code.strip() for b in blocks_of(DOCS / "commands.md") if b.language == "sh"}
+    wanted = {"feeder --help", *(f"feeder {name} --help" for name in COMMANDS)}
+    assert wanted <= helped
+
+
+def headings_of_commands() -> list[str]:
+    return [heading.removeprefix("feeder ") for heading in headings("commands.md")]
+
+
+def default_of(parameter: inspect.Parameter) -> str:
+    return "" if parameter.default is parameter.empty else f"`{parameter.default!r}`"
+
+
+@pytest.mark.parametrize("function", [feeder.init_data_input_workers, feeder.serve, feeder.connect])
+def test_every_setting_is_told_with_its_default(function: Callable[..., Any]) -> None:
+    told = [row[:2] for row in table(section(DOCS / "settings.md", function.__name__))]
+    parameters = inspect.signature(function).parameters.values()
+    assert told == [[f"`{p.name}`", default_of(p)] for p in parameters]
+
+
+def names_in(rows: list[list[str]]) -> set[str]:
+    return {name for row in rows for name in re.findall(r"`(\w+)`", row[0])}
+
+
+def fetch(call: feeder.Call) -> list[np.ndarray]:
+    if call.index == 3:
+        raise StopIteration
+    return [np.zeros(4)]
+
+
+def make() -> feeder.Coordinator:
+    return feeder.init_data_input_workers(["x"], fetch, 4, coordinator=feeder.Coordinator())
+
+
+def test_every_statistic_is_told() -> None:
+    text = section(DOCS / "operations.md", "Statistics")
+    of_feed, of_consumer = text.split("| `consumer.stats()`")
+    assert names_in(table(of_feed)) == set(make()["train"].stats())
+    with serving(make) as server, reading(server) as consumer:
+        assert names_in(table(f"\n|{of_consumer}")) == set(consumer.stats())
+
+
+def test_every_source_is_named() -> None:
+    text = (DOCS / "sources.md").read_text()
+    assert [name for name in feeder.sources.__all__ if f"sources.{name}" not in text] == []
+
+
+def test_the_readme_lists_the_api() -> None:
+    text = section(ROOT / "README.md", "The API")
+    named = {name for row in table(text) for name in re.findall(r"`(?:feeder\.)?(\w+)", row[0])}
+    plain = set(feeder.__all__) - set(errors.__all__)
+    assert named == plain
+    assert "docs/errors.md" in text
+
+
+def test_the_readme_is_one_page() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 160
