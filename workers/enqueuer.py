@@ -16,7 +16,7 @@ from workers.runs import EpochEnd, Run
 from workers.spec import RunSpec, StreamSpec
 from workers.stats import BatchStats
 
-_GROUP_BYTES = 512 * 1024
+_GROUP_BYTES = 4 * 1024 * 1024
 _GROUP_BATCHES = 64
 
 
@@ -36,7 +36,7 @@ class DeviceQueue(Protocol):
 class Dealer:
     """Deals batches out to device queues, batch `step` to queue `step` mod N.
 
-    Small batches are handed over in groups, of 64 or of 512 KiB and of half the bound at most, or
+    Small batches are handed over in groups, of 64 or of 4 MiB and of half the bound at most, or
     before the enqueuer waits: each hand-over wakes another thread, which costs more than they do.
     """
 
