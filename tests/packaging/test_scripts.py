@@ -13,6 +13,7 @@ COMMANDS = [
     "scripts/bench",
     "scripts/check",
     "scripts/demo",
+    "scripts/docs",
     "scripts/planted-bugs",
     "scripts/test",
     ".ci/run",
