@@ -33,8 +33,9 @@ RUN_LIMIT_S = 120.0
 VICTIMS = ((SERVER,), (trainer_name(0),), (trainer_name(1),), EVERYBODY)
 """Who is killed, in turn."""
 
-Watch = Callable[[int, int], None]
-"""Called with the number of kills so far and the step that every trainer has reported."""
+Watch = Callable[[int, tuple[int, ...]], None]
+"""Called with the number of kills so far and the step that each trainer has reported, which goes
+back where a trainer does steps again."""
 
 
 class TrainingFailed(Exception):
@@ -182,7 +183,7 @@ class Company:
                 return
             if not behind.follow():
                 self._fail(behind.name, behind.child, "report more")
-            self._watch(self._num_kills, max(0, min(t.step for t in self._trainers)))
+            self._watch(self._num_kills, tuple([max(0, t.step) for t in self._trainers]))
             if behind.step != step:
                 behind.child.acknowledge()
 
