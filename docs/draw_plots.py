@@ -53,9 +53,10 @@ def said(document: dict[str, Any]) -> str:
     """When and on what a run was."""
     machine, settings = document["machine"], document["settings"]
     return (
-        f"{document['date']}: {machine['cores']} cores of {machine['processor']}, "
-        f"Python {machine['python']}, NumPy {machine['numpy']}; medians of "
-        f"{settings['repetitions']}, lines from the lowest to the highest"
+        f"{document['date']}, {machine['cores']} cores of {machine['processor']}, Python "
+        f"{machine['python']}, NumPy {machine['numpy']}, load {machine['load']} before; medians "
+        f"of {settings['repetitions']}, each {settings['timed_s']} s; lines from the lowest to the "
+        "highest"
     )
 
 
