@@ -141,9 +141,12 @@ def make(fetch: Callable[..., Any], **settings: Any) -> feeder.Coordinator:
 
 
 @contextmanager
-def read_by(reader: Callable[..., Any], server: feeder.Server, **settings: Any) -> Iterator[Any]:
-    made = reader(server.addresses[0], **settings)
+def read_by(
+    reader: Callable[..., Any], server: feeder.Server, checksum: str = "full", **settings: Any
+) -> Iterator[Any]:
+    made = reader(server.addresses[0], checksum)
     try:
+        made.open(**settings)
         yield made
     finally:
         made.close()
