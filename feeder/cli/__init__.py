@@ -9,13 +9,15 @@ from __future__ import annotations
 import argparse
 import importlib
 import sys
+import traceback
 from collections.abc import Sequence
 from types import ModuleType
 
 import feeder
-from feeder.errors import FeedError
+from feeder.errors import ConfigError, FeedError
 
 COMMANDS = {
+    "config": "check a configuration, or show it with who set what",
     "consume": "read a served feed, and say how fast it is and what came",
     "demo": "train, be killed, resume, and compare",
     "doctor": "say what this machine lacks, and what to do",
@@ -27,7 +29,8 @@ COMMANDS = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; returns its exit status: 0, 1 for an error of feeder, 2 for usage."""
+    """Run the command; returns its exit status: 0, 1 for an error of feeder, 2 where it was
+    called or configured wrongly."""
     words = list(sys.argv[1:] if argv is None else argv)
     if words[:1] == ["demo"]:
         from feeder import demo
@@ -37,18 +40,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return int(_module(arguments.command).main(arguments))
     except FeedError as error:
+        if arguments.debug:
+            traceback.print_exc()
         print(f"feeder: {error}", file=sys.stderr)
-        return 1
+        return 2 if isinstance(error, ConfigError) else 1
 
 
 def _make_parser(called: Sequence[str]) -> argparse.ArgumentParser:
     """Make the parser; of the commands' own it has the one that is called."""
     parser = argparse.ArgumentParser(prog="feeder", description="exact batches, resumed exactly")
     parser.add_argument("--version", action="version", version=f"feeder {feeder.__version__}")
+    parser.set_defaults(debug=False)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, line in COMMANDS.items():
         if name in called:
             _module(name).add_parser(commands)
+            commands.choices[name].add_argument(
+                "--debug", action="store_true", help="show where an error comes from"
+            )
         else:
             commands.add_parser(name, help=line, add_help=False)
     return parser

@@ -201,15 +201,9 @@ def serve(
     Raises:
         ConfigError: An argument is wrong, or an address is taken.
     """
-    if exit_when not in ("never", "acknowledged"):
-        raise ConfigError(f"exit_when is {exit_when!r}, expected 'never' or 'acknowledged'")
-    if queues is not None and (type(queues) is not int or not 1 <= queues <= 4096):
-        raise ConfigError(f"queues is {queues!r}, expected a whole number from 1 to 4096")
-    if type(lease) not in (int, float) or not 0 < lease <= 1e9:
-        raise ConfigError(f"lease is {lease!r} s, expected more than 0, at most 1e9")
-    texts = (addresses,) if isinstance(addresses, str) else addresses
-    found = [default_address()] if texts is None else [parse(text) for text in texts]
-    check_binds(found, curve=keys is not None, insecure=insecure)
+    found, server_keys = check_arguments(
+        addresses, queues=queues, keys=keys, insecure=insecure, lease=lease, exit_when=exit_when
+    )
     if isinstance(feeds, Coordinator):
         factory, coordinator = None, feeds
     elif callable(feeds):
@@ -221,5 +215,22 @@ def serve(
         )
     return Server(
         coordinator, factory, found, queues=queues, lease_s=lease, exit_when=exit_when,
-        keys=None if keys is None else ServerKeys.read(keys),
+        keys=server_keys,
     )  # fmt: skip
+
+
+def check_arguments(
+    addresses: str | Sequence[str] | None, *, queues: int | None,
+    keys: str | os.PathLike[str] | None, insecure: bool, lease: float, exit_when: str,
+) -> tuple[list[Address], ServerKeys | None]:  # fmt: skip
+    """The addresses and keys that arguments of `serve` stand for; raises `ConfigError`."""
+    if exit_when not in ("never", "acknowledged"):
+        raise ConfigError(f"exit_when is {exit_when!r}, expected 'never' or 'acknowledged'")
+    if queues is not None and (type(queues) is not int or not 1 <= queues <= 4096):
+        raise ConfigError(f"queues is {queues!r}, expected a whole number from 1 to 4096")
+    if type(lease) not in (int, float) or not 0 < lease <= 1e9:
+        raise ConfigError(f"lease is {lease!r} s, expected more than 0, at most 1e9")
+    texts = (addresses,) if isinstance(addresses, str) else addresses
+    found = [default_address()] if texts is None else [parse(text) for text in texts]
+    check_binds(found, curve=keys is not None, insecure=insecure)
+    return found, None if keys is None else ServerKeys.read(keys)
