@@ -26,6 +26,7 @@ COMMANDS = {
     "serve": "serve feeds to consumers in other processes",
 }
 """Every command with its line of help; the module of the same name is in this package."""
+DEBUG = "--debug"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -36,11 +37,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         from feeder import demo
 
         return demo.main(words[1:])
+    # Taken out here, so that it may stand after any command's own words.
+    debug, words = DEBUG in words, [word for word in words if word != DEBUG]
     arguments = _make_parser(words[:1]).parse_args(words)
     try:
         return int(_module(arguments.command).main(arguments))
     except FeedError as error:
-        if arguments.debug:
+        if debug:
             traceback.print_exc()
         print(f"feeder: {error}", file=sys.stderr)
         return 2 if isinstance(error, ConfigError) else 1
@@ -50,14 +53,11 @@ def _make_parser(called: Sequence[str]) -> argparse.ArgumentParser:
     """Make the parser; of the commands' own it has the one that is called."""
     parser = argparse.ArgumentParser(prog="feeder", description="exact batches, resumed exactly")
     parser.add_argument("--version", action="version", version=f"feeder {feeder.__version__}")
-    parser.set_defaults(debug=False)
+    parser.add_argument(DEBUG, action="store_true", help="show where an error comes from")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, line in COMMANDS.items():
         if name in called:
             _module(name).add_parser(commands)
-            commands.choices[name].add_argument(
-                "--debug", action="store_true", help="show where an error comes from"
-            )
         else:
             commands.add_parser(name, help=line, add_help=False)
     return parser

@@ -13,7 +13,7 @@ from feeder.api import init_data_input_workers
 from feeder.coordinator import Coordinator
 from feeder.errors import ConfigError
 from feeder.feedfile.keys import feed_keys, unknown
-from feeder.feedfile.objects import load_name, told
+from feeder.feedfile.objects import load_setting, told
 from feeder.feedfile.settings import DEFAULT, OPTIONS, Settings, Table
 
 _OBJECTS = frozenset({"collate", "dataset", "factory", "fn", "transform"})
@@ -27,7 +27,7 @@ def make_coordinator(settings: Settings) -> Coordinator:
     """
     coordinator = Coordinator()
     for name, table in settings.feeds.items():
-        with blaming(table, f"feed {name!r}"):
+        with blaming(table, settings.places[name]):
             _add(coordinator, name, table)
     return coordinator
 
@@ -39,10 +39,14 @@ def _add(coordinator: Coordinator, name: str, table: Table) -> None:
     values = {key: setting.value for key, setting in table.items() if not key.startswith(OPTIONS)}
     fetch, source = values.pop("fetch"), values.pop("source")
     if (init_fun := values["init_fun"]) is not None:
-        values["init_fun"] = load_name(init_fun, "a function init_fun(feed, coordinator)")
+        values["init_fun"] = load_setting(
+            "init_fun", init_fun, "a function init_fun(feed, coordinator)"
+        )
     if (loggers := values["external_loggers"]) is not None:
         expected = "an object with log(dict)"
-        values["external_loggers"] = [load_name(text, expected) for text in loggers]
+        values["external_loggers"] = [
+            load_setting("external_loggers", text, expected) for text in loggers
+        ]
     values["fetch_fun"] = _fetch(fetch, source, table)
     init_data_input_workers(**values, input_source_name=name, coordinator=coordinator)
     stream = coordinator[name].streams[0].config.stream
@@ -72,20 +76,20 @@ def _fetch(fetch: str | None, source: str | None, table: Table) -> Any:
             f"{next(iter(options))} is an option of a source, and fetch is {fetch!r}, which takes "
             "none: name what makes it with source = 'MODULE:ATTR'"
         )
-    return load_name(fetch, "a fetch function")
+    return load_setting("fetch", fetch, "a fetch function")
 
 
 def _make_source(source: str, options: Mapping[str, Any]) -> Any:
     """Call what makes a source: one of `feeder.sources`, or a function MODULE:ATTR."""
     makers = [name for name in sources.__all__ if name.islower()]
     if ":" in source:
-        maker = load_name(source, "a function that makes a fetch function")
+        maker = load_setting("source", source, "a function that makes a fetch function")
     elif source in makers:
         maker = getattr(sources, source)
     else:
         raise ConfigError(f"{unknown('source', source, makers)}, or MODULE:ATTR")
     given = {
-        name: load_name(value, f"an object for {name}")
+        name: load_setting(name, value, f"an object for {name}")
         if name in _OBJECTS and isinstance(value, str)
         else value
         for name, value in options.items()
@@ -134,8 +138,9 @@ def _place(table: Table, text: str) -> str | None:
     given = {key: setting for key, setting in table.items() if setting.origin != DEFAULT}
     telling = [key for key, setting in given.items() if _tells(text, setting.value)]
     for word in re.findall(r"\w+", text):
-        # A feed and its source may have keys of one name.
-        named = [key for key in (word, OPTIONS + word) if key in given]
+        # A feed and its source may have keys of one name; of many, a text may name one.
+        keys = (word, OPTIONS + word, f"{word}s", f"{word}es")
+        named = [key for key in keys if key in given]
         if named:
             return given[next((key for key in named if key in telling), named[0])].origin
     return given[telling[0]].origin if telling else None

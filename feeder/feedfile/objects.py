@@ -42,9 +42,12 @@ def load(module_name: str, attribute: str, expected: str) -> Any:
     return found
 
 
-def load_name(text: str, expected: str) -> Any:
-    """As `load`, of a text."""
-    return load(*split_name(text), expected)
+def load_setting(key: str, text: str, expected: str) -> Any:
+    """As `load`, of what a setting names."""
+    try:
+        return load(*split_name(text), expected)
+    except ConfigError as error:
+        raise ConfigError(f"{key} is {text!r}: {error}") from error
 
 
 def _cannot_import(module_name: str, error: Exception) -> str:
@@ -52,7 +55,7 @@ def _cannot_import(module_name: str, error: Exception) -> str:
     missing = error.name if isinstance(error, ModuleNotFoundError) else None
     if missing is not None and f"{module_name}.".startswith(f"{missing}."):
         return (
-            f"no module {missing!r}: expected MODULE:ATTR, as in 'package.feeds:make'; looked for "
+            f"no module {missing!r}, expected MODULE:ATTR, as in 'package.feeds:make'; looked for "
             f"in {path}"
         )
     return f"module {module_name!r} cannot be imported: {told(error)}; modules are in {path}"

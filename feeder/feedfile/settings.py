@@ -43,6 +43,8 @@ class Settings:
     """Of [checkpoint]."""
     feeds: dict[str, Table]
     """Of each [feeds.NAME]."""
+    places: dict[str, str]
+    """Where each [feeds.NAME] begins, FILE:LINE."""
 
 
 def read_settings(
@@ -62,6 +64,7 @@ def read_settings(
         server=_section(file, "server", server_keys(), variables, given),
         checkpoint=_section(file, "checkpoint", checkpoint_keys(), variables, given),
         feeds={name: _place(_feed(file, feeds, name, variables), environment) for name in feeds},
+        places={name: file.where("feeds", name) for name in feeds},
     )
 
 
