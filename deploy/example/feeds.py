@@ -1,0 +1,11 @@
+"""The feed of the examples: the handwritten digits that the demo of feeder brings along."""
+
+from __future__ import annotations
+
+from feeder.demo.digits import DigitReader, load_digits
+
+
+def read_digits(num_workers: int, seed: int = 0) -> DigitReader:
+    """A fetch function of columns image, (rows, 8, 8), and label; one for each run of the feed."""
+    images, labels = load_digits()
+    return DigitReader(images, labels, num_workers, seed)
