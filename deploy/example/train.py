@@ -29,7 +29,8 @@ CONNECT_S = 60.0
 
 def main() -> int:
     """Train until there is a reason to stop; the position is saved with the weights."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    # At any moment: what is lost since the last save is trained again, the very same.
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     checkpoint = os.environ.get("TRAIN_CHECKPOINT", "")
     last_step = int(os.environ.get("TRAIN_STEPS", "0"))
     pause_s = float(os.environ.get("TRAIN_STEP_S", "0"))

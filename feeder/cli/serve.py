@@ -73,18 +73,18 @@ def run(server: Server) -> None:
 
     Raises `StuckWorkerError` where a fetch function does not return.
     """
-    with stop_signals() as stopped:
+    with stop_signals() as (stopped, stop):
 
         def tell() -> None:
             server.wait()
-            os.eventfd_write(stopped, 1)
+            os.write(stop, b"\0")
 
         teller = threading.Thread(target=tell, name="feeder serve", daemon=True)
         teller.start()
         try:
             for line in ready_lines(server):
                 print(line, flush=True)
-            os.read(stopped, 8)  # not eventfd_read, which a signal's handler interrupts
+            os.read(stopped, 1)
         finally:
             try:
                 server.close()
@@ -148,20 +148,21 @@ def ready_lines(server: Server) -> list[str]:
 
 
 @contextlib.contextmanager
-def stop_signals() -> Iterator[int]:
-    """An eventfd that becomes readable at the first signal that asks to stop.
+def stop_signals() -> Iterator[tuple[int, int]]:
+    """A pipe, (read, write), with a byte in it from the first signal on that asks to stop.
 
-    A handler may interrupt whatever the main thread is doing, so that it must take no lock: to
-    write to a descriptor takes none.
+    Python's own code writes it, in whatever thread the system gives the signal to: a handler would
+    wait for the main thread, which waits here and is not interrupted where another one got it.
     """
-    descriptor = os.eventfd(0)
-    before = {
-        number: signal.signal(number, lambda *_: os.eventfd_write(descriptor, 1))
-        for number in STOP_SIGNALS
-    }
+    stopped, stop = os.pipe()
+    os.set_blocking(stop, False)
+    before = {number: signal.signal(number, lambda *_: None) for number in STOP_SIGNALS}
+    woken = signal.set_wakeup_fd(stop, warn_on_full_buffer=False)
     try:
-        yield descriptor
+        yield stopped, stop
     finally:
+        signal.set_wakeup_fd(woken)
         for number, handler in before.items():
             signal.signal(number, handler)
-        os.close(descriptor)
+        os.close(stopped)
+        os.close(stop)
