@@ -67,6 +67,12 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
         default="never",
         help="acknowledged: end by itself once every batch has been used (default: never)",
     )
+    add(
+        "--status",
+        metavar="[HOST:]PORT",
+        help="show a page, /metrics, /healthz and /readyz there (default: nowhere; without HOST "
+        "to this host alone)",
+    )
 
 
 def target(text: str) -> tuple[str, str]:
@@ -91,6 +97,7 @@ def main(arguments: argparse.Namespace) -> int:
         insecure=arguments.insecure,
         lease=arguments.lease,
         exit_when=arguments.exit_when,
+        status=arguments.status,
     )
     run(server)
     return 0
@@ -170,7 +177,8 @@ def ready_lines(server: Server) -> list[str]:
         f"{name!r}, {num} queue{'s' * (num != 1)}" for name, num in sorted(server.queues.items())
     ]
     what = f"feed{'s' * (len(feeds) != 1)} {'; '.join(feeds)}"
-    return [f"serving {what}, at {address}" for address in server.addresses]
+    lines = [f"serving {what}, at {address}" for address in server.addresses]
+    return lines if server.status_url is None else [*lines, f"status page: {server.status_url}"]
 
 
 @contextlib.contextmanager
