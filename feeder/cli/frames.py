@@ -32,14 +32,19 @@ def make_frame(history: History, place: str, trouble: str) -> RenderableType:
     """All feeds as they were last read; `trouble` is why they could not be read again."""
     figures = history.latest
     assert figures is not None
-    head = Text.assemble(("feeder top ", "bold"), place, ("  ", ""), (figures.who, "dim"))
+    head = Text.assemble(("feeder top ", "bold"), place, "  ", (plain(figures.who), "dim"))
     parts: list[RenderableType] = [head]
     if trouble:
-        parts.append(Text(f"{trouble}; trying again", style="bold red"))
+        parts.append(Text(f"{plain(trouble)}; trying again", style="bold red"))
     points, verdicts = history.points(), history.verdicts()
     for title, interval in history.intervals().items():
         parts.append(_feed(interval, verdicts[title], points[title]))
     return Group(*parts)
+
+
+def plain(text: str) -> str:
+    """A text without what could move the cursor: names and errors may hold anything."""
+    return "".join([char if char.isprintable() else "?" for char in text])
 
 
 def _feed(interval: Interval, verdict: Verdict, points: list[Point]) -> Panel:
@@ -49,7 +54,7 @@ def _feed(interval: Interval, verdict: Verdict, points: list[Point]) -> Panel:
         f"waits {interval.starving:.0%}, buffer {feed.buffered_rows} of {feed.limit_rows} rows"
     )
     said = Text.assemble(
-        (verdict.kind, _TONES.get(verdict.kind, "bold yellow")), f"  {verdict.why}"
+        (verdict.kind, _TONES.get(verdict.kind, "bold yellow")), f"  {plain(verdict.why)}"
     )
     parts: list[RenderableType] = [said]
     if verdict.advice:
@@ -57,7 +62,7 @@ def _feed(interval: Interval, verdict: Verdict, points: list[Point]) -> Panel:
     parts += [Text.assemble(rates, "  ", (_curve(points), "blue")), _queues(interval)]
     if interval.workers:
         parts.append(_workers(interval))
-    title = Text.assemble((feed.title, "bold"), f" ({feed.state})")
+    title = Text.assemble((plain(feed.title), "bold"), f" ({feed.state})")
     return Panel(Group(*parts), title=title, title_align="left")
 
 
@@ -80,7 +85,7 @@ def _reader(queue: QueuePart, *, served: bool) -> str:
     if consumer is None:
         return "nobody" if served else "in process"
     plane = f", {consumer.plane}" if consumer.plane else ""
-    return f"{consumer.who}{plane}"
+    return plain(f"{consumer.who}{plane}")
 
 
 def _workers(interval: Interval) -> Table:

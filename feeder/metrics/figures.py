@@ -163,9 +163,6 @@ class Figures(Noun, frozen=True, kw_only=True):
     feeds: tuple[FeedFigures, ...]
 
 
-_decoder = msgspec.json.Decoder(Figures)
-
-
 def to_json(figures: Figures) -> bytes:
     """The figures as JSON."""
     return msgspec.json.encode(figures)
@@ -173,7 +170,7 @@ def to_json(figures: Figures) -> bytes:
 
 def from_json(data: bytes) -> Figures:
     """The figures that another process wrote. Raises `msgspec.MsgspecError`."""
-    return _decoder.decode(data)
+    return msgspec.json.decode(data, type=Figures)
 
 
 def flatten(feed: FeedFigures) -> dict[str, Any]:

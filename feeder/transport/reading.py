@@ -17,6 +17,10 @@ from workers.batch import Batch
 from workers.chunks import Columns
 
 
+_TELL_S = 0.5
+"""The server is told at least so often, so that it can show how a slow trainer does."""
+
+
 class Reading:
     """The batches of one lease, from the server's messages. Belongs to the I/O thread.
 
@@ -47,7 +51,7 @@ class Reading:
         """The columns, once the server has told them."""
         self.credit = max(1, opened.credit)
         """Batches that may be under way."""
-        self.renew_at = time.monotonic() + opened.lease_s / 3
+        self.renew_at = time.monotonic() + min(_TELL_S, opened.lease_s / 3)
         """When the server is to be told that this consumer lives."""
 
     @property
@@ -113,7 +117,7 @@ class Reading:
                 )
             )  # fmt: skip
             point("consumer.used")
-            self.renew_at = time.monotonic() + self.opened.lease_s / 3
+            self.renew_at = time.monotonic() + min(_TELL_S, self.opened.lease_s / 3)
             slots = self.plane.take_released()
 
     def ask_snapshot(self, request: int, handed: int) -> bool:
