@@ -9,14 +9,19 @@ import time
 import weakref
 from collections.abc import Iterator
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from feeder.config import make_config
 from feeder.errors import ClosedError, ConfigError, ForkedError, StuckWorkerError
 from feeder.feed import Feed, pack_states, resume_streams
+from feeder.metrics.figures import Figures
+from feeder.metrics.making import make_figures
 from feeder.snapshot import Snapshot
 from feeder.statedict import STATE_KEY, read_position, unpack_state_dict
 from feeder.stream import Stream
+
+if TYPE_CHECKING:
+    from feeder.status.port import StatusPort
 
 logger = logging.getLogger("feeder")
 
@@ -197,6 +202,26 @@ class Coordinator:
         """Go on from a state dict; before the start alone. Raises `ResumeError`."""
         self._check_usable()
         resume_streams(self._streams(), unpack_state_dict(state_dict))
+
+    # ---- what is told
+
+    def figures(self) -> Figures:
+        """What all feeds have done, those that were stopped included; any thread may ask."""
+        now = time.monotonic()
+        feeds = list(self._feeds.values())
+        return make_figures([figures for feed in feeds for figures in feed.figures(now)], now)
+
+    def serve_status(self, place: str | int = 0) -> StatusPort:
+        """Show what the feeds do at ``[HOST:]PORT``: a page for people at `/`, `/metrics` for
+        Prometheus, `/stats.json`, `/healthz`, `/readyz`. Without a host only this machine is
+        answered; port 0 is any that is free. No rows are shown.
+
+        Returns what serves it, a context manager with the page's `url`; it outlives the feeds.
+        Raises `ConfigError` where it cannot listen there.
+        """
+        from feeder.status.port import StatusPort
+
+        return StatusPort(place, self.figures)
 
     def __repr__(self) -> str:
         return f"<Coordinator of {list(self)!r}>"

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from feeder.errors import ClosedError, ConfigError, ResumeError
+from feeder.metrics.figures import AS_GREATEST, FeedFigures
 from feeder.snapshot import Snapshot
 from feeder.statedict import STATE_KEY, unpack_state_dict
 from feeder.stream import Stream
@@ -28,6 +29,7 @@ class DeviceFeed:
         self._progress = stream.progress
         self._alone = len(stream.queues) == 1
         self._ready: deque[Batch] = deque()
+        self._handed = stream.counted.handed[device]
         self._held = (0, 0, 0, 0)
 
     @property
@@ -43,6 +45,7 @@ class DeviceFeed:
             batch = self._ready.popleft()
         except IndexError:
             batch = self._refill()
+        self._handed.count(batch.rows, batch.held_bytes)
         if self._alone:
             self._progress.place = batch.place
         else:
@@ -155,12 +158,28 @@ class Feed:
         resume_streams(self._streams, unpack_state_dict(state_dict))
 
     def stats(self) -> dict[str, Any]:
-        """Plain numbers of what the feed has done, summed over its streams."""
+        """Plain numbers of what the feed has done, in a flat dictionary that any logger takes:
+        rows, batches and bytes at each hand-over, seconds waited on both of its sides, and the
+        same for each worker and each queue. Summed over the feed's streams. Seconds include a
+        wait under way. Any thread may call it at any time."""
         total: dict[str, Any] = {}
-        for stream in self._streams:
-            for key, value in stream.stats().items():
-                total[key] = total.get(key, 0) + value
+        for stream, first in zip(self._streams, self._first_queues(), strict=True):
+            for key, value in stream.stats(first).items():
+                old = total.get(key, 0)
+                total[key] = max(old, value) if key in AS_GREATEST else old + value
         return total
+
+    def figures(self, now: float) -> list[FeedFigures]:
+        """What each of its streams has done; `now` on the monotonic clock."""
+        return [
+            stream.figures(now, first)
+            for stream, first in zip(self._streams, self._first_queues(), strict=True)
+        ]
+
+    def _first_queues(self) -> list[int]:
+        """The number of each stream's first queue among those of the feed."""
+        counts = [len(stream.queues) for stream in self._streams]
+        return [sum(counts[:i]) for i in range(len(counts))]
 
     # ---- life, for the coordinator
 

@@ -24,6 +24,7 @@ COMMANDS = {
     "inspect": "say what a snapshot file holds",
     "keygen": "make the keys of a server and its clients",
     "serve": "serve feeds to consumers in other processes",
+    "top": "show what a server's feeds do, and what holds them up",
 }
 """Every command with its line of help; the module of the same name is in this package."""
 DEBUG = "--debug"

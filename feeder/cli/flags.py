@@ -56,6 +56,14 @@ _FLAGS: dict[str, tuple[str, dict[str, Any]]] = {
             "help": "acknowledged: end by itself once every batch has been used (default: never)",
         },
     ),
+    "--status": (
+        "server.status",
+        {
+            "metavar": "[HOST:]PORT",
+            "help": "show a page, /metrics, /healthz and /readyz there (default: nowhere; without "
+            "HOST to this host alone)",
+        },
+    ),
 }
 """Of each flag the section and the key that it sets, and how it is read."""
 

@@ -144,7 +144,8 @@ def ready_lines(server: Server) -> list[str]:
         f"{name!r}, {num} queue{'s' * (num != 1)}" for name, num in sorted(server.queues.items())
     ]
     what = f"feed{'s' * (len(feeds) != 1)} {'; '.join(feeds)}"
-    return [f"serving {what}, at {address}" for address in server.addresses]
+    lines = [f"serving {what}, at {address}" for address in server.addresses]
+    return lines if server.status_url is None else [*lines, f"status page: {server.status_url}"]
 
 
 @contextlib.contextmanager

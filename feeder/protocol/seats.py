@@ -82,6 +82,12 @@ class Seats:
             holder=who, alive=True, step=self.first_step(step, queue), undecided=undecided
         )
 
+    def hear(self, queue: int, *, uses: bool) -> None:
+        """The holder lives; and whether it has used a batch."""
+        seat = self.seats[queue]
+        seat.alive = True
+        seat.undecided = seat.undecided and not uses
+
     def move(self, queue: int, step: int) -> None:
         """The holder has used the batches before `step`."""
         self.seats[queue].step = self.first_step(step, queue)

@@ -71,11 +71,13 @@ class Desk:
             queue, step, message.who, rejoins=rejoins, takes_over=takes_over, undecided=undecided
         )
         if old is not None:
+            self.feed.account.fenced += not is_same
             self._evict(old, message.who)
         self.seats.take(queue, step, message.who, rejoins=rejoins, undecided=undecided)
         if rejoins:
             self.seats.end(message.ended)
         self._opened += 1
+        self.feed.account.open(rejoins=rejoins)
         lease = Lease(
             peer=peer,
             queue=queue,
@@ -108,6 +110,7 @@ class Desk:
         if self.leases[lease.queue] is not lease:
             return
         self.leases[lease.queue], lease.is_over = None, True
+        self.feed.account.queues[lease.queue].starved.stop(time.monotonic())
         self.feed.slots.retire(lease.queue)
         if lease.connection is not None and hangs_up:
             lease.connection.close()
@@ -173,6 +176,7 @@ class Desk:
                     "feed %r: %s, queue %d, was not heard of for %.0f s; its connection is alive, "
                     "so it hangs", self.feed.name, lease.who, lease.queue, self.lease_s,
                 )  # fmt: skip
+                self.feed.account.expired += 1
                 self.seats.lose(lease.queue)
         if self._waits_since is not None:
             if now < (until := self._waits_since + self.lease_s):
@@ -241,17 +245,17 @@ class Desk:
             raise ProtocolError(
                 f"used {sequence} batches, expected from {lease.used} to {lease.sequence}"
             )
-        lease.expires = time.monotonic() + self.lease_s
-        seat = self.seats.seats[lease.queue]
-        seat.alive = True
-        if sequence:
-            seat.undecided = False
+        now = time.monotonic()
+        lease.expires = now + self.lease_s
+        self.seats.hear(lease.queue, uses=sequence > 0)
         if message.slots:
             if not lease.shared:
                 raise ProtocolError("slots are released that were never given")
             self.feed.slots.release(lease.queue, message.slots)
             point("server.released")
-        self._delivery.settle(lease, lease.use(sequence))
+        news = lease.use(sequence)
+        self.feed.account.queues[lease.queue].hear(message.report, news, now)
+        self._delivery.settle(lease, news)
 
     def snapshot(self, lease: Lease, message: say.Snapshot) -> None:
         """A consumer asks where it stands, leftover rows and all."""

@@ -13,7 +13,8 @@ from typing import Any
 import xxhash
 
 from feeder.coordinator import Coordinator
-from feeder.errors import ConfigError
+from feeder.errors import ConfigError, RemoteError
+from feeder.metrics.figures import Figures
 from feeder.transport import inheritance
 from feeder.transport.addresses import (
     Address,
@@ -38,6 +39,7 @@ STOP_S = 4.5
 """How long a stop waits for everything, fetch functions included."""
 
 _MAX_CREDIT = 1024
+_LOOK_S = 2.0
 
 
 class Server:
@@ -53,13 +55,14 @@ class Server:
         keys: ServerKeys | None,
         lease_s: float,
         exit_when: str,
+        status: str | int | None = None,
     ) -> None:
         self._stack = contextlib.ExitStack()
         self._scope = Scope()
         self._waker = Waker()
         self._over = threading.Event()
         try:
-            self._open(coordinator, factory, addresses, queues, keys, lease_s, exit_when)
+            self._open(coordinator, factory, addresses, queues, keys, lease_s, exit_when, status)
         except BaseException:
             self._stack.close()
             raise
@@ -67,7 +70,7 @@ class Server:
     def _open(
         self, coordinator: Coordinator, factory: Callable[[], Any] | None,
         addresses: Sequence[Address], queues: int | None, keys: ServerKeys | None, lease_s: float,
-        exit_when: str,
+        exit_when: str, status: str | int | None,
     ) -> None:  # fmt: skip
         names = list(coordinator)
         if not names:
@@ -99,6 +102,8 @@ class Server:
         for recipe in recipes:
             self._feeds.append(self._feed(recipe, desks, run_id, lease_s))
         self._serving = Serving(desks, doors, listener, self._waker, exit_when=exit_when)
+        self.status_url = self._show_status(status)
+        """The address of the status page; None where there is none."""
         for feed in self._feeds:
             self._scope.start(f"feeder {feed.name} maker", feed.run_maker)
         self._scope.start("feeder server", self._run)
@@ -124,6 +129,28 @@ class Server:
         listener = Listener(str(private_directory() / f"{name}.arenas"))
         self._stack.callback(listener.close)
         return listener
+
+    def _show_status(self, place: str | int | None) -> str | None:
+        if place is None:
+            return None
+        from feeder.status.port import StatusPort
+
+        port = StatusPort(place, self.figures)
+        self._stack.callback(port.close)
+        return port.url
+
+    def figures(self) -> Figures:
+        """What all feeds have done; any thread may ask. Raises `ClosedError` when it is closed,
+        and `RemoteError` where the thread that serves does not answer."""
+        future = self._serving.watching.ask()
+        self._waker.wake()
+        try:
+            return future.result(_LOOK_S)
+        except TimeoutError:
+            future.cancel()
+            raise RemoteError(
+                f"the server's own thread has not answered for {_LOOK_S:.0f} s"
+            ) from None
 
     def _run(self) -> None:
         try:
@@ -178,6 +205,7 @@ def serve(
     insecure: bool = False,
     lease: float = 30.0,
     exit_when: str = "never",
+    status: str | int | None = None,
 ) -> Server:
     """Serve feeds to consumers in other processes, on this host or others.
 
@@ -193,6 +221,8 @@ def serve(
         keys: A directory of `feeder keygen`: TCP is encrypted, and its clients alone come in.
         insecure: Listen where other hosts can reach it without keys.
         lease: Seconds after which a consumer that is not heard of may be replaced.
+        status: ``[HOST:]PORT`` of a page that shows what the feeds do, with `/metrics`, `/healthz`
+            and `/readyz`; this host alone where no host is given. None by default.
         exit_when: "never", or "acknowledged": `wait` returns when every batch has been used.
 
     Returns:
@@ -202,8 +232,9 @@ def serve(
         ConfigError: An argument is wrong, or an address is taken.
     """
     found, server_keys = check_arguments(
-        addresses, queues=queues, keys=keys, insecure=insecure, lease=lease, exit_when=exit_when
-    )
+        addresses, queues=queues, keys=keys, insecure=insecure, lease=lease, exit_when=exit_when,
+        status=status,
+    )  # fmt: skip
     if isinstance(feeds, Coordinator):
         factory, coordinator = None, feeds
     elif callable(feeds):
@@ -215,13 +246,14 @@ def serve(
         )
     return Server(
         coordinator, factory, found, queues=queues, lease_s=lease, exit_when=exit_when,
-        keys=server_keys,
+        status=status, keys=server_keys,
     )  # fmt: skip
 
 
 def check_arguments(
     addresses: str | Sequence[str] | None, *, queues: int | None,
     keys: str | os.PathLike[str] | None, insecure: bool, lease: float, exit_when: str,
+    status: str | int | None,
 ) -> tuple[list[Address], ServerKeys | None]:  # fmt: skip
     """The addresses and keys that arguments of `serve` stand for; raises `ConfigError`."""
     if exit_when not in ("never", "acknowledged"):
@@ -230,6 +262,10 @@ def check_arguments(
         raise ConfigError(f"queues is {queues!r}, expected a whole number from 1 to 4096")
     if type(lease) not in (int, float) or not 0 < lease <= 1e9:
         raise ConfigError(f"lease is {lease!r} s, expected more than 0, at most 1e9")
+    if status is not None:
+        from feeder.status.port import parse_place
+
+        parse_place(status)
     texts = (addresses,) if isinstance(addresses, str) else addresses
     found = [default_address()] if texts is None else [parse(text) for text in texts]
     check_binds(found, curve=keys is not None, insecure=insecure)
