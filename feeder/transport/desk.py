@@ -38,7 +38,6 @@ class Desk:
         self.seats = Seats(num)
         self.leases: list[Lease | None] = [None] * num
         self._resumes: list[Resume | None] = [None] * num
-        self._opened = 0
         self._delivery = Delivery(feed, send)
         # Since when the feed has been waiting for queues that may have had everything.
         self._waits_since: float | None = None
@@ -71,17 +70,15 @@ class Desk:
             queue, step, message.who, rejoins=rejoins, takes_over=takes_over, undecided=undecided
         )
         if old is not None:
-            self.feed.account.fenced += not is_same
-            self._evict(old, message.who)
+            self._evict(old, message.who, fences=not is_same)
         self.seats.take(queue, step, message.who, rejoins=rejoins, undecided=undecided)
         if rejoins:
             self.seats.end(message.ended)
-        self._opened += 1
         self.feed.account.open(rejoins=rejoins)
         lease = Lease(
             peer=peer,
             queue=queue,
-            generation=self._run_id + self._opened.to_bytes(8, "big"),
+            generation=self._run_id + self.feed.account.opened.to_bytes(8, "big"),
             who=message.who,
             consumer=message.consumer,
             attempt=message.attempt,
@@ -98,8 +95,9 @@ class Desk:
         lease.session.on("Open")
         return lease
 
-    def _evict(self, old: Lease, who: str) -> None:
+    def _evict(self, old: Lease, who: str, *, fences: bool) -> None:
         """Make room for a newcomer whose right has been checked."""
+        self.feed.account.fenced += fences
         error = LeaseLost(f"queue {old.queue} was taken over by {who}")
         self._send(old.peer, make_fault(old.generation, error, None), ())
         # Its connection is left to it: a hang-up would come before the error.
