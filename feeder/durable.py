@@ -62,8 +62,11 @@ class Fs(Protocol):
         """The files and folders in a folder, each with whether it is a folder; no links."""
 
     def lock(self, file: int) -> None:
-        """Lock a file against everybody else until it is closed; `BlockingIOError` where somebody
-        has it."""
+        """Lock a file against everybody else until it is unlocked or this process ends;
+        `BlockingIOError` where somebody has it."""
+
+    def unlock(self, file: int) -> None:
+        """Let others lock it."""
 
 
 class OsFs:
@@ -120,6 +123,9 @@ class OsFs:
     def lock(self, file: int) -> None:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
+    def unlock(self, file: int) -> None:
+        fcntl.flock(file, fcntl.LOCK_UN)
+
 
 @contextlib.contextmanager
 def opened(fs: Fs, handle: int) -> Iterator[int]:
@@ -139,7 +145,7 @@ def write(
     no temporary file is left. `writer` says whose temporary files may be removed when they are
     found later.
     """
-    temporary, file = _make_temporary(fs, folder, writer or name)
+    temporary, file = _make_temporary(fs, folder, writer)
     names = [temporary]
     try:
         with opened(fs, file):
@@ -166,8 +172,8 @@ def write_all(fs: Fs, file: int, part: Any) -> None:
         left = left[fs.write(file, left) :]
 
 
-def temporary_of(writer: str, name: str) -> bool:
-    """Whether a file's name is that of a writer's temporary file."""
+def is_temporary(name: str, writer: str) -> bool:
+    """Whether a file's name is that of a temporary file of a writer's."""
     return name.startswith(f".{writer}~") and name.endswith(".partial")
 
 
@@ -190,7 +196,7 @@ def _name_once(fs: Fs, folder: int, temporary: str, name: str, names: list[str])
             raise
         # This file system has no second names. What is there is not overwritten, but for one that
         # comes between the look and the renaming.
-        if any(name == other for other, _ in fs.list(folder)):
+        with contextlib.suppress(FileNotFoundError), opened(fs, fs.open(name, folder)):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), name) from error
         fs.rename(temporary, name, folder)
         names[:] = [name]

@@ -130,7 +130,7 @@ def _entry_fields(name: Any, entry: Any, blobs: list[Any]) -> list[Any]:
 
 def is_checkpoint(reader: Reader) -> bool:
     """Whether a file begins as checkpoints do."""
-    return reader.size >= _HEAD_BYTES and read(reader, len(MAGIC), 0) == MAGIC
+    return reader.size >= len(MAGIC) and read(reader, len(MAGIC), 0) == MAGIC
 
 
 def read(reader: Reader, num_bytes: int, at: int) -> bytearray:
