@@ -201,5 +201,7 @@ def _name_once(fs: Fs, folder: int, temporary: str, name: str, names: list[str])
         fs.rename(temporary, name, folder)
         names[:] = [name]
     else:
-        fs.unlink(temporary, folder)
-        names.remove(temporary)
+        # One that stays is removed by the next writer of the name.
+        with contextlib.suppress(OSError):
+            fs.unlink(temporary, folder)
+            names.remove(temporary)

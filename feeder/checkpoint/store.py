@@ -8,14 +8,13 @@ import os
 import threading
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
 from feeder.checkpoint import format, sequence
 from feeder.checkpoint.backends import open_backend
 from feeder.checkpoint.feeds import SNAPSHOT_ENTRY, make_meta
-from feeder.checkpoint.format import DamagedError, Entry, Header, Reader
+from feeder.checkpoint.format import DamagedError, Header, Loaded, Reader, Receipt
 from feeder.checkpoint.names import check_name, check_prefix, check_writer, in_order
 from feeder.durable import Fs
 from feeder.errors import CheckpointError, ConfigError, SnapshotFormatError
@@ -25,34 +24,6 @@ logger = logging.getLogger("feeder")
 
 _NUM_NAMED = 5
 _stores: weakref.WeakSet[CheckpointStore] = weakref.WeakSet()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Receipt:
-    """What was stored, and will be there."""
-
-    name: str
-    """The name under which it is found."""
-    num_bytes: int
-    """Its length in bytes."""
-    digest: bytes
-    """16 bytes that tell its content from any other."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Loaded:
-    """What was read, checked."""
-
-    name: str
-    """The name under which it was found."""
-    entries: dict[str, Entry]
-    """Arrays and bytes by name: all of them, or those that were asked for."""
-    meta: dict[str, Any]
-    """What the writer added."""
-    num_bytes: int
-    """Length of the whole checkpoint in bytes."""
-    digest: bytes
-    """The digest of the whole, as its receipt has it."""
 
 
 class CheckpointStore:
@@ -218,7 +189,8 @@ class CheckpointStore:
             self.put(name, {SNAPSHOT_ENTRY: bytes(snapshot)}, meta=said)
             self._next = number + 1
             if self.keep is not None:
-                self.retire(self.keep)
+                with _leaving("an old checkpoint stays"):
+                    self.retire(self.keep)
         return name
 
     def load(self, name: str | None = None) -> Snapshot:
@@ -245,11 +217,9 @@ class CheckpointStore:
         names. What cannot be removed is named in the log, and stays."""
         removed = []
         for name in list(filter(self._is_checkpoint, self._sequence()))[:-keep]:
-            try:
+            with _leaving("an old checkpoint stays"):
                 self.remove(name)
                 removed.append(name)
-            except CheckpointError as error:
-                logger.warning("an old checkpoint stays: %s", error)
         return removed
 
     def _sequence(self) -> list[str]:
@@ -309,6 +279,15 @@ def _passing_over() -> Iterator[None]:
     except CheckpointError as error:
         if not isinstance(error.__cause__, FileNotFoundError):
             raise
+
+
+@contextlib.contextmanager
+def _leaving(what: str) -> Iterator[None]:
+    """Go on behind the block where it raises `CheckpointError`, having said what becomes of it."""
+    try:
+        yield
+    except CheckpointError as error:
+        logger.warning("%s: %s", what, error)
 
 
 def _after_fork() -> None:
