@@ -59,7 +59,8 @@ class Fs(Protocol):
         """Take a name away."""
 
     def list(self, folder: int) -> list[tuple[str, bool]]:
-        """The files and folders in a folder, each with whether it is a folder; no links."""
+        """The files and folders in a folder, each with whether it is one; nothing
+        else, and no links."""
 
     def lock(self, file: int) -> None:
         """Lock a file against everybody else until it is unlocked or this process ends;
@@ -117,7 +118,7 @@ class OsFs:
             return [
                 (entry.name, entry.is_dir(follow_symlinks=False))
                 for entry in entries
-                if not entry.is_symlink()
+                if entry.is_file(follow_symlinks=False) or entry.is_dir(follow_symlinks=False)
             ]
 
     def lock(self, file: int) -> None:

@@ -64,8 +64,7 @@ def kill_savers(folder: Path, num_kills: int, seed: int) -> Tally:
         tally.num_kills += 1
         partials = list(folder.glob(".*.partial"))
         tally.num_partials += len(partials)
-        if acknowledged:
-            acknowledged = _look(folder, acknowledged, tally)
+        acknowledged = _look(folder, acknowledged, tally)
         tally.num_kept += sum(partial.exists() for partial in partials)
     return tally
 
@@ -73,7 +72,7 @@ def kill_savers(folder: Path, num_kills: int, seed: int) -> Tally:
 def _look(folder: Path, acknowledged: int, tally: Tally) -> int:
     """See what is there, as the next process would, and save once; returns what is newest then."""
     with CheckpointStore(folder, keep=2) as store:
-        found = step_of(store.load())
+        found = 0 if store.is_empty() else step_of(store.load())
         tally.num_old += found < acknowledged
         tally.num_newer += found > acknowledged
         store.save(snapshot_at(found + 1))

@@ -1,4 +1,4 @@
-"""Any call to the file system may fail: what was saved before is there, and nothing is left over."""
+"""Any call to the file system may fail: what was saved before is there, nothing is left over."""
 
 from __future__ import annotations
 

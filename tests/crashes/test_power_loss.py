@@ -1,4 +1,4 @@
-"""When the power goes, whatever was acknowledged is there, and the model would see if it were not."""
+"""When the power goes, all that was acknowledged is there; the model would see if it were not."""
 
 from __future__ import annotations
 
