@@ -20,6 +20,9 @@ class Backend(Protocol):
     def path_of(self, name: str) -> str:
         """Where it lies, for messages."""
 
+    def claim(self) -> None:
+        """Get what writing needs."""
+
     def create(self, name: str, parts: list[Any]) -> None:
         """Write it once; durable when it returns."""
 
