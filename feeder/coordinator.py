@@ -27,7 +27,7 @@ logger = logging.getLogger("feeder")
 STOP_DEADLINE_S = 5.0
 """How long a stop waits for fetch functions to return, all together."""
 
-_SAVE_S = 2.0
+_SAVE_S = 10.0
 """How long it waits at least for a checkpoint that is being written."""
 
 _running: weakref.WeakSet[Coordinator] = weakref.WeakSet()

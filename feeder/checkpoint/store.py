@@ -40,6 +40,8 @@ class CheckpointStore:
             nodes of a job. The lock (on ``.writer-NAME.lock``) is taken at the first write, names
             the process that holds it, and ends with `close` or with the process. An object store
             has no locks: there a name is written once, whoever comes first.
+        retry_s: For how many seconds a call to an object store that does not answer is made
+            again.
         fs: The file system, for tests.
 
     Guarantees: what `put` and `save` have returned from is there after any crash, of the power
@@ -54,14 +56,17 @@ class CheckpointStore:
         *,
         keep: int | None = None,
         writer: str = "feed",
+        retry_s: float = 30.0,
         fs: Fs | None = None,
     ) -> None:
         if keep is not None and (type(keep) is not int or keep < 1):
             raise ConfigError(f"keep is {keep!r}, expected a whole number from 1 on, or None")
+        if type(retry_s) not in (int, float) or not 0 < retry_s <= 1e6:
+            raise ConfigError(f"retry_s is {retry_s!r} s, expected more than 0, at most 1e6")
         self.url = os.fspath(url)
         self.keep = keep
         self.writer = check_writer(writer)
-        self._backend = open_backend(self.url, self.writer, fs)
+        self._backend = open_backend(self.url, self.writer, retry_s, fs)
         self._next: int | None = None
         self._mutex = threading.Lock()
         _stores.add(self)

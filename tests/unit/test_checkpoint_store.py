@@ -145,6 +145,7 @@ def test_a_folder_is_named_by_a_path_or_a_url(url: str, tmp_path: Path) -> None:
     [
         ("http://host/x", "'http://host/x' cannot be the place of checkpoints, expected a path, "),
         ("file://host/x", "'file://host/x' names host 'host', expected file:///PATH"),
+        ("s3://", "'s3://' cannot be the place of checkpoints, expected a path, file:///PATH, s3:"),
         ("", "'' cannot be the folder of checkpoints, expected a path"),
         ("a\0b", "'a\\x00b' cannot be the folder of checkpoints, expected a path"),
     ],
@@ -155,10 +156,11 @@ def test_other_places_are_refused(url: str, told: str) -> None:
     assert str(caught.value).startswith(told)
 
 
-@pytest.mark.parametrize(
-    "settings", [{"keep": 0}, {"keep": True}, {"keep": "2"}, {"writer": ""}, {"writer": "a/b"},
-                 {"writer": ".a"}, {"writer": None}], ids=str,
-)  # fmt: skip
+NO_SETTINGS = [{"keep": 0}, {"keep": True}, {"keep": "2"}, {"writer": ""}, {"writer": "a/b"},
+               {"writer": ".a"}, {"writer": None}, {"retry_s": 0}, {"retry_s": "1"}]  # fmt: skip
+
+
+@pytest.mark.parametrize("settings", NO_SETTINGS, ids=str)
 def test_settings_that_make_no_sense_are_refused(settings: Any, tmp_path: Path) -> None:
     (name,) = settings
     with pytest.raises(feeder.ConfigError, match=f"^{name} is "):
