@@ -218,6 +218,8 @@ def test_a_server_goes_on_where_its_consumers_were(
     assert run(capsys, "verify", str(tmp_path / "run"))[:2] != (1, [])
     names = CheckpointStore(tmp_path / "run").names()
     assert names == ["feed.00000001", "feed.00000002"]
-    with serving(tmp_path, "--resume", f"run/{names[0]}") as address:
-        with feeder.connect(address) as consumer:
-            assert next(consumer).step == 30
+    with (
+        serving(tmp_path, "--resume", f"run/{names[0]}") as address,
+        feeder.connect(address) as consumer,
+    ):
+        assert next(consumer).step == 30

@@ -54,17 +54,23 @@ def test_a_server_that_is_started_again_goes_on_after_what_was_used(tmp_path: Pa
 
 def test_with_two_queues_it_is_the_newest_round_that_both_have_used(tmp_path: Path) -> None:
     wanted = whole(2)
-    with serving(factory(), checkpoints=tmp_path, queues=2) as server:
-        with reading(server, queue=0) as left, reading(server, queue=1) as right:
-            assert ids(next(left) for _ in range(3)) == wanted[0][:12]
-            assert ids(next(right) for _ in range(2)) == wanted[1][:8]
+    with (
+        serving(factory(), checkpoints=tmp_path, queues=2) as server,
+        reading(server, queue=0) as left,
+        reading(server, queue=1) as right,
+    ):
+        assert ids(next(left) for _ in range(3)) == wanted[0][:12]
+        assert ids(next(right) for _ in range(2)) == wanted[1][:8]
     assert step_in(tmp_path) == 4
-    with serving(factory(), resume=tmp_path, queues=2) as server:
-        with reading(server, queue=0) as left, reading(server, queue=1) as right:
-            again = [threading.Thread(target=lambda: ids(left))]
-            again[0].start()
-            assert ids(right) == wanted[1][8:]
-            again[0].join(WAIT_S)
+    with (
+        serving(factory(), resume=tmp_path, queues=2) as server,
+        reading(server, queue=0) as left,
+        reading(server, queue=1) as right,
+    ):
+        again = [threading.Thread(target=lambda: ids(left))]
+        again[0].start()
+        assert ids(right) == wanted[1][8:]
+        again[0].join(WAIT_S)
     with serving(factory(), resume=tmp_path, queues=4) as server:
         assert server.queues == {"train": 4}
     with pytest.raises(feeder.ResumeError, match="which is no multiple of 3 devices") as caught:
@@ -73,12 +79,11 @@ def test_with_two_queues_it_is_the_newest_round_that_both_have_used(tmp_path: Pa
 
 
 def test_a_trainers_own_position_goes_before_it(tmp_path: Path) -> None:
-    with serving(factory(), checkpoints=tmp_path) as server:
-        with reading(server, credit=1) as consumer:
+    with serving(factory(), checkpoints=tmp_path) as server, reading(server, credit=1) as consumer:
+        next(consumer)
+        state = consumer.state_dict()
+        for _ in range(9):
             next(consumer)
-            state = consumer.state_dict()
-            for _ in range(9):
-                next(consumer)
     assert step_in(tmp_path) == 10
     with serving(factory(), resume=tmp_path) as server, reading(server, resume=state) as consumer:
         assert ids(consumer) == whole()[0][4:]
@@ -119,19 +124,23 @@ def test_a_server_that_nobody_used_stores_where_it_began(tmp_path: Path) -> None
     with serving(factory(), checkpoints=tmp_path):
         pass
     assert step_in(tmp_path) == 0
-    with serving(factory(), resume="latest", checkpoints=tmp_path) as server:
-        with reading(server) as consumer:
-            assert ids(consumer) == whole()[0]
+    with (
+        serving(factory(), resume="latest", checkpoints=tmp_path) as server,
+        reading(server) as consumer,
+    ):
+        assert ids(consumer) == whole()[0]
 
 
 def test_all_feeds_of_a_server_are_in_its_checkpoint(tmp_path: Path) -> None:
     def two() -> feeder.Coordinator:
         return make(Pure(), coordinator=factory()(), input_source_name="val")
 
-    with serving(two, checkpoints=tmp_path) as server:
-        with reading(server, feed="train", credit=1) as consumer:
-            for _ in range(8):
-                next(consumer)
+    with (
+        serving(two, checkpoints=tmp_path) as server,
+        reading(server, feed="train", credit=1) as consumer,
+    ):
+        for _ in range(8):
+            next(consumer)
     assert CheckpointStore(tmp_path).get("feed.00000000").meta["feeds"] == {
         "train[0]": 8, "val[0]": 0,
     }  # fmt: skip
@@ -155,9 +164,11 @@ def test_what_does_not_fit_is_refused_before_anything_is_served(tmp_path: Path) 
 def test_a_place_that_cannot_be_written_to_is_told_and_the_feed_is_served(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with serving(factory(), checkpoints=tmp_path / "missing" / "run") as server:
-        with reading(server) as consumer:
-            assert ids(consumer) == whole()[0]
+    with (
+        serving(factory(), checkpoints=tmp_path / "missing" / "run") as server,
+        reading(server) as consumer,
+    ):
+        assert ids(consumer) == whole()[0]
     assert "checkpoints will not be written: cannot write checkpoint" in caplog.text
     assert "a checkpoint is missing: cannot list checkpoint" in caplog.text
     caplog.clear()  # the errors in the records hold the server
