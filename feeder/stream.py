@@ -14,6 +14,7 @@ from feeder.config import FeedConfig
 from feeder.devices.host import HostQueue
 from feeder.devices.slots import HostSlots, PrivateSlots
 from feeder.errors import ClosedError, FeedError, ForkedError, ResumeError
+from feeder.marks import Marks
 from feeder.metrics.figures import FeedFigures, QueueFigures, State, flatten
 from feeder.metrics.making import Condition, make_feed
 from feeder.metrics.verdict import judge
@@ -86,6 +87,8 @@ class Stream:
         self.progress = Progress(num)
         self.counted = StreamStats.of(config.stream, config.run, num)
         """What the stream has done."""
+        self.marks: Marks | None = None
+        """Batches at which something is to be done; None where there are none."""
         self.initialised = self.started = self.stopped = False
         self._started_at: float | None = None
         self._asked_at: float | None = None
@@ -119,6 +122,13 @@ class Stream:
         self.pipeline.close()
         for queue in self.queues:
             queue.close()
+
+    def fail(self, error: FeedError) -> None:
+        """Something beside the stream has failed: its user is told in place of a next batch."""
+        if not self.forked:
+            self._unusable = error
+        for queue in self.queues:
+            queue.finish(error)
 
     def join(self, deadline_s: float) -> None:
         """Wait for the threads; raises `StuckWorkerError`."""

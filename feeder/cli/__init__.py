@@ -17,6 +17,7 @@ import feeder
 from feeder.errors import ConfigError, FeedError
 
 COMMANDS = {
+    "checkpoint": "list, verify, show and prune checkpoints",
     "config": "check a configuration, or show it with who set what",
     "consume": "read a served feed, and say how fast it is and what came",
     "demo": "train, be killed, resume, and compare",

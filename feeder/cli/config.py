@@ -46,16 +46,16 @@ def show(arguments: argparse.Namespace) -> int:
 def check(arguments: argparse.Namespace) -> int:
     """Make the feeds, and print what they are and what could be better."""
     from feeder.feedfile.advice import advise, memory_bytes
-    from feeder.feedfile.making import blaming, make_coordinator
-    from feeder.transport.recipes import Recipe
-    from feeder.transport.server import check_arguments
+    from feeder.feedfile.making import blaming, make_checkpoints, make_coordinator
+    from feeder.transport.arguments import check_arguments
+    from feeder.transport.recipes import make_recipes
 
     settings = flags.read(arguments, arguments.file)
     coordinator = make_coordinator(settings)
     with blaming(settings.server):
         check_arguments(**{key: one.value for key, one in settings.server.items()})
-        for name in coordinator:
-            Recipe(name, coordinator, None, settings.server["queues"].value)
+        make_recipes(coordinator, None, settings.server["queues"].value)
+    make_checkpoints(settings.checkpoint)
     for name in coordinator:
         (stream,) = coordinator[name].streams
         spec = stream.config.stream

@@ -64,6 +64,37 @@ _FLAGS: dict[str, tuple[str, dict[str, Any]]] = {
             "HOST to this host alone)",
         },
     ),
+    "--checkpoint-dir": (
+        "checkpoint.url",
+        {
+            "metavar": "DIR",
+            "help": "store there what all consumers have used: a folder, or s3://, gs://, az://",
+        },
+    ),
+    "--checkpoint-every": (
+        "checkpoint.every_s",
+        {
+            "metavar": "SECONDS",
+            "type": seconds,
+            "help": "how often (default: 30), and once more at the end",
+        },
+    ),
+    "--keep": (
+        "checkpoint.keep",
+        {
+            "metavar": "N",
+            "type": count(1),
+            "help": "how many of these checkpoints stay (default: 3)",
+        },
+    ),
+    "--resume": (
+        "checkpoint.resume",
+        {
+            "metavar": "WHERE",
+            "help": "where consumers begin that bring no position: 'latest' of --checkpoint-dir, "
+            "the path of a snapshot or checkpoint, or another folder of checkpoints",
+        },
+    ),
 }
 """Of each flag the section and the key that it sets, and how it is read."""
 

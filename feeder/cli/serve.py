@@ -60,10 +60,13 @@ def main(arguments: argparse.Namespace) -> int:
     settings = flags.read(arguments, arguments.config)
     feeds = choose_feeds(arguments.target, settings)
     import feeder
-    from feeder.feedfile.making import blaming
+    from feeder.feedfile.making import blaming, make_checkpoints
 
+    checkpoints = make_checkpoints(settings.checkpoint)
+    resume = settings.checkpoint["resume"].value
+    told = {key: one.value for key, one in settings.server.items()}
     with blaming(settings.server):
-        server = feeder.serve(feeds, **{key: one.value for key, one in settings.server.items()})
+        server = feeder.serve(feeds, **told, checkpoints=checkpoints, resume=resume)
     run(server)
     return 0
 

@@ -16,7 +16,9 @@ from typing import Any
 import msgspec
 
 from feeder.api import init_data_input_workers
+from feeder.checkpoint.policy import KEEP
 from feeder.errors import ConfigError
+from feeder.transport.arguments import SAVE_EVERY_S
 from feeder.transport.server import serve
 
 REQUIRED = inspect.Parameter.empty
@@ -118,13 +120,21 @@ def feed_keys() -> dict[str, Key]:
 @cache
 def server_keys() -> dict[str, Key]:
     """The keys of [server]: those of `serve`."""
-    return _table(_of(serve, {"feeds"}, {"keys": str | None}))
+    return _table(_of(serve, {"feeds", "checkpoints", "resume"}, {"keys": str | None}))
 
 
 @cache
 def checkpoint_keys() -> dict[str, Key]:
-    """The keys of [checkpoint]."""
-    return {}
+    """The keys of [checkpoint]: where and when a server stores what was used, and where it begins;
+    those of `CheckpointStore`, `Checkpointing` and `serve`."""
+    return _table(
+        [
+            Key(name="url", type=str | None, default=None),
+            Key(name="every_s", type=float, default=SAVE_EVERY_S),
+            Key(name="keep", type=int | None, default=KEEP),
+            Key(name="resume", type=str | None, default=None),
+        ]
+    )
 
 
 def unknown(what: str, name: str, known: Iterable[str]) -> str:

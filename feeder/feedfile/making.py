@@ -10,6 +10,8 @@ from typing import Any
 
 from feeder import sources
 from feeder.api import init_data_input_workers
+from feeder.checkpoint.policy import Checkpointing
+from feeder.checkpoint.store import CheckpointStore
 from feeder.coordinator import Coordinator
 from feeder.errors import ConfigError
 from feeder.feedfile.keys import feed_keys, unknown
@@ -30,6 +32,25 @@ def make_coordinator(settings: Settings) -> Coordinator:
         with blaming(table, settings.places[name]):
             _add(coordinator, name, table)
     return coordinator
+
+
+def make_checkpoints(table: Table) -> Checkpointing | None:
+    """Where a server stores what was used; None where it does not. Raises `ConfigError`."""
+    values = {key: setting.value for key, setting in table.items()}
+    with blaming(table):
+        if values["url"] is None:
+            _check_unstored(table)
+            return None
+        store = CheckpointStore(values["url"], keep=values["keep"])
+        return Checkpointing(store, every_s=values["every_s"])
+
+
+def _check_unstored(table: Table) -> None:
+    for key in ("every_s", "keep"):
+        if table[key].origin != DEFAULT:
+            raise ConfigError(f"{key} is {table[key].value!r}, and url does not say where to store")
+    if table["resume"].value == "latest":
+        raise ConfigError("resume is 'latest', and url does not say of which checkpoints")
 
 
 def _add(coordinator: Coordinator, name: str, table: Table) -> None:

@@ -16,6 +16,7 @@ COMMANDS = [
     "scripts/checks/containers",
     "scripts/checks/slurm-job",
     "deploy/slurm/train.sbatch",
+    "scripts/crash-states",
     "scripts/demo",
     "scripts/planted-bugs",
     "scripts/test",

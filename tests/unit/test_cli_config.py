@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import select
 import socket
 import subprocess
@@ -64,6 +65,26 @@ def test_what_a_configuration_says_is_served(by: str, monkeypatch: pytest.Monkey
             assert process.wait(END_S) == 0
         finally:
             process.kill()
+
+
+def test_what_was_used_is_stored_and_gone_on_from(config: Path) -> None:
+    config.write_text(SERVED + "epochs = 2\n[checkpoint]\nurl = 'kept'\nresume = 'latest'\n")
+    seen = []
+    for limit in ("2", "9"):
+        served = [sys.executable, "-m", "feeder", "serve", "--config", "feed.toml"]
+        with subprocess.Popen(served, stdout=subprocess.PIPE, text=True) as process:
+            try:
+                assert process.stdout is not None
+                assert select.select([process.stdout], [], [], READY_S)[0], "no line came"
+                consume = [*served[:3], "consume", f"--limit={limit}", "--every=1"]
+                done = subprocess.run(consume, capture_output=True, text=True, timeout=END_S)
+                seen.append(re.findall(r"^step (\d+)", done.stdout, re.MULTILINE))
+                process.terminate()
+                assert process.wait(END_S) == 0
+            finally:
+                process.kill()
+    # Each epoch has 12 rows, in batches of 8.
+    assert seen == [["0", "1"], ["2", "3"]]
 
 
 def test_a_target_and_feeds_exclude_each_other(capsys: pytest.CaptureFixture[str]) -> None:

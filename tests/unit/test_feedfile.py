@@ -13,7 +13,7 @@ import pytest
 import feeder
 from feeder.errors import ConfigError
 from feeder.feedfile.advice import advise, memory_bytes
-from feeder.feedfile.keys import feed_keys, server_keys
+from feeder.feedfile.keys import checkpoint_keys, feed_keys, server_keys
 from feeder.feedfile.making import make_coordinator
 from feeder.feedfile.settings import Setting, Settings
 from feeder.feedfile.showing import show
@@ -108,7 +108,14 @@ def test_keys_are_the_keyword_arguments() -> None:
     of_feed = set(inspect.signature(feeder.init_data_input_workers).parameters)
     theirs = {"fetch_fun", "input_source_name", "resume", "coordinator"}
     assert set(feed_keys()) == (of_feed - theirs) | {"fetch", "source", "options"}
-    assert set(server_keys()) >= set(inspect.signature(feeder.serve).parameters) - {"feeds"}
+    of_server = set(inspect.signature(feeder.serve).parameters)
+    assert set(server_keys()) == of_server - {"feeds", "checkpoints", "resume"}
+    of_store = {
+        *inspect.signature(feeder.CheckpointStore).parameters,
+        *inspect.signature(feeder.Checkpointing).parameters,
+        "resume",
+    }
+    assert set(checkpoint_keys()) <= of_store
 
 
 def test_defaults_are_those_of_the_functions() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from feeder.errors import ConfigError
-from feeder.feedfile.making import blaming, make_coordinator
+from feeder.feedfile.making import blaming, make_checkpoints, make_coordinator
 from feedfiles import FEED, folder, read
 
 __all__ = ["folder"]
@@ -135,6 +135,37 @@ WRONG = {
         "feed.toml:6: external_loggers is [7], expected objects with log(dict)",
     ),
 }
+
+
+CHECKPOINT_WRONG = {
+    "key": (
+        "[checkpoint]\ndir = 'x'\n",
+        "feed.toml:2: unknown key in [checkpoint] 'dir': expected one of every_s, keep, resume, ",
+    ),
+    "number kept": (
+        "[checkpoint]\nurl = 'x'\nkeep = 0\n",
+        "feed.toml:3: keep is 0, expected a whole number from 1 on, or None",
+    ),
+    "period": (
+        "[checkpoint]\nurl = 'x'\nevery_s = 0\n",
+        "feed.toml:3: every_s is 0.0 s, expected more than 0",
+    ),
+    "period without a place": (
+        "[checkpoint]\nevery_s = 3\n",
+        "feed.toml:2: every_s is 3.0, and url does not say where to store",
+    ),
+    "newest without a place": (
+        "[checkpoint]\nresume = 'latest'\n",
+        "feed.toml:2: resume is 'latest', and url does not say of which checkpoints",
+    ),
+}
+
+
+@pytest.mark.parametrize(("text", "says"), CHECKPOINT_WRONG.values(), ids=CHECKPOINT_WRONG)
+def test_what_is_wrong_about_checkpoints_is_told_with_its_line(text: str, says: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        make_checkpoints(read(text).checkpoint)
+    assert str(caught.value).startswith(says)
 
 
 @pytest.mark.parametrize(("text", "says"), WRONG.values(), ids=WRONG)
