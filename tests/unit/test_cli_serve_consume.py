@@ -3,6 +3,7 @@ own and here."""
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 import select
@@ -175,6 +176,15 @@ def test_serve_says_where_and_ends_with_0_at_a_signal(folder: Path) -> None:
             assert time.monotonic() - began < 5.0
             assert process.stderr is not None
             assert process.stderr.read() == ""
+
+
+def test_serve_ends_whatever_thread_the_signal_comes_to() -> None:
+    """The system chooses one; under a debugger it is not the main thread."""
+    with serving("make") as (process, _):
+        others = [int(name) for name in os.listdir(f"/proc/{process.pid}/task")]
+        others.remove(process.pid)
+        assert ctypes.CDLL(None).tgkill(process.pid, min(others), signal.SIGTERM) == 0
+        assert process.wait(END_S) == 0
 
 
 def test_serve_listens_at_every_address() -> None:
