@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from feeder.errors import ClosedError, ConfigError, ResumeError
+from feeder.metrics.figures import AS_GREATEST, FeedFigures
 from feeder.snapshot import Snapshot
 from feeder.statedict import STATE_KEY, unpack_state_dict
 from feeder.stream import Stream
@@ -28,7 +29,11 @@ class DeviceFeed:
         self._progress = stream.progress
         self._alone = len(stream.queues) == 1
         self._ready: deque[Batch] = deque()
+        self._handed = stream.counted.handed[device]
         self._held = (0, 0, 0, 0)
+        # Where something is to be done at a batch: those after it, and where its round ends.
+        self._later: list[Batch] = []
+        self._mark = 0
 
     @property
     def device(self) -> str:
@@ -43,6 +48,7 @@ class DeviceFeed:
             batch = self._ready.popleft()
         except IndexError:
             batch = self._refill()
+        self._handed.count(batch.rows, batch.held_bytes)
         if self._alone:
             self._progress.place = batch.place
         else:
@@ -55,12 +61,13 @@ class DeviceFeed:
         """Wait for batches and return the first; raises what has taken the place of the next."""
         stream = self._stream
         stream.check_usable()
-        got = self._queue.get()
+        got = self._later or self._queue.get()
         if isinstance(got, Place):
-            # A stream that had ended before it began stays where it was, leftover and all.
-            if not stream.pipeline.start_cut.finished:
-                stream.progress.end(self._device, got)
+            self._end(got)
             raise StopIteration
+        if stream.marks is not None:
+            num, self._mark = stream.marks.first(got)
+            got, self._later = got[: num or None], got[num:] if num else []
         rows = sum([batch.rows for batch in got])
         num_bytes = sum([batch.held_bytes for batch in got])
         kept_rows = sum([batch.kept_rows for batch in got])
@@ -68,17 +75,34 @@ class DeviceFeed:
         self._ready.extend(got[1:])
         if stream.stopped:
             # In the meantime, from another thread, which may have missed these batches.
-            self._ready.clear()
+            self.drop()
             raise ClosedError(f"feed {stream.config.name!r} is stopped")
         return got[0]
+
+    def _end(self, place: Place) -> None:
+        """There are no more batches: the stream has ended at `place`."""
+        stream, progress = self._stream, self._progress
+        # A stream that had ended before it began stays where it was, leftover and all.
+        if stream.pipeline.start_cut.finished or progress.place is place:
+            return
+        progress.end(self._device, place)
+        if stream.marks is not None and progress.place is place:
+            stream.marks.reached()
 
     def _settle(self) -> None:
         """All batches at hand have been handed out: they count as buffered no longer."""
         self._stream.pipeline.channel.hand_out(self._device, *self._held)
+        if self._mark:
+            marks, place = self._stream.marks, self._progress.place
+            # With several devices the last that comes to the end of the round does it.
+            if marks is not None and place is not None and place.step == self._mark:
+                marks.reached()
+            self._mark = 0
 
     def drop(self) -> None:
         """Forget the batches at hand: the stream has been stopped, or this is a forked child."""
         self._ready.clear()
+        self._later = []
 
     def __repr__(self) -> str:
         return f"<DeviceFeed {self._stream.config.name!r} on {self.device!r}>"
@@ -155,12 +179,28 @@ class Feed:
         resume_streams(self._streams, unpack_state_dict(state_dict))
 
     def stats(self) -> dict[str, Any]:
-        """Plain numbers of what the feed has done, summed over its streams."""
+        """Plain numbers of what the feed has done, in a flat dictionary that any logger takes:
+        rows, batches and bytes at each hand-over, seconds waited on both of its sides, and the
+        same for each worker and each queue. Summed over the feed's streams. Seconds include a
+        wait under way. Any thread may call it at any time."""
         total: dict[str, Any] = {}
-        for stream in self._streams:
-            for key, value in stream.stats().items():
-                total[key] = total.get(key, 0) + value
+        for stream, first in zip(self._streams, self._first_queues(), strict=True):
+            for key, value in stream.stats(first).items():
+                old = total.get(key, 0)
+                total[key] = max(old, value) if key in AS_GREATEST else old + value
         return total
+
+    def figures(self, now: float) -> list[FeedFigures]:
+        """What each of its streams has done; `now` on the monotonic clock."""
+        return [
+            stream.figures(now, first)
+            for stream, first in zip(self._streams, self._first_queues(), strict=True)
+        ]
+
+    def _first_queues(self) -> list[int]:
+        """The number of each stream's first queue among those of the feed."""
+        counts = [len(stream.queues) for stream in self._streams]
+        return [sum(counts[:i]) for i in range(len(counts))]
 
     # ---- life, for the coordinator
 

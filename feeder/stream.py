@@ -14,11 +14,16 @@ from feeder.config import FeedConfig
 from feeder.devices.host import HostQueue
 from feeder.devices.slots import HostSlots, PrivateSlots
 from feeder.errors import ClosedError, FeedError, ForkedError, ResumeError
+from feeder.marks import Marks
+from feeder.metrics.figures import FeedFigures, QueueFigures, State, flatten
+from feeder.metrics.making import Condition, make_feed
+from feeder.metrics.verdict import judge
 from feeder.positions import Positions
 from feeder.snapshot import Snapshot, StreamState
 from workers.pipeline import Pipeline
 from workers.position import Place
 from workers.resuming import Resume
+from workers.stats import StreamStats
 
 logger = logging.getLogger("feeder")
 
@@ -80,7 +85,16 @@ class Stream:
         self.queues = [HostQueue(most, self._describe_wait) for _ in range(num)]
         self.slots = PrivateSlots() if config.run.writable else HostSlots()
         self.progress = Progress(num)
+        self.counted = StreamStats.of(config.stream, config.run, num)
+        """What the stream has done."""
+        self.marks: Marks | None = None
+        """Batches at which something is to be done; None where there are none."""
         self.initialised = self.started = self.stopped = False
+        self._started_at: float | None = None
+        self._asked_at: float | None = None
+        self._stopped_at: float | None = None
+        self._had_ended = False
+        self._logged: FeedFigures | None = None
         self._logged_at = 0.0
         self._build()
 
@@ -88,7 +102,7 @@ class Stream:
         config, encode = self.config, self.positions.id.encode
         self.pipeline = Pipeline(
             config.stream, config.run, config.name, self.queues, self.slots, encode, self._resume,
-            self._log_now_and_then,
+            self._log_now_and_then, self.counted,
         )  # fmt: skip
 
     # ---- life
@@ -97,15 +111,24 @@ class Stream:
         """Start the threads; once."""
         self.started = True
         self._unusable = None
-        self._logged_at = time.monotonic()
+        self._started_at = self._logged_at = time.monotonic()
         self.pipeline.start()
 
     def close(self) -> None:
         """Wake everything that waits, so that it ends."""
+        self._had_ended = self._had_ended or self._has_ended()
+        self._stopped_at = self._stopped_at or time.monotonic()
         self.stopped = True
         self.pipeline.close()
         for queue in self.queues:
             queue.close()
+
+    def fail(self, error: FeedError) -> None:
+        """Something beside the stream has failed: its user is told in place of a next batch."""
+        if not self.forked:
+            self._unusable = error
+        for queue in self.queues:
+            queue.finish(error)
 
     def join(self, deadline_s: float) -> None:
         """Wait for the threads; raises `StuckWorkerError`."""
@@ -136,6 +159,7 @@ class Stream:
         """Where the stream stands; with the leftover rows where asked and where they exist."""
         if self.forked:
             self.check_usable()
+        self._asked_at = time.monotonic()
         place, resume, columns = self.progress.place, self._resume, self.pipeline.schema.columns
         if place is not None:
             return self.positions.state_at(place, columns, with_rows=with_rows)
@@ -164,12 +188,70 @@ class Stream:
 
     # ---- what is told
 
-    def stats(self) -> dict[str, Any]:
+    def figures(self, now: float, first_queue: int = 0) -> FeedFigures:
+        """What the stream has done. Its queues are numbered from `first_queue` on."""
+        now = now if self._stopped_at is None else self._stopped_at
+        condition = Condition(
+            state=self._condition(),
+            failure=self._failure(),
+            started_at=self._started_at,
+            asked_at=self._asked_at,
+        )
+        queues = [self._queue(device, first_queue, now) for device in range(len(self.queues))]
+        blocked_s = sum([queue.blocked.read(now) for queue in self.queues])
+        return make_feed(
+            self.config, self.number, condition, self.counted, self.pipeline.ledger, queues, now,
+            blocked_s=blocked_s,
+        )  # fmt: skip
+
+    def _queue(self, device: int, first: int, now: float) -> QueueFigures:
+        stats, queue = self.counted, self.queues[device]
+        handed, wait_s = stats.handed[device], queue.starved.read(now)
+        return QueueFigures(
+            queue=first + device,
+            device=self.config.devices[device],
+            batches=handed.batches,
+            rows=handed.rows,
+            bytes=handed.bytes,
+            waiting=max(0, stats.queued[device] - handed.batches),
+            capacity=queue.capacity,
+            wait_s=wait_s,
+            starved_s=wait_s,
+            checked_s=0.0,
+            corrupt=0,
+            consumer=None,
+        )
+
+    def _failure(self) -> FeedError | None:
+        endings = [queue.ending for queue in self.queues]
+        failures = [e for e in endings if isinstance(e, FeedError)]
+        return next((e for e in failures if not isinstance(e, ClosedError)), None)
+
+    def _has_ended(self) -> bool:
+        """Whether all batches have been handed out."""
+        stats = self.counted
+        return all(
+            isinstance(queue.ending, Place) and stats.queued[i] == stats.handed[i].batches
+            for i, queue in enumerate(self.queues)
+        )
+
+    def _condition(self) -> State:
+        if self._failure() is not None:
+            return "failed"
+        if self._had_ended or (not self.stopped and self._has_ended()):
+            return "ended"
+        if self.stopped:
+            return "stopped"
+        return "running" if self.started else "waiting"
+
+    def stats(self, first_queue: int = 0) -> dict[str, Any]:
         """Plain numbers of what the stream has done."""
+        now = time.monotonic()
         return {
-            **self.pipeline.stats(),
+            **self.pipeline.numbers(now),
             "queued_batches": sum(map(len, self.queues)),
-            "starved_s": sum(queue.starved_s for queue in self.queues),
+            "starved_s": sum([queue.starved.read(now) for queue in self.queues]),
+            **flatten(self.figures(now, first_queue)),
         }
 
     def _describe_wait(self) -> str:
@@ -187,8 +269,15 @@ class Stream:
             self._log()
 
     def _log(self) -> None:
-        self._logged_at = time.monotonic()
-        stats = {"input_source_name": self.config.name, **self.stats()}
+        now = time.monotonic()
+        figures, before = self.figures(now), self._logged
+        seconds = now - self._logged_at
+        self._logged, self._logged_at = figures, now
+        stats = {
+            "input_source_name": self.config.name,
+            "verdict": str(judge(before, figures, seconds)),
+            **self.stats(),
+        }
         for external in self.config.external_loggers:
             try:
                 external.log(dict(stats))

@@ -55,16 +55,18 @@ class Fetching:
             if self._fresh[lane.number]:
                 self._put_back(lane, calls)
         except Exception as error:
+            self._stats.fail(lane.number, in_words(error))
             failed = error if isinstance(error, FeedError) else self._failed(lane, lane.next, error)
             self._channel.release(lane, 0, 0, failed)
             return
         first = lane.next
-        began = time.perf_counter()
+        stats = self._stats
+        stats.clocks[lane.number].start(time.monotonic())
         row_bytes = self.row_bytes
         rows, num_bytes, num_calls, outcome = self._call(lane, calls, row_bytes)
         if row_bytes is not None:
             num_bytes = rows * row_bytes
-        self._stats.count(lane.number, num_calls, rows, time.perf_counter() - began)
+        stats.count(lane.number, num_calls, rows, num_bytes, time.monotonic())
         if num_calls:
             self._failures[lane.number] = 0
             lane.backoff_s = 0.0
@@ -133,6 +135,7 @@ class Fetching:
         if outcome is _FULL:
             channel.release(lane, rows, num_bytes)
         elif outcome is None:
+            self._stats.nothings[lane.number] += 1
             lane.backoff_s = min(2 * lane.backoff_s or NONE_BACKOFF_S, _MAX_NONE_BACKOFF_S)
             channel.release(lane, rows, num_bytes, put_off_s=lane.backoff_s)
         elif isinstance(outcome, StopIteration):
@@ -159,10 +162,11 @@ class Fetching:
         error: BaseException,
     ) -> None:
         failures = self._failures[lane.number]
+        self._stats.fail(lane.number, in_words(error))
         if failures < self._run.retries and isinstance(error, Exception):
             self._failures[lane.number] += 1
             lane.failure = error
-            self._stats.retries += 1
+            self._stats.retries[lane.number] += 1
             try:
                 calls.undo()
             except Exception as undo_error:

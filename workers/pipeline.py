@@ -22,7 +22,7 @@ from workers.rota import Bundle, Rota
 from workers.scope import Scope
 from workers.slots import Slots
 from workers.spec import RunSpec, StreamSpec
-from workers.stats import BatchStats, FetchStats, totals
+from workers.stats import StreamStats, num_lanes
 
 
 class Pipeline:
@@ -38,10 +38,10 @@ class Pipeline:
         encode: Callable[[Cut], bytes],
         resume: Resume | None,
         report: Callable[[], None],
+        stats: StreamStats | None = None,
     ) -> None:
-        num_lanes = run.num_threads if spec.pure else spec.num_workers
         self._lanes = lanes = Lanes(
-            num_lanes=num_lanes, pure=spec.pure, arrival=spec.order == "arrival"
+            num_lanes=num_lanes(spec, run), pure=spec.pure, arrival=spec.order == "arrival"
         )
         self._spec, self._run, self._name = spec, run, name
         self._scope = Scope()
@@ -56,16 +56,17 @@ class Pipeline:
             spec.names, spec.axes, ragged=spec.dont_rebatch, known=begin.columns
         )  # fmt: skip
         self._queues = queues
+        self.stats = stats or StreamStats.of(spec, run, len(queues))
+        """What is counted; where it is given, from where it stands."""
         self._make_fetching(begin.position)
         assembler = Assembler(
             spec, frame, self.schema, slots, num_devices=len(queues), epoch=begin.epoch,
             index=begin.index, step=begin.step, expected=begin.expected,
         )  # fmt: skip
-        self.batch_stats = BatchStats()
         self._dealer = Dealer(queues, self.channel, assembler, spec, run, report)
         self._enqueuing = Enqueuing(
             spec, self.channel, self._make_merge(begin), assembler, self._dealer,
-            self._fetching, self.batch_stats,
+            self._fetching, self.stats.made,
             lambda: begin.make_run(self.schema, self.channel, run.timeout_s),
             begins_epoch=begin.begins_epoch,
         )  # fmt: skip
@@ -76,14 +77,14 @@ class Pipeline:
         self.channel = Channel(
             Rota(lanes, start, spec.epochs),
             self.ledger,
+            self.stats,
             timeout_s=run.timeout_s,
             marked=spec.seekable,
             describe=self._describe,
             waited_since=self._waited_since,
         )
-        self.fetch_stats = FetchStats(lanes.num_lanes)
         calls = [make_calls(spec, run, lanes, start, lane) for lane in range(lanes.num_lanes)]
-        self._fetching = Fetching(spec, run, self.channel, calls, self.fetch_stats)
+        self._fetching = Fetching(spec, run, self.channel, calls, self.stats.fetch)
 
     def _make_merge(self, begin: Beginning) -> Merge:
         return Merge(
@@ -124,11 +125,12 @@ class Pipeline:
         """Let go of what was made and not handed over, and of its slots; when all has ended."""
         self._dealer.forget()
 
-    def stats(self) -> dict[str, Any]:
+    def numbers(self, now: float) -> dict[str, Any]:
         """Plain numbers of what the stream has done so far."""
         ledger = self.ledger
         return {
-            **totals(self.fetch_stats, self.batch_stats),
+            **self.stats.totals(),
+            **self.stats.waits(now),
             "buffered_rows": ledger.rows,
             "buffered_bytes": ledger.bytes,
             "kept_rows": ledger.kept_rows,

@@ -24,6 +24,7 @@ from feeder.cli.arguments import address
 from feeder.errors import ConfigError
 from feeder.transport.addresses import check_private, private_path
 from feeder.transport.security import check_zmq
+from feeder.whereami import node_of, num_nodes, queue_of
 
 MIN_PYTHON, MIN_NUMPY = (3, 11), (2, 0)
 MIN_DESCRIPTORS, GOOD_DESCRIPTORS = 256, 1024
@@ -201,6 +202,17 @@ def check_cpus() -> Finding:
     return _ok(f"{count} CPUs")
 
 
+def check_place() -> Finding:
+    """Which queue and which shard would be taken here, and who says so?"""
+    near, far = (queue_of(os.environ, is_near=is_near) for is_near in (True, False))
+    node, nodes = node_of(os.environ), num_nodes(os.environ)
+    return _ok(
+        f"queue {near.number} of a server on this host ({near.teller} told), {far.number} of "
+        f"another's ({far.teller} told); node {node.number} ({node.teller} told) of "
+        f"{nodes.number} ({nodes.teller} told)"
+    )
+
+
 def check_copy() -> Finding:
     """How fast is memory copied by one thread? The best of a few."""
     source, target = np.ones(COPIED_BYTES, np.uint8), np.zeros(COPIED_BYTES, np.uint8)
@@ -237,5 +249,6 @@ CHECKS: tuple[Callable[[], Finding], ...] = (
     check_workers,
     check_cupy,
     check_cpus,
+    check_place,
     check_copy,
 )

@@ -13,17 +13,15 @@ import msgpack
 import msgspec
 
 from feeder.errors import ProtocolError
-from feeder.protocol.messages import (
+from feeder.protocol.fields import (
     CONTROL_BYTES,
-    FROM_CONSUMER,
-    FROM_SERVER,
     MAX_ITEMS,
     MAX_TEXT,
     PROTOCOL_VERSION,
     ROWS_BYTES,
     TOKEN_BYTES,
-    Message,
 )
+from feeder.protocol.messages import FROM_CONSUMER, FROM_SERVER, Message
 
 _MAX_KEYS = 32
 _MAX_SHOWN = 200
@@ -84,7 +82,7 @@ def _kind_of(fields: Any, peer: str, known: dict[str, type[Message]]) -> type[Me
         raise ProtocolError(
             f"{peer} sent a message of type {what[:_MAX_SHOWN]}, expected one of {', '.join(known)}"
         )
-    if name == "Open" and fields.get("version") != PROTOCOL_VERSION:
+    if name in ("Open", "Look") and fields.get("version") != PROTOCOL_VERSION:
         version = repr(fields.get("version"))[:_MAX_SHOWN]
         raise ProtocolError(
             f"{peer} speaks version {version} of the protocol, expected {PROTOCOL_VERSION}; "

@@ -7,44 +7,30 @@ here are taken at their word.
 
 from __future__ import annotations
 
-import math
 from typing import Annotated, Literal
 
-import numpy as np
 from msgspec import Meta, Struct
 
-from feeder import errors
-
-PROTOCOL_VERSION = 1
-"""Version of the messages; both sides must be of the same."""
-
-CONTROL_BYTES = 64 * 1024
-"""A consumer's message is at most so large, a token not counted."""
-TOKEN_BYTES = 64 * 1024 + 64
-"""A token without leftover rows is at most so large."""
-ROWS_BYTES = 256 * 1024 * 1024
-"""A token or snapshot with leftover rows is at most so large."""
-MAX_ITEMS = 1024
-"""A list in a message has at most so many items; more go in several messages."""
-MAX_TEXT = 64 * 1024
-"""A text from the server has at most so many characters, a remote traceback too."""
-
-_MAX_COUNT = 2**63 - 1
-_KINDS = "|".join(
-    name for name in errors.__all__ if issubclass(getattr(errors, name), errors.FeedError)
+from feeder.protocol.fields import (
+    KINDS,
+    MAX_COUNT,
+    SEEN_BYTES,
+    Count,
+    Counts,
+    Generation,
+    Name,
+    Positive,
+    Rows,
+    Text,
 )
-
-Count = Annotated[int, Meta(ge=0, le=_MAX_COUNT)]
-Positive = Annotated[int, Meta(ge=1, le=_MAX_COUNT)]
-Generation = Annotated[bytes, Meta(min_length=24, max_length=24)]
-Name = Annotated[str, Meta(max_length=1024)]
-Text = Annotated[str, Meta(max_length=MAX_TEXT)]
-Rows = Annotated[bytes, Meta(max_length=ROWS_BYTES)]
-Shape = Annotated[tuple[Count, ...], Meta(max_length=31)]
-DType = Annotated[
-    str, Meta(max_length=32, pattern=r"^[<>|]([biufcSU][0-9]+|[mM]8(\[[0-9a-zA-Z]+\])?)\Z")
-]
-Counts = Annotated[tuple[Count, ...], Meta(max_length=MAX_ITEMS)]
+from feeder.protocol.fields import MAX_ITEMS as MAX_ITEMS
+from feeder.protocol.fields import MAX_TEXT as MAX_TEXT
+from feeder.protocol.fields import PROTOCOL_VERSION as PROTOCOL_VERSION
+from feeder.protocol.fields import TOKEN_BYTES as TOKEN_BYTES
+from feeder.protocol.parts import ColumnSpec as ColumnSpec
+from feeder.protocol.parts import Header as Header
+from feeder.protocol.parts import Offer as Offer
+from feeder.protocol.parts import Report as Report
 
 
 class Message(
@@ -103,6 +89,7 @@ class Used(Message, frozen=True, kw_only=True):
     sequence: Count
     slots: Counts
     """Slots that nobody looks at any more, in any order: arena number * 2**16 + slot."""
+    report: Report
 
 
 class Snapshot(Message, frozen=True, kw_only=True):
@@ -119,28 +106,11 @@ class Bye(Message, frozen=True, kw_only=True):
     generation: Generation
 
 
-class ColumnSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One column of a feed."""
+class Look(Message, frozen=True, kw_only=True):
+    """A monitor asks what the feeds have done; it gets no queue, and may ask again."""
 
-    name: Name
-    dtype: DType
-    """As `numpy.dtype.str`."""
-    axis: Annotated[int, Meta(ge=0, le=31)]
-    """The axis that is rows."""
-    shape: Shape
-    """The shape without that axis."""
-
-    def __post_init__(self) -> None:
-        try:
-            dtype = np.dtype(self.dtype)
-        except TypeError:
-            raise ValueError(f"dtype is {self.dtype!r}, which numpy does not know") from None
-        if dtype.str != self.dtype:
-            raise ValueError(f"dtype is {self.dtype!r}, expected {dtype.str!r}")
-        if self.axis > len(self.shape):
-            raise ValueError(f"axis is {self.axis}, expected at most {len(self.shape)}")
-        if math.prod(self.shape) * dtype.itemsize > _MAX_COUNT:
-            raise ValueError(f"a row of shape {self.shape!r} has more than {_MAX_COUNT} bytes")
+    version: Count
+    """`PROTOCOL_VERSION` of the monitor."""
 
 
 class Spec(Message, frozen=True, kw_only=True):
@@ -149,15 +119,6 @@ class Spec(Message, frozen=True, kw_only=True):
     generation: Generation
     batch_size: Positive
     columns: Annotated[tuple[ColumnSpec, ...], Meta(min_length=1, max_length=MAX_ITEMS)]
-
-
-class Offer(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where a consumer on the same host may ask for the arenas."""
-
-    path: Name
-    """A unix socket."""
-    nonce: Annotated[bytes, Meta(min_length=16, max_length=16)]
-    """To be shown there, once."""
 
 
 class Opened(Message, frozen=True, kw_only=True):
@@ -193,27 +154,6 @@ class Arena(Message, frozen=True, kw_only=True):
     num_slots: Annotated[int, Meta(ge=1, le=2**16)]
 
 
-class Header(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
-    """One batch, without its memory."""
-
-    sequence: Count
-    epoch: Count
-    index: Count
-    step: Count
-    rows: Count
-    """Real rows."""
-    length: Count
-    """Rows of the arrays, padding included."""
-    token: Rows
-    """The place after it: a token, or a snapshot where leftover rows go with it."""
-    checksum: Annotated[int, Meta(ge=0)]
-    """Up to 2**64 - 1; 0 where it is off."""
-    slot: Annotated[int, Meta(ge=-1, le=_MAX_COUNT)]
-    """Arena number * 2**16 + slot; -1 where frames with the memory follow the message."""
-    shapes: Annotated[tuple[Shape, ...], Meta(max_length=MAX_ITEMS)] | None
-    """As in `ColumnSpec`, for each column; None where they do not differ from the spec's."""
-
-
 class Batches(Message, frozen=True, kw_only=True):
     """Batches in order; one alone where its memory follows in frames."""
 
@@ -244,6 +184,13 @@ class State(Message, frozen=True, kw_only=True):
     """None where that state is not known any more."""
 
 
+class Seen(Message, frozen=True, kw_only=True):
+    """The answer to `Look`."""
+
+    data: Annotated[bytes, Meta(max_length=SEEN_BYTES)]
+    """`feeder.metrics.figures.Figures` as JSON."""
+
+
 class Fault(Message, frozen=True, kw_only=True):
     """An error of feeder that the consumer is to raise."""
 
@@ -251,10 +198,10 @@ class Fault(Message, frozen=True, kw_only=True):
     """Empty before `Opened`."""
     sequence: Count | None
     """Its place among the batches; None where it takes none."""
-    kind: Annotated[str, Meta(pattern=rf"^({_KINDS})\Z")]
+    kind: Annotated[str, Meta(pattern=rf"^({KINDS})\Z")]
     """The error's class in `feeder.errors`."""
     text: Text
-    fields: Annotated[dict[Name, Text | Annotated[int, Meta(ge=-(2**63), le=_MAX_COUNT)] | None],
+    fields: Annotated[dict[Name, Text | Annotated[int, Meta(ge=-(2**63), le=MAX_COUNT)] | None],
                       Meta(max_length=32)]  # fmt: skip
     """The error's fields."""
     note: Text
@@ -282,11 +229,11 @@ class Farewell(Message, frozen=True, kw_only=True):
 
 
 FROM_CONSUMER: dict[str, type[Message]] = {
-    kind.__name__: kind for kind in (Open, Attached, Used, Snapshot, Bye)
+    kind.__name__: kind for kind in (Open, Attached, Used, Snapshot, Bye, Look)
 }
 """What a consumer may send, by name."""
 FROM_SERVER: dict[str, type[Message]] = {
     kind.__name__: kind
-    for kind in (Opened, Spec, Arena, Batches, Waiting, State, Fault, End, Farewell)
+    for kind in (Opened, Spec, Arena, Batches, Waiting, State, Seen, Fault, End, Farewell)
 }
 """What a server may send, by name."""

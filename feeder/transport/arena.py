@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -19,6 +20,7 @@ from feeder.errors import ClosedError, ProtocolError, TransportError
 from feeder.protocol.checks import ALIGNMENT, Layout, layout
 from feeder.transport.memfd import SLOTS_PER_ARENA, Arena, ArenaSlot, Leased
 from workers.chunks import Column, Columns
+from workers.stats import Stopwatch
 
 __all__ = ["SLOTS_PER_ARENA", "Arena", "ArenaSlot", "ArenaSlots", "Leased"]
 
@@ -96,12 +98,26 @@ class ArenaSlots:
         self._known: tuple[Columns | None, int, Layout] = (None, 0, Layout((), 0))
         self.num_made = 0
         """Slots made so far."""
+        self.waited = Stopwatch()
+        """The enqueuer's waits for a slot."""
 
     @property
     def num_leased(self) -> int:
         """Slots that are not free: being written, waiting to be sent, or with a consumer."""
         with self._freed:
             return sum(len(pool.out) for pool in self._pools)
+
+    @property
+    def num_bytes(self) -> int:
+        """Shared memory in slots that may be written or read."""
+        with self._freed:
+            arenas = [arena for pool in self._pools for arena in pool.arenas.values()]
+            return sum(arena.slot_bytes * arena.num_slots for arena in arenas)
+
+    def num_slots(self, device: int) -> int:
+        """Slots of a queue; 0 while it has no arena."""
+        with self._freed:
+            return sum(arena.num_slots for arena in self._pools[device].arenas.values())
 
     # ---- the enqueuer's
 
@@ -147,7 +163,9 @@ class ArenaSlots:
                     return slot
                 fits, consumer = pool.most_bytes >= num_bytes, pool.num_retirements
                 if fits and told:
+                    self.waited.start(time.monotonic())
                     self._freed.wait()
+                    self.waited.stop(time.monotonic())
                     continue
             if fits:
                 # What has been made and not handed over may be what the consumer waits for.

@@ -15,10 +15,10 @@ from feeder.transport.receiver import Receiver
 from feeder.transport.security import Security
 from feeder.transport.wire import Wire
 from feeder.transport.wish import Wish
+from feeder.whereami import is_this_host, queue_of
 
 _MAX_FRAME_BYTES = 512 * 1024 * 1024
 _MAX_SECONDS = 1e9
-_RANKS = ("LOCAL_RANK", "SLURM_LOCALID", "RANK", "SLURM_PROCID")
 
 
 def connect(
@@ -42,10 +42,12 @@ def connect(
 
     Args:
         addresses: Where the server is, as it was told to `feeder serve`; several are tried in
-            turn, also when the server goes away later. By default this user's own socket.
+            turn, also when the server goes away later. By default those in FEEDER_ADDRESSES, with
+            commas between them, else this user's own socket.
         feed: The feed's input source name; may be left out where the server has but one.
-        queue: Which of the feed's queues; by default LOCAL_RANK or SLURM_LOCALID, else RANK or
-            SLURM_PROCID, else 0.
+        queue: Which of the feed's queues; by default FEEDER_QUEUE, else the number that the
+            launcher gave (torchrun, Slurm, Kubernetes): among those of this node where the server
+            is on this host, else among all; else 0.
         device: Where batches are handed out; "cpu".
         credit: Batches that may be on their way beyond those handed out; 0 is the server's choice,
             by their size.
@@ -78,7 +80,7 @@ def connect(
     wish = Wish(
         addresses=tuple(map(str, found)),
         feed=_name(feed),
-        queue=_rank() if queue is None else _count("queue", queue),
+        queue=_queue(found) if queue is None else _count("queue", queue),
         credit=credit,
         hold=hold,
         rejoins=_flag("rejoin", rejoin),
@@ -110,7 +112,8 @@ def _check(*, plane: str, checksum: str, device: str, credit: int, hold: int) ->
 
 def _addresses(addresses: Any) -> list[Address]:
     if addresses is None:
-        return [default_address()]
+        named = os.environ.get("FEEDER_ADDRESSES", "")
+        return [parse(text) for text in named.split(",")] if named else [default_address()]
     texts = [addresses] if isinstance(addresses, str) else addresses
     if not isinstance(texts, (list, tuple)) or not all(isinstance(text, str) for text in texts):
         raise ConfigError(f"addresses is {addresses!r}, expected a text or a list of texts")
@@ -142,10 +145,11 @@ def _count(name: str, value: Any) -> int:
     return value
 
 
-def _rank() -> int:
+def _queue(addresses: Sequence[Address]) -> int:
     """The queue that the launcher's environment tells."""
-    for name in _RANKS:
-        text = os.environ.get(name, "")
-        if text.isdigit():
-            return int(text)
-    return 0
+    return queue_of(os.environ, is_near=_is_near(addresses)).number
+
+
+def _is_near(addresses: Sequence[Address]) -> bool:
+    """Whether the servers are on this host."""
+    return all(one.is_loopback or is_this_host(one.host) for one in addresses)

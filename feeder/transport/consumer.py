@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import os
+import time
 import weakref
 from collections import deque
 from collections.abc import Iterator
@@ -27,6 +28,7 @@ from feeder.transport.receiver import Receiver
 from feeder.transport.remote import RemotePlace
 from workers.batch import Batch
 from workers.scope import Scope
+from workers.stats import BatchStats
 
 logger = logging.getLogger("feeder")
 
@@ -51,6 +53,8 @@ class Consumer:
         self._most_held = receiver.wish.hold
         self._ready: deque[Batch] = deque()
         self._place: Any = None
+        self._handed = BatchStats()
+        self._began = time.monotonic()
         self._told_at = 0
         # Batches that are dropped tell of themselves, through their slots; so later than that.
         self._tell_every = 1
@@ -83,6 +87,7 @@ class Consumer:
         inbox = self._inbox
         reading: Any = inbox.reading
         self._place = batch.place
+        self._handed.count(batch.rows, batch.held_bytes)
         point("consumer.handed")
         inbox.handed = handed = inbox.handed + 1
         if reading.shared and handed - reading.base - reading.plane.num_released > self._most_held:
@@ -145,6 +150,7 @@ class Consumer:
         """The position after the last batch handed out, for a trainer's checkpoint: one key, the
         same bytes that the feed gives in process. Pure; valid at any time."""
         self._check_forked()
+        self._inbox.tally.ask(time.monotonic())
         if self._place is not None:
             return {STATE_KEY: self._place.state(self._reading.columns)}
         if self._loaded is not None:
@@ -169,6 +175,7 @@ class Consumer:
         the server does not know them: just after it was found again, or before the first batch
         (`state_dict` is always there)."""
         self._check_forked()
+        self._inbox.tally.ask(time.monotonic())
         receiver, request = self._receiver, next(self._requests)
         receiver.ask(lambda: receiver.ask_snapshot(request))
         data = self._inbox.wait_for_answer(request)
@@ -190,13 +197,23 @@ class Consumer:
         return self._reading.plane.kind
 
     def stats(self) -> dict[str, Any]:
-        """Plain numbers of what the consumer has done."""
-        inbox = self._inbox
+        """What the consumer has done, in a flat dictionary of numbers, and the plane by name.
+        Seconds include a wait under way. Any thread may call it at any time."""
+        inbox, tally, now = self._inbox, self._inbox.tally, time.monotonic()
+        starved_s, age_s = inbox.batches.starved.read(now), now - self._began
+        asked_at = tally.asked_at
         return {
             "batches": inbox.handed,
+            "rows": self._handed.rows,
+            "bytes": self._handed.bytes,
             "prefetched_batches": inbox.received - inbox.handed,
             "reconnects": max(0, inbox.num_opened - 1),
-            "starved_s": inbox.batches.starved_s,
+            "starved_s": starved_s,
+            "starved_share": starved_s / max(age_s, 1e-9),
+            "checked_s": tally.checked_s,
+            "checksum_failures": tally.corrupt,
+            "position_age_s": age_s if asked_at is None else now - asked_at,
+            "age_s": age_s,
             "plane": self.plane,
         }
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 
 from feeder.devices.host import HostQueue
 from feeder.errors import FeedError
+from feeder.protocol.messages import Report
+from feeder.transport.accounts import Tally
 from feeder.transport.reading import Reading
 
 _ANSWER_S = 10.0
@@ -25,6 +28,8 @@ class Inbox:
         self._asked: set[int] = set()
         self.batches = HostQueue(2**62, describe_wait)
         """The batches; credit bounds their number."""
+        self.tally = Tally()
+        """What this consumer counts of itself."""
         self.received = 0
         """Batches received since the start."""
         self.handed = 0
@@ -44,7 +49,9 @@ class Inbox:
     def clear(self) -> None:
         """Nothing has come: the consumer starts elsewhere."""
         with self._changed:
+            starved = self.batches.starved
             self.batches = HostQueue(2**62, self._describe_wait)
+            self.batches.starved = starved
             self.received = 0
             self.failure = None
             self.num_restarts += 1
@@ -63,6 +70,10 @@ class Inbox:
         with self._changed:
             self.failure = self.failure or error
             self._changed.notify_all()
+
+    def report(self) -> Report:
+        """What has come to be since the server was last told."""
+        return self.tally.news(self.batches.starved.read(time.monotonic()))
 
     def expect(self, request: int) -> None:
         """The server has been asked for a snapshot."""

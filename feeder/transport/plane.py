@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 from feeder.errors import ConfigError, ProtocolError, TransportError
 from feeder.protocol import messages as say
 from feeder.protocol.checks import checksum
+from feeder.transport.accounts import Tally
 from feeder.transport.attaching import Attachment, attach
 from feeder.transport.mapping import FrameSlots, MappedArena
 from feeder.transport.memfd import SLOTS_PER_ARENA
@@ -30,9 +32,10 @@ class Plane:
     """The data plane of one lease."""
 
     def __init__(
-        self, opened: say.Opened, wanted: str, checksum: str, wake: Callable[[], None]
+        self, opened: say.Opened, wanted: str, checksum: str, wake: Callable[[], None], tally: Tally
     ) -> None:
         self._wake = wake
+        self._tally = tally
         self._arenas: dict[int, MappedArena] = {}
         self._released: deque[int] = deque()
         self._num_taken = 0
@@ -120,7 +123,11 @@ class Plane:
         return slot.lease(header.length)
 
     def _check(self, memory: memoryview, header: say.Header) -> None:
-        if checksum(memory, self._mode) != header.checksum:
+        began = time.monotonic()
+        found = checksum(memory, self._mode)
+        self._tally.checked_s += time.monotonic() - began
+        if found != header.checksum:
+            self._tally.corrupt += 1
             raise ProtocolError(
                 f"batch {header.step} is corrupt: its {len(memory)} bytes do not give the "
                 f"checksum that was sent ({self._mode})"

@@ -16,6 +16,9 @@ from feeder.transport.remote import RemotePlace, columns_of, identity_of
 from workers.batch import Batch
 from workers.chunks import Columns
 
+_TELL_S = 0.5
+"""The server is told at least so often, so that it can show how a slow trainer does."""
+
 
 class Reading:
     """The batches of one lease, from the server's messages. Belongs to the I/O thread.
@@ -24,7 +27,12 @@ class Reading:
     """
 
     def __init__(
-        self, opened: say.Opened, plane: Plane, base: int, tell: Callable[[say.Message], None]
+        self,
+        opened: say.Opened,
+        plane: Plane,
+        base: int,
+        tell: Callable[[say.Message], None],
+        report: Callable[[], say.Report],
     ) -> None:
         self.opened = opened
         self.identity = identity_of(opened)
@@ -33,14 +41,16 @@ class Reading:
         """Whether batches lie in the server's slots."""
         self.base = base
         self._tell = tell
+        self._report = report
         self._expected = 0
         self._told = 0
         self._names: tuple[str, ...] = ()
+        self._row_bytes = 0
         self.columns: Columns | None = None
         """The columns, once the server has told them."""
         self.credit = max(1, opened.credit)
         """Batches that may be under way."""
-        self.renew_at = time.monotonic() + opened.lease_s / 3
+        self.renew_at = time.monotonic() + min(_TELL_S, opened.lease_s / 3)
         """When the server is to be told that this consumer lives."""
 
     @property
@@ -62,6 +72,7 @@ class Reading:
         """The columns have come."""
         self.columns = columns_of(spec)
         self._names = tuple(column.name for column in self.columns)
+        self._row_bytes = sum([column.row_bytes for column in self.columns])
         batch_bytes = layout(self.columns, spec.batch_size).num_bytes
         self.credit = self.opened.credit or credit_for(batch_bytes)
         self.plane.set_columns(self.columns, spec.batch_size, self.credit)
@@ -79,12 +90,13 @@ class Reading:
             arrays = self.plane.arrays(header, frames)
             self._expected += 1
             place: Any = RemotePlace(self.identity, header.token)
-            batches.append(
-                Batch(
-                    self._names, arrays, place, header.epoch, header.index, header.step,
-                    header.rows,
-                )
-            )  # fmt: skip
+            batch = Batch(
+                self._names, arrays, place, header.epoch, header.index, header.step, header.rows
+            )
+            batch.held_bytes = self._row_bytes * header.rows
+            if header.shapes is not None:
+                batch.held_bytes = sum([array.nbytes for array in arrays])
+            batches.append(batch)
         return batches
 
     # ---- what the server is told
@@ -97,9 +109,14 @@ class Reading:
         while slots or used > self._told or renew:
             renew, self._told = False, used
             point("consumer.before_used")
-            self._tell(say.Used(generation=self.opened.generation, sequence=used, slots=slots))
+            self._tell(
+                say.Used(
+                    generation=self.opened.generation, sequence=used, slots=slots,
+                    report=self._report(),
+                )
+            )  # fmt: skip
             point("consumer.used")
-            self.renew_at = time.monotonic() + self.opened.lease_s / 3
+            self.renew_at = time.monotonic() + min(_TELL_S, self.opened.lease_s / 3)
             slots = self.plane.take_released()
 
     def ask_snapshot(self, request: int, handed: int) -> bool:

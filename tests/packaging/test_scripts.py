@@ -12,6 +12,11 @@ ROOT = Path(__file__).parents[2]
 COMMANDS = [
     "scripts/bench",
     "scripts/check",
+    "scripts/check-deploy",
+    "scripts/checks/containers",
+    "scripts/checks/slurm-job",
+    "deploy/slurm/train.sbatch",
+    "scripts/crash-states",
     "scripts/demo",
     "scripts/docs",
     "scripts/planted-bugs",
@@ -30,7 +35,7 @@ def test_command_can_be_started(name: str) -> None:
     assert os.access(ROOT / name, os.X_OK)
 
 
-@pytest.mark.parametrize("name", [*COMMANDS, "scripts/lib.sh"])
+@pytest.mark.parametrize("name", [*COMMANDS, "scripts/lib.sh", "scripts/checks/tools.sh"])
 def test_bash_understands_it(name: str) -> None:
     done = run("bash", "-n", ROOT / name, cwd=ROOT)
     assert (done.returncode, done.stderr) == (0, "")

@@ -87,7 +87,7 @@ def test_keygen_adds_clients_and_overwrites_nothing(
     second = ServerKeys.read(tmp_path)
     assert (first.public, first.secret) == (second.public, second.secret)
     assert first.allowed < second.allowed and len(second.allowed) == 2
-    assert run(["keygen", str(tmp_path), "--name", "b"]) == 1
+    assert run(["keygen", str(tmp_path), "--name", "b"]) == 2
     assert "is not overwritten" in capsys.readouterr().err
     assert ServerKeys.read(tmp_path) == second
 
@@ -98,7 +98,7 @@ def test_keygen_overwrites_no_half_of_a_pair(
 ) -> None:
     (tmp_path / "clients").mkdir()
     (tmp_path / left).write_text("precious")
-    assert run(["keygen", str(tmp_path)]) == 1
+    assert run(["keygen", str(tmp_path)]) == 2
     assert f"{tmp_path / left}' is there" in capsys.readouterr().err
     assert (tmp_path / left).read_text() == "precious"
     assert not (tmp_path / "server.key_secret").exists()
@@ -108,7 +108,7 @@ def test_keygen_overwrites_no_half_of_a_pair(
 def test_keygen_takes_plain_names(
     tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(["keygen", str(tmp_path), f"--name={name}"]) == 1
+    assert run(["keygen", str(tmp_path), f"--name={name}"]) == 2
     assert f"client name {name!r}" in capsys.readouterr().err
     assert os.listdir(tmp_path) == ["runtime"]
 
@@ -117,7 +117,7 @@ def test_keygen_tells_where_it_cannot_write(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").touch()
-    assert run(["keygen", str(tmp_path / "file")]) == 1
+    assert run(["keygen", str(tmp_path / "file")]) == 2
     assert "keys cannot be written" in capsys.readouterr().err
 
 
