@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from workers.errors import ConfigError, ResumeError
-from workers.sources import windowed
+from workers.sources import orders, windowed
+from workers.sources.libstdcxx import shuffle_again
 from workers.sources.orders import (
     Order,
     PermutedOrder,
@@ -167,6 +168,20 @@ def test_a_shard_that_is_stuck_to_keeps_its_records() -> None:
     order = PermutedOrder(sharding, 7)
     assert set(whole_epoch(order, 0)) == set(whole_epoch(order, 1)) == set(range(50, 100))
     assert whole_epoch(order, 0) != whole_epoch(order, 1)
+
+
+def test_lists_are_made_once_for_two_feeds_far_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+
+    def shuffle_and_note(order: list[int], seeds: list[int]) -> None:
+        made.extend(seed >> 32 for seed in seeds)
+        shuffle_again(order, seeds)
+
+    monkeypatch.setattr(orders, "shuffle_again", shuffle_and_note)
+    order = ReshuffledOrder(Sharding(num_records=10), 3, compound=True)
+    for epoch in (0, 9, 0, 9, 1, 10, 1, 10, 2):
+        assert len(set(whole_epoch(order, epoch))) == 10
+    assert made == [*range(1, 11), 2, 11, 3]
 
 
 def test_seeds_and_epochs_permute_differently() -> None:
