@@ -201,6 +201,9 @@ def test_records_that_do_not_fit_each_other(tmp_path: Path) -> None:
         ),
         ({"decode": False, "resize": 5}, "resize is given, and decode is False: leave it out"),
         ({"image_available": False, "crop": 5}, "crop is given, and image_available is False"),
+        ({"max_byte": 3}, "unknown option 'max_byte': did you mean 'max_bytes'"),
+        ({"resiz": 3}, "unknown option 'resiz': did you mean 'resize'"),
+        ({"verify": 1}, "verify is 1, expected True or False"),
         ({"num_shards": 3}, "num_shards is 3, more than the 2 records"),
     ],
 )
