@@ -9,7 +9,7 @@ from itertools import islice
 from typing import Any
 
 from workers.errors import ConfigError
-from workers.sources.collate import Collate, collate
+from workers.sources.collate import Collate, check_collate, make_columns
 from workers.sources.options import flag
 from workers.sources.reading import Columns
 
@@ -47,7 +47,7 @@ class IterableSource:
         self._factory = factory
         self._num_arguments = _num_arguments(factory)
         self._batched = batched
-        self._collate = collate
+        self._collate = check_collate(collate)
         self._workers: dict[int, _Worker] = {}
 
     def __call__(self, worker_id: int, batch_size: int) -> Columns:
@@ -64,9 +64,9 @@ class IterableSource:
         if self._batched:
             columns: Columns = samples[0]
             return columns
-        if self._collate is not None:
-            return self._collate(samples)
-        return collate(samples, lambda i: f"worker {worker_id}, sample {i} of the call")
+        return make_columns(
+            samples, lambda i: f"worker {worker_id}, sample {i} of the call", self._collate
+        )
 
     def _worker(self, worker_id: int) -> _Worker:
         return self._workers.setdefault(worker_id, _Worker())
