@@ -209,6 +209,19 @@ def test_folders_without_images(tmp_path: Path) -> None:
         image_folder(tmp_path)
 
 
+def test_a_class_that_cannot_be_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scandir = os.scandir
+
+    def refuse(path: Path) -> Any:
+        if path.name == "class1":
+            raise PermissionError(13, "Permission denied")
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(ConfigError, match=r"class1' cannot be read: Permission denied$"):
+        image_folder(folder)
+
+
 def test_a_folder_named_as_an_image_is_none_and_a_broken_link_is_one(folder: Path) -> None:
     (folder / "class1" / "5.jpg").mkdir()
     (folder / "class1" / "6.jpg").symlink_to(folder / "class0" / "0.jpg")

@@ -196,7 +196,8 @@ def test_records_in_a_damaged_page_are_named_or_skipped(tmp_path: Path) -> None:
         read(store, shuffled)
     faults = Faults("skip")
     found = sound_of(store, shuffled, faults)
-    assert found == {i: b"%1000d" % i for i in shuffled if i not in lost} and faults.skipped == 3
+    assert list(found) == [i for i in shuffled if i not in lost] and faults.skipped == 3
+    assert all(int(value) == i for i, value in found.items())
     assert sound_of(store, lost, faults) == {} and faults.skipped == 6
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -59,13 +59,12 @@ class ImageRecords:
         if not root.is_dir():
             what = "is not a folder" if root.exists() else "does not exist"
             raise ConfigError(f"{os.fspath(path)!r} {what}, expected a folder of class folders")
-        folders = sorted((entry for entry in root.iterdir() if entry.is_dir()), key=_bytes)
-        self.classes = tuple(folder.name for folder in folders)
+        self.classes = tuple(_names_in(root, lambda entry: entry.is_dir()))
         """Names of the classes, in the order of their labels."""
         self._files: list[str] = []
         labels = []
-        for label, folder in enumerate(folders):
-            files = sorted(_images_in(folder), key=os.fsencode)
+        for label, folder in enumerate(root / name for name in self.classes):
+            files = _names_in(folder, _is_image)
             self._files.extend(os.path.join(folder, file) for file in files)
             labels += [label] * len(files)
         if not self._files:
@@ -111,13 +110,15 @@ class ImageRecords:
         return {"files": hasher.hexdigest(), **self._pictures.describe()}
 
 
-def _bytes(path: Path) -> bytes:
-    return os.fsencode(path.name)
+def _names_in(folder: Path, is_wanted: Callable[[os.DirEntry[str]], bool]) -> list[str]:
+    """What a folder holds, sorted byte by byte."""
+    try:
+        with os.scandir(folder) as entries:
+            return sorted((entry.name for entry in entries if is_wanted(entry)), key=os.fsencode)
+    except OSError as error:
+        raise ConfigError(f"{os.fspath(folder)!r} cannot be read: {error.strerror}") from error
 
 
-def _images_in(folder: Path) -> Iterator[str]:
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            # A link that leads nowhere is a file that vanished, and not left out in silence.
-            if entry.name.lower().endswith(_SUFFIXES) and not entry.is_dir():
-                yield entry.name
+def _is_image(entry: os.DirEntry[str]) -> bool:
+    # A link that leads nowhere is a file that vanished, and not left out in silence.
+    return entry.name.lower().endswith(_SUFFIXES) and not entry.is_dir()
