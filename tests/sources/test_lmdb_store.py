@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stores import write_lmdb
+from stores import damage_leaf, write_lmdb
 from workers.errors import ConfigError
 from workers.sources import RecordError, extras, lmdb_store
 from workers.sources.lmdb_keys import ListedKeys, NumberedKeys
@@ -159,18 +159,6 @@ def test_a_truncated_file_is_refused_before_a_page_is_missed(tmp_path: Path) -> 
     os.truncate(path / "data.mdb", size // 2 // 4096 * 4096)
     with pytest.raises(ConfigError, match=r"is truncated: data.mdb has \d+ bytes, expected \d+"):
         LmdbStore(path)
-
-
-PAGE = 4096
-
-
-def damage_leaf(path: Path, number: int) -> None:
-    """Make zeros of a store's leaf page: the one that lies `number`-th among them in the file."""
-    with open(path / "data.mdb", "r+b") as file:
-        pages = range(2, os.fstat(file.fileno()).st_size // PAGE)
-        leaves = [page for page in pages if file.seek(page * PAGE + 10) and file.read(2) == b"\2\0"]
-        file.seek(leaves[number] * PAGE)
-        file.write(bytes(PAGE))
 
 
 def sound_of(store: LmdbStore, indices: list[int], faults: Faults) -> dict[int, bytes]:
