@@ -113,6 +113,19 @@ def test_a_collate_function_does_not_end_the_epoch() -> None:
         iterable(lambda: Count(4), collate=ends)(1, 3)
 
 
+def test_several_workers_do_not_give_the_same_samples() -> None:
+    source = iterable(lambda: Count(7))
+    assert take(source, 1) == [[0, 1, 2]]
+    with pytest.raises(
+        ConfigError, match=r"takes no worker_id, and workers \[0, 3\] would all give"
+    ):
+        source(3, 3)
+    resumed = iterable(lambda: Count(7))
+    resumed.seek(1, source.cursor(0))
+    with pytest.raises(ConfigError, match="takes no worker_id"):
+        resumed.seek(2, source.cursor(0))
+
+
 def test_a_list_of_the_callers_is_no_state() -> None:
     with pytest.raises(ConfigError, match="factory made list, expected an iterator with"):
         iterable(lambda: [1, 2])(0, 1)
