@@ -245,3 +245,14 @@ def test_a_truncated_cursor_is_refused(length: int) -> None:
 def test_positions_come_as_int64() -> None:
     for make in ORDERS.values():
         assert make(Sharding(num_records=9)).indices(0, 0, 3).dtype == np.int64
+
+
+def test_the_memory_of_a_windowed_shuffle_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Blocks of 8 steps; a window of 20 slots is written down every 24, in 33 bytes.
+    order = WindowedOrder(Sharding(num_records=500), 20, 3)
+    whole_epoch(order, 0)
+    assert list(order._checkpoints) == [432, 456, 480] and len(order._blocks) == 3
+    monkeypatch.setattr(windowed, "_MAX_CHECKPOINT_BYTES", 70)
+    order = WindowedOrder(Sharding(num_records=500), 20, 3)
+    whole_epoch(order, 0)
+    assert list(order._checkpoints) == [456, 480]
