@@ -94,6 +94,7 @@ class Pipeline:
             self._spec.epochs,
             chained=not (self._spec.pure or self._spec.seekable),
             describe=self.channel.describe,
+            first_name=self._first_name,
             check=self._check if self._run.debug else None,
             first_lane=begin.first_lane,
         )
@@ -142,6 +143,13 @@ class Pipeline:
         """Worker id and call number, as a user knows them, of a lane's call."""
         number = self._lanes.number(lane, call)
         return self._spec.worker_id(lane, number), number
+
+    def _first_name(self, epoch: int, index: int) -> str | None:
+        """What the fetch function calls the record that a call begins with, as sources can say."""
+        first_name = getattr(self._spec.fetch, "first_name", None)
+        if not self._spec.pure or not callable(first_name):
+            return None
+        return str(first_name(self._spec.call(epoch, index)))
 
     def _waited_since(self) -> float | None:
         """Since when a user has been waiting for a batch."""

@@ -12,7 +12,7 @@ import pytest
 
 from calls import call, epoch_of
 from protos import Datum
-from stores import encoded, picture, write_lmdb
+from stores import damage_leaf, encoded, picture, write_lmdb
 from workers.copying import is_sole_owner
 from workers.errors import ConfigError
 from workers.sources import RecordError, caffe_lmdb
@@ -161,6 +161,20 @@ def test_a_defective_record_is_named_or_skipped(
         assert [len(chunk[1]) for chunk in epoch_of(source, 1)] == [1, 1, 0, 1]
 
 
+def test_records_in_a_damaged_page_are_named_or_skipped(tmp_path: Path) -> None:
+    path = write_lmdb(tmp_path / "db", [raw(i, 10, 10, 10) for i in range(200)])
+    damage_leaf(path, 10)
+    source = caffe_lmdb(path, on_error="skip")
+    rows = [len(label) for _, label in epoch_of(source, 1)]
+    assert rows.count(0) == source.skipped >= 2
+    first = rows.index(0)
+    assert [len(label) for label in source(call(first, 1))] == [0, 0]
+    with pytest.raises(RecordError, match=rf"^{str(path)!r} at key b'{first:08}': mdb_.*CORRUPTED"):
+        caffe_lmdb(path)(call(first, 1))
+    with pytest.raises(ConfigError, match="is damaged: "):
+        caffe_lmdb(path, verify=True)
+
+
 @pytest.mark.needs("PIL")
 def test_a_corrupt_image_is_named_or_skipped(tmp_path: Path) -> None:
     good = encoded(picture(20, 30))
@@ -201,6 +215,9 @@ def test_records_that_do_not_fit_each_other(tmp_path: Path) -> None:
         ),
         ({"decode": False, "resize": 5}, "resize is given, and decode is False: leave it out"),
         ({"image_available": False, "crop": 5}, "crop is given, and image_available is False"),
+        ({"max_byte": 3}, "unknown option 'max_byte': did you mean 'max_bytes'"),
+        ({"resiz": 3}, "unknown option 'resiz': did you mean 'resize'"),
+        ({"verify": 1}, "verify is 1, expected True or False"),
         ({"num_shards": 3}, "num_shards is 3, more than the 2 records"),
     ],
 )
