@@ -1,0 +1,100 @@
+"""Manifests: what makes an epoch of several nodes one checkpoint.
+
+A manifest is a checkpoint without entries, whose meta names the part of every node with its
+digest. It is written last and once: an epoch without one does not exist, however many of its
+parts do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from feeder.errors import CheckpointError, ResumeError
+
+MANIFEST_VERSION = 1
+
+
+class Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The part of one node, as a manifest has it."""
+
+    digest: bytes
+    """What its database calls its digest."""
+    num_bytes: int
+    """Its length in bytes."""
+    steps: dict[str, int]
+    """The number of the next batch of each of the node's feeds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """One epoch of a job, complete on all its nodes."""
+
+    generation: int
+    """Counts the runs of the job: what a later run wrote counts as newer, whatever its epoch."""
+    epoch: int
+    """How many epochs were done; 0 after the init group."""
+    finished_by: str
+    """Why the job was finished after it: "condition", "limit", or empty where it was not."""
+    parts: dict[str, Part]
+    """The part of each node, by the name that the node has in files."""
+
+    def meta(self) -> dict[str, Any]:
+        """As what a checkpoint's meta holds."""
+        return {
+            "manifest": MANIFEST_VERSION,
+            "generation": self.generation,
+            "epoch": self.epoch,
+            "finished_by": self.finished_by,
+            "parts": {name: msgspec.to_builtins(part, builtin_types=(bytes,))
+                      for name, part in self.parts.items()},
+        }  # fmt: skip
+
+    @classmethod
+    def from_meta(cls, meta: Mapping[str, Any], path: str) -> Manifest:
+        """The reverse of `meta`. Raises `CheckpointError` for what is no manifest, or a newer
+        one."""
+        version = meta.get("manifest")
+        if type(version) is int and version > MANIFEST_VERSION:
+            raise CheckpointError(
+                f"manifest {path!r} has version {version}, expected {MANIFEST_VERSION}; update "
+                "feeder, or name another epoch"
+            )
+        try:
+            return cls(
+                generation=meta["generation"],
+                epoch=meta["epoch"],
+                finished_by=meta["finished_by"],
+                parts=msgspec.convert(meta["parts"], dict[str, Part]),
+            )
+        except (KeyError, msgspec.ValidationError) as error:
+            raise CheckpointError(
+                f"{path!r} is no manifest of an epoch: {error}; move it away, or name another epoch"
+            ) from error
+
+
+def check_steps(manifest: Manifest, path: str) -> None:
+    """Raise `ResumeError` where the same feed stands at different steps on different nodes, with
+    all of them."""
+    if message := differing_steps({name: part.steps for name, part in manifest.parts.items()}):
+        raise ResumeError(
+            f"epoch {manifest.epoch} of {path!r} cannot be resumed: {message}; resume from an "
+            "epoch whose nodes stand at one step, or load what is needed of it by name"
+        )
+
+
+def differing_steps(steps: Mapping[str, Mapping[str, int]]) -> str:
+    """What differs between the steps of the nodes' feeds, by node; empty where nothing does."""
+    feeds: dict[str, dict[str, int]] = {}
+    for node, stand in steps.items():
+        for feed, step in stand.items():
+            feeds.setdefault(feed, {})[node] = step
+    lines = [
+        f"feed {feed!r} stands at " + ", ".join(f"step {at[node]} on {node!r}" for node in at)
+        for feed, at in feeds.items()
+        if len(set(at.values())) > 1
+    ]
+    return "; ".join(lines)
