@@ -51,6 +51,16 @@ class Epochs:
         """Whether an epoch was committed, whole or not."""
         return any(self._number(name) == epoch for name in self._names())
 
+    def is_complete(self, epoch: int) -> bool:
+        """Whether an epoch was committed, and all its parts are there."""
+        try:
+            return self.has(epoch) and bool(self.find(epoch))
+        except CheckpointError as error:
+            if isinstance(error, DamagedError) or isinstance(error.__cause__, FileNotFoundError):
+                logger.info("%s", error)
+                return False
+            raise
+
     def find(self, epoch: int) -> Manifest:
         """An epoch, the newest of this number, whose parts are there and say what they should."""
         names = self._names()

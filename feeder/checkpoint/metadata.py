@@ -81,7 +81,8 @@ class StoreMetadata:
         if epoch is None:
             folder = self._known_places()[0].url
             return "://" in folder or _is_writable(folder)
-        return any(self._has(place, epoch) for place in self._known_places())
+        places = self._known_places()
+        return any(Epochs(place, self._node_names).is_complete(epoch) for place in places)
 
     def report(self, action: str, durations: Mapping[str, int]) -> None:
         """Log who took longest: that is what all the others waited for."""
@@ -106,14 +107,6 @@ class StoreMetadata:
             # A folder that is not there holds nothing; a place that cannot be read may.
             logger.warning("there is nothing to resume from: %s", error)
             return None
-
-    def _has(self, place: Place, epoch: int) -> bool:
-        try:
-            Epochs(place, self._node_names).find(epoch)
-        except CheckpointError as error:
-            logger.info("%s", error)
-            return False
-        return True
 
 
 def _is_writable(folder: str) -> bool:

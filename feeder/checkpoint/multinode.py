@@ -79,6 +79,12 @@ class MultiNodeCheckpointManager:
             raise ConfigError(f"no node {node_name!r} here, expected one of {self.nodes!r}")
         return os.path.join(self._db_prefix, self._place.part(self._files[node_name], epoch))
 
+    def _db_names(self, place: Place, epoch: int) -> dict[str, str]:
+        """What the parts of an epoch are called in reports, by node."""
+        if place is self._place:
+            return {node: self.get_ckpt_db_name(node, epoch) for node in self._files}
+        return {node: f"{place.url}/{place.part(f, epoch)}" for node, f in self._files.items()}
+
     def blob_list(self) -> dict[str, list[str]]:
         """The names of what is saved, by node; set by `init`, `save` and `load`."""
         return {node: list(names) for node, names in self._blobs.items()}
@@ -182,18 +188,15 @@ class MultiNodeCheckpointManager:
             )
             for node, file in self._files.items()
         }
-        return Operation(requests=requests, settle=partial(self._settle_load, epoch))
+        return Operation(
+            requests=requests, settle=partial(self._settle_load, self._db_names(place, epoch))
+        )
 
     # ---- in this process
 
     def exists(self, epoch: int) -> bool:
         """Whether an epoch is complete on all nodes."""
-        try:
-            self._find(epoch)
-        except CheckpointError as error:
-            logger.info("%s", error)
-            return False
-        return True
+        return self._timeline().is_complete(epoch)
 
     def finished_by(self, epoch: int) -> str:
         """Why the job was finished after an epoch; empty where it was not."""
@@ -219,7 +222,7 @@ class MultiNodeCheckpointManager:
             return False
         entries, receipts = found.load(blob_names)
         session.workspace.update(entries)
-        self._report(PARTIAL_LOAD, epoch, receipts)
+        self._report(PARTIAL_LOAD, self._db_names(self._place, epoch), receipts)
         return True
 
     def report_checkpoint_stats(self, action_name: str) -> None:
@@ -237,18 +240,19 @@ class MultiNodeCheckpointManager:
 
     def _settle_save(self, epoch: int, answers: Mapping[str, Any]) -> None:
         receipts = _receipts(answers)
-        self._report(SAVE, epoch, receipts)
+        self._blobs = {node: receipt.entries for node, receipt in receipts.items()}
+        self._report(SAVE, self._db_names(self._place, epoch), receipts)
         self._saved = (epoch, receipts)
 
-    def _settle_load(self, epoch: int, answers: Mapping[str, Any]) -> None:
-        self._report(LOAD, epoch, _receipts(answers))
+    def _settle_load(self, db_names: Mapping[str, str], answers: Mapping[str, Any]) -> None:
+        receipts = _receipts(answers)
+        self._blobs = {node: receipt.entries for node, receipt in receipts.items()}
+        self._report(LOAD, db_names, receipts)
 
-    def _report(self, action: str, epoch: int, receipts: Mapping[str, PartReceipt]) -> None:
-        if action != PARTIAL_LOAD:
-            self._blobs = {node: receipt.entries for node, receipt in receipts.items()}
-        self.reports[action] = {
-            self.get_ckpt_db_name(node, epoch): receipt for node, receipt in receipts.items()
-        }
+    def _report(
+        self, action: str, db_names: Mapping[str, str], receipts: Mapping[str, PartReceipt]
+    ) -> None:
+        self.reports[action] = {db_names[node]: receipt for node, receipt in receipts.items()}
 
     # ---- where epochs are
 

@@ -36,10 +36,13 @@ class Timeline:
 
     def find(self, epoch: int) -> tuple[Place, Manifest]:
         """An epoch that is complete, and where. Raises `CheckpointError`."""
-        for epochs in self._readable[:-1]:
-            if epochs.has(epoch):
-                return epochs.place, epochs.find(epoch)
-        return self._readable[-1].place, self._readable[-1].find(epoch)
+        *others, last = self._readable
+        epochs = next((epochs for epochs in others if epochs.has(epoch)), last)
+        return epochs.place, epochs.find(epoch)
+
+    def is_complete(self, epoch: int) -> bool:
+        """Whether an epoch is complete anywhere. Raises `CheckpointError`."""
+        return any(epochs.is_complete(epoch) for epochs in self._readable)
 
     def take_back(self, epoch: int) -> int:
         """Let an epoch exist no longer, so that its parts can be written; returns the generation
