@@ -59,11 +59,15 @@ class Fs(Protocol):
         """Take a name away."""
 
     def list(self, folder: int) -> list[tuple[str, bool]]:
-        """The files and folders in a folder, each with whether it is a folder; no links."""
+        """The files and folders in a folder, each with whether it is one; nothing
+        else, and no links."""
 
     def lock(self, file: int) -> None:
-        """Lock a file against everybody else until it is closed; `BlockingIOError` where somebody
-        has it."""
+        """Lock a file against everybody else until it is unlocked or this process ends;
+        `BlockingIOError` where somebody has it."""
+
+    def unlock(self, file: int) -> None:
+        """Let others lock it."""
 
 
 class OsFs:
@@ -114,11 +118,14 @@ class OsFs:
             return [
                 (entry.name, entry.is_dir(follow_symlinks=False))
                 for entry in entries
-                if not entry.is_symlink()
+                if entry.is_file(follow_symlinks=False) or entry.is_dir(follow_symlinks=False)
             ]
 
     def lock(self, file: int) -> None:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    def unlock(self, file: int) -> None:
+        fcntl.flock(file, fcntl.LOCK_UN)
 
 
 @contextlib.contextmanager
@@ -139,7 +146,7 @@ def write(
     no temporary file is left. `writer` says whose temporary files may be removed when they are
     found later.
     """
-    temporary, file = _make_temporary(fs, folder, writer or name)
+    temporary, file = _make_temporary(fs, folder, writer)
     names = [temporary]
     try:
         with opened(fs, file):
@@ -166,8 +173,8 @@ def write_all(fs: Fs, file: int, part: Any) -> None:
         left = left[fs.write(file, left) :]
 
 
-def temporary_of(writer: str, name: str) -> bool:
-    """Whether a file's name is that of a writer's temporary file."""
+def is_temporary(name: str, writer: str) -> bool:
+    """Whether a file's name is that of a temporary file of a writer's."""
     return name.startswith(f".{writer}~") and name.endswith(".partial")
 
 
@@ -190,10 +197,12 @@ def _name_once(fs: Fs, folder: int, temporary: str, name: str, names: list[str])
             raise
         # This file system has no second names. What is there is not overwritten, but for one that
         # comes between the look and the renaming.
-        if any(name == other for other, _ in fs.list(folder)):
+        with contextlib.suppress(FileNotFoundError), opened(fs, fs.open(name, folder)):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), name) from error
         fs.rename(temporary, name, folder)
         names[:] = [name]
     else:
-        fs.unlink(temporary, folder)
-        names.remove(temporary)
+        # One that stays is removed by the next writer of the name.
+        with contextlib.suppress(OSError):
+            fs.unlink(temporary, folder)
+            names.remove(temporary)

@@ -38,4 +38,8 @@ def dtype_fields(dtype: np.dtype[Any]) -> Any:
 
 def read_dtype(fields: Any) -> np.dtype[Any]:
     """The reverse of `dtype_fields`."""
-    return np.dtype(fields if isinstance(fields, str) else codec.unpack(fields))
+    if isinstance(fields, str):
+        return np.dtype(fields)
+    # NumPy's own reader of what `descr` is knows gaps between fields for what they are.
+    dtype: np.dtype[Any] = np.lib.format.descr_to_dtype(codec.unpack(fields))
+    return dtype

@@ -35,6 +35,9 @@ class Backend(Protocol):
     def close(self) -> None:
         """Let go of what writing needs."""
 
+    def fork(self) -> None:
+        """This is a forked child."""
+
 
 def open_backend(url: str, writer: str, fs: Fs | None) -> Backend:
     """The backend that a URL means; touches nothing. Raises `ConfigError`."""

@@ -84,6 +84,34 @@ class Header:
     """The digest of the checkpoint."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Receipt:
+    """What was stored, and will be there."""
+
+    name: str
+    """The name under which it is found."""
+    num_bytes: int
+    """Its length in bytes."""
+    digest: bytes
+    """16 bytes that tell its content from any other."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    """What was read, checked."""
+
+    name: str
+    """The name under which it was found."""
+    entries: dict[str, Entry]
+    """Arrays and bytes by name: all of them, or those that were asked for."""
+    meta: dict[str, Any]
+    """What the writer added."""
+    num_bytes: int
+    """Length of the whole checkpoint in bytes."""
+    digest: bytes
+    """The digest of the whole, as its receipt has it."""
+
+
 # ---- written
 
 
@@ -130,7 +158,7 @@ def _entry_fields(name: Any, entry: Any, blobs: list[Any]) -> list[Any]:
 
 def is_checkpoint(reader: Reader) -> bool:
     """Whether a file begins as checkpoints do."""
-    return reader.size >= _HEAD_BYTES and read(reader, len(MAGIC), 0) == MAGIC
+    return reader.size >= len(MAGIC) and read(reader, len(MAGIC), 0) == MAGIC
 
 
 def read(reader: Reader, num_bytes: int, at: int) -> bytearray:
@@ -202,6 +230,5 @@ def _parse(header: bytes, data_bytes: int) -> tuple[dict[str, Placed], dict[str,
 
 def _damaged(reader: Reader, what: str) -> DamagedError:
     return DamagedError(
-        f"checkpoint {reader.path!r} is damaged: {what}; name another one, or none to take the "
-        "newest that is whole"
+        f"checkpoint {reader.path!r} is damaged: {what}; remove it, or load another"
     )

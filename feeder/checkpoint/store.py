@@ -2,59 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Any
 
-from feeder.checkpoint import backends, format
-from feeder.checkpoint.format import DamagedError, Entry
-from feeder.checkpoint.names import (
-    check_name,
-    check_prefix,
-    generation_of,
-    in_order,
-    sequence_name,
-)  # fmt: skip
+from feeder.checkpoint import format, sequence
+from feeder.checkpoint.backends import open_backend
+from feeder.checkpoint.feeds import SNAPSHOT_ENTRY, make_meta
+from feeder.checkpoint.format import DamagedError, Header, Loaded, Reader, Receipt
+from feeder.checkpoint.names import check_name, check_prefix, check_writer, in_order
 from feeder.durable import Fs
-from feeder.errors import CheckpointError, ConfigError
+from feeder.errors import CheckpointError, ConfigError, SnapshotFormatError
 from feeder.snapshot import Snapshot
 
 logger = logging.getLogger("feeder")
 
-SNAPSHOT_ENTRY = "snapshot"
-"""The entry that holds the position of feeds."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Receipt:
-    """What was stored, and will be there."""
-
-    name: str
-    """The name under which it is found."""
-    num_bytes: int
-    """Its length in bytes."""
-    digest: bytes
-    """16 bytes that tell its content from any other."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Loaded:
-    """What was read, checked."""
-
-    name: str
-    """The name under which it was found."""
-    entries: dict[str, Entry]
-    """Arrays and bytes by name: all of them, or those that were asked for."""
-    meta: dict[str, Any]
-    """What the writer added."""
-    num_bytes: int
-    """Length of the whole checkpoint in bytes."""
-    digest: bytes
-    """The digest of the whole, as its receipt has it."""
+_NUM_NAMED = 5
+_stores: weakref.WeakSet[CheckpointStore] = weakref.WeakSet()
 
 
 class CheckpointStore:
@@ -67,9 +36,10 @@ class CheckpointStore:
         keep: How many checkpoints of its own sequence (`save`) stay; None keeps all.
         writer: Whose sequence that is. Two stores with the same writer cannot write into one
             folder at a time; stores with different writers can, each its own names: so do the
-            nodes of a job. The lock (on ``.writer-NAME.lock``) is taken at the first write, is
-            named by the process that holds it, and ends with `close` or the process. An object
-            store has no locks: there a name is written once, whoever comes first.
+            nodes of a job. The lock (on ``.writer-NAME.lock``) is taken at the first write, names
+            the process that holds it, and ends with `close` or with the process. An object store
+            has no locks: there a name is written once, whoever comes first.
+        fs: The file system, for tests.
 
     Guarantees: what `put` and `save` have returned from is there after any crash, of the power
     too; a checkpoint is read whole or not at all; nothing is ever removed that is no checkpoint.
@@ -90,9 +60,10 @@ class CheckpointStore:
         self.url = os.fspath(url)
         self.keep = keep
         self.writer = check_writer(writer)
-        self._backend = backends.open_backend(self.url, self.writer, fs)
+        self._backend = open_backend(self.url, self.writer, fs)
         self._next: int | None = None
         self._mutex = threading.Lock()
+        _stores.add(self)
 
     # ---- written
 
@@ -107,8 +78,8 @@ class CheckpointStore:
         return Receipt(name=name, num_bytes=num_bytes, digest=digest)
 
     def remove(self, name: str) -> None:
-        """Remove a checkpoint; refuses what is none."""
-        with self._backend.open(check_name(name)) as reader:
+        """Remove a checkpoint, damaged or not; refuses what is none."""
+        with self._reader(name) as reader:
             if not format.is_checkpoint(reader):
                 raise CheckpointError(f"{reader.path!r} is no checkpoint, and is left where it is")
         self._backend.remove(name)
@@ -117,7 +88,7 @@ class CheckpointStore:
 
     def get(self, name: str, entries: Iterable[str] | None = None) -> Loaded:
         """Read a checkpoint, or only some of its entries, all of which must be there."""
-        with self._backend.open(check_name(name)) as reader:
+        with self._reader(name) as reader:
             header = format.read_header(reader)
             wanted = list(header.entries) if entries is None else list(entries)
             missing = [entry for entry in wanted if entry not in header.entries]
@@ -134,23 +105,26 @@ class CheckpointStore:
                 digest=header.digest,
             )
 
+    def header(self, name: str) -> Header:
+        """What a checkpoint says of itself; its entries are not read."""
+        with self._reader(name) as reader:
+            return format.read_header(reader)
+
     def entry_names(self, name: str) -> list[str]:
         """The names of a checkpoint's entries, in the order in which they were given."""
         return list(self.header(name).entries)
 
-    def header(self, name: str) -> format.Header:
-        """What a checkpoint says of itself; its entries are not read."""
-        with self._backend.open(check_name(name)) as reader:
-            return format.read_header(reader)
-
     def verify(self, name: str) -> Receipt:
         """Read all of a checkpoint, and raise where a bit of it is wrong."""
-        loaded = self.get(name)
-        return Receipt(name=name, num_bytes=loaded.num_bytes, digest=loaded.digest)
+        with self._reader(name) as reader:
+            header = format.read_header(reader)
+            for entry, placed in header.entries.items():
+                format.read_entry(reader, entry, placed)
+            return Receipt(name=name, num_bytes=reader.size, digest=header.digest)
 
     def exists(self, name: str) -> bool:
         """Whether there is a checkpoint of this name, damaged or not."""
-        return name in self.names(check_name(name))
+        return self._is_checkpoint(check_name(name))
 
     def names(self, prefix: str = "") -> list[str]:
         """The checkpoints whose names begin so, damaged ones too, from old to new: in the order
@@ -160,13 +134,29 @@ class CheckpointStore:
 
     def latest(self, prefix: str = "") -> str | None:
         """The newest checkpoint that is complete and valid, None where there is none. Damaged
-        ones are named in the log and passed over."""
-        loaded = self._newest(self.names(prefix))
-        return None if loaded is None else loaded.name
+        ones are named in the log and passed over; one of a newer version raises."""
+        for name in reversed(self.names(prefix)):
+            with _passing_over():
+                return self.verify(name).name
+        return None
 
     def path_of(self, name: str) -> str:
         """Where a checkpoint lies, as messages name it."""
         return self._backend.path_of(name)
+
+    @contextlib.contextmanager
+    def _reader(self, name: str) -> Iterator[Reader]:
+        try:
+            with self._backend.open(check_name(name)) as reader:
+                yield reader
+        except CheckpointError as error:
+            if not isinstance(error.__cause__, FileNotFoundError):
+                raise
+            folder = name.rpartition("/")[0]
+            there = self.names(f"{folder}/" if folder else "")[-_NUM_NAMED:]
+            raise CheckpointError(
+                f"there is no checkpoint {self.path_of(name)!r}; the newest there are {there!r}"
+            ) from error.__cause__
 
     def _is_checkpoint(self, name: str) -> bool:
         try:
@@ -174,16 +164,11 @@ class CheckpointStore:
                 return format.is_checkpoint(reader)
         except CheckpointError as error:
             if isinstance(error.__cause__, FileNotFoundError):
-                return False  # retired in the meantime
+                return False
+            if isinstance(error.__cause__, PermissionError):
+                logger.warning("%s; it is left out", error)
+                return False
             raise
-
-    def _newest(self, names: list[str]) -> Loaded | None:
-        for name in reversed(names):
-            try:
-                return self.get(name)
-            except DamagedError as error:
-                logger.warning("%s", error)
-        return None
 
     # ---- the sequence of a writer
 
@@ -193,66 +178,80 @@ class CheckpointStore:
         step: int | None = None,
         meta: Mapping[str, Any] | None = None,
     ) -> str:
-        """Store the position of feeds as the next of this writer's sequence, and return its name.
-        Once it is durable, the oldest beyond `keep` are removed."""
+        """Store the position of feeds as the next of this writer's sequence, with the trainer's
+        own step number, and return its name. Once it is durable, the oldest beyond `keep` are
+        removed."""
         with self._mutex:
-            generation = self._next_generation()
-            name = sequence_name(self.writer, generation)
-            said = {**(meta or {}), "step": step, "feeds": steps_of(snapshot)}
+            said = make_meta(snapshot, step, meta)
+            number = self._next_number() if self._next is None else self._next
+            self._next = None  # until this one is there, nothing is known
+            name = sequence.name(self.writer, number)
             self.put(name, {SNAPSHOT_ENTRY: bytes(snapshot)}, meta=said)
-            self._next = generation + 1
+            self._next = number + 1
             if self.keep is not None:
-                self.retire(self.keep)
+                with _leaving("an old checkpoint stays"):
+                    self.retire(self.keep)
         return name
 
     def load(self, name: str | None = None) -> Snapshot:
-        """The position of feeds in a checkpoint, by default in the newest of this writer's."""
+        """The position of feeds in a checkpoint, by default in the newest of this writer's that
+        is whole. Raises `CheckpointError` where none is."""
         if name is not None:
-            return self._snapshot(self.get(name, [SNAPSHOT_ENTRY]))
-        names = self.sequence()
-        loaded = self._newest(names)
-        if loaded is None:
-            found = f"{len(names)} that are damaged" if names else "none"
-            raise CheckpointError(
-                f"no checkpoint of {self.writer!r} can be loaded from {self.url!r}: there are "
-                f"{found}; resume from another place, or begin anew in another folder"
-            )
-        return self._snapshot(loaded)
+            return self._snapshot(name)
+        names = self._sequence()
+        for name in reversed(names):
+            with _passing_over():
+                return self._snapshot(name)
+        there = f"{len(names)} files of that name are damaged" if names else "there is none"
+        raise CheckpointError(
+            f"no checkpoint {self.path_of(self.writer)}.* can be loaded, {there}; resume from "
+            "another place, or start anew"
+        )
 
-    def sequence(self) -> list[str]:
-        """The names of this writer's sequence, from old to new."""
-        names = self.names(f"{self.writer}.")
-        return [name for name in names if generation_of(self.writer, name) is not None]
+    def is_empty(self) -> bool:
+        """Whether nothing of this writer's sequence is there, not even damaged."""
+        return not self._sequence()
 
     def retire(self, keep: int) -> list[str]:
-        """Remove the oldest of this writer's sequence until `keep` are left; returns their names.
-        What cannot be removed is named in the log, and stays."""
+        """Remove the oldest of this writer's sequence until `keep` are left, and return their
+        names. What cannot be removed is named in the log, and stays."""
         removed = []
-        for name in self.sequence()[:-keep]:
-            try:
+        for name in list(filter(self._is_checkpoint, self._sequence()))[:-keep]:
+            with _leaving("an old checkpoint stays"):
                 self.remove(name)
                 removed.append(name)
-            except CheckpointError as error:
-                logger.warning("an old checkpoint stays: %s", error)
         return removed
 
-    def _next_generation(self) -> int:
-        if self._next is not None:
-            return self._next
-        # Whatever has such a name counts, a checkpoint or not: it would be in the way.
+    def _sequence(self) -> list[str]:
+        """All that has a name of this writer's sequence, a checkpoint or what may have been one,
+        from old to new."""
         names = self._backend.names(f"{self.writer}.")
-        taken = [generation_of(self.writer, name) for name in names]
-        return max((number for number in taken if number is not None), default=-1) + 1
+        return sequence.sort(self.writer, names)
 
-    def _snapshot(self, loaded: Loaded) -> Snapshot:
-        data = loaded.entries[SNAPSHOT_ENTRY]
-        return Snapshot.from_bytes(bytes(data))
+    def _next_number(self) -> int:
+        names = self._sequence()
+        return sequence.number_of(self.writer, names[-1]) + 1 if names else 0
+
+    def _snapshot(self, name: str) -> Snapshot:
+        data = self.get(name, [SNAPSHOT_ENTRY]).entries[SNAPSHOT_ENTRY]
+        try:
+            return Snapshot.from_bytes(bytes(data))
+        except SnapshotFormatError as error:
+            raise SnapshotFormatError(f"checkpoint {self.path_of(name)!r}: {error}") from error
 
     # ---- life
 
     def close(self) -> None:
-        """Let other stores of this writer write. It may be used again."""
-        self._backend.close()
+        """Let other stores of this writer write. This one may be used again."""
+        with self._mutex:
+            self._next = None
+            self._backend.close()
+
+    def fork(self) -> None:
+        """This is a forked child: what the parent holds is not its own."""
+        self._mutex = threading.Lock()
+        self._next = None
+        self._backend.fork()
 
     def __enter__(self) -> CheckpointStore:
         return self
@@ -269,18 +268,31 @@ class CheckpointStore:
         return f"<CheckpointStore {self.url!r}, writer {self.writer!r}>"
 
 
-def check_writer(writer: Any) -> str:
-    """The name of a writer; raises `ConfigError` where it can be none."""
+@contextlib.contextmanager
+def _passing_over() -> Iterator[None]:
+    """Go on behind the block where it raises because a checkpoint is damaged, which is said, or
+    has gone in the meantime."""
     try:
-        if "/" not in check_name(writer):
-            return str(writer)
-    except CheckpointError:
-        pass
-    raise ConfigError(
-        f"writer is {writer!r}, expected 1 to 64 of A-Z a-z 0-9 _ . -, not beginning with a dot"
-    )
+        yield
+    except DamagedError as error:
+        logger.warning("passed over: %s", error)
+    except CheckpointError as error:
+        if not isinstance(error.__cause__, FileNotFoundError):
+            raise
 
 
-def steps_of(snapshot: Snapshot) -> dict[str, int]:
-    """The number of the next batch of each feed."""
-    return {f"{state.name}[{state.number}]": state.summary[2] for state in snapshot.states}
+@contextlib.contextmanager
+def _leaving(what: str) -> Iterator[None]:
+    """Go on behind the block where it raises `CheckpointError`, having said what becomes of it."""
+    try:
+        yield
+    except CheckpointError as error:
+        logger.warning("%s: %s", what, error)
+
+
+def _after_fork() -> None:
+    for store in list(_stores):
+        store.fork()
+
+
+os.register_at_fork(after_in_child=_after_fork)

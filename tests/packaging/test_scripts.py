@@ -12,6 +12,7 @@ ROOT = Path(__file__).parents[2]
 COMMANDS = [
     "scripts/bench",
     "scripts/check",
+    "scripts/crash-states",
     "scripts/demo",
     "scripts/planted-bugs",
     "scripts/test",

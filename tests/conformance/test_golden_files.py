@@ -1,0 +1,54 @@
+"""Files that an older feeder wrote are read by this one, and mean the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import feeder
+from conformance.golden import FEED_STEP, FILES, META, entries, make_feed, write
+from feeder.checkpoint.format import CHECKPOINT_VERSION
+from unit.small import ids
+
+VERSIONS = sorted(path.name for path in FILES.iterdir())
+
+
+def test_there_are_files_of_every_version() -> None:
+    assert VERSIONS == [f"v{number}" for number in range(1, CHECKPOINT_VERSION + 1)]
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_arrays_and_bytes_come_back_bit_for_bit(version: str) -> None:
+    loaded = feeder.CheckpointStore(FILES / version).get("arrays")
+    assert loaded.meta == META
+    assert list(loaded.entries) == list(entries())
+    for name, wanted in entries().items():
+        found = loaded.entries[name]
+        if isinstance(wanted, np.ndarray):
+            assert isinstance(found, np.ndarray)
+            assert (found.dtype, found.shape) == (wanted.dtype, wanted.shape)
+            assert found.tobytes() == wanted.tobytes()
+        else:
+            assert found == wanted
+
+
+@pytest.mark.parametrize("name", ["store", "feed.snap"])
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_feed_goes_on_where_it_stood(version: str, name: str) -> None:
+    store = feeder.CheckpointStore(FILES / version)
+    assert store.get(store.latest("feed.0") or "").meta == {
+        "step": 10, "feeds": {"train[0]": FEED_STEP},
+    }  # fmt: skip
+    with make_feed() as undisturbed:
+        wanted = ids(undisturbed["train"])[4 * FEED_STEP :]
+    position = store.load() if name == "store" else FILES / version / name
+    with make_feed(resume=position) as resumed:
+        assert ids(resumed["train"]) == wanted
+
+
+def test_what_is_written_now_is_of_the_newest_version_bit_for_bit(tmp_path: Path) -> None:
+    write(tmp_path)
+    for name in ("arrays", "feed.00000000", "feed.snap"):
+        assert (tmp_path / name).read_bytes() == (FILES / VERSIONS[-1] / name).read_bytes()
