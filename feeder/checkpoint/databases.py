@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
-from feeder.checkpoint.store import CheckpointStore, Loaded, Receipt
+from feeder.checkpoint.format import Loaded, Receipt
+from feeder.checkpoint.store import CheckpointStore
 from feeder.errors import ConfigError
 
 DB_TYPES = ("file", "lmdb")

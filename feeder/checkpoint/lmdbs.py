@@ -18,10 +18,9 @@ import numpy as np
 import xxhash
 
 from feeder import codec
-from feeder.checkpoint.format import DamagedError, Reader
+from feeder.checkpoint.format import DamagedError, Loaded, Reader, Receipt
 from feeder.checkpoint.local import LocalFolder
 from feeder.checkpoint.names import check_name
-from feeder.checkpoint.store import Loaded, Receipt
 from feeder.durable import OsFs
 from feeder.errors import CheckpointError, ConfigError
 from feeder.placing import place, read_dtype, shaped, size_of

@@ -13,7 +13,8 @@ from typing import Any
 
 import msgspec
 
-from feeder.errors import CheckpointError, ResumeError
+from feeder.checkpoint.feeds import check_steps
+from feeder.errors import CheckpointError
 
 MANIFEST_VERSION = 1
 
@@ -41,6 +42,11 @@ class Manifest:
     """Why the job was finished after it: "condition", "limit", or empty where it was not."""
     parts: dict[str, Part]
     """The part of each node, by the name that the node has in files."""
+
+    def check_steps(self) -> None:
+        """Raise `ResumeError` where a feed stands at different steps on different nodes, with all
+        that do."""
+        check_steps({name: {"feeds": part.steps} for name, part in self.parts.items()})
 
     def meta(self) -> dict[str, Any]:
         """As what a checkpoint's meta holds."""
@@ -74,27 +80,3 @@ class Manifest:
             raise CheckpointError(
                 f"{path!r} is no manifest of an epoch: {error}; move it away, or name another epoch"
             ) from error
-
-
-def check_steps(manifest: Manifest, path: str) -> None:
-    """Raise `ResumeError` where the same feed stands at different steps on different nodes, with
-    all of them."""
-    if message := differing_steps({name: part.steps for name, part in manifest.parts.items()}):
-        raise ResumeError(
-            f"epoch {manifest.epoch} of {path!r} cannot be resumed: {message}; resume from an "
-            "epoch whose nodes stand at one step, or load what is needed of it by name"
-        )
-
-
-def differing_steps(steps: Mapping[str, Mapping[str, int]]) -> str:
-    """What differs between the steps of the nodes' feeds, by node; empty where nothing does."""
-    feeds: dict[str, dict[str, int]] = {}
-    for node, stand in steps.items():
-        for feed, step in stand.items():
-            feeds.setdefault(feed, {})[node] = step
-    lines = [
-        f"feed {feed!r} stands at " + ", ".join(f"step {at[node]} on {node!r}" for node in at)
-        for feed, at in feeds.items()
-        if len(set(at.values())) > 1
-    ]
-    return "; ".join(lines)

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from feeder.checkpoint.manifest import Manifest, Part, check_steps, differing_steps
+from feeder.checkpoint.manifest import Manifest, Part
 from feeder.checkpoint.metadata import MetadataHandler, StoreMetadata
 from feeder.checkpoint.partial import find_partial
 from feeder.checkpoint.parts import (
@@ -22,7 +22,7 @@ from feeder.checkpoint.parts import (
 )  # fmt: skip
 from feeder.checkpoint.places import Place, check_node, folder_place, stem_place
 from feeder.checkpoint.timeline import Timeline
-from feeder.errors import CheckpointError, ConfigError
+from feeder.errors import CheckpointError, ConfigError, ResumeError
 
 logger = logging.getLogger("feeder")
 
@@ -167,9 +167,11 @@ class MultiNodeCheckpointManager:
             self._files[node]: Part(digest=r.digest, num_bytes=r.num_bytes, steps=r.steps)
             for node, r in self._saved[1].items()
         }
-        if message := differing_steps({name: part.steps for name, part in parts.items()}):
-            logger.warning("epoch %d will not be resumed from: %s", epoch, message)
-        self._timeline().commit(epoch, finished_by, parts)
+        manifest = self._timeline().commit(epoch, finished_by, parts)
+        try:
+            manifest.check_steps()
+        except ResumeError as error:
+            logger.warning("epoch %d will not be resumed from: %s", epoch, error)
         self._metadata_handler.write(epoch=epoch)
 
     def load(
@@ -178,7 +180,7 @@ class MultiNodeCheckpointManager:
         """Load an epoch into the workspaces of all nodes. Raises `ResumeError` where the nodes'
         feeds stand at different steps."""
         place, manifest = self._find(epoch, path_prefix, path_type)
-        check_steps(manifest, place.url)
+        manifest.check_steps()
         requests = {
             node: LoadPart(
                 url=place.url,

@@ -14,8 +14,7 @@ from typing import Any
 import msgspec
 
 from feeder.checkpoint.databases import Database, open_database
-from feeder.checkpoint.format import DamagedError
-from feeder.checkpoint.store import Loaded
+from feeder.checkpoint.format import DamagedError, Loaded
 from feeder.errors import CheckpointError
 
 

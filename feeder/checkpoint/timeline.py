@@ -58,10 +58,11 @@ class Timeline:
         self._epochs.take_back(epoch)
         return self._generation
 
-    def commit(self, epoch: int, finished_by: str, parts: Mapping[str, Part]) -> None:
-        """Make an epoch exist. Raises `CheckpointError`."""
+    def commit(self, epoch: int, finished_by: str, parts: Mapping[str, Part]) -> Manifest:
+        """Make an epoch exist, and return its manifest. Raises `CheckpointError`."""
         assert self._generation is not None, "parts are saved before they are committed"
         manifest = Manifest(
             generation=self._generation, epoch=epoch, finished_by=finished_by, parts=dict(parts)
         )
         self._epochs.commit(manifest)
+        return manifest

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from feeder import codec
-from feeder.checkpoint.store import steps_of
+from feeder.checkpoint.feeds import make_meta
 from feeder.coordinator import Coordinator
 from feeder.errors import CheckpointError, ConfigError
 from feeder.statedict import STATE_KEY
@@ -111,7 +111,7 @@ class Workspace(MutableMapping[str, Any]):
             if isinstance(made, Coordinator):
                 snapshot = made.snapshot()
                 entries[FEED + name] = bytes(snapshot)
-                steps |= steps_of(snapshot)
+                steps |= make_meta(snapshot, None)["feeds"]
             else:
                 entries[STATE + name] = codec.pack(made.state_dict())
         return entries, steps
