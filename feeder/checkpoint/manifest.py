@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from feeder.checkpoint.feeds import check_steps
-from feeder.errors import CheckpointError
+from feeder.errors import CheckpointError, ResumeError
 
 MANIFEST_VERSION = 1
 
@@ -43,10 +43,13 @@ class Manifest:
     parts: dict[str, Part]
     """The part of each node, by the name that the node has in files."""
 
-    def check_steps(self) -> None:
+    def check_steps(self, path: str) -> None:
         """Raise `ResumeError` where a feed stands at different steps on different nodes, with all
-        that do."""
-        check_steps({name: {"feeds": part.steps} for name, part in self.parts.items()})
+        that do; `path` is for the message."""
+        try:
+            check_steps({name: {"feeds": part.steps} for name, part in self.parts.items()})
+        except ResumeError as error:
+            raise ResumeError(f"epoch {self.epoch} in {path!r}: {error}") from None
 
     def meta(self) -> dict[str, Any]:
         """As what a checkpoint's meta holds."""

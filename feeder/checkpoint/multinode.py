@@ -169,9 +169,9 @@ class MultiNodeCheckpointManager:
         }
         manifest = self._timeline().commit(epoch, finished_by, parts)
         try:
-            manifest.check_steps()
+            manifest.check_steps(self._place.url)
         except ResumeError as error:
-            logger.warning("epoch %d will not be resumed from: %s", epoch, error)
+            logger.warning("what was saved cannot be resumed from: %s", error)
         self._metadata_handler.write(epoch=epoch)
 
     def load(
@@ -180,7 +180,7 @@ class MultiNodeCheckpointManager:
         """Load an epoch into the workspaces of all nodes. Raises `ResumeError` where the nodes'
         feeds stand at different steps."""
         place, manifest = self._find(epoch, path_prefix, path_type)
-        manifest.check_steps()
+        manifest.check_steps(place.url)
         requests = {
             node: LoadPart(
                 url=place.url,

@@ -136,7 +136,7 @@ class Session(ABC):
             raise
         if failed is not None:
             raise failed
-        return answers
+        return {node: answers[node] for node in requests}
 
     def _opened(self) -> Job:
         if self._job is None:
