@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -39,9 +40,7 @@ class Actors:
     def session(self, factory: str, folder: Path) -> Session:
         variables = {"PYTHONPATH": os.pathsep.join(sys.path), FOLDER: str(folder)}
         environment = {"env_vars": variables}
-        options = {
-            node: {"resources": {node: 1}, "runtime_env": environment} for node in NODES
-        }
+        options = {node: {"resources": {node: 1}, "runtime_env": environment} for node in NODES}
         return RaySession(f"jobs:{factory}", options=options)
 
 
@@ -81,8 +80,6 @@ def processes_of(folder: str) -> list[str]:
 
 def has_ended(pid: int) -> bool:
     """Wait for the end of a process that need not be ours."""
-    import select
-
     descriptor = os.pidfd_open(pid)
     try:
         return bool(select.select([descriptor], [], [], END_S)[0])
@@ -95,7 +92,11 @@ PLACES = {"threads": Threads, "processes": Processes, "ray": Actors}
 
 @pytest.fixture(
     scope="session",
-    params=["threads", "processes", pytest.param("ray", marks=pytest.mark.slow)],
+    params=[
+        "threads",
+        "processes",
+        pytest.param("ray", marks=[pytest.mark.slow, pytest.mark.foreign_sockets]),
+    ],
 )
 def place(request: pytest.FixtureRequest) -> Iterator[Any]:
     """Where nodes are."""
