@@ -22,7 +22,7 @@ from feeder.checkpoint.format import DamagedError, Loaded, Reader, Receipt
 from feeder.checkpoint.local import LocalFolder
 from feeder.checkpoint.names import check_name
 from feeder.durable import OsFs
-from feeder.errors import CheckpointError, ConfigError
+from feeder.errors import CheckpointError
 from feeder.placing import place, read_dtype, shaped, size_of
 from workers.sources.extras import load
 
@@ -40,13 +40,9 @@ class LmdbDatabase:
     """LMDBs in a folder. Durability, the lock of a writer and what is done about links are those
     of the store in a folder; every method raises `CheckpointError`."""
 
-    def __init__(self, url: str, writer: str) -> None:
-        if "://" in url:
-            raise ConfigError(
-                f"db_type 'lmdb' needs a folder as a path, not {url!r}; use db_type 'file' there"
-            )
+    def __init__(self, folder: str, writer: str) -> None:
         self._lmdb = load("lmdb", "lmdb")
-        self._folder = LocalFolder(url, writer, OsFs())
+        self._folder = LocalFolder(folder, writer, OsFs())
 
     def put(
         self, name: str, entries: Mapping[str, Any], *, meta: Mapping[str, Any] | None = None

@@ -8,7 +8,6 @@ parts do.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -17,6 +16,7 @@ from feeder.checkpoint.feeds import check_steps
 from feeder.errors import CheckpointError, ResumeError
 
 MANIFEST_VERSION = 1
+_VERSION = "manifest"
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -30,8 +30,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """The number of the next batch of each of the node's feeds."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Manifest:
+class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One epoch of a job, complete on all its nodes."""
 
     generation: int
@@ -53,33 +52,23 @@ class Manifest:
 
     def meta(self) -> dict[str, Any]:
         """As what a checkpoint's meta holds."""
-        return {
-            "manifest": MANIFEST_VERSION,
-            "generation": self.generation,
-            "epoch": self.epoch,
-            "finished_by": self.finished_by,
-            "parts": {name: msgspec.to_builtins(part, builtin_types=(bytes,))
-                      for name, part in self.parts.items()},
-        }  # fmt: skip
+        fields: dict[str, Any] = msgspec.to_builtins(self, builtin_types=(bytes,))
+        return {_VERSION: MANIFEST_VERSION, **fields}
 
     @classmethod
     def from_meta(cls, meta: Mapping[str, Any], path: str) -> Manifest:
         """The reverse of `meta`. Raises `CheckpointError` for what is no manifest, or a newer
         one."""
-        version = meta.get("manifest")
+        version = meta.get(_VERSION)
         if type(version) is int and version > MANIFEST_VERSION:
             raise CheckpointError(
                 f"manifest {path!r} has version {version}, expected {MANIFEST_VERSION}; update "
                 "feeder, or name another epoch"
             )
+        fields = {key: value for key, value in meta.items() if key != _VERSION}
         try:
-            return cls(
-                generation=meta["generation"],
-                epoch=meta["epoch"],
-                finished_by=meta["finished_by"],
-                parts=msgspec.convert(meta["parts"], dict[str, Part]),
-            )
-        except (KeyError, msgspec.ValidationError) as error:
+            return msgspec.convert(fields, cls)
+        except msgspec.ValidationError as error:
             raise CheckpointError(
                 f"{path!r} is no manifest of an epoch: {error}; move it away, or name another epoch"
             ) from error

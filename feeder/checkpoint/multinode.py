@@ -270,7 +270,7 @@ class MultiNodeCheckpointManager:
 
     def _timeline(self) -> Timeline:
         if not self._files:
-            raise ConfigError("the manager knows no nodes yet; call init first")
+            raise ConfigError("the manager knows no nodes yet; call set_params or init first")
         if self._known is None:
             others = [self._elsewhere(self._path_prefix, self._path_type)]
             nodes = list(self._files.values())

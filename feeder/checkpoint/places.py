@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from urllib.parse import unquote, urlsplit
 
 from feeder.checkpoint.databases import Database, check_db_type, open_database
 from feeder.errors import CheckpointError, ConfigError
@@ -66,16 +67,13 @@ def read_manifest_name(place: Place, name: str) -> tuple[str, int, int] | None:
 
 def folder_place(db_prefix: object, db_type: object) -> Place:
     """The place that a `db_prefix` means: the folder of all files."""
-    return Place(url=_absolute(_checked("db_prefix", db_prefix)), db_type=check_db_type(db_type))
+    return _place(_checked("db_prefix", db_prefix), "", db_type)
 
 
 def stem_place(path_prefix: object, db_type: object) -> Place:
     """The place that a `path_prefix` means: what all names begin with, folder and all."""
     folder, slash, stem = _checked("path_prefix", path_prefix).rpartition("/")
-    if stem:
-        check_node(stem)
-    url = _absolute(folder + slash if folder in ("", "file://") else folder)
-    return Place(url=url, stem=stem, db_type=check_db_type(db_type))
+    return _place(folder or slash or ".", check_node(stem) if stem else "", db_type)
 
 
 def _checked(setting: str, prefix: object) -> str:
@@ -88,6 +86,15 @@ def _checked(setting: str, prefix: object) -> str:
     return text
 
 
-def _absolute(folder: str) -> str:
-    """Nodes may have other working folders than this process."""
-    return folder if "://" in folder else os.path.abspath(folder or ".")
+def _place(folder: str, stem: str, db_type: object) -> Place:
+    """A place. Its path is absolute: nodes may have other working folders than this process."""
+    if folder.startswith("file://"):
+        parts = urlsplit(folder)
+        if parts.netloc not in ("", "localhost"):
+            raise ConfigError(f"{folder!r} names host {parts.netloc!r}, expected file:///PATH")
+        folder = unquote(parts.path) or "/"
+    if "://" not in folder:
+        folder = os.path.abspath(folder)
+    elif db_type == "lmdb":
+        raise ConfigError(f"{folder!r} cannot hold LMDBs, which need a folder; use db_type 'file'")
+    return Place(url=folder, stem=stem, db_type=check_db_type(db_type))
