@@ -262,3 +262,27 @@ def folder_of(path: Path) -> Path:
     """A folder for a test's checkpoints, and one beside it for uploads."""
     (path / "uploads").mkdir()
     return path
+
+
+# ---- processes
+
+
+def make_talking() -> Job:
+    """A job each of whose nodes says where it works."""
+    with Job() as job:
+        for node in NODES:
+            Task(lambda workspace: print(os.getcwd()), node=node)
+    epoch_limiter(job, 1)
+    return job
+
+
+def make_stuck() -> Job:
+    """A job one of whose nodes fails, while another waits without an end."""
+
+    def fail(workspace: Any) -> None:
+        raise Odd("one of us has to")
+
+    with Job() as job:
+        Task(fail, node=NODES[0])
+        Task(lambda workspace: signal.pause(), node=NODES[1])
+    return job

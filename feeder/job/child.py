@@ -30,10 +30,11 @@ def main(factory: str, node: str, descriptor: str) -> None:
         while (request := requests.get()) is not None:
             with busy:
                 host = host or _make_host(factory, node, pipe)
-                if host is not None:
-                    pipe.send_bytes(host.answer_bytes(request))
-            if host is not None and host.ended:
-                break
+                if host is None:
+                    return
+                pipe.send_bytes(host.answer_bytes(request))
+                if host.ended:
+                    return
         if host is not None:
             host.workspace.close()
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from typing import Any, ClassVar
 
+from feeder.checkpoint.places import check_node
 from feeder.errors import ConfigError
 from feeder.job.groups import Entered, Node, TaskGroup
 from feeder.job.workspace import check_name
@@ -57,7 +58,7 @@ class Job(Entered):
         """What makes the objects of each node, by name."""
         self.max_epochs: int | None = None
         """After how many epochs it is finished, whatever the conditions say."""
-        self._nodes_to_checkpoint = list(nodes_to_checkpoint or ())
+        self._nodes_to_checkpoint = [check_node(node) for node in nodes_to_checkpoint or ()]
 
     # ---- made
 
@@ -88,7 +89,7 @@ class Job(Entered):
                 msgpack holds.
             node: The node; by default that of the ``with Node(...)`` block.
         """
-        objects = self.objects.setdefault(node or Node.current(), {})
+        objects = self.objects.setdefault(_node(node), {})
         if check_name(name) in objects:
             raise ConfigError(f"object {name!r} is there already; give this one another name")
         if not callable(make):
@@ -106,7 +107,7 @@ class Job(Entered):
                 f"stop condition is {condition!r}, expected a function of a workspace, or the "
                 "name of an array in it"
             )
-        self.stop_conditions.append((node or Node.current(), condition))
+        self.stop_conditions.append((_node(node), condition))
 
     # ---- asked
 
@@ -147,5 +148,11 @@ def epoch_limiter(job: Job, num_epochs: int) -> None:
 
 def _keyed(name: str, group: TaskGroup | None) -> TaskGroup:
     group = TaskGroup() if group is None else group
+    if group.key not in (None, (name, 0)):
+        raise ConfigError(f"{name} is another group already; give each a group of its own")
     group.key = (name, 0)
     return group
+
+
+def _node(name: str | None) -> str:
+    return Node.current() if name is None else check_node(name)

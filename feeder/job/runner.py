@@ -46,6 +46,8 @@ class JobRunner:
         *,
         on_save_error: str = "warn",
     ) -> None:
+        if not isinstance(job, Job):
+            raise ConfigError(f"job is {job!r}, expected a Job")
         if on_save_error not in ("warn", "raise"):
             raise ConfigError(f"on_save_error is {on_save_error!r}, expected 'warn' or 'raise'")
         self.job = job

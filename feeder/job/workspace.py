@@ -113,7 +113,7 @@ class Workspace(MutableMapping[str, Any]):
                 entries[FEED + name] = bytes(snapshot)
                 steps |= make_meta(snapshot, None)["feeds"]
             else:
-                entries[STATE + name] = codec.pack(made.state_dict())
+                entries[STATE + name] = _pack(name, made.state_dict())
         return entries, steps
 
     def load(self, entries: Mapping[str, Any]) -> None:
@@ -162,6 +162,13 @@ def check_name(name: Any) -> str:
         f"name is {name!r}, expected a str that is not empty and does not begin with {FEED!r} or "
         f"{STATE!r}"
     )
+
+
+def _pack(name: str, state: Any) -> bytes:
+    try:
+        return codec.pack(state)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"the state of {name!r} cannot be saved: {error}") from error
 
 
 def _has_state(made: Any) -> bool:

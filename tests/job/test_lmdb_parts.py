@@ -110,7 +110,7 @@ def test_a_large_part_is_written_in_pieces(database: LmdbDatabase) -> None:
 def test_what_cannot_be_an_entry_is_refused(
     database: LmdbDatabase, tmp_path: Path, name: str, entry: Any
 ) -> None:
-    with pytest.raises(feeder.CheckpointError, match="^entry "):
+    with pytest.raises(feeder.CheckpointError, match=r"^entry "):
         database.put("part", {"x": np.arange(3), name: entry})
     assert list(tmp_path.glob("[!.]*")) == []
 
