@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from feeder import sources
     from feeder.api import init_data_input_workers
+    from feeder.checkpoint.policy import Checkpointing
     from feeder.checkpoint.store import CheckpointStore
     from feeder.coordinator import Coordinator
     from feeder.errors import (
@@ -48,6 +49,7 @@ __all__ = [
     "Call",
     "CheckpointError",
     "CheckpointStore",
+    "Checkpointing",
     "ChunkError",
     "ClosedError",
     "ConfigError",
@@ -81,6 +83,7 @@ _HOMES = {
     "Batch": "workers.batch",
     "Call": "workers.batch",
     "CheckpointStore": "feeder.checkpoint.store",
+    "Checkpointing": "feeder.checkpoint.policy",
     "Consumer": "feeder.transport.consumer",
     "Coordinator": "feeder.coordinator",
     "Cut": "workers.batch",

@@ -89,7 +89,9 @@ def init_data_input_workers(
             snapshots and state dicts always carry the leftover rows.
         writable: Make the arrays of batches private and writable.
         version: Your own version of `fetch_fun` and its data; a snapshot of another is refused.
-        resume: Where to go on: a Snapshot, its bytes, a token, a state dict, or a path.
+        resume: Where to go on: a Snapshot, its bytes, a token, a state dict, the path of a file; a
+            `CheckpointStore`, or its folder or URL, for the newest in it; or "latest" for the
+            newest in the coordinator's own place, and the beginning where nothing is there yet.
         coordinator: The coordinator to add to; by default one for the process, the same at each
             call until it is stopped.
 
@@ -99,7 +101,7 @@ def init_data_input_workers(
     Raises:
         ConfigError: A setting is wrong.
         ResumeError: `resume` does not fit the feed.
-        CheckpointError: The path given as `resume` cannot be read.
+        CheckpointError: What is given as `resume` cannot be read.
     """
     settings = dict(locals())
     resume, coordinator = settings.pop("resume"), settings.pop("coordinator")

@@ -29,6 +29,9 @@ class DeviceFeed:
         self._alone = len(stream.queues) == 1
         self._ready: deque[Batch] = deque()
         self._held = (0, 0, 0, 0)
+        # Where something is to be done at a batch: those after it, and where its round ends.
+        self._later: list[Batch] = []
+        self._mark = 0
 
     @property
     def device(self) -> str:
@@ -55,12 +58,13 @@ class DeviceFeed:
         """Wait for batches and return the first; raises what has taken the place of the next."""
         stream = self._stream
         stream.check_usable()
-        got = self._queue.get()
+        got = self._later or self._queue.get()
         if isinstance(got, Place):
-            # A stream that had ended before it began stays where it was, leftover and all.
-            if not stream.pipeline.start_cut.finished:
-                stream.progress.end(self._device, got)
+            self._end(got)
             raise StopIteration
+        if stream.marks is not None:
+            num, self._mark = stream.marks.first(got)
+            got, self._later = got[: num or None], got[num:] if num else []
         rows = sum([batch.rows for batch in got])
         num_bytes = sum([batch.held_bytes for batch in got])
         kept_rows = sum([batch.kept_rows for batch in got])
@@ -68,17 +72,34 @@ class DeviceFeed:
         self._ready.extend(got[1:])
         if stream.stopped:
             # In the meantime, from another thread, which may have missed these batches.
-            self._ready.clear()
+            self.drop()
             raise ClosedError(f"feed {stream.config.name!r} is stopped")
         return got[0]
+
+    def _end(self, place: Place) -> None:
+        """There are no more batches: the stream has ended at `place`."""
+        stream, progress = self._stream, self._progress
+        # A stream that had ended before it began stays where it was, leftover and all.
+        if stream.pipeline.start_cut.finished or progress.place is place:
+            return
+        progress.end(self._device, place)
+        if stream.marks is not None and progress.place is place:
+            stream.marks.reached()
 
     def _settle(self) -> None:
         """All batches at hand have been handed out: they count as buffered no longer."""
         self._stream.pipeline.channel.hand_out(self._device, *self._held)
+        if self._mark:
+            marks, place = self._stream.marks, self._progress.place
+            # With several devices the last that comes to the end of the round does it.
+            if marks is not None and place is not None and place.step == self._mark:
+                marks.reached()
+            self._mark = 0
 
     def drop(self) -> None:
         """Forget the batches at hand: the stream has been stopped, or this is a forked child."""
         self._ready.clear()
+        self._later = []
 
     def __repr__(self) -> str:
         return f"<DeviceFeed {self._stream.config.name!r} on {self.device!r}>"

@@ -14,6 +14,7 @@ from feeder.config import FeedConfig
 from feeder.devices.host import HostQueue
 from feeder.devices.slots import HostSlots, PrivateSlots
 from feeder.errors import ClosedError, FeedError, ForkedError, ResumeError
+from feeder.marks import Marks
 from feeder.positions import Positions
 from feeder.snapshot import Snapshot, StreamState
 from workers.pipeline import Pipeline
@@ -80,6 +81,8 @@ class Stream:
         self.queues = [HostQueue(most, self._describe_wait) for _ in range(num)]
         self.slots = PrivateSlots() if config.run.writable else HostSlots()
         self.progress = Progress(num)
+        self.marks: Marks | None = None
+        """Batches at which something is to be done; None where there are none."""
         self.initialised = self.started = self.stopped = False
         self._logged_at = 0.0
         self._build()
@@ -106,6 +109,13 @@ class Stream:
         self.pipeline.close()
         for queue in self.queues:
             queue.close()
+
+    def fail(self, error: FeedError) -> None:
+        """Something beside the stream has failed: its user is told in place of a next batch."""
+        if not self.forked:
+            self._unusable = error
+        for queue in self.queues:
+            queue.finish(error)
 
     def join(self, deadline_s: float) -> None:
         """Wait for the threads; raises `StuckWorkerError`."""

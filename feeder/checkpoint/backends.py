@@ -8,10 +8,9 @@ from urllib.parse import unquote, urlsplit
 
 from feeder.checkpoint.format import Reader
 from feeder.checkpoint.local import LocalFolder
+from feeder.checkpoint.objects import SCHEMES, ObjectFolder
 from feeder.durable import Fs, OsFs
 from feeder.errors import ConfigError
-
-OBJECT_STORES = ("s3", "gs", "az", "memory")
 
 
 class Backend(Protocol):
@@ -19,6 +18,9 @@ class Backend(Protocol):
 
     def path_of(self, name: str) -> str:
         """Where it lies, for messages."""
+
+    def claim(self) -> None:
+        """Get what writing needs."""
 
     def create(self, name: str, parts: list[Any]) -> None:
         """Write it once; durable when it returns."""
@@ -39,7 +41,7 @@ class Backend(Protocol):
         """This is a forked child."""
 
 
-def open_backend(url: str, writer: str, fs: Fs | None) -> Backend:
+def open_backend(url: str, writer: str, retry_s: float, fs: Fs | None) -> Backend:
     """The backend that a URL means; touches nothing. Raises `ConfigError`."""
     scheme, separator, _ = url.partition("://")
     if not separator:
@@ -49,9 +51,11 @@ def open_backend(url: str, writer: str, fs: Fs | None) -> Backend:
         if parts.netloc not in ("", "localhost"):
             raise ConfigError(f"{url!r} names host {parts.netloc!r}, expected file:///PATH")
         return LocalFolder(_checked(unquote(parts.path)), writer, fs or OsFs())
+    if scheme in SCHEMES and url[len(scheme) + 3 :].strip("/"):
+        return ObjectFolder(url, retry_s)
     raise ConfigError(
-        f"{url!r} cannot be the place of checkpoints, expected a path, file://, "
-        + ", ".join(f"{name}://" for name in OBJECT_STORES[:-1])
+        f"{url!r} cannot be the place of checkpoints, expected a path, file:///PATH, "
+        "s3://BUCKET/PATH, gs://BUCKET/PATH or az://CONTAINER/PATH"
     )
 
 

@@ -18,10 +18,15 @@ def make_meta(
 ) -> dict[str, Any]:
     """What is said of a position beside it: the trainer's own step number, where it gave one, and
     the number of the next batch of each feed."""
-    if step is not None and type(step) is not int:
-        raise CheckpointError(f"step is {step!r}, expected a whole number, or None")
+    check_step(step)
     feeds = {f"{state.name}[{state.number}]": state.summary[2] for state in snapshot.states}
     return {**(meta or {}), "step": step, "feeds": feeds}
+
+
+def check_step(step: Any) -> None:
+    """Raise `CheckpointError` unless it is a trainer's step number, or None."""
+    if step is not None and type(step) is not int:
+        raise CheckpointError(f"step is {step!r}, expected a whole number, or None")
 
 
 def check_steps(nodes: Mapping[str, Mapping[str, Any]]) -> None:

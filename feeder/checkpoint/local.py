@@ -70,6 +70,11 @@ class LocalFolder:
 
     # ---- written
 
+    def claim(self) -> None:
+        """Make the folder where it is missing, and become its one writer of this name."""
+        with self._failing("write", ""):
+            self._become_writer()
+
     def create(self, name: str, parts: list[Any]) -> None:
         """Write a file once; durable when it returns."""
         last = name.split("/")[-1]

@@ -14,8 +14,9 @@ from typing import Any
 from feeder.checkpoint import format, sequence
 from feeder.checkpoint.backends import open_backend
 from feeder.checkpoint.feeds import SNAPSHOT_ENTRY, make_meta
-from feeder.checkpoint.format import DamagedError, Header, Loaded, Reader, Receipt
+from feeder.checkpoint.format import Header, Loaded, Reader, Receipt
 from feeder.checkpoint.names import check_name, check_prefix, check_writer, in_order
+from feeder.checkpoint.passing import leaving, passing_over
 from feeder.durable import Fs
 from feeder.errors import CheckpointError, ConfigError, SnapshotFormatError
 from feeder.snapshot import Snapshot
@@ -39,6 +40,8 @@ class CheckpointStore:
             nodes of a job. The lock (on ``.writer-NAME.lock``) is taken at the first write, names
             the process that holds it, and ends with `close` or with the process. An object store
             has no locks: there a name is written once, whoever comes first.
+        retry_s: For how many seconds a call to an object store that does not answer is made
+            again.
         fs: The file system, for tests.
 
     Guarantees: what `put` and `save` have returned from is there after any crash, of the power
@@ -53,14 +56,17 @@ class CheckpointStore:
         *,
         keep: int | None = None,
         writer: str = "feed",
+        retry_s: float = 30.0,
         fs: Fs | None = None,
     ) -> None:
         if keep is not None and (type(keep) is not int or keep < 1):
             raise ConfigError(f"keep is {keep!r}, expected a whole number from 1 on, or None")
+        if type(retry_s) not in (int, float) or not 0 < retry_s <= 1e6:
+            raise ConfigError(f"retry_s is {retry_s!r} s, expected more than 0, at most 1e6")
         self.url = os.fspath(url)
         self.keep = keep
         self.writer = check_writer(writer)
-        self._backend = open_backend(self.url, self.writer, fs)
+        self._backend = open_backend(self.url, self.writer, retry_s, fs)
         self._next: int | None = None
         self._mutex = threading.Lock()
         _stores.add(self)
@@ -136,7 +142,7 @@ class CheckpointStore:
         """The newest checkpoint that is complete and valid, None where there is none. Damaged
         ones are named in the log and passed over; one of a newer version raises."""
         for name in reversed(self.names(prefix)):
-            with _passing_over():
+            with passing_over():
                 return self.verify(name).name
         return None
 
@@ -189,19 +195,21 @@ class CheckpointStore:
             self.put(name, {SNAPSHOT_ENTRY: bytes(snapshot)}, meta=said)
             self._next = number + 1
             if self.keep is not None:
-                with _leaving("an old checkpoint stays"):
+                with leaving():
                     self.retire(self.keep)
         return name
 
     def load(self, name: str | None = None) -> Snapshot:
         """The position of feeds in a checkpoint, by default in the newest of this writer's that
         is whole. Raises `CheckpointError` where none is."""
-        if name is not None:
-            return self._snapshot(name)
+        return self.find()[1] if name is None else self._snapshot(name)
+
+    def find(self) -> tuple[str, Snapshot]:
+        """The name of the newest of this writer's that is whole, and the position in it."""
         names = self._sequence()
         for name in reversed(names):
-            with _passing_over():
-                return self._snapshot(name)
+            with passing_over():
+                return name, self._snapshot(name)
         there = f"{len(names)} files of that name are damaged" if names else "there is none"
         raise CheckpointError(
             f"no checkpoint {self.path_of(self.writer)}.* can be loaded, {there}; resume from "
@@ -217,7 +225,7 @@ class CheckpointStore:
         names. What cannot be removed is named in the log, and stays."""
         removed = []
         for name in list(filter(self._is_checkpoint, self._sequence()))[:-keep]:
-            with _leaving("an old checkpoint stays"):
+            with leaving():
                 self.remove(name)
                 removed.append(name)
         return removed
@@ -240,6 +248,11 @@ class CheckpointStore:
             raise SnapshotFormatError(f"checkpoint {self.path_of(name)!r}: {error}") from error
 
     # ---- life
+
+    def claim(self) -> None:
+        """See to it now that it can be written to, and that nobody else of this writer's name
+        does."""
+        self._backend.claim()
 
     def close(self) -> None:
         """Let other stores of this writer write. This one may be used again."""
@@ -266,28 +279,6 @@ class CheckpointStore:
 
     def __repr__(self) -> str:
         return f"<CheckpointStore {self.url!r}, writer {self.writer!r}>"
-
-
-@contextlib.contextmanager
-def _passing_over() -> Iterator[None]:
-    """Go on behind the block where it raises because a checkpoint is damaged, which is said, or
-    has gone in the meantime."""
-    try:
-        yield
-    except DamagedError as error:
-        logger.warning("passed over: %s", error)
-    except CheckpointError as error:
-        if not isinstance(error.__cause__, FileNotFoundError):
-            raise
-
-
-@contextlib.contextmanager
-def _leaving(what: str) -> Iterator[None]:
-    """Go on behind the block where it raises `CheckpointError`, having said what becomes of it."""
-    try:
-        yield
-    except CheckpointError as error:
-        logger.warning("%s: %s", what, error)
 
 
 def _after_fork() -> None:

@@ -16,7 +16,7 @@ VERSIONS = sorted(path.name for path in FILES.iterdir())
 
 
 def test_there_are_files_of_every_version() -> None:
-    assert VERSIONS == [f"v{number}" for number in range(1, CHECKPOINT_VERSION + 1)]
+    assert [f"v{number}" for number in range(1, CHECKPOINT_VERSION + 1)] == VERSIONS
 
 
 @pytest.mark.parametrize("version", VERSIONS)

@@ -16,6 +16,7 @@ from crashes.failing import KINDS, FailingFs, ShortFs
 from crashes.positions import snapshot_at, step_of
 from feeder.checkpoint.store import CheckpointStore
 from feeder.durable import Fs, OsFs
+from unit.small import Pure, ids, make
 
 ERRORS = {"ENOSPC": errno.ENOSPC, "EIO": errno.EIO, "EDQUOT": errno.EDQUOT}
 
@@ -89,6 +90,34 @@ def test_whichever_call_fails_a_load_raises_or_passes_over_what_cannot_be_read(
         if not fs.num_failed:
             break
     assert num_refused
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_feeding_goes_on_whichever_call_fails_from_then_on(
+    kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.CRITICAL)
+    with make(Pure(num_calls=33)) as undisturbed:
+        wanted = ids(undisturbed["train"])
+    num_failed = 0
+    for number in (1, 4, 9):
+        folder = tmp_path / str(number)
+        with CheckpointStore(folder) as before, make(Pure(num_calls=33)) as coordinator:
+            next(coordinator["train"])
+            before.save(coordinator.snapshot())
+        fs = FailingFs(kind, number, errno.ENOSPC, lasting=True)
+        store = CheckpointStore(folder, keep=2, fs=fs)
+        coordinator = feeder.Coordinator(feeder.Checkpointing(store, every_batches=2))
+        with make(Pure(num_calls=33), coordinator=coordinator):
+            fed = ids(coordinator["train"])
+        assert fed == wanted
+        assert kind == "unlink" or not partials(folder)
+        with make(Pure(num_calls=33), resume=folder) as resumed:
+            rest = ids(resumed["train"])
+        assert len(rest) <= len(wanted) - 4
+        assert rest == wanted[len(wanted) - len(rest) :]
+        num_failed += fs.num_failed
+    assert num_failed
 
 
 def test_what_is_written_and_read_bit_by_bit_is_the_same(tmp_path: Path) -> None:

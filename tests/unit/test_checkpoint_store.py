@@ -145,6 +145,7 @@ def test_a_folder_is_named_by_a_path_or_a_url(url: str, tmp_path: Path) -> None:
     [
         ("http://host/x", "'http://host/x' cannot be the place of checkpoints, expected a path, "),
         ("file://host/x", "'file://host/x' names host 'host', expected file:///PATH"),
+        ("s3://", "'s3://' cannot be the place of checkpoints, expected a path, file:///PATH, s3:"),
         ("", "'' cannot be the folder of checkpoints, expected a path"),
         ("a\0b", "'a\\x00b' cannot be the folder of checkpoints, expected a path"),
     ],
@@ -155,10 +156,11 @@ def test_other_places_are_refused(url: str, told: str) -> None:
     assert str(caught.value).startswith(told)
 
 
-@pytest.mark.parametrize(
-    "settings", [{"keep": 0}, {"keep": True}, {"keep": "2"}, {"writer": ""}, {"writer": "a/b"},
-                 {"writer": ".a"}, {"writer": None}], ids=str,
-)  # fmt: skip
+NO_SETTINGS = [{"keep": 0}, {"keep": True}, {"keep": "2"}, {"writer": ""}, {"writer": "a/b"},
+               {"writer": ".a"}, {"writer": None}, {"retry_s": 0}, {"retry_s": "1"}]  # fmt: skip
+
+
+@pytest.mark.parametrize("settings", NO_SETTINGS, ids=str)
 def test_settings_that_make_no_sense_are_refused(settings: Any, tmp_path: Path) -> None:
     (name,) = settings
     with pytest.raises(feeder.ConfigError, match=f"^{name} is "):
@@ -349,6 +351,7 @@ def test_threads_of_one_store_save_one_after_another(tmp_path: Path) -> None:
     assert sorted(names) == [f"feed.{n:08d}" for n in range(20)]
 
 
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_a_forked_child_is_another_writer(tmp_path: Path) -> None:
     with CheckpointStore(tmp_path) as store:
         store.save(snapshot_at(1))
@@ -366,6 +369,7 @@ def test_a_forked_child_is_another_writer(tmp_path: Path) -> None:
         assert store.save(snapshot_at(3)) == "feed.00000001"
 
 
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_a_lock_ends_with_its_store_though_a_child_of_its_process_lives_on(tmp_path: Path) -> None:
     with CheckpointStore(tmp_path) as store:
         store.save(snapshot_at(1))

@@ -204,11 +204,10 @@ def test_a_snapshot_that_cannot_be_written_leaves_nothing(tmp_path: Path, name: 
     assert os.listdir(tmp_path) == ["folder"]
 
 
-@pytest.mark.parametrize("name", ["missing", "."])
-def test_a_snapshot_that_cannot_be_read_is_a_checkpoint_error(tmp_path: Path, name: str) -> None:
+def test_a_snapshot_that_cannot_be_read_is_a_checkpoint_error(tmp_path: Path) -> None:
     with pytest.raises(feeder.CheckpointError) as caught:
-        make(Pure(), resume=tmp_path / name)
-    assert str(caught.value).startswith(f"cannot read snapshot {str(tmp_path / name)!r}: ")
+        make(Pure(), resume=tmp_path / "missing")
+    assert str(caught.value).startswith(f"cannot read snapshot {str(tmp_path / 'missing')!r}: ")
     assert isinstance(caught.value.__cause__, OSError)
 
 
