@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import threading
 from pathlib import Path
 from typing import Any
@@ -201,3 +202,14 @@ def test_an_error_of_feeders_is_of_the_same_class_from_another_process(tmp_path:
             session.run(manager.save(0))
         assert any(note.startswith("on node 'trainer_") for note in caught.value.__notes__)
         assert session.run(manager.init(NODES)) is None  # the session goes on
+
+
+def test_a_node_whose_runner_is_gone_ends(tmp_path: Path) -> None:
+    with LocalHostSession("jobs:make_three", tmp_path) as session:
+        session.open(jobs.make_three())
+        ends = [os.pidfd_open(pid) for pid in session.pids.values()]
+        for process in session._nodes.values():
+            process.pipe.close()
+        for end in ends:
+            assert select.select([end], [], [], 10.0)[0], "a node has outlived its runner"
+            os.close(end)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from planted.bug import Bug
 from planted.resuming import RESUMING
+from planted.running import RUNNING
 
 _STREAM = "tests/conformance/test_stream.py::test_stream_is_the_naive_one"
 _ASSEMBLER = "tests/unit/test_assembler.py::"
@@ -191,4 +192,4 @@ FEEDING = (
     ),
 )
 
-BUGS = FEEDING + RESUMING
+BUGS = FEEDING + RESUMING + RUNNING
