@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import select
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -51,17 +52,21 @@ def cluster() -> Iterator[None]:
     import ray
     from ray.cluster_utils import Cluster
 
-    made = Cluster()
-    try:
-        for node in NODES:
-            made.add_node(num_cpus=1, resources={node: 1}, include_dashboard=False)
-        ray.init(address=made.address, log_to_driver=False, configure_logging=False)
-        folder = ray._private.worker._global_node.get_session_dir_path()
-        yield
-    finally:
-        ray.shutdown()
-        made.shutdown()
-    assert processes_of(folder) == []
+    with (
+        tempfile.TemporaryDirectory(prefix="ray-") as folder,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        patch.setenv("RAY_TMPDIR", folder)
+        made = Cluster()
+        try:
+            for node in NODES:
+                made.add_node(num_cpus=1, resources={node: 1}, include_dashboard=False)
+            ray.init(address=made.address, log_to_driver=False, configure_logging=False)
+            yield
+        finally:
+            ray.shutdown()
+            made.shutdown()
+        assert processes_of(folder) == []
 
 
 def processes_of(folder: str) -> list[str]:

@@ -213,3 +213,10 @@ def test_a_node_whose_runner_is_gone_ends(tmp_path: Path) -> None:
         for end in ends:
             assert select.select([end], [], [], 10.0)[0], "a node has outlived its runner"
             os.close(end)
+
+
+def test_what_is_fetched_is_a_copy() -> None:
+    with LocalSession() as session:
+        JobRunner(jobs.make_three()).train(session)
+        session.fetch(NODES[0], ["total"])["total"][:] = 0
+        assert session.fetch(NODES[0], ["total"])["total"] == jobs.TOTALS[-1]
