@@ -285,4 +285,5 @@ def make_stuck() -> Job:
     with Job() as job:
         Task(fail, node=NODES[0])
         Task(lambda workspace: signal.pause(), node=NODES[1])
+    epoch_limiter(job, 1)
     return job

@@ -101,11 +101,11 @@ class NodeProcess:
             return
 
     def receive(self) -> tuple[Any, FeedError | None]:
-        """Its answer, or the error in its place."""
+        """Its answer, or the error in its place. Raises `RemoteError` where it is gone."""
         try:
             reply = decode_reply(self.pipe.recv_bytes())
         except (EOFError, OSError):
-            return None, self._death()
+            raise self._death() from None
         if isinstance(reply, Done):
             return codec.unpack(reply.answer), None
         return None, error_of(reply, self.node)

@@ -16,6 +16,9 @@ from feeder.job.messages import Done, End, Request, decode_reply, encode, error_
 from feeder.job.session import STOP_DEADLINE_S, Session
 from workers.sources.extras import load
 
+_SPREAD = {"num_cpus": 0, "scheduling_strategy": "SPREAD"}
+"""What a node asks of a cluster where nothing is said: nothing, but each a machine of its own."""
+
 
 class RaySession(Session):
     """Runs each node as an actor on a Ray cluster (extra `ray`).
@@ -55,7 +58,7 @@ class RaySession(Session):
         environment = {"env_vars": {"PYTHONPATH": path}}
         actor_class = self._ray.remote(NodeActor)
         for node in job.nodes():
-            options = {"num_cpus": 0, "runtime_env": environment, **self._options.get(node, {})}
+            options = {**_SPREAD, "runtime_env": environment, **self._options.get(node, {})}
             self._actors[node] = actor_class.options(**options).remote(self._factory, node)
 
     def _send(self, node: str, request: Request) -> None:
@@ -70,7 +73,7 @@ class RaySession(Session):
         try:
             reply = decode_reply(self._ray.get(done))
         except self._ray.exceptions.RayError as error:
-            return None, RemoteError(f"node {node!r} is gone: {error}")
+            raise RemoteError(f"node {node!r} is gone: {error}") from error
         if isinstance(reply, Done):
             return codec.unpack(reply.answer), None
         return None, error_of(reply, node)

@@ -18,8 +18,9 @@ class UploadTaskGroupBuilder:
     """Makes the tasks that upload the checkpoints of a job that is done. A base class."""
 
     def build(self, epoch: int, checkpoint_manager: MultiNodeCheckpointManager | None) -> TaskGroup:
-        """The tasks, for the last epoch. It is called once in this process, and once in that of
-        each node."""
+        """The tasks, for the last epoch, which may be one that could not be saved
+        (``checkpoint_manager.exists(epoch)``). It is called once in this process, and once in that
+        of each node."""
         raise NotImplementedError
 
 
@@ -69,6 +70,10 @@ class JobRunner:
         from, `ResumeError` where a feed cannot go on from it, and `RemoteError` where a node's
         process is gone.
         """
+        if not self.job.stop_conditions and self.job.max_epochs is None:
+            raise ConfigError(
+                "the job would never end; give it a stop condition, or an epoch_limiter"
+            )
         session.open(self.job)
         epoch, finished = self._begin(session)
         while not finished:

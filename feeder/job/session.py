@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any
 
 from feeder.checkpoint.parts import Operation
-from feeder.errors import CheckpointError, ClosedError, ConfigError, StuckWorkerError
+from feeder.errors import ClosedError, ConfigError, StuckWorkerError
 from feeder.job.definition import Job
 from feeder.job.groups import TaskGroup
 from feeder.job.messages import Begin, Evaluate, Fetch, Plan, Request, RunTasks
@@ -23,9 +23,9 @@ logger = logging.getLogger("feeder")
 class Session(ABC):
     """Runs one job: each node has a workspace, and does one thing at a time; nodes work at once.
 
-    When a node fails, `run` raises that node's error, without waiting for the others, which may
-    be waiting for it; the session can then only be closed. A `CheckpointError` is waited out: the
-    others finish what they save, and the session goes on.
+    When a task raises or a node dies, `run` raises that, without waiting for the other nodes,
+    which may be waiting for this one; the session can then only be closed. Anything else that
+    fails, as a save may, is raised when all nodes have done their part, and the session goes on.
 
     One thread uses it; leaving its `with` block closes it.
     """
@@ -118,25 +118,31 @@ class Session(ABC):
         for node in requests:
             if node not in job.nodes():
                 raise ConfigError(f"the job has no node {node!r}, expected one of {job.nodes()!r}")
-        waiting, answers = set(requests), {}
-        failed: CheckpointError | None = None
         try:
-            for node, request in requests.items():
-                self._send(node, request)
-            while waiting:
-                node, answer, error = self._receive()
-                waiting.remove(node)
-                answers[node] = answer
-                if isinstance(error, CheckpointError):
-                    failed = failed or error
-                elif error is not None:
-                    raise error
-        except BaseException as error:
-            self._broken = error
+            answers, error = self._exchange(requests)
+        except BaseException as fatal:
+            self._broken = fatal
             raise
-        if failed is not None:
-            raise failed
+        if error is not None:
+            raise error
         return {node: answers[node] for node in requests}
+
+    def _exchange(
+        self, requests: Mapping[str, Request]
+    ) -> tuple[dict[str, Any], BaseException | None]:
+        """What each node answers, and the first error of one. Raises what not all nodes are waited
+        for after."""
+        answers: dict[str, Any] = {}
+        first: BaseException | None = None
+        for node, request in requests.items():
+            self._send(node, request)
+        while len(answers) < len(requests):
+            node, answer, error = self._receive()
+            answers[node] = answer
+            if error is not None and isinstance(requests[node], RunTasks):
+                raise error
+            first = first or error
+        return answers, first
 
     def _opened(self) -> Job:
         if self._job is None:
@@ -148,7 +154,7 @@ class Session(ABC):
             raise ClosedError("the session is closed; make a new one")
         if self._broken is not None:
             raise ClosedError(
-                "a node of the session has failed; make a new one, which resumes from the last "
+                "a node of the session has failed; make a new one, and resume from the last "
                 "checkpoint"
             ) from self._broken
 
@@ -164,7 +170,8 @@ class Session(ABC):
 
     @abstractmethod
     def _receive(self) -> tuple[str, Any, BaseException | None]:
-        """Wait for the next answer of any node that was asked: node, answer, and error."""
+        """Wait for the next answer of any node that was asked: node, answer, and error. Raises
+        where a node is gone."""
 
     @abstractmethod
     def _stop(self) -> None:

@@ -109,6 +109,13 @@ def test_a_job_that_was_put_back_goes_on_from_there(tmp_path: Path, db_type: str
     assert train(tmp_path, db_type=db_type) == (NUM_EPOCHS, TOTALS[-1])
 
 
+def test_a_finished_job_that_is_resumed_still_downloads_and_exits(tmp_path: Path) -> None:
+    for _ in range(2):
+        with LocalSession() as session:
+            assert JobRunner(jobs.make_marked(), manager_in(tmp_path)).train(session) == 2
+            assert session.fetch(NODES[0], ["marks"])["marks"].tolist() == [0, 1, 2, 1, 2, 3, 4]
+
+
 def test_a_limit_that_was_raised_lets_a_finished_job_go_on(tmp_path: Path) -> None:
     for limit, ends in ((1, (1, TOTALS[0])), (1, (1, TOTALS[0])), (3, (3, TOTALS[2]))):
         job = jobs.make_three()

@@ -169,6 +169,7 @@ def test_a_node_that_fails_does_not_wait_for_one_that_waits_for_it(
     with Job() as job:
         Task(fail, node=NODES[0])
         Task(lambda workspace: gate.wait(10.0), node=NODES[1], name="wait")
+    feeder.job.epoch_limiter(job, 1)
     session = LocalSession()
     with pytest.raises(jobs.Odd):
         JobRunner(job).train(session)
@@ -220,3 +221,46 @@ def test_what_is_fetched_is_a_copy() -> None:
         JobRunner(jobs.make_three()).train(session)
         session.fetch(NODES[0], ["total"])["total"][:] = 0
         assert session.fetch(NODES[0], ["total"])["total"] == jobs.TOTALS[-1]
+
+
+def test_a_job_that_would_never_end_is_refused() -> None:
+    with Job() as job:
+        Task(lambda workspace: None)
+    with (
+        LocalSession() as session,
+        pytest.raises(feeder.ConfigError, match="the job would never end; give it a stop cond"),
+    ):
+        JobRunner(job).train(session)
+
+
+def test_what_is_not_there_is_not_fetched_and_the_session_goes_on(tmp_path: Path) -> None:
+    for session in (LocalSession(), LocalHostSession("jobs:make_three", tmp_path)):
+        with session:
+            session.open(jobs.make_three())
+            with pytest.raises((KeyError, feeder.RemoteError), match="no 'sum' in this workspace"):
+                session.fetch(NODES[0], ["sum"])
+            session.open(session._job)
+
+
+@pytest.mark.parametrize(
+    "place", [pytest.param("ray", marks=[pytest.mark.slow, pytest.mark.foreign_sockets])],
+    indirect=True,
+)  # fmt: skip
+def test_an_actor_that_is_gone_ends_the_job_which_is_resumed(place: Any, tmp_path: Path) -> None:
+    manager = MultiNodeCheckpointManager(tmp_path / "checkpoints")
+
+    class Losing(MultiNodeCheckpointManager):
+        def save(self, epoch: int) -> Any:
+            if epoch == 2:
+                session._ray.kill(session._actors[NODES[1]])
+            return super().save(epoch)
+
+    with (
+        place.session("make_three", tmp_path) as session,
+        pytest.raises(feeder.RemoteError, match="node 'trainer_1' is gone: "),
+    ):
+        JobRunner(jobs.make_three(), Losing(tmp_path / "checkpoints")).train(session)
+    with place.session("make_three", tmp_path) as session:
+        runner = JobRunner(jobs.make_three(), manager)
+        assert (runner.train(session), runner.resume_from_epoch) == (jobs.NUM_EPOCHS, 1)
+        assert session.fetch(NODES[1], ["total"])["total"] == jobs.TOTALS[-1]

@@ -62,8 +62,8 @@ RUNNING = (
         "resumed from what is said to be its newest.",
         file="feeder/job/session.py",
         old="""\
-        if failed is not None:
-            raise failed
+        if error is not None:
+            raise error
         return {node: answers[node] for node in requests}""",
         new="""\
         return {node: answers[node] for node in requests if answers[node] is not None}""",
