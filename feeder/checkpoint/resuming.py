@@ -60,8 +60,8 @@ def find_position(resume: Any, store: CheckpointStore | None) -> Found:
 def _latest(store: CheckpointStore | None) -> Found:
     if store is None:
         raise ConfigError(
-            "resume is 'latest', and the coordinator has no checkpoints; make it with "
-            "Coordinator(checkpoints=...), or name the place that 'latest' means"
+            "resume is 'latest', and nobody said of what; name it in Coordinator(checkpoints=...), "
+            "serve(checkpoints=...) or --checkpoint-dir"
         )
     if store.is_empty():
         logger.info("nothing to resume from in %r yet: feeds begin at their beginning", store.url)

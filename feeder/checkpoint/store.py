@@ -206,7 +206,7 @@ class CheckpointStore:
 
     def find(self) -> tuple[str, Snapshot]:
         """The name of the newest of this writer's that is whole, and the position in it."""
-        names = self._sequence()
+        names = self.sequence_names()
         for name in reversed(names):
             with passing_over():
                 return name, self._snapshot(name)
@@ -218,26 +218,26 @@ class CheckpointStore:
 
     def is_empty(self) -> bool:
         """Whether nothing of this writer's sequence is there, not even damaged."""
-        return not self._sequence()
+        return not self.sequence_names()
 
     def retire(self, keep: int) -> list[str]:
         """Remove the oldest of this writer's sequence until `keep` are left, and return their
         names. What cannot be removed is named in the log, and stays."""
         removed = []
-        for name in list(filter(self._is_checkpoint, self._sequence()))[:-keep]:
+        for name in list(filter(self._is_checkpoint, self.sequence_names()))[:-keep]:
             with leaving():
                 self.remove(name)
                 removed.append(name)
         return removed
 
-    def _sequence(self) -> list[str]:
+    def sequence_names(self) -> list[str]:
         """All that has a name of this writer's sequence, a checkpoint or what may have been one,
         from old to new."""
         names = self._backend.names(f"{self.writer}.")
         return sequence.sort(self.writer, names)
 
     def _next_number(self) -> int:
-        names = self._sequence()
+        names = self.sequence_names()
         return sequence.number_of(self.writer, names[-1]) + 1 if names else 0
 
     def _snapshot(self, name: str) -> Snapshot:

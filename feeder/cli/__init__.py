@@ -16,6 +16,7 @@ import feeder
 from feeder.errors import FeedError
 
 COMMANDS = {
+    "checkpoint": "list, verify, show and prune checkpoints",
     "consume": "read a served feed, and say how fast it is and what came",
     "demo": "train, be killed, resume, and compare",
     "doctor": "say what this machine lacks, and what to do",

@@ -18,6 +18,7 @@ from feeder.cli.arguments import address, count, seconds
 from feeder.errors import ConfigError
 
 if TYPE_CHECKING:
+    from feeder.checkpoint.policy import Checkpointing
     from feeder.transport.server import Server
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -67,6 +68,37 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
         default="never",
         help="acknowledged: end by itself once every batch has been used (default: never)",
     )
+    add_checkpoints(parser)
+
+
+def add_checkpoints(parser: argparse.ArgumentParser) -> None:
+    """Add what is told of checkpoints."""
+    add = parser.add_argument
+    add(
+        "--checkpoint-dir",
+        metavar="DIR",
+        help="store there what all consumers have used: a folder, or s3://, gs://, az://",
+    )
+    add(
+        "--checkpoint-every",
+        metavar="SECONDS",
+        type=seconds,
+        default=30.0,
+        help="how often (default: 30), and once more at the end",
+    )
+    add(
+        "--keep",
+        metavar="N",
+        type=count(1),
+        default=3,
+        help="how many of these checkpoints stay (default: 3)",
+    )
+    add(
+        "--resume",
+        metavar="WHERE",
+        help="where consumers begin that bring no position: 'latest' of --checkpoint-dir, the path "
+        "of a snapshot or checkpoint, or another folder of checkpoints",
+    )
 
 
 def target(text: str) -> tuple[str, str]:
@@ -91,9 +123,21 @@ def main(arguments: argparse.Namespace) -> int:
         insecure=arguments.insecure,
         lease=arguments.lease,
         exit_when=arguments.exit_when,
+        checkpoints=checkpoints(arguments),
+        resume=arguments.resume,
     )
     run(server)
     return 0
+
+
+def checkpoints(arguments: argparse.Namespace) -> Checkpointing | None:
+    """Where the server stores what was used, and how often."""
+    if arguments.checkpoint_dir is None:
+        return None
+    from feeder import Checkpointing, CheckpointStore
+
+    store = CheckpointStore(arguments.checkpoint_dir, keep=arguments.keep)
+    return Checkpointing(store, every_s=arguments.checkpoint_every)
 
 
 def run(server: Server) -> None:

@@ -39,8 +39,10 @@ class Seat:
 class Seats:
     """The queues of one feed."""
 
-    def __init__(self, num_queues: int) -> None:
+    def __init__(self, num_queues: int, origin: int = 0) -> None:
         self.seats = [Seat() for _ in range(num_queues)]
+        self._origin = origin
+        """The step at which consumers begin that come without a position."""
 
     def first_step(self, step: int, queue: int) -> int:
         """The number of the first batch of a queue from batch `step` of the stream on."""
@@ -104,8 +106,8 @@ class Seats:
     def missing(self) -> list[int]:
         """The queues that the feed waits for: nobody holds them, or their consumer stands at the
         very start, unused, while another has loaded a state."""
-        num = len(self.seats)
-        loaded = any(seat.taken and not seat.undecided and seat.step >= num for seat in self.seats)
+        begun = self._origin + len(self.seats)
+        loaded = any(s.taken and not s.undecided and s.step >= begun for s in self.seats)
         return [
             i
             for i, seat in enumerate(self.seats)

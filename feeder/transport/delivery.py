@@ -40,6 +40,8 @@ class Delivery:
         self._stream = feed.recipe.config.stream
         self.columns: Columns | None = None
         """The columns, once a batch has been there."""
+        self.ending: Place | None = None
+        """Where the stream ended, once it has."""
 
     def pump(self, lease: Lease, run: Run) -> bool:
         """Send a consumer what there is and what it has credit for; False where it is gone."""
@@ -72,7 +74,7 @@ class Delivery:
         """Send the end of the stream, or the error in its place."""
         if isinstance(ending, FeedError):
             return self.fail(lease, ending)
-        lease.place = ending
+        lease.place = self.ending = ending
         return self.finish(lease, self._token(ending))
 
     def finish(self, lease: Lease, token: bytes) -> bool:

@@ -10,19 +10,16 @@ from feeder.errors import ConfigError, FeedError, LeaseLost, ProtocolError, Remo
 from feeder.protocol import messages as say
 from feeder.protocol.credit import credit_for
 from feeder.protocol.seats import Seats
-from feeder.snapshot import Snapshot
+from feeder.snapshot import Snapshot, StreamState
 from feeder.statedict import unpack_position
 from feeder.transport.delivery import Delivery, Send, make_fault
 from feeder.transport.faults import point
 from feeder.transport.feeds import ServedFeed
 from feeder.transport.lease import Lease, Peer
+from feeder.transport.used import Used
 from workers.resuming import Resume
 
 logger = logging.getLogger("feeder")
-
-_SPARE_SLOTS, _SPARE_BYTES = 2, 4 * 1024 * 1024
-"""Slots beside those that the consumer may have: one is being written, one waits; more of small
-ones, so that batches are there when the consumer has used others."""
 
 
 class Desk:
@@ -35,11 +32,14 @@ class Desk:
         """Seconds for which a consumer need not be heard of."""
         self._send = send
         self.num_queues = num = len(feed.recipe.config.devices)
-        self.seats = Seats(num)
+        origin = feed.recipe.origin
+        self.seats = Seats(num, 0 if origin is None else origin.cut.step)
         self.leases: list[Lease | None] = [None] * num
         self._resumes: list[Resume | None] = [None] * num
         self._opened = 0
         self._delivery = Delivery(feed, send)
+        self.used = Used(feed.recipe)
+        """How far all consumers have used the feed."""
         # Since when the feed has been waiting for queues that may have had everything.
         self._waits_since: float | None = None
 
@@ -52,7 +52,7 @@ class Desk:
             raise ConfigError(
                 f"queue is {queue}, but feed {self.feed.name!r} has {num}; expected 0 to {num - 1}"
             )
-        resume = None
+        resume = self.feed.recipe.origin
         if message.token is not None:
             resume = positions.find_in(unpack_position(message.token))
         step = 0 if resume is None else resume.cut.step
@@ -66,7 +66,7 @@ class Desk:
             place = None if lease is None else lease.place_after(lease.used)
             if lease is not None and place is not None:
                 self.seats.move(lease.queue, place.step)
-        undecided = resume is None and not rejoins
+        undecided = message.token is None and not rejoins
         self.seats.check(
             queue, step, message.who, rejoins=rejoins, takes_over=takes_over, undecided=undecided
         )
@@ -151,14 +151,17 @@ class Desk:
         pairs = zip(self.seats.seats, self.leases, strict=True)
         return all(seat.ended or (lease is not None and lease.has_all) for seat, lease in pairs)
 
+    def state(self) -> StreamState:
+        """How far the feed has been used by all; any thread may ask."""
+        ending = self._delivery.ending
+        if ending is not None and self.acknowledged:
+            self.used.end(ending, self._delivery.columns)
+        return self.used.state()
+
     def num_slots(self, queue: int, slot_bytes: int) -> int:
         """How many slots a queue's arena of such slots needs; the enqueuer asks."""
         lease = self.leases[queue]
-        if lease is None:
-            return credit_for(slot_bytes)
-        lease.credit = lease.credit or credit_for(slot_bytes)
-        spare = max(_SPARE_SLOTS, min(lease.credit, _SPARE_BYTES // slot_bytes))
-        return lease.credit + lease.hold + spare
+        return credit_for(slot_bytes) if lease is None else lease.num_slots(slot_bytes)
 
     def expire(self, now: float) -> float:
         """End the rights of those who were not heard of; returns when to look again."""
@@ -205,15 +208,14 @@ class Desk:
         steps = {queue: 0 if at is None else at.cut.step for queue, at in positions.items()}
         oldest = min(steps, key=lambda queue: steps[queue]) if steps else None
         base = 0 if oldest is None else steps[oldest]
-        self.feed.begin(
-            None if oldest is None else positions[oldest],
-            [
-                self.seats.first_step(steps.get(queue, base), queue)
-                if queue in steps or queue in missing
-                else math.inf
-                for queue in range(self.num_queues)
-            ],
-        )
+        first_steps = [
+            self.seats.first_step(steps.get(queue, base), queue)
+            if queue in steps or queue in missing
+            else math.inf
+            for queue in range(self.num_queues)
+        ]
+        self.used.begin(first_steps)
+        self.feed.begin(None if oldest is None else positions[oldest], first_steps)
 
     def start_token(self, queue: int) -> bytes:
         """Where a queue that has just been opened stands."""
@@ -251,7 +253,9 @@ class Desk:
                 raise ProtocolError("slots are released that were never given")
             self.feed.slots.release(lease.queue, message.slots)
             point("server.released")
-        self._delivery.settle(lease, lease.use(sequence))
+        news = lease.use(sequence)
+        self._delivery.settle(lease, news)
+        self.used.note(lease.queue, [sent.place for sent in news], self._delivery.columns)
 
     def snapshot(self, lease: Lease, message: say.Snapshot) -> None:
         """A consumer asks where it stands, leftover rows and all."""

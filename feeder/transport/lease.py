@@ -9,11 +9,16 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
+from feeder.protocol.credit import credit_for
 from feeder.protocol.session import SERVER, Session
 from feeder.transport.descriptors import Connection
 from feeder.transport.feeds import Run
 from workers.batch import Batch
 from workers.position import Place
+
+_SPARE_SLOTS, _SPARE_BYTES = 2, 4 * 1024 * 1024
+"""Slots beside those that the consumer may have: one is being written, one waits; more of small
+ones, so that batches are there when the consumer has used others."""
 
 
 class Peer(NamedTuple):
@@ -108,6 +113,12 @@ class Lease:
     def has_all(self) -> bool:
         """Whether the consumer has been told the end, and has used all that came before."""
         return self.ended and not self.failed and self.used == self.sequence
+
+    def num_slots(self, slot_bytes: int) -> int:
+        """How many slots an arena for it needs."""
+        self.credit = self.credit or credit_for(slot_bytes)
+        spare = max(_SPARE_SLOTS, min(self.credit, _SPARE_BYTES // slot_bytes))
+        return self.credit + self.hold + spare
 
     def note(self, batch: Batch, slot: int, run: Run) -> None:
         """A batch goes out."""

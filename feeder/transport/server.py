@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import secrets
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
 import xxhash
 
+from feeder.checkpoint.policy import Checkpointing
+from feeder.checkpoint.saving import Saver
+from feeder.checkpoint.store import CheckpointStore
 from feeder.coordinator import Coordinator
 from feeder.errors import ConfigError
+from feeder.snapshot import Snapshot
 from feeder.transport import inheritance
 from feeder.transport.addresses import (
     Address,
@@ -28,14 +34,22 @@ from feeder.transport.descriptors import Listener
 from feeder.transport.desk import Desk
 from feeder.transport.feeds import ServedFeed
 from feeder.transport.keys import ServerKeys
-from feeder.transport.recipes import Recipe, make_coordinator
+from feeder.transport.recipes import Recipe, begin_at, make_coordinator, make_recipes
 from feeder.transport.security import Security, bind, watch
 from feeder.transport.serving import Door, Serving
 from feeder.transport.waker import Waker
 from workers.scope import Scope
 
+logger = logging.getLogger("feeder")
+
 STOP_S = 4.5
 """How long a stop waits for everything, fetch functions included."""
+
+SAVE_EVERY_S = 30.0
+"""How often it stores what was used, where it is not told."""
+
+SAVE_S = 10.0
+"""How long it waits at the end for that to be stored."""
 
 _MAX_CREDIT = 1024
 
@@ -53,26 +67,30 @@ class Server:
         keys: ServerKeys | None,
         lease_s: float,
         exit_when: str,
+        checkpoints: Checkpointing | None = None,
+        resume: Any = None,
     ) -> None:
         self._stack = contextlib.ExitStack()
         self._scope = Scope()
         self._waker = Waker()
         self._over = threading.Event()
+        self._desks: dict[str, Desk] = {}
+        self._saver: Saver | None = None
         try:
-            self._open(coordinator, factory, addresses, queues, keys, lease_s, exit_when)
+            recipes = make_recipes(coordinator, factory, queues)
+            if resume is not None:
+                begin_at(recipes, resume, None if checkpoints is None else checkpoints.place)
+            if checkpoints is not None:
+                self._saver = self._keep(checkpoints)
+            self._open(recipes, addresses, keys, lease_s, exit_when)
         except BaseException:
             self._stack.close()
             raise
 
     def _open(
-        self, coordinator: Coordinator, factory: Callable[[], Any] | None,
-        addresses: Sequence[Address], queues: int | None, keys: ServerKeys | None, lease_s: float,
-        exit_when: str,
+        self, recipes: Sequence[Recipe], addresses: Sequence[Address], keys: ServerKeys | None,
+        lease_s: float, exit_when: str,
     ) -> None:  # fmt: skip
-        names = list(coordinator)
-        if not names:
-            raise ConfigError("the coordinator has no feed to serve; add one first")
-        recipes = [Recipe(name, coordinator, factory, queues) for name in names]
         claims = [self._stack.enter_context(claim(address)) for address in addresses]
         security = self._stack.enter_context(Security(keys, is_server=True))
         doors: list[Door] = []
@@ -95,13 +113,23 @@ class Server:
         self.queues = {recipe.name: len(recipe.config.devices) for recipe in recipes}
         """The number of queues of each feed, by its name."""
         self._feeds: list[ServedFeed] = []
-        desks: dict[str, Desk] = {}
+        desks = self._desks
         for recipe in recipes:
             self._feeds.append(self._feed(recipe, desks, run_id, lease_s))
         self._serving = Serving(desks, doors, listener, self._waker, exit_when=exit_when)
         for feed in self._feeds:
             self._scope.start(f"feeder {feed.name} maker", feed.run_maker)
         self._scope.start("feeder server", self._run)
+
+    def _keep(self, checkpoints: Checkpointing) -> Saver:
+        """Store what consumers have used."""
+        saver = Saver(checkpoints, self._position, lambda error: logger.error("%s", error))
+        self._stack.callback(saver.close, SAVE_S)
+        saver.start()
+        return saver
+
+    def _position(self) -> Snapshot:
+        return Snapshot(tuple(desk.state() for desk in self._desks.values()))
 
     def _feed(
         self, recipe: Recipe, desks: dict[str, Desk], run_id: bytes, lease_s: float
@@ -149,7 +177,10 @@ class Server:
         try:
             self._scope.close(STOP_S)
         finally:
+            if self._saver is not None and self._saver.is_running:
+                self._saver.mark()
             self._stack.close()
+            self._serving.hang_up()
         for feed in self._feeds:
             if feed.stuck is not None:
                 raise feed.stuck
@@ -178,6 +209,8 @@ def serve(
     insecure: bool = False,
     lease: float = 30.0,
     exit_when: str = "never",
+    checkpoints: Checkpointing | CheckpointStore | str | os.PathLike[str] | None = None,
+    resume: Any = None,
 ) -> Server:
     """Serve feeds to consumers in other processes, on this host or others.
 
@@ -194,12 +227,20 @@ def serve(
         insecure: Listen where other hosts can reach it without keys.
         lease: Seconds after which a consumer that is not heard of may be replaced.
         exit_when: "never", or "acknowledged": `wait` returns when every batch has been used.
+        checkpoints: Where the newest round that all consumers have used is stored: a
+            `Checkpointing` with `every_s`, or a store, path or URL for every 30 s. It is stored
+            at the end too.
+        resume: Where consumers begin that come without a position of their own, of whatever
+            `init_data_input_workers` takes for it; "latest" is the newest of `checkpoints`. What
+            a trainer's own checkpoint says goes before it.
 
     Returns:
         The server, which serves until it is closed.
 
     Raises:
         ConfigError: An argument is wrong, or an address is taken.
+        ResumeError: `resume` does not fit a feed.
+        CheckpointError: `resume` cannot be read, or somebody else writes to `checkpoints`.
     """
     if exit_when not in ("never", "acknowledged"):
         raise ConfigError(f"exit_when is {exit_when!r}, expected 'never' or 'acknowledged'")
@@ -221,5 +262,17 @@ def serve(
         )
     return Server(
         coordinator, factory, found, queues=queues, lease_s=lease, exit_when=exit_when,
-        keys=None if keys is None else ServerKeys.read(keys),
+        keys=None if keys is None else ServerKeys.read(keys), resume=resume,
+        checkpoints=None if checkpoints is None else _checkpointing(checkpoints),
     )  # fmt: skip
+
+
+def _checkpointing(given: Any) -> Checkpointing:
+    """When a server stores what was used, and where."""
+    policy = Checkpointing.of(given)
+    if policy.every_batches is not None:
+        raise ConfigError(
+            f"every_batches is {policy.every_batches}, which a server cannot keep to, since its "
+            "consumers stand at different batches; use every_s"
+        )
+    return policy if policy.every_s is not None else replace(policy, every_s=SAVE_EVERY_S)

@@ -282,6 +282,12 @@ class Serving:
             if lease.connection is not None:
                 lease.connection.close()
 
+    def hang_up(self) -> None:
+        """Close the connections of those who are still there, once the thread has ended."""
+        for _, lease in self._leases.values():
+            if lease.connection is not None:
+                lease.connection.close()
+
     def _farewell(self) -> None:
         for peer in list(self._leases):
             self.send(

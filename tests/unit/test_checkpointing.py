@@ -444,7 +444,7 @@ def test_where_there_is_nothing_to_resume_from_that_is_told(tmp_path: Path) -> N
     for resume in (tmp_path, CheckpointStore(tmp_path / "new"), f"file://{tmp_path}"):
         with pytest.raises(feeder.CheckpointError, match="there is none; resume from another"):
             make(Pure(), resume=resume)
-    with pytest.raises(feeder.ConfigError, match="the coordinator has no checkpoints; make it wi"):
+    with pytest.raises(feeder.ConfigError, match="is 'latest', and nobody said of what; name it"):
         make(Pure(), resume="latest")
 
 
