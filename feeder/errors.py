@@ -18,7 +18,7 @@
         ├── ConnectTimeout            nobody answered at the address
         ├── LeaseLost                 another consumer holds the queue
         ├── AuthError                 the peer may not connect
-        └── RemoteError               the server failed
+        └── RemoteError               the server failed, or a node of a job
 """
 
 from __future__ import annotations
@@ -87,4 +87,4 @@ class AuthError(TransportError):
 
 
 class RemoteError(TransportError):
-    """The server failed in a way that is not an error of the feed."""
+    """The server, or a node of a job, failed in a way that is not an error of feeder's."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from planted.bug import Bug
 from planted.resuming import RESUMING
+from planted.running import RUNNING
 from planted.storing import STORING
 
 _STREAM = "tests/conformance/test_stream.py::test_stream_is_the_naive_one"
@@ -192,4 +193,4 @@ FEEDING = (
     ),
 )
 
-BUGS = FEEDING + RESUMING + STORING
+BUGS = FEEDING + RESUMING + STORING + RUNNING
