@@ -16,6 +16,9 @@ from conformance.served import reading, serving
 from docs.pages import ROOT, blocks_of, section, table
 from feeder import errors
 from feeder.cli import COMMANDS
+from feeder.metrics.names import METRICS, names
+from feeder.metrics.verdict import KINDS
+from feeder.status.routes import _ROUTES
 
 DOCS = ROOT / "docs"
 
@@ -67,7 +70,7 @@ def test_every_setting_is_told_with_its_default(function: Callable[..., Any]) ->
 
 
 def names_in(rows: list[list[str]]) -> set[str]:
-    return {name for row in rows for name in re.findall(r"`(\w+)`", row[0])}
+    return {name for row in rows for name in re.findall(r"`([\w/]+)`", row[0])}
 
 
 def fetch(call: feeder.Call) -> list[np.ndarray]:
@@ -81,11 +84,30 @@ def make() -> feeder.Coordinator:
 
 
 def test_every_statistic_is_told() -> None:
-    text = section(DOCS / "operations.md", "Statistics")
+    text = section(DOCS / "watching.md", "In the program")
     of_feed, of_consumer = text.split("| `consumer.stats()`")
-    assert names_in(table(of_feed)) == set(make()["train"].stats())
+    found = {re.sub(r"/[0-9]+/", "/N/", name) for name in make()["train"].stats()}
+    assert names_in(table(of_feed)) == found
     with serving(make) as server, reading(server) as consumer:
         assert names_in(table(f"\n|{of_consumer}")) == set(consumer.stats())
+
+
+def test_every_verdict_is_told() -> None:
+    rows = table(section(DOCS / "watching.md", "The verdict"))
+    assert {name for row in rows for name in re.findall(r"`([a-z-]+)`", row[0])} == set(KINDS)
+
+
+def test_every_metric_is_told_with_its_labels() -> None:
+    told = {row[0].strip("`"): row[1] for row in table(section(DOCS / "watching.md", "Metrics"))}
+    assert set(told) == names()
+    for metric in METRICS:
+        assert told[metric.name] == ", ".join(metric.labels)
+
+
+def test_every_path_of_the_status_page_is_told() -> None:
+    told = {row[0].strip("`") for row in table(section(DOCS / "watching.md", "The status page"))}
+    parts = {path for path in _ROUTES if path.startswith(("/page.", "/icon."))}
+    assert told == set(_ROUTES) - parts
 
 
 def test_every_source_is_named() -> None:
