@@ -190,6 +190,50 @@ def test_the_pages_reader_refuses_what_is_damaged(page: dict[str, Any]) -> None:
                 page[read](wrong)
 
 
+def stored(folder: Path) -> bytes:
+    """A checkpoint of everything that may be in one."""
+    entries = {
+        "array": np.arange(6, dtype=">i2").reshape(2, 3), "points": np.zeros((2, 0), POINT),
+        "bytes": b"some", "none": b"", "number": np.float32(1.5),
+    }  # fmt: skip
+    with feeder.CheckpointStore(folder) as store:
+        store.put("a/b", entries, meta={"step": 2**70, "who": ("x", [1])})
+    return (folder / "a/b").read_bytes()
+
+
+def test_the_pages_reader_reads_checkpoints(page: dict[str, Any], tmp_path: Path) -> None:
+    read, added = page["read_checkpoint"](stored(tmp_path))
+    loaded = feeder.CheckpointStore(tmp_path).get("a/b")
+    assert added == loaded.meta
+    assert list(read) == list(loaded.entries)
+    for name, (dtype, shape, raw) in read.items():
+        entry = loaded.entries[name]
+        if dtype is None:
+            assert raw == entry
+        else:
+            assert (np.dtype(dtype), tuple(shape), raw) == (
+                entry.dtype, entry.shape, entry.tobytes()
+            )  # fmt: skip
+
+
+def test_the_pages_reader_refuses_damaged_checkpoints(page: dict[str, Any], tmp_path: Path) -> None:
+    for wrong in damaged(stored(tmp_path)):
+        with pytest.raises(ValueError):
+            page["read_checkpoint"](wrong)
+
+
+def test_a_position_in_a_checkpoint_is_a_snapshot(page: dict[str, Any], tmp_path: Path) -> None:
+    coordinator, _ = feed(pure, 3)
+    with feeder.CheckpointStore(tmp_path) as store:
+        name = store.save(coordinator.snapshot(), 3)
+    entries, added = page["read_checkpoint"]((tmp_path / name).read_bytes())
+    assert name == "feed.00000000"
+    assert list(entries) == ["snapshot"]
+    assert added == {"step": 3, "feeds": {"train[0]": 3}}
+    (stream,) = page["read_snapshot"](entries["snapshot"][2])
+    assert stream["token"]["step"] == 3
+
+
 def chunk_digest(arrays: list[np.ndarray]) -> int:
     """As the page describes it."""
     hasher = xxhash.xxh3_64()
@@ -252,5 +296,5 @@ def test_a_token_written_by_the_page_is_resumed_from(page: dict[str, Any]) -> No
 
 def test_the_page_is_of_the_versions_in_force() -> None:
     text = Path(PAGE).read_text()
-    assert "This is format 1 of both" in text
+    assert "This is format 1 of each" in text
     assert feeder.snapshot.SNAPSHOT_VERSION == feeder.token.TOKEN_VERSION == 1
