@@ -55,6 +55,13 @@ def test_links_to_files_lead_somewhere(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_files_that_are_named_are_there(page: Path) -> None:
+    rooms = "deploy|docs|feeder|scripts|tests|workers"
+    named = re.findall(rf"`((?:{rooms})/[\w./@-]*)`", page.read_text(encoding="utf-8"))
+    assert [name for name in named if not (ROOT / name).exists()] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_nothing_is_left_to_fill_in(page: Path) -> None:
     assert not re.search(r"@@|TODO|FIXME|XXX", page.read_text(encoding="utf-8"))
 

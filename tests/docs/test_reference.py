@@ -14,7 +14,7 @@ import pytest
 import feeder
 from conformance.served import reading, serving
 from docs.pages import ROOT, blocks_of, section, table
-from feeder import errors
+from feeder import errors, whereami
 from feeder.cli import COMMANDS
 from feeder.metrics.names import METRICS, names
 from feeder.metrics.verdict import KINDS
@@ -113,6 +113,25 @@ def test_every_path_of_the_status_page_is_told() -> None:
 def test_every_source_is_named() -> None:
     text = (DOCS / "sources.md").read_text()
     assert [name for name in feeder.sources.__all__ if f"sources.{name}" not in text] == []
+
+
+def test_the_places_that_tell_a_number_are_told_in_order() -> None:
+    rows = table(section(DOCS / "configuring.md", "Where am I"))
+    told = [re.findall(r"`([A-Z_]+)`", row[1]) for row in rows]
+    assert told[:4] == [
+        ["FEEDER_QUEUE", *whereami._ON_NODE, *whereami._IN_ALL],
+        ["FEEDER_QUEUE", *whereami._IN_ALL, *whereami._POD, *whereami._ON_NODE],
+        ["FEEDER_NODE", *whereami._NODE],
+        ["FEEDER_NUM_NODES", *whereami._NUM_NODES],
+    ]
+
+
+def test_every_alert_is_told() -> None:
+    rules = (ROOT / "deploy/prometheus/rules.yml").read_text()
+    told = [
+        row[0].strip("`") for row in table(section(DOCS / "deploying.md", "Prometheus and Grafana"))
+    ]
+    assert told == re.findall(r"alert: (\w+)", rules)
 
 
 def test_the_readme_lists_the_api() -> None:
