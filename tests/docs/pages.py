@@ -4,6 +4,7 @@ What a block is for is told by its language, and by what stands before it:
 
 - ``python`` is executed. A block that begins with an import stands for itself; any other goes on
   where the one before it ended. With ``title="x.py"`` it is written to a file of that name too.
+  After a comment ``not run: why`` it is compiled and no more.
 - ``sh`` is run by bash, in the folder where those files are. After a comment ``not run: why`` its
   commands are looked at and not run: they exist, and their arguments are understood.
 - ``output`` is what the block before it prints. Blanks and line breaks do not count, and three

@@ -54,6 +54,8 @@ class Story:
     def do(self, block: Block) -> None:
         """What a block asks for."""
         match block.language:
+            case "python" if block.why_not is not None:
+                compile(block.code, str(block.page), "exec")
             case "python":
                 self.python(block)
             case "sh" if block.why_not is not None:
