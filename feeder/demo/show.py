@@ -12,7 +12,13 @@ from rich.table import Table
 from feeder.demo.picture import draw
 from feeder.demo.runs import NUM_TRAINERS, SERVER, Kill, Run, differences, trainer_name
 from feeder.demo.serving import num_steps
-from feeder.demo.supervisor import TrainingFailed, Watch, draw_kills, run_training
+from feeder.demo.supervisor import (
+    TrainingFailed,
+    Watch,
+    draw_kills,
+    free_port,
+    run_training,
+)
 
 
 def run_demo(*, num_kills: int, seed: int, output: Path, quick: bool) -> int:
@@ -21,10 +27,15 @@ def run_demo(*, num_kills: int, seed: int, output: Path, quick: bool) -> int:
     epochs, steps_per_checkpoint = (4, 6) if quick else (16, 25)
     kills = draw_kills(num_kills, num_steps(epochs), seed)
 
+    port = free_port()
+
     def run(kills: Sequence[Kill], watch: Watch) -> Run:
         return run_training(
-            kills, watch, epochs=epochs, steps_per_checkpoint=steps_per_checkpoint, seed=seed
-        )
+            kills, watch, epochs=epochs, steps_per_checkpoint=steps_per_checkpoint, seed=seed,
+            status=port,
+        )  # fmt: skip
+
+    console.print(f"while it runs, the server's own page: http://127.0.0.1:{port}/", markup=False)
 
     try:
         undisturbed, disturbed = run_both(run, kills, num_steps(epochs), console)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import io
+import os
+import re
 import signal
 import struct
 import subprocess
 import sys
+import threading
+import urllib.request
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -60,6 +65,33 @@ def test_quick_demo_ends_equal_and_draws(output: Path) -> None:
     assert picture[:8] == b"\x89PNG\r\n\x1a\n"
     assert struct.unpack(">II", picture[16:24]) == (1920, 1440)
     assert len(picture) > 60_000  # an empty page of that size has a tenth of it
+
+
+def test_the_page_that_it_names_is_there_while_it_runs(output: Path) -> None:
+    command = [sys.executable, "-u", "-m", "feeder", "demo", *QUICK, f"--output={output}"]
+    environment = os.environ | {"COLUMNS": "100"}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as demo:
+        assert demo.stdout is not None
+        first = demo.stdout.readline()
+        url = re.search(r"http://127\.0\.0\.1:[0-9]+/", first)
+        assert url is not None, first
+        opened = threading.Event()
+        seen: list[int] = []
+
+        def look() -> None:
+            while not seen and demo.poll() is None:
+                with (
+                    contextlib.suppress(OSError),
+                    urllib.request.urlopen(url[0], timeout=5) as page,
+                ):
+                    seen.append(page.status)
+                opened.wait(0.02)
+
+        looker = threading.Thread(target=look)
+        looker.start()
+        said = demo.stdout.read()
+        looker.join()
+    assert (demo.returncode, seen) == (0, [200]), said
 
 
 def meddle_with_checkpoints(
