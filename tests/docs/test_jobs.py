@@ -1,4 +1,4 @@
-"""The page on jobs, where it says what ends up in files, and where it needs a process of its own."""
+"""The page on jobs: what ends up in files, and what needs a process of its own."""
 
 from __future__ import annotations
 
