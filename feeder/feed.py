@@ -30,6 +30,7 @@ class DeviceFeed:
         self._alone = len(stream.queues) == 1
         self._ready: deque[Batch] = deque()
         self._handed = stream.counted.handed[device]
+        self._handed.num_left = self._ready.__len__
         self._held = (0, 0, 0, 0)
 
     @property
@@ -45,7 +46,6 @@ class DeviceFeed:
             batch = self._ready.popleft()
         except IndexError:
             batch = self._refill()
-        self._handed.count(batch.rows, batch.held_bytes)
         if self._alone:
             self._progress.place = batch.place
         else:
@@ -73,6 +73,7 @@ class DeviceFeed:
             # In the meantime, from another thread, which may have missed these batches.
             self._ready.clear()
             raise ClosedError(f"feed {stream.config.name!r} is stopped")
+        self._handed.take(len(got), rows, num_bytes)
         return got[0]
 
     def _settle(self) -> None:
@@ -81,6 +82,7 @@ class DeviceFeed:
 
     def drop(self) -> None:
         """Forget the batches at hand: the stream has been stopped, or this is a forked child."""
+        self._handed.drop()
         self._ready.clear()
 
     def __repr__(self) -> str:

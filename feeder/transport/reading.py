@@ -16,7 +16,6 @@ from feeder.transport.remote import RemotePlace, columns_of, identity_of
 from workers.batch import Batch
 from workers.chunks import Columns
 
-
 _TELL_S = 0.5
 """The server is told at least so often, so that it can show how a slow trainer does."""
 
