@@ -12,6 +12,9 @@ from needs import pytest_addoption, pytest_configure
 
 __all__ = ["leaves_nothing_behind", "pytest_addoption", "pytest_configure"]
 
+# Helpers that assert show what they compared, as tests do.
+pytest.register_assert_rewrite("unit.keyword_cases", "unit.keyword_cases_added", "unit.small")
+
 # Examples run threads, whose time says nothing about the code; the tests' own limit holds.
 settings.register_profile("feeder", parent=settings(), deadline=None)
 settings.load_profile("feeder")

@@ -133,8 +133,9 @@ def test_a_cache_of_the_fetch_function_is_not_the_users_to_write() -> None:
 
 
 def test_a_stop_wakes_an_enqueuer_in_the_middle_of_a_group(monkeypatch: pytest.MonkeyPatch) -> None:
-    coordinator = make(Pure(1, 100), max_buffered_batches=1)
+    coordinator = make(Pure(1, 100), max_buffered_batches=4)
     (queue,) = coordinator["train"].streams[0].queues
+    queue.capacity = 1  # less than the two batches of a group
     wait, waits = queue._drained.wait, threading.Event()
 
     def tell_and_wait() -> None:
