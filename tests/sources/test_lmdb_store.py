@@ -189,6 +189,38 @@ def test_records_in_a_damaged_page_are_named_or_skipped(tmp_path: Path) -> None:
     assert sound_of(store, lost, faults) == {} and faults.skipped == 6
 
 
+def test_a_call_of_named_keys_without_a_sound_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = LmdbStore(write_lmdb(tmp_path / "db", {key: key for key in KEYS["named"]}))
+    (folder,) = store._folders
+
+    def refuse(indices: np.ndarray, transactions: object) -> list[memoryview]:
+        assert len(indices), "asked for nothing"
+        raise folder.damage[0]("MDB_CORRUPTED")
+
+    monkeypatch.setattr(folder, "read", refuse)
+    faults = Faults("skip")
+    assert sound_of(store, [3, 4], faults) == {} and faults.skipped == 2
+    with pytest.raises(RecordError, match="at key b'00000003_': MDB_CORRUPTED"):
+        read(store, [3, 4])
+
+
+def test_other_errors_of_lmdb_are_no_defect_of_a_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import lmdb
+
+    store = LmdbStore(write_lmdb(tmp_path / "db", [b"a"]))
+
+    def refuse(indices: np.ndarray, transactions: object) -> list[memoryview]:
+        raise lmdb.ReadersFullError("MDB_READERS_FULL")
+
+    monkeypatch.setattr(store._folders[0], "read", refuse)
+    with pytest.raises(lmdb.ReadersFullError):
+        sound_of(store, [0], Faults("skip"))
+
+
 def test_a_run_into_a_damaged_page_does_not_end_the_process(tmp_path: Path) -> None:
     # Some 150 lie in a page, large as they are: their data has pages of its own.
     path = write_lmdb(tmp_path / "db", [b"%2100d" % i for i in range(400)])

@@ -76,7 +76,7 @@ class LmdbStore:
             except self._folders[0].damage:
                 # LMDB does not say where: they are looked for one by one.
                 indices = self._sound(indices, faults)
-                values = self._read(indices, transactions)
+                values = self._read(indices, transactions) if len(indices) else []
             yield indices.tolist(), values
 
     def _sound(self, indices: NDArray[np.int64], faults: Faults) -> NDArray[np.int64]:
@@ -113,8 +113,8 @@ class _Folder:
     def __init__(self, path: str) -> None:
         self._path = path
         lmdb = load("lmdb", "lmdb")
-        self.damage: type[Exception] = lmdb.Error
-        """What LMDB raises where it is led astray."""
+        self.damage: tuple[type[Exception], ...] = (lmdb.CorruptedError, lmdb.PageNotFoundError)
+        """What LMDB raises where a damaged page leads it astray."""
         try:
             self._env = lmdb.open(
                 path, readonly=True, lock=False, create=False, max_spare_txns=_SPARE_TRANSACTIONS
