@@ -6,7 +6,7 @@ only the consumer knows for how long its trainer has waited.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Protocol
 
 from feeder.protocol.messages import Report
@@ -73,10 +73,10 @@ class QueueAccount:
         self._waited_s = self._consumer_checked_s = self._shown_s = 0.0
         self._told_at = 0.0
 
-    def hear(self, report: Report, news: Iterable[Counted], now: float) -> None:
+    def hear(self, report: Report, news: Sequence[Counted], now: float) -> None:
         """The consumer tells of itself, and of the batches that it has used since it last did."""
-        for batch in news:
-            self.used.count(batch.rows, batch.held_bytes)
+        rows = sum([batch.rows for batch in news])
+        self.used.count_all(len(news), rows, sum([batch.held_bytes for batch in news]))
         self._waited_s += report.waited_s
         self._consumer_checked_s += report.checked_s
         self.corrupt += report.corrupt

@@ -28,7 +28,7 @@ from feeder.transport.receiver import Receiver
 from feeder.transport.remote import RemotePlace
 from workers.batch import Batch
 from workers.scope import Scope
-from workers.stats import BatchStats
+from workers.stats import Handed
 
 logger = logging.getLogger("feeder")
 
@@ -53,7 +53,8 @@ class Consumer:
         self._most_held = receiver.wish.hold
         self._ready: deque[Batch] = deque()
         self._place: Any = None
-        self._handed = BatchStats()
+        self._handed = Handed()
+        self._handed.num_left = self._ready.__len__
         self._began = time.monotonic()
         self._told_at = 0
         # Batches that are dropped tell of themselves, through their slots; so later than that.
@@ -87,7 +88,6 @@ class Consumer:
         inbox = self._inbox
         reading: Any = inbox.reading
         self._place = batch.place
-        self._handed.count(batch.rows, batch.held_bytes)
         point("consumer.handed")
         inbox.handed = handed = inbox.handed + 1
         if reading.shared and handed - reading.base - reading.plane.num_released > self._most_held:
@@ -108,6 +108,8 @@ class Consumer:
         self._tell_every = 2 * self._reading.tell_every
         if isinstance(got, list):
             self._ready.extend(got[1:])
+            rows = sum([batch.rows for batch in got])
+            self._handed.take(len(got), rows, self._reading.count_bytes(got, rows))
             return got[0]
         self._place = got
         raise StopIteration
@@ -200,12 +202,13 @@ class Consumer:
         """What the consumer has done, in a flat dictionary of numbers, and the plane by name.
         Seconds include a wait under way. Any thread may call it at any time."""
         inbox, tally, now = self._inbox, self._inbox.tally, time.monotonic()
+        _, rows, num_bytes = self._handed.read()
         starved_s, age_s = inbox.batches.starved.read(now), now - self._began
         asked_at = tally.asked_at
         return {
             "batches": inbox.handed,
-            "rows": self._handed.rows,
-            "bytes": self._handed.bytes,
+            "rows": rows,
+            "bytes": num_bytes,
             "prefetched_batches": inbox.received - inbox.handed,
             "reconnects": max(0, inbox.num_opened - 1),
             "starved_s": starved_s,
@@ -227,6 +230,7 @@ class Consumer:
         self._forgotten.detach()
         self._receiver.ask(self._receiver.stop)
         self._scope.close(_STOP_S)
+        self._handed.drop()
         self._ready.clear()
         _open.discard(self)
 
@@ -236,6 +240,7 @@ class Consumer:
             "the consumer was connected in the parent process; connect after the fork, or start "
             "children with the spawn method"
         )
+        self._handed.drop()
         self._ready.clear()
 
     def _check_forked(self) -> None:

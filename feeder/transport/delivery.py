@@ -96,12 +96,13 @@ class Delivery:
 
     def _send_batches(self, lease: Lease, run: Run, batches: list[Batch]) -> bool:
         headers, slots = [], []
-        for batch in batches:
+        checksums = self._checksums(lease, batches)
+        for batch, found in zip(batches, checksums, strict=True):
             slot = batch.arrays.slot  # type: ignore[attr-defined]
             new = lease.shared and slot.arena.number not in lease.arenas
             if new and not self._hand_over(lease, slot.arena):
                 return False
-            headers.append(self._header(lease, batch, slot))
+            headers.append(self._header(lease, batch, slot, found))
             slots.append(slot.number)
             lease.note(batch, slot.number, run)
         self._feed.slots.mark_sent(lease.queue, slots)
@@ -112,7 +113,7 @@ class Delivery:
         point("server.sent")
         return is_sent
 
-    def _header(self, lease: Lease, batch: Batch, slot: Any) -> say.Header:
+    def _header(self, lease: Lease, batch: Batch, slot: Any, found: int) -> say.Header:
         axis = slot.columns[0].axis
         stream, shapes = self._stream, None
         if stream.dont_rebatch or slot.rows != stream.batch_size:
@@ -126,16 +127,17 @@ class Delivery:
             batch.rows,
             batch.arrays[0].shape[axis],
             self._token(batch.place),
-            self._checksum(lease, slot.memory),
+            found,
             slot.number if lease.shared else -1,
             shapes,
         )
 
-    def _checksum(self, lease: Lease, memory: memoryview) -> int:
-        if lease.mode == "off":
-            return 0
-        began = time.monotonic()
-        found = checksum(memory, lease.mode)
+    def _checksums(self, lease: Lease, batches: list[Batch]) -> list[int]:
+        mode, began = lease.mode, time.monotonic()
+        if mode == "off":
+            return [0] * len(batches)
+        slots: list[Any] = [batch.arrays.slot for batch in batches]  # type: ignore[attr-defined]
+        found = [checksum(slot.memory, mode) for slot in slots]
         self._feed.account.queues[lease.queue].checked_s += time.monotonic() - began
         return found
 

@@ -46,6 +46,7 @@ class Reading:
         self._told = 0
         self._names: tuple[str, ...] = ()
         self._row_bytes = 0
+        self._is_uniform = True
         self.columns: Columns | None = None
         """The columns, once the server has told them."""
         self.credit = max(1, opened.credit)
@@ -90,14 +91,21 @@ class Reading:
             arrays = self.plane.arrays(header, frames)
             self._expected += 1
             place: Any = RemotePlace(self.identity, header.token)
-            batch = Batch(
-                self._names, arrays, place, header.epoch, header.index, header.step, header.rows
-            )
-            batch.held_bytes = self._row_bytes * header.rows
+            batches.append(
+                Batch(
+                    self._names, arrays, place, header.epoch, header.index, header.step,
+                    header.rows,
+                )
+            )  # fmt: skip
             if header.shapes is not None:
-                batch.held_bytes = sum([array.nbytes for array in arrays])
-            batches.append(batch)
+                self._is_uniform = False
         return batches
+
+    def count_bytes(self, batches: list[Batch], rows: int) -> int:
+        """Bytes of batches that have `rows` rows in all."""
+        if self._is_uniform:
+            return rows * self._row_bytes
+        return sum([array.nbytes for batch in batches for array in batch.arrays])
 
     # ---- what the server is told
 

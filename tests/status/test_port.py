@@ -5,10 +5,13 @@ from __future__ import annotations
 import http.client
 import json
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,6 +28,7 @@ from figures import feed, figures
 from unit.small import WAIT_S, Held, Pure, make
 from unit.test_metrics import parse
 
+ROOT = Path(__file__).parents[2]
 PATHS = ["/", "/page.css", "/page.js", "/icon.svg", "/stats.json", "/metrics", "/healthz",
          "/readyz", "/debug/threads"]  # fmt: skip
 
@@ -88,6 +92,14 @@ def test_metrics_are_those_of_the_table(url: str) -> None:
     found = {name for name, _ in parse(got.body)}
     assert found <= names()
     assert {"feeder_rows_total", "feeder_verdict", "feeder_fetch_seconds_total"} <= found
+
+
+def test_who_asks_first_is_told_a_verdict_too() -> None:
+    made = figures(feed(state="ended"))
+    for path in ("/metrics", "/stats.json"):
+        board = Board(lambda: made)
+        assert b"ended" in answer(board, path, is_near=True).body
+        assert board.kinds(made) == {"train": "ended"}
 
 
 def test_a_head_has_no_body(url: str) -> None:
@@ -333,6 +345,24 @@ def test_figures_are_read_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None
 
     with StatusPort(0, look):
         assert several.wait(WAIT_S)
+
+
+def test_a_forked_child_does_not_keep_the_port() -> None:
+    """Else it could not be taken again for as long as the child lives."""
+    code = """
+import os
+from feeder.metrics.making import make_figures
+from feeder.status.port import StatusPort
+
+port = StatusPort(0, lambda: make_figures([], 0.0))
+child = os.fork()
+if not child:
+    os._exit(7 if port._listener.fileno() == -1 else 1)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+port.close()
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_serving_shows_what_it_serves() -> None:

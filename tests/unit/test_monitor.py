@@ -21,6 +21,7 @@ from feeder.errors import (
 )
 from feeder.metrics.figures import FeedFigures
 from feeder.protocol import messages as say
+from feeder.protocol.checks import checksum
 from feeder.transport import server as server_module
 from feeder.transport.keys import make_keys
 from feeder.transport.monitor import Monitor
@@ -121,6 +122,27 @@ def test_asking_for_the_position_reaches_the_server() -> None:
         consumer.state_dict()
         seen(monitor, lambda feed: feed.position_age_s < feed.age_s - 0.02)
         assert consumer.stats()["position_age_s"] < consumer.stats()["age_s"]
+
+
+def test_a_batch_that_came_corrupt_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once: it is asked for again, and comes whole."""
+    checks = iter([12345])
+
+    def wrong_once(memory: memoryview, mode: Any) -> int:
+        return next(checks, None) or checksum(memory, mode)
+
+    monkeypatch.setattr("feeder.transport.plane.checksum", wrong_once)
+    with (
+        serving(factory) as server,
+        Monitor(server.addresses[0]) as monitor,
+        reading(server) as consumer,
+    ):
+        assert [batch.step for batch in consumer] == [0, 1, 2, 3, 4]
+        feed = seen(monitor, lambda feed: feed.queues[0].corrupt == 1)
+        stats = consumer.stats()
+    assert (stats["checksum_failures"], stats["reconnects"]) == (1, 1)
+    assert stats["checked_s"] > 0
+    assert feed.service is not None and feed.service.reopened == 1
 
 
 def test_fenced_and_reopened_sessions_are_counted() -> None:

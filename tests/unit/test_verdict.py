@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from feeder.metrics.interval import Interval
-from feeder.metrics.verdict import KINDS, STARVING, judge, words_for_time
+from feeder.metrics.verdict import KINDS, STARVING, judge
+from feeder.metrics.words import duration
 from figures import consumer, feed, queue, service, worker
 
 MB = 1_000_000
@@ -42,6 +43,10 @@ CASES: dict[str, tuple[Any, str, str]] = {
     "one takes nothing, one waits behind it": (
         running(taking(50, 8.0), taking(0, 0.0, 1, waiting=5), room_wait_s=9.0),
         "stalled-queue", "queue 1 has batches",
+    ),
+    "one is slower, and another waits behind it": (
+        running(taking(50, 3.0), taking(50, 0.0, 1, waiting=9), room_wait_s=9.0),
+        "slow-queue", "queue 1 is full, and queue 0 waits behind it 30%",
     ),
     "one has taken nothing since there is nothing": (
         running(taking(50, 8.0), taking(0, 9.9, 1), chunks_wait_s=9.0),
@@ -194,4 +199,4 @@ def test_workers_and_queues_that_are_new_count_from_their_start() -> None:
     (0.0, "0 µs"), (41e-6, "41 µs"), (0.0412, "41.2 ms"), (1.5, "1.5 s"), (600, "600 s"),
 ])  # fmt: skip
 def test_times_in_words(seconds: float, words: str) -> None:
-    assert words_for_time(seconds) == words
+    assert duration(seconds) == words
