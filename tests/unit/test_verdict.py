@@ -61,6 +61,11 @@ CASES: dict[str, tuple[Any, str, str]] = {
         running(taking(100, 5.0), chunks_wait_s=6.0, workers=(worker(calls=200, fetch_s=8.2),)),
         "fetch-bound", "worker 0 slowest, 41 ms a call",
     ),
+    "two workers, much alike": (
+        running(taking(100, 5.0), chunks_wait_s=6.0, workers=(
+            worker(0, calls=100, fetch_s=4.0), worker(1, calls=100, fetch_s=4.1, wait_s=4.0))),
+        "fetch-bound", "worker 1 slowest, 41 ms a call",
+    ),
     "a call has not returned": (
         running(taking(0, 9.0), chunks_wait_s=9.9, workers=(worker(fetch_s=9.9, running_s=9.9),)),
         "fetch-bound", "worker 0 slowest, 9.9 s a call",
