@@ -8,9 +8,10 @@ from urllib.parse import unquote, urlsplit
 
 from feeder.checkpoint.format import Reader
 from feeder.checkpoint.local import LocalFolder
-from feeder.checkpoint.objects import SCHEMES, ObjectFolder
 from feeder.durable import Fs, OsFs
 from feeder.errors import ConfigError
+
+OBJECT_STORES = ("s3", "gs", "az", "memory")
 
 
 class Backend(Protocol):
@@ -51,7 +52,9 @@ def open_backend(url: str, writer: str, retry_s: float, fs: Fs | None) -> Backen
         if parts.netloc not in ("", "localhost"):
             raise ConfigError(f"{url!r} names host {parts.netloc!r}, expected file:///PATH")
         return LocalFolder(_checked(unquote(parts.path)), writer, fs or OsFs())
-    if scheme in SCHEMES and url[len(scheme) + 3 :].strip("/"):
+    if scheme in OBJECT_STORES and url[len(scheme) + 3 :].strip("/"):
+        from feeder.checkpoint.objects import ObjectFolder  # only for those that have one
+
         return ObjectFolder(url, retry_s)
     raise ConfigError(
         f"{url!r} cannot be the place of checkpoints, expected a path, file:///PATH, "

@@ -20,8 +20,6 @@ from typing import Any
 from feeder.checkpoint.names import is_name
 from feeder.errors import CheckpointError, ConfigError
 
-SCHEMES = ("s3", "gs", "az", "memory")
-
 _CONNECT_S, _REQUEST_S, _MAX_RETRIES = 5, 300, 10
 # Written beside each object: whose it is.
 _MARK = "feeder-put"

@@ -180,13 +180,18 @@ class Saver:
     def _store(self, snapshot: Snapshot, step: int | None) -> None:
         started = time.monotonic()
         try:
-            self._stats["last_save"] = self.store.save(snapshot, step)
+            name = self.store.save(snapshot, step)
         except CheckpointError:
-            self._stats["failed_saves"] += 1
+            self._count(failed_saves=1)
             raise
         self._saved = _tokens(snapshot)
-        self._stats["saves"] += 1
-        self._stats["last_save_s"] = time.monotonic() - started
+        self._count(saves=1, last_save=name, last_save_s=time.monotonic() - started)
+
+    def _count(self, *, saves: int = 0, failed_saves: int = 0, **last: Any) -> None:
+        with self._lock:
+            self._stats["saves"] += saves
+            self._stats["failed_saves"] += failed_saves
+            self._stats.update(last)
 
     def give_up(self, error: Exception) -> None:
         """Something failed that input and output cannot do: the user is told."""

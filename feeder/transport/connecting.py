@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from feeder.errors import ConfigError
-from feeder.statedict import read_position
 from feeder.transport.addresses import Address, check_connects, default_address, parse
 from feeder.transport.consumer import Consumer
 from feeder.transport.keys import ClientKeys
@@ -52,8 +51,9 @@ def connect(
         credit: Batches that may be on their way beyond those handed out; 0 is the server's choice,
             by their size.
         hold: Batches that may be kept without being copied, beside the one at hand.
-        resume: Where to go on: a state dict, a Snapshot, its bytes, a token, or a path. All queues
-            of a feed must start at the same round.
+        resume: Where to go on: a state dict, a Snapshot, its bytes, a token, the path of a file, or
+            a `CheckpointStore`, its folder or URL for the newest in it. All queues of a feed must
+            start at the same round.
         rejoin: This trainer alone comes back, wherever those of the other queues stand.
         takeover: Take the queue from a consumer that is alive.
         plane: "auto" takes shared memory on the server's host, else frames; "shared" or "frames"
@@ -76,7 +76,7 @@ def connect(
     found = _addresses(addresses)
     check_connects(found)
     _check(plane=plane, checksum=checksum, device=device, credit=credit, hold=hold)
-    position = None if resume is None else bytes(read_position(resume))
+    position = None if resume is None else _position(resume)
     wish = Wish(
         addresses=tuple(map(str, found)),
         feed=_name(feed),
@@ -97,6 +97,14 @@ def connect(
         return Wire(security, parse(address), _MAX_FRAME_BYTES)
 
     return Consumer(Receiver(wish, wire, position, security.close))
+
+
+def _position(resume: Any) -> bytes:
+    from feeder.checkpoint.resuming import find_position  # only for those that resume
+
+    position = find_position(resume, None).position
+    assert position is not None
+    return bytes(position)
 
 
 def _check(*, plane: str, checksum: str, device: str, credit: int, hold: int) -> None:

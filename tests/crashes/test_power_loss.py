@@ -10,6 +10,7 @@ from crashes.command import main
 from crashes.disk import ROOT, Disk
 from crashes.positions import snapshot_at
 from crashes.power import lose_power
+from feeder import durable
 from feeder.checkpoint.store import CheckpointStore
 
 NUM_STATES = 20_000
@@ -44,6 +45,24 @@ def test_the_command_fails_where_something_is_missing(
 ) -> None:
     assert main(["--states", "200", "--kills", "0", "--without", without]) == 1
     assert "states after a loss of power" in capsys.readouterr().out
+
+
+def test_a_file_that_is_replaced_is_the_old_or_the_new_one_whole() -> None:
+    dice = random.Random(5)
+    for syncs in (True, False):
+        disk, found = Disk(syncs_files=syncs, syncs_folders=syncs), set()
+        folder = disk.open_folder(ROOT)
+        for number in range(1, 9):
+            durable.write(disk, folder, "file", [bytes([number]) * 50], replace=True)
+            disk.note("acknowledged", number)
+        for _ in range(300):
+            end = dice.randrange(len(disk.log) + 1)
+            told = [value for word, _, value in disk.log[:end] if word == "acknowledged"]
+            names = disk.after_power_loss(end, dice).top.names
+            data = names["file"].data if "file" in names else bytes(50)
+            is_whole = len(data) == 50 and data == data[:1] * 50
+            found.add(is_whole and data[0] >= max(told, default=0))
+        assert found == ({True} if syncs else {True, False})
 
 
 def test_a_disk_that_is_synced_is_left_as_it_was() -> None:

@@ -174,6 +174,18 @@ def test_a_place_that_cannot_be_written_to_is_told_and_the_feed_is_served(
     caplog.clear()  # the errors in the records hold the server
 
 
+def test_a_trainer_keeps_its_position_in_a_store_of_its_own(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, writer="trainer_0")
+    with serving(factory()) as server, store:
+        with reading(server) as consumer:
+            for _ in range(7):
+                next(consumer)
+            store.save(consumer.snapshot(), step=700)
+        with reading(server, resume=store) as consumer:
+            assert ids(consumer) == whole()[0][28:]
+    assert store.get("trainer_0.00000000").meta == {"step": 700, "feeds": {"train[0]": 7}}
+
+
 # ---- the rules
 
 
