@@ -294,9 +294,7 @@ class Serving:
                 lease.connection.close()
 
     def _farewell(self) -> None:
-        for peer, (_, lease) in list(self._leases.items()):
+        for peer in list(self._leases):
             self.send(
                 peer, say.Farewell(generation=b"", reason=self._stopping or "all is done"), ()
             )
-            if lease.connection is not None:
-                lease.connection.close()
