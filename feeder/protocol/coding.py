@@ -13,17 +13,8 @@ import msgpack
 import msgspec
 
 from feeder.errors import ProtocolError
-from feeder.protocol.messages import (
-    CONTROL_BYTES,
-    FROM_CONSUMER,
-    FROM_SERVER,
-    MAX_ITEMS,
-    MAX_TEXT,
-    PROTOCOL_VERSION,
-    ROWS_BYTES,
-    TOKEN_BYTES,
-    Message,
-)
+from feeder.protocol.fields import CONTROL_BYTES, MAX_ITEMS, MAX_TEXT, ROWS_BYTES, TOKEN_BYTES
+from feeder.protocol.messages import FROM_CONSUMER, FROM_SERVER, PROTOCOL_VERSION, Message
 
 _MAX_KEYS = 32
 _MAX_SHOWN = 200

@@ -14,43 +14,34 @@ import numpy as np
 from msgspec import Meta, Struct
 
 from feeder import errors
+from feeder.protocol.batches import Batches as Batches
+from feeder.protocol.batches import Group as Group
+from feeder.protocol.batches import Span as Span
+from feeder.protocol.fields import (
+    MAX_COUNT,
+    Count,
+    Counts,
+    Generation,
+    Name,
+    Positive,
+    Rows,
+    Shape,
+    Text,
+)
+from feeder.protocol.fields import MAX_ITEMS as MAX_ITEMS
+from feeder.protocol.fields import MAX_TEXT as MAX_TEXT
+from feeder.protocol.fields import Message as Message
 
 PROTOCOL_VERSION = 1
 """Version of the messages; both sides must be of the same."""
 
-CONTROL_BYTES = 64 * 1024
-"""A consumer's message is at most so large, a token not counted."""
-TOKEN_BYTES = 64 * 1024 + 64
-"""A token without leftover rows is at most so large."""
-ROWS_BYTES = 256 * 1024 * 1024
-"""A token or snapshot with leftover rows is at most so large."""
-MAX_ITEMS = 1024
-"""A list in a message has at most so many items; more go in several messages."""
-MAX_TEXT = 64 * 1024
-"""A text from the server has at most so many characters, a remote traceback too."""
-
-_MAX_COUNT = 2**63 - 1
 _KINDS = "|".join(
     name for name in errors.__all__ if issubclass(getattr(errors, name), errors.FeedError)
 )
 
-Count = Annotated[int, Meta(ge=0, le=_MAX_COUNT)]
-Positive = Annotated[int, Meta(ge=1, le=_MAX_COUNT)]
-Generation = Annotated[bytes, Meta(min_length=24, max_length=24)]
-Name = Annotated[str, Meta(max_length=1024)]
-Text = Annotated[str, Meta(max_length=MAX_TEXT)]
-Rows = Annotated[bytes, Meta(max_length=ROWS_BYTES)]
-Shape = Annotated[tuple[Count, ...], Meta(max_length=31)]
 DType = Annotated[
     str, Meta(max_length=32, pattern=r"^[<>|]([biufcSU][0-9]+|[mM]8(\[[0-9a-zA-Z]+\])?)\Z")
 ]
-Counts = Annotated[tuple[Count, ...], Meta(max_length=MAX_ITEMS)]
-
-
-class Message(
-    Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag=True
-):
-    """Anything that one side says to the other."""
 
 
 class Open(Message, frozen=True, kw_only=True):
@@ -139,8 +130,8 @@ class ColumnSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             raise ValueError(f"dtype is {self.dtype!r}, expected {dtype.str!r}")
         if self.axis > len(self.shape):
             raise ValueError(f"axis is {self.axis}, expected at most {len(self.shape)}")
-        if math.prod(self.shape) * dtype.itemsize > _MAX_COUNT:
-            raise ValueError(f"a row of shape {self.shape!r} has more than {_MAX_COUNT} bytes")
+        if math.prod(self.shape) * dtype.itemsize > MAX_COUNT:
+            raise ValueError(f"a row of shape {self.shape!r} has more than {MAX_COUNT} bytes")
 
 
 class Spec(Message, frozen=True, kw_only=True):
@@ -193,38 +184,6 @@ class Arena(Message, frozen=True, kw_only=True):
     num_slots: Annotated[int, Meta(ge=1, le=2**16)]
 
 
-class Header(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
-    """One batch, without its memory."""
-
-    sequence: Count
-    epoch: Count
-    index: Count
-    step: Count
-    rows: Count
-    """Real rows."""
-    length: Count
-    """Rows of the arrays, padding included."""
-    token: Rows
-    """The place after it: a token, or a snapshot where leftover rows go with it."""
-    checksum: Annotated[int, Meta(ge=0)]
-    """Up to 2**64 - 1; 0 where it is off."""
-    slot: Annotated[int, Meta(ge=-1, le=_MAX_COUNT)]
-    """Arena number * 2**16 + slot; -1 where frames with the memory follow the message."""
-    shapes: Annotated[tuple[Shape, ...], Meta(max_length=MAX_ITEMS)] | None
-    """As in `ColumnSpec`, for each column; None where they do not differ from the spec's."""
-
-
-class Batches(Message, frozen=True, kw_only=True):
-    """Batches in order; one alone where its memory follows in frames."""
-
-    generation: Generation
-    headers: Annotated[tuple[Header, ...], Meta(min_length=1, max_length=MAX_ITEMS)]
-
-    def __post_init__(self) -> None:
-        if len(self.headers) > 1 and -1 in [header.slot for header in self.headers]:
-            raise ValueError("a batch in frames comes with others, expected it alone")
-
-
 class Waiting(Message, frozen=True, kw_only=True):
     """Where the other queues stand."""
 
@@ -254,7 +213,7 @@ class Fault(Message, frozen=True, kw_only=True):
     kind: Annotated[str, Meta(pattern=rf"^({_KINDS})\Z")]
     """The error's class in `feeder.errors`."""
     text: Text
-    fields: Annotated[dict[Name, Text | Annotated[int, Meta(ge=-(2**63), le=_MAX_COUNT)] | None],
+    fields: Annotated[dict[Name, Text | Annotated[int, Meta(ge=-(2**63), le=MAX_COUNT)] | None],
                       Meta(max_length=32)]  # fmt: skip
     """The error's fields."""
     note: Text

@@ -13,11 +13,12 @@ from typing import Any
 
 from feeder.errors import ConfigError, FeedError
 from feeder.protocol import messages as say
-from feeder.protocol.checks import checksum, pieces
+from feeder.protocol.checks import pieces
 from feeder.protocol.credit import credit_for
 from feeder.snapshot import Snapshot
 from feeder.transport.faults import point
 from feeder.transport.feeds import Run, ServedFeed
+from feeder.transport.groups import Grouping
 from feeder.transport.lease import Lease, Peer, Sent
 from feeder.transport.memfd import Arena
 from workers.batch import Batch
@@ -25,7 +26,7 @@ from workers.chunks import Columns
 from workers.position import Place
 
 _BUNDLE = 64
-"""Batches at most whose headers go in one message."""
+"""Batches at most that go in one message."""
 
 Send = Callable[[Peer, say.Message, Sequence[Any]], bool]
 """Sends a message with frames after it; False where the peer is gone."""
@@ -37,7 +38,11 @@ class Delivery:
     def __init__(self, feed: ServedFeed, send: Send) -> None:
         self._feed = feed
         self._send = send
-        self._stream = feed.recipe.config.stream
+        recipe = feed.recipe
+        self._stream = recipe.config.stream
+        self._grouping = Grouping(
+            self._stream, len(recipe.config.devices), recipe.positions.id.encode, self._token
+        )
         self.columns: Columns | None = None
         """The columns, once a batch has been there."""
 
@@ -92,41 +97,22 @@ class Delivery:
         return self._send(lease.peer, make_fault(lease.generation, error, lease.sequence), ())
 
     def _send_batches(self, lease: Lease, run: Run, batches: list[Batch]) -> bool:
-        headers, slots = [], []
+        grouping = self._grouping.groups(lease.sequence, batches, lease.mode, shared=lease.shared)
+        message = say.Batches(generation=lease.generation, groups=tuple(grouping))
+        slots = []
         for batch in batches:
             slot = batch.arrays.slot  # type: ignore[attr-defined]
             new = lease.shared and slot.arena.number not in lease.arenas
             if new and not self._hand_over(lease, slot.arena):
                 return False
-            headers.append(self._header(lease, batch, slot))
             slots.append(slot.number)
             lease.note(batch, slot.number, run)
         self._feed.slots.mark_sent(lease.queue, slots)
         point("server.before_send")
-        message = say.Batches(generation=lease.generation, headers=tuple(headers))
         frames = () if lease.shared else pieces(slot.memory)
         is_sent = self._send(lease.peer, message, frames)
         point("server.sent")
         return is_sent
-
-    def _header(self, lease: Lease, batch: Batch, slot: Any) -> say.Header:
-        axis = slot.columns[0].axis
-        stream, shapes = self._stream, None
-        if stream.dont_rebatch or slot.rows != stream.batch_size:
-            # Not laid out as the spec has it, but for just these rows.
-            shapes = tuple([column.shape for column in slot.columns])
-        return say.Header(
-            lease.sequence,
-            batch.epoch,
-            batch.index,
-            batch.step,
-            batch.rows,
-            batch.arrays[0].shape[axis],
-            self._token(batch.place),
-            checksum(slot.memory, lease.mode),
-            slot.number if lease.shared else -1,
-            shapes,
-        )
 
     def _token(self, place: Place) -> bytes:
         if self._stream.repeatable:

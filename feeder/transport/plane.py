@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -86,23 +86,26 @@ class Plane:
             self._on_release,
         )  # fmt: skip
 
-    def arrays(self, header: say.Header, frames: list[Any]) -> Arrays:
-        """The arrays of a batch; raises `ProtocolError` where its memory is not what was sent."""
+    def arrays(self, group: say.Group, frames: list[Any]) -> Iterator[Arrays]:
+        """The arrays of each batch of a group; raises `ProtocolError` where its memory is not what
+        was sent."""
         columns, rows = self._columns, self._rows
-        if header.shapes is not None:
-            columns, rows = _shaped(columns, header), header.length
-        if header.slot < 0:
-            return self._take_frames(header, frames, columns, rows)
-        number, index = divmod(header.slot, SLOTS_PER_ARENA)
-        arena = self._arenas.get(number)
-        if arena is None:
-            raise ProtocolError(f"slot {header.slot} is in an arena that was not announced")
-        if self._mode != "off":
-            self._check(arena.memory(index, columns, rows), header)
-        return arena.view(index, columns, rows, header.length)
+        if group.shapes is not None:
+            columns, rows = _shaped(columns, group), group.length
+        for at, slot in enumerate(group.slots):
+            if slot < 0:
+                yield self._take_frames(group, frames, columns, rows)
+                return
+            number, index = divmod(slot, SLOTS_PER_ARENA)
+            arena = self._arenas.get(number)
+            if arena is None:
+                raise ProtocolError(f"slot {slot} is in an arena that was not announced")
+            if self._mode != "off":
+                self._check(arena.memory(index, columns, rows), group, at)
+            yield arena.view(index, columns, rows, group.length)
 
     def _take_frames(
-        self, header: say.Header, frames: list[Any], columns: Columns, rows: int
+        self, group: say.Group, frames: list[Any], columns: Columns, rows: int
     ) -> Arrays:
         slot = self._frames.take(0, columns, rows)
         at, memory = 0, slot.memory
@@ -116,14 +119,14 @@ class Plane:
         if at != len(memory):
             raise ProtocolError(f"frames hold {at} bytes, expected {len(memory)}")
         if self._mode != "off":
-            self._check(memory, header)
-        return slot.lease(header.length)
+            self._check(memory, group, 0)
+        return slot.lease(group.length)
 
-    def _check(self, memory: memoryview, header: say.Header) -> None:
-        if checksum(memory, self._mode) != header.checksum:
+    def _check(self, memory: memoryview, group: say.Group, at: int) -> None:
+        if checksum(memory, self._mode) != group.checksums[at]:
             raise ProtocolError(
-                f"batch {header.step} is corrupt: its {len(memory)} bytes do not give the "
-                f"checksum that was sent ({self._mode})"
+                f"batch {group.step + at * group.stride} is corrupt: its {len(memory)} bytes do "
+                f"not give the checksum that was sent ({self._mode})"
             )
 
     @property
@@ -149,11 +152,11 @@ class Plane:
             self.connection.close()
 
 
-def _shaped(columns: Columns, header: say.Header) -> Columns:
-    assert header.shapes is not None
-    if len(header.shapes) != len(columns):
-        raise ProtocolError(f"{len(header.shapes)} shapes came for {len(columns)} columns")
+def _shaped(columns: Columns, group: say.Group) -> Columns:
+    assert group.shapes is not None
+    if len(group.shapes) != len(columns):
+        raise ProtocolError(f"{len(group.shapes)} shapes came for {len(columns)} columns")
     return tuple(
         replace(column, shape=tuple(shape))
-        for column, shape in zip(columns, header.shapes, strict=True)
+        for column, shape in zip(columns, group.shapes, strict=True)
     )

@@ -1,0 +1,35 @@
+"""What the fields of messages may hold: bounds that are checked where a message comes in."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+CONTROL_BYTES = 64 * 1024
+"""A consumer's message is at most so large, a token not counted."""
+TOKEN_BYTES = 64 * 1024 + 64
+"""A token without leftover rows is at most so large."""
+ROWS_BYTES = 256 * 1024 * 1024
+"""A token or snapshot with leftover rows is at most so large."""
+MAX_ITEMS = 1024
+"""A list in a message has at most so many items; more go in several messages."""
+MAX_TEXT = 64 * 1024
+"""A text from the server has at most so many characters, a remote traceback too."""
+MAX_COUNT = 2**63 - 1
+"""The largest number."""
+
+Count = Annotated[int, Meta(ge=0, le=MAX_COUNT)]
+Positive = Annotated[int, Meta(ge=1, le=MAX_COUNT)]
+Generation = Annotated[bytes, Meta(min_length=24, max_length=24)]
+Name = Annotated[str, Meta(max_length=1024)]
+Text = Annotated[str, Meta(max_length=MAX_TEXT)]
+Rows = Annotated[bytes, Meta(max_length=ROWS_BYTES)]
+Shape = Annotated[tuple[Count, ...], Meta(max_length=31)]
+Counts = Annotated[tuple[Count, ...], Meta(max_length=MAX_ITEMS)]
+
+
+class Message(
+    Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag=True
+):
+    """Anything that one side says to the other."""
