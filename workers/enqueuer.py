@@ -16,8 +16,8 @@ from workers.runs import EpochEnd, Run
 from workers.spec import StreamSpec
 from workers.stats import BatchStats
 
-_GROUP_BYTES = 100_000
-_GROUP_BATCHES = 16
+_GROUP_BYTES = 256 * 1024
+_GROUP_BATCHES = 32
 
 
 class DeviceQueue(Protocol):
@@ -36,7 +36,7 @@ class DeviceQueue(Protocol):
 class Dealer:
     """Deals batches out to device queues, batch `step` to queue `step` mod N.
 
-    Small batches are handed over in groups: of 16, or of 100 kB, or before the enqueuer waits.
+    Small batches are handed over in groups: of 32, or of 256 KiB, or before the enqueuer waits.
     """
 
     def __init__(
@@ -45,30 +45,40 @@ class Dealer:
         channel: Channel,
         assembler: Assembler,
         spec: StreamSpec,
+        stats: BatchStats,
         report: Callable[[], None],
     ) -> None:
+        self._stats = stats
         self._report = report
         self._queues = queues
         self._channel = channel
         self._assembler = assembler
-        self._policy = spec.last_round
+        self._policy = spec.last_round if len(queues) > 1 else "uneven"
         self._group: list[Batch] = []
-        self._bytes = 0
+        # Of the batches dealt since the last hand-over.
+        self._num = self._rows = self._bytes = 0
         # A round that is not complete yet and may have to be dropped.
         self._round: list[Batch] = []
         self._last: Batch | None = None
         self.row_bytes: int | None = None
         """Bytes of a row, where all rows have the same number."""
 
-    def deal(self, batch: Batch, num_bytes: int) -> None:
+    def deal(self, batch: Batch) -> None:
         """Hand a batch over, sooner or later."""
-        self._bytes += num_bytes
-        if self._policy == "drop" and len(self._queues) > 1:
-            self._hold(batch)
-        elif self._policy == "pad" and len(self._queues) > 1:
-            self._keep_back(batch)
+        row_bytes = self.row_bytes
+        if row_bytes is None:
+            batch.held_bytes = sum(array.nbytes for array in batch.arrays)
         else:
+            batch.held_bytes = batch.rows * row_bytes
+        self._bytes += batch.held_bytes
+        self._rows += batch.rows
+        self._num += 1
+        if self._policy == "uneven":
             self._group.append(batch)
+        elif self._policy == "drop":
+            self._hold(batch)
+        else:
+            self._keep_back(batch)
         if self._bytes >= _GROUP_BYTES or len(self._group) >= _GROUP_BATCHES:
             self.flush()
 
@@ -91,7 +101,9 @@ class Dealer:
 
     def flush(self) -> None:
         """Hand over what has been dealt so far."""
-        group, self._group, self._bytes = self._group, [], 0
+        group, self._group = self._group, []
+        self._stats.count(self._num, self._rows, self._bytes)
+        self._num = self._rows = self._bytes = 0
         num, row_bytes = len(self._queues), self.row_bytes or 0
         kept, dropped = self._assembler.settle()
         self._channel.count(-dropped, -dropped * row_bytes, kept)
@@ -123,7 +135,7 @@ class Dealer:
                 last = self._assembler.repeat(last, place)
                 self._group.append(last)
             place = last.place
-        elif self._policy == "drop" and num > 1:
+        elif self._policy == "drop":
             place.step -= len(self._round)
             for batch in self._round:
                 self._channel.count(-batch.rows, -batch.held_bytes, -batch.kept_rows)
@@ -151,7 +163,6 @@ class Enqueuing:
         assembler: Assembler,
         dealer: Dealer,
         fetching: Fetching,
-        stats: BatchStats,
         leftover: Callable[[], Run | None],
         *,
         begins_epoch: bool,
@@ -162,7 +173,6 @@ class Enqueuing:
         self._assembler = assembler
         self._dealer = dealer
         self._fetching = fetching
-        self._stats = stats
         self._leftover = leftover
         # Whether an epoch that ends now has given no row at all.
         self._empty_epoch = begins_epoch
@@ -195,8 +205,9 @@ class Enqueuing:
     def _take(self, run: Run) -> None:
         self._learn_row_bytes()
         self._empty_epoch = self._empty_epoch and not any(run.rows)
+        deal = self._dealer.deal
         for batch in self._assembler.add(run):
-            self._deal(batch)
+            deal(batch)
 
     def _end_epoch(self, end: EpochEnd) -> None:
         epoch = end.position.epoch - 1
@@ -207,16 +218,7 @@ class Enqueuing:
             )
         self._empty_epoch = True
         for batch in self._assembler.end_epoch(end.position):
-            self._deal(batch)
-
-    def _deal(self, batch: Batch) -> None:
-        row_bytes = self._dealer.row_bytes
-        if row_bytes is None:
-            num_bytes = batch.held_bytes = sum(array.nbytes for array in batch.arrays)
-        else:
-            num_bytes = batch.held_bytes = batch.rows * row_bytes
-        self._stats.count(batch.rows, num_bytes)
-        self._dealer.deal(batch, num_bytes)
+            self._dealer.deal(batch)
 
     def _learn_row_bytes(self) -> None:
         columns = self._assembler.columns

@@ -62,10 +62,10 @@ class Pipeline:
             index=begin.index, step=begin.step, expected=begin.expected,
         )  # fmt: skip
         self.batch_stats = BatchStats()
-        self._dealer = Dealer(queues, self.channel, assembler, spec, report)
+        self._dealer = Dealer(queues, self.channel, assembler, spec, self.batch_stats, report)
         self._enqueuing = Enqueuing(
             spec, self.channel, self._make_merge(begin), assembler, self._dealer,
-            self._fetching, self.batch_stats,
+            self._fetching,
             lambda: begin.make_run(self.schema, self.channel, run.timeout_s),
             begins_epoch=begin.begins_epoch,
         )  # fmt: skip
