@@ -99,15 +99,13 @@ class Delivery:
     def _send_batches(self, lease: Lease, run: Run, batches: list[Batch]) -> bool:
         grouping = self._grouping.groups(lease.sequence, batches, lease.mode, shared=lease.shared)
         message = say.Batches(generation=lease.generation, groups=tuple(grouping))
-        slots = []
         for batch in batches:
             slot = batch.arrays.slot  # type: ignore[attr-defined]
             new = lease.shared and slot.arena.number not in lease.arenas
             if new and not self._hand_over(lease, slot.arena):
                 return False
-            slots.append(slot.number)
+            slot.sent = True
             lease.note(batch, slot.number, run)
-        self._feed.slots.mark_sent(lease.queue, slots)
         point("server.before_send")
         frames = () if lease.shared else pieces(slot.memory)
         is_sent = self._send(lease.peer, message, frames)

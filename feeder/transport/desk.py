@@ -15,14 +15,13 @@ from feeder.statedict import unpack_position
 from feeder.transport.delivery import Delivery, Send, make_fault
 from feeder.transport.faults import point
 from feeder.transport.feeds import ServedFeed
-from feeder.transport.lease import Lease, Peer
+from feeder.transport.lease import Lease, Peer, Sent
 from workers.resuming import Resume
 
 logger = logging.getLogger("feeder")
 
 _SPARE_SLOTS, _SPARE_BYTES = 2, 4 * 1024 * 1024
-"""Slots beside those that the consumer may have: one is being written, one waits; more of small
-ones, so that batches are there when the consumer has used others."""
+"""Slots beside those that the consumer may have: one is written, one waits; more of small ones."""
 
 
 class Desk:
@@ -40,6 +39,8 @@ class Desk:
         self._resumes: list[Resume | None] = [None] * num
         self._opened = 0
         self._delivery = Delivery(feed, send)
+        # Used, and not counted out of the buffers yet.
+        self._used: list[tuple[Lease, list[Sent]]] = []
         # Since when the feed has been waiting for queues that may have had everything.
         self._waits_since: float | None = None
 
@@ -47,8 +48,8 @@ class Desk:
 
     def open(self, peer: Peer, message: say.Open) -> Lease:
         """Seat a consumer. Raises `LeaseLost`, `ResumeError`, `ConfigError`."""
-        queue, positions = message.queue, self.feed.recipe.positions
-        if queue >= (num := self.num_queues):
+        queue, num, positions = message.queue, self.num_queues, self.feed.recipe.positions
+        if queue >= num:
             raise ConfigError(
                 f"queue is {queue}, but feed {self.feed.name!r} has {num}; expected 0 to {num - 1}"
             )
@@ -244,14 +245,13 @@ class Desk:
         lease.expires = time.monotonic() + self.lease_s
         seat = self.seats.seats[lease.queue]
         seat.alive = True
-        if sequence:
-            seat.undecided = False
+        seat.undecided = seat.undecided and not sequence
         if message.slots:
             if not lease.shared:
                 raise ProtocolError("slots are released that were never given")
             self.feed.slots.release(lease.queue, message.slots)
             point("server.released")
-        self._delivery.settle(lease, lease.use(sequence))
+        self._used.append((lease, lease.use(sequence)))
 
     def snapshot(self, lease: Lease, message: say.Snapshot) -> None:
         """A consumer asks where it stands, leftover rows and all."""
@@ -274,6 +274,11 @@ class Desk:
                         logger.exception("feed %r, queue %d", self.feed.name, lease.queue)
                         error = RemoteError(f"{type(error).__name__}: {error}")
                     self._delivery.fail(lease, error)
+        # Last: the threads that this wakes want the interpreter, which each send lets go of.
+        used, self._used = self._used, []
+        for lease, news in used:
+            self._delivery.settle(lease, news)
+        self.feed.make_use_of_room()
 
     def _pump(self, lease: Lease) -> None:
         run, failure = self.feed.run, self.feed.failure

@@ -47,7 +47,7 @@ class Pair:
         slot = self.slots.take(0, COLUMNS, ROWS)
         slot.arrays[0][:] = np.arange(first, first + ROWS)
         slot.arrays[1][:] = np.arange(first, first + ROWS, dtype=np.uint8)[:, None]
-        self.slots.mark_sent(0, [slot.number])
+        slot.sent = True
         return slot.number, self.view(slot.number, length)
 
     def view(self, number: int, length: int = ROWS) -> Any:
