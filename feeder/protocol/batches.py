@@ -107,14 +107,16 @@ class Group(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc
     chunks: Annotated[tuple[_NumChunks, ...], Meta(max_length=MAX_ITEMS)]
     """After how many chunks of the span each ended,"""
     taken: Counts
-    """how many rows of the last of them it took, 0 for all,"""
+    """how many rows of the last of them it took, 0 for all; empty where each took all,"""
     digests: Annotated[tuple[_Checksum, ...], Meta(max_length=MAX_ITEMS)]
     """and that chunk's digest, where it did not take all."""
 
     def __post_init__(self) -> None:
-        num, places = len(self.slots), (len(self.chunks), len(self.taken), len(self.digests))
-        expected = (num, 0, 0, 0) if self.span is None else (0, num, num, num)
-        if (len(self.tokens), *places) != expected or len(self.checksums) != num:
+        num = len(self.slots)
+        parts = num if self.taken else 0
+        expected = (num, 0, 0, 0) if self.span is None else (0, num, parts, parts)
+        places = len(self.tokens), len(self.chunks), len(self.taken), len(self.digests)
+        if places != expected or len(self.checksums) != num:
             raise ValueError(f"a group tells not as much of each of its {num} batches")
 
 
@@ -125,6 +127,6 @@ class Batches(Message, frozen=True, kw_only=True):
     groups: Annotated[tuple[Group, ...], Meta(min_length=1, max_length=MAX_ITEMS)]
 
     def __post_init__(self) -> None:
-        slots = [slot for group in self.groups for slot in group.slots]
-        if len(slots) > 1 and -1 in slots:
+        num = sum([len(group.slots) for group in self.groups])
+        if num > 1 and any(-1 in group.slots for group in self.groups):
             raise ValueError("a batch in frames comes with others, expected it alone")

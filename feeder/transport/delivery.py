@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Sequence
-from itertools import groupby
-from operator import attrgetter
 from typing import Any
 
 from feeder.errors import ConfigError, FeedError
@@ -19,8 +17,8 @@ from feeder.snapshot import Snapshot
 from feeder.transport.faults import point
 from feeder.transport.feeds import Run, ServedFeed
 from feeder.transport.groups import Grouping
-from feeder.transport.lease import Lease, Peer, Sent
-from feeder.transport.memfd import Arena
+from feeder.transport.lease import Lease, News, Peer
+from feeder.transport.memfd import Arena, ArenaSlot
 from workers.batch import Batch
 from workers.chunks import Columns
 from workers.position import Place
@@ -97,17 +95,19 @@ class Delivery:
         return self._send(lease.peer, make_fault(lease.generation, error, lease.sequence), ())
 
     def _send_batches(self, lease: Lease, run: Run, batches: list[Batch]) -> bool:
-        grouping = self._grouping.groups(lease.sequence, batches, lease.mode, shared=lease.shared)
-        message = say.Batches(generation=lease.generation, groups=tuple(grouping))
-        for batch in batches:
-            slot = batch.arrays.slot  # type: ignore[attr-defined]
-            new = lease.shared and slot.arena.number not in lease.arenas
-            if new and not self._hand_over(lease, slot.arena):
-                return False
+        slots: list[ArenaSlot] = [batch.arrays.slot for batch in batches]  # type: ignore[attr-defined]
+        if lease.shared:
+            arenas = {slot.arena.number: slot.arena for slot in slots}
+            for number in sorted(arenas.keys() - lease.arenas):
+                if not self._hand_over(lease, arenas[number]):
+                    return False
+        groups = self._grouping.groups(lease.sequence, batches, lease.mode, shared=lease.shared)
+        message = say.Batches(generation=lease.generation, groups=tuple(groups))
+        for slot in slots:
             slot.sent = True
-            lease.note(batch, slot.number, run)
+        lease.note(batches, run)
         point("server.before_send")
-        frames = () if lease.shared else pieces(slot.memory)
+        frames = () if lease.shared else pieces(slots[0].memory)
         is_sent = self._send(lease.peer, message, frames)
         point("server.sent")
         return is_sent
@@ -162,19 +162,20 @@ class Delivery:
         positions = self._feed.recipe.positions
         return bytes(Snapshot((positions.state_at(place, self.columns, with_rows=True),)))
 
-    def settle(self, lease: Lease, news: list[Sent]) -> None:
+    def settle(self, lease: Lease, news: News) -> None:
         """Batches count as buffered no longer."""
-        for run, group in groupby(news, key=attrgetter("run")):
-            sents = list(group)
-            run.pipeline.channel.hand_out(
+        batches = news.batches
+        if not lease.shared and batches:
+            slots = [batch.arrays.slot.number for batch in batches]  # type: ignore[attr-defined]
+            self._feed.slots.release(lease.queue, slots)
+        if (counted := batches[news.num_stale :]) and news.run is not None:
+            news.run.pipeline.channel.hand_out(
                 lease.queue,
-                len(sents),
-                sum([sent.rows for sent in sents]),
-                sum([sent.held_bytes for sent in sents]),
-                sum([sent.kept_rows for sent in sents]),
+                len(counted),
+                sum([batch.rows for batch in counted]),
+                sum([batch.held_bytes for batch in counted]),
+                sum([batch.kept_rows for batch in counted]),
             )
-        if news and not lease.shared:
-            self._feed.slots.release(lease.queue, [sent.slot for sent in news])
 
 
 def make_fault(generation: bytes, error: FeedError, sequence: int | None) -> say.Fault:

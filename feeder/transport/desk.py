@@ -15,7 +15,7 @@ from feeder.statedict import unpack_position
 from feeder.transport.delivery import Delivery, Send, make_fault
 from feeder.transport.faults import point
 from feeder.transport.feeds import ServedFeed
-from feeder.transport.lease import Lease, Peer, Sent
+from feeder.transport.lease import Lease, News, Peer
 from workers.resuming import Resume
 
 logger = logging.getLogger("feeder")
@@ -40,7 +40,7 @@ class Desk:
         self._opened = 0
         self._delivery = Delivery(feed, send)
         # Used, and not counted out of the buffers yet.
-        self._used: list[tuple[Lease, list[Sent]]] = []
+        self._used: list[tuple[Lease, News]] = []
         # Since when the feed has been waiting for queues that may have had everything.
         self._waits_since: float | None = None
 

@@ -76,10 +76,11 @@ class Grouping:
         """Where batches ended: tokens, span, chunks, taken, digests."""
         span = self._tell(places[0])
         chunks = [place.num_chunks for place in places]
-        ended_in = [place.straddler for place in places]
-        if span is not None and max(chunks) <= MAX_CHUNKS and places[-1].after is None:
-            sizes = {span.chunk_rows if s is None else s.rows for s in ended_in}
-            if sizes == {span.chunk_rows}:
+        if span is not None and chunks[-1] <= MAX_CHUNKS and places[-1].after is None:
+            ended_in = [place.straddler for place in places]
+            if ended_in.count(None) == len(ended_in):
+                return (), span, tuple(chunks), (), ()
+            if {span.chunk_rows if s is None else s.rows for s in ended_in} == {span.chunk_rows}:
                 taken = tuple([place.taken for place in places])
                 digests = tuple([0 if s is None else s.digest for s in ended_in])
                 return (), span, tuple(chunks), taken, digests

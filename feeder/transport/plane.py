@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from feeder.errors import ConfigError, ProtocolError, TransportError
 from feeder.protocol import messages as say
-from feeder.protocol.checks import checksum
+from feeder.protocol.checks import Layout, checksum, layout
 from feeder.transport.attaching import Attachment, attach
 from feeder.transport.mapping import FrameSlots, MappedArena
 from feeder.transport.memfd import SLOTS_PER_ARENA
@@ -41,6 +41,7 @@ class Plane:
         self._frames = FrameSlots(1)
         self._columns: Columns = ()
         self._rows = 0
+        self._layout = Layout((), 0)
         self.connection: Attachment | None = None
         """The unix connection that descriptors come over; None where frames come."""
         self.reason = ""
@@ -71,7 +72,7 @@ class Plane:
 
     def set_columns(self, columns: Columns, rows: int, credit: int) -> None:
         """The columns of the batches, the rows of a full one, and how many may be under way."""
-        self._columns, self._rows = columns, rows
+        self._columns, self._rows, self._layout = columns, rows, layout(columns, rows)
         self._frames = FrameSlots(credit)
 
     def add_arena(self, arena: say.Arena) -> None:
@@ -89,20 +90,23 @@ class Plane:
     def arrays(self, group: say.Group, frames: list[Any]) -> Iterator[Arrays]:
         """The arrays of each batch of a group; raises `ProtocolError` where its memory is not what
         was sent."""
-        columns, rows = self._columns, self._rows
+        columns, rows, whole = self._columns, self._rows, self._layout
         if group.shapes is not None:
             columns, rows = _shaped(columns, group), group.length
+            whole = layout(columns, rows)
+        if group.slots[0] < 0:
+            yield self._take_frames(group, frames, columns, rows)
+            return
+        checked, length = self._mode != "off", group.length
         for at, slot in enumerate(group.slots):
-            if slot < 0:
-                yield self._take_frames(group, frames, columns, rows)
-                return
             number, index = divmod(slot, SLOTS_PER_ARENA)
             arena = self._arenas.get(number)
             if arena is None:
                 raise ProtocolError(f"slot {slot} is in an arena that was not announced")
-            if self._mode != "off":
-                self._check(arena.memory(index, columns, rows), group, at)
-            yield arena.view(index, columns, rows, group.length)
+            root = arena.root(index, whole.num_bytes)
+            if checked:
+                self._check(root.data, group, at)
+            yield arena.lend(index, root, whole.places, rows, length)
 
     def _take_frames(
         self, group: say.Group, frames: list[Any], columns: Columns, rows: int

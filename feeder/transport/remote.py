@@ -99,7 +99,7 @@ def token_of(identity: Identity, group: say.Group, at: int) -> bytes:
     told = group.span
     if told is None:
         return group.tokens[at]
-    num_chunks, taken = group.chunks[at], group.taken[at]
+    num_chunks, taken = group.chunks[at], group.taken[at] if group.taken else 0
     start = Position(told.epoch, told.turn, told.live, told.calls, told.rows, told.marks)
     marks = [None if runs is None else _spread(runs) for runs in told.new_marks]
     span = Span(start, told.ring, told.firsts, [told.chunk_rows] * num_chunks, marks)

@@ -150,6 +150,7 @@ class Server:
             self._scope.close(STOP_S)
         finally:
             self._stack.close()
+            self._serving.close()
         for feed in self._feeds:
             if feed.stuck is not None:
                 raise feed.stuck

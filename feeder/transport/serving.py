@@ -287,3 +287,8 @@ class Serving:
             self.send(
                 peer, say.Farewell(generation=b"", reason=self._stopping or "all is done"), ()
             )
+
+    def close(self) -> None:
+        """Hang up on everybody; when the thread has ended and its sockets are closed, so that
+        what was said last comes first."""
+        self._presence.close()

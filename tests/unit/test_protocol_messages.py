@@ -87,10 +87,12 @@ def groups(draw: st.DrawFn, *, frames: bool = False) -> Group:
     num = 1 if frames else draw(st.integers(1, 3))
     slots = (-1,) if frames else draw(tuples(st.integers(0, 2**48), num))
     span = draw(st.none() | spans())
+    num_told = 0 if span is None else num
+    num_taken = draw(st.sampled_from((0, num_told)))
     places = [
-        draw(tuples(items, 0 if span is None else num))
-        for items in (st.integers(1, 2**20), COUNTS, CHECKS)
-    ]
+        draw(tuples(st.integers(1, 2**20), num_told)), draw(tuples(COUNTS, num_taken)),
+        draw(tuples(CHECKS, num_taken)),
+    ]  # fmt: skip
     return Group(
         *(draw(COUNTS) for _ in range(4)), draw(ONE_UP), draw(COUNTS), draw(COUNTS), slots,
         draw(tuples(CHECKS, num)), draw(st.none() | st.lists(SHAPES, max_size=3).map(tuple)),
@@ -205,11 +207,16 @@ def group(at: int, value: Any) -> bytes:
     return changed("Batches", groups=[[*fields[:at], value, *fields[at + 1 :]], other])
 
 
+def told(at: int, value: Any) -> bytes:
+    """A group with a span, with another field."""
+    fields = list(msgspec.to_builtins(TOLD, builtin_types=(bytes,)))
+    return changed("Batches", groups=[[*fields[:at], value, *fields[at + 1 :]]])
+
+
 def span(at: int, value: Any) -> bytes:
     """A group whose span has another field."""
-    fields = list(msgspec.to_builtins(TOLD, builtin_types=(bytes,)))
-    fields[11] = [*fields[11][:at], value, *fields[11][at + 1 :]]
-    return changed("Batches", groups=[fields])
+    fields = list(msgspec.to_builtins(TOLD.span, builtin_types=(bytes,)))
+    return told(11, [*fields[:at], value, *fields[at + 1 :]])
 
 
 def column(**fields: Any) -> bytes:
@@ -332,6 +339,8 @@ BAD: dict[str, tuple[bytes, str]] = {
     "group's token": (group(10, ["t"]), "expected `bytes`"),
     "too many tokens": (group(10, [b"t", b"t"]), "of each of its 1 batches"),
     "neither tokens nor span": (group(10, []), "of each of its 1 batches"),
+    "too few rows taken": (told(13, [1]), "of each of its 2 batches"),
+    "no digests": (told(14, []), "of each of its 2 batches"),
     "tokens and chunks": (group(12, [1]), "of each of its 1 batches"),
     "no chunk": (group(12, [0]), ">= 1"),
     "very many chunks": (group(12, [2**20 + 1]), "<= 1048576"),
