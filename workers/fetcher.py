@@ -15,10 +15,11 @@ from workers.spec import RunSpec, StreamSpec
 from workers.stats import FetchStats
 
 _MAX_NONE_BACKOFF_S = 0.25
-# A larger bundle would hold up a stop; a chunk without rows counts as one with a row.
-_MOST_CALLS = 4096
-_TINY_BUNDLE_BYTES = 64 * 1024
-_TINY_BUNDLE_BATCHES = 8
+# Of more chunks than these the first have left the caches when they are merged. A chunk without
+# rows counts as one with a row.
+_MOST_CALLS = 512
+_TINY_BUNDLE_BYTES = 256 * 1024
+_TINY_BUNDLE_BATCHES = 32
 
 
 class Fetching:
