@@ -15,7 +15,7 @@ import numpy as np
 from workers.batch import Batch, Leftover
 from workers.calls import not_repeatable
 from workers.chunks import Columns, Schema
-from workers.copying import copy_rows, copy_whole, is_sole_owner, pieces_of
+from workers.copying import copy_part, copy_rows, copy_whole, is_sole_owner, pieces_of
 from workers.errors import ResumeError
 from workers.position import Frame, Place, Position, Span
 from workers.runs import Run
@@ -81,7 +81,9 @@ class Assembler:
             if rows[i] == size and not (self._filled or taken):
                 arrays = self._pass_on(run, i) or self._copy_whole(run, i)
                 i += 1
-                yield self._emit(arrays, self._place(run, i, 0), size, whole=True)
+                self._straddler = None
+                place = Place(self._frame, run.span, i, 0, None, self.epoch)
+                yield self._stamp(arrays, place, size)
                 continue
             goal = ends[i] - rows[i] + taken + size - self._filled
             j = bisect_left(ends, goal, i)
@@ -136,16 +138,21 @@ class Assembler:
 
     # ---- batches
 
+    def _stamp(self, arrays: Arrays, place: Place, rows: int) -> Batch:
+        """The next batch of the stream, which ended at `place`."""
+        epoch = self.epoch
+        batch = Batch(self._schema.names, arrays, place, epoch, self.index, self.step, rows)
+        self.index = index = self.index + 1
+        self.step = place.step = self.step + 1
+        place.index = index if place.epoch == epoch else 0
+        self._last = place
+        return batch
+
     def _emit(self, arrays: Arrays, place: Place, rows: int, *, whole: bool = False) -> Batch:
-        batch = Batch(self._schema.names, arrays, place, self.epoch, self.index, self.step, rows)
-        self.index += 1
-        self.step += 1
-        place.index = self.index if place.epoch == self.epoch else 0
-        place.step = self.step
+        batch = self._stamp(arrays, place, rows)
         batch.kept_rows = self._freed_later
         self._kept += (0 if whole else rows) - self._freed
         self._freed = self._freed_later = 0
-        self._last = place
         return batch
 
     def _emit_slot(self, place: Place, length: int, rows: int) -> Batch:
@@ -202,16 +209,21 @@ class Assembler:
         assert columns is not None
         if self._slot is None:
             self._slot = self._slots.take(self.device, columns, self._size)
-        slot, empty = self._slot, 0 in rows
+        slot, filled = self._slot, self._filled
+        self._filled += stop - start
+        empty = i < j and 0 in rows
         for column, arrays, target, flat in zip(
             columns, run.columns, slot.arrays, slot.flats, strict=True
         ):
+            if i == j and flat is not None:
+                copy_part(target, flat, filled, arrays[i], taken, last)
+                continue
             pieces = pieces_of(arrays, rows, column.axis, i, taken, j, last)
             if empty:
                 pieces = [piece for piece in pieces if piece.shape[column.axis]]
-            copy_rows(target, flat, column.axis, self._filled, pieces)
-        _let_go(run, i, j)
-        self._filled += stop - start
+            copy_rows(target, flat, column.axis, filled, pieces)
+        if i < j:
+            _let_go(run, i, j)
 
     def _copy_whole(self, run: Run, i: int) -> Arrays:
         """Chunk i, which is a whole batch, in a slot."""

@@ -67,6 +67,23 @@ def copy_whole(target: NDArray[Any], flat: memoryview | None, array: NDArray[Any
     np.copyto(target, array)
 
 
+def copy_part(
+    target: NDArray[Any], flat: memoryview, at: int, array: NDArray[Any], first: int, last: int
+) -> None:
+    """Copy rows `first` to `last` of one array into `target` from row `at` on; `flat` as for
+    `copy_rows`."""
+    part = array[first:last]
+    num_bytes = part.nbytes
+    if num_bytes < DROP_GIL_BYTES:
+        try:
+            start = at * (len(flat) // len(target))
+            flat[start : start + num_bytes] = part.data.cast("B")
+            return
+        except (BufferError, ValueError, TypeError):
+            pass  # Not contiguous, or of a dtype that the buffer protocol does not know.
+    target[at : at + last - first] = part
+
+
 def _join(flat: memoryview, start: int, arrays: Sequence[Any], at_once: int) -> None:
     for i in range(0, len(arrays), at_once):
         joined = b"".join(arrays[i : i + at_once])

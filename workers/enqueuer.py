@@ -56,7 +56,7 @@ class Dealer:
         self._queues = queues
         self._channel = channel
         self._assembler = assembler
-        self._policy = spec.last_round
+        self._policy = spec.last_round if len(queues) > 1 else "uneven"
         self._group: list[Batch] = []
         self._most_batches = min(_GROUP_BATCHES, run.max_rows // spec.batch_size // 2)
         self._most_bytes = min(_GROUP_BYTES, (run.max_bytes or 2 * _GROUP_BYTES) // 2)
@@ -67,15 +67,20 @@ class Dealer:
         self.row_bytes: int | None = None
         """Bytes of a row, where all rows have the same number."""
 
-    def deal(self, batch: Batch, num_bytes: int) -> None:
+    def deal(self, batch: Batch) -> None:
         """Hand a batch over, sooner or later."""
-        self._bytes += num_bytes
-        if self._policy == "drop" and len(self._queues) > 1:
-            self._hold(batch)
-        elif self._policy == "pad" and len(self._queues) > 1:
-            self._keep_back(batch)
+        row_bytes = self.row_bytes
+        if row_bytes is None:
+            batch.held_bytes = sum(array.nbytes for array in batch.arrays)
         else:
+            batch.held_bytes = batch.rows * row_bytes
+        self._bytes += batch.held_bytes
+        if self._policy == "uneven":
             self._group.append(batch)
+        elif self._policy == "drop":
+            self._hold(batch)
+        else:
+            self._keep_back(batch)
         if self._bytes >= self._most_bytes or len(self._group) >= self._most_batches:
             self.flush()
 
@@ -98,7 +103,7 @@ class Dealer:
 
     def flush(self) -> None:
         """Hand over what has been dealt so far."""
-        group, self._group, self._bytes = self._group, [], 0
+        group, self._group = self._group, []
         num, row_bytes = len(self._queues), self.row_bytes or 0
         kept, dropped = self._assembler.settle()
         self._channel.count(-dropped, -dropped * row_bytes, kept)
@@ -135,7 +140,7 @@ class Dealer:
                 last = self._assembler.repeat(last, place)
                 self._group.append(last)
             place = last.place
-        elif self._policy == "drop" and num > 1:
+        elif self._policy == "drop":
             place.step -= len(self._round)
             for batch in self._round:
                 self._channel.count(-batch.rows, -batch.held_bytes, -batch.kept_rows)
@@ -205,8 +210,9 @@ class Enqueuing:
     def _take(self, run: Run) -> None:
         self._learn_row_bytes()
         self._empty_epoch = self._empty_epoch and not any(run.rows)
+        deal = self._dealer.deal
         for batch in self._assembler.add(run):
-            self._deal(batch)
+            deal(batch)
 
     def _end_epoch(self, end: EpochEnd) -> None:
         epoch = end.position.epoch - 1
@@ -217,15 +223,7 @@ class Enqueuing:
             )
         self._empty_epoch = True
         for batch in self._assembler.end_epoch(end.position):
-            self._deal(batch)
-
-    def _deal(self, batch: Batch) -> None:
-        row_bytes = self._dealer.row_bytes
-        if row_bytes is None:
-            num_bytes = batch.held_bytes = sum(array.nbytes for array in batch.arrays)
-        else:
-            num_bytes = batch.held_bytes = batch.rows * row_bytes
-        self._dealer.deal(batch, num_bytes)
+            self._dealer.deal(batch)
 
     def _learn_row_bytes(self) -> None:
         columns = self._assembler.columns

@@ -15,8 +15,9 @@ from workers.spec import RunSpec, StreamSpec
 from workers.stats import FetchStats
 
 _MAX_NONE_BACKOFF_S = 0.25
-# A larger bundle would hold up a stop; a chunk without rows counts as one with a row.
-_MOST_CALLS = 4096
+# Of more chunks than these the first have left the caches when they are merged. A chunk without
+# rows counts as one with a row.
+_MOST_CALLS = 512
 # Smaller, and threads wake each other more than they work: 64 kB and 8 batches gave half the 8 KB
 # batches per second, 512 kB two thirds of the 1 MB batches; 8 MB and 128 gave no more.
 _BUNDLE_BYTES = 4 * 1024 * 1024

@@ -139,9 +139,9 @@ class BatchStats:
         self.bytes = 0
         """Bytes in them."""
 
-    def count(self, rows: int, num_bytes: int) -> None:
-        """Add one batch."""
-        self.batches += 1
+    def count(self, batches: int, rows: int, num_bytes: int) -> None:
+        """Add some batches."""
+        self.batches += batches
         self.rows += rows
         self.bytes += num_bytes
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from msgspec import Meta
+from msgspec import Meta, Struct
 
 from feeder import errors
 
@@ -43,3 +43,9 @@ DType = Annotated[
     str, Meta(max_length=32, pattern=r"^[<>|]([biufcSU][0-9]+|[mM]8(\[[0-9a-zA-Z]+\])?)\Z")
 ]
 Counts = Annotated[tuple[Count, ...], Meta(max_length=MAX_ITEMS)]
+
+
+class Message(
+    Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag=True
+):
+    """Anything that one side says to the other."""

@@ -9,8 +9,11 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from msgspec import Meta, Struct
+from msgspec import Meta
 
+from feeder.protocol.batches import Batches as Batches
+from feeder.protocol.batches import Group as Group
+from feeder.protocol.batches import Span as Span
 from feeder.protocol.fields import (
     KINDS,
     MAX_COUNT,
@@ -27,16 +30,10 @@ from feeder.protocol.fields import MAX_ITEMS as MAX_ITEMS
 from feeder.protocol.fields import MAX_TEXT as MAX_TEXT
 from feeder.protocol.fields import PROTOCOL_VERSION as PROTOCOL_VERSION
 from feeder.protocol.fields import TOKEN_BYTES as TOKEN_BYTES
+from feeder.protocol.fields import Message as Message
 from feeder.protocol.parts import ColumnSpec as ColumnSpec
-from feeder.protocol.parts import Header as Header
 from feeder.protocol.parts import Offer as Offer
 from feeder.protocol.parts import Report as Report
-
-
-class Message(
-    Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag=True
-):
-    """Anything that one side says to the other."""
 
 
 class Open(Message, frozen=True, kw_only=True):
@@ -152,17 +149,6 @@ class Arena(Message, frozen=True, kw_only=True):
     number: Annotated[int, Meta(ge=0, lt=2**31)]
     slot_bytes: Positive
     num_slots: Annotated[int, Meta(ge=1, le=2**16)]
-
-
-class Batches(Message, frozen=True, kw_only=True):
-    """Batches in order; one alone where its memory follows in frames."""
-
-    generation: Generation
-    headers: Annotated[tuple[Header, ...], Meta(min_length=1, max_length=MAX_ITEMS)]
-
-    def __post_init__(self) -> None:
-        if len(self.headers) > 1 and -1 in [header.slot for header in self.headers]:
-            raise ValueError("a batch in frames comes with others, expected it alone")
 
 
 class Waiting(Message, frozen=True, kw_only=True):

@@ -8,7 +8,7 @@ from typing import Annotated
 import numpy as np
 from msgspec import Meta, Struct
 
-from feeder.protocol.fields import MAX_COUNT, MAX_ITEMS, Count, DType, Name, Rows, Seconds, Shape
+from feeder.protocol.fields import MAX_COUNT, Count, DType, Name, Seconds, Shape
 
 
 class Report(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
@@ -55,24 +55,3 @@ class Offer(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A unix socket."""
     nonce: Annotated[bytes, Meta(min_length=16, max_length=16)]
     """To be shown there, once."""
-
-
-class Header(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
-    """One batch, without its memory."""
-
-    sequence: Count
-    epoch: Count
-    index: Count
-    step: Count
-    rows: Count
-    """Real rows."""
-    length: Count
-    """Rows of the arrays, padding included."""
-    token: Rows
-    """The place after it: a token, or a snapshot where leftover rows go with it."""
-    checksum: Annotated[int, Meta(ge=0)]
-    """Up to 2**64 - 1; 0 where it is off."""
-    slot: Annotated[int, Meta(ge=-1, le=MAX_COUNT)]
-    """Arena number * 2**16 + slot; -1 where frames with the memory follow the message."""
-    shapes: Annotated[tuple[Shape, ...], Meta(max_length=MAX_ITEMS)] | None
-    """As in `ColumnSpec`, for each column; None where they do not differ from the spec's."""

@@ -19,53 +19,13 @@ from numpy.typing import NDArray
 from feeder.errors import ClosedError, ProtocolError, TransportError
 from feeder.protocol.checks import ALIGNMENT, Layout, layout
 from feeder.transport.memfd import SLOTS_PER_ARENA, Arena, ArenaSlot, Leased
+from feeder.transport.pool import Pool
 from workers.chunks import Column, Columns
 from workers.stats import Stopwatch
 
 __all__ = ["SLOTS_PER_ARENA", "Arena", "ArenaSlot", "ArenaSlots", "Leased"]
 
 Arrays = tuple[NDArray[Any], ...]
-
-
-class _Pool:
-    """The arenas of one queue, and which of their slots are free."""
-
-    def __init__(self) -> None:
-        self.arenas: dict[int, Arena] = {}
-        self.free: dict[int, list[ArenaSlot]] = {}
-        self.out: dict[int, ArenaSlot] = {}
-        self.retired: set[int] = set()
-        self.num_retirements = 0
-
-    def add(self, arena: Arena) -> None:
-        self.arenas[arena.number] = arena
-        self.free[arena.number] = [ArenaSlot(arena, i) for i in reversed(range(arena.num_slots))]
-
-    def pop(self, num_bytes: int) -> ArenaSlot | None:
-        """The slot that came back last, of the smallest arena that fits and has one."""
-        for number, free in self.free.items():
-            if free and self.arenas[number].slot_bytes >= num_bytes:
-                slot = free.pop()
-                self.out[slot.number] = slot
-                return slot
-        return None
-
-    def push(self, slot: ArenaSlot) -> None:
-        del self.out[slot.number]
-        slot.sent = False
-        self.free[slot.arena.number].append(slot)
-
-    def retire(self) -> None:
-        self.num_retirements += 1
-        self.retired.update(self.arenas)
-        for arena in self.arenas.values():
-            arena.close()
-        for slots in (self.arenas, self.free, self.out):
-            slots.clear()
-
-    @property
-    def most_bytes(self) -> int:
-        return max((arena.slot_bytes for arena in self.arenas.values()), default=0)
 
 
 class ArenaSlots:
@@ -92,7 +52,9 @@ class ArenaSlots:
         self.before_wait: Callable[[], None] = lambda: None
         """Called by the enqueuer's thread before it waits for a slot."""
         self._freed = threading.Condition(threading.Lock())
-        self._pools = [_Pool() for _ in range(num_devices)]
+        # The device for whose slots the enqueuer waits.
+        self._waiting: int | None = None
+        self._pools = [Pool() for _ in range(num_devices)]
         self._numbers = itertools.count()
         self._closed = False
         self._known: tuple[Columns | None, int, Layout] = (None, 0, Layout((), 0))
@@ -105,19 +67,19 @@ class ArenaSlots:
     def num_leased(self) -> int:
         """Slots that are not free: being written, waiting to be sent, or with a consumer."""
         with self._freed:
-            return sum(len(pool.out) for pool in self._pools)
+            return sum(pool.num_leased for pool in self._pools)
 
     @property
     def num_bytes(self) -> int:
         """Shared memory in slots that may be written or read."""
         with self._freed:
-            arenas = [arena for pool in self._pools for arena in pool.arenas.values()]
-            return sum(arena.slot_bytes * arena.num_slots for arena in arenas)
+            arenas = [slots for pool in self._pools for slots in pool.slots.values()]
+            return sum(slots[0].arena.slot_bytes * len(slots) for slots in arenas)
 
     def num_slots(self, device: int) -> int:
         """Slots of a queue; 0 while it has no arena."""
         with self._freed:
-            return sum(arena.num_slots for arena in self._pools[device].arenas.values())
+            return sum(map(len, self._pools[device].slots.values()))
 
     # ---- the enqueuer's
 
@@ -128,10 +90,15 @@ class ArenaSlots:
         """
         if self._known[0] is not columns or self._known[1] != rows:
             self._known = (columns, rows, layout(columns, rows))
-        places = self._known[2]
-        slot = self._find(device, places.num_bytes)
-        slot.arena.back(slot.number % SLOTS_PER_ARENA)
-        slot.arrange(columns, rows, places)
+        places, pool = self._known[2], self._pools[device]
+        try:
+            free = pool.only if pool.only_bytes >= places.num_bytes and not self._closed else []
+            slot = free.pop()
+        except IndexError:
+            slot = self._find(device, places.num_bytes)
+        if columns is not slot.columns or rows != slot.rows:
+            slot.arena.back(slot.number % SLOTS_PER_ARENA)
+            slot.arrange(columns, rows, places)
         return slot
 
     def adopt(self, device: int, columns: Columns, arrays: Arrays) -> Leased:
@@ -164,6 +131,7 @@ class ArenaSlots:
                 fits, consumer = pool.most_bytes >= num_bytes, pool.num_retirements
                 if fits and told:
                     self.waited.start(time.monotonic())
+                    self._waiting = device
                     self._freed.wait()
                     self.waited.stop(time.monotonic())
                     continue
@@ -174,7 +142,7 @@ class ArenaSlots:
             else:
                 self._open(device, pool, num_bytes, consumer)
 
-    def _open(self, device: int, pool: _Pool, num_bytes: int, consumer: int) -> None:
+    def _open(self, device: int, pool: Pool, num_bytes: int, consumer: int) -> None:
         """Make an arena, at least twice as large as those that were too small."""
         size = max(num_bytes, 2 * pool.most_bytes)
         if size * self._wanted(device, size) > self._max_arena_bytes:
@@ -203,48 +171,50 @@ class ArenaSlots:
 
     # ---- the I/O thread's
 
-    def mark_sent(self, device: int, slot_numbers: Iterable[int]) -> None:
-        """The consumer has been sent these: from now on it may release them."""
-        with self._freed:
-            out = self._pools[device].out
-            for number in slot_numbers:
-                if number in out:
-                    out[number].sent = True
-
     def release(self, device: int, slot_numbers: Iterable[int]) -> None:
-        """The consumer needs these no more; those of retired arenas are ignored.
+        """The consumer needs these no more; those of retired arenas are ignored. Who waits for a
+        slot learns of it by `wake`.
 
         Raises `ProtocolError`, and frees none, where one is not with this queue's consumer.
         """
         with self._freed:
             pool = self._pools[device]
-            wanted = [n for n in slot_numbers if n // SLOTS_PER_ARENA not in pool.retired]
-            slots = [pool.out.get(number) for number in wanted]
-            free = [slot for slot in slots if slot is not None and slot.sent]
-            if len(free) < len(wanted) or len(set(wanted)) < len(wanted):
+            slots = pool.find(slot_numbers)
+            if slots is None:
                 raise ProtocolError(
-                    f"slots {wanted[:8]!r} of queue {device} were released, but not all of them "
-                    "are with its consumer; expected each slot once"
+                    f"slots {[*slot_numbers][:8]!r} of queue {device} were released, but not all "
+                    "of them are with its consumer; expected each slot once"
                 )
-            for slot in free:
-                pool.push(slot)
-            self._freed.notify_all()
+            pool.push(slots)
+
+    def wake(self, *, hungry: bool) -> None:
+        """Wake who waits for a slot: for one slot where a consumer is `hungry`, else for several
+        small ones. Apart from `release`, since whoever wakes wants the interpreter at once: it
+        comes after all that a consumer waits for."""
+        device = self._waiting
+        if device is not None and (hungry or self._pools[device].has_plenty):
+            with self._freed:
+                self._wake()
+
+    def _wake(self) -> None:
+        self._waiting = None
+        self._freed.notify_all()
 
     def free(self, device: int, arrays: Arrays) -> None:
         """A batch of a queue will not be sent."""
         assert isinstance(arrays, Leased)
         with self._freed:
-            pool = self._pools[device]
-            if pool.out.get(arrays.slot.number) is arrays.slot:
-                pool.push(arrays.slot)
-                self._freed.notify_all()
+            pool, slot = self._pools[device], arrays.slot
+            if slot.arena.number in pool.slots:
+                pool.push([slot])
+                self._wake()
 
     def retire(self, device: int) -> None:
         """The consumer of a queue is gone, or has stopped: what it may still look at is never
         written again. Who waits for a slot of the queue goes on in a new arena."""
         with self._freed:
             self._pools[device].retire()
-            self._freed.notify_all()
+            self._wake()
 
     def drop(self) -> None:
         """Nobody will take or be sent a slot any more."""
@@ -256,7 +226,7 @@ class ArenaSlots:
         consumers may have batches in them."""
         with self._freed:
             self._closed = True
-            self._freed.notify_all()
+            self._wake()
 
     def reopen(self) -> None:
         """Slots may be taken again. To be called when nobody takes or writes any more: the slots
@@ -264,5 +234,6 @@ class ArenaSlots:
         with self._freed:
             self._closed = False
             for pool in self._pools:
-                for slot in [slot for slot in pool.out.values() if not slot.sent]:
-                    pool.push(slot)
+                for number, slots in pool.slots.items():
+                    free = set(map(id, pool.free[number]))
+                    pool.push([s for s in slots if not s.sent and id(s) not in free])

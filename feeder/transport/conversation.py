@@ -39,6 +39,8 @@ class Conversation:
         self._inbox = inbox
         self._wake = wake
         self._tell = tell
+        # Where the next batch comes from: after the last one that came, else at the token.
+        self._last: Any = None
         self._token = token
         self._consumer = secrets.token_bytes(16)
         self._attempt = 0
@@ -90,7 +92,8 @@ class Conversation:
         before is still on its way: it takes another connection then."""
         holds_lease, reading = self.holds_lease, self._inbox.reading
         self._inbox.clear()
-        self._token, self.rejoins, self.has_ended = token, self._wish.rejoins, False
+        self._last, self._token = None, token
+        self.rejoins, self.has_ended = self._wish.rejoins, False
         if not holds_lease or reading is None:
             return False
         reading.leave(0)
@@ -106,7 +109,7 @@ class Conversation:
         self._session.on("Open")
         self._tell(
             self._wish.ask(
-                token=self._token,
+                token=self._token if self._last is None else self._last.token,
                 rejoins=self.rejoins,
                 # Once: later another may hold the queue by right.
                 takes_over=self._wish.takes_over and not self._inbox.num_opened,
@@ -180,14 +183,14 @@ class Conversation:
     def _take_batches(self, message: say.Batches, frames: list[Any]) -> None:
         batches = self._reading.read(message, frames)
         point("consumer.received")
-        self._token = message.headers[-1].token
+        self._last = batches[-1].place
         self._waiting = ()
         self._inbox.received += len(batches)
         self._inbox.batches.put(batches)
         point("consumer.put")
 
     def _take_end(self, message: say.End) -> None:
-        self._token = message.token
+        self._last, self._token = None, message.token
         self.has_ended = True
         place: Any = RemotePlace(self._reading.identity, message.token)
         self._inbox.batches.finish(place)

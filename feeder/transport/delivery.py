@@ -8,8 +8,6 @@ from __future__ import annotations
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from itertools import groupby
-from operator import attrgetter
 from typing import Any
 
 from feeder.errors import ConfigError, FeedError
@@ -19,14 +17,15 @@ from feeder.protocol.credit import credit_for
 from feeder.snapshot import Snapshot
 from feeder.transport.faults import point
 from feeder.transport.feeds import Run, ServedFeed
-from feeder.transport.lease import Lease, Peer, Sent
-from feeder.transport.memfd import Arena
+from feeder.transport.groups import Grouping
+from feeder.transport.lease import Lease, News, Peer
+from feeder.transport.memfd import Arena, ArenaSlot
 from workers.batch import Batch
 from workers.chunks import Columns
 from workers.position import Place
 
 _BUNDLE = 64
-"""Batches at most whose headers go in one message."""
+"""Batches at most that go in one message."""
 
 Send = Callable[[Peer, say.Message, Sequence[Any]], bool]
 """Sends a message with frames after it; False where the peer is gone."""
@@ -38,7 +37,11 @@ class Delivery:
     def __init__(self, feed: ServedFeed, send: Send) -> None:
         self._feed = feed
         self._send = send
-        self._stream = feed.recipe.config.stream
+        recipe = feed.recipe
+        self._stream = recipe.config.stream
+        self._grouping = Grouping(
+            self._stream, len(recipe.config.devices), recipe.positions.id.encode, self._token
+        )
         self.columns: Columns | None = None
         """The columns, once a batch has been there."""
         self.ending: Place | None = None
@@ -95,48 +98,28 @@ class Delivery:
         return self._send(lease.peer, make_fault(lease.generation, error, lease.sequence), ())
 
     def _send_batches(self, lease: Lease, run: Run, batches: list[Batch]) -> bool:
-        headers, slots = [], []
-        checksums = self._checksums(lease, batches)
-        for batch, found in zip(batches, checksums, strict=True):
-            slot = batch.arrays.slot  # type: ignore[attr-defined]
-            new = lease.shared and slot.arena.number not in lease.arenas
-            if new and not self._hand_over(lease, slot.arena):
-                return False
-            headers.append(self._header(lease, batch, slot, found))
-            slots.append(slot.number)
-            lease.note(batch, slot.number, run)
-        self._feed.slots.mark_sent(lease.queue, slots)
+        slots: list[ArenaSlot] = [batch.arrays.slot for batch in batches]  # type: ignore[attr-defined]
+        if lease.shared:
+            arenas = {slot.arena.number: slot.arena for slot in slots}
+            for number in sorted(arenas.keys() - lease.arenas):
+                if not self._hand_over(lease, arenas[number]):
+                    return False
+        checksums = self._checksums(lease, slots)
+        groups = self._grouping.groups(lease.sequence, batches, checksums, shared=lease.shared)
+        message = say.Batches(generation=lease.generation, groups=tuple(groups))
+        for slot in slots:
+            slot.sent = True
+        lease.note(batches, run)
         point("server.before_send")
-        message = say.Batches(generation=lease.generation, headers=tuple(headers))
-        frames = () if lease.shared else pieces(slot.memory)
+        frames = () if lease.shared else pieces(slots[0].memory)
         is_sent = self._send(lease.peer, message, frames)
         point("server.sent")
         return is_sent
 
-    def _header(self, lease: Lease, batch: Batch, slot: Any, found: int) -> say.Header:
-        axis = slot.columns[0].axis
-        stream, shapes = self._stream, None
-        if stream.dont_rebatch or slot.rows != stream.batch_size:
-            # Not laid out as the spec has it, but for just these rows.
-            shapes = tuple([column.shape for column in slot.columns])
-        return say.Header(
-            lease.sequence,
-            batch.epoch,
-            batch.index,
-            batch.step,
-            batch.rows,
-            batch.arrays[0].shape[axis],
-            self._token(batch.place),
-            found,
-            slot.number if lease.shared else -1,
-            shapes,
-        )
-
-    def _checksums(self, lease: Lease, batches: list[Batch]) -> list[int]:
+    def _checksums(self, lease: Lease, slots: list[ArenaSlot]) -> list[int]:
         mode, began = lease.mode, time.monotonic()
         if mode == "off":
-            return [0] * len(batches)
-        slots: list[Any] = [batch.arrays.slot for batch in batches]  # type: ignore[attr-defined]
+            return [0] * len(slots)
         found = [checksum(slot.memory, mode) for slot in slots]
         self._feed.account.queues[lease.queue].checked_s += time.monotonic() - began
         return found
@@ -191,19 +174,20 @@ class Delivery:
         positions = self._feed.recipe.positions
         return bytes(Snapshot((positions.state_at(place, self.columns, with_rows=True),)))
 
-    def settle(self, lease: Lease, news: list[Sent]) -> None:
+    def settle(self, lease: Lease, news: News) -> None:
         """Batches count as buffered no longer."""
-        for run, group in groupby(news, key=attrgetter("run")):
-            sents = list(group)
-            run.pipeline.channel.hand_out(
+        batches = news.batches
+        if not lease.shared and batches:
+            slots = [batch.arrays.slot.number for batch in batches]  # type: ignore[attr-defined]
+            self._feed.slots.release(lease.queue, slots)
+        if (counted := batches[news.num_stale :]) and news.run is not None:
+            news.run.pipeline.channel.hand_out(
                 lease.queue,
-                len(sents),
-                sum([sent.rows for sent in sents]),
-                sum([sent.held_bytes for sent in sents]),
-                sum([sent.kept_rows for sent in sents]),
+                len(counted),
+                sum([batch.rows for batch in counted]),
+                sum([batch.held_bytes for batch in counted]),
+                sum([batch.kept_rows for batch in counted]),
             )
-        if news and not lease.shared:
-            self._feed.slots.release(lease.queue, [sent.slot for sent in news])
 
 
 def make_fault(generation: bytes, error: FeedError, sequence: int | None) -> say.Fault:

@@ -10,12 +10,12 @@ from feeder.errors import ConfigError, FeedError, LeaseLost, ProtocolError, Remo
 from feeder.protocol import messages as say
 from feeder.protocol.credit import credit_for
 from feeder.protocol.seats import Seats
-from feeder.snapshot import Snapshot, StreamState
+from feeder.snapshot import StreamState
 from feeder.statedict import unpack_position
 from feeder.transport.delivery import Delivery, Send, make_fault
 from feeder.transport.faults import point
 from feeder.transport.feeds import ServedFeed
-from feeder.transport.lease import Lease, Peer
+from feeder.transport.lease import Lease, News, Peer
 from feeder.transport.used import Used
 from workers.resuming import Resume
 
@@ -39,6 +39,8 @@ class Desk:
         self._delivery = Delivery(feed, send)
         self.used = Used(feed.recipe)
         """How far all consumers have used the feed."""
+        # Used, and not counted out of the buffers yet.
+        self._unsettled: list[tuple[Lease, News]] = []
         # Since when the feed has been waiting for queues that may have had everything.
         self._waits_since: float | None = None
 
@@ -46,8 +48,8 @@ class Desk:
 
     def open(self, peer: Peer, message: say.Open) -> Lease:
         """Seat a consumer. Raises `LeaseLost`, `ResumeError`, `ConfigError`."""
-        queue, positions = message.queue, self.feed.recipe.positions
-        if queue >= (num := self.num_queues):
+        queue, num, positions = message.queue, self.num_queues, self.feed.recipe.positions
+        if queue >= num:
             raise ConfigError(
                 f"queue is {queue}, but feed {self.feed.name!r} has {num}; expected 0 to {num - 1}"
             )
@@ -221,12 +223,7 @@ class Desk:
 
     def start_token(self, queue: int) -> bytes:
         """Where a queue that has just been opened stands."""
-        resume, recipe = self._resumes[queue], self.feed.recipe
-        if resume is None:
-            resume = Resume(cut=recipe.start_cut(), rows=(), columns=None)
-        cut, rows, columns = resume.cut, resume.rows, resume.columns
-        state = recipe.positions.state(cut, rows, columns, with_rows=False)
-        return state.token if state.rows is None else bytes(Snapshot((state,)))
+        return self.feed.recipe.token(self._resumes[queue])
 
     def _position(self, queue: int) -> Resume | None:
         """Where a queue stands: after the last batch that it was sent."""
@@ -254,9 +251,10 @@ class Desk:
             self.feed.slots.release(lease.queue, message.slots)
             point("server.released")
         news = lease.use(sequence)
-        self.feed.account.queues[lease.queue].hear(message.report, news, now)
-        self._delivery.settle(lease, news)
-        self.used.note(lease.queue, [sent.place for sent in news], self._delivery.columns)
+        self.feed.account.queues[lease.queue].hear(message.report, news.batches, now)
+        places = [batch.place for batch in news.batches]
+        self.used.note(lease.queue, places, self._delivery.columns)
+        self._unsettled.append((lease, news))
 
     def snapshot(self, lease: Lease, message: say.Snapshot) -> None:
         """A consumer asks where it stands, leftover rows and all."""
@@ -279,6 +277,11 @@ class Desk:
                         logger.exception("feed %r, queue %d", self.feed.name, lease.queue)
                         error = RemoteError(f"{type(error).__name__}: {error}")
                     self._delivery.fail(lease, error)
+        # Last: the threads that this wakes want the interpreter, which each send lets go of.
+        unsettled, self._unsettled = self._unsettled, []
+        for lease, news in unsettled:
+            self._delivery.settle(lease, news)
+        self.feed.make_use_of_room()
 
     def _pump(self, lease: Lease) -> None:
         run, failure = self.feed.run, self.feed.failure

@@ -107,6 +107,12 @@ class ServedFeed:
             run.close()
             self.slots.close()
 
+    def make_use_of_room(self) -> None:
+        """Wake the enqueuer where it waits for slots, and those that consumers gave back are worth
+        it, or a consumer has nothing to come."""
+        run = self.run
+        self.slots.wake(hungry=run is None or not all(map(len, run.outboxes)))
+
     def close(self) -> None:
         """No more runs."""
         self.halt()

@@ -30,17 +30,15 @@ class Peer(NamedTuple):
     """The routing id that this ROUTER gave the connection."""
 
 
-class Sent(NamedTuple):
-    """A batch that the consumer has been sent."""
+class News(NamedTuple):
+    """What a consumer has used since it was last heard of."""
 
-    place: Place
-    rows: int
-    held_bytes: int
-    kept_rows: int
-    slot: int
-    """The slot that it lies in; freed by the server itself where it went as frames."""
-    run: Run
-    """The run that made it, whose buffers it counts in."""
+    batches: list[Batch]
+    """The batches, in order."""
+    num_stale: int
+    """How many of them, the first ones, were made by earlier runs: they count in no buffer."""
+    run: Run | None
+    """The run that made the others."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -87,8 +85,14 @@ class Lease:
     """Whether that was an error."""
     is_over: bool = False
     """Whether it has ended for any reason."""
-    sent: deque[Sent] = field(default_factory=deque)
-    """The batches sent and not used yet, the last used one before them."""
+    run: Run | None = None
+    """The run whose batches it was last sent."""
+    sent: deque[Batch] = field(default_factory=deque)
+    """The batches sent and not used yet."""
+    num_stale: int = 0
+    """How many of those, the first ones, are of earlier runs."""
+    used_place: Place | None = None
+    """Where the last used batch ended: a snapshot may still be asked for there."""
     told: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
     """The queues that it was last told are waited for, and those that have ended."""
 
@@ -120,25 +124,28 @@ class Lease:
         spare = max(_SPARE_SLOTS, min(self.credit, _SPARE_BYTES // slot_bytes))
         return self.credit + self.hold + spare
 
-    def note(self, batch: Batch, slot: int, run: Run) -> None:
-        """A batch goes out."""
-        self.sent.append(
-            Sent(batch.place, batch.rows, batch.held_bytes, batch.kept_rows, slot, run)
-        )
-        self.place = batch.place
-        self.sequence += 1
+    def note(self, batches: list[Batch], run: Run) -> None:
+        """Batches go out."""
+        if run is not self.run:
+            self.run, self.num_stale = run, len(self.sent)
+        self.sent.extend(batches)
+        self.place = batches[-1].place
+        self.sequence += len(batches)
 
-    def use(self, sequence: int) -> list[Sent]:
-        """The consumer has handed out the batches before `sequence`; those of them that are news.
-        The last stays known, because a snapshot may still be asked for there."""
-        first = self.sequence - len(self.sent)
-        news = [self.sent[i - first] for i in range(self.used, sequence)]
+    def use(self, sequence: int) -> News:
+        """The consumer has handed out the batches before `sequence`; those of them that are
+        news."""
+        take = self.sent.popleft
+        news = News([take() for _ in range(sequence - self.used)], self.num_stale, self.run)
+        self.num_stale = max(0, self.num_stale - len(news.batches))
         self.used = sequence
-        while len(self.sent) > 1 and self.sequence - len(self.sent) < sequence - 1:
-            self.sent.popleft()
+        if news.batches:
+            self.used_place = news.batches[-1].place
         return news
 
     def place_after(self, sequence: int) -> Place | None:
         """Where the stream stood after the first `sequence` batches of this lease, if known."""
-        i = sequence - 1 - (self.sequence - len(self.sent))
-        return self.sent[i].place if 0 <= i < len(self.sent) else None
+        i = sequence - self.used
+        if i == 0:
+            return self.used_place
+        return self.sent[i - 1].place if 0 < i <= len(self.sent) else None

@@ -12,7 +12,7 @@ import mmap
 import os
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from feeder.devices.slots import HostSlot, HostSlots
 from feeder.errors import ProtocolError, TransportError
-from feeder.protocol.checks import Layout, layout
+from feeder.protocol.checks import Place
 from feeder.transport.memfd import SLOTS_PER_ARENA
 from workers.chunks import Columns
 
@@ -58,7 +58,6 @@ class MappedArena:
         self._released = released
         self._wake = wake
         self._leases: dict[int, _Lease] = {}
-        self._known: tuple[Columns | None, int, Layout] = (None, 0, Layout((), 0))
         try:
             memory = mmap.mmap(descriptor, slot_bytes * num_slots, prot=mmap.PROT_READ)
         except (OSError, ValueError, OverflowError) as error:
@@ -69,16 +68,32 @@ class MappedArena:
             os.close(descriptor)
         self._memory = memoryview(memory)
 
-    def view(self, index: int, columns: Columns, rows: int, length: int) -> Arrays:
-        """The first `length` rows of each column in a slot that is laid out for `rows` rows,
-        read-only. Raises `ProtocolError` where that is not in the slot, or is looked at already."""
-        root = np.frombuffer(self.memory(index, columns, rows), np.uint8)
-        if index in self._leases or not 0 <= length <= rows:
+    def root(self, index: int, num_bytes: int) -> NDArray[np.uint8]:
+        """The memory of a slot, read-only. Raises `ProtocolError` where there is no such slot, or
+        it is smaller, or somebody looks at it already."""
+        if not 0 <= index < self.num_slots or num_bytes > self.slot_bytes:
             raise ProtocolError(
-                f"the server gave slot {self._first + index} with {length} of {rows} rows, "
-                "expected a slot that was released, and no more rows than it is laid out for"
+                f"the server gave {num_bytes} bytes in slot {self._first + index}, expected at "
+                f"most {self.slot_bytes} bytes in one of {self.num_slots} slots"
             )
-        places = self._known[2].places
+        if index in self._leases:
+            raise ProtocolError(
+                f"the server gave slot {self._first + index}, which is looked at; expected one "
+                "that was released"
+            )
+        return np.frombuffer(self._memory, np.uint8, num_bytes, index * self.slot_bytes)
+
+    def lend(
+        self, index: int, root: NDArray[np.uint8], places: Sequence[Place], rows: int, length: int
+    ) -> Arrays:
+        """The first `length` rows of each column in a slot that is laid out for `rows` rows. The
+        slot is released when the last array over `root` is gone. Raises `ProtocolError` where it
+        has not so many rows."""
+        if not 0 <= length <= rows:
+            raise ProtocolError(
+                f"the server gave {length} of {rows} rows in slot {self._first + index}, expected "
+                "no more than it is laid out for"
+            )
         arrays = tuple([np.ndarray(shape, dtype, root, at) for shape, dtype, _, at, _ in places])
         lease = _Lease(root, self._release)
         lease.index = index
@@ -89,20 +104,6 @@ class MappedArena:
             array[(slice(None),) * place.axis + (slice(length),)]
             for array, place in zip(arrays, places, strict=True)
         )
-
-    def memory(self, index: int, columns: Columns, rows: int) -> memoryview:
-        """The memory of a slot that is laid out for `rows` rows, without a lease. Raises
-        `ProtocolError` where there is no such slot, or it is smaller."""
-        if columns is not self._known[0] or rows != self._known[1]:
-            self._known = (columns, rows, layout(columns, rows))
-        num_bytes = self._known[2].num_bytes
-        if not 0 <= index < self.num_slots or num_bytes > self.slot_bytes:
-            raise ProtocolError(
-                f"the server gave {num_bytes} bytes in slot {self._first + index}, expected at "
-                f"most {self.slot_bytes} bytes in one of {self.num_slots} slots"
-            )
-        start = index * self.slot_bytes
-        return self._memory[start : start + num_bytes]
 
     @property
     def num_leased(self) -> int:

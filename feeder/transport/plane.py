@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from feeder.errors import ConfigError, ProtocolError, TransportError
 from feeder.protocol import messages as say
-from feeder.protocol.checks import checksum
+from feeder.protocol.checks import Layout, checksum, layout
 from feeder.transport.accounts import Tally
 from feeder.transport.attaching import Attachment, attach
 from feeder.transport.mapping import FrameSlots, MappedArena
@@ -44,6 +44,7 @@ class Plane:
         self._frames = FrameSlots(1)
         self._columns: Columns = ()
         self._rows = 0
+        self._layout = Layout((), 0)
         self.connection: Attachment | None = None
         """The unix connection that descriptors come over; None where frames come."""
         self.reason = ""
@@ -74,7 +75,7 @@ class Plane:
 
     def set_columns(self, columns: Columns, rows: int, credit: int) -> None:
         """The columns of the batches, the rows of a full one, and how many may be under way."""
-        self._columns, self._rows = columns, rows
+        self._columns, self._rows, self._layout = columns, rows, layout(columns, rows)
         self._frames = FrameSlots(credit)
 
     def add_arena(self, arena: say.Arena) -> None:
@@ -89,23 +90,29 @@ class Plane:
             self._on_release,
         )  # fmt: skip
 
-    def arrays(self, header: say.Header, frames: list[Any]) -> Arrays:
-        """The arrays of a batch; raises `ProtocolError` where its memory is not what was sent."""
-        columns, rows = self._columns, self._rows
-        if header.shapes is not None:
-            columns, rows = _shaped(columns, header), header.length
-        if header.slot < 0:
-            return self._take_frames(header, frames, columns, rows)
-        number, index = divmod(header.slot, SLOTS_PER_ARENA)
-        arena = self._arenas.get(number)
-        if arena is None:
-            raise ProtocolError(f"slot {header.slot} is in an arena that was not announced")
-        if self._mode != "off":
-            self._check(arena.memory(index, columns, rows), header)
-        return arena.view(index, columns, rows, header.length)
+    def arrays(self, group: say.Group, frames: list[Any]) -> Iterator[Arrays]:
+        """The arrays of each batch of a group; raises `ProtocolError` where its memory is not what
+        was sent."""
+        columns, rows, whole = self._columns, self._rows, self._layout
+        if group.shapes is not None:
+            columns, rows = _shaped(columns, group), group.length
+            whole = layout(columns, rows)
+        if group.slots[0] < 0:
+            yield self._take_frames(group, frames, columns, rows)
+            return
+        checked, length = self._mode != "off", group.length
+        for at, slot in enumerate(group.slots):
+            number, index = divmod(slot, SLOTS_PER_ARENA)
+            arena = self._arenas.get(number)
+            if arena is None:
+                raise ProtocolError(f"slot {slot} is in an arena that was not announced")
+            root = arena.root(index, whole.num_bytes)
+            if checked:
+                self._check(root.data, group, at)
+            yield arena.lend(index, root, whole.places, rows, length)
 
     def _take_frames(
-        self, header: say.Header, frames: list[Any], columns: Columns, rows: int
+        self, group: say.Group, frames: list[Any], columns: Columns, rows: int
     ) -> Arrays:
         slot = self._frames.take(0, columns, rows)
         at, memory = 0, slot.memory
@@ -119,18 +126,18 @@ class Plane:
         if at != len(memory):
             raise ProtocolError(f"frames hold {at} bytes, expected {len(memory)}")
         if self._mode != "off":
-            self._check(memory, header)
-        return slot.lease(header.length)
+            self._check(memory, group, 0)
+        return slot.lease(group.length)
 
-    def _check(self, memory: memoryview, header: say.Header) -> None:
+    def _check(self, memory: memoryview, group: say.Group, at: int) -> None:
         began = time.monotonic()
         found = checksum(memory, self._mode)
         self._tally.checked_s += time.monotonic() - began
-        if found != header.checksum:
+        if found != group.checksums[at]:
             self._tally.corrupt += 1
             raise ProtocolError(
-                f"batch {header.step} is corrupt: its {len(memory)} bytes do not give the "
-                f"checksum that was sent ({self._mode})"
+                f"batch {group.step + at * group.stride} is corrupt: its {len(memory)} bytes do "
+                f"not give the checksum that was sent ({self._mode})"
             )
 
     @property
@@ -156,11 +163,11 @@ class Plane:
             self.connection.close()
 
 
-def _shaped(columns: Columns, header: say.Header) -> Columns:
-    assert header.shapes is not None
-    if len(header.shapes) != len(columns):
-        raise ProtocolError(f"{len(header.shapes)} shapes came for {len(columns)} columns")
+def _shaped(columns: Columns, group: say.Group) -> Columns:
+    assert group.shapes is not None
+    if len(group.shapes) != len(columns):
+        raise ProtocolError(f"{len(group.shapes)} shapes came for {len(columns)} columns")
     return tuple(
         replace(column, shape=tuple(shape))
-        for column, shape in zip(columns, header.shapes, strict=True)
+        for column, shape in zip(columns, group.shapes, strict=True)
     )

@@ -75,3 +75,9 @@ class Presence:
         self._listener.expire(now)
         deadline = self._listener.deadline
         return math.inf if deadline is None else deadline
+
+    def close(self) -> None:
+        """Hang up on everybody who is left."""
+        for _, connection in self._watched.values():
+            connection.close()
+        self._watched.clear()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from feeder.errors import ProtocolError
@@ -84,21 +84,14 @@ class Reading:
         not what was sent."""
         if self.columns is None:
             raise ProtocolError("batches came before their columns")
-        batches = []
-        for header in message.headers:
-            if header.sequence != self._expected:
-                raise ProtocolError(f"batch {header.sequence} came, expected {self._expected}")
-            arrays = self.plane.arrays(header, frames)
-            self._expected += 1
-            place: Any = RemotePlace(self.identity, header.token)
-            batches.append(
-                Batch(
-                    self._names, arrays, place, header.epoch, header.index, header.step,
-                    header.rows,
-                )
-            )  # fmt: skip
-            if header.shapes is not None:
+        batches: list[Batch] = []
+        for group in message.groups:
+            if group.sequence != self._expected:
+                raise ProtocolError(f"batch {group.sequence} came, expected {self._expected}")
+            batches += self._take(group, frames)
+            if group.shapes is not None:
                 self._is_uniform = False
+            self._expected += len(group.slots)
         return batches
 
     def count_bytes(self, batches: list[Batch], rows: int) -> int:
@@ -106,6 +99,15 @@ class Reading:
         if self._is_uniform:
             return rows * self._row_bytes
         return sum([array.nbytes for batch in batches for array in batch.arrays])
+
+    def _take(self, group: say.Group, frames: list[Any]) -> Iterator[Batch]:
+        names, identity, stride = self._names, self.identity, group.stride
+        index, step = group.index, group.step
+        for at, arrays in enumerate(self.plane.arrays(group, frames)):
+            place: Any = RemotePlace(identity, None, group, at)
+            yield Batch(names, arrays, place, group.epoch, index, step, group.rows)
+            index += stride
+            step += stride
 
     # ---- what the server is told
 

@@ -91,6 +91,15 @@ class Recipe:
             encode=self.positions.id.encode,
         )  # fmt: skip
 
+    def token(self, resume: Resume | None) -> bytes:
+        """A position that a consumer came with, or the start, as it is told: a snapshot where
+        leftover rows go with it."""
+        if resume is None:
+            resume = Resume(cut=self.start_cut(), rows=(), columns=None)
+        cut, rows, columns = resume.cut, resume.rows, resume.columns
+        state = self.positions.state(cut, rows, columns, with_rows=False)
+        return state.token if state.rows is None else bytes(Snapshot((state,)))
+
     def length(self, queue: int) -> int | None:
         """Batches of the whole stream on a queue; None where the fetch function does not say how
         many rows an epoch has, as sources do with `rows(epoch, batch_size)`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,8 @@ from feeder.token import StreamId, is_token, make_fingerprint
 from workers.batch import Cut
 from workers.chunks import Column, Columns
 from workers.errors import ChunkError
+from workers.position import Frame, Lanes, Place, Position, Span
+from workers.straddler import Straddler
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +46,27 @@ def identity_of(opened: say.Opened) -> Identity:
 
 
 class RemotePlace:
-    """Where a batch ended, as its header tells it: a token, or a snapshot with leftover rows."""
+    """Where a batch ended: a token, or a snapshot with leftover rows. It is the `at`-th of a group
+    that tells it, and the token is made when somebody asks."""
 
-    __slots__ = ("_identity", "token")
+    __slots__ = ("_at", "_group", "_identity", "_token")
 
-    def __init__(self, identity: Identity, token: bytes) -> None:
+    def __init__(
+        self, identity: Identity, token: bytes | None, group: say.Group | None = None, at: int = 0
+    ) -> None:
         self._identity = identity
-        self.token = token
+        self._token = token
+        self._group = group
+        self._at = at
+
+    @property
+    def token(self) -> bytes:
+        """The token, or the snapshot."""
+        if self._token is None:
+            assert self._group is not None
+            self._token = token_of(self._identity, self._group, self._at)
+            self._group = None
+        return self._token
 
     def cut(self) -> Cut:
         """The place as the user is given it."""
@@ -61,19 +78,46 @@ class RemotePlace:
 
     def state(self, columns: Columns | None) -> bytes:
         """The place as the bytes of a state dict: the same that a feed in process gives."""
-        if not is_token(self.token):
-            return self.token
+        token = self.token
+        if not is_token(token):
+            return token
         identity = self._identity
         state = StreamState(
             name=identity.name,
             number=identity.number,
             fingerprint=identity.fingerprint,
-            token=self.token,
+            token=token,
             columns=columns,
             rows=None,
             summary=summarise(self.cut()),
         )
         return bytes(Snapshot((state,)))
+
+
+def token_of(identity: Identity, group: say.Group, at: int) -> bytes:
+    """Where the `at`-th batch of a group ended: the token that the server would have made."""
+    told = group.span
+    if told is None:
+        return group.tokens[at]
+    num_chunks, taken = group.chunks[at], group.taken[at] if group.taken else 0
+    start = Position(told.epoch, told.turn, told.live, told.calls, told.rows, told.marks)
+    marks = [None if runs is None else _spread(runs) for runs in told.new_marks]
+    span = Span(start, told.ring, told.firsts, [told.chunk_rows] * num_chunks, marks)
+    lanes = Lanes(num_lanes=len(told.live), pure=told.pure, arrival=False)
+    ended_in = Straddler((), (), told.chunk_rows, 0, group.digests[at]) if taken else None
+    frame = Frame(lanes, identity.id.encode, identity.epochs)
+    place = Place(frame, span, num_chunks, taken, ended_in, group.epoch)
+    place.index = group.index + at * group.stride + 1
+    place.step = group.step + at * group.stride + 1
+    return place.cut().token()
+
+
+def _spread(runs: Sequence[tuple[int, bytes]]) -> list[bytes]:
+    """The marks of a lane, one for each chunk."""
+    marks: list[bytes] = []
+    for end, mark in runs:
+        marks += [mark] * (end - len(marks))
+    return marks
 
 
 def columns_of(spec: say.Spec) -> Columns:

@@ -198,7 +198,7 @@ class Server:
             if self._saver is not None and self._saver.is_running:
                 self._saver.mark()
             self._stack.close()
-            self._serving.hang_up()
+            self._serving.close()
         for feed in self._feeds:
             if feed.stuck is not None:
                 raise feed.stuck

@@ -287,14 +287,13 @@ class Serving:
             if lease.connection is not None:
                 lease.connection.close()
 
-    def hang_up(self) -> None:
-        """Close the connections of those who are still there, once the thread has ended."""
-        for _, lease in self._leases.values():
-            if lease.connection is not None:
-                lease.connection.close()
-
     def _farewell(self) -> None:
         for peer in list(self._leases):
             self.send(
                 peer, say.Farewell(generation=b"", reason=self._stopping or "all is done"), ()
             )
+
+    def close(self) -> None:
+        """Hang up on everybody; when the thread has ended and its sockets are closed, so that
+        what was said last comes first."""
+        self._presence.close()

@@ -19,10 +19,10 @@ transports = pytest.mark.parametrize("transport", TRANSPORTS)
 forms = pytest.mark.parametrize("form", FORMS)
 
 
-def stream_of(form: str, **settings: Any) -> list[Record]:
+def stream_of(form: str, pattern: str = "ragged", **settings: Any) -> list[Record]:
     """Return a stream whose epochs end in a part of a batch, so that no cut depends on whether
     the end of the epoch was known when it was made."""
-    stream = expected(make_fetch(form, "ragged"), pure=form == "pure", epochs=EPOCHS, **settings)
+    stream = expected(make_fetch(form, pattern), pure=form == "pure", epochs=EPOCHS, **settings)
     ends = [one for one, two in zip(stream, [*stream[1:], None], strict=True)
             if two is None or two[0] != one[0]]  # fmt: skip
     assert len(ends) == EPOCHS and all(end[3] < BATCH_SIZE for end in ends)
@@ -40,17 +40,18 @@ def position_in(feed: Any, coordinator: Any) -> tuple[Any, ...]:
 @transports
 @forms
 @pytest.mark.parametrize("repeatable", (True, False))
+@pytest.mark.parametrize("pattern", ("ragged", "small"))
 def test_positions_are_those_of_the_feed_in_process(
-    transport: str, form: str, repeatable: bool
+    transport: str, form: str, pattern: str, repeatable: bool
 ) -> None:
     settings = {"epochs": EPOCHS, "repeatable": repeatable}
-    num = len(stream_of(form))
-    with running(make_fetch(form, "ragged"), **settings) as (coordinator, feed):
+    num = len(stream_of(form, pattern))
+    with running(make_fetch(form, pattern), **settings) as (coordinator, feed):
         before = coordinator.state_dict()
         wanted = [position_in(feed, coordinator) for _ in range(num)]
         assert next(feed, None) is None
         after = coordinator.state_dict()
-    with served(transport, make(make_fetch(form, "ragged"), **settings)) as seen:
+    with served(transport, make(make_fetch(form, pattern), **settings)) as seen:
         assert seen.state_dict() == before
         got = [position_in(seen, seen) for _ in range(num)]
         assert next(seen, None) is None

@@ -158,8 +158,8 @@ def test_message_before_open(peer: Peer, message: say.Message) -> None:
 
 
 def test_batches_from_a_consumer(peer: Peer) -> None:
-    header = say.Header(0, 0, 0, 0, 1, 1, b"", 0, -1, None)
-    peer.say(say.Batches(generation=UNKNOWN, headers=(header,)), b"memory")
+    group = say.Group(0, 0, 0, 0, 1, 1, 1, (-1,), (0,), None, (b"",), None, (), (), ())
+    peer.say(say.Batches(generation=UNKNOWN, groups=(group,)), b"memory")
     peer.is_refused("ProtocolError")
 
 
@@ -228,8 +228,8 @@ def sharing(peer: Peer) -> Iterator[tuple[bytes, tuple[int, ...]]]:
     opened = peer.opens(boot_id=boot_id())
     with closing(attach(opened.shared.path, opened.shared.nonce, WAIT_S)):
         peer.say(say.Attached(generation=opened.generation, plane="shared", reason=""))
-        headers = peer.hear(say.Batches).headers
-        yield opened.generation, tuple(header.slot for header in headers)
+        groups = peer.hear(say.Batches).groups
+        yield opened.generation, tuple(slot for group in groups for slot in group.slots)
 
 
 @schemes

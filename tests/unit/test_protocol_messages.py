@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 from feeder import errors
 from feeder.errors import ProtocolError
 from feeder.protocol.coding import decode, encode
+from feeder.protocol.fields import TOKEN_BYTES
 from feeder.protocol.messages import (
     FROM_CONSUMER,
     FROM_SERVER,
     MAX_ITEMS,
     PROTOCOL_VERSION,
-    TOKEN_BYTES,
     Arena,
     Attached,
     Batches,
@@ -30,7 +30,7 @@ from feeder.protocol.messages import (
     End,
     Farewell,
     Fault,
-    Header,
+    Group,
     Look,
     Message,
     Offer,
@@ -39,6 +39,7 @@ from feeder.protocol.messages import (
     Report,
     Seen,
     Snapshot,
+    Span,
     Spec,
     State,
     Used,
@@ -65,10 +66,41 @@ SPECS = st.builds(
 OFFERS = st.builds(Offer, path=NAMES, nonce=st.binary(min_size=16, max_size=16))
 
 
-def headers(slot: int) -> st.SearchStrategy[Header]:
-    return st.builds(
-        Header, COUNTS, COUNTS, COUNTS, COUNTS, COUNTS, COUNTS, TOKENS, st.integers(0, 2**64 - 1),
-        st.integers(slot, 2**48), st.none() | st.lists(SHAPES, max_size=3).map(tuple),
+CHECKS = st.integers(0, 2**64 - 1)
+
+
+def tuples(items: st.SearchStrategy[Any], num: int) -> st.SearchStrategy[Any]:
+    return st.lists(items, min_size=num, max_size=num).map(tuple)
+
+
+@st.composite
+def spans(draw: st.DrawFn) -> Span:
+    num, num_of_ring = draw(st.integers(1, 3)), draw(st.integers(1, 3))
+    lane, mark = st.integers(0, num - 1), st.binary(max_size=20)
+    runs = st.none() | st.lists(st.tuples(st.integers(1, 9), mark), max_size=3).map(tuple)
+    return Span(
+        draw(st.booleans()), draw(COUNTS), draw(lane), draw(tuples(st.booleans(), num)),
+        draw(tuples(COUNTS, num)), draw(tuples(COUNTS, num)), draw(tuples(st.none() | mark, num)),
+        draw(tuples(lane, num_of_ring)), draw(tuples(COUNTS, num_of_ring)),
+        draw(tuples(runs, num_of_ring)), draw(COUNTS),
+    )  # fmt: skip
+
+
+@st.composite
+def groups(draw: st.DrawFn, *, frames: bool = False) -> Group:
+    num = 1 if frames else draw(st.integers(1, 3))
+    slots = (-1,) if frames else draw(tuples(st.integers(0, 2**48), num))
+    span = draw(st.none() | spans())
+    num_told = 0 if span is None else num
+    num_taken = draw(st.sampled_from((0, num_told)))
+    places = [
+        draw(tuples(st.integers(1, 2**20), num_told)), draw(tuples(COUNTS, num_taken)),
+        draw(tuples(CHECKS, num_taken)),
+    ]  # fmt: skip
+    return Group(
+        *(draw(COUNTS) for _ in range(4)), draw(ONE_UP), draw(COUNTS), draw(COUNTS), slots,
+        draw(tuples(CHECKS, num)), draw(st.none() | st.lists(SHAPES, max_size=3).map(tuple)),
+        draw(tuples(TOKENS, num if span is None else 0)), span, *places,
     )  # fmt: skip
 
 
@@ -105,7 +137,8 @@ MESSAGES: dict[type[Message], st.SearchStrategy[Any]] = {
     ),
     Batches: st.builds(
         Batches, generation=GENERATIONS,
-        headers=st.lists(headers(0), min_size=1, max_size=4).map(tuple) | st.tuples(headers(-1)),
+        groups=st.lists(groups(), min_size=1, max_size=3).map(tuple)
+        | st.tuples(groups(frames=True)),
     ),
     Waiting: st.builds(Waiting, generation=GENERATIONS, queues=LISTS, ended=LISTS),
     State: st.builds(State, generation=GENERATIONS, request=COUNTS, data=st.none() | TOKENS),
@@ -123,7 +156,12 @@ ANY = st.one_of(list(MESSAGES.values()))
 
 G = bytes(24)
 COLUMN = ColumnSpec(name="x", dtype="<f4", axis=0, shape=(2, 3))
-HEADER = Header(0, 0, 0, 0, 2, 2, b"t", 0, 5, None)
+SPAN = Span(
+    False, 0, 1, (True, False), (3, 4), (6, 8), (b"m", None), (0, 1), (3, 4),
+    (((2, b"m"), (3, b"n")), None), 2,
+)  # fmt: skip
+GROUP = Group(0, 0, 0, 0, 1, 2, 2, (5,), (0,), None, (b"t",), None, (), (), ())
+TOLD = Group(1, 0, 1, 1, 1, 2, 2, (6, 7), (0, 0), None, (), SPAN, (3, 4), (0, 1), (0, 9))
 EXAMPLES: list[Message] = [
     Open(
         version=PROTOCOL_VERSION, feed="", queue=0, token=None, credit=0, hold=1,
@@ -143,7 +181,7 @@ EXAMPLES: list[Message] = [
     ),
     Spec(generation=G, batch_size=2, columns=(COLUMN,)),
     Arena(generation=G, number=0, slot_bytes=64, num_slots=4),
-    Batches(generation=G, headers=(HEADER, HEADER)),
+    Batches(generation=G, groups=(GROUP, TOLD)),
     Waiting(generation=G, queues=(1,), ended=()),
     State(generation=G, request=1, data=b"s"),
     Fault(generation=b"", sequence=None, kind="LeaseLost", text="t", fields={"call": 1}, note=""),
@@ -173,10 +211,23 @@ def changed(name: str, /, **fields: Any) -> bytes:
     return msgpack.packb({**msgspec.to_builtins(BY_NAME[name], builtin_types=(bytes,)), **fields})
 
 
-def header(at: int, value: Any) -> bytes:
-    """Two headers, the first with another field."""
-    fields = list(msgspec.to_builtins(HEADER, builtin_types=(bytes,)))
-    return changed("Batches", headers=[[*fields[:at], value, *fields[at + 1 :]], fields])
+def group(at: int, value: Any) -> bytes:
+    """Two groups, the first with another field."""
+    fields = list(msgspec.to_builtins(GROUP, builtin_types=(bytes,)))
+    other = msgspec.to_builtins(TOLD, builtin_types=(bytes,))
+    return changed("Batches", groups=[[*fields[:at], value, *fields[at + 1 :]], other])
+
+
+def told(at: int, value: Any) -> bytes:
+    """A group with a span, with another field."""
+    fields = list(msgspec.to_builtins(TOLD, builtin_types=(bytes,)))
+    return changed("Batches", groups=[[*fields[:at], value, *fields[at + 1 :]]])
+
+
+def span(at: int, value: Any) -> bytes:
+    """A group whose span has another field."""
+    fields = list(msgspec.to_builtins(TOLD.span, builtin_types=(bytes,)))
+    return told(11, [*fields[:at], value, *fields[at + 1 :]])
 
 
 def column(**fields: Any) -> bytes:
@@ -286,18 +337,39 @@ BAD: dict[str, tuple[bytes, str]] = {
     "nonce": (changed("Opened", shared={"path": "p", "nonce": bytes(15)}), "length >= 16"),
     "arena of no slots": (changed("Arena", num_slots=0), ">= 1"),
     "arena of many slots": (changed("Arena", num_slots=2**16 + 1), "<= 65536"),
-    "no headers": (changed("Batches", headers=[]), "length >= 1"),
-    "header of a map": (changed("Batches", headers=[{}]), "got `object`"),
-    "header short": (changed("Batches", headers=[[1]]), "at least length 10"),
-    "header long": (
-        changed("Batches", headers=[[0, 0, 0, 0, 0, 0, b"", 0, 0, None, 0]]), "at most length 10"
+    "no groups": (changed("Batches", groups=[]), "length >= 1"),
+    "group of a map": (changed("Batches", groups=[{}]), "got `object`"),
+    "group short": (changed("Batches", groups=[[1]]), "at least length 15"),
+    "group long": (
+        changed("Batches", groups=[[*msgspec.to_builtins(GROUP, builtin_types=(bytes,)), 0]]),
+        "at most length 15",
     ),
-    "header's token": (header(6, "t"), "expected `bytes`"),
-    "header's checksum": (header(7, -1), ">= 0"),
-    "header's slot": (header(8, -2), ">= -1"),
-    "frames with others": (header(8, -1), "expected it alone"),
-    "header's shapes": (header(9, [[-1]]), ">= 0"),
-    "header's ndim": (header(9, [[1] * 32]), "length <= 31"),
+    "group's stride": (group(4, 0), ">= 1"),
+    "group of no batch": (group(7, []), "length >= 1"),
+    "group's slot": (group(7, [-2]), ">= -1"),
+    "frames with others": (group(7, [-1]), "expected it alone"),
+    "group's checksum": (group(8, [-1]), ">= 0"),
+    "too few checksums": (group(8, []), "of each of its 1 batches"),
+    "group's shapes": (group(9, [[-1]]), ">= 0"),
+    "group's ndim": (group(9, [[1] * 32]), "length <= 31"),
+    "group's token": (group(10, ["t"]), "expected `bytes`"),
+    "too many tokens": (group(10, [b"t", b"t"]), "of each of its 1 batches"),
+    "neither tokens nor span": (group(10, []), "of each of its 1 batches"),
+    "too few rows taken": (told(13, [1]), "of each of its 2 batches"),
+    "no digests": (told(14, []), "of each of its 2 batches"),
+    "tokens and chunks": (group(12, [1]), "of each of its 1 batches"),
+    "no chunk": (group(12, [0]), ">= 1"),
+    "very many chunks": (group(12, [2**20 + 1]), "<= 1048576"),
+    "span of no lane": (span(3, []), "length >= 1"),
+    "span of many lanes": (span(3, [True] * 65), "length <= 64"),
+    "span's calls": (span(4, [1]), "of each of its 2 lanes"),
+    "span's marks": (span(6, [None]), "of each of its 2 lanes"),
+    "span's turn": (span(2, 2), "none of its 2"),
+    "span's ring": (span(7, [0, 2]), "none of its 2"),
+    "span without a ring": (span(7, []), "length >= 1"),
+    "span's first calls": (span(8, [1]), "each lane of its ring"),
+    "a long mark": (span(6, [bytes(257), None]), "length <= 256"),
+    "many new marks": (span(9, [[[1, b""]] * 9, None]), "length <= 8"),
     "objects": (column(dtype="|O"), "regex"),
     "void": (column(dtype="|V8"), "regex"),
     "structured": (column(dtype="<f4,<f4"), "regex"),
@@ -361,7 +433,7 @@ def test_good_borders_pass() -> None:
         "Fault": changed(
             "Fault", generation=G, fields={"call": None, "column": "x", "n": -(2**63)}
         ),
-        "Batches": header(7, 2**64 - 1),
+        "Batches": group(8, [2**64 - 1]),
         "Spec": column(dtype="<M8[25us]", axis=2, shape=[2**20, 2**20]),
         "End": changed("End", token=bytes(TOKEN_BYTES)),
         "Opened": changed("Opened", lease_s=30, shared=None),

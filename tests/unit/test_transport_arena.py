@@ -54,7 +54,7 @@ def make(num_slots: int = 2, **settings: Any) -> ArenaSlots:
 def lend(slots: ArenaSlots, device: int = 0, rows: int = 4) -> Any:
     """A batch that has been sent."""
     arrays = slots.take(device, COLUMNS, rows).lease(rows)
-    slots.mark_sent(device, [arrays.slot.number])
+    arrays.slot.sent = True
     return arrays
 
 
@@ -185,6 +185,7 @@ def test_who_finds_no_free_slot_hands_over_what_it_has_and_waits() -> None:
     thread, outcome = aside(lambda: slots.take(0, COLUMNS, 4))
     assert waits.wait(WAIT_S)
     slots.release(0, [batch.slot.number])
+    slots.wake(hungry=True)
     thread.join(WAIT_S)
     assert outcome == [batch.slot]
 
