@@ -6,6 +6,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -33,9 +34,12 @@ def test_a_message_has_the_fields_of_its_table(kind: type[say.Message]) -> None:
     assert [row[0] for row in table(section(PAGE, kind.__name__))] == fields
 
 
-def test_a_header_has_the_fields_of_its_table_in_order() -> None:
-    fields = [field.name for field in msgspec.structs.fields(say.Header)]
-    assert [row[0] for row in table(section(PAGE, "A batch's header"))] == fields
+@pytest.mark.parametrize(
+    ("heading", "kind"), [("A group of batches", say.Group), ("A span", say.Span)]
+)
+def test_an_array_has_the_fields_of_its_table_in_order(heading: str, kind: type) -> None:
+    fields = [field.name for field in msgspec.structs.fields(kind)]
+    assert [row[0] for row in table(section(PAGE, heading))] == fields
 
 
 def test_no_message_is_left_out_or_made_up() -> None:
@@ -125,16 +129,55 @@ def ragged(call: feeder.Call) -> list[np.ndarray]:
     return [np.full((rows, width), call.index, np.int16), np.ones((2, rows))]
 
 
+def regular(call: feeder.Call) -> list[np.ndarray]:
+    """Chunks that all have as many rows: where batches end is told by numbers."""
+    if call.index == 40:
+        raise StopIteration
+    return [np.full((5, 2), call.index), call.rng.random((3, 5))]
+
+
+class Cursors:
+    """Workers of different length, with a cursor that does not change at every call."""
+
+    seekable = True
+
+    def __init__(self) -> None:
+        self.at = {0: 0, 1: 0, 2: 0}
+        if not self.seekable:
+            self.cursor = self.seek = None  # type: ignore[assignment,method-assign]
+
+    def __call__(self, worker_id: int, batch_size: int) -> list[np.ndarray]:
+        if self.at[worker_id] == 10 + 9 * worker_id:
+            self.at[worker_id] = 0
+            raise StopIteration
+        self.at[worker_id] += 1
+        return [np.full((5, 2), self.at[worker_id]), np.full((3, 5), worker_id)]
+
+    def cursor(self, worker_id: int) -> int:
+        return self.at[worker_id]
+
+    def seek(self, worker_id: int, cursor: int) -> None:
+        self.at[worker_id] = cursor
+
+
+class Replayed(Cursors):
+    seekable = False
+
+
 FEEDS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "kept": (plain, {"epochs": 2}),
     "padded": (plain, {"last_batch": "pad"}),
     "not to be fetched again": (plain, {"repeatable": False}),
     "large": (large, {}),
+    "regular": (regular, {"epochs": 2, "num_worker_threads": 3}),
+    "with cursors": (Cursors, {"epochs": 2, "num_worker_threads": 3}),
+    "by replay": (Replayed, {"epochs": 2, "num_worker_threads": 3}),
     "not batched": (ragged, {"dont_rebatch": True}),
 }
 
 
 def make(fetch: Callable[..., Any], **settings: Any) -> feeder.Coordinator:
+    fetch = fetch() if isinstance(fetch, type) else fetch
     return feeder.init_data_input_workers(
         ["a", "b"], fetch, 13, batch_columns=[0, 1], coordinator=feeder.Coordinator(), **settings
     )
@@ -167,10 +210,8 @@ def test_the_pages_consumer_reads_what_the_library_reads(
     ):
         assert (reader.unix is not None) == shared
         num = 0
-        for (header, columns), batch in zip(reader, wanted, strict=True):
-            assert header[1:6] == [
-                batch.epoch, batch.index, batch.step, batch.rows, batch.arrays[0].shape[0]
-            ]  # fmt: skip
+        for (numbers, columns), batch in zip(reader, wanted, strict=True):
+            assert numbers == (batch.epoch, batch.index, batch.step, batch.rows)
             for column, array in zip(columns.values(), batch.arrays, strict=True):
                 assert (column.dtype, column.shape) == (array.dtype, array.shape)
                 assert column.tobytes() == array.tobytes()
@@ -194,6 +235,42 @@ def test_the_pages_consumer_goes_on_from_a_token(
             seen += [columns["b"].tolist() for _, columns in reader]
     with make(plain) as coordinator:
         assert seen == [batch["b"].tolist() for batch in coordinator["train"]]
+
+
+@pytest.mark.parametrize("fetch", [plain, regular, Cursors, Replayed])
+def test_the_pages_consumers_read_two_queues(
+    fetch: Callable[..., Any], reader_of_the_page: Callable[..., Any]
+) -> None:
+    settings = {"num_worker_threads": 3, "epochs": 3}
+    with make(fetch, **settings) as coordinator:
+        wanted = [batch.cut.token() for batch in coordinator["train"]]
+    with (
+        serving(lambda: make(fetch, **settings), queues=2) as server,
+        read_by(reader_of_the_page, server, queue=0) as left,
+        read_by(reader_of_the_page, server, queue=1) as right,
+    ):
+        pair = iter(left), iter(right)
+        for step, token in enumerate(wanted[:-2]):
+            (_, _, came, _), _ = next(pair[step % 2])
+            assert came == step
+            assert (left, right)[step % 2].token == token
+
+
+def test_places_are_told_both_by_tokens_and_by_numbers(
+    reader_of_the_page: Callable[..., Any],
+) -> None:
+    told = []
+
+    class Watching(reader_of_the_page):  # type: ignore[misc,valid-type]
+        def next_group(self) -> Any:
+            group = super().next_group()
+            told.append(None if group is None else group[11] is not None)
+            return group
+
+    for fetch in (plain, regular):
+        with serving(partial(make, fetch)) as server, read_by(Watching, server) as reader:
+            list(reader)
+    assert set(told) == {None, True, False}
 
 
 def test_the_pages_consumer_is_told_an_error(reader_of_the_page: Callable[..., Any]) -> None:
