@@ -192,7 +192,11 @@ class _Request(BaseHTTPRequestHandler):
 
     def _answer(self, *, with_body: bool) -> None:
         try:
-            found = answer(self._board, self.path, is_near=is_near(self.client_address[0]))
+            # By name too: a page of another host may have made its own name mean this one.
+            host = self.headers.get("Host", "")
+            named = (host.rpartition(":")[0] or host).strip("[]")
+            near = is_near(self.client_address[0]) and is_near(named)
+            found = answer(self._board, self.path, is_near=near)
         except Exception as error:
             logger.exception("the status page failed")
             found = Answer(500, "text/plain", f"{type(error).__name__}\n".encode())
@@ -210,8 +214,11 @@ class _Request(BaseHTTPRequestHandler):
 
 
 def is_near(host: str) -> bool:
-    """Whether an address is of the loopback interface."""
-    address = ipaddress.ip_address(host.partition("%")[0])
+    """Whether an address is of the loopback interface; of names "localhost" alone."""
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return host == "localhost"
     mapped = getattr(address, "ipv4_mapped", None)
     return (mapped or address).is_loopback
 

@@ -245,9 +245,9 @@ def serve(
         keys: A directory of `feeder keygen`: TCP is encrypted, and its clients alone come in.
         insecure: Listen where other hosts can reach it without keys.
         lease: Seconds after which a consumer that is not heard of may be replaced.
+        exit_when: "never", or "acknowledged": `wait` returns when every batch has been used.
         status: ``[HOST:]PORT`` of a page that shows what the feeds do, with `/metrics`, `/healthz`
             and `/readyz`; this host alone where no host is given. None by default.
-        exit_when: "never", or "acknowledged": `wait` returns when every batch has been used.
         checkpoints: Where the newest round that all consumers have used is stored: a
             `Checkpointing` with `every_s`, or a store, path or URL for every 30 s. It is stored
             at the end too.

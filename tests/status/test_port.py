@@ -193,6 +193,7 @@ def test_it_outlives_the_feed() -> None:
 @pytest.mark.parametrize(("host", "near"), [
     ("127.0.0.1", True), ("127.9.9.9", True), ("::1", True), ("::ffff:127.0.0.1", True),
     ("10.0.0.1", False), ("::ffff:10.0.0.1", False), ("fe80::1%eth0", False),
+    ("localhost", True), ("localhost.evil.example", False), ("", False),
 ])  # fmt: skip
 def test_who_is_near(host: str, near: bool) -> None:
     assert is_near(host) is near
@@ -205,6 +206,22 @@ def test_stacks_are_for_this_host_alone() -> None:
     assert got.status == 403
     assert b"File" not in got.body
     assert answer(board, "/stats.json", is_near=False).status == 200
+
+
+@pytest.mark.parametrize(("host", "status"), [
+    ("localhost:9478", 200), ("localhost", 200), ("127.0.0.1:9478", 200), ("[::1]:9478", 200),
+    ("evil.example:9478", 403), ("evil.example", 403),
+])  # fmt: skip
+def test_stacks_are_for_those_who_mean_this_host(url: str, host: str, status: int) -> None:
+    """A browser here may be told by another host's page that a name of that host is this one."""
+    connection = http.client.HTTPConnection(*place_of(url), timeout=WAIT_S)
+    try:
+        connection.request("GET", "/debug/threads", headers={"Host": host})
+        response = connection.getresponse()
+        assert response.read()
+        assert response.status == status
+    finally:
+        connection.close()
 
 
 def test_stacks_name_every_thread() -> None:
