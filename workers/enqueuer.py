@@ -103,7 +103,7 @@ class Dealer:
 
     def flush(self) -> None:
         """Hand over what has been dealt so far."""
-        group, self._group = self._group, []
+        group, self._group, self._bytes = self._group, [], 0
         num, row_bytes = len(self._queues), self.row_bytes or 0
         kept, dropped = self._assembler.settle()
         self._channel.count(-dropped, -dropped * row_bytes, kept)

@@ -10,6 +10,7 @@ from workers.calls import NONE_BACKOFF_S, LaneCalls, as_tuple
 from workers.channel import GRACE_S, Channel
 from workers.chunks import count_bytes, hash_chunk
 from workers.errors import FeedError, FetchError, in_words
+from workers.ledger import Ledger
 from workers.rota import End, Lane
 from workers.spec import RunSpec, StreamSpec
 from workers.stats import FetchStats
@@ -32,14 +33,18 @@ class Fetching:
         spec: StreamSpec,
         run: RunSpec,
         channel: Channel,
+        ledger: Ledger,
         calls: Sequence[LaneCalls],
         stats: FetchStats,
     ) -> None:
         self._spec = spec
+        self._ledger = ledger
         self._run = run
         self._channel = channel
         self._calls = calls
         self._stats = stats
+        # Of each lane the rows that its bundle may get to.
+        self._targets = [0] * len(calls)
         self._fresh = [True] * len(calls)
         self._failures = [0] * len(calls)
         self._axis = spec.axes[0]
@@ -65,6 +70,7 @@ class Fetching:
         stats.begin(lane.number, time.monotonic())
         row_bytes = self.row_bytes
         rows, num_bytes, num_calls, outcome = self._call(lane, calls, row_bytes)
+        self._targets[lane.number] = 0
         if row_bytes is not None:
             num_bytes = rows * row_bytes
         stats.count(lane.number, num_calls, rows, num_bytes, time.monotonic())
@@ -90,11 +96,12 @@ class Fetching:
 
         Returns the rows, their bytes (where `row_bytes` are not known), the calls that gave a
         chunk, and what came: None for "nothing right now", an exception, or `_FULL`."""
-        channel, next_call, append = self._channel, calls.next_call, lane.chunks.append
+        channel, next_call, chunks = self._channel, calls.next_call, lane.chunks
+        append = chunks.append
         mark = calls.mark if self._spec.seekable else None
         note = self._print if self._run.debug else None
         axis, names, first = self._axis, self._spec.names, lane.next
-        target = 0 if calls.one_by_one else self._target_rows()
+        target = self._targets[lane.number] = 0 if calls.one_by_one else self._target_rows()
         most_calls = min(target, _MOST_CALLS)
         # Measured here and not when the bundle is full: the merge may take chunks out of it.
         measure = count_bytes if row_bytes is None else None
@@ -121,6 +128,9 @@ class Fetching:
                 if mark is not None:
                     lane.marks.append(cursor)
                 if rows >= target or num_calls >= most_calls or channel.closed:
+                    return rows, num_bytes, num_calls, _FULL
+                if len(chunks) < num_calls:
+                    # Some have been taken already, and are counted when the lane is given back.
                     return rows, num_bytes, num_calls, _FULL
                 since = lane.wanted_since
                 if since is not None and time.monotonic() - since > GRACE_S:
@@ -189,13 +199,16 @@ class Fetching:
         return failed
 
     def _target_rows(self) -> int:
-        """Rows at which a bundle is full: a batch of them, or several where batches are small."""
-        batch = self._spec.batch_size
+        """Rows at which a bundle is full: a batch of them, or several where batches are small and
+        there is room for them beside the bundles that others have begun. For a quarter of the
+        bound there always is: with smaller bundles threads wake each other more than they work."""
+        batch, ledger, num_workers = self._spec.batch_size, self._ledger, self._spec.num_workers
         if self.row_bytes is None:
             return batch
         some = _BUNDLE_BYTES // max(1, batch * self.row_bytes)
-        most = max(1, self._run.max_rows // batch // self._spec.num_workers)
-        return batch * max(1, min(some, _BUNDLE_BATCHES, most))
+        room = ledger.max_rows - ledger.rows - ledger.kept_rows - sum(self._targets)
+        share = max(room, ledger.max_rows // 4)
+        return batch * max(1, min(some, _BUNDLE_BATCHES, share // num_workers // batch))
 
     def _print(self, lane: Lane, call: int, chunk: Any) -> None:
         self.prints[lane.number, lane.epoch, call] = hash_chunk(chunk)
