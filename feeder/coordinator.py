@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import atexit
 import logging
 import os
 import time
-import weakref
 from collections.abc import Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from feeder import running
 from feeder.checkpoint.policy import Checkpointing
 from feeder.checkpoint.resuming import LATEST, Found, find_position
 from feeder.checkpoint.saving import Saver
@@ -34,8 +33,6 @@ STOP_DEADLINE_S = 5.0
 
 _SAVE_S = 10.0
 """How long it waits at least for a checkpoint that is being written."""
-
-_running: weakref.WeakSet[Coordinator] = weakref.WeakSet()
 
 
 class Coordinator:
@@ -148,7 +145,7 @@ class Coordinator:
                 if stream.config.init_fun is not None and not stream.initialised:
                     stream.config.init_fun(self._feeds[name], self)
                     stream.initialised = True
-        _running.add(self)
+        running.add(self)
         if self._saver is not None and not self._saver.is_running:
             self._saver.start()
         for stream in self._streams():
@@ -260,9 +257,8 @@ class Coordinator:
         return snapshot
 
     def checkpoint_stats(self) -> dict[str, Any]:
-        """Plain numbers of the checkpoints in the coordinator's own place: how many were saved,
-        failed, and were left out because writing was slower than asking; the last one's name and
-        the seconds that it took. Empty where it has no such place."""
+        """Plain numbers of the checkpoints in the coordinator's own place, saved, failed, and left
+        out because writing was slower than asking; the last one's name and seconds. Else empty."""
         return {} if self._saver is None else self._saver.stats()
 
     def _fail(self, error: FeedError) -> None:
@@ -302,18 +298,3 @@ class Coordinator:
 
     def __repr__(self) -> str:
         return f"<Coordinator of {list(self)!r}>"
-
-
-def _stop_at_exit() -> None:
-    """Daemon threads must not run on into a dying interpreter."""
-    for coordinator in list(_running):
-        coordinator.stop(deadline_s=1.0)
-
-
-def _after_fork() -> None:
-    for coordinator in list(_running):
-        coordinator.fork()
-
-
-atexit.register(_stop_at_exit)
-os.register_at_fork(after_in_child=_after_fork)

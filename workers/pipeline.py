@@ -84,9 +84,7 @@ class Pipeline:
             waited_since=self._waited_since,
         )
         calls = [make_calls(spec, run, lanes, start, lane) for lane in range(lanes.num_lanes)]
-        self._fetching = Fetching(
-            spec, run, self.channel, self.ledger, calls, self.stats.fetch
-        )
+        self._fetching = Fetching(spec, run, self.channel, self.ledger, calls, self.stats.fetch)
 
     def _make_merge(self, begin: Beginning) -> Merge:
         return Merge(

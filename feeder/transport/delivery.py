@@ -23,6 +23,7 @@ from feeder.transport.memfd import Arena, ArenaSlot
 from workers.batch import Batch
 from workers.chunks import Columns
 from workers.position import Place
+from workers.resuming import Resume
 
 _BUNDLE = 64
 """Batches at most that go in one message."""
@@ -168,6 +169,11 @@ class Delivery:
             ),
         )  # fmt: skip
         return self._send(lease.peer, spec, ())
+
+    def find(self, place: Place) -> Resume:
+        """What a place that batches were sent up to means."""
+        positions = self._feed.recipe.positions
+        return positions.find(positions.state_at(place, self.columns, with_rows=True))
 
     def state(self, place: Place) -> bytes:
         """A place with its leftover rows, as a snapshot's bytes."""

@@ -227,11 +227,10 @@ class Desk:
 
     def _position(self, queue: int) -> Resume | None:
         """Where a queue stands: after the last batch that it was sent."""
-        lease, positions = self.leases[queue], self.feed.recipe.positions
+        lease = self.leases[queue]
         if lease is None or lease.place is None:
             return self._resumes[queue]
-        columns = self._delivery.columns
-        return positions.find(positions.state_at(lease.place, columns, with_rows=True))
+        return self._delivery.find(lease.place)
 
     # ---- what consumers say
 
@@ -252,8 +251,7 @@ class Desk:
             point("server.released")
         news = lease.use(sequence)
         self.feed.account.queues[lease.queue].hear(message.report, news.batches, now)
-        places = [batch.place for batch in news.batches]
-        self.used.note(lease.queue, places, self._delivery.columns)
+        self.used.note(lease.queue, [b.place for b in news.batches], self._delivery.columns)
         self._unsettled.append((lease, news))
 
     def snapshot(self, lease: Lease, message: say.Snapshot) -> None:
