@@ -11,8 +11,7 @@ from collections import deque
 from typing import Any
 
 from feeder.config import FeedConfig
-from feeder.devices.host import HostQueue
-from feeder.devices.slots import HostSlots, PrivateSlots
+from feeder.devices.dealt import Devices
 from feeder.errors import ClosedError, FeedError, ForkedError, ResumeError
 from feeder.positions import Positions
 from feeder.snapshot import Snapshot, StreamState
@@ -77,8 +76,11 @@ class Stream:
         )
         num = len(config.devices)
         most = max(1, config.max_buffered_batches // num)
-        self.queues = [HostQueue(most, self._describe_wait) for _ in range(num)]
-        self.slots = PrivateSlots() if config.run.writable else HostSlots()
+        self._devices = Devices(
+            config.devices, self._describe_wait, capacity=most, depth=config.depth,
+            writable=config.run.writable,
+        )  # fmt: skip
+        self.queues, self.slots = self._devices.queues, self._devices.slots
         self.progress = Progress(num)
         self.initialised = self.started = self.stopped = False
         self._logged_at = 0.0
@@ -90,6 +92,7 @@ class Stream:
             config.stream, config.run, config.name, self.queues, self.slots, encode, self._resume,
             self._log_now_and_then,
         )  # fmt: skip
+        self._devices.before_wait(self.pipeline.flush)
 
     # ---- life
 
@@ -98,18 +101,22 @@ class Stream:
         self.started = True
         self._unusable = None
         self._logged_at = time.monotonic()
+        self._devices.start()
         self.pipeline.start()
 
     def close(self) -> None:
         """Wake everything that waits, so that it ends."""
         self.stopped = True
         self.pipeline.close()
-        for queue in self.queues:
-            queue.close()
+        self._devices.close()
 
     def join(self, deadline_s: float) -> None:
         """Wait for the threads; raises `StuckWorkerError`."""
-        self.pipeline.join(deadline_s)
+        end = time.monotonic() + deadline_s
+        try:
+            self.pipeline.join(deadline_s)
+        finally:
+            self._devices.join(max(0.0, end - time.monotonic()))
         if self.started:
             self._log()
 
@@ -176,7 +183,7 @@ class Stream:
         full = [
             device
             for device, queue in zip(self.config.devices, self.queues, strict=True)
-            if len(queue) >= queue.capacity
+            if queue.is_full
         ]
         if full:
             return f"feed {self.config.name!r} waits for {full!r} to take a batch"

@@ -23,8 +23,9 @@ _GROUP_BATCHES = 16
 class DeviceQueue(Protocol):
     """Where the batches of one device wait for the user."""
 
-    waited_since: float | None
-    """Since when (monotonic clock) the user has been waiting for a batch; None while not."""
+    @property
+    def waited_since(self) -> float | None:
+        """Since when (monotonic clock) the user has been waiting for a batch; None while not."""
 
     def put(self, batches: list[Batch]) -> None:
         """Add batches, waiting for room; raises `ClosedError` where the queue is closed."""

@@ -43,6 +43,11 @@ class HostQueue:
     def __len__(self) -> int:
         return len(self._batches)
 
+    @property
+    def is_full(self) -> bool:
+        """Whether there is no room for a batch."""
+        return len(self._batches) >= self.capacity
+
     def put(self, batches: list[Batch]) -> None:
         """Add batches in order, waiting for room; raises `ClosedError` where it is closed."""
         with self._lock:

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from feeder.devices.cuda.packed import Packed, pack
 from feeder.devices.slots import HostSlot, HostSlots
 from feeder.errors import ProtocolError, TransportError
 from feeder.protocol.checks import Layout, layout
@@ -68,6 +69,23 @@ class MappedArena:
         finally:
             os.close(descriptor)
         self._memory = memoryview(memory)
+        self._address = np.frombuffer(self._memory, np.uint8).ctypes.data
+        self.pinned: object = None
+        """What pins the mapping, so that a GPU may read it; None while nothing does."""
+
+    def pin(self, register: Callable[[memoryview], object]) -> None:
+        """Have the mapping pinned until nothing refers to it any more."""
+        self.pinned = register(self._memory)
+
+    def pack(self, index: int, columns: Columns, rows: int, length: int) -> Packed:
+        """What `view` gives, as a GPU reads it from a mapping that is pinned."""
+        assert self.pinned is not None
+        arrays = self.view(index, columns, rows, length)
+        # The slot goes back when the arrays are gone, and nothing else has to be done for that.
+        return pack(
+            arrays, region=self.pinned, address=self._address + index * self.slot_bytes,
+            layout=self._known[2], rows=rows, length=length, give_back=lambda: None,
+        )  # fmt: skip
 
     def view(self, index: int, columns: Columns, rows: int, length: int) -> Arrays:
         """The first `length` rows of each column in a slot that is laid out for `rows` rows,
