@@ -115,6 +115,7 @@ class Stream:
         end = time.monotonic() + deadline_s
         try:
             self.pipeline.join(deadline_s)
+            self.pipeline.forget()
         finally:
             self._devices.join(max(0.0, end - time.monotonic()))
         if self.started:

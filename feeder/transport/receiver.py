@@ -225,7 +225,10 @@ class Receiver:
             else:
                 self._lose(str(error))
         except (ConfigError, DeviceError) as error:
+            # The server would go on sending what cannot be taken.
             self._fail(error)
+            self._close_wire()
+            self._rest()
 
     def _on_trouble(self, wire: Wire) -> None:
         error = wire.trouble()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from planted.bug import Bug
+from planted.events import EVENTS
 from planted.resuming import RESUMING
 
 _STREAM = "tests/conformance/test_stream.py::test_stream_is_the_naive_one"
@@ -191,4 +192,4 @@ FEEDING = (
     ),
 )
 
-BUGS = FEEDING + RESUMING
+BUGS = FEEDING + RESUMING + EVENTS

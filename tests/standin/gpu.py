@@ -23,7 +23,7 @@ from feeder.devices.cuda import driver as drivers
 from feeder.errors import ConfigError
 from feeder.protocol.checks import Place
 from standin.arrays import DeviceArray
-from standin.streams import Clockwork, Event, Record, Stream, Wait
+from standin.streams import Clockwork, Event, Stream
 
 POISON = 0xA5
 
@@ -89,6 +89,8 @@ class Machine:
     """Memory of the host that may be pinned."""
     registers: bool = True
     """Whether memory that is there already may be pinned."""
+    slow_s: float = 0.0
+    """How long a host that waits for a copy is kept waiting at most; meanwhile others run."""
     deaf: frozenset[str] = frozenset()
     """Kinds of waits that are left out: see `StandinDriver`."""
     faults: list[str] = field(default_factory=list)
@@ -263,22 +265,24 @@ class StandinDriver:
         self.machine.raise_failing("record")
         if getattr(self.machine.here, "bound", None) != self.ordinal:
             self.machine.faults.append("recorded by a thread that is not bound to the device")
-        self.clockwork.give(stream, Record(event))
+        self.clockwork.record(event, stream)
 
     def wait(self, stream: Stream, event: Event) -> None:
         self.machine.raise_failing("wait")
         kind = "copy" if stream in self.copy_streams else "user"
         if kind not in self.machine.deaf:
-            self.clockwork.give(stream, Wait(event, event.num_recorded))
+            self.clockwork.wait(stream, event)
 
     def synchronize(self, event: Event) -> None:
         self.machine.raise_failing("synchronize")
+        if self.machine.slow_s:
+            threading.Event().wait(self.machine.slow_s * self.clockwork.random.random())
         if "host" not in self.machine.deaf:
-            self.clockwork.until(Wait(event, event.num_recorded))
+            self.clockwork.until(event)
 
     def is_done(self, event: Event) -> bool:
         self.clockwork.tick()
-        return "host" in self.machine.deaf or event.num_come == event.num_recorded
+        return "host" in self.machine.deaf or event.has_come
 
     def drain(self, stream: Stream) -> None:
         if "drain" not in self.machine.deaf:

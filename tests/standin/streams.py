@@ -19,35 +19,40 @@ class Deadlock(AssertionError):
 
 
 @dataclass(eq=False)
-class Event:
-    """How often it was recorded, and how many of those have come."""
+class Mark:
+    """A place in a stream's work."""
 
-    num_recorded: int = 0
-    num_come: int = 0
     stream: Stream | None = None
-    """Where it was recorded last."""
+    """None for a place that was never marked: it is as if passed."""
+    is_passed: bool = True
+
+
+@dataclass(eq=False)
+class Event:
+    """A mark that may be put elsewhere: who waits for it waits for where it was just then."""
+
+    mark: Mark = field(default_factory=Mark)
+
+    @property
+    def has_come(self) -> bool:
+        return self.mark.is_passed
 
 
 @dataclass
 class Wait:
-    """What comes after it in a stream comes after the event, as that was last recorded."""
+    """What comes after it in a stream comes after the mark."""
 
-    event: Event
-    number: int
-
-    @property
-    def is_over(self) -> bool:
-        return self.event.num_come >= self.number
+    mark: Mark
 
 
 @dataclass
-class Record:
-    """The event comes when the stream comes here."""
+class Pass:
+    """The stream has come to the mark."""
 
-    event: Event
+    mark: Mark
 
 
-Work = Wait | Record | Callable[[], None]
+Work = Wait | Pass | Callable[[], None]
 
 
 @dataclass(eq=False)
@@ -63,13 +68,13 @@ class Stream:
     @property
     def is_held(self) -> bool:
         """Whether it has nothing to do, or must wait."""
-        return not self.work or (isinstance(self.work[0], Wait) and not self.work[0].is_over)
+        return not self.work or (isinstance(self.work[0], Wait) and not self.work[0].mark.is_passed)
 
     def advance(self) -> None:
         """Do the next piece of work."""
         work = self.work.popleft()
-        if isinstance(work, Record):
-            work.event.num_come += 1
+        if isinstance(work, Pass):
+            work.mark.is_passed = True
         elif not isinstance(work, Wait):
             work()
 
@@ -93,12 +98,17 @@ class Clockwork:
     def give(self, stream: Stream, *work: Work) -> None:
         """Put work at the end of a stream."""
         with self.lock:
-            for one in work:
-                if isinstance(one, Record):
-                    one.event.num_recorded += 1
-                    one.event.stream = stream
-                stream.work.append(one)
+            stream.work.extend(work)
             self.tick()
+
+    def record(self, event: Event, stream: Stream) -> None:
+        """Put an event at the end of a stream's work."""
+        event.mark = Mark(stream, is_passed=False)
+        self.give(stream, Pass(event.mark))
+
+    def wait(self, stream: Stream, event: Event) -> None:
+        """Let a stream wait for an event, where that is now."""
+        self.give(stream, Wait(event.mark))
 
     def tick(self) -> None:
         """Let some streams go on a little, or none."""
@@ -107,20 +117,21 @@ class Clockwork:
                 while not stream.is_held and self.random.random() < stream.eagerness:
                     stream.advance()
 
-    def until(self, wait: Wait) -> None:
+    def until(self, event: Event) -> None:
         """Do what has to be done for an event to come, and nothing else."""
+        mark = event.mark
         with self.lock:
-            while not wait.is_over:
-                self._advance_to(wait.event, set())
+            while not mark.is_passed:
+                self._advance_to(mark, set())
 
-    def _advance_to(self, event: Event, asked: set[int]) -> None:
-        """Take the stream that an event was recorded on one step further."""
-        stream = event.stream
-        if stream is None or not stream.work or id(stream) in asked:
-            raise Deadlock(f"an event is waited for that never comes: {sorted(self._told())}")
+    def _advance_to(self, mark: Mark, asked: set[int]) -> None:
+        """Take the stream of a mark one step further, or the one that it waits for."""
+        stream = mark.stream
+        if stream is None or id(stream) in asked:
+            raise Deadlock(f"streams wait for each other: {sorted(self._told())}")
         if stream.is_held:
             assert isinstance(stream.work[0], Wait)
-            self._advance_to(stream.work[0].event, asked | {id(stream)})
+            self._advance_to(stream.work[0].mark, asked | {id(stream)})
         else:
             stream.advance()
 
@@ -132,8 +143,8 @@ class Clockwork:
         """Do all that a stream was given."""
         with self.lock:
             event = Event()
-            self.give(stream, Record(event))
-            self.until(Wait(event, 1))
+            self.record(event, stream)
+            self.until(event)
 
     def drain_all(self) -> None:
         """Do everything."""

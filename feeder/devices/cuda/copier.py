@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import traceback
 from collections import deque
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
@@ -122,7 +123,7 @@ class Copier:
                     traffic.filled.extend(told)
                 elif told is None:
                     self._is_over = True
-                else:
+                elif self._ending is None:
                     self._ending = told
         if ended:
             self._let_go(ended)
@@ -131,19 +132,15 @@ class Copier:
         """The user has let go of slots: they come back after what he has given his streams."""
         left: dict[int, Any] = {}
         for lease in reversed(ended):
-            # One event after all that a stream was given will do for all of them.
-            if lease.stream.ptr not in left:
-                event = lease.slot.freed if lease.slot is not None else self.driver.make_event()
-                self.driver.record(event, lease.stream)
-                left[lease.stream.ptr] = event
+            # One event after all that a stream was given will do for all of its slots.
+            if lease.slot is not None and lease.stream.ptr not in left:
+                left[lease.stream.ptr] = lease.slot.freed
+                self.driver.record(lease.slot.freed, lease.stream)
         for lease in ended:
-            event = left[lease.stream.ptr]
             if lease.slot is not None:
-                self._traffic.let_go(lease.slot, event)
-            else:
-                # That freeing it waits for all work on it is not promised.
-                self.driver.synchronize(event)
-                lease.memory = None
+                self._traffic.let_go(lease.slot, left[lease.stream.ptr])
+            # Memory of the user's own goes here; freeing it waits for all work of the device.
+            lease.memory = None
 
     # ---- copies
 
@@ -214,9 +211,14 @@ def run_copier(copier: Copier, ready: HostQueue, on_failure: Callable[[FeedError
 
 
 def as_device_error(name: str, error: Exception) -> FeedError:
-    """An error of feeder's for what a device said."""
-    if isinstance(error, FeedError):
-        return error
-    failure = DeviceError(f"{name} failed: {in_words(error)}")
-    failure.__cause__ = error
+    """An error of feeder's for what a device said; whoever keeps it keeps no slots by it."""
+    failure = error
+    if not isinstance(error, FeedError):
+        failure = DeviceError(f"{name} failed: {in_words(error)}")
+        failure.__cause__ = error
+    assert isinstance(failure, FeedError)
+    told: BaseException | None = failure
+    while told is not None:
+        traceback.clear_frames(told.__traceback__)
+        told = told.__cause__
     return failure

@@ -215,3 +215,6 @@ class PinnedSlots:
         ring, self._ring = self._ring, None
         if ring is not None:
             ring.drop()
+        if self._over is not None:
+            # It was raised where the batches at hand were.
+            self._over.__traceback__ = None
