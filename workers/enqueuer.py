@@ -13,11 +13,11 @@ from workers.fetcher import Fetching
 from workers.merge import Merge
 from workers.position import Place
 from workers.runs import EpochEnd, Run
-from workers.spec import StreamSpec
+from workers.spec import RunSpec, StreamSpec
 from workers.stats import BatchStats
 
-_GROUP_BYTES = 100_000
-_GROUP_BATCHES = 16
+_GROUP_BYTES = 4 * 1024 * 1024
+_GROUP_BATCHES = 64
 
 
 class DeviceQueue(Protocol):
@@ -37,7 +37,8 @@ class DeviceQueue(Protocol):
 class Dealer:
     """Deals batches out to device queues, batch `step` to queue `step` mod N.
 
-    Small batches are handed over in groups: of 16, or of 100 kB, or before the enqueuer waits.
+    Small batches are handed over in groups, of 64 or of 4 MiB and of half the bound at most, or
+    before the enqueuer waits: each hand-over wakes another thread, which costs more than they do.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class Dealer:
         channel: Channel,
         assembler: Assembler,
         spec: StreamSpec,
+        run: RunSpec,
         report: Callable[[], None],
     ) -> None:
         self._report = report
@@ -54,6 +56,8 @@ class Dealer:
         self._assembler = assembler
         self._policy = spec.last_round
         self._group: list[Batch] = []
+        self._most_batches = min(_GROUP_BATCHES, run.max_rows // spec.batch_size // 2)
+        self._most_bytes = min(_GROUP_BYTES, (run.max_bytes or 2 * _GROUP_BYTES) // 2)
         self._bytes = 0
         # A round that is not complete yet and may have to be dropped.
         self._round: list[Batch] = []
@@ -70,7 +74,7 @@ class Dealer:
             self._keep_back(batch)
         else:
             self._group.append(batch)
-        if self._bytes >= _GROUP_BYTES or len(self._group) >= _GROUP_BATCHES:
+        if self._bytes >= self._most_bytes or len(self._group) >= self._most_batches:
             self.flush()
 
     def _hold(self, batch: Batch) -> None:

@@ -62,7 +62,7 @@ class Pipeline:
             index=begin.index, step=begin.step, expected=begin.expected,
         )  # fmt: skip
         self.batch_stats = BatchStats()
-        self._dealer = Dealer(queues, self.channel, assembler, spec, report)
+        self._dealer = Dealer(queues, self.channel, assembler, spec, run, report)
         self._enqueuing = Enqueuing(
             spec, self.channel, self._make_merge(begin), assembler, self._dealer,
             self._fetching, self.batch_stats,
