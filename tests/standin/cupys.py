@@ -55,7 +55,9 @@ class Runtime:
             self.device = args[0]
         answers = {
             "getDeviceCount": self.num_gpus, "getDevice": self.device, "memGetInfo": (70, 100),
-            "deviceGetAttribute": self.reads_only,
+            "deviceGetAttribute": self.reads_only, "driverGetVersion": 12080,
+            "runtimeGetVersion": 13010,
+            "getDeviceProperties": {"name": b"NVIDIA H200", "totalGlobalMem": 141 * 2**30},
         }  # fmt: skip
         return answers.get(name)
 
@@ -107,6 +109,7 @@ def make_cupy(num_gpus: int = 2) -> Any:
 
     cupy: Any = ModuleType("cupy")
     cupy.__spec__ = importlib.machinery.ModuleSpec("cupy", None, origin="here")
+    cupy.__version__ = "14.2.0"
     cupy.ndarray = NDArray
     cupy.current = SimpleNamespace(ptr=0)
     cupy.cuda = SimpleNamespace(

@@ -129,6 +129,11 @@ class CupyDriver:
         self._runtime = cupy.cuda.runtime
         self._ordinal = ordinal
 
+    def describe(self) -> tuple[str, int]:
+        """What the device calls itself, and the bytes that it has."""
+        properties = self._runtime.getDeviceProperties(self._ordinal)
+        return properties["name"].decode(), int(properties["totalGlobalMem"])
+
     def bind(self) -> None:
         """Make the device the calling thread's own."""
         self._runtime.setDevice(self._ordinal)
