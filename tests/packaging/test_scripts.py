@@ -13,7 +13,9 @@ COMMANDS = [
     "scripts/bench",
     "scripts/check",
     "scripts/demo",
+    "scripts/gpu-report",
     "scripts/planted-bugs",
+    "scripts/planted-events",
     "scripts/test",
     ".ci/run",
 ]

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import feeder
-from conformance.test_gpu_reuse import settings, wanted
 from feeds import assert_same, note, running
 from standin.gpu import Machine, assert_sound, installed
+from standin.numbered import settings, wanted
 from standin.reading import LateReader
 from standin.streams import Clockwork, Deadlock, Event, Mark
 from unit.small import Aside, Pure, make

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from conformance.test_gpu_reuse import settings, wanted
 from feeder import Batch
 from feeder.devices.cuda.copier import Copier
 from feeder.devices.cuda.packed import pack
@@ -19,6 +18,7 @@ from feeder.devices.host import HostQueue
 from feeder.protocol.checks import layout
 from feeds import assert_same, running
 from standin.gpu import Machine, assert_sound, installed
+from standin.numbered import settings, wanted
 from standin.reading import LateReader
 from workers.chunks import Column
 
