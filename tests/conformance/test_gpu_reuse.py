@@ -19,7 +19,13 @@ NUM_BATCHES = 10_000
 
 
 @pytest.mark.parametrize(
-    ("seed", "depth", "most_kept"), [(0, 1, 0), (1, 2, 2), (2, 3, 6), (3, 0, 1), (4, 0, 80)]
+    ("seed", "depth", "most_kept"),
+    [
+        (1, 2, 2),
+        pytest.param(0, 1, 0, marks=pytest.mark.slow),
+        pytest.param(2, 3, 6, marks=pytest.mark.slow),
+        pytest.param(4, 0, 80, marks=pytest.mark.slow),
+    ],
 )
 def test_ten_thousand_batches_are_what_was_fetched(seed: int, depth: int, most_kept: int) -> None:
     with gpus(seed) as machine, running(**settings(NUM_BATCHES, depth=depth)) as (_, feed):
@@ -29,6 +35,7 @@ def test_ten_thousand_batches_are_what_was_fetched(seed: int, depth: int, most_k
     assert_same(got, wanted(NUM_BATCHES))
 
 
+@pytest.mark.slow
 def test_ten_thousand_batches_of_two_gpus_on_streams_of_the_users_own() -> None:
     with gpus(7) as machine, running(**settings(NUM_BATCHES, devices=2)) as (_, feed):
         streams = [machine.clockwork.make(f"user {i}") for i in range(2)]

@@ -11,9 +11,11 @@ from harness import Settings
 from report import show, show_goals
 from standin.gpu import Machine, installed
 
+LARGEST = "gpu-154mb"
+
 
 def main() -> None:
-    """Run every case once."""
+    """Run every case once, but the largest, which is another's with larger batches."""
     machine = Machine(gpu_bytes=2**33, pinned_bytes=2**33)
     work = (lambda: None, machine.clockwork.drain_all)
     gpu_steps.make_work = lambda: work
@@ -21,7 +23,7 @@ def main() -> None:
         repetitions=1, timed_s=0.02, warm_s=0.01, warm_batches=2, checked_batches=2, tries=1
     )
     with installed(machine):
-        reports = [case(settings) for case in gpu.CASES.values()]
+        reports = [case(settings) for name, case in gpu.CASES.items() if name != LARGEST]
     for report in reports:
         show(report)
     show_goals(reports)

@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 import feeder
+from feeder.devices.cuda.leases import Leases
 from feeder.devices.dealt import HOLD
 from standin.arrays import DeviceArray
-from standin.gpu import Machine, assert_sound, installed
+from standin.gpu import Machine, StandinDriver, assert_sound, installed
 from unit.small import WAIT_S, Aside, Counted, Held, Pure, ids, make
 
 ROWS, WIDTH = 4, 50
@@ -222,6 +223,37 @@ def test_memory_of_the_users_own_goes_when_he_lets_go_of_it(machine: Machine) ->
             assert_is(next(feed), step)
         assert machine.used("device", "cuda:0") == ring
     assert feed.on(0)._queue.num_copies == 4
+
+
+def test_a_copy_of_a_batch_is_described_before_its_slot_is_another_batchs(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next batch, which is longer, may be there at once."""
+    begun = threading.Event()
+    copy_in, give = StandinDriver.copy_in, Leases.give
+
+    def copy_and_tell(*args: Any) -> None:
+        copy_in(*args)
+        begun.set()
+
+    def wait_and_give(*args: Any) -> Any:
+        begun.clear()
+        begun.wait(0.02)
+        return give(*args)
+
+    monkeypatch.setattr(StandinDriver, "copy_in", copy_and_tell)
+    monkeypatch.setattr(Leases, "give", wait_and_give)
+    lengths = [3, 4, 1, 2] * 8
+
+    def fetch(call: feeder.Call) -> Any:
+        if call.index == len(lengths):
+            raise StopIteration
+        return (np.arange(lengths[call.index]),)
+
+    with make(fetch, dont_rebatch=True, devices=("cuda:0",), depth=1) as coordinator:
+        batches = list(coordinator["train"])
+        assert [len(batch["id"]) for batch in batches] == lengths
+        batches.clear()
 
 
 @pytest.mark.parametrize("num_kept", [1, 2, HOLD - 1])

@@ -22,8 +22,8 @@ from standin.numbered import settings, wanted
 from standin.reading import LateReader
 from workers.chunks import Column
 
-NUM_BATCHES = 300
-SEEDS = range(12)
+NUM_BATCHES = 200
+SEEDS = range(8)
 
 
 def run(machine: Machine) -> None:

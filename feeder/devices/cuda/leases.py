@@ -72,6 +72,12 @@ class Leases:
         self._own[id(lease)] = lease
         return self._arrays(memory.address, slot, root)
 
+    def give_back(self, slot: DeviceSlot, stream: Stream) -> None:
+        """Nobody is to look at a slot."""
+        lease = Lease(Root(None))
+        lease.slot, lease.stream, lease.memory = slot, stream, None
+        self._on_end(lease)
+
     def _arrays(self, address: int, slot: DeviceSlot, root: Root) -> tuple[Any, ...]:
         layout = slot.layout
         return self._driver.arrays(address, layout.num_bytes, root, layout.places, slot.length)

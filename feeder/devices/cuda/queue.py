@@ -178,9 +178,10 @@ class CudaQueue:
                 f"{error}; {self.driver.free_bytes()} bytes are free; keep fewer batches"
             ) from error
         self.driver.copy_within(memory.address, slot.address, num_bytes, stream)
-        returning = self._leases.lend(slot, stream)
-        del returning
-        return self._leases.give(memory, slot, stream)
+        arrays = self._leases.give(memory, slot, stream)
+        # Last: from now on the slot may be another batch's.
+        self._leases.give_back(slot, stream)
+        return arrays
 
     def _on_lease_end(self, lease: Lease) -> None:
         # In any thread, perhaps inside the garbage collector: it neither waits nor locks.
