@@ -273,3 +273,13 @@ def test_arrays_lie_where_they_were_copied_to_and_refer_to_the_root(driver: Any)
     assert (memory.ptr, memory.size, memory.owner, memory.device_id) == (0x9000, 256 + 64, root, 1)
     short = driver.arrays(0x9000, num_bytes, root, places, 4)
     assert [array.shape for array in short] == [(4, 3), (2, 4)]
+
+
+def test_a_forked_child_leaves_its_parents_memory_alone(
+    cupy: Any, driver: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = [driver.alloc_device(10), driver.register(memoryview(bytearray(10)))]
+    monkeypatch.setattr(cupydriver.os, "getpid", lambda: -1)
+    held.clear()
+    gc.collect()
+    assert cupy.cuda.runtime.named("free", "hostUnregister") == []

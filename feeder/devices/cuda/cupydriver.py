@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import mmap
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -66,17 +67,23 @@ def open_gpu(name: str, ordinal: int) -> CupyDriver:
     return CupyDriver(cupy, name, ordinal)
 
 
+def _is_alive(pid: int) -> bool:
+    """Whether the driver may be called: not in a forked child, nor when the process ends."""
+    return os.getpid() == pid and not sys.is_finalizing()
+
+
 class DeviceMemory:
     """Memory of one GPU."""
 
     def __init__(self, runtime: Any, num_bytes: int) -> None:
         self.num_bytes = num_bytes
         self.address = 0
+        self._pid = os.getpid()
         self._free = runtime.free
         self.address = int(runtime.malloc(num_bytes))
 
     def __del__(self) -> None:
-        if self.address and not sys.is_finalizing():
+        if self.address and _is_alive(self._pid):
             self._free(self.address)
 
 
@@ -85,6 +92,7 @@ class Registration:
 
     def __init__(self, runtime: Any, memory: memoryview, flags: int) -> None:
         self.address = 0
+        self._pid = os.getpid()
         self._memory = memory
         self._unregister = runtime.hostUnregister
         address = np.frombuffer(memory, np.uint8).ctypes.data
@@ -92,7 +100,7 @@ class Registration:
         self.address = address
 
     def __del__(self) -> None:
-        if self.address and not sys.is_finalizing():
+        if self.address and _is_alive(self._pid):
             self._unregister(self.address)
 
 
