@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
-import sys
 import xml.etree.ElementTree as xml
 from dataclasses import dataclass
 from pathlib import Path
@@ -129,7 +128,3 @@ def main() -> int:
         print(table(("figure", "measured"), sorted(run.figures.items())))
     PAGE.write_text(fill(PAGE.read_text(), run))
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -112,7 +112,8 @@ def test_without_a_gpu_the_benchmark_says_why_and_measures_nothing() -> None:
 
 def test_without_a_gpu_there_is_nothing_to_report_on() -> None:
     before = PAGE.read_text()
-    done = run(str(BENCHMARKS / "gpu_page.py"), "--look", CUDA_VISIBLE_DEVICES="")
+    code = "import sys, gpu_page; sys.exit(gpu_page.main())"
+    done = run("-c", code, "--look", CUDA_VISIBLE_DEVICES="")
     assert done.returncode == 1
     assert "cupy" in done.stdout
     assert PAGE.read_text() == before
