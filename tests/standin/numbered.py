@@ -6,8 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from feeder import Call
+from feeder import Batch, Call
+from feeder.devices.cuda.packed import pack
+from feeder.protocol.checks import layout
 from feeds import Record, note_columns
+from workers.chunks import Column
 
 ROWS = 4
 
@@ -44,3 +47,15 @@ def settings(num_batches: int, **more: Any) -> dict[str, Any]:
     """Return what makes such a feed, for `feeds.make` and `feeds.running`."""
     names = ["id", "vector", "label"]
     return {"fetch": Rows(num_batches * ROWS), "input_blob_names": names, "batch_size": ROWS} | more
+
+
+def registered_batch(driver: Any) -> Batch:
+    """Return a batch that lies in memory which is registered for as long as the batch lives."""
+    memory = np.arange(64, dtype=np.uint8)
+    column = Column(name="x", axis=0, dtype=memory.dtype, shape=())
+    packed = pack(
+        (memory,), region=driver.register(memory.data), address=memory.ctypes.data,
+        layout=layout((column,), 64), rows=64, length=64, give_back=lambda: None,
+    )  # fmt: skip
+    place: Any = None
+    return Batch(("x",), packed, place, 0, 0, 0, 64)

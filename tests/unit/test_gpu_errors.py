@@ -12,7 +12,9 @@ import pytest
 
 import feeder
 from conformance.served import reading, serving
+from feeder.devices.cuda.queue import CudaQueue
 from standin.gpu import Machine, StandinError, assert_sound, installed
+from standin.numbered import registered_batch
 from unit.small import Aside, Pure, make
 
 
@@ -142,6 +144,9 @@ def test_a_consumer_is_told_of_a_dtype_that_its_device_lacks(machine: Machine) -
         reading(server, device="cuda:1") as consumer,
     ):
         steps, error = fail_of(consumer)
+        # It has left its queue: the server would send what cannot be taken.
+        with reading(server) as other:
+            assert next(other).step == 0
     assert (steps, type(error)) == ([], feeder.ConfigError)
     assert "dtype datetime64[s], of which 'cuda:1' has no arrays" in str(error)
 
@@ -269,6 +274,26 @@ def test_batches_before_an_error_arrive_and_the_position_is_theirs(machine: Mach
         machine.failing.clear()
     with on("cuda:0", resume=position) as coordinator:
         assert next(coordinator["train"]).step == 11 + len(steps)
+
+
+def test_nothing_comes_after_the_end(machine: Machine) -> None:
+    driver = machine.open("cuda:0", 0)
+    queue = CudaQueue(driver, str, depth=2, hold=2, lower="nothing")
+    errors = [feeder.FeedError("first"), feeder.FeedError("second")]
+    queue.put([registered_batch(driver)])
+    queue.finish(errors[0])
+    queue.put([registered_batch(driver)])
+    queue.finish(errors[1])
+    queue.start()
+    try:
+        (batch,) = queue.get()  # type: ignore[misc]
+        assert queue.receive(batch)["x"].tolist() == list(range(64))
+        for _ in range(2):
+            with pytest.raises(feeder.FeedError, match="first"):
+                queue.get()
+    finally:
+        queue.close()
+        queue.join(5.0)
 
 
 def test_an_error_of_the_fetch_function_comes_after_the_batches_before_it(

@@ -6,21 +6,14 @@ wait, and each record of an event, from the code instead.
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
 import pytest
 
-from feeder import Batch
 from feeder.devices.cuda.copier import Copier
-from feeder.devices.cuda.packed import pack
 from feeder.devices.host import HostQueue
-from feeder.protocol.checks import layout
 from feeds import assert_same, running
 from standin.gpu import Machine, assert_sound, installed
-from standin.numbered import settings, wanted
+from standin.numbered import registered_batch, settings, wanted
 from standin.reading import LateReader
-from workers.chunks import Column
 
 NUM_BATCHES = 200
 SEEDS = range(8)
@@ -46,18 +39,6 @@ def leave(machine: Machine) -> None:
     assert not copier.step(HostQueue(9, str))
     copier.end()
     assert machine.faults == []
-
-
-def registered_batch(driver: Any) -> Batch:
-    """Return a batch that lies in memory which is registered for as long as the batch lives."""
-    memory = np.arange(64, dtype=np.uint8)
-    column = Column(name="x", axis=0, dtype=memory.dtype, shape=())
-    packed = pack(
-        (memory,), region=driver.register(memory.data), address=memory.ctypes.data,
-        layout=layout((column,), 64), rows=64, length=64, give_back=lambda: None,
-    )  # fmt: skip
-    place: Any = None
-    return Batch(("x",), packed, place, 0, 0, 0, 64)
 
 
 WAYS = {

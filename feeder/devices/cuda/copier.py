@@ -119,11 +119,13 @@ class Copier:
                 block = False
                 if isinstance(told, Lease):
                     ended.append(told)
-                elif isinstance(told, list):
-                    traffic.filled.extend(told)
                 elif told is None:
                     self._is_over = True
-                elif self._ending is None:
+                elif self._ending is not None:
+                    pass  # Nothing comes after the end.
+                elif isinstance(told, list):
+                    traffic.filled.extend(told)
+                else:
                     self._ending = told
         if ended:
             self._let_go(ended)
