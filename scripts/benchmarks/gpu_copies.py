@@ -12,7 +12,7 @@ import feeder
 from children import Child, address_for, bounded
 from contenders import COLUMN, FEED, Contender, Take, copyto, timed
 from factories import LOADS
-from feeder.devices.cuda.driver import Driver, open_driver
+from feeder.devices.cuda.driver import open_driver
 from fetches import NUM_WORKERS, Load, constant
 from harness import Measures, Settings, Spread, interleave
 from report import Goal, Report, figure, spread
@@ -189,9 +189,3 @@ def _report(
         goals=tuple(goals),
         notes=notes,
     )  # fmt: skip
-
-
-def describe(driver: Driver) -> str:
-    """The GPU and its driver in words, for the page of figures."""
-    name, num_bytes = driver.describe()  # type: ignore[attr-defined]
-    return f"{name}, {num_bytes / 2**30:.0f} GiB"
