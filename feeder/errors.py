@@ -10,6 +10,7 @@
     ├── ResumeError                   snapshot and feed do not fit
     │   └── SnapshotFormatError       unreadable, truncated, corrupt, or of a newer version
     ├── CheckpointError               storage failed
+    ├── DeviceError                   a GPU failed, or has not the memory
     ├── StuckWorkerError              a thread did not end; its stack is in the message
     ├── ForkedError                   used in a forked child
     ├── ClosedError                   used after it was stopped
@@ -43,6 +44,7 @@ __all__ = [
     "ClosedError",
     "ConfigError",
     "ConnectTimeout",
+    "DeviceError",
     "FeedError",
     "FetchError",
     "FetchTimeout",
@@ -64,6 +66,10 @@ class SnapshotFormatError(ResumeError):
 
 class CheckpointError(FeedError):
     """Storage failed; the cause is chained."""
+
+
+class DeviceError(FeedError):
+    """A GPU failed, or has not the memory that was asked for; the cause is chained."""
 
 
 class TransportError(FeedError):

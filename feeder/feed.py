@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
+from feeder.devices.cuda.queue import CudaQueue
 from feeder.errors import ClosedError, ConfigError, ResumeError
 from feeder.metrics.figures import AS_GREATEST, FeedFigures
 from feeder.snapshot import Snapshot
@@ -25,7 +26,9 @@ class DeviceFeed:
     def __init__(self, stream: Stream, device: int) -> None:
         self._stream = stream
         self._device = device
-        self._queue = stream.queues[device]
+        self._queue = queue = stream.queues[device]
+        # What a GPU's queue still has to do for a batch when it is handed out.
+        self._receive = queue.receive if isinstance(queue, CudaQueue) else None
         self._progress = stream.progress
         self._alone = len(stream.queues) == 1
         self._ready: deque[Batch] = deque()
@@ -49,6 +52,8 @@ class DeviceFeed:
             batch = self._ready.popleft()
         except IndexError:
             batch = self._refill()
+        if self._receive is not None:
+            batch = self._receive(batch)
         if self._alone:
             self._progress.place = batch.place
         else:
@@ -56,6 +61,12 @@ class DeviceFeed:
         if not self._ready:
             self._settle()
         return batch
+
+    def work_on(self, stream: Any) -> None:
+        """Say which stream of the GPU the work on its batches goes to. Raises `ConfigError`."""
+        if not isinstance(self._queue, CudaQueue):
+            raise ConfigError(f"stream is {stream!r}, but {self.device!r} is no GPU; leave it out")
+        self._queue.work_on(stream)
 
     def _refill(self) -> Batch:
         """Wait for batches and return the first; raises what has taken the place of the next."""
@@ -139,16 +150,24 @@ class Feed:
         """The streams, in the order in which they were made."""
         return tuple(self._streams)
 
-    def on(self, device: str | int) -> DeviceFeed:
-        """The batches of one device, by its name or its number among the feed's devices."""
+    def on(self, device: str | int, *, stream: Any = None) -> DeviceFeed:
+        """The batches of one device, by its name or its number among the feed's devices.
+
+        On a GPU the work on them goes to `stream`: one of CuPy or PyTorch, or any object with
+        `__cuda_stream__`; without it to CuPy's current stream at each batch.
+        """
         if isinstance(device, int) and 0 <= device < len(self._devices):
-            return list(self._devices.values())[device]
-        if isinstance(device, str) and device in self._devices:
-            return self._devices[device]
-        raise ConfigError(
-            f"feed {self.name!r} has no device {device!r}, expected one of {self.devices!r} or "
-            "its number"
-        )
+            found = list(self._devices.values())[device]
+        elif isinstance(device, str) and device in self._devices:
+            found = self._devices[device]
+        else:
+            raise ConfigError(
+                f"feed {self.name!r} has no device {device!r}, expected one of {self.devices!r} or "
+                "its number"
+            )
+        if stream is not None:
+            found.work_on(stream)
+        return found
 
     def __iter__(self) -> DeviceFeed:
         return self._only()

@@ -11,8 +11,7 @@ from collections import deque
 from typing import Any
 
 from feeder.config import FeedConfig
-from feeder.devices.host import HostQueue
-from feeder.devices.slots import HostSlots, PrivateSlots
+from feeder.devices.dealt import Devices
 from feeder.errors import ClosedError, FeedError, ForkedError, ResumeError
 from feeder.marks import Marks
 from feeder.metrics.figures import FeedFigures, QueueFigures, State, flatten
@@ -82,8 +81,11 @@ class Stream:
         )
         num = len(config.devices)
         most = max(1, config.max_buffered_batches // num)
-        self.queues = [HostQueue(most, self._describe_wait) for _ in range(num)]
-        self.slots = PrivateSlots() if config.run.writable else HostSlots()
+        self._devices = Devices(
+            config.devices, self._describe_wait, capacity=most, depth=config.depth,
+            writable=config.run.writable,
+        )  # fmt: skip
+        self.queues, self.slots = self._devices.queues, self._devices.slots
         self.progress = Progress(num)
         self.counted = StreamStats.of(config.stream, config.run, num)
         """What the stream has done."""
@@ -104,6 +106,7 @@ class Stream:
             config.stream, config.run, config.name, self.queues, self.slots, encode, self._resume,
             self._log_now_and_then, self.counted,
         )  # fmt: skip
+        self._devices.before_wait(self.pipeline.flush)
 
     # ---- life
 
@@ -112,6 +115,7 @@ class Stream:
         self.started = True
         self._unusable = None
         self._started_at = self._logged_at = time.monotonic()
+        self._devices.start()
         self.pipeline.start()
 
     def close(self) -> None:
@@ -120,8 +124,7 @@ class Stream:
         self._stopped_at = self._stopped_at or time.monotonic()
         self.stopped = True
         self.pipeline.close()
-        for queue in self.queues:
-            queue.close()
+        self._devices.close()
 
     def fail(self, error: FeedError) -> None:
         """Something beside the stream has failed: its user is told in place of a next batch."""
@@ -132,7 +135,12 @@ class Stream:
 
     def join(self, deadline_s: float) -> None:
         """Wait for the threads; raises `StuckWorkerError`."""
-        self.pipeline.join(deadline_s)
+        end = time.monotonic() + deadline_s
+        try:
+            self.pipeline.join(deadline_s)
+            self.pipeline.forget()
+        finally:
+            self._devices.join(max(0.0, end - time.monotonic()))
         if self.started:
             self._log()
 
@@ -259,7 +267,7 @@ class Stream:
         full = [
             device
             for device, queue in zip(self.config.devices, self.queues, strict=True)
-            if len(queue) >= queue.capacity
+            if queue.is_full
         ]
         if full:
             return f"feed {self.config.name!r} waits for {full!r} to take a batch"

@@ -54,6 +54,11 @@ class HostQueue:
         """What comes after the batches that are here; None where more batches do."""
         return self._ending
 
+    @property
+    def is_full(self) -> bool:
+        """Whether there is no room for a batch."""
+        return len(self._batches) >= self.capacity
+
     def put(self, batches: list[Batch]) -> None:
         """Add batches in order, waiting for room; raises `ClosedError` where it is closed."""
         with self._lock:

@@ -6,6 +6,8 @@ import os
 from collections.abc import Sequence
 from typing import Any, Literal
 
+from feeder.devices.cuda.driver import is_gpu, open_driver
+from feeder.devices.cuda.landing import Landing
 from feeder.errors import ConfigError
 from feeder.transport.addresses import Address, check_connects, default_address, parse
 from feeder.transport.consumer import Consumer
@@ -26,6 +28,7 @@ def connect(
     feed: str = "",
     queue: int | None = None,
     device: str = "cpu",
+    stream: Any = None,
     credit: int = 0,
     hold: int = 2,
     resume: Any = None,
@@ -47,7 +50,10 @@ def connect(
         queue: Which of the feed's queues; by default FEEDER_QUEUE, else the number that the
             launcher gave (torchrun, Slurm, Kubernetes): among those of this node where the server
             is on this host, else among all; else 0.
-        device: Where batches are handed out; "cpu".
+        device: Where batches are handed out: "cpu", or a GPU such as "cuda:0", which copies them
+            from shared memory itself where its driver allows that.
+        stream: The stream that the GPU's work on batches goes to: one of CuPy or PyTorch, or any
+            object with `__cuda_stream__`; by default CuPy's current stream at each batch.
         credit: Batches that may be on their way beyond those handed out; 0 is the server's choice,
             by their size.
         hold: Batches that may be kept without being copied, beside the one at hand.
@@ -67,7 +73,8 @@ def connect(
         The consumer: an iterable and a context manager.
 
     Raises:
-        ConfigError: An argument is wrong, or the server has no such feed or queue.
+        ConfigError: An argument is wrong, there is no such GPU, or the server has no such feed or
+            queue.
         ConnectTimeout: Nobody answered.
         AuthError: The server refuses this client.
         LeaseLost: Another consumer holds the queue.
@@ -75,7 +82,8 @@ def connect(
     """
     found = _addresses(addresses)
     check_connects(found)
-    _check(plane=plane, checksum=checksum, device=device, credit=credit, hold=hold)
+    _check(plane=plane, checksum=checksum, credit=credit, hold=hold)
+    landing = _landing(device, stream, credit, hold)
     position = None if resume is None else _position(resume)
     wish = Wish(
         addresses=tuple(map(str, found)),
@@ -96,7 +104,7 @@ def connect(
     def wire(address: str) -> Wire:
         return Wire(security, parse(address), _MAX_FRAME_BYTES)
 
-    return Consumer(Receiver(wish, wire, position, security.close))
+    return Consumer(Receiver(wish, wire, position, security.close, landing))
 
 
 def _position(resume: Any) -> bytes:
@@ -107,13 +115,22 @@ def _position(resume: Any) -> bytes:
     return bytes(position)
 
 
-def _check(*, plane: str, checksum: str, device: str, credit: int, hold: int) -> None:
+def _landing(device: Any, stream: Any, credit: int, hold: int) -> Landing | None:
+    """The GPU of that name; None for "cpu"."""
+    if device == "cpu":
+        if stream is not None:
+            raise ConfigError(f"stream is {stream!r}, but device is 'cpu'; leave it out")
+        return None
+    if not isinstance(device, str) or not is_gpu(device):
+        raise ConfigError(f"device is {device!r}, expected 'cpu' or 'cuda:<number>'")
+    return Landing(open_driver(device), depth=credit, hold=hold, stream=stream)
+
+
+def _check(*, plane: str, checksum: str, credit: int, hold: int) -> None:
     if plane not in ("auto", "shared", "frames"):
         raise ConfigError(f"plane is {plane!r}, expected 'auto', 'shared' or 'frames'")
     if checksum not in ("auto", "off", "sampled", "full"):
         raise ConfigError(f"checksum is {checksum!r}, expected 'auto', 'off', 'sampled' or 'full'")
-    if device != "cpu":
-        raise ConfigError(f"device is {device!r}, expected 'cpu'")
     if _count("credit", credit) > 1024 or _count("hold", hold) > 1024:
         raise ConfigError(f"credit is {credit} and hold {hold}, expected at most 1024 each")
 

@@ -69,6 +69,8 @@ class Consumer:
         # One that is forgotten must not hold its queue for ever.
         self._forgotten = weakref.finalize(self, receiver.ask, receiver.stop)
         self._forgotten.atexit = False
+        if self._inbox.landing is not None:
+            weakref.finalize(self, self._inbox.landing.end).atexit = False
         try:
             self._inbox.wait_for_opened(0)
         except BaseException:
@@ -87,10 +89,12 @@ class Consumer:
             batch = self._refill()
         inbox = self._inbox
         reading: Any = inbox.reading
+        if inbox.landing is not None:
+            batch = self._land(batch)
         self._place = batch.place
         point("consumer.handed")
         inbox.handed = handed = inbox.handed + 1
-        if reading.shared and handed - reading.base - reading.plane.num_released > self._most_held:
+        if reading.lends and handed - reading.base - reading.plane.num_released > self._most_held:
             batch = self._copy(batch)
         if handed - self._told_at >= self._tell_every:
             self._told_at = handed
@@ -114,6 +118,12 @@ class Consumer:
         self._place = got
         raise StopIteration
 
+    def _land(self, batch: Batch) -> Batch:
+        """The batch on the GPU."""
+        queue: Any = self._inbox.batches
+        landed: Batch = queue.receive(batch)
+        return landed
+
     def _copy(self, batch: Batch) -> Batch:
         """The batch in memory of its own, so that its slot goes back."""
         if not self._copies:
@@ -126,8 +136,7 @@ class Consumer:
         arrays = tuple([array.copy() for array in batch.arrays])
         for array in arrays:
             array.flags.writeable = False
-        names = tuple(batch)
-        return Batch(names, arrays, batch.place, batch.epoch, batch.index, batch.step, batch.rows)
+        return batch.with_arrays(arrays)
 
     def __len__(self) -> int:
         """Batches of the whole stream on this queue, as if no record were left out; `TypeError`
@@ -198,6 +207,13 @@ class Consumer:
         """How the batches come: "shared" or "frames"."""
         return self._reading.plane.kind
 
+    @property
+    def path(self) -> str:
+        """What the GPU copies from: "registered memory", where shared memory is read by the GPU
+        itself, or "pinned slots", which batches are written into first; "" without a GPU."""
+        landing = self._inbox.landing
+        return "" if landing is None else landing.path
+
     def stats(self) -> dict[str, Any]:
         """What the consumer has done, in a flat dictionary of numbers, and the plane by name.
         Seconds include a wait under way. Any thread may call it at any time."""
@@ -218,6 +234,7 @@ class Consumer:
             "position_age_s": age_s if asked_at is None else now - asked_at,
             "age_s": age_s,
             "plane": self.plane,
+            "path": self.path,
         }
 
     # ---- life
@@ -232,6 +249,8 @@ class Consumer:
         self._scope.close(_STOP_S)
         self._handed.drop()
         self._ready.clear()
+        if self._inbox.landing is not None:
+            self._inbox.landing.close()
         _open.discard(self)
 
     def fork(self) -> None:
@@ -260,7 +279,8 @@ class Consumer:
 
     def __repr__(self) -> str:
         wish = self._receiver.wish
-        return f"<Consumer of queue {wish.queue} of {wish.feed or 'the feed'!r}, {self.plane}>"
+        way = f"{self.plane}, {self.path}" if self.path else self.plane
+        return f"<Consumer of queue {wish.queue} of {wish.feed or 'the feed'!r}, {way}>"
 
 
 def _after_fork() -> None:

@@ -164,8 +164,8 @@ class Conversation:
         return bool(generation != self._generation)
 
     def _take_lease(self, opened: say.Opened) -> None:
-        inbox = self._inbox
-        plane = Plane(opened, self._wish.plane, self._wish.checksum, self._wake, inbox.tally)
+        inbox, wish = self._inbox, self._wish
+        plane = Plane(opened, wish.plane, wish.checksum, self._wake, inbox.tally, inbox.landing)
         self._waiting = ()
         self._generation = opened.generation
         reading = Reading(opened, plane, inbox.received, self._tell, inbox.report)

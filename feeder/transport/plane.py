@@ -12,6 +12,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from feeder.devices.cuda.landing import Landing
+from feeder.devices.cuda.pinned import PinnedSlot
+from feeder.devices.slots import HostSlot
 from feeder.errors import ConfigError, ProtocolError, TransportError
 from feeder.protocol import messages as say
 from feeder.protocol.checks import Layout, checksum, layout
@@ -32,10 +35,17 @@ class Plane:
     """The data plane of one lease."""
 
     def __init__(
-        self, opened: say.Opened, wanted: str, checksum: str, wake: Callable[[], None], tally: Tally
+        self,
+        opened: say.Opened,
+        wanted: str,
+        checksum: str,
+        wake: Callable[[], None],
+        tally: Tally,
+        landing: Landing | None = None,
     ) -> None:
         self._wake = wake
         self._tally = tally
+        self._landing = landing
         self._arenas: dict[int, MappedArena] = {}
         self._released: deque[int] = deque()
         self._num_taken = 0
@@ -73,10 +83,17 @@ class Plane:
         """How batches come."""
         return "frames" if self.connection is None else "shared"
 
+    @property
+    def lends(self) -> bool:
+        """Whether batches are the server's slots themselves, for as long as they are looked at."""
+        return self.connection is not None and self._landing is None
+
     def set_columns(self, columns: Columns, rows: int, credit: int) -> None:
         """The columns of the batches, the rows of a full one, and how many may be under way."""
         self._columns, self._rows, self._layout = columns, rows, layout(columns, rows)
         self._frames = FrameSlots(credit)
+        if self._landing is not None:
+            self._landing.check(columns)
 
     def add_arena(self, arena: say.Arena) -> None:
         """Map an arena that the server has announced."""
@@ -85,10 +102,12 @@ class Plane:
         given = self.connection.receive()
         if given.number != arena.number:
             raise ProtocolError(f"arena {given.number} came, expected {arena.number}")
-        self._arenas[given.number] = MappedArena(
+        self._arenas[given.number] = mapped = MappedArena(
             given.descriptor, given.number, given.slot_bytes, given.num_slots, self._released,
             self._on_release,
         )  # fmt: skip
+        if self._landing is not None:
+            mapped.pin(self._landing.register)
 
     def arrays(self, group: say.Group, frames: list[Any]) -> Iterator[Arrays]:
         """The arrays of each batch of a group; raises `ProtocolError` where its memory is not what
@@ -109,12 +128,25 @@ class Plane:
             root = arena.root(index, whole.num_bytes)
             if checked:
                 self._check(root.data, group, at)
-            yield arena.lend(index, root, whole.places, rows, length)
+            arrays = arena.lend(index, root, whole.places, rows, length)
+            if self._landing is None:
+                yield arrays
+            elif arena.pinned is not None:
+                yield arena.pack(index, arrays, whole, rows, length)
+            else:
+                # The GPU may not read it: by way of a slot that it may, and it goes back at once.
+                bounce = self._landing.take(columns, rows)
+                bounce.memory[:] = root.data
+                yield bounce.lease(length)
 
     def _take_frames(
         self, group: say.Group, frames: list[Any], columns: Columns, rows: int
     ) -> Arrays:
-        slot = self._frames.take(0, columns, rows)
+        slot: HostSlot | PinnedSlot
+        if self._landing is None:
+            slot = self._frames.take(0, columns, rows)
+        else:
+            slot = self._landing.take(columns, rows)
         at, memory = 0, slot.memory
         for frame in frames:
             data = frame.buffer
@@ -161,6 +193,9 @@ class Plane:
         """No batch will come any more; arrays that exist stay as they are."""
         if self.connection is not None:
             self.connection.close()
+        if self._landing is not None:
+            # Nothing but copies under way looks at them: they need not stay pinned.
+            self._arenas.clear()
 
 
 def _shaped(columns: Columns, group: say.Group) -> Columns:

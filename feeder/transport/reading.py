@@ -37,8 +37,8 @@ class Reading:
         self.opened = opened
         self.identity = identity_of(opened)
         self.plane = plane
-        self.shared = plane.kind == "shared"
-        """Whether batches lie in the server's slots."""
+        self.lends = plane.lends
+        """Whether the user is given the server's own slots to look at."""
         self.base = base
         self._tell = tell
         self._report = report

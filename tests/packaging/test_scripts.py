@@ -19,7 +19,9 @@ COMMANDS = [
     "scripts/crash-states",
     "scripts/demo",
     "scripts/docs",
+    "scripts/gpu-report",
     "scripts/planted-bugs",
+    "scripts/planted-events",
     "scripts/test",
     ".ci/run",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from planted.bug import Bug
+from planted.events import EVENTS
 from planted.resuming import RESUMING
 from planted.running import RUNNING
 from planted.showing import SHOWING
@@ -194,4 +195,4 @@ FEEDING = (
     ),
 )
 
-BUGS = FEEDING + RESUMING + STORING + RUNNING + SHOWING
+BUGS = FEEDING + RESUMING + STORING + RUNNING + SHOWING + EVENTS

@@ -177,7 +177,6 @@ def no_memfd(*_: object) -> int:
         ),
         (doctor.check_cpus, os, "sched_getaffinity", lambda _: {0}, "warning", "take turns"),
         (doctor.check_copy, doctor, "GOOD_COPY_GBS", 1e6, "warning", "GB/s"),
-        (doctor.check_cupy, doctor.importlib.util, "find_spec", lambda _: 1, "ok", "is installed"),
     ],
 )
 def test_doctor_sees(
