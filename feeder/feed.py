@@ -30,6 +30,7 @@ class DeviceFeed:
         self._alone = len(stream.queues) == 1
         self._ready: deque[Batch] = deque()
         self._handed = stream.counted.handed[device]
+        self._handed.num_left = self._ready.__len__
         self._held = (0, 0, 0, 0)
         # Where something is to be done at a batch: those after it, and where its round ends.
         self._later: list[Batch] = []
@@ -48,7 +49,6 @@ class DeviceFeed:
             batch = self._ready.popleft()
         except IndexError:
             batch = self._refill()
-        self._handed.count(batch.rows, batch.held_bytes)
         if self._alone:
             self._progress.place = batch.place
         else:
@@ -77,6 +77,7 @@ class DeviceFeed:
             # In the meantime, from another thread, which may have missed these batches.
             self.drop()
             raise ClosedError(f"feed {stream.config.name!r} is stopped")
+        self._handed.take(len(got), rows, num_bytes)
         return got[0]
 
     def _end(self, place: Place) -> None:
@@ -101,6 +102,7 @@ class DeviceFeed:
 
     def drop(self) -> None:
         """Forget the batches at hand: the stream has been stopped, or this is a forked child."""
+        self._handed.drop()
         self._ready.clear()
         self._later = []
 

@@ -206,14 +206,15 @@ class Stream:
 
     def _queue(self, device: int, first: int, now: float) -> QueueFigures:
         stats, queue = self.counted, self.queues[device]
-        handed, wait_s = stats.handed[device], queue.starved.read(now)
+        wait_s = queue.starved.read(now)
+        batches, rows, num_bytes = stats.handed[device].read()
         return QueueFigures(
             queue=first + device,
             device=self.config.devices[device],
-            batches=handed.batches,
-            rows=handed.rows,
-            bytes=handed.bytes,
-            waiting=max(0, stats.queued[device] - handed.batches),
+            batches=batches,
+            rows=rows,
+            bytes=num_bytes,
+            waiting=max(0, stats.queued[device] - batches),
             capacity=queue.capacity,
             wait_s=wait_s,
             starved_s=wait_s,
@@ -231,7 +232,7 @@ class Stream:
         """Whether all batches have been handed out."""
         stats = self.counted
         return all(
-            isinstance(queue.ending, Place) and stats.queued[i] == stats.handed[i].batches
+            isinstance(queue.ending, Place) and stats.queued[i] == stats.handed[i].read()[0]
             for i, queue in enumerate(self.queues)
         )
 

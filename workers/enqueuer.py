@@ -48,8 +48,10 @@ class Dealer:
         assembler: Assembler,
         spec: StreamSpec,
         run: RunSpec,
+        made: BatchStats,
         report: Callable[[], None],
     ) -> None:
+        self._made = made
         self._report = report
         self._queues = queues
         self._channel = channel
@@ -100,6 +102,7 @@ class Dealer:
         num, row_bytes = len(self._queues), self.row_bytes or 0
         kept, dropped = self._assembler.settle()
         self._channel.count(-dropped, -dropped * row_bytes, kept)
+        self._count(group)
         if num == 1 and group:
             self._put(0, group)
         elif group:
@@ -109,6 +112,10 @@ class Dealer:
                 self._put(batch.step % num, [batch])
         self._channel.wait_for_room()
         self._report()
+
+    def _count(self, group: list[Batch]) -> None:
+        rows = sum([batch.rows for batch in group])
+        self._made.count_all(len(group), rows, sum([batch.held_bytes for batch in group]))
 
     def _put(self, device: int, batches: list[Batch]) -> None:
         self._channel.queue(device, len(batches))
@@ -156,7 +163,6 @@ class Enqueuing:
         assembler: Assembler,
         dealer: Dealer,
         fetching: Fetching,
-        stats: BatchStats,
         leftover: Callable[[], Run | None],
         *,
         begins_epoch: bool,
@@ -167,7 +173,6 @@ class Enqueuing:
         self._assembler = assembler
         self._dealer = dealer
         self._fetching = fetching
-        self._stats = stats
         self._leftover = leftover
         # Whether an epoch that ends now has given no row at all.
         self._empty_epoch = begins_epoch
@@ -220,7 +225,6 @@ class Enqueuing:
             num_bytes = batch.held_bytes = sum(array.nbytes for array in batch.arrays)
         else:
             num_bytes = batch.held_bytes = batch.rows * row_bytes
-        self._stats.count(batch.rows, num_bytes)
         self._dealer.deal(batch, num_bytes)
 
     def _learn_row_bytes(self) -> None:

@@ -61,7 +61,7 @@ class Fetching:
             return
         first = lane.next
         stats = self._stats
-        stats.clocks[lane.number].start(time.monotonic())
+        stats.begin(lane.number, time.monotonic())
         row_bytes = self.row_bytes
         rows, num_bytes, num_calls, outcome = self._call(lane, calls, row_bytes)
         if row_bytes is not None:

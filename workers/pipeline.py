@@ -63,10 +63,10 @@ class Pipeline:
             spec, frame, self.schema, slots, num_devices=len(queues), epoch=begin.epoch,
             index=begin.index, step=begin.step, expected=begin.expected,
         )  # fmt: skip
-        self._dealer = Dealer(queues, self.channel, assembler, spec, run, report)
+        self._dealer = Dealer(queues, self.channel, assembler, spec, run, self.stats.made, report)
         self._enqueuing = Enqueuing(
             spec, self.channel, self._make_merge(begin), assembler, self._dealer,
-            self._fetching, self.stats.made,
+            self._fetching,
             lambda: begin.make_run(self.schema, self.channel, run.timeout_s),
             begins_epoch=begin.begins_epoch,
         )  # fmt: skip
@@ -130,8 +130,7 @@ class Pipeline:
         """Plain numbers of what the stream has done so far."""
         ledger = self.ledger
         return {
-            **self.stats.totals(),
-            **self.stats.waits(now),
+            **self.stats.numbers(now),
             "buffered_rows": ledger.rows,
             "buffered_bytes": ledger.bytes,
             "kept_rows": ledger.kept_rows,

@@ -7,9 +7,9 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from feeder.cli.meter import size
 from feeder.metrics.interval import Interval, QueuePart, WorkerPart
-from feeder.metrics.verdict import Verdict, words_for_time
+from feeder.metrics.verdict import Verdict
+from feeder.metrics.words import duration, size
 from feeder.status.history import History, Point
 
 _BAR = 12
@@ -98,7 +98,7 @@ def _workers(interval: Interval) -> Table:
         table.add_row(
             str(part.worker),
             _bar(round(100 * min(1.0, share)), 100, "%"),
-            words_for_time(part.call_s) if part.fetch_s else "–",
+            duration(part.call_s) if part.fetch_s else "–",
             f"{part.calls / interval.seconds:.1f}",
             f"{min(1.0, part.wait_s / interval.seconds):.0%}",
             str(errors[part.worker]),

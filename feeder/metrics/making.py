@@ -83,19 +83,18 @@ def make_feed(
 
 
 def _make_workers(stats: StreamStats, first: int, now: float) -> tuple[WorkerFigures, ...]:
-    fetch = stats.fetch
-    workers = []
-    for lane, clock in enumerate(fetch.clocks):
-        since = clock.since
+    fetch, workers = stats.fetch, []
+    for lane, clock in enumerate(stats.lanes):
+        done, running_s = fetch.read(lane, now)
         workers.append(
             WorkerFigures(
                 worker=first + lane,
-                calls=fetch.calls[lane],
-                rows=fetch.rows[lane],
-                bytes=fetch.bytes[lane],
-                fetch_s=clock.read(now),
-                running_s=0.0 if since is None else max(0.0, now - since),
-                wait_s=stats.lanes[lane].read(now),
+                calls=done.calls,
+                rows=done.rows,
+                bytes=done.bytes,
+                fetch_s=done.seconds,
+                running_s=running_s,
+                wait_s=clock.read(now),
                 errors=fetch.errors[lane],
                 retries=fetch.retries[lane],
                 nothings=fetch.nothings[lane],

@@ -15,11 +15,12 @@ from statistics import median
 
 from feeder.metrics.figures import FeedFigures
 from feeder.metrics.interval import Interval, QueuePart, WorkerPart
+from feeder.metrics.words import duration, size
 
 KINDS = (
-    "starting", "waiting", "ended", "stopped", "failed", "stalled-queue", "trainer-bound",
-    "tiny-batches", "checksum-bound", "network-bound", "failing-fetch", "source-bound",
-    "small-buffer", "slow-worker", "fetch-bound", "copy-bound",
+    "starting", "waiting", "ended", "stopped", "failed", "stalled-queue", "slow-queue",
+    "trainer-bound", "tiny-batches", "checksum-bound", "network-bound", "failing-fetch",
+    "source-bound", "small-buffer", "slow-worker", "fetch-bound", "copy-bound",
 )  # fmt: skip
 """All that a verdict may be."""
 
@@ -107,11 +108,28 @@ def _stalled(interval: Interval) -> Verdict | None:
     hungry = [q for q in interval.queues if q.wait >= 0.5]
     if not (idle and hungry):
         return None
-    named = ", ".join(str(queue.after.queue) for queue in idle)
     return Verdict(
         kind="stalled-queue",
-        why=f"queue {named} has batches that nobody takes, {_list(hungry)} waits behind it",
+        why=f"{_list(idle)} has batches that nobody takes, {_list(hungry)} waits behind it",
         advice="look at the trainer of that queue: the queues of a feed go round together",
+    )
+
+
+def _slow_queue(interval: Interval) -> Verdict | None:
+    """One trainer is slower than another, and the feed is held back by it."""
+    if interval.room < max(interval.chunks, interval.busy):
+        return None
+    full = [
+        q for q in interval.queues if q.wait < STARVING and 2 * q.after.waiting >= q.after.capacity
+    ]
+    hungry = [q for q in interval.queues if q.wait >= STARVING]
+    if not (full and hungry):
+        return None
+    return Verdict(
+        kind="slow-queue",
+        why=f"{_list(full)} is full, and {_list(hungry)} waits behind it "
+        f"{interval.starving:.0%} of the time",
+        advice="make the trainers equally fast: the queues of a feed go round together",
     )
 
 
@@ -119,7 +137,7 @@ def _trainer(interval: Interval) -> Verdict | None:
     if interval.starving >= STARVING:
         return None
     if not interval.taken_per_s:
-        long = words_for_time(interval.seconds)
+        long = duration(interval.seconds)
         return Verdict(kind="trainer-bound", why=f"it took no batch in {long}, and waits for none")
     return Verdict(
         kind="trainer-bound",
@@ -131,13 +149,13 @@ def _trainer(interval: Interval) -> Verdict | None:
 
 
 def _tiny(interval: Interval) -> Verdict | None:
-    rate, size = interval.taken_per_s, interval.batch_bytes
+    rate, each = interval.taken_per_s, interval.batch_bytes
     cheap = interval.fetch_s_per_batch <= _TINY_FETCH_S
-    if size > _TINY_BYTES or rate < _TINY_PER_S or not cheap:
+    if each > _TINY_BYTES or rate < _TINY_PER_S or not cheap:
         return None
     return Verdict(
         kind="tiny-batches",
-        why=f"{_bytes(size)} each, {rate:.0f} /s: to hand them over costs more than to make them",
+        why=f"{size(each)} each, {rate:.0f} /s: to hand them over costs more than to make them",
         advice="raise batch_size",
     )
 
@@ -159,7 +177,7 @@ def _transport(interval: Interval) -> Verdict | None:
     speed = queue.batches / interval.seconds * interval.batch_bytes
     return Verdict(
         kind="network-bound",
-        why=f"queue {queue.after.queue} gets {_bytes(speed)}/s while batches wait at the server",
+        why=f"queue {queue.after.queue} gets {size(speed)}/s while batches wait at the server",
         advice="run the server on the trainer's host, raise credit=, or send less per row",
     )
 
@@ -210,13 +228,13 @@ def _fetch(interval: Interval) -> Verdict | None:
     if others and slowest.call_s >= _SLOWER * median(others) and _is_waited_for(interval, slowest):
         return Verdict(
             kind="slow-worker",
-            why=f"worker {slowest.worker}, {words_for_time(slowest.call_s)} a call, the others "
-            f"{words_for_time(median(others))}",
+            why=f"worker {slowest.worker}, {duration(slowest.call_s)} a call, the others "
+            f"{duration(median(others))}",
             advice='give it less or faster data, or order="arrival" where the order may vary',
         )
     return Verdict(
         kind="fetch-bound",
-        why=f"worker {slowest.worker} slowest, {words_for_time(slowest.call_s)} a call",
+        why=f"worker {slowest.worker} slowest, {duration(slowest.call_s)} a call",
         advice=_more_of(interval),
     )
 
@@ -240,18 +258,15 @@ def _copy(interval: Interval) -> Verdict:
     return Verdict(
         kind="copy-bound",
         why=f"the enqueuer copies {interval.busy:.0%} of the time, {chunks}, "
-        f"{_bytes(interval.bytes_per_s)}/s",
+        f"{size(interval.bytes_per_s)}/s",
         advice="return batch_size rows a call, in arrays that the fetch function keeps no hold of",
     )
 
 
 _RULES: tuple[Callable[[Interval], Verdict | None], ...] = (
-    _over, _waiting, _starting, _stalled, _trainer, _tiny, _transport, _failing, _source, _buffer,
-    _fetch, _copy,
+    _over, _waiting, _starting, _stalled, _slow_queue, _trainer, _tiny, _transport, _failing,
+    _source, _buffer, _fetch, _copy,
 )  # fmt: skip
-
-
-# ---- words
 
 
 def _hungriest(interval: Interval) -> QueuePart | None:
@@ -260,18 +275,3 @@ def _hungriest(interval: Interval) -> QueuePart | None:
 
 def _list(queues: list[QueuePart]) -> str:
     return "queue " + ", ".join(str(queue.after.queue) for queue in queues)
-
-
-def words_for_time(seconds: float) -> str:
-    """Seconds in the unit that fits."""
-    if seconds >= 1.0:
-        return f"{seconds:.3g} s"
-    return f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.3g} µs"
-
-
-def _bytes(size: float) -> str:
-    for unit in ("B", "kB", "MB"):
-        if size < 999.5:
-            return f"{size:.3g} {unit}"
-        size /= 1000.0
-    return f"{size:.3g} GB"

@@ -65,21 +65,28 @@ class Board:
         """The figures now. Raises `FeedError`."""
         return self._look()
 
-    def kinds(self) -> dict[str, str]:
-        """The kind of each feed's verdict, by its title."""
+    def kinds(self, figures: Figures) -> dict[str, str]:
+        """The kind of each feed's verdict, by its title; `figures` are the latest."""
         with self._lock:
+            self._begin(figures)
             return {title: verdict.kind for title, verdict in self._history.verdicts().items()}
 
     def everything(self) -> bytes:
         """Figures, verdicts and curves as JSON, for the page. Raises `FeedError`."""
         figures = self._look()
         with self._lock:
+            self._begin(figures)
             verdicts, points = self._history.verdicts(), self._history.points()
         told: dict[str, Any] = {
             title: {"kind": verdict.kind, "why": verdict.why, "advice": verdict.advice}
             for title, verdict in verdicts.items()
         }
         return msgspec.json.encode({"figures": figures, "verdicts": told, "history": points})
+
+    def _begin(self, figures: Figures) -> None:
+        """Whoever asks before the sampler has looked is told of the time since the start."""
+        if self._history.latest is None:
+            self._history.add(figures)
 
     def trouble(self) -> str | None:
         """Why this process is not ready: it does not answer, or a feed has failed; else None."""

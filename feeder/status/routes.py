@@ -63,7 +63,8 @@ def _stats(board: Board) -> Answer:
 def _metrics(board: Board) -> Answer:
     from feeder.metrics.exposition import expose
 
-    kind, body = expose(board.figures(), board.kinds())
+    figures = board.figures()
+    kind, body = expose(figures, board.kinds(figures))
     return Answer(200, kind, body)
 
 

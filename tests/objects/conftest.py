@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 _numbers = count()
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def endpoint() -> Iterator[str]:
     """The address of a server, with a bucket named 'bucket'; it is also in the environment."""
     command = [sys.executable, "-m", "objects.server"]

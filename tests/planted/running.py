@@ -70,7 +70,7 @@ RUNNING = (
         tests=(_SESSIONS + "test_a_save_that_fails_on_one_node_commits_nothing[threads]",),
     ),
     Bug(
-        name="bug taken for a full disk",
+        name="bug taken for a failed save of a node",
         harm="A mistake in what is to be saved is logged at each epoch as a failed save, and seen "
         "when there is nothing to resume from.",
         file="feeder/job/runner.py",

@@ -115,8 +115,11 @@ def test_files_that_are_not_decoded(tmp_path: Path) -> None:
     assert not image[0, 1:].any()
     with pytest.raises(RecordError, match=r"b'00000001': the file has 2 bytes, .* has 1: give max"):
         only_chunk(caffe_lmdb(path, decode=False))
-    source = caffe_lmdb(path, decode=False, max_bytes=2, on_error="skip")
-    assert only_chunk(source)[2].tolist() == [0, 1] and source.skipped == 2
+    longest_first = write_lmdb(tmp_path / "other", [file(i, b"x" * (4 - i)) for i in range(4)])
+    source = caffe_lmdb(longest_first, decode=False, max_bytes=2, on_error="skip")
+    image, lengths, label = only_chunk(source)
+    assert label.tolist() == [2, 3] and lengths.tolist() == [2, 1] and source.skipped == 2
+    assert image.tolist() == [[120, 120], [120, 0]]
     with pytest.raises(RecordError, match=r"b'00000002': the file has 3 bytes, max_bytes is 2"):
         only_chunk(caffe_lmdb(path, decode=False, max_bytes=2))
 

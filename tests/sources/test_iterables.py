@@ -89,6 +89,17 @@ def test_a_fresh_source_goes_on_at_any_cursor(factory: Any, size: int) -> None:
         assert again.cursor(0) == source.cursor(0)
 
 
+def test_an_iterator_that_begins_anew_after_its_end_is_not_asked_again() -> None:
+    class Round(Count):
+        def __next__(self) -> int:
+            if self.at == self.stop:
+                self.at = 0
+                raise StopIteration
+            return super().__next__()
+
+    assert take(iterable(lambda: Round(4)), 4) == [[0, 1, 2], [3], None, [0, 1, 2]]
+
+
 def test_chunks() -> None:
     class Chunks(Count):
         def __next__(self) -> Any:

@@ -29,6 +29,9 @@ def test_inputs_and_targets_one_token_ahead(tmp_path: Path) -> None:
     (rows,) = source(call(0, 10))
     assert len(source) == 10 and rows[:, 0].tolist() == list(range(0, 100, 10))
     assert (rows[:, 1:] == rows[:, :-1] + 1).all()
+    for size, records in ((11, 1), (20, 1), (21, 2), (110, 10), (111, 11)):
+        np.arange(size, dtype=np.uint16).tofile(tmp_path / "b.bin")
+        assert len(tokens(tmp_path / "b.bin", 11, np.uint16, stride=10)) == records
 
 
 def test_no_sequence_runs_from_one_file_into_the_next(tmp_path: Path) -> None:

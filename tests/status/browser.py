@@ -161,6 +161,7 @@ def browsing(folder: Path) -> Iterator[Browser]:
     os.close(to_read), os.close(to_write)
     browser = Browser(to_hear, to_tell)
     try:
+        browser.tell("Browser.getVersion")  # it is there, and no shell any more
         yield browser
         browser.close_page()
         browser.tell("Browser.close")

@@ -90,6 +90,14 @@ def test_metrics_are_those_of_the_table(url: str) -> None:
     assert {"feeder_rows_total", "feeder_verdict", "feeder_fetch_seconds_total"} <= found
 
 
+def test_who_asks_first_is_told_a_verdict_too() -> None:
+    made = figures(feed(state="ended"))
+    for path in ("/metrics", "/stats.json"):
+        board = Board(lambda: made)
+        assert b"ended" in answer(board, path, is_near=True).body
+        assert board.kinds(made) == {"train": "ended"}
+
+
 def test_a_head_has_no_body(url: str) -> None:
     got = get(url, "/stats.json", "HEAD")
     assert (got.status, got.body) == (200, b"")

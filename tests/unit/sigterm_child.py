@@ -37,7 +37,7 @@ def main(how: str, folder: str) -> None:
     if how == "ignored":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     coordinator = feeder.Coordinator(feeder.Checkpointing(store, on_sigterm=True))
-    with make(Pure(num_calls=1000), coordinator=coordinator):
+    with make(Pure(num_calls=1000), epochs=None, coordinator=coordinator):
         for batch in coordinator["train"]:
             print(batch.step + 1, flush=True)
             sys.stdin.readline()

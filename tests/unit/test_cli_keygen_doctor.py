@@ -128,6 +128,18 @@ def test_doctor_finds_this_machine_sound(capsys: pytest.CaptureFixture[str]) -> 
     assert {line.split()[0] for line in lines} <= {"ok", "warning"}
 
 
+def test_doctor_says_who_told_it_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        doctor.os,
+        "environ",
+        {"RANK": "5", "LOCAL_RANK": "1", "SLURM_NODEID": "2", "SLURM_NNODES": "4"},
+    )
+    assert doctor.check_place().text == (
+        "queue 1 of a server on this host (LOCAL_RANK told), 5 of another's (RANK told); "
+        "node 2 (SLURM_NODEID told) of 4 (SLURM_NNODES told)"
+    )
+
+
 def test_doctor_ends_with_1_where_there_is_a_problem(
     runtime: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

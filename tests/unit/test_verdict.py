@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from feeder.metrics.interval import Interval
-from feeder.metrics.verdict import KINDS, STARVING, judge, words_for_time
+from feeder.metrics.verdict import KINDS, STARVING, judge
+from feeder.metrics.words import duration
 from figures import consumer, feed, queue, service, worker
 
 MB = 1_000_000
@@ -43,6 +44,10 @@ CASES: dict[str, tuple[Any, str, str]] = {
         running(taking(50, 8.0), taking(0, 0.0, 1, waiting=5), room_wait_s=9.0),
         "stalled-queue", "queue 1 has batches",
     ),
+    "one is slower, and another waits behind it": (
+        running(taking(50, 3.0), taking(50, 0.0, 1, waiting=9), room_wait_s=9.0),
+        "slow-queue", "queue 1 is full, and queue 0 waits behind it 30%",
+    ),
     "one has taken nothing since there is nothing": (
         running(taking(50, 8.0), taking(0, 9.9, 1), chunks_wait_s=9.0),
         "fetch-bound", "worker 0",
@@ -60,6 +65,11 @@ CASES: dict[str, tuple[Any, str, str]] = {
     "chunks are waited for": (
         running(taking(100, 5.0), chunks_wait_s=6.0, workers=(worker(calls=200, fetch_s=8.2),)),
         "fetch-bound", "worker 0 slowest, 41 ms a call",
+    ),
+    "two workers, much alike": (
+        running(taking(100, 5.0), chunks_wait_s=6.0, workers=(
+            worker(0, calls=100, fetch_s=4.0), worker(1, calls=100, fetch_s=4.1, wait_s=4.0))),
+        "fetch-bound", "worker 1 slowest, 41 ms a call",
     ),
     "a call has not returned": (
         running(taking(0, 9.0), chunks_wait_s=9.9, workers=(worker(fetch_s=9.9, running_s=9.9),)),
@@ -189,4 +199,4 @@ def test_workers_and_queues_that_are_new_count_from_their_start() -> None:
     (0.0, "0 µs"), (41e-6, "41 µs"), (0.0412, "41.2 ms"), (1.5, "1.5 s"), (600, "600 s"),
 ])  # fmt: skip
 def test_times_in_words(seconds: float, words: str) -> None:
-    assert words_for_time(seconds) == words
+    assert duration(seconds) == words

@@ -87,6 +87,14 @@ def test_one_stalled_queue() -> None:
     assert verdict.why == "queue 1 has batches that nobody takes, queue 0 waits behind it"
 
 
+def test_one_slower_trainer() -> None:
+    coordinator = make(rows(), devices=2, max_buffered_batches=8)
+    with training(coordinator, 0.005, 0.03) as read:
+        verdict = look(read)
+    assert verdict.kind == "slow-queue"
+    assert verdict.why.startswith("queue 1 is full, and queue 0 waits behind it")
+
+
 def test_fetch_that_fails_now_and_then() -> None:
     turns = itertools.count()
 

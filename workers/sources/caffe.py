@@ -136,8 +136,6 @@ class CaffeRecords(LmdbRecords):
     def read(self, indices: NDArray[np.int64], call: Call) -> Columns | None:
         """Read and decode records."""
         with self._store.values(indices, self._faults) as (records, values):
-            if not records:
-                return None
             samples, data, errors = self._parser.parse(values)
             for i, error in errors.items():
                 self._faults.report(self.name(records[i]), error)
