@@ -16,7 +16,7 @@ from workers.runs import EpochEnd, Run
 from workers.spec import StreamSpec
 from workers.stats import BatchStats
 
-_GROUP_BYTES = 256 * 1024
+_GROUP_BYTES = 4 * 1024 * 1024
 _GROUP_BATCHES = 32
 
 
@@ -36,7 +36,8 @@ class DeviceQueue(Protocol):
 class Dealer:
     """Deals batches out to device queues, batch `step` to queue `step` mod N.
 
-    Small batches are handed over in groups: of 32, or of 256 KiB, or before the enqueuer waits.
+    Small batches are handed over in groups: of 32, or of 4 MiB, or of half of what may be
+    buffered, or before the enqueuer waits.
     """
 
     def __init__(
@@ -45,9 +46,11 @@ class Dealer:
         channel: Channel,
         assembler: Assembler,
         spec: StreamSpec,
+        max_rows: int,
         stats: BatchStats,
         report: Callable[[], None],
     ) -> None:
+        self._most = min(_GROUP_BATCHES, max_rows // spec.batch_size // 2)
         self._stats = stats
         self._report = report
         self._queues = queues
@@ -79,7 +82,7 @@ class Dealer:
             self._hold(batch)
         else:
             self._keep_back(batch)
-        if self._bytes >= _GROUP_BYTES or len(self._group) >= _GROUP_BATCHES:
+        if self._bytes >= _GROUP_BYTES or len(self._group) >= self._most:
             self.flush()
 
     def _hold(self, batch: Batch) -> None:

@@ -18,8 +18,8 @@ _MAX_NONE_BACKOFF_S = 0.25
 # Of more chunks than these the first have left the caches when they are merged. A chunk without
 # rows counts as one with a row.
 _MOST_CALLS = 512
-_TINY_BUNDLE_BYTES = 256 * 1024
-_TINY_BUNDLE_BATCHES = 32
+_BUNDLE_BYTES = 4 * 1024 * 1024
+_BUNDLE_BATCHES = 32
 
 
 class Fetching:
@@ -113,6 +113,8 @@ class Fetching:
                     num_bytes += measure(chunk)
                 num_calls += 1
                 append(chunk)
+                # Who takes the open bundle can tell then that nobody else has the chunk.
+                chunk = None
                 if mark is not None:
                     lane.marks.append(cursor)
                 if rows >= target or num_calls >= most_calls or channel.closed:
@@ -182,13 +184,14 @@ class Fetching:
         return failed
 
     def _target_rows(self) -> int:
-        """Rows at which a bundle is full: a batch of them, or several where batches are tiny."""
-        batch = self._spec.batch_size
+        """Rows at which a bundle is full: a batch of them, or several small ones, at most its
+        share of what may be buffered."""
+        batch, run, num = self._spec.batch_size, self._run, self._spec.num_workers
         if self.row_bytes is None:
             return batch
-        tiny = _TINY_BUNDLE_BYTES // max(1, batch * self.row_bytes)
-        most = max(1, self._run.max_rows // batch // self._spec.num_workers)
-        return batch * max(1, min(tiny, _TINY_BUNDLE_BATCHES, most))
+        most_bytes = min(_BUNDLE_BYTES, (run.max_bytes or _BUNDLE_BYTES * num) // num)
+        most = min(most_bytes // max(1, batch * self.row_bytes), run.max_rows // batch // num)
+        return batch * max(1, min(most, _BUNDLE_BATCHES))
 
     def _print(self, lane: Lane, call: int, chunk: Any) -> None:
         self.prints[lane.number, lane.epoch, call] = hash_chunk(chunk)

@@ -62,7 +62,9 @@ class Pipeline:
             index=begin.index, step=begin.step, expected=begin.expected,
         )  # fmt: skip
         self.batch_stats = BatchStats()
-        self._dealer = Dealer(queues, self.channel, assembler, spec, self.batch_stats, report)
+        self._dealer = Dealer(
+            queues, self.channel, assembler, spec, run.max_rows, self.batch_stats, report
+        )
         self._enqueuing = Enqueuing(
             spec, self.channel, self._make_merge(begin), assembler, self._dealer,
             self._fetching,
