@@ -205,7 +205,8 @@ class Fetching:
         batch, ledger, num_workers = self._spec.batch_size, self._ledger, self._spec.num_workers
         if self.row_bytes is None:
             return batch
-        some = _BUNDLE_BYTES // max(1, batch * self.row_bytes)
+        max_bytes = self._run.max_bytes or _BUNDLE_BYTES * num_workers
+        some = min(_BUNDLE_BYTES, max_bytes // num_workers) // max(1, batch * self.row_bytes)
         room = ledger.max_rows - ledger.rows - ledger.kept_rows - sum(self._targets)
         share = max(room, ledger.max_rows // 4)
         return batch * max(1, min(some, _BUNDLE_BATCHES, share // num_workers // batch))

@@ -90,7 +90,8 @@ class Serving:
 
     def _step(self) -> None:
         ready = dict(self._poller.poll(self._timeout()))
-        self.waker.clear()
+        if self.waker.fileno() in ready:
+            self.waker.clear()
         self.watching.answer()
         for i, door in enumerate(self._doors):
             if door.router in ready:

@@ -133,9 +133,9 @@ def test_a_cache_of_the_fetch_function_is_not_the_users_to_write() -> None:
 
 
 def test_a_stop_wakes_an_enqueuer_in_the_middle_of_a_group(monkeypatch: pytest.MonkeyPatch) -> None:
-    coordinator = make(Pure(1, 100), max_buffered_batches=4)
-    (queue,) = coordinator["train"].streams[0].queues
-    queue.capacity = 1  # less than the two batches of a group
+    coordinator = make(Pure(1, 100), max_buffered_batches=4, devices=2)
+    feed = coordinator["train"]
+    queue, _ = feed.streams[0].queues
     wait, waits = queue._drained.wait, threading.Event()
 
     def tell_and_wait() -> None:
@@ -144,5 +144,7 @@ def test_a_stop_wakes_an_enqueuer_in_the_middle_of_a_group(monkeypatch: pytest.M
 
     monkeypatch.setattr(queue._drained, "wait", tell_and_wait)
     coordinator.start()
+    for _ in range(2):  # of the second device, so that the first is full when it wants more
+        next(feed.on(1))
     assert waits.wait(WAIT_S)
     assert coordinator.stop(deadline_s=2.0) is True
