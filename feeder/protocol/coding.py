@@ -19,14 +19,13 @@ from feeder.protocol.fields import (
     MAX_TEXT,
     PROTOCOL_VERSION,
     ROWS_BYTES,
-    TOKEN_BYTES,
 )
 from feeder.protocol.messages import FROM_CONSUMER, FROM_SERVER, Message
 
 _MAX_KEYS = 32
 _MAX_SHOWN = 200
 _MAX_UTF8_BYTES = 4
-_MOST_BYTES = {True: CONTROL_BYTES + TOKEN_BYTES, False: CONTROL_BYTES + ROWS_BYTES}
+_MOST_BYTES = CONTROL_BYTES + ROWS_BYTES
 
 _encoder = msgspec.msgpack.Encoder()
 
@@ -42,11 +41,11 @@ def decode(
     """The message that a peer sent; raises `ProtocolError` for anything that is not one.
 
     `from_consumer` says which side the peer is, as each has messages of its own. Above
-    `max_bytes` nothing is looked at: by default 64 KiB and a token from a consumer, 256 MiB from a
-    server. May be called from any thread.
+    `max_bytes` nothing is looked at: by default 64 KiB and a position with its leftover rows; whom
+    a server does not know it takes less from anyway. May be called from any thread.
     """
     peer = "consumer" if from_consumer else "server"
-    most = _MOST_BYTES[from_consumer] if max_bytes is None else max_bytes
+    most = _MOST_BYTES if max_bytes is None else max_bytes
     num_bytes = data.nbytes if isinstance(data, memoryview) else len(data)
     if num_bytes > most:
         raise ProtocolError(f"{peer} sent {num_bytes} bytes, expected at most {most}")

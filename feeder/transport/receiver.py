@@ -116,6 +116,8 @@ class Receiver:
         try:
             while not self._over:
                 self._step()
+        except ConfigError as error:
+            failure = error
         except Exception as error:
             logger.exception("the consumer's I/O thread failed")
             failure = RemoteError(f"the consumer failed: {type(error).__name__}: {error}")

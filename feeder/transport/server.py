@@ -88,10 +88,15 @@ class Server:
         claims = [self._stack.enter_context(claim(address)) for address in addresses]
         security = self._stack.enter_context(Security(keys, is_server=True))
         doors: list[Door] = []
-        for is_curve in (False, True):
-            chosen = [a for a in addresses if security.encrypts(a) == is_curve]
+        for is_curve, scheme in ((False, "ipc"), (False, "tcp"), (True, "tcp")):
+            chosen = [
+                a for a in addresses if (security.encrypts(a), a.scheme) == (is_curve, scheme)
+            ]
             if chosen:
-                router = security.make_router(_MAX_CREDIT, curve=is_curve)
+                most_bytes = security.most_request_bytes(chosen[0])
+                router = security.make_router(
+                    _MAX_CREDIT, curve=is_curve, max_message_bytes=most_bytes
+                )
                 monitor = watch(router)
                 bound = [bind(router, address) for address in chosen]
                 doors.append(Door(router=router, monitor=monitor, addresses=bound))
