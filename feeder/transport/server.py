@@ -95,7 +95,7 @@ class Server:
             if chosen:
                 most_bytes = security.most_request_bytes(chosen[0])
                 router = security.make_router(
-                    _MAX_CREDIT, curve=is_curve, max_message_bytes=most_bytes
+                    _MAX_CREDIT, curve=kind[0], max_message_bytes=most_bytes
                 )
                 monitor = watch(router)
                 bound = [bind(router, address) for address in chosen]
