@@ -88,7 +88,7 @@ class Server:
         claims = [self._stack.enter_context(claim(address)) for address in addresses]
         security = self._stack.enter_context(Security(keys, is_server=True))
         doors: list[Door] = []
-        for is_curve, scheme in ((False, "ipc"), (False, "tcp"), (True, "tcp")):
+        for kind in ((False, "ipc"), (False, "tcp"), (True, "tcp")):
             chosen = [
                 a for a in addresses if (security.encrypts(a), a.scheme) == (is_curve, scheme)
             ]
