@@ -89,9 +89,7 @@ class Server:
         security = self._stack.enter_context(Security(keys, is_server=True))
         doors: list[Door] = []
         for kind in ((False, "ipc"), (False, "tcp"), (True, "tcp")):
-            chosen = [
-                a for a in addresses if (security.encrypts(a), a.scheme) == (is_curve, scheme)
-            ]
+            chosen = [a for a in addresses if (security.encrypts(a), a.scheme) == kind]
             if chosen:
                 most_bytes = security.most_request_bytes(chosen[0])
                 router = security.make_router(
