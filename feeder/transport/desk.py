@@ -39,8 +39,7 @@ class Desk:
         self._resumes: list[Resume | None] = [None] * num
         self._opened = 0
         self._delivery = Delivery(feed, send)
-        # Used, and not counted out of the buffers yet.
-        self._used: list[tuple[Lease, News]] = []
+        self._used: list[tuple[Lease, News]] = []  # and not let go of yet
         # Since when the feed has been waiting for queues that may have had everything.
         self._waits_since: float | None = None
 
@@ -112,7 +111,7 @@ class Desk:
         self.feed.slots.retire(lease.queue)
         if lease.connection is not None and hangs_up:
             lease.connection.close()
-        self._delivery.settle(lease, lease.use(lease.sequence))
+        self._delivery.let_go(lease, lease.use(lease.sequence))
 
     def lose(self, lease: Lease) -> None:
         """A lease's connection is dead."""
@@ -277,7 +276,8 @@ class Desk:
         # Last: the threads that this wakes want the interpreter, which each send lets go of.
         used, self._used = self._used, []
         for lease, news in used:
-            self._delivery.settle(lease, news)
+            self._delivery.let_go(lease, news)
+        self._delivery.settle()
         self.feed.make_use_of_room()
 
     def _pump(self, lease: Lease) -> None:
