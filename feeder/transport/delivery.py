@@ -43,6 +43,7 @@ class Delivery:
         self._grouping = Grouping(
             self._stream, len(recipe.config.devices), recipe.positions.id.encode, self._token
         )
+        self._sent: list[tuple[Run, int, list[Batch]]] = []
         self.columns: Columns | None = None
         """The columns, once a batch has been there."""
         self.ending: Place | None = None
@@ -115,6 +116,7 @@ class Delivery:
         frames = () if lease.shared else pieces(slots[0].memory)
         is_sent = self._send(lease.peer, message, frames)
         point("server.sent")
+        self._sent.append((run, lease.queue, batches))
         return is_sent
 
     def _checksums(self, lease: Lease, slots: list[ArenaSlot]) -> list[int]:
@@ -180,20 +182,25 @@ class Delivery:
         positions = self._feed.recipe.positions
         return bytes(Snapshot((positions.state_at(place, self.columns, with_rows=True),)))
 
-    def settle(self, lease: Lease, news: News) -> None:
-        """Batches count as buffered no longer."""
+    def settle(self) -> None:
+        """What has been sent is bounded by its consumer's credit, and counts as buffered no
+        longer. Apart from the sending, since this wakes threads."""
+        sent, self._sent = self._sent, []
+        for run, queue, batches in sent:
+            rows = sum([batch.rows for batch in batches])
+            num_bytes = sum([batch.held_bytes for batch in batches])
+            run.pipeline.channel.hand_out(queue, len(batches), rows, num_bytes, 0)
+
+    def let_go(self, lease: Lease, news: News) -> None:
+        """A consumer has used batches: chunks that were kept for snapshots there are not needed
+        any more, nor are slots that were sent as frames."""
         batches = news.batches
         if not lease.shared and batches:
             slots = [batch.arrays.slot.number for batch in batches]  # type: ignore[attr-defined]
             self._feed.slots.release(lease.queue, slots)
-        if (counted := batches[news.num_stale :]) and news.run is not None:
-            news.run.pipeline.channel.hand_out(
-                lease.queue,
-                len(counted),
-                sum([batch.rows for batch in counted]),
-                sum([batch.held_bytes for batch in counted]),
-                sum([batch.kept_rows for batch in counted]),
-            )
+        kept_rows = sum([batch.kept_rows for batch in batches[news.num_stale :]])
+        if kept_rows and news.run is not None:
+            news.run.pipeline.channel.hand_out(lease.queue, 0, 0, 0, kept_rows)
 
 
 def make_fault(generation: bytes, error: FeedError, sequence: int | None) -> say.Fault:

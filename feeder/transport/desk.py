@@ -39,7 +39,7 @@ class Desk:
         self._delivery = Delivery(feed, send)
         self.used = Used(feed.recipe)
         """How far all consumers have used the feed."""
-        self._unsettled: list[tuple[Lease, News]] = []  # used, and not counted out yet
+        self._unsettled: list[tuple[Lease, News]] = []  # used, not let go of yet
         # Since when the feed has been waiting for queues that may have had everything.
         self._waits_since: float | None = None
 
@@ -113,7 +113,7 @@ class Desk:
         self.feed.slots.retire(lease.queue)
         if lease.connection is not None and hangs_up:
             lease.connection.close()
-        self._delivery.settle(lease, lease.use(lease.sequence))
+        self._delivery.let_go(lease, lease.use(lease.sequence))
 
     def lose(self, lease: Lease) -> None:
         """A lease's connection is dead."""
@@ -240,8 +240,7 @@ class Desk:
             raise ProtocolError(
                 f"used {sequence} batches, expected from {lease.used} to {lease.sequence}"
             )
-        now = time.monotonic()
-        lease.expires = now + self.lease_s
+        lease.expires = (now := time.monotonic()) + self.lease_s
         self.seats.hear(lease.queue, uses=sequence > 0)
         if message.slots:
             if not lease.shared:
@@ -277,7 +276,8 @@ class Desk:
         # Last: the threads that this wakes want the interpreter, which each send lets go of.
         unsettled, self._unsettled = self._unsettled, []
         for lease, news in unsettled:
-            self._delivery.settle(lease, news)
+            self._delivery.let_go(lease, news)
+        self._delivery.settle()
         self.feed.make_use_of_room()
 
     def _pump(self, lease: Lease) -> None:

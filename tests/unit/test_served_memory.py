@@ -15,7 +15,9 @@ import pytest
 import feeder
 from conformance.served import TRANSPORTS, reading, served, serving
 from feeder import Call, Coordinator
+from feeder.protocol import messages as say
 from feeds import make
+from unit.peers import peer_of
 
 NUM_BATCHES, ROWS = 300, 4
 transports = pytest.mark.parametrize("transport", TRANSPORTS)
@@ -49,6 +51,21 @@ def test_list_of_a_consumer_holds_every_batch(
     warnings = [record for record in caplog.records if "batches are kept" in record.message]
     assert len(warnings) == (1 if transport == "shared" else 0)
     assert_whole(batches)
+
+
+def test_batches_under_way_are_bounded_by_credit_beside_the_buffers() -> None:
+    """Who has used nothing is sent half of its credit at once, however few may be buffered; the
+    server takes its time with the other half."""
+
+    def small() -> Coordinator:
+        return make(fetch, input_blob_names=["value", "id"], batch_size=ROWS,
+                    max_buffered_batches=1)  # fmt: skip
+
+    with serving(small) as server, peer_of(server.addresses[0]) as peer:
+        generation = peer.opens(feed="", credit=20).generation
+        peer.say(say.Attached(generation=generation, plane="frames", reason=""))
+        steps = [peer.hear(say.Batches).groups[0].step for _ in range(10)]
+    assert steps == list(range(10))
 
 
 @transports
