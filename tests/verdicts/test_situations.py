@@ -207,5 +207,6 @@ def test_checksums_on_a_slow_machine(mode: str, kind: str, monkeypatch: pytest.M
     monkeypatch.setattr("feeder.transport.plane.checksum", slow_checksum)
     with serving(lambda: make(rows()), [0.005], checksum=mode) as read:
         wait_until(lambda: only(read()).queues[0].batches >= 3)
-        verdict = look(read, 1.0)
+        # What is under way takes a second to be checked, and the trainer's waits are told then.
+        verdict = look(read, 3.0)
     assert verdict.kind == kind
