@@ -48,6 +48,22 @@ class Recipe:
                 f"feed {name!r} has order='arrival' and {len(self.config.devices)} queues: what "
                 "each is dealt could not be repeated; serve it with one queue"
             )
+        if coordinator[name].streams[0].started:
+            self._take_over(coordinator)
+
+    def _take_over(self, coordinator: Coordinator) -> None:
+        """The feed runs already: end that, and serve it from where its user stands."""
+        stream, spec = coordinator[self.name].streams[0], self.config.stream
+        if not (spec.pure or spec.seekable):
+            raise ConfigError(
+                f"feed {self.name!r} is started already, and its fetch function cannot be put "
+                "back; serve it before it is started, or serve a factory"
+            )
+        position = Snapshot((stream.state(with_rows=True),))
+        if not coordinator.stop(self.name):
+            raise ConfigError(f"feed {self.name!r} is started already, and does not stop")
+        self._next = None
+        self.begin_at(position)
 
     @property
     def config(self) -> FeedConfig:
@@ -60,10 +76,6 @@ class Recipe:
             raise ConfigError(
                 f"feed {self.name!r} was made by {len(streams)} calls, one per device; a served "
                 "feed is one stream, dealt out: make it with devices=N, or serve it with queues=N"
-            )
-        if streams[0].started:
-            raise ConfigError(
-                f"feed {self.name!r} is started already; serve a coordinator that is not started"
             )
         config = streams[0].config
         num = len(config.devices) if self._queues is None else self._queues
