@@ -115,9 +115,11 @@ class Batch(Mapping[str, NDArray[Any]]):
 
     # A plain class: it is made once per batch, and a frozen dataclass takes ten times as long.
     __slots__ = (
-        "_arrays", "_names", "epoch", "held_bytes", "index", "kept_rows", "place", "rows", "step"
+        "_names", "arrays", "epoch", "held_bytes", "index", "kept_rows", "place", "rows", "step"
     )  # fmt: skip
 
+    arrays: tuple[NDArray[Any], ...]
+    """The columns in the order of the feed's input names."""
     epoch: int
     """The epoch that the batch belongs to."""
     index: int
@@ -144,7 +146,7 @@ class Batch(Mapping[str, NDArray[Any]]):
         rows: int,
     ) -> None:
         self._names = names
-        self._arrays = arrays
+        self.arrays = arrays
         self.place = place
         self.epoch = epoch
         self.index = index
@@ -158,11 +160,6 @@ class Batch(Mapping[str, NDArray[Any]]):
         """The place in the stream just after this batch."""
         return self.place.cut()
 
-    @property
-    def arrays(self) -> tuple[NDArray[Any], ...]:
-        """The columns in the order of the feed's input names."""
-        return self._arrays
-
     def with_arrays(self, arrays: tuple[Any, ...]) -> Batch:
         """The same batch in other memory; it counts for as much in the bound."""
         batch = Batch(self._names, arrays, self.place, self.epoch, self.index, self.step, self.rows)
@@ -171,7 +168,7 @@ class Batch(Mapping[str, NDArray[Any]]):
 
     def __getitem__(self, name: str) -> NDArray[Any]:
         try:
-            return self._arrays[self._names.index(name)]
+            return self.arrays[self._names.index(name)]
         except ValueError:
             raise KeyError(name) from None
 
@@ -184,7 +181,7 @@ class Batch(Mapping[str, NDArray[Any]]):
     def __repr__(self) -> str:
         columns = ", ".join(
             f"{name}: {array.dtype}{list(array.shape)}"
-            for name, array in zip(self._names, self._arrays, strict=True)
+            for name, array in zip(self._names, self.arrays, strict=True)
         )
         return f"<Batch {self.step} (epoch {self.epoch}, index {self.index}) {columns}>"
 
