@@ -484,6 +484,7 @@ def test_a_handler_of_the_users_own_is_told_and_asked(
         assert runner.train(session) == NUM_EPOCHS
     assert (runner.resume_from_epoch, runner.failed_saves) == (2, [3, 4])
     assert caplog.text.count("cannot be written to") == 2
+    assert caplog.text.count(f"{str(tmp_path / 'only.4')!r}") == 1
 
 
 def test_the_default_handler_says_what_can_be_loaded_and_saved(tmp_path: Path) -> None:
