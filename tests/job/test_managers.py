@@ -336,8 +336,24 @@ def test_a_run_that_was_overtaken_saves_nothing_more(
     with LocalSession() as session:
         assert runner.train(session) == NUM_EPOCHS
     assert runner.failed_saves == [2, 3, 4]
-    assert "a newer run of nodes" in caplog.text and "end one of the two" in caplog.text
+    assert "another run of nodes" in caplog.text and "end one of the two" in caplog.text
     assert train(tmp_path) == (NUM_EPOCHS, TOTALS[-1])
+
+
+def test_of_two_runs_that_began_at_once_one_saves_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Together(MultiNodeCheckpointManager):
+        def load(self, *arguments: Any) -> Any:
+            assert train(tmp_path, start=1) == (NUM_EPOCHS, TOTALS[-1])
+            return super().load(*arguments)
+
+    assert train(tmp_path) == (NUM_EPOCHS, TOTALS[-1])
+    runner = JobRunner(jobs.make_three(), Together(tmp_path), resume_from_epoch=1)
+    with LocalSession() as session:
+        assert runner.train(session) == NUM_EPOCHS
+    assert runner.failed_saves == [2, 3, 4]
+    assert "another run of nodes" in caplog.text
 
 
 # ---- entries of several nodes
