@@ -139,8 +139,11 @@ class Snapshot:
         try:
             with open(path, "rb") as file:
                 data = file.read()
-        except OSError as error:
-            raise CheckpointError(f"cannot read snapshot {os.fspath(path)!r}: {error}") from error
+        except (OSError, ValueError) as error:  # ValueError: NUL in the path
+            raise CheckpointError(
+                f"cannot read snapshot {os.fspath(path)!r}: {error}; name a file, or a folder of "
+                "checkpoints, that is there"
+            ) from error
         return cls.from_bytes(data)
 
 

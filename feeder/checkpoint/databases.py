@@ -18,7 +18,8 @@ class Database(Protocol):
     def put(
         self, name: str, entries: Mapping[str, Any], *, meta: Mapping[str, Any] | None = None
     ) -> Receipt:
-        """Write one; durable when it returns."""
+        """Write one; durable when it returns. `ConfigError` for the name of an entry that no such
+        database can have."""
 
     def get(self, name: str, entries: Iterable[str] | None = None) -> Loaded:
         """Read one, or some of its entries, all of which must be there."""

@@ -79,6 +79,10 @@ class Epochs:
         """The newest generation that has committed something, 0 where there is none."""
         return max((self._parse(name)[1] for name in self._names()), default=0)
 
+    def epochs_of(self, generation: int) -> set[int]:
+        """The epochs that a generation has committed."""
+        return {self._number(name) for name in self._names() if self._parse(name)[1] == generation}
+
     def path_of(self, manifest: Manifest) -> str:
         """Where a manifest lies, for messages."""
         return self._store.path_of(self._name(manifest))

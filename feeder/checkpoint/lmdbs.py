@@ -22,7 +22,7 @@ from feeder.checkpoint.format import DamagedError, Loaded, Reader, Receipt
 from feeder.checkpoint.local import LocalFolder
 from feeder.checkpoint.names import check_name
 from feeder.durable import OsFs
-from feeder.errors import CheckpointError
+from feeder.errors import CheckpointError, ConfigError
 from feeder.placing import place, read_dtype, shaped, size_of
 from workers.sources.extras import load
 
@@ -175,10 +175,13 @@ def _fields(name: Any, entry: Any, blobs: list[Any]) -> list[Any]:
 
 
 def _key(name: str) -> bytes:
-    key = name.encode()
+    """An entry's name in an LMDB. One that can be none is a mistake in the job, not a save that
+    failed: `ConfigError`."""
+    key = name.encode(errors="surrogatepass")
     if not 0 < len(key) <= _MAX_KEY_BYTES or key == _ABOUT:
-        raise CheckpointError(
-            f"entry {name!r} has {len(key)} bytes in its name, expected 1 to {_MAX_KEY_BYTES}"
+        raise ConfigError(
+            f"entry {name!r} has {len(key)} bytes in its name, expected 1 to {_MAX_KEY_BYTES}, and "
+            f"not {_ABOUT!r}; name it otherwise, or use db_type 'file'"
         )
     return key
 

@@ -172,7 +172,10 @@ class MultiNodeCheckpointManager:
             manifest.check_steps(self._place.url)
         except ResumeError as error:
             logger.warning("what was saved cannot be resumed from: %s", error)
-        self._metadata_handler.write(epoch=epoch)
+        try:
+            self._metadata_handler.write(epoch=epoch)
+        except OSError as error:
+            raise CheckpointError(f"epoch {epoch} cannot be noted: {error}") from error
 
     def load(
         self, epoch: int, path_prefix: str | None = None, path_type: str | None = None

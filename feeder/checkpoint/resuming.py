@@ -76,7 +76,8 @@ def _newest(store: CheckpointStore) -> Found:
 
 
 def _is_checkpoint(path: str) -> bool:
-    """Whether a file is a store's; one that cannot be read is told by whoever reads it."""
-    with contextlib.suppress(OSError), open(path, "rb") as file:
+    """Whether a file is a store's; one that cannot be read, or has NUL in its name, is told by
+    whoever reads it."""
+    with contextlib.suppress(OSError, ValueError), open(path, "rb") as file:
         return file.read(len(MAGIC)) == MAGIC
     return False

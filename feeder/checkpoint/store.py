@@ -196,7 +196,7 @@ class CheckpointStore:
             self._next = number + 1
             if self.keep is not None:
                 with leaving():
-                    self.retire(self.keep)
+                    self._retire(self.keep, name)
         return name
 
     def load(self, name: str | None = None) -> Snapshot:
@@ -222,12 +222,17 @@ class CheckpointStore:
 
     def retire(self, keep: int) -> list[str]:
         """Remove the oldest of this writer's sequence until `keep` are left, and return their
-        names. What cannot be removed is named in the log, and stays."""
+        names. The newest that is whole stays in any case, and what cannot be removed, which is
+        named in the log. Raises `CheckpointError` where none is whole."""
+        return [] if self.is_empty() else self._retire(keep, self.find()[0])
+
+    def _retire(self, keep: int, whole: str) -> list[str]:
         removed = []
         for name in list(filter(self._is_checkpoint, self.sequence_names()))[:-keep]:
-            with leaving():
-                self.remove(name)
-                removed.append(name)
+            if name != whole:
+                with leaving():
+                    self.remove(name)
+                    removed.append(name)
         return removed
 
     def sequence_names(self) -> list[str]:

@@ -15,13 +15,16 @@ class Timeline:
 
     Each run of a job is a generation, one above all that have committed before. What a run
     commits counts as newer than whatever an earlier one did, so that a job that was put back to an
-    earlier epoch goes on from there; and a run that sees a newer generation commits nothing more.
+    earlier epoch goes on from there. A run that sees a newer generation commits nothing more; nor
+    does one that sees its own used by another, as two runs that began at once have the same.
     """
 
     def __init__(self, place: Place, others: Sequence[Place], nodes: Sequence[str]) -> None:
         self._epochs = Epochs(place, nodes)
         self._readable = [self._epochs, *(Epochs(other, nodes) for other in others)]
         self._generation: int | None = None
+        self._committed: set[int] = set()
+        """The epochs that this run has committed, or tried to."""
 
     def begin(self) -> None:
         """Begin a run. Raises `CheckpointError` where the place holds epochs of some of the nodes
@@ -46,13 +49,14 @@ class Timeline:
 
     def take_back(self, epoch: int) -> int:
         """Let an epoch exist no longer, so that its parts can be written; returns the generation
-        of this run. Raises `CheckpointError` where a newer run has taken over."""
+        of this run. Raises `CheckpointError` where another run has taken over."""
         newest = self._epochs.generation()
         if self._generation is None:
             self._generation = newest + 1
-        if newest > self._generation:
+        others = self._epochs.epochs_of(self._generation) - self._committed
+        if newest > self._generation or others:
             raise CheckpointError(
-                f"a newer run of nodes {self._epochs.nodes!r} has saved into "
+                f"another run of nodes {self._epochs.nodes!r} has saved into "
                 f"{self._epochs.place.url!r}; end one of the two, or give it another place"
             )
         self._epochs.take_back(epoch)
@@ -64,5 +68,6 @@ class Timeline:
         manifest = Manifest(
             generation=self._generation, epoch=epoch, finished_by=finished_by, parts=dict(parts)
         )
+        self._committed.add(epoch)
         self._epochs.commit(manifest)
         return manifest

@@ -117,7 +117,11 @@ class JobRunner:
         manager = self._manager()
         try:
             if not manager.cp_accessible(None):
-                raise CheckpointError("the place of checkpoints cannot be written to; make it so")
+                path = manager.get_ckpt_db_name(manager.nodes[0], epoch)
+                raise CheckpointError(
+                    f"cannot write checkpoint {path!r}: its folder cannot be written to; make it, "
+                    "or give this user the right to it"
+                )
             session.run(manager.save(epoch))
             manager.write_checkpoint_metadata(epoch, finished_by)
         except CheckpointError as error:

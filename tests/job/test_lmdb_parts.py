@@ -110,9 +110,15 @@ def test_a_large_part_is_written_in_pieces(database: LmdbDatabase) -> None:
 def test_what_cannot_be_an_entry_is_refused(
     database: LmdbDatabase, tmp_path: Path, name: str, entry: Any
 ) -> None:
-    with pytest.raises(feeder.CheckpointError, match=r"^entry "):
+    kind = feeder.CheckpointError if name.isalpha() and len(name) < 9 else feeder.ConfigError
+    with pytest.raises(kind, match=r"^entry "):
         database.put("part", {"x": np.arange(3), name: entry})
     assert list(tmp_path.glob("[!.]*")) == []
+
+
+def test_an_entry_may_have_any_text_for_a_name(database: LmdbDatabase) -> None:
+    database.put("part", {"\udc80": b"a", "é": b"b"})
+    assert database.get("part").entries == {"\udc80": b"a", "é": b"b"}
 
 
 def test_only_an_lmdb_of_ours_is_removed(database: LmdbDatabase, tmp_path: Path) -> None:

@@ -21,6 +21,9 @@ from feeder.job import (
     LocalSession,
     MetadataHandler,
     MultiNodeCheckpointManager,
+    Node,
+    Task,
+    epoch_limiter,
 )
 from jobs import NODES, NUM_EPOCHS, TOTALS
 
@@ -336,8 +339,24 @@ def test_a_run_that_was_overtaken_saves_nothing_more(
     with LocalSession() as session:
         assert runner.train(session) == NUM_EPOCHS
     assert runner.failed_saves == [2, 3, 4]
-    assert "a newer run of nodes" in caplog.text and "end one of the two" in caplog.text
+    assert "another run of nodes" in caplog.text and "end one of the two" in caplog.text
     assert train(tmp_path) == (NUM_EPOCHS, TOTALS[-1])
+
+
+def test_of_two_runs_that_began_at_once_one_saves_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Together(MultiNodeCheckpointManager):
+        def load(self, *arguments: Any) -> Any:
+            assert train(tmp_path, start=1) == (NUM_EPOCHS, TOTALS[-1])
+            return super().load(*arguments)
+
+    assert train(tmp_path) == (NUM_EPOCHS, TOTALS[-1])
+    runner = JobRunner(jobs.make_three(), Together(tmp_path), resume_from_epoch=1)
+    with LocalSession() as session:
+        assert runner.train(session) == NUM_EPOCHS
+    assert runner.failed_saves == [2, 3, 4]
+    assert "another run of nodes" in caplog.text
 
 
 # ---- entries of several nodes
@@ -484,6 +503,30 @@ def test_a_handler_of_the_users_own_is_told_and_asked(
         assert runner.train(session) == NUM_EPOCHS
     assert (runner.resume_from_epoch, runner.failed_saves) == (2, [3, 4])
     assert caplog.text.count("cannot be written to") == 2
+    assert caplog.text.count(f"{str(tmp_path / 'only.4')!r}") == 1
+
+
+def test_a_handler_that_cannot_write_is_a_failed_save(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Failing(Ledger):
+        def write(self, epoch: int) -> None:
+            raise (OSError(5, "gone") if epoch < 2 else ZeroDivisionError)
+
+    runner = JobRunner(jobs.make_single(), CheckpointManager(tmp_path, "only", "file", Failing()))
+    with LocalSession() as session, pytest.raises(ZeroDivisionError):
+        runner.train(session)
+    assert runner.failed_saves == [0, 1]
+    assert "epoch 1 cannot be noted: [Errno 5] gone" in caplog.text
+
+
+@pytest.mark.needs("lmdb")
+def test_a_name_that_no_lmdb_can_have_ends_the_job(tmp_path: Path) -> None:
+    with Job() as job, Node(NODES[0]), job.init_group:
+        Task(lambda workspace: workspace.update({"total": np.array([0]), "x" * 512: 1}))
+    epoch_limiter(job, 2)
+    with pytest.raises(feeder.ConfigError, match="512 bytes in its name"):
+        train(tmp_path, job=job, db_type="lmdb")
 
 
 def test_the_default_handler_says_what_can_be_loaded_and_saved(tmp_path: Path) -> None:

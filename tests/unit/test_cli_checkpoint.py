@@ -141,6 +141,27 @@ def test_prune_removes_the_oldest_of_one_sequence_alone(
     )
 
 
+def test_prune_never_removes_the_newest_that_is_whole(
+    store: CheckpointStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = Path(store.path_of("feed.00000002"))
+    path.write_bytes(path.read_bytes()[:-1] + b"?")
+    status, lines, _ = run(capsys, "prune", store.url, "--keep", "1")
+    assert (status, lines[-1]) == (0, "1 removed, 2 left")
+    assert store.find()[0] == "feed.00000001"
+    damage(store, "feed.00000001")
+    status, lines, told = run(capsys, "prune", store.url, "--keep", "1")
+    assert (status, lines) == (1, [])
+    assert "can be loaded, 2 files of that name are damaged" in told
+    assert len(store.names("feed.")) == 2
+
+
+def test_prune_of_nothing_removes_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(capsys, "prune", str(tmp_path), "--keep=1")[:2] == (0, ["0 removed, 0 left"])
+
+
 def test_prune_leaves_a_folder_alone_that_is_being_written_to(
     store: CheckpointStore, capsys: pytest.CaptureFixture[str]
 ) -> None:

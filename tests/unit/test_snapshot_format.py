@@ -211,6 +211,11 @@ def test_a_snapshot_that_cannot_be_read_is_a_checkpoint_error(tmp_path: Path) ->
     assert isinstance(caught.value.__cause__, OSError)
 
 
+def test_a_path_with_nul_is_a_checkpoint_error() -> None:
+    with pytest.raises(feeder.CheckpointError, match="null byte; name a file, or a folder"):
+        make(Pure(), resume="a\0b")
+
+
 def test_a_snapshot_says_where_its_feeds_stand() -> None:
     coordinator = make(Pure(), epochs=2)
     make(Pure(), input_source_name="val", batch_size=3, coordinator=coordinator)
