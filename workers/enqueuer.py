@@ -120,7 +120,7 @@ class Dealer:
 
     def _count(self, group: list[Batch]) -> None:
         rows = sum([batch.rows for batch in group])
-        self._made.count_all(len(group), rows, sum([batch.held_bytes for batch in group]))
+        self._made.count(len(group), rows, sum([batch.held_bytes for batch in group]))
 
     def _put(self, device: int, batches: list[Batch]) -> None:
         self._channel.queue(device, len(batches))

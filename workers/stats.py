@@ -15,14 +15,15 @@ from workers.spec import RunSpec, StreamSpec
 class Stopwatch:
     """Seconds spent in something that one thread at a time does again and again.
 
-    What has passed and since when it runs are one value: a reader never sees half of a change, and
-    what it reads never falls.
+    What has passed and since when it runs are one value: a reader never sees half of a change. And
+    what it reads never falls, though a writer may be held up between its clock and its note.
     """
 
-    __slots__ = ("_state",)
+    __slots__ = ("_shown", "_state")
 
     def __init__(self) -> None:
         self._state: tuple[float, float | None] = (0.0, None)
+        self._shown = 0.0
 
     def start(self, now: float) -> None:
         """It begins."""
@@ -42,7 +43,10 @@ class Stopwatch:
     def read(self, now: float) -> float:
         """Seconds in all, those that run included."""
         seconds, since = self._state
-        return seconds if since is None else seconds + max(0.0, now - since)
+        if since is not None:
+            seconds += max(0.0, now - since)
+        self._shown = seconds = max(self._shown, seconds)
+        return seconds
 
 
 class Crowd:
@@ -141,12 +145,6 @@ class BatchStats:
 
     def count(self, batches: int, rows: int, num_bytes: int) -> None:
         """Add some batches."""
-        self.batches += batches
-        self.rows += rows
-        self.bytes += num_bytes
-
-    def count_all(self, batches: int, rows: int, num_bytes: int) -> None:
-        """Add several."""
         self.batches += batches
         self.rows += rows
         self.bytes += num_bytes

@@ -76,7 +76,7 @@ class QueueAccount:
     def hear(self, report: Report, news: Sequence[Counted], now: float) -> None:
         """The consumer tells of itself, and of the batches that it has used since it last did."""
         rows = sum([batch.rows for batch in news])
-        self.used.count_all(len(news), rows, sum([batch.held_bytes for batch in news]))
+        self.used.count(len(news), rows, sum([batch.held_bytes for batch in news]))
         self._waited_s += report.waited_s
         self._consumer_checked_s += report.checked_s
         self.corrupt += report.corrupt

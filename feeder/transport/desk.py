@@ -39,8 +39,7 @@ class Desk:
         self._delivery = Delivery(feed, send)
         self.used = Used(feed.recipe)
         """How far all consumers have used the feed."""
-        # Used, and not counted out of the buffers yet.
-        self._unsettled: list[tuple[Lease, News]] = []
+        self._unsettled: list[tuple[Lease, News]] = []  # used, and not counted out yet
         # Since when the feed has been waiting for queues that may have had everything.
         self._waits_since: float | None = None
 

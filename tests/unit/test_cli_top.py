@@ -192,7 +192,7 @@ def test_a_port_in_use_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
         place = port.url.removeprefix("http://").rstrip("/")
         assert cli.main(["serve", "top_feeds:make", "--bind=ipc://a", "--status", place]) != 0
     error = capsys.readouterr().err
-    assert error.startswith("feeder: cannot show the status at ")
+    assert error.startswith("feeder: --status: cannot show the status at ")
     assert "in use" in error
     assert error.count("\n") == 1
 
