@@ -1,7 +1,8 @@
 """Where this process stands among its like, as launchers tell it in the environment.
 
 The names are those of torchrun, of Slurm's srun, and of Kubernetes (indexed jobs, and pods of a
-StatefulSet, whose names end in their number). What `FEEDER_...` says comes before all of them.
+StatefulSet, whose names end in their number). What `FEEDER_...` says comes before all of them;
+where that is no number a `ConfigError` is raised.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ import os
 import re
 from collections.abc import Mapping
 from typing import NamedTuple
+
+from feeder.errors import ConfigError
 
 
 class Place(NamedTuple):
@@ -57,10 +60,13 @@ def is_this_host(host: str) -> bool:
 
 
 def _first(environment: Mapping[str, str], names: tuple[str, ...]) -> Place | None:
+    """The first that is a number. Raises `ConfigError` where feeder's own is none."""
     for name in names:
         text = environment.get(name, "")
         if text.isascii() and text.isdigit():
             return Place(int(text), name)
+        if text and name.startswith("FEEDER_"):
+            raise ConfigError(f"{name} is {text!r}, expected a whole number >= 0")
     return None
 
 

@@ -63,6 +63,6 @@ environment() {
 # nothing to be done on a GPU, which whoever wants one says.
 gpu_environment() {
     local version
-    version=$(nvidia-smi 2>/dev/null | sed -n 's/.*CUDA Version: *\([0-9]*\).*/\1/p' | head -n 1)
+    version=$(nvidia-smi 2>/dev/null | sed -n 's/.*CUDA Version: *\([0-9]*\).*/\1/p' | head -n 1) || true
     if [[ -n $version ]]; then environment "cuda$((version > 12 ? 13 : 12))"; fi
 }

@@ -33,6 +33,7 @@ def make(rows=4, stop=3):
     return new
 
 def make_wrongly(): raise OSError("no such disk")
+def make_verbosely(): raise OSError("no such disk\\n  look")
 
 def begin(feed, coordinator): begun.append(feed)
 begun = []

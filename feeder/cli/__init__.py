@@ -29,6 +29,8 @@ COMMANDS = {
 }
 """Every command with its line of help; the module of the same name is in this package."""
 DEBUG = "--debug"
+INTERRUPTED = 130
+"""The exit status of a command that SIGINT ended before it could do anything."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -49,6 +51,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             traceback.print_exc()
         print(f"feeder: {error}", file=sys.stderr)
         return 2 if isinstance(error, ConfigError) else 1
+    except KeyboardInterrupt:
+        if debug:
+            traceback.print_exc()
+        return INTERRUPTED
 
 
 def _make_parser(called: Sequence[str]) -> argparse.ArgumentParser:

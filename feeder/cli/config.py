@@ -7,6 +7,7 @@ import os
 from typing import Any
 
 from feeder.cli import flags
+from feeder.errors import ConfigError
 
 
 def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
@@ -51,6 +52,8 @@ def check(arguments: argparse.Namespace) -> int:
     from feeder.transport.recipes import make_recipes
 
     settings = flags.read(arguments, arguments.file)
+    if not settings.feeds:
+        raise ConfigError(f"{arguments.file}: there is no feed: give it a table [feeds.NAME]")
     coordinator = make_coordinator(settings)
     with blaming(settings.server):
         check_arguments(**{key: one.value for key, one in settings.server.items()})

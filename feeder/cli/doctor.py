@@ -171,8 +171,11 @@ def check_cpus() -> Finding:
 
 def check_place() -> Finding:
     """Which queue and which shard would be taken here, and who says so?"""
-    near, far = (queue_of(os.environ, is_near=is_near) for is_near in (True, False))
-    node, nodes = node_of(os.environ), num_nodes(os.environ)
+    try:
+        near, far = (queue_of(os.environ, is_near=is_near) for is_near in (True, False))
+        node, nodes = node_of(os.environ), num_nodes(os.environ)
+    except ConfigError as error:
+        return problem(str(error), "correct this variable")
     return ok(
         f"queue {near.number} of a server on this host ({near.teller} told), {far.number} of "
         f"another's ({far.teller} told); node {node.number} ({node.teller} told) of "

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from feeder.cli import flags
-from feeder.errors import ConfigError
+from feeder.errors import ConfigError, FeedError
 from feeder.feedfile import objects
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ def choose_feeds(named: tuple[str, str] | None, settings: Settings) -> Any:
             "of them"
         )
     if named is not None:
-        return load(*named)
+        return telling(load(*named), ":".join(named))
     if not settings.feeds:
         raise ConfigError(
             "there is nothing to serve: give MODULE:ATTR, or --config FILE with [feeds.NAME]"
@@ -120,6 +120,23 @@ def load(module_name: str, attribute: str) -> Any:
     found = objects.load(module_name, attribute, expected)
     check(found, f"{module_name}:{attribute}")
     return found
+
+
+def telling(feeds: Any, name: str) -> Any:
+    """What is to be served; where it is a function that raises, a `ConfigError` tells."""
+    if not callable(feeds):
+        return feeds
+
+    @functools.wraps(feeds)
+    def make() -> Any:
+        try:
+            return feeds()
+        except FeedError:
+            raise
+        except Exception as error:  # whatever a user's own function does
+            raise ConfigError(f"{name!r} raised {objects.told(error)}") from error
+
+    return make
 
 
 def check(found: Any, name: str) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import inspect
 import re
 from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
 from typing import Any
 
 from feeder import sources
@@ -119,6 +120,8 @@ def _make_source(source: str, options: Mapping[str, Any]) -> Any:
         bound = _bind(maker, given)
     except TypeError as error:
         raise ConfigError(f"source {source!r}: {error}") from error
+    except ConfigError:
+        raise
     except ValueError as error:
         raise ConfigError(
             f"source is {source!r}, whose parameters are not known: {error}"
@@ -132,14 +135,29 @@ def _make_source(source: str, options: Mapping[str, Any]) -> Any:
 
 
 def _bind(maker: Any, options: Mapping[str, Any]) -> inspect.BoundArguments:
-    """Options as arguments; those of `*columns` are a list, or one value. Raises TypeError."""
+    """Options as arguments; those of `*columns` are a list, or one value. Raises TypeError and
+    `ConfigError`."""
     signature = inspect.signature(maker)
     given, spread = dict(options), []
     for name, parameter in signature.parameters.items():
         if parameter.kind is parameter.VAR_POSITIONAL and name in given:
             value = given.pop(name)
             spread = value if isinstance(value, list) else [value]
-    return signature.bind(*spread, **given)
+    try:
+        return signature.bind(*spread, **given)
+    except TypeError:
+        _check_names(signature, given)
+        raise
+
+
+def _check_names(signature: inspect.Signature, given: Mapping[str, Any]) -> None:
+    """Raise `ConfigError` for an option that is none; where any may be, for one that is nearly."""
+    parameters = signature.parameters.values()
+    known = [one.name for one in parameters if one.kind is not one.VAR_KEYWORD]
+    takes_any = len(known) < len(parameters)
+    for name in given:
+        if name not in known and (not takes_any or get_close_matches(name, known)):
+            raise ConfigError(unknown("option", name, known))
 
 
 @contextlib.contextmanager

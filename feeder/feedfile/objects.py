@@ -69,4 +69,5 @@ def told(error: Exception) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     inner = [frame for frame in frames if not frame.filename.startswith("<frozen importlib")]
     where = f", at {inner[-1].filename}:{inner[-1].lineno}" if inner else ""
-    return f"{type(error).__name__}: {error}{where}"
+    text = " ".join(str(error).split())  # in one line, whatever it was
+    return f"{type(error).__name__}: {text}{where}"

@@ -105,14 +105,15 @@ def _feed(file: TomlFile, feeds: Mapping[str, Any], name: str, variables: Variab
 
 def _place(table: Table, environment: Mapping[str, str]) -> Table:
     """The settings, with this node's number and the number of nodes where "node" and "nodes"
-    stand for them. Raises `ConfigError` where one is told without the other."""
+    stand for them. Raises `ConfigError` where one is told without the other, or they differ."""
     node, nodes = node_of(environment), num_nodes(environment)
     placed = dict(table)
     for key, word, told in (("shard_id", "node", node), ("num_shards", "nodes", nodes)):
         setting = table.get(OPTIONS + key)
         if setting is None or setting.value != word:
             continue
-        if (node.teller == NOBODY) != (nodes.teller == NOBODY):
+        alone = (node.teller == NOBODY) != (nodes.teller == NOBODY)
+        if alone or node.number >= nodes.number:
             raise ConfigError(
                 f"{setting.origin}: {key} is {word!r}; the node's number is {node.number} "
                 f"({node.teller} told), the number of nodes {nodes.number} ({nodes.teller} told): "

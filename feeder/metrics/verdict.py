@@ -79,11 +79,14 @@ def _over(interval: Interval) -> Verdict | None:
 
 
 def _waiting(interval: Interval) -> Verdict | None:
-    feed = interval.after
+    """It has not begun, or has made batches for consumers that are gone."""
+    feed, missing = interval.after, interval.after.missing
     if feed.state != "waiting":
-        return None
-    if feed.missing:
-        named = ", ".join(map(str, feed.missing))
+        missing = tuple(q.queue for q in feed.queues if q.queue in missing and q.waiting)
+        if not missing:
+            return None
+    if missing:
+        named = ", ".join(map(str, missing))
         return Verdict(
             kind="waiting",
             why=f"for a consumer on queue {named}",

@@ -79,3 +79,13 @@ def test_an_old_python_is_refused(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "old-python is not Python 3.11 or newer" in done.stderr
     assert not (tmp_path / "env").exists()
+
+
+def test_without_a_driver_nothing_is_installed_for_gpus(tmp_path: Path) -> None:
+    """What wants a GPU says itself that there is none."""
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\nexit 127\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    script = f"set -euo pipefail; . {ROOT}/scripts/lib.sh; gpu_environment; echo here"
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    done = run("bash", "-c", script, cwd=tmp_path, PATH=path)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "here\n", "")

@@ -156,6 +156,14 @@ def test_check_refuses_what_serve_would(
     assert refused(capsys, "serve", "--config", "feed.toml") == checked
 
 
+def test_check_refuses_a_configuration_without_feeds(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config.write_text("[server]\nqueues = 2\n")
+    line = refused(capsys, "config", "check", "feed.toml")
+    assert line == "feed.toml: there is no feed: give it a table [feeds.NAME]"
+
+
 def test_check_refuses_order_of_arrival_on_two_queues(
     config: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -138,6 +138,9 @@ def test_doctor_says_who_told_it_its_place(monkeypatch: pytest.MonkeyPatch) -> N
         "queue 1 of a server on this host (LOCAL_RANK told), 5 of another's (RANK told); "
         "node 2 (SLURM_NODEID told) of 4 (SLURM_NNODES told)"
     )
+    monkeypatch.setenv("FEEDER_QUEUE", "two")
+    finding = doctor.check_place()
+    assert (finding.level, "FEEDER_QUEUE is 'two'" in finding.text) == ("problem", True)
 
 
 def test_doctor_ends_with_1_where_there_is_a_problem(

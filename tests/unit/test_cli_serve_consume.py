@@ -84,6 +84,10 @@ def make_nothing():
     return 3
 
 
+def make_wrongly():
+    raise OSError("no\\ndisk")
+
+
 coordinator = make()
 number = 7
 '''
@@ -251,6 +255,7 @@ def test_serve_ends_by_itself_where_everything_was_used() -> None:
         ("served_feeds:number", "'served_feeds:number' is int, expected a function"),
         ("served_feeds:fetch", "cannot be called without arguments"),
         ("served_feeds:make_nothing", "'make_nothing' returned int"),
+        ("served_feeds:make_wrongly", "'served_feeds:make_wrongly' raised OSError: no disk, at /"),
         ("", "there is nothing to serve: give MODULE:ATTR, or --config FILE"),
     ],
 )
@@ -283,6 +288,25 @@ def test_serve_shows_where_a_module_fails(folder: Path) -> None:
         f"feeder: module 'served_broken' cannot be imported: {error}, at {where}; modules are in "
     )
     assert repr(str(folder)) in line
+
+
+def test_a_command_that_is_interrupted_says_no_more(folder: Path) -> None:
+    """A module that is imported for ever, and tells that it has begun."""
+    (folder / "served_waiting.py").write_text(
+        "import threading\nprint('here', flush=True)\nthreading.Event().wait()\n"
+    )
+    words = command("serve", "served_waiting:make")
+    pipe = subprocess.PIPE
+    with subprocess.Popen(words, stdout=pipe, stderr=pipe, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert select.select([process.stdout], [], [], READY_S)[0], "it did not begin"
+            process.send_signal(signal.SIGINT)
+            out, err = process.communicate(timeout=END_S)
+            assert (out.strip(), err) == ("here", "")
+        finally:
+            process.kill()
+    assert process.returncode == 130
 
 
 def test_serve_shows_a_traceback_where_it_is_asked_to() -> None:

@@ -252,6 +252,8 @@ def test_shards_go_by_the_number_of_the_node() -> None:
     assert table["options.shard_id"] == (1, "feed.toml:8, told by SLURM_NODEID")
     with pytest.raises(ConfigError, match=r"^feed.toml:8: shard_id is 'node'.*FEEDER_NUM_NODES$"):
         read(PLACED, {"HOSTNAME": "feeder-1", "KUBERNETES_SERVICE_HOST": "10.0.0.1"})
+    with pytest.raises(ConfigError, match=r"^feed.toml:8: shard_id is 'node'.* number is 2 .* 2 "):
+        read(PLACED, slurm | {"SLURM_NODEID": "2"})
 
 
 # ---- showing, and advice

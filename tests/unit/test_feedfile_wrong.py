@@ -40,6 +40,18 @@ WRONG = {
         FEED + "options = 3\n",
         "feed.toml:5: feeds.train.options is 3, expected a table",
     ),
+    "option of a function": (
+        FEED + "source = 'filed_feeds:make'\noptions.rows = 4\noptions.stpo = 3\n",
+        "feed.toml:7: unknown option 'stpo': did you mean 'stop'",
+    ),
+    "option of a source": (
+        FEED + "source = 'tokens'\n[feeds.train.options]\npaht = 'x'\n",
+        "feed.toml:7: unknown option 'paht': did you mean 'path'",
+    ),
+    "error of two lines": (
+        FEED + "source = 'filed_feeds:make_verbosely'\n",
+        "feed.toml:5: source 'filed_feeds:make_verbosely' raised OSError: no such disk look, at ",
+    ),
     "type of a count": (
         FEED.replace("8", '"8"'),
         "feed.toml:4: batch_size is '8', expected a whole number",

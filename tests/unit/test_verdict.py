@@ -31,6 +31,15 @@ CASES: dict[str, tuple[Any, str, str]] = {
     "a queue without a consumer": (
         feed(state="waiting", missing=(1, 3), service=service()), "waiting", "on queue 1, 3",
     ),
+    "its consumer is gone, and batches lie there for it": (
+        running(taking(50, 0.0, waiting=9), missing=(0,), service=service(), room_wait_s=9.0),
+        "waiting", "for a consumer on queue 0",
+    ),
+    "a consumer is gone, and nothing lies there for it yet": (
+        running(taking(50, 9.0), taking(50, 9.0, 1), missing=(1,), service=service(),
+                chunks_wait_s=9.0),
+        "fetch-bound", "worker 0",
+    ),
     "failed": (
         running(taking(9, 9.0), state="failed", failure="FetchError: gone"), "failed", "gone",
     ),

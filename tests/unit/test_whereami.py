@@ -6,6 +6,7 @@ import os
 
 import pytest
 
+from feeder.errors import ConfigError
 from feeder.transport.addresses import parse
 from feeder.transport.connecting import _addresses, _queue
 from feeder.whereami import node_of, num_nodes, queue_of
@@ -68,6 +69,17 @@ def test_the_node_is_the_launchers(
 ) -> None:
     assert node_of(environment) == node
     assert num_nodes(environment) == of
+
+
+@pytest.mark.parametrize("name", ["FEEDER_QUEUE", "FEEDER_NODE", "FEEDER_NUM_NODES"])
+@pytest.mark.parametrize("text", ["two", "-1", "1.5"])
+def test_what_is_said_to_feeder_itself_is_a_number(name: str, text: str) -> None:
+    """And not passed over for what others say, or nobody."""
+    ask = {"FEEDER_QUEUE": lambda environment: queue_of(environment, is_near=True),
+           "FEEDER_NODE": node_of, "FEEDER_NUM_NODES": num_nodes}[name]  # fmt: skip
+    with pytest.raises(ConfigError, match=rf"^{name} is '{text}', expected a whole number >= 0$"):
+        ask(SLURM | {name: text})
+    assert ask(SLURM | {name: ""}) == ask(SLURM)
 
 
 @pytest.mark.parametrize(

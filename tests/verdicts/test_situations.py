@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import feeder
 from feeder.protocol.checks import checksum
 from verdicts.slow_wire import slow_wire
 from verdicts.stage import let_pass, look, make, only, rows, serving, slow, training, wait_until
@@ -174,6 +175,16 @@ def test_one_trainer_is_missing() -> None:
     with serving(lambda: make(rows()), [0.0], queues=2) as read:
         verdict = look(read, 0.01)
     assert (verdict.kind, verdict.why) == ("waiting", "for a consumer on queue 1")
+
+
+def test_a_trainer_that_is_gone_for_good() -> None:
+    with feeder.serve(lambda: make(rows()), "tcp://127.0.0.1:0") as server:
+        with feeder.connect(server.addresses[0]) as consumer:
+            for _ in range(3):
+                next(consumer)
+        wait_until(lambda: only(server.figures()).queues[0].waiting > 3)
+        verdict = look(server.figures, 0.1)
+    assert (verdict.kind, verdict.why) == ("waiting", "for a consumer on queue 0")
 
 
 def test_one_stalled_trainer_served() -> None:
