@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
+import os
 from collections.abc import Sequence
 from contextlib import closing
 
 from feeder.checkpoint.format import DamagedError
-from feeder.checkpoint.manifest import Manifest
-from feeder.checkpoint.places import Place, read_manifest_name
+from feeder.checkpoint.manifest import Manifest, is_manifest
+from feeder.checkpoint.places import MANIFESTS, Place, read_manifest_name
 from feeder.checkpoint.store import CheckpointStore
 from feeder.errors import CheckpointError
 
@@ -36,7 +38,7 @@ class Epochs:
         for name in reversed(names):
             try:
                 manifest = self._read(name)
-                self._verify(manifest)
+                self.verify(manifest)
                 return manifest
             except DamagedError as error:
                 logger.warning("an epoch is passed over: %s", error)
@@ -162,7 +164,7 @@ class Epochs:
                 if digest != part.digest:
                     raise self._part_error(manifest, f"its part {path!r} is another than it says")
 
-    def _verify(self, manifest: Manifest) -> None:
+    def verify(self, manifest: Manifest) -> None:
         """Raise `DamagedError` unless every byte of every part is what it was."""
         self._check_parts(manifest)
         with closing(self.place.open(self.nodes[0])) as database:
@@ -184,3 +186,20 @@ def read_manifests(place: Place, epoch: int) -> list[Manifest]:
     return [
         Manifest.from_meta(store.get(name).meta, store.path_of(name)) for _, name in found[::-1]
     ]
+
+
+def verify_parts(store: CheckpointStore, name: str) -> None:
+    """Where a checkpoint is the manifest of an epoch, read all of the parts that it means. Raises
+    `CheckpointError` where one is not there, not whole, or another."""
+    meta = store.get(name).meta
+    if not (name.startswith(MANIFESTS) and is_manifest(meta)):
+        return
+    manifest = Manifest.from_meta(meta, store.path_of(name))
+    key = f"{min(manifest.parts)}.g{manifest.generation}.{manifest.epoch}"
+    stem = name.rpartition("/")[2].removesuffix(key)
+    place = Place(url=store.url, stem=stem, db_type="file")
+    parts = [place.part(node, manifest.epoch) for node in manifest.parts]
+    is_there = any(os.path.lexists(store.path_of(part)) for part in parts)
+    if is_there and not any(map(store.exists, parts)):
+        place = dataclasses.replace(place, db_type="lmdb")
+    Epochs(place, list(manifest.parts)).verify(manifest)

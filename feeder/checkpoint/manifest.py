@@ -19,6 +19,11 @@ MANIFEST_VERSION = 1
 _VERSION = "manifest"
 
 
+def is_manifest(meta: Mapping[str, Any]) -> bool:
+    """Whether what is said of a checkpoint makes it a manifest."""
+    return _VERSION in meta
+
+
 class Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The part of one node, as a manifest has it."""
 

@@ -12,7 +12,7 @@ from feeder.checkpoint.databases import Database, check_db_type, open_database
 from feeder.errors import CheckpointError, ConfigError
 
 _NODE = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,39}")
-_MANIFESTS = "manifests/"
+MANIFESTS = "manifests/"
 
 
 def check_node(name: object) -> str:
@@ -42,12 +42,12 @@ class Place:
     def manifest(self, nodes: Sequence[str], generation: int, epoch: int) -> str:
         """The name of what commits an epoch of these nodes. A node belongs to one job in a place,
         so that the first of its nodes tells a job from others."""
-        return f"{_MANIFESTS}{self.stem}{min(nodes)}.g{generation}.{epoch}"
+        return f"{MANIFESTS}{self.stem}{min(nodes)}.g{generation}.{epoch}"
 
     @property
     def manifests(self) -> str:
         """What the names of all manifests begin with."""
-        return _MANIFESTS + self.stem
+        return MANIFESTS + self.stem
 
     def open(self, writer: str) -> Database:
         """What holds the parts."""

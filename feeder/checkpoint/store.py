@@ -40,8 +40,8 @@ class CheckpointStore:
             nodes of a job. The lock (on ``.writer-NAME.lock``) is taken at the first write, names
             the process that holds it, and ends with `close` or with the process. An object store
             has no locks: there a name is written once, whoever comes first.
-        retry_s: For how many seconds a call to an object store that does not answer is made
-            again.
+        retry_s: For how many seconds a call to an object store that fails is made again. One
+            that gets no answer at all fails after 300 s.
         fs: The file system, for tests.
 
     Guarantees: what `put` and `save` have returned from is there after any crash, of the power

@@ -9,6 +9,7 @@ import argparse
 import sys
 from typing import Any
 
+from feeder.checkpoint.epochs import verify_parts
 from feeder.checkpoint.feeds import SNAPSHOT_ENTRY
 from feeder.checkpoint.names import in_order
 from feeder.checkpoint.store import CheckpointStore
@@ -87,6 +88,7 @@ def _verify(store: CheckpointStore, name: str | None) -> int:
     for each in names:
         try:
             receipt = store.verify(each)
+            verify_parts(store, each)
             print(f"whole    {each}  {receipt.num_bytes} bytes, xxh3 {receipt.digest.hex()}")
         except CheckpointError as error:
             num_damaged += 1

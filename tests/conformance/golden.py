@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 
 import feeder
+import jobs
+from feeder.job import JobRunner, LocalSession, MultiNodeCheckpointManager
 from unit.small import Pure, make
 
 FILES = Path(__file__).parent / "checkpoints"
@@ -46,6 +48,24 @@ def make_feed(**settings: Any) -> feeder.Coordinator:
     return make(Pure(), epochs=2, seed=5, **settings)
 
 
+def train(folder: Path, db_type: str) -> tuple[int, int]:
+    """Run the job of Caffe2's test, of one node with LMDBs and of three with files; returns its
+    last epoch and a node's total."""
+    job = jobs.make_single() if db_type == "lmdb" else jobs.make_three()
+    with LocalSession() as session:
+        last = JobRunner(job, MultiNodeCheckpointManager(folder, db_type)).train(session)
+        return last, int(session.fetch(jobs.NODES[0], ["total"])["total"][0])
+
+
+def write_jobs(folder: Path, *db_types: str) -> None:
+    """Write the epochs 0 to 2 of jobs, in folders that are called by their `db_type`."""
+    for db_type in db_types:
+        train(folder / db_type, db_type)
+        for made in sorted((folder / db_type).rglob("*")):
+            if made.suffix in (".3", ".4", ".lock"):
+                made.unlink()
+
+
 def write(folder: Path) -> None:
     """Write the files of the current version."""
     with make_feed() as coordinator, feeder.CheckpointStore(folder) as store:
@@ -58,3 +78,4 @@ def write(folder: Path) -> None:
 
 if __name__ == "__main__":
     write(Path(sys.argv[1]))
+    write_jobs(Path(sys.argv[1]), "file", "lmdb")

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import feeder
-from conformance.golden import FEED_STEP, FILES, META, entries, make_feed, write
+import jobs
+from conformance.golden import (
+    FEED_STEP,
+    FILES,
+    META,
+    entries,
+    make_feed,
+    train,
+    write,
+    write_jobs,
+)
 from feeder.checkpoint.format import CHECKPOINT_VERSION
+from feeder.job import MultiNodeCheckpointManager
 from unit.small import ids
 
 VERSIONS = sorted(path.name for path in FILES.iterdir())
@@ -46,6 +58,25 @@ def test_a_feed_goes_on_where_it_stood(version: str, name: str) -> None:
     position = store.load() if name == "store" else FILES / version / name
     with make_feed(resume=position) as resumed:
         assert ids(resumed["train"]) == wanted
+
+
+@pytest.mark.parametrize("db_type", ["file", pytest.param("lmdb", marks=pytest.mark.needs("lmdb"))])
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_job_goes_on_from_its_epochs(version: str, db_type: str, tmp_path: Path) -> None:
+    folder = shutil.copytree(FILES / version / db_type, tmp_path / "job")
+    manager = MultiNodeCheckpointManager(folder, db_type)
+    manager.set_params(jobs.NODES[: 1 if db_type == "lmdb" else 3])
+    assert manager.get_resume_from_epoch_id() == 2
+    assert train(folder, db_type) == (jobs.NUM_EPOCHS, jobs.TOTALS[-1])
+
+
+def test_what_a_job_writes_now_is_the_same_bit_for_bit(tmp_path: Path) -> None:
+    write_jobs(tmp_path, "file")
+    golden = FILES / VERSIONS[-1]
+    kept = list(golden.glob("file/**/*.[012]"))
+    assert len(kept) == 3 * 4
+    for path in kept:
+        assert (tmp_path / path.relative_to(golden)).read_bytes() == path.read_bytes(), path
 
 
 def test_what_is_written_now_is_of_the_newest_version_bit_for_bit(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,9 +16,11 @@ import numpy as np
 import pytest
 
 import feeder
+import jobs
 from crashes.positions import snapshot_at
 from feeder import cli
 from feeder.checkpoint.store import CheckpointStore
+from feeder.job import JobRunner, LocalSession, MultiNodeCheckpointManager
 
 END_S = 20.0
 FEEDS = """
@@ -92,6 +95,29 @@ def test_verify_reads_all_and_fails_where_one_is_damaged(
     assert [line.split()[0] for line in lines[:-1]] == ["whole", "DAMAGED", "whole", "DAMAGED"]
     assert run(capsys, "verify", store.url, "feed.00000002")[0] == 0
     assert run(capsys, "verify", store.url, "job/node.7")[0] == 1
+
+
+@pytest.mark.parametrize("db_type", ["file", pytest.param("lmdb", marks=pytest.mark.needs("lmdb"))])
+def test_verify_reads_the_parts_that_a_manifest_means(
+    db_type: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    manager = MultiNodeCheckpointManager(tmp_path, db_type)
+    with LocalSession() as session:
+        JobRunner(jobs.make_three(), manager).train(session)
+    status, lines, _ = run(capsys, "verify", str(tmp_path))
+    assert (status, lines[-1].split(" of ")[1]) == (0, f"{len(lines) - 1} checkpoints are whole")
+    with CheckpointStore(tmp_path) as store:
+        store.put("of-somebody", {}, meta={"manifest": "theirs"})
+    (tmp_path / "trainer_1.2").unlink()
+    shutil.copy(tmp_path / "trainer_0.1", tmp_path / "trainer_0.3")
+    for part in tmp_path.glob("trainer_?.4"):
+        part.unlink()
+    status, lines, _ = run(capsys, "verify", str(tmp_path))
+    told = [line for line in lines if line.startswith("DAMAGED")]
+    assert status == 1
+    assert [line.split()[1][-5:] for line in told] == [".g1.2", ".g1.3", ".g1.4"]
+    assert "trainer_1.2' is missing" in told[0]
+    assert "trainer_0.3' is another than it says" in told[1]
 
 
 def test_show_says_what_is_in_one(
