@@ -24,8 +24,8 @@ SHOWING = (
         harm="A trainer that waits for ever is shown as one that never waits, and the alarm for "
         "starving trainers stays silent when it matters most.",
         file="workers/stats.py",
-        old="        return seconds if since is None else seconds + max(0.0, now - since)",
-        new="        return seconds",
+        old="            seconds += max(0.0, now - since)",
+        new="            seconds += 0.0",
         tests=(_STATS + "test_a_wait_under_way_is_counted",),
     ),
     Bug(
