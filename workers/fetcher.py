@@ -23,6 +23,7 @@ _MOST_CALLS = 512
 # batches per second, 512 kB two thirds of the 1 MB batches; 8 MB and 128 gave no more.
 _BUNDLE_BYTES = 4 * 1024 * 1024
 _BUNDLE_BATCHES = 64
+_LEAST_WAIT_S = 0.001
 
 
 class Fetching:
@@ -67,13 +68,17 @@ class Fetching:
             return
         first = lane.next
         stats = self._stats
-        stats.begin(lane.number, time.monotonic())
         row_bytes = self.row_bytes
+        began, computed = time.monotonic(), time.thread_time()
+        stats.begin(lane.number, began)
         rows, num_bytes, num_calls, outcome = self._call(lane, calls, row_bytes)
         self._targets[lane.number] = 0
         if row_bytes is not None:
             num_bytes = rows * row_bytes
-        stats.count(lane.number, num_calls, rows, num_bytes, time.monotonic())
+        ended, computed = time.monotonic(), time.thread_time() - computed
+        # Less is waited for the interpreter, by calls that compute.
+        lane.waits = ended - began - computed > max(computed, _LEAST_WAIT_S)
+        stats.count(lane.number, num_calls, rows, num_bytes, ended)
         if num_calls:
             self._failures[lane.number] = 0
             lane.backoff_s = 0.0
@@ -199,16 +204,19 @@ class Fetching:
         return failed
 
     def _target_rows(self) -> int:
-        """Rows at which a bundle is full: a batch of them, or several where batches are small and
-        there is room for them beside the bundles that others have begun. For a quarter of the
-        bound there always is: with smaller bundles threads wake each other more than they work."""
+        """Rows at which a bundle is full: some of a batch where batches are large, several of them
+        where they are small and there is room for them beside the bundles that others have begun.
+        All together always have half the bound: with smaller bundles threads wake each other more
+        than they work."""
         batch, ledger, num_workers = self._spec.batch_size, self._ledger, self._spec.num_workers
         if self.row_bytes is None:
             return batch
+        if batch * self.row_bytes > _BUNDLE_BYTES:
+            return max(1, _BUNDLE_BYTES // self.row_bytes)
         max_bytes = self._run.max_bytes or _BUNDLE_BYTES * num_workers
         some = min(_BUNDLE_BYTES, max_bytes // num_workers) // max(1, batch * self.row_bytes)
         room = ledger.max_rows - ledger.rows - ledger.kept_rows - sum(self._targets)
-        share = max(room, ledger.max_rows // 4)
+        share = max(room, ledger.max_rows // 2)
         return batch * max(1, min(some, _BUNDLE_BATCHES, share // num_workers // batch))
 
     def _print(self, lane: Lane, call: int, chunk: Any) -> None:

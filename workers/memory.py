@@ -25,6 +25,8 @@ from numpy.typing import DTypeLike, NDArray
 _LEAST_BYTES = 512 * 1024
 _MOST_BYTES = 8 * 1024 * 1024
 _KEEP_BLOCKS = 4
+# What malloc follows ends at 32 MiB, its own few bytes included.
+_LARGEST_FOLLOWED_BYTES = 32 * 1024 * 1024 - 64 * 1024
 
 Block = NDArray[np.uint8]
 
@@ -47,6 +49,18 @@ class Memory:
     def __del__(self) -> None:
         # In any thread, perhaps from inside the garbage collector. The oldest makes room.
         self._free.append(self._block)
+
+
+def keep_freed_memory() -> None:
+    """Have malloc keep what is freed, up to 64 MiB, for the arrays that are made next.
+
+    glibc returns freed memory to the system at once while all that it has seen freed is small, and
+    fetched chunks are then paged in anew by each call. Its thresholds follow the largest block
+    that was freed (mallopt(3), "dynamic mmap threshold"): an array of 32 MiB, never written, takes
+    them to where any program that frees large arrays has them. They stay where the user has set
+    one of them, and another malloc is none the wiser.
+    """
+    np.empty(_LARGEST_FOLLOWED_BYTES, np.uint8)
 
 
 class Pool:

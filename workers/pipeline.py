@@ -15,6 +15,7 @@ from workers.enqueuer import Dealer, DeviceQueue, Enqueuing, run_enqueuer
 from workers.errors import ChunkError
 from workers.fetcher import Fetching, run_fetcher
 from workers.ledger import Ledger
+from workers.memory import keep_freed_memory
 from workers.merge import Merge
 from workers.position import Frame, Lanes, Place, Position, Span
 from workers.resuming import Beginning, Resume
@@ -101,6 +102,7 @@ class Pipeline:
 
     def start(self) -> None:
         """Start the threads."""
+        keep_freed_memory()
         for i in range(self._run.num_threads):
             self._scope.start(
                 f"feeder {self._name} fetcher {i}", run_fetcher, self.channel, self._fetching.fill

@@ -56,7 +56,7 @@ class Lane:
 
     __slots__ = (
         "backoff_s", "bundles", "chunks", "ended", "epoch", "failure", "halted", "ident", "made",
-        "marks", "next", "number", "ready_at", "running", "silent_since", "wanted_since",
+        "marks", "next", "number", "ready_at", "running", "silent_since", "waits", "wanted_since",
     )  # fmt: skip
 
     def __init__(self, number: int, epoch: int, next_call: int, live: bool) -> None:
@@ -72,6 +72,8 @@ class Lane:
         """Whether its last call failed."""
         self.running = False
         """Whether a fetcher holds it."""
+        self.waits = False
+        """Whether its last calls waited for something, of which many can go on at once."""
         self.ident: int | None = None
         """The thread that holds it."""
         self.ready_at = 0.0
@@ -123,18 +125,24 @@ class Rota:
         self._roll()
 
     @property
+    def num_computing(self) -> int:
+        """Lanes that are held by a fetcher and keep a core busy."""
+        return sum([lane.running and not lane.waits for lane in self.lanes])
+
+    @property
     def finished(self) -> bool:
         """Whether no call is left to start."""
         return self._epochs is not None and self.lanes[0].epoch >= self._epochs
 
-    def pick(self, now: float, *, ahead: bool) -> Lane | None:
+    def pick(self, now: float, *, ahead: bool, compute: bool) -> Lane | None:
         """Of the lanes that may be called the one that has been called least; only one with
-        nothing to collect, unless lanes may run `ahead`. None where there is none."""
+        nothing to collect, unless lanes may run `ahead`, and only one whose calls wait, unless
+        one may `compute`. None where there is none."""
         if self.finished:
             return None
         ready = [
             lane for lane in self.lanes
-            if self._callable(lane, now) and (ahead or not lane.bundles)
+            if (ahead or not lane.bundles) and (compute or lane.waits) and self._callable(lane, now)
         ]  # fmt: skip
         return min(ready, key=lambda lane: lane.made, default=None)
 

@@ -19,8 +19,10 @@ from numpy.typing import NDArray
 from feeder.protocol.checks import ALIGNMENT, layout
 from workers.chunks import Columns
 
-# Free slots count in no bound, so few are kept: one large one, or 4 MiB of smaller ones.
+# Free slots count in no bound, so few are kept: two large ones, or 4 MiB of smaller ones. Of two
+# batches that a user lets go of while a third is being made both come back.
 _KEEP_BYTES = 4 * 1024 * 1024
+_KEEP_SLOTS = 2
 _KEEP_TINY_SLOTS = 256
 
 Arrays = tuple[NDArray[Any], ...]
@@ -87,7 +89,7 @@ class HostSlots:
 
     passes = True
 
-    def __init__(self, keep: int = 1) -> None:
+    def __init__(self, keep: int = _KEEP_SLOTS) -> None:
         self._least = self._keep = keep
         self._free: deque[HostSlot] = deque()
         self._leases: dict[int, _Lease] = {}

@@ -44,4 +44,4 @@ def test_the_bound_holds_where_chunks_are_taken_from_open_bundles(workers: int) 
             if batch.step == STOPPED_AT:
                 break
         assert fetch.all_made.wait(WAIT_S)
-    assert fetch.calls <= taken + BOUND + BOUND // 4 + workers
+    assert fetch.calls <= taken + BOUND + BOUND // 2 + workers

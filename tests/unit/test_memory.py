@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import gc
+import os
+import platform
+import subprocess
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 import feeder
+from unit.small import WAIT_S
 from workers.copying import is_sole_owner
 from workers.memory import Memory, Pool
 
@@ -221,3 +227,39 @@ def test_a_chunk_of_which_the_fetch_function_keeps_a_view_is_copied() -> None:
         batches = list(coordinator["train"])
     assert len(views) == len(batches) == 10
     assert not any(np.shares_memory(a, b["x"]) for a, b in zip(views, batches, strict=True))
+
+
+CHURN = """
+import resource
+
+import numpy as np
+
+from workers.memory import keep_freed_memory
+
+KEEP
+for i in range(21):
+    if i == 1:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    arrays = [np.ones(1_000_000, np.uint8) for _ in range(40)]
+    del arrays
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+ALL_FAULTS = 20 * 40 * 1_000_000 // 4096
+
+
+def count_faults(keep: str, **settings: str) -> int:
+    """Page faults of a process that makes 800 arrays of 1 MB, 40 at a time."""
+    done = subprocess.run(
+        [sys.executable, "-c", CHURN.replace("KEEP", keep)], env={**os.environ, **settings},
+        cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=WAIT_S,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return int(done.stdout)
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the thresholds are glibc's")
+def test_malloc_keeps_what_is_freed_for_the_next_chunks() -> None:
+    assert count_faults("keep_freed_memory()") < ALL_FAULTS // 4
+    assert count_faults("") > ALL_FAULTS // 2
+    # A threshold that the user has set stays.
+    assert count_faults("keep_freed_memory()", MALLOC_TRIM_THRESHOLD_="131072") > ALL_FAULTS // 2
