@@ -208,9 +208,9 @@ class Consumer:
             return
         self._unusable = ClosedError("the consumer is closed")
         self._forgotten.detach()
+        self._ready.clear()
         self._receiver.ask(self._receiver.stop)
         self._scope.close(_STOP_S)
-        self._ready.clear()
         _open.discard(self)
 
     def fork(self) -> None:

@@ -20,9 +20,6 @@ from workers.resuming import Resume
 
 logger = logging.getLogger("feeder")
 
-_SPARE_SLOTS, _SPARE_BYTES = 2, 4 * 1024 * 1024
-"""Slots beside those that the consumer may have: one is written, one waits; more of small ones."""
-
 
 class Desk:
     """The consumers of one feed."""
@@ -90,8 +87,8 @@ class Desk:
             expires=time.monotonic() + self.lease_s,
         )
         self.leases[queue] = lease
-        # Also where nobody held it: an arena may have been made meanwhile, for nobody's wishes.
-        self.feed.slots.retire(queue)
+        # Also where nobody held it: an arena may be there that was made for other wishes.
+        self.feed.slots.retire(queue, lambda a: a.num_slots == lease.num_slots(a.slot_bytes))
         self._resumes[queue] = resume
         lease.session.on("Open")
         return lease
@@ -104,11 +101,11 @@ class Desk:
         self.end(old, hangs_up=False)
 
     def end(self, lease: Lease, *, hangs_up: bool = True) -> None:
-        """A lease is over: its memory is never written again."""
+        """A lease is over: what it may look at is never written again."""
         if self.leases[lease.queue] is not lease:
             return
         self.leases[lease.queue], lease.is_over = None, True
-        self.feed.slots.retire(lease.queue)
+        self.feed.slots.retire(lease.queue, lambda arena: lease.shared)
         if lease.connection is not None and hangs_up:
             lease.connection.close()
         self._delivery.let_go(lease, lease.use(lease.sequence))
@@ -142,6 +139,8 @@ class Desk:
         """A consumer says goodbye."""
         has_all = lease.has_all
         self.end(lease)
+        if not any(self.leases):
+            self.feed.halt()  # Whoever comes next begins it anew.
         self.seats.leave(lease.queue, ended=has_all)
         self.tell_waiting()
 
@@ -157,8 +156,7 @@ class Desk:
         if lease is None:
             return credit_for(slot_bytes)
         lease.credit = lease.credit or credit_for(slot_bytes)
-        spare = max(_SPARE_SLOTS, min(lease.credit, _SPARE_BYTES // slot_bytes))
-        return lease.credit + lease.hold + spare
+        return lease.num_slots(slot_bytes)
 
     def expire(self, now: float) -> float:
         """End the rights of those who were not heard of; returns when to look again."""

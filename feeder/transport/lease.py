@@ -9,6 +9,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
+from feeder.protocol.credit import slots_for
 from feeder.protocol.session import SERVER, Session
 from feeder.transport.descriptors import Connection
 from feeder.transport.feeds import Run
@@ -95,6 +96,10 @@ class Lease:
     def room(self) -> int:
         """Batches that it may be sent now."""
         return self.credit - (self.sequence - self.used)
+
+    def num_slots(self, slot_bytes: int) -> int:
+        """How many slots of so many bytes its batches need."""
+        return slots_for(self.credit, self.hold, slot_bytes)
 
     @property
     def mode(self) -> Literal["off", "sampled", "full"]:
