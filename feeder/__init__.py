@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from feeder import sources
     from feeder.api import init_data_input_workers
+    from feeder.checkpoint.policy import Checkpointing
+    from feeder.checkpoint.store import CheckpointStore
     from feeder.coordinator import Coordinator
     from feeder.errors import (
         AuthError,
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
         ClosedError,
         ConfigError,
         ConnectTimeout,
+        DeviceError,
         FeedError,
         FetchError,
         FetchTimeout,
@@ -46,6 +49,8 @@ __all__ = [
     "Batch",
     "Call",
     "CheckpointError",
+    "CheckpointStore",
+    "Checkpointing",
     "ChunkError",
     "ClosedError",
     "ConfigError",
@@ -53,6 +58,7 @@ __all__ = [
     "Consumer",
     "Coordinator",
     "Cut",
+    "DeviceError",
     "DeviceFeed",
     "Feed",
     "FeedError",
@@ -78,6 +84,8 @@ __all__ = [
 _HOMES = {
     "Batch": "workers.batch",
     "Call": "workers.batch",
+    "CheckpointStore": "feeder.checkpoint.store",
+    "Checkpointing": "feeder.checkpoint.policy",
     "Consumer": "feeder.transport.consumer",
     "Coordinator": "feeder.coordinator",
     "Cut": "workers.batch",

@@ -39,6 +39,7 @@ def init_data_input_workers(
     repeatable: bool = True,
     writable: bool = False,
     version: str = "",
+    depth: int = 0,
     resume: Any = None,
     coordinator: Coordinator | None = None,
 ) -> Coordinator:
@@ -68,8 +69,9 @@ def init_data_input_workers(
         batch_columns: The axis of each column that is rows; all 0 by default.
         timeout: Seconds for which `fetch_fun` may give nothing while a batch is waited for.
         max_buffered_bytes: Bound on the same rows in bytes; whichever is reached first.
-        devices: A number of host queues, or names: ``("cpu:0", "cpu:1")``. Batch number `step`
-            goes to device `step` modulo their number.
+        devices: A number of host queues, or names: ``("cpu:0", "cpu:1")``, or of GPUs:
+            ``("cuda:0", "cuda:1")``, whose batches are arrays of CuPy. Batch number `step` goes to
+            device `step` modulo their number.
         seed: Seed of `Call.rng`, from 0 to 2**64 - 1.
         epochs: Number of epochs; None is without end.
         last_batch: What becomes of the rows at the end of an epoch that do not fill a batch:
@@ -89,7 +91,12 @@ def init_data_input_workers(
             snapshots and state dicts always carry the leftover rows.
         writable: Make the arrays of batches private and writable.
         version: Your own version of `fetch_fun` and its data; a snapshot of another is refused.
-        resume: Where to go on: a Snapshot, its bytes, a token, a state dict, or a path.
+        depth: Batches on each GPU, ahead of the user and beside the three that he may hold without
+            their being copied; and as many pinned ones on the host. 0 goes by their size: 16 MiB,
+            from 4 to 64.
+        resume: Where to go on: a Snapshot, its bytes, a token, a state dict, the path of a file; a
+            `CheckpointStore`, or its folder or URL, for the newest in it; or "latest" for the
+            newest in the coordinator's own place, and the beginning where nothing is there yet.
         coordinator: The coordinator to add to; by default one for the process, the same at each
             call until it is stopped.
 
@@ -99,7 +106,7 @@ def init_data_input_workers(
     Raises:
         ConfigError: A setting is wrong.
         ResumeError: `resume` does not fit the feed.
-        CheckpointError: The path given as `resume` cannot be read.
+        CheckpointError: What is given as `resume` cannot be read.
     """
     settings = dict(locals())
     resume, coordinator = settings.pop("resume"), settings.pop("coordinator")

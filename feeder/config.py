@@ -35,6 +35,8 @@ class FeedConfig:
     """How it is run."""
     max_buffered_batches: int
     """Batches buffered at most."""
+    depth: int
+    """Batches on each GPU beside those that the user holds; 0 goes by their size."""
     init_fun: Callable[[Any, Any], Any] | None
     """Called with feed and coordinator once before any thread starts."""
     external_loggers: tuple[Any, ...]
@@ -82,6 +84,7 @@ def make_config(settings: Mapping[str, Any], first_worker_id: int) -> FeedConfig
         stream=stream,
         run=_run(settings, stream),
         max_buffered_batches=_count(settings, "max_buffered_batches"),
+        depth=_count(settings, "depth", least=0, most=1024),
         init_fun=_callable_or_none(settings, "init_fun"),
         external_loggers=_loggers(settings["external_loggers"]),
     )
@@ -210,11 +213,11 @@ def _devices(devices: Any) -> tuple[str, ...]:
         raise ConfigError(f"devices is {devices!r}, expected names such as ('cpu',), or a number")
     for device in devices:
         kind, colon, index = device.partition(":") if isinstance(device, str) else ("", "", "")
-        if kind == "cuda":
-            raise ConfigError(f"device {device!r}: this version feeds host memory only; use 'cpu'")
         plain = index.isdecimal() and index == str(int(index))
-        if kind != "cpu" or bool(colon) != plain:
-            raise ConfigError(f"device is {device!r}, expected 'cpu' or 'cpu:<number>'")
+        if kind not in ("cpu", "cuda") or bool(colon) != plain or (kind == "cuda" and not plain):
+            raise ConfigError(
+                f"device is {device!r}, expected 'cpu', 'cpu:<number>' or 'cuda:<number>'"
+            )
     if len(set(devices)) != len(devices):
         raise ConfigError(f"devices is {tuple(devices)!r}, expected none of them twice")
     return tuple(devices)

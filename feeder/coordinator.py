@@ -2,28 +2,37 @@
 
 from __future__ import annotations
 
-import atexit
 import logging
 import os
 import time
-import weakref
 from collections.abc import Iterator
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from feeder import running
+from feeder.checkpoint.policy import Checkpointing
+from feeder.checkpoint.resuming import LATEST, Found, find_position
+from feeder.checkpoint.saving import Saver
+from feeder.checkpoint.store import CheckpointStore
 from feeder.config import make_config
-from feeder.errors import ClosedError, ConfigError, ForkedError, StuckWorkerError
+from feeder.errors import ClosedError, ConfigError, FeedError, ForkedError, StuckWorkerError
 from feeder.feed import Feed, pack_states, resume_streams
+from feeder.metrics.figures import Figures
+from feeder.metrics.making import make_figures
 from feeder.snapshot import Snapshot
-from feeder.statedict import STATE_KEY, read_position, unpack_state_dict
+from feeder.statedict import STATE_KEY, unpack_state_dict
 from feeder.stream import Stream
+
+if TYPE_CHECKING:
+    from feeder.status.port import StatusPort
 
 logger = logging.getLogger("feeder")
 
 STOP_DEADLINE_S = 5.0
 """How long a stop waits for fetch functions to return, all together."""
 
-_running: weakref.WeakSet[Coordinator] = weakref.WeakSet()
+_SAVE_S = 10.0
+"""How long it waits at least for a checkpoint that is being written."""
 
 
 class Coordinator:
@@ -31,11 +40,24 @@ class Coordinator:
 
     It is started and stopped by a `with` block, or by `start` and `stop`. Feeds are added, started
     and stopped by one thread at a time; positions may be asked for by any thread at any time.
+
+    Args:
+        checkpoints: Where positions are stored, and when: a `Checkpointing`, or a
+            `CheckpointStore`, a path or a URL to store them there when `checkpoint` is called.
+            ``resume="latest"`` goes on from the newest.
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self, checkpoints: Checkpointing | CheckpointStore | str | os.PathLike[str] | None = None
+    ) -> None:
         self._feeds: dict[str, Feed] = {}
         self._stopped: set[str] = set()
+        self._saver: Saver | None = None
+        if checkpoints is not None:
+            self._saver = Saver(Checkpointing.of(checkpoints), self.snapshot, self._fail)
+        # What "latest" meant when it was first asked for: the feeds of one coordinator go on from
+        # one checkpoint.
+        self._latest: Found | None = None
         self.closed = False
         """Whether it has been stopped as a whole."""
         self.forked = False
@@ -62,12 +84,26 @@ class Coordinator:
             )
         stream = Stream(config, len(streams))
         if resume is not None:
-            resume_streams([stream], read_position(resume))
+            found = self._find(resume)
+            if found.position is not None:
+                with found.named():
+                    resume_streams([stream], found.position)
+        if self._saver is not None:
+            stream.marks = self._saver.marks(len(config.devices))
         feed = feed or Feed(config.name)
         feed.add(stream)
         self._feeds[config.name] = feed
         self._stopped.discard(config.name)
         return feed
+
+    def _find(self, resume: Any) -> Found:
+        """What a feed is to go on from."""
+        store = None if self._saver is None else self._saver.store
+        if not (isinstance(resume, str) and resume == LATEST):
+            return find_position(resume, store)
+        if self._latest is None:
+            self._latest = find_position(resume, store)
+        return self._latest
 
     def __getitem__(self, name: str) -> Feed:
         if name not in self._feeds:
@@ -109,7 +145,9 @@ class Coordinator:
                 if stream.config.init_fun is not None and not stream.initialised:
                     stream.config.init_fun(self._feeds[name], self)
                     stream.initialised = True
-        _running.add(self)
+        running.add(self)
+        if self._saver is not None and not self._saver.is_running:
+            self._saver.start()
         for stream in self._streams():
             if not stream.started:
                 stream.start()
@@ -147,6 +185,11 @@ class Coordinator:
                 stream.join(max(0.0, end - time.monotonic()))
             except StuckWorkerError as error:
                 stuck.append(error)
+        if self._saver is not None and self.closed:
+            try:
+                self._saver.close(max(_SAVE_S, end - time.monotonic()))
+            except StuckWorkerError as error:
+                stuck.append(error)
         if stuck:
             names = [name for error in stuck for name in error.names]
             raise StuckWorkerError("\n".join(map(str, stuck)), names=names)
@@ -171,6 +214,8 @@ class Coordinator:
     def fork(self) -> None:
         """This is a forked child: nothing of the parent's can be used here."""
         self.forked = True
+        if self._saver is not None:
+            self._saver.fork()
         for feed in self._feeds.values():
             feed.fork()
 
@@ -181,12 +226,45 @@ class Coordinator:
         streams = [stream for feed in list(self._feeds.values()) for stream in feed.streams]
         return Snapshot(tuple(stream.state(with_rows=True) for stream in streams))
 
-    def checkpoint(self, path: str | os.PathLike[str] | None = None) -> Snapshot:
-        """A snapshot, durably written to `path` where one is given; raises `CheckpointError`."""
-        snapshot = self.snapshot()
-        if path is not None:
-            snapshot.write(path)
+    def checkpoint(
+        self,
+        where: CheckpointStore | str | os.PathLike[str] | None = None,
+        *,
+        step: int | None = None,
+        wait: bool = True,
+    ) -> Snapshot:
+        """Store where all feeds stand, and return it. Any thread may call it; feeding goes on.
+
+        Args:
+            where: A store; the path of a file, which is replaced; by default the place that the
+                coordinator was given, where it was given one, else nothing is stored.
+            step: The trainer's own step number, which a store keeps beside the position.
+            wait: True to return once it is durable; False to have it written by the coordinator's
+                own thread, in its own place.
+
+        Raises:
+            CheckpointError: It could not be stored, and `wait` is True.
+        """
+        snapshot, saver = self.snapshot(), self._saver
+        if isinstance(where, CheckpointStore):
+            where.save(snapshot, step)
+        elif where is not None:
+            snapshot.write(where)
+        elif saver is not None and (wait or not saver.is_running):
+            saver.save_now(snapshot, step)
+        elif saver is not None:
+            saver.ask(snapshot, step)
         return snapshot
+
+    def checkpoint_stats(self) -> dict[str, Any]:
+        """Plain numbers of the checkpoints in the coordinator's own place, saved, failed, and left
+        out because writing was slower than asking; the last one's name and seconds. Else empty."""
+        return {} if self._saver is None else self._saver.stats()
+
+    def _fail(self, error: FeedError) -> None:
+        """Checkpoints cannot be written, and that is not to be borne."""
+        for stream in self._streams():
+            stream.fail(error)
 
     def state_dict(self) -> dict[str, bytes]:
         """The position of all feeds for a trainer's checkpoint: one key. Pure; valid at any
@@ -198,20 +276,25 @@ class Coordinator:
         self._check_usable()
         resume_streams(self._streams(), unpack_state_dict(state_dict))
 
+    # ---- what is told
+
+    def figures(self) -> Figures:
+        """What all feeds have done, those that were stopped included; any thread may ask."""
+        now = time.monotonic()
+        feeds = list(self._feeds.values())
+        return make_figures([figures for feed in feeds for figures in feed.figures(now)], now)
+
+    def serve_status(self, place: str | int = 0) -> StatusPort:
+        """Show what the feeds do at ``[HOST:]PORT``: a page for people at `/`, `/metrics` for
+        Prometheus, `/stats.json`, `/healthz`, `/readyz`. Without a host only this machine is
+        answered; port 0 is any that is free. No rows are shown.
+
+        Returns what serves it, a context manager with the page's `url`; it outlives the feeds.
+        Raises `ConfigError` where it cannot listen there.
+        """
+        from feeder.status.port import StatusPort
+
+        return StatusPort(place, self.figures)
+
     def __repr__(self) -> str:
         return f"<Coordinator of {list(self)!r}>"
-
-
-def _stop_at_exit() -> None:
-    """Daemon threads must not run on into a dying interpreter."""
-    for coordinator in list(_running):
-        coordinator.stop(deadline_s=1.0)
-
-
-def _after_fork() -> None:
-    for coordinator in list(_running):
-        coordinator.fork()
-
-
-atexit.register(_stop_at_exit)
-os.register_at_fork(after_in_child=_after_fork)

@@ -10,6 +10,7 @@
     ├── ResumeError                   snapshot and feed do not fit
     │   └── SnapshotFormatError       unreadable, truncated, corrupt, or of a newer version
     ├── CheckpointError               storage failed
+    ├── DeviceError                   a GPU failed, or has not the memory
     ├── StuckWorkerError              a thread did not end; its stack is in the message
     ├── ForkedError                   used in a forked child
     ├── ClosedError                   used after it was stopped
@@ -18,7 +19,7 @@
         ├── ConnectTimeout            nobody answered at the address
         ├── LeaseLost                 another consumer holds the queue
         ├── AuthError                 the peer may not connect
-        └── RemoteError               the server failed
+        └── RemoteError               the server failed, or a node of a job
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ __all__ = [
     "ClosedError",
     "ConfigError",
     "ConnectTimeout",
+    "DeviceError",
     "FeedError",
     "FetchError",
     "FetchTimeout",
@@ -66,6 +68,10 @@ class CheckpointError(FeedError):
     """Storage failed; the cause is chained."""
 
 
+class DeviceError(FeedError):
+    """A GPU failed, or has not the memory that was asked for; the cause is chained."""
+
+
 class TransportError(FeedError):
     """Something went wrong between server and consumer."""
 
@@ -87,4 +93,4 @@ class AuthError(TransportError):
 
 
 class RemoteError(TransportError):
-    """The server failed in a way that is not an error of the feed."""
+    """The server, or a node of a job, failed in a way that is not an error of feeder's."""

@@ -7,7 +7,9 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
+from feeder.devices.cuda.queue import CudaQueue
 from feeder.errors import ClosedError, ConfigError, ResumeError
+from feeder.metrics.figures import AS_GREATEST, FeedFigures
 from feeder.snapshot import Snapshot
 from feeder.statedict import STATE_KEY, unpack_state_dict
 from feeder.stream import Stream
@@ -24,11 +26,18 @@ class DeviceFeed:
     def __init__(self, stream: Stream, device: int) -> None:
         self._stream = stream
         self._device = device
-        self._queue = stream.queues[device]
+        self._queue = queue = stream.queues[device]
+        # What a GPU's queue still has to do for a batch when it is handed out.
+        self._receive = queue.receive if isinstance(queue, CudaQueue) else None
         self._progress = stream.progress
         self._alone = len(stream.queues) == 1
         self._ready: deque[Batch] = deque()
+        self._handed = stream.counted.handed[device]
+        self._handed.num_left = self._ready.__len__
         self._held = (0, 0, 0, 0)
+        # Where something is to be done at a batch: those after it, and where its round ends.
+        self._later: list[Batch] = []
+        self._mark = 0
 
     @property
     def device(self) -> str:
@@ -43,6 +52,8 @@ class DeviceFeed:
             batch = self._ready.popleft()
         except IndexError:
             batch = self._refill()
+        if self._receive is not None:
+            batch = self._receive(batch)
         if self._alone:
             self._progress.place = batch.place
         else:
@@ -51,16 +62,23 @@ class DeviceFeed:
             self._settle()
         return batch
 
+    def work_on(self, stream: Any) -> None:
+        """Say which stream of the GPU the work on its batches goes to. Raises `ConfigError`."""
+        if not isinstance(self._queue, CudaQueue):
+            raise ConfigError(f"stream is {stream!r}, but {self.device!r} is no GPU; leave it out")
+        self._queue.work_on(stream)
+
     def _refill(self) -> Batch:
         """Wait for batches and return the first; raises what has taken the place of the next."""
         stream = self._stream
         stream.check_usable()
-        got = self._queue.get()
+        got = self._later or self._queue.get()
         if isinstance(got, Place):
-            # A stream that had ended before it began stays where it was, leftover and all.
-            if not stream.pipeline.start_cut.finished:
-                stream.progress.end(self._device, got)
+            self._end(got)
             raise StopIteration
+        if stream.marks is not None:
+            num, self._mark = stream.marks.first(got)
+            got, self._later = got[: num or None], got[num:] if num else []
         rows = sum([batch.rows for batch in got])
         num_bytes = sum([batch.held_bytes for batch in got])
         kept_rows = sum([batch.kept_rows for batch in got])
@@ -68,17 +86,36 @@ class DeviceFeed:
         self._ready.extend(got[1:])
         if stream.stopped:
             # In the meantime, from another thread, which may have missed these batches.
-            self._ready.clear()
+            self.drop()
             raise ClosedError(f"feed {stream.config.name!r} is stopped")
+        self._handed.take(len(got), rows, num_bytes)
         return got[0]
+
+    def _end(self, place: Place) -> None:
+        """There are no more batches: the stream has ended at `place`."""
+        stream, progress = self._stream, self._progress
+        # A stream that had ended before it began stays where it was, leftover and all.
+        if stream.pipeline.start_cut.finished or progress.place is place:
+            return
+        progress.end(self._device, place)
+        if stream.marks is not None and progress.place is place:
+            stream.marks.reached()
 
     def _settle(self) -> None:
         """All batches at hand have been handed out: they count as buffered no longer."""
         self._stream.pipeline.channel.hand_out(self._device, *self._held)
+        if self._mark:
+            marks, place = self._stream.marks, self._progress.place
+            # With several devices the last that comes to the end of the round does it.
+            if marks is not None and place is not None and place.step == self._mark:
+                marks.reached()
+            self._mark = 0
 
     def drop(self) -> None:
         """Forget the batches at hand: the stream has been stopped, or this is a forked child."""
+        self._handed.drop()
         self._ready.clear()
+        self._later = []
 
     def __repr__(self) -> str:
         return f"<DeviceFeed {self._stream.config.name!r} on {self.device!r}>"
@@ -113,16 +150,24 @@ class Feed:
         """The streams, in the order in which they were made."""
         return tuple(self._streams)
 
-    def on(self, device: str | int) -> DeviceFeed:
-        """The batches of one device, by its name or its number among the feed's devices."""
+    def on(self, device: str | int, *, stream: Any = None) -> DeviceFeed:
+        """The batches of one device, by its name or its number among the feed's devices.
+
+        On a GPU the work on them goes to `stream`: one of CuPy or PyTorch, or any object with
+        `__cuda_stream__`; without it to CuPy's current stream at each batch.
+        """
         if isinstance(device, int) and 0 <= device < len(self._devices):
-            return list(self._devices.values())[device]
-        if isinstance(device, str) and device in self._devices:
-            return self._devices[device]
-        raise ConfigError(
-            f"feed {self.name!r} has no device {device!r}, expected one of {self.devices!r} or "
-            "its number"
-        )
+            found = list(self._devices.values())[device]
+        elif isinstance(device, str) and device in self._devices:
+            found = self._devices[device]
+        else:
+            raise ConfigError(
+                f"feed {self.name!r} has no device {device!r}, expected one of {self.devices!r} or "
+                "its number"
+            )
+        if stream is not None:
+            found.work_on(stream)
+        return found
 
     def __iter__(self) -> DeviceFeed:
         return self._only()
@@ -155,12 +200,28 @@ class Feed:
         resume_streams(self._streams, unpack_state_dict(state_dict))
 
     def stats(self) -> dict[str, Any]:
-        """Plain numbers of what the feed has done, summed over its streams."""
+        """Plain numbers of what the feed has done, in a flat dictionary that any logger takes:
+        rows, batches and bytes at each hand-over, seconds waited on both of its sides, and the
+        same for each worker and each queue. Summed over the feed's streams. Seconds include a
+        wait under way. Any thread may call it at any time."""
         total: dict[str, Any] = {}
-        for stream in self._streams:
-            for key, value in stream.stats().items():
-                total[key] = total.get(key, 0) + value
+        for stream, first in zip(self._streams, self._first_queues(), strict=True):
+            for key, value in stream.stats(first).items():
+                old = total.get(key, 0)
+                total[key] = max(old, value) if key in AS_GREATEST else old + value
         return total
+
+    def figures(self, now: float) -> list[FeedFigures]:
+        """What each of its streams has done; `now` on the monotonic clock."""
+        return [
+            stream.figures(now, first)
+            for stream, first in zip(self._streams, self._first_queues(), strict=True)
+        ]
+
+    def _first_queues(self) -> list[int]:
+        """The number of each stream's first queue among those of the feed."""
+        counts = [len(stream.queues) for stream in self._streams]
+        return [sum(counts[:i]) for i in range(len(counts))]
 
     # ---- life, for the coordinator
 

@@ -14,7 +14,6 @@ where their leftover rows lie. Nothing in it names code, and nothing is unpickle
 
 from __future__ import annotations
 
-import contextlib
 import os
 import struct
 from dataclasses import dataclass
@@ -25,8 +24,9 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from feeder import codec
+from feeder import durable
 from feeder.errors import CheckpointError, SnapshotFormatError
+from feeder.placing import dtype_fields, place, read_dtype, shaped
 from workers.batch import Cut
 from workers.chunks import Column, Columns
 
@@ -34,6 +34,8 @@ SNAPSHOT_VERSION = 1
 _MAGIC = b"FEEDSNAP"
 _NUMBERS = struct.Struct("<IQ")
 _HEAD_BYTES = len(_MAGIC) + _NUMBERS.size + 16
+
+_FS = durable.OsFs()
 
 Rows = tuple[NDArray[Any], ...]
 
@@ -72,7 +74,7 @@ class Snapshot:
         entries = []
         for state in self.states:
             rows = state.rows
-            placed = None if rows is None else [_place_rows(array, blobs) for array in rows]
+            placed = None if rows is None else [place(array, blobs) for array in rows]
             entries.append(
                 [state.name, state.number, state.fingerprint, state.token,
                  _column_fields(state.columns), placed, state.summary]
@@ -124,17 +126,11 @@ class Snapshot:
         """Write it to a file that is whole or not there: a temporary file, fsync, rename, fsync
         of the directory. Raises `CheckpointError`."""
         path = os.fspath(path)
-        temporary = f"{path}.{os.getpid()}.partial"
+        folder, name = os.path.split(path)
         try:
-            with open(temporary, "wb") as file:
-                file.write(bytes(self))
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-            _sync_folder(os.path.dirname(path) or ".")
+            with durable.opened(_FS, _FS.open_folder(folder or ".")) as opened:
+                durable.write(_FS, opened, name, [bytes(self)], replace=True)
         except OSError as error:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
             raise CheckpointError(f"cannot write snapshot {path!r}: {error}") from error
 
     @classmethod
@@ -143,8 +139,11 @@ class Snapshot:
         try:
             with open(path, "rb") as file:
                 data = file.read()
-        except OSError as error:
-            raise CheckpointError(f"cannot read snapshot {os.fspath(path)!r}: {error}") from error
+        except (OSError, ValueError) as error:  # ValueError: NUL in the path
+            raise CheckpointError(
+                f"cannot read snapshot {os.fspath(path)!r}: {error}; name a file, or a folder of "
+                "checkpoints, that is there"
+            ) from error
         return cls.from_bytes(data)
 
 
@@ -154,15 +153,6 @@ def summarise(cut: Cut) -> tuple[int, int, int, int]:
     return cut.epoch, cut.index, cut.step, left
 
 
-def _sync_folder(folder: str) -> None:
-    """Make a rename in a folder durable."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def _digest(numbers: Any, parts: list[Any]) -> bytes:
     hasher = xxhash.xxh3_128(numbers)
     for part in parts:
@@ -170,25 +160,10 @@ def _digest(numbers: Any, parts: list[Any]) -> bytes:
     return hasher.digest()
 
 
-def _place_rows(array: NDArray[Any], blobs: list[Any]) -> list[Any]:
-    """Add an array to the blobs and say what it is."""
-    flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-    blobs.append(flat.data if flat.size else b"")
-    return [_dtype_fields(array.dtype), array.shape, flat.size]
-
-
-def _dtype_fields(dtype: np.dtype[Any]) -> Any:
-    return dtype.str if dtype.names is None else codec.pack(dtype.descr)
-
-
-def _dtype(fields: Any) -> np.dtype[Any]:
-    return np.dtype(fields if isinstance(fields, str) else codec.unpack(fields))
-
-
 def _column_fields(columns: Columns | None) -> Any:
     if columns is None:
         return None
-    return [[c.name, c.axis, _dtype_fields(c.dtype), c.shape] for c in columns]
+    return [[c.name, c.axis, dtype_fields(c.dtype), c.shape] for c in columns]
 
 
 def _parse(body: memoryview) -> tuple[StreamState, ...]:
@@ -223,7 +198,7 @@ def _read_rows(body: memoryview, placed: list[Any], at: int) -> tuple[Rows, int]
     rows = []
     for dtype, shape, size in placed:
         array = np.frombuffer(bytearray(body[at : at + size]), np.uint8)
-        rows.append(array.view(_dtype(dtype)).reshape(shape))
+        rows.append(shaped(array, read_dtype(dtype), shape))
         at += size
     return tuple(rows), at
 
@@ -232,6 +207,6 @@ def _read_columns(fields: Any) -> Columns | None:
     if fields is None:
         return None
     return tuple(
-        Column(name=name, axis=axis, dtype=_dtype(dtype), shape=tuple(shape))
+        Column(name=name, axis=axis, dtype=read_dtype(dtype), shape=tuple(shape))
         for name, axis, dtype, shape in fields
     )

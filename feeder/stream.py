@@ -11,14 +11,18 @@ from collections import deque
 from typing import Any
 
 from feeder.config import FeedConfig
-from feeder.devices.host import HostQueue
-from feeder.devices.slots import HostSlots, PrivateSlots
+from feeder.devices.dealt import Devices
 from feeder.errors import ClosedError, FeedError, ForkedError, ResumeError
+from feeder.marks import Marks
+from feeder.metrics.figures import FeedFigures, QueueFigures, State, flatten
+from feeder.metrics.making import Condition, make_feed
+from feeder.metrics.verdict import judge
 from feeder.positions import Positions
 from feeder.snapshot import Snapshot, StreamState
 from workers.pipeline import Pipeline
 from workers.position import Place
 from workers.resuming import Resume
+from workers.stats import StreamStats
 
 logger = logging.getLogger("feeder")
 
@@ -77,10 +81,22 @@ class Stream:
         )
         num = len(config.devices)
         most = max(1, config.max_buffered_batches // num)
-        self.queues = [HostQueue(most, self._describe_wait) for _ in range(num)]
-        self.slots = PrivateSlots() if config.run.writable else HostSlots()
+        self._devices = Devices(
+            config.devices, self._describe_wait, capacity=most, depth=config.depth,
+            writable=config.run.writable,
+        )  # fmt: skip
+        self.queues, self.slots = self._devices.queues, self._devices.slots
         self.progress = Progress(num)
+        self.counted = StreamStats.of(config.stream, config.run, num)
+        """What the stream has done."""
+        self.marks: Marks | None = None
+        """Batches at which something is to be done; None where there are none."""
         self.initialised = self.started = self.stopped = False
+        self._started_at: float | None = None
+        self._asked_at: float | None = None
+        self._stopped_at: float | None = None
+        self._had_ended = False
+        self._logged: FeedFigures | None = None
         self._logged_at = 0.0
         self._build()
 
@@ -88,8 +104,9 @@ class Stream:
         config, encode = self.config, self.positions.id.encode
         self.pipeline = Pipeline(
             config.stream, config.run, config.name, self.queues, self.slots, encode, self._resume,
-            self._log_now_and_then,
+            self._log_now_and_then, self.counted,
         )  # fmt: skip
+        self._devices.before_wait(self.pipeline.flush)
 
     # ---- life
 
@@ -97,19 +114,33 @@ class Stream:
         """Start the threads; once."""
         self.started = True
         self._unusable = None
-        self._logged_at = time.monotonic()
+        self._started_at = self._logged_at = time.monotonic()
+        self._devices.start()
         self.pipeline.start()
 
     def close(self) -> None:
         """Wake everything that waits, so that it ends."""
+        self._had_ended = self._had_ended or self._has_ended()
+        self._stopped_at = self._stopped_at or time.monotonic()
         self.stopped = True
         self.pipeline.close()
+        self._devices.close()
+
+    def fail(self, error: FeedError) -> None:
+        """Something beside the stream has failed: its user is told in place of a next batch."""
+        if not self.forked:
+            self._unusable = error
         for queue in self.queues:
-            queue.close()
+            queue.finish(error)
 
     def join(self, deadline_s: float) -> None:
         """Wait for the threads; raises `StuckWorkerError`."""
-        self.pipeline.join(deadline_s)
+        end = time.monotonic() + deadline_s
+        try:
+            self.pipeline.join(deadline_s)
+            self.pipeline.forget()
+        finally:
+            self._devices.join(max(0.0, end - time.monotonic()))
         if self.started:
             self._log()
 
@@ -136,6 +167,7 @@ class Stream:
         """Where the stream stands; with the leftover rows where asked and where they exist."""
         if self.forked:
             self.check_usable()
+        self._asked_at = time.monotonic()
         place, resume, columns = self.progress.place, self._resume, self.pipeline.schema.columns
         if place is not None:
             return self.positions.state_at(place, columns, with_rows=with_rows)
@@ -164,19 +196,78 @@ class Stream:
 
     # ---- what is told
 
-    def stats(self) -> dict[str, Any]:
+    def figures(self, now: float, first_queue: int = 0) -> FeedFigures:
+        """What the stream has done. Its queues are numbered from `first_queue` on."""
+        now = now if self._stopped_at is None else self._stopped_at
+        condition = Condition(
+            state=self._condition(),
+            failure=self._failure(),
+            started_at=self._started_at,
+            asked_at=self._asked_at,
+        )
+        queues = [self._queue(device, first_queue, now) for device in range(len(self.queues))]
+        blocked_s = sum([queue.blocked.read(now) for queue in self.queues])
+        return make_feed(
+            self.config, self.number, condition, self.counted, self.pipeline.ledger, queues, now,
+            blocked_s=blocked_s,
+        )  # fmt: skip
+
+    def _queue(self, device: int, first: int, now: float) -> QueueFigures:
+        stats, queue = self.counted, self.queues[device]
+        wait_s = queue.starved.read(now)
+        batches, rows, num_bytes = stats.handed[device].read()
+        return QueueFigures(
+            queue=first + device,
+            device=self.config.devices[device],
+            batches=batches,
+            rows=rows,
+            bytes=num_bytes,
+            waiting=max(0, stats.queued[device] - batches),
+            capacity=queue.capacity,
+            wait_s=wait_s,
+            starved_s=wait_s,
+            checked_s=0.0,
+            corrupt=0,
+            consumer=None,
+        )
+
+    def _failure(self) -> FeedError | None:
+        endings = [queue.ending for queue in self.queues]
+        failures = [e for e in endings if isinstance(e, FeedError)]
+        return next((e for e in failures if not isinstance(e, ClosedError)), None)
+
+    def _has_ended(self) -> bool:
+        """Whether all batches have been handed out."""
+        stats = self.counted
+        return all(
+            isinstance(queue.ending, Place) and stats.queued[i] == stats.handed[i].read()[0]
+            for i, queue in enumerate(self.queues)
+        )
+
+    def _condition(self) -> State:
+        if self._failure() is not None:
+            return "failed"
+        if self._had_ended or (not self.stopped and self._has_ended()):
+            return "ended"
+        if self.stopped:
+            return "stopped"
+        return "running" if self.started else "waiting"
+
+    def stats(self, first_queue: int = 0) -> dict[str, Any]:
         """Plain numbers of what the stream has done."""
+        now = time.monotonic()
         return {
-            **self.pipeline.stats(),
+            **self.pipeline.numbers(now),
             "queued_batches": sum(map(len, self.queues)),
-            "starved_s": sum(queue.starved_s for queue in self.queues),
+            "starved_s": sum([queue.starved.read(now) for queue in self.queues]),
+            **flatten(self.figures(now, first_queue)),
         }
 
     def _describe_wait(self) -> str:
         full = [
             device
             for device, queue in zip(self.config.devices, self.queues, strict=True)
-            if len(queue) >= queue.capacity
+            if queue.is_full
         ]
         if full:
             return f"feed {self.config.name!r} waits for {full!r} to take a batch"
@@ -187,8 +278,15 @@ class Stream:
             self._log()
 
     def _log(self) -> None:
-        self._logged_at = time.monotonic()
-        stats = {"input_source_name": self.config.name, **self.stats()}
+        now = time.monotonic()
+        figures, before = self.figures(now), self._logged
+        seconds = now - self._logged_at
+        self._logged, self._logged_at = figures, now
+        stats = {
+            "input_source_name": self.config.name,
+            "verdict": str(judge(before, figures, seconds)),
+            **self.stats(),
+        }
         for external in self.config.external_loggers:
             try:
                 external.log(dict(stats))

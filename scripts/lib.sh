@@ -58,3 +58,11 @@ environment() {
         if [[ ! -e $VENV/has-${1:-core} ]]; then install "$1"; fi
     ) 9>"$VENV.lock"
 }
+
+# gpu_environment: adds CuPy for the CUDA of the driver, where there is one. Without it there is
+# nothing to be done on a GPU, which whoever wants one says.
+gpu_environment() {
+    local version
+    version=$(nvidia-smi 2>/dev/null | sed -n 's/.*CUDA Version: *\([0-9]*\).*/\1/p' | head -n 1) || true
+    if [[ -n $version ]]; then environment "cuda$((version > 12 ? 13 : 12))"; fi
+}

@@ -12,6 +12,9 @@ from needs import pytest_addoption, pytest_configure
 
 __all__ = ["leaves_nothing_behind", "pytest_addoption", "pytest_configure"]
 
+# Helpers that assert show what they compared, as tests do.
+pytest.register_assert_rewrite("unit.keyword_cases", "unit.keyword_cases_added", "unit.small")
+
 # Examples run threads, whose time says nothing about the code; the tests' own limit holds.
 settings.register_profile("feeder", parent=settings(), deadline=None)
 settings.load_profile("feeder")
@@ -30,9 +33,15 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
 def leaves_nothing_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fail a test that leaves a thread, a file descriptor or a child process behind.
 
-    A test that has failed already is let be: its traceback keeps alive what it held.
+    A test that has failed already is let be: its traceback keeps alive what it held. One that is
+    marked `foreign_sockets` uses a library whose sockets come and go as that likes.
     """
     before = held()
     yield
-    if not request.node.stash.get(FAILED, False) and (lines := left_behind(before)):
+    if request.node.stash.get(FAILED, False):
+        return
+    lines = left_behind(before)
+    if request.node.get_closest_marker("foreign_sockets"):
+        lines = [line for line in lines if "file descriptor of socket:" not in line]
+    if lines:
         pytest.fail("the test left behind: " + ", ".join(lines), pytrace=False)

@@ -1,6 +1,9 @@
 """Tools and packages that a test needs: where one is missing the test is skipped and counted.
 
 Use `@pytest.mark.needs("name", ...)` on a test, or `needs("name")` in one or at the top of a file.
+
+A GPU is no tool that one could install. The tests in `tests/gpu` are left out where there is none,
+by `needs_gpus`, and counted apart, each reason told; where FEEDER_GPU is "required" they fail.
 """
 
 from __future__ import annotations
@@ -15,6 +18,9 @@ import pytest
 
 REASON = "missing tool or package: "
 MAX_SKIPS = "FEEDER_MAX_SKIPS"
+NO_GPU = "no GPU: "
+GPU = "FEEDER_GPU"
+GPU_TESTS = "tests/gpu/"
 
 
 def needs(name: str) -> None:
@@ -29,12 +35,34 @@ def _is_package(name: str) -> bool:
     return spec is not None and spec.origin is not None
 
 
+def needs_gpus(num: int = 1) -> None:
+    """Leave a test of `tests/gpu` out where there are fewer GPUs, or where CuPy finds none."""
+    if why := why_no_gpus(num):
+        if os.environ.get(GPU) == "required":
+            pytest.fail(f"{GPU} is 'required', but {why}", pytrace=False)
+        pytest.skip(NO_GPU + why)
+
+
+def why_no_gpus(num: int = 1) -> str:
+    """Return why there are not so many GPUs; empty where there are."""
+    from feeder.devices.cuda.cupydriver import count_gpus, import_cupy
+    from feeder.errors import ConfigError
+
+    try:
+        found = count_gpus(import_cupy("cuda:0"), "cuda:0")
+    except ConfigError as error:
+        return str(error)
+    return "" if found >= num else f"{found} of {num} found"
+
+
 class SkipCounter:
     """pytest plugin: skips what lacks something, says what was skipped, fails above a limit."""
 
     def __init__(self, max_skips: int | None) -> None:
         self.max_skips = max_skips
         self.reasons: Counter[str] = Counter()
+        self.without_gpu: Counter[str] = Counter()
+        """Tests of `tests/gpu` that were left out, by why; they do not count as skipped."""
 
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
         for mark in item.iter_markers("needs"):
@@ -50,7 +78,9 @@ class SkipCounter:
     def _count(self, report: pytest.TestReport | pytest.CollectReport) -> None:
         if report.skipped and not hasattr(report, "wasxfail"):
             _, _, reason = report.longrepr
-            self.reasons[reason.removeprefix("Skipped: ")] += 1
+            reason = reason.removeprefix("Skipped: ")
+            is_gpus = reason.startswith(NO_GPU) and report.nodeid.startswith(GPU_TESTS)
+            (self.without_gpu if is_gpus else self.reasons)[reason] += 1
 
     @property
     def exceeded(self) -> bool:
@@ -72,6 +102,9 @@ class SkipCounter:
         others = {r: n for r, n in self.reasons.items() if r not in missing}
         if others:
             yield f"skipped for other reasons: {sum(others.values())} ({'; '.join(sorted(others))})"
+        if self.without_gpu:
+            why = "; ".join(sorted(self.without_gpu))
+            yield f"not run, for they need a GPU: {self.without_gpu.total()} ({why})"
         if self.exceeded:
             skips = self.reasons.total()
             yield f"failed: {skips} skipped, where at most {self.max_skips} may be"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from io import BytesIO
 from pathlib import Path
@@ -12,6 +13,8 @@ from numpy.typing import NDArray
 from needs import needs
 
 needs("lmdb")
+
+_PAGE = 4096
 
 
 def write_lmdb(path: Path, values: Iterable[bytes] | Mapping[bytes, bytes]) -> Path:
@@ -25,6 +28,17 @@ def write_lmdb(path: Path, values: Iterable[bytes] | Mapping[bytes, bytes]) -> P
         for key, value in items:
             transaction.put(key, value)
     return path
+
+
+def damage_leaf(path: Path, number: int) -> None:
+    """Make zeros of a store's leaf page: the one that lies `number`-th among them in the file."""
+    with open(path / "data.mdb", "r+b") as file:
+        pages = range(2, os.fstat(file.fileno()).st_size // _PAGE)
+        leaves = [
+            page for page in pages if file.seek(page * _PAGE + 10) and file.read(2) == b"\2\0"
+        ]
+        file.seek(leaves[number] * _PAGE)
+        file.write(bytes(_PAGE))
 
 
 def picture(height: int, width: int, seed: int = 0) -> NDArray[np.uint8]:

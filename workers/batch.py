@@ -160,6 +160,12 @@ class Batch(Mapping[str, NDArray[Any]]):
         """The place in the stream just after this batch."""
         return self.place.cut()
 
+    def with_arrays(self, arrays: tuple[Any, ...]) -> Batch:
+        """The same batch in other memory; it counts for as much in the bound."""
+        batch = Batch(self._names, arrays, self.place, self.epoch, self.index, self.step, self.rows)
+        batch.held_bytes, batch.kept_rows = self.held_bytes, self.kept_rows
+        return batch
+
     def __getitem__(self, name: str) -> NDArray[Any]:
         try:
             return self.arrays[self._names.index(name)]

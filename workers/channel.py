@@ -11,10 +11,11 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from workers.errors import ClosedError, FeedError, FetchTimeout, in_words
+from workers.errors import ClosedError, FeedError
 from workers.ledger import Ledger
 from workers.rota import Bundle, End, Lane, Rota
-from workers.scope import stack
+from workers.silence import Silence
+from workers.stats import Stopwatch, StreamStats
 
 GRACE_S = 0.0005
 """How long a merge that waits lets a bundle grow, so that a quick function is not interrupted
@@ -23,9 +24,6 @@ after every row."""
 AHEAD_BYTES = 8 * 1024 * 1024
 """While the merge is busy no lane that has something to collect is called above this: else rows
 leave every cache before they are copied (measured at 4.3 MB chunks: two to three times slower)."""
-
-SLOW_S = 10.0
-"""No wait for a lane is longer before it is looked at again."""
 
 
 class Channel:
@@ -38,6 +36,7 @@ class Channel:
         self,
         rota: Rota,
         ledger: Ledger,
+        stats: StreamStats,
         *,
         timeout_s: float,
         marked: bool,
@@ -46,11 +45,11 @@ class Channel:
     ) -> None:
         self._rota = rota
         self._ledger = ledger
-        self._timeout_s = timeout_s
+        self._stats = stats
         self._marked = marked
         self.describe = describe
         """Worker id and call number, as a user knows them, of a lane's call."""
-        self._waited_since = waited_since
+        self._silence = Silence(rota, ledger, timeout_s, describe, waited_since)
         self._lock = threading.Lock()
         # Fetchers wait here for a lane that may be called. Notified one at a time; who finds a
         # lane wakes the next.
@@ -63,8 +62,6 @@ class Channel:
         # Threads that only let time pass wait here, so that the end of the stream wakes them.
         self._closing = threading.Condition(self._lock)
         self._wanted: Sequence[Lane] = ()
-        # Since when the merge has waited without a row having come.
-        self._hungry_since: float | None = None
         self.closed = False
         """Whether the stream is over; read without the lock between two calls."""
 
@@ -82,7 +79,9 @@ class Channel:
                 if lane is not None:
                     break
                 self._num_idle += 1
+                self._stats.idle.change(1, now)
                 self._callable.wait(self._rota.next_ready(now))
+                self._stats.idle.change(-1, time.monotonic())
                 self._num_idle -= 1
             lane.running = True
             lane.ident = threading.get_ident()
@@ -104,7 +103,7 @@ class Channel:
             self._ledger.add(rows, num_bytes)
             self._ledger.ahead_bytes += num_bytes
             if rows:
-                lane.silent_since = self._hungry_since = None
+                lane.silent_since = self._silence.hungry_since = None
             bundle = lane.take_open(ending, marked=self._marked)
             if bundle is not None and not self.closed:
                 lane.bundles.append(bundle)
@@ -154,7 +153,9 @@ class Channel:
             if not any(lane.bundles for lane in lanes):
                 self._wait_for(lanes)
             elif any(lane.silent_since is not None for lane in lanes):
-                self._check_silence(lanes)  # Bundles without rows may come for ever.
+                self._silence.check(
+                    lanes, time.monotonic()
+                )  # Bundles without rows may come for ever.
             found: list[Bundle] = []
             for lane in self._rota.lanes:
                 found.extend(lane.bundles)
@@ -166,9 +167,12 @@ class Channel:
 
     def _wait_for(self, lanes: Sequence[Lane]) -> None:
         started = time.monotonic()
-        if self._hungry_since is None:
-            self._hungry_since = started
+        if self._silence.hungry_since is None:
+            self._silence.hungry_since = started
         self._want(lanes, started)
+        clocks = self._clocks(lanes)
+        for clock in clocks:
+            clock.start(started)
         self._wake_fetcher(started)
         try:
             pause = GRACE_S
@@ -176,9 +180,19 @@ class Channel:
                 if self.closed:
                     raise ClosedError("the feed is stopped")
                 if not self._arrived.wait(pause) and not self._take_open(lanes):
-                    pause = self._check_silence(lanes)
+                    pause = self._silence.check(lanes, time.monotonic())
         finally:
             self._want(())
+            now = time.monotonic()
+            for clock in clocks:
+                clock.stop(now)
+
+    def _clocks(self, lanes: Sequence[Lane]) -> Sequence[Stopwatch]:
+        """What a wait for some lanes is counted in: a single one is named."""
+        stats = self._stats
+        if len(lanes) > 1:
+            return (stats.chunks,)
+        return stats.chunks, stats.lanes[lanes[0].number]
 
     def _want(self, lanes: Sequence[Lane], since: float | None = None) -> None:
         for lane in self._wanted:
@@ -198,42 +212,6 @@ class Channel:
                 taken = True
         return taken
 
-    def _check_silence(self, lanes: Sequence[Lane]) -> float:
-        """Seconds to wait on; raises `FetchTimeout` where there are none left."""
-        now = time.monotonic()
-        waited_since = self._waited_since()
-        if waited_since is None or self._held_back(lanes):
-            return min(SLOW_S, self._timeout_s / 4)
-        suspects = [lane for lane in lanes if lane.silent_since is not None]
-        suspects = suspects or [lane for lane in self._rota.lanes if lane.running]
-        last = max(suspects, key=lambda lane: lane.silent_since or 0.0, default=None)
-        silent_since = last.silent_since or 0.0 if last is not None else 0.0
-        since = max(waited_since, self._hungry_since or 0.0, silent_since)
-        if now - since >= self._timeout_s:
-            raise self._timeout(last if last is not None else lanes[0])
-        return min(SLOW_S, since + self._timeout_s - now)
-
-    def _held_back(self, lanes: Sequence[Lane]) -> bool:
-        """Whether it is the user who is waited for: the bound is reached, batches are there."""
-        ledger = self._ledger
-        idle = not any(lane.running or lane.silent_since is not None for lane in lanes)
-        return idle and not (ledger.below_bound or ledger.starving)
-
-    def _timeout(self, lane: Lane) -> FetchTimeout:
-        worker_id, call = self.describe(lane.number, lane.next)
-        failure = lane.failure
-        why = f"; its last call raised {in_words(failure)}" if failure else ""
-        error = FetchTimeout(
-            f"worker {worker_id}, call {call}: no chunk for {self._timeout_s} s{why}; raise "
-            "timeout, or end the epoch with StopIteration",
-            worker_id=worker_id,
-            call=call,
-        )
-        error.__cause__ = failure
-        if lane.running:
-            error.add_note(f"the call has not returned:\n{stack(lane.ident)}")
-        return error
-
     # ---- the bound
 
     def count(self, rows: int, num_bytes: int, kept_rows: int = 0) -> None:
@@ -247,6 +225,7 @@ class Channel:
         """Count batches into a device queue."""
         with self._lock:
             self._ledger.waiting[device] += batches
+            self._stats.queued[device] += batches
 
     def hand_out(
         self, device: int, batches: int, rows: int, num_bytes: int, kept_rows: int
@@ -272,9 +251,12 @@ class Channel:
         copy adds to what is buffered for as long as its chunk is kept."""
         if self._ledger.below_bound:
             return
+        room = self._stats.room
         with self._lock:
+            room.start(time.monotonic())
             while not (self.closed or self._ledger.below_bound or self._ledger.starving):
                 self._room.wait()
+            room.stop(time.monotonic())
 
     def close(self) -> None:
         """End the stream: whoever waits here is woken, and no call is started any more."""

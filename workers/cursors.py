@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from workers.batch import Call, Cut
+from workers.batch import Cut
 from workers.spec import StreamSpec
 
 MAX_BYTES = 60 * 1024
@@ -30,7 +30,9 @@ def add_cursor(spec: StreamSpec, encode: Callable[[Cut], bytes]) -> Callable[[Cu
     fetch: Any = spec.fetch
 
     def encode_with_cursor(cut: Cut) -> bytes:
-        cursor = None if cut.finished else fetch.cursor(_call(spec, cut, _first(cut) - 1))
+        cursor = (
+            None if cut.finished else fetch.cursor(spec.call(cut.position.epoch, _first(cut) - 1))
+        )
         marks = (cursor if cursor and len(cursor) <= MAX_BYTES else None,)
         return encode(replace(cut, position=cut.position._replace(marks=marks)))
 
@@ -42,7 +44,7 @@ def seek(spec: StreamSpec, cut: Cut) -> None:
     cursor = cut.position.marks[0]
     if cursor and has_cursor(spec):
         fetch: Any = spec.fetch
-        fetch.seek(_call(spec, cut, _first(cut)), cursor)
+        fetch.seek(spec.call(cut.position.epoch, _first(cut)), cursor)
 
 
 def has_cursor(spec: StreamSpec) -> bool:
@@ -57,8 +59,3 @@ def _first(cut: Cut) -> int:
     included."""
     index = cut.position.calls[0]
     return index if cut.leftover is None else min(index, cut.leftover.call)
-
-
-def _call(spec: StreamSpec, cut: Cut, index: int) -> Call:
-    worker_id = spec.worker_id(0, index)
-    return Call(index, cut.position.epoch, worker_id, spec.batch_size, spec.seed)

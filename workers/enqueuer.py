@@ -13,18 +13,19 @@ from workers.fetcher import Fetching
 from workers.merge import Merge
 from workers.position import Place
 from workers.runs import EpochEnd, Run
-from workers.spec import StreamSpec
+from workers.spec import RunSpec, StreamSpec
 from workers.stats import BatchStats
 
 _GROUP_BYTES = 4 * 1024 * 1024
-_GROUP_BATCHES = 32
+_GROUP_BATCHES = 64
 
 
 class DeviceQueue(Protocol):
     """Where the batches of one device wait for the user."""
 
-    waited_since: float | None
-    """Since when (monotonic clock) the user has been waiting for a batch; None while not."""
+    @property
+    def waited_since(self) -> float | None:
+        """Since when (monotonic clock) the user has been waiting for a batch; None while not."""
 
     def put(self, batches: list[Batch]) -> None:
         """Add batches, waiting for room; raises `ClosedError` where the queue is closed."""
@@ -36,8 +37,8 @@ class DeviceQueue(Protocol):
 class Dealer:
     """Deals batches out to device queues, batch `step` to queue `step` mod N.
 
-    Small batches are handed over in groups: of 32, or of 4 MiB, or of half of what may be
-    buffered, or before the enqueuer waits.
+    Small batches are handed over in groups, of 64 or of 4 MiB and of half the bound at most, or
+    before the enqueuer waits: each hand-over wakes another thread, which costs more than they do.
     """
 
     def __init__(
@@ -46,20 +47,20 @@ class Dealer:
         channel: Channel,
         assembler: Assembler,
         spec: StreamSpec,
-        max_rows: int,
-        stats: BatchStats,
+        run: RunSpec,
+        made: BatchStats,
         report: Callable[[], None],
     ) -> None:
-        self._most = min(_GROUP_BATCHES, max_rows // spec.batch_size // 2)
-        self._stats = stats
+        self._made = made
         self._report = report
         self._queues = queues
         self._channel = channel
         self._assembler = assembler
         self._policy = spec.last_round if len(queues) > 1 else "uneven"
         self._group: list[Batch] = []
-        # Of the batches dealt since the last hand-over.
-        self._num = self._rows = self._bytes = 0
+        self._most_batches = min(_GROUP_BATCHES, run.max_rows // spec.batch_size // 2)
+        self._most_bytes = min(_GROUP_BYTES, (run.max_bytes or 2 * _GROUP_BYTES) // 2)
+        self._bytes = 0
         # A round that is not complete yet and may have to be dropped.
         self._round: list[Batch] = []
         self._last: Batch | None = None
@@ -74,15 +75,13 @@ class Dealer:
         else:
             batch.held_bytes = batch.rows * row_bytes
         self._bytes += batch.held_bytes
-        self._rows += batch.rows
-        self._num += 1
         if self._policy == "uneven":
             self._group.append(batch)
         elif self._policy == "drop":
             self._hold(batch)
         else:
             self._keep_back(batch)
-        if self._bytes >= _GROUP_BYTES or len(self._group) >= self._most:
+        if self._bytes >= self._most_bytes or len(self._group) >= self._most_batches:
             self.flush()
 
     def _hold(self, batch: Batch) -> None:
@@ -104,12 +103,11 @@ class Dealer:
 
     def flush(self) -> None:
         """Hand over what has been dealt so far."""
-        group, self._group = self._group, []
-        self._stats.count(self._num, self._rows, self._bytes)
-        self._num = self._rows = self._bytes = 0
+        group, self._group, self._bytes = self._group, [], 0
         num, row_bytes = len(self._queues), self.row_bytes or 0
         kept, dropped = self._assembler.settle()
         self._channel.count(-dropped, -dropped * row_bytes, kept)
+        self._count(group)
         if num == 1 and group:
             self._put(0, group)
         elif group:
@@ -119,6 +117,10 @@ class Dealer:
                 self._put(batch.step % num, [batch])
         self._channel.wait_for_room()
         self._report()
+
+    def _count(self, group: list[Batch]) -> None:
+        rows = sum([batch.rows for batch in group])
+        self._made.count(len(group), rows, sum([batch.held_bytes for batch in group]))
 
     def _put(self, device: int, batches: list[Batch]) -> None:
         self._channel.queue(device, len(batches))

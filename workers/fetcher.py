@@ -10,6 +10,7 @@ from workers.calls import NONE_BACKOFF_S, LaneCalls, as_tuple
 from workers.channel import GRACE_S, Channel
 from workers.chunks import count_bytes, hash_chunk
 from workers.errors import FeedError, FetchError, in_words
+from workers.ledger import Ledger
 from workers.rota import End, Lane
 from workers.spec import RunSpec, StreamSpec
 from workers.stats import FetchStats
@@ -18,8 +19,10 @@ _MAX_NONE_BACKOFF_S = 0.25
 # Of more chunks than these the first have left the caches when they are merged. A chunk without
 # rows counts as one with a row.
 _MOST_CALLS = 512
+# Smaller, and threads wake each other more than they work: 64 kB and 8 batches gave half the 8 KB
+# batches per second, 512 kB two thirds of the 1 MB batches; 8 MB and 128 gave no more.
 _BUNDLE_BYTES = 4 * 1024 * 1024
-_BUNDLE_BATCHES = 32
+_BUNDLE_BATCHES = 64
 
 
 class Fetching:
@@ -30,14 +33,18 @@ class Fetching:
         spec: StreamSpec,
         run: RunSpec,
         channel: Channel,
+        ledger: Ledger,
         calls: Sequence[LaneCalls],
         stats: FetchStats,
     ) -> None:
         self._spec = spec
+        self._ledger = ledger
         self._run = run
         self._channel = channel
         self._calls = calls
         self._stats = stats
+        # Of each lane the rows that its bundle may get to.
+        self._targets = [0] * len(calls)
         self._fresh = [True] * len(calls)
         self._failures = [0] * len(calls)
         self._axis = spec.axes[0]
@@ -54,16 +61,19 @@ class Fetching:
             if self._fresh[lane.number]:
                 self._put_back(lane, calls)
         except Exception as error:
+            self._stats.fail(lane.number, in_words(error))
             failed = error if isinstance(error, FeedError) else self._failed(lane, lane.next, error)
             self._channel.release(lane, 0, 0, failed)
             return
         first = lane.next
-        began = time.perf_counter()
+        stats = self._stats
+        stats.begin(lane.number, time.monotonic())
         row_bytes = self.row_bytes
         rows, num_bytes, num_calls, outcome = self._call(lane, calls, row_bytes)
+        self._targets[lane.number] = 0
         if row_bytes is not None:
             num_bytes = rows * row_bytes
-        self._stats.count(lane.number, num_calls, rows, time.perf_counter() - began)
+        stats.count(lane.number, num_calls, rows, num_bytes, time.monotonic())
         if num_calls:
             self._failures[lane.number] = 0
             lane.backoff_s = 0.0
@@ -86,11 +96,12 @@ class Fetching:
 
         Returns the rows, their bytes (where `row_bytes` are not known), the calls that gave a
         chunk, and what came: None for "nothing right now", an exception, or `_FULL`."""
-        channel, next_call, append = self._channel, calls.next_call, lane.chunks.append
+        channel, next_call, chunks = self._channel, calls.next_call, lane.chunks
+        append = chunks.append
         mark = calls.mark if self._spec.seekable else None
         note = self._print if self._run.debug else None
         axis, names, first = self._axis, self._spec.names, lane.next
-        target = 0 if calls.one_by_one else self._target_rows()
+        target = self._targets[lane.number] = 0 if calls.one_by_one else self._target_rows()
         most_calls = min(target, _MOST_CALLS)
         # Measured here and not when the bundle is full: the merge may take chunks out of it.
         measure = count_bytes if row_bytes is None else None
@@ -113,11 +124,13 @@ class Fetching:
                     num_bytes += measure(chunk)
                 num_calls += 1
                 append(chunk)
-                # Who takes the open bundle can tell then that nobody else has the chunk.
-                chunk = None
+                chunk = None  # The merge may take it meanwhile, and pass it on if nobody has it.
                 if mark is not None:
                     lane.marks.append(cursor)
                 if rows >= target or num_calls >= most_calls or channel.closed:
+                    return rows, num_bytes, num_calls, _FULL
+                if len(chunks) < num_calls:
+                    # Some have been taken already, and are counted when the lane is given back.
                     return rows, num_bytes, num_calls, _FULL
                 since = lane.wanted_since
                 if since is not None and time.monotonic() - since > GRACE_S:
@@ -133,6 +146,7 @@ class Fetching:
         if outcome is _FULL:
             channel.release(lane, rows, num_bytes)
         elif outcome is None:
+            self._stats.nothings[lane.number] += 1
             lane.backoff_s = min(2 * lane.backoff_s or NONE_BACKOFF_S, _MAX_NONE_BACKOFF_S)
             channel.release(lane, rows, num_bytes, put_off_s=lane.backoff_s)
         elif isinstance(outcome, StopIteration):
@@ -159,10 +173,11 @@ class Fetching:
         error: BaseException,
     ) -> None:
         failures = self._failures[lane.number]
+        self._stats.fail(lane.number, in_words(error))
         if failures < self._run.retries and isinstance(error, Exception):
             self._failures[lane.number] += 1
             lane.failure = error
-            self._stats.retries += 1
+            self._stats.retries[lane.number] += 1
             try:
                 calls.undo()
             except Exception as undo_error:
@@ -184,14 +199,17 @@ class Fetching:
         return failed
 
     def _target_rows(self) -> int:
-        """Rows at which a bundle is full: a batch of them, or several small ones, at most its
-        share of what may be buffered."""
-        batch, run, num = self._spec.batch_size, self._run, self._spec.num_workers
+        """Rows at which a bundle is full: a batch of them, or several where batches are small and
+        there is room for them beside the bundles that others have begun. For a quarter of the
+        bound there always is: with smaller bundles threads wake each other more than they work."""
+        batch, ledger, num_workers = self._spec.batch_size, self._ledger, self._spec.num_workers
         if self.row_bytes is None:
             return batch
-        most_bytes = min(_BUNDLE_BYTES, (run.max_bytes or _BUNDLE_BYTES * num) // num)
-        most = min(most_bytes // max(1, batch * self.row_bytes), run.max_rows // batch // num)
-        return batch * max(1, min(most, _BUNDLE_BATCHES))
+        max_bytes = self._run.max_bytes or _BUNDLE_BYTES * num_workers
+        some = min(_BUNDLE_BYTES, max_bytes // num_workers) // max(1, batch * self.row_bytes)
+        room = ledger.max_rows - ledger.rows - ledger.kept_rows - sum(self._targets)
+        share = max(room, ledger.max_rows // 4)
+        return batch * max(1, min(some, _BUNDLE_BATCHES, share // num_workers // batch))
 
     def _print(self, lane: Lane, call: int, chunk: Any) -> None:
         self.prints[lane.number, lane.epoch, call] = hash_chunk(chunk)

@@ -30,6 +30,7 @@ class Merge:
         *,
         chained: bool,
         describe: Callable[[int, int], tuple[int, int]],
+        first_name: Callable[[int, int], str | None],
         check: Callable[[Bundle], ChunkError | None] | None,
         first_lane: int | None,
     ) -> None:
@@ -40,6 +41,7 @@ class Merge:
         self._epochs = epochs
         self._chained = chained
         self._describe = describe
+        self._first_name = first_name
         self._check = check
         self._bundles: list[deque[Bundle]] = [deque() for _ in range(lanes.num_lanes)]
         self._heads = [Head() for _ in range(lanes.num_lanes)]
@@ -168,7 +170,9 @@ class Merge:
         """An error of the chunk that is `error.call`-th in its bundle, as the user is told it."""
         worker_id, call = self._describe(lane, first + error.call)
         error.worker_id, error.call = worker_id, call
-        error.args = (f"worker {worker_id}, call {call}: {error}",)
+        name = self._first_name(self.position.epoch, call)
+        record = "" if name is None else f"; the call's first record is {name}"
+        error.args = (f"worker {worker_id}, call {call}: {error}{record}",)
         return error
 
     def _round(self, lane: int) -> Run | None:

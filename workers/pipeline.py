@@ -22,7 +22,7 @@ from workers.rota import Bundle, Rota
 from workers.scope import Scope
 from workers.slots import Slots
 from workers.spec import RunSpec, StreamSpec
-from workers.stats import BatchStats, FetchStats, totals
+from workers.stats import StreamStats, num_lanes
 
 
 class Pipeline:
@@ -38,10 +38,10 @@ class Pipeline:
         encode: Callable[[Cut], bytes],
         resume: Resume | None,
         report: Callable[[], None],
+        stats: StreamStats | None = None,
     ) -> None:
-        num_lanes = run.num_threads if spec.pure else spec.num_workers
         self._lanes = lanes = Lanes(
-            num_lanes=num_lanes, pure=spec.pure, arrival=spec.order == "arrival"
+            num_lanes=num_lanes(spec, run), pure=spec.pure, arrival=spec.order == "arrival"
         )
         self._spec, self._run, self._name = spec, run, name
         self._scope = Scope()
@@ -56,15 +56,14 @@ class Pipeline:
             spec.names, spec.axes, ragged=spec.dont_rebatch, known=begin.columns
         )  # fmt: skip
         self._queues = queues
+        self.stats = stats or StreamStats.of(spec, run, len(queues))
+        """What is counted; where it is given, from where it stands."""
         self._make_fetching(begin.position)
         assembler = Assembler(
             spec, frame, self.schema, slots, num_devices=len(queues), epoch=begin.epoch,
             index=begin.index, step=begin.step, expected=begin.expected,
         )  # fmt: skip
-        self.batch_stats = BatchStats()
-        self._dealer = Dealer(
-            queues, self.channel, assembler, spec, run.max_rows, self.batch_stats, report
-        )
+        self._dealer = Dealer(queues, self.channel, assembler, spec, run, self.stats.made, report)
         self._enqueuing = Enqueuing(
             spec, self.channel, self._make_merge(begin), assembler, self._dealer,
             self._fetching,
@@ -78,14 +77,14 @@ class Pipeline:
         self.channel = Channel(
             Rota(lanes, start, spec.epochs),
             self.ledger,
+            self.stats,
             timeout_s=run.timeout_s,
             marked=spec.seekable,
             describe=self._describe,
             waited_since=self._waited_since,
         )
-        self.fetch_stats = FetchStats(lanes.num_lanes)
         calls = [make_calls(spec, run, lanes, start, lane) for lane in range(lanes.num_lanes)]
-        self._fetching = Fetching(spec, run, self.channel, calls, self.fetch_stats)
+        self._fetching = Fetching(spec, run, self.channel, self.ledger, calls, self.stats.fetch)
 
     def _make_merge(self, begin: Beginning) -> Merge:
         return Merge(
@@ -95,6 +94,7 @@ class Pipeline:
             self._spec.epochs,
             chained=not (self._spec.pure or self._spec.seekable),
             describe=self.channel.describe,
+            first_name=self._first_name,
             check=self._check if self._run.debug else None,
             first_lane=begin.first_lane,
         )
@@ -126,11 +126,11 @@ class Pipeline:
         """Let go of what was made and not handed over, and of its slots; when all has ended."""
         self._dealer.forget()
 
-    def stats(self) -> dict[str, Any]:
+    def numbers(self, now: float) -> dict[str, Any]:
         """Plain numbers of what the stream has done so far."""
         ledger = self.ledger
         return {
-            **totals(self.fetch_stats, self.batch_stats),
+            **self.stats.numbers(now),
             "buffered_rows": ledger.rows,
             "buffered_bytes": ledger.bytes,
             "kept_rows": ledger.kept_rows,
@@ -142,6 +142,13 @@ class Pipeline:
         """Worker id and call number, as a user knows them, of a lane's call."""
         number = self._lanes.number(lane, call)
         return self._spec.worker_id(lane, number), number
+
+    def _first_name(self, epoch: int, index: int) -> str | None:
+        """What the fetch function calls the record that a call begins with, as sources can say."""
+        first_name = getattr(self._spec.fetch, "first_name", None)
+        if not self._spec.pure or not callable(first_name):
+            return None
+        return str(first_name(self._spec.call(epoch, index)))
 
     def _waited_since(self) -> float | None:
         """Since when a user has been waiting for a batch."""

@@ -29,7 +29,8 @@ class Scope:
         # the process; every one of them is joined nevertheless.
         thread = threading.Thread(target=body, args=args, name=name, daemon=True)
         thread.start()
-        self._threads.append(thread)
+        # Those that have ended are let go of: a scope may live long, and start many.
+        self._threads = [*(old for old in self._threads if old.is_alive()), thread]
 
     def close(self, deadline_s: float) -> None:
         """Wait until every thread has ended, `deadline_s` seconds at most for all together."""

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from workers.batch import Call
+
 LastBatch = Literal["keep", "drop", "pad", "carry"]
 LastRound = Literal["uneven", "drop", "pad"]
 Order = Literal["ticket", "arrival"]
@@ -61,6 +63,10 @@ class StreamSpec:
     def worker_id(self, lane: int, number: int) -> int:
         """The worker id of a call: of the pure form by its index, else by its lane."""
         return self.first_worker_id + (number % self.num_workers if self.pure else lane)
+
+    def call(self, epoch: int, index: int) -> Call:
+        """A call of a pure fetch function."""
+        return Call(index, epoch, self.worker_id(0, index), self.batch_size, self.seed)
 
     def fingerprint(self) -> dict[str, Any]:
         """The declared fields that must be equal for a position to fit the stream."""

@@ -1,36 +1,143 @@
-"""Plain counts of what a stream has done. Each number is written by one thread alone."""
+"""Plain counts of what a stream has done, and clocks of who waited for whom.
+
+Each number is written by one thread, or under one lock; anybody may read it at any time. Batches
+are counted with integers alone; time is taken only where somebody waits, or calls.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from workers.spec import RunSpec, StreamSpec
+
+
+class Stopwatch:
+    """Seconds spent in something that one thread at a time does again and again.
+
+    What has passed and since when it runs are one value: a reader never sees half of a change. And
+    what it reads never falls, though a writer may be held up between its clock and its note.
+    """
+
+    __slots__ = ("_shown", "_state")
+
+    def __init__(self) -> None:
+        self._state: tuple[float, float | None] = (0.0, None)
+        self._shown = 0.0
+
+    def start(self, now: float) -> None:
+        """It begins."""
+        self._state = (self._state[0], now)
+
+    def stop(self, now: float) -> None:
+        """It ends; harmless where it does not run."""
+        seconds, since = self._state
+        if since is not None:
+            self._state = (seconds + now - since, None)
+
+    @property
+    def since(self) -> float | None:
+        """Since when it runs; None while it does not."""
+        return self._state[1]
+
+    def read(self, now: float) -> float:
+        """Seconds in all, those that run included."""
+        seconds, since = self._state
+        if since is not None:
+            seconds += max(0.0, now - since)
+        self._shown = seconds = max(self._shown, seconds)
+        return seconds
+
+
+class Crowd:
+    """Seconds that several threads have spent in something, added up. Written under a lock."""
+
+    __slots__ = ("_state",)
+
+    def __init__(self) -> None:
+        self._state = (0.0, 0, 0.0)
+
+    def change(self, num: int, now: float) -> None:
+        """So many threads come, or, if negative, go."""
+        seconds, size, since = self._state
+        self._state = (seconds + size * (now - since), size + num, now)
+
+    def read(self, now: float) -> float:
+        """Seconds in all, those of threads that are in it included."""
+        seconds, size, since = self._state
+        return seconds + size * max(0.0, now - since)
+
+
+class LaneCounts(NamedTuple):
+    """What the calls of one lane came to."""
+
+    calls: int
+    """Calls that gave a chunk."""
+    rows: int
+    """Rows they gave."""
+    bytes: int
+    """Bytes of these rows."""
+    seconds: float
+    """Seconds spent in the fetch function, without waiting for room."""
+    ended_at: float
+    """When the last of them returned."""
 
 
 class FetchStats:
-    """What the fetchers did, per lane."""
+    """What the fetchers did, per lane. What a reader sees of a lane never falls."""
 
     def __init__(self, num_lanes: int) -> None:
-        self.calls = [0] * num_lanes
-        """Calls that gave a chunk."""
-        self.rows = [0] * num_lanes
-        """Rows they gave."""
-        self.seconds = [0.0] * num_lanes
-        """Seconds spent in the fetch function, without waiting for room."""
-        self.retries = 0
+        self._began = [0.0] * num_lanes
+        self._done = [LaneCounts(0, 0, 0, 0.0, 0.0)] * num_lanes
+        self.errors = [0] * num_lanes
+        """Calls that raised, retried or not."""
+        self.last_error = ""
+        """What the last of them raised."""
+        self.retries = [0] * num_lanes
         """Calls made again after they raised."""
+        self.nothings = [0] * num_lanes
+        """Calls that gave None: nothing right now."""
 
-    def count(self, lane: int, calls: int, rows: int, seconds: float) -> None:
-        """Add what one bundle took."""
-        self.calls[lane] += calls
-        self.rows[lane] += rows
-        self.seconds[lane] += seconds
+    def begin(self, lane: int, now: float) -> None:
+        """A lane is called, once or several times."""
+        self._began[lane] = now
+
+    def count(self, lane: int, calls: int, rows: int, num_bytes: int, now: float) -> None:
+        """Those calls have returned."""
+        done = self._done[lane]
+        self._done[lane] = LaneCounts(
+            done[0] + calls, done[1] + rows, done[2] + num_bytes,
+            done[3] + now - self._began[lane], now,
+        )  # fmt: skip
+
+    def fail(self, lane: int, error: str) -> None:
+        """A call raised."""
+        self.errors[lane] += 1
+        self.last_error = error
+
+    def read(self, lane: int, now: float) -> tuple[LaneCounts, float]:
+        """What a lane's calls came to, the time of those under way included; and for how long
+        these have lasted."""
+        # In this order: calls that return in between are counted once.
+        began, done = self._began[lane], self._done[lane]
+        if began <= done.ended_at:
+            return done, 0.0
+        running_s = max(0.0, now - began)
+        return done._replace(seconds=done.seconds + running_s), running_s
+
+    def read_all(self, now: float) -> list[LaneCounts]:
+        """The same of every lane."""
+        return [self.read(lane, now)[0] for lane in range(len(self._done))]
 
 
 class BatchStats:
-    """What the enqueuer did."""
+    """Batches that have passed some point."""
+
+    __slots__ = ("batches", "bytes", "rows")
 
     def __init__(self) -> None:
         self.batches = 0
-        """Batches put on device queues."""
+        """How many."""
         self.rows = 0
         """Rows in them."""
         self.bytes = 0
@@ -43,14 +150,97 @@ class BatchStats:
         self.bytes += num_bytes
 
 
-def totals(fetch: FetchStats, batches: BatchStats) -> dict[str, Any]:
-    """Both as one flat dictionary of numbers."""
-    return {
-        "fetch_calls": sum(fetch.calls),
-        "fetch_rows": sum(fetch.rows),
-        "fetch_s": sum(fetch.seconds),
-        "fetch_retries": fetch.retries,
-        "batches": batches.batches,
-        "rows": batches.rows,
-        "bytes": batches.bytes,
-    }
+def num_lanes(spec: StreamSpec, run: RunSpec) -> int:
+    """How many ordered sequences of calls a stream has."""
+    return run.num_threads if spec.pure else spec.num_workers
+
+
+class Handed:
+    """Batches handed to one device's user, who takes them in groups.
+
+    A group is counted when it is taken; what of it is not handed out yet is found out by whoever
+    asks, so that handing out a batch costs nothing.
+    """
+
+    def __init__(self) -> None:
+        self.num_left: Callable[[], int] = lambda: 0
+        """How many batches of the last group are not handed out."""
+        # Batches, rows and bytes taken, and those of the last group.
+        self._taken = (0, 0, 0, 1, 0, 0)
+        self._shown = (0, 0, 0)
+
+    def take(self, batches: int, rows: int, num_bytes: int) -> None:
+        """The user has taken a group: after what is left of it can be told."""
+        taken = self._taken
+        self._taken = (
+            taken[0] + batches, taken[1] + rows, taken[2] + num_bytes, batches, rows, num_bytes
+        )  # fmt: skip
+
+    def drop(self) -> None:
+        """What is left will not be handed out; before it is forgotten."""
+        self._taken = (*self.read(), 1, 0, 0)
+
+    def read(self) -> tuple[int, int, int]:
+        """Batches, rows and bytes handed out. They never fall: a reader may find the rest of a new
+        group beside the counts without it."""
+        batches, rows, num_bytes, num, group_rows, group_bytes = self._taken
+        left = min(num, self.num_left()) if batches else 0
+        seen = (
+            batches - left, rows - group_rows * left // num, num_bytes - group_bytes * left // num
+        )  # fmt: skip
+        self._shown = max(self._shown, seen)
+        return self._shown
+
+
+class StreamStats:
+    """Everything that is counted of one stream; it may outlive a pipeline and go on with the next.
+
+    The lanes are those of the fetching side, the devices those that batches are dealt to.
+    """
+
+    def __init__(self, num_lanes: int, num_devices: int) -> None:
+        self.fetch = FetchStats(num_lanes)
+        """Of the calls."""
+        self.idle = Crowd()
+        """Fetchers that wait: at the bound, or for a lane that may be called."""
+        self.chunks = Stopwatch()
+        """The enqueuer's waits for chunks."""
+        self.lanes = [Stopwatch() for _ in range(num_lanes)]
+        """Those of them that were for one lane's chunk."""
+        self.room = Stopwatch()
+        """The enqueuer's waits for room below the bound."""
+        self.made = BatchStats()
+        """Batches that the enqueuer has made."""
+        self.queued = [0] * num_devices
+        """Batches put on each device queue."""
+        self.handed = [Handed() for _ in range(num_devices)]
+        """Batches of each device that were handed to the user."""
+
+    @classmethod
+    def of(cls, spec: StreamSpec, run: RunSpec, num_devices: int) -> StreamStats:
+        """For the streams of a specification."""
+        return cls(num_lanes(spec, run), num_devices)
+
+    def numbers(self, now: float) -> dict[str, Any]:
+        """Counts and seconds as one flat dictionary of numbers."""
+        lanes = self.fetch.read_all(now)
+        fetch, made = self.fetch, self.made
+        handed = [device.read() for device in self.handed]
+        return {
+            "fetch_calls": sum([lane.calls for lane in lanes]),
+            "fetch_rows": sum([lane.rows for lane in lanes]),
+            "fetch_bytes": sum([lane.bytes for lane in lanes]),
+            "fetch_s": sum([lane.seconds for lane in lanes]),
+            "fetch_errors": sum(fetch.errors),
+            "fetch_retries": sum(fetch.retries),
+            "fetch_nothings": sum(fetch.nothings),
+            "batches": made.batches,
+            "rows": made.rows,
+            "bytes": made.bytes,
+            "handed_batches": sum([batches for batches, _, _ in handed]),
+            "handed_rows": sum([rows for _, rows, _ in handed]),
+            "handed_bytes": sum([num_bytes for _, _, num_bytes in handed]),
+            "fetchers_wait_s": self.idle.read(now),
+            "chunks_wait_s": self.chunks.read(now),
+            "room_wait_s": self.room.read(now),
+        }

@@ -9,42 +9,59 @@ from __future__ import annotations
 import argparse
 import importlib
 import sys
+import traceback
 from collections.abc import Sequence
 from types import ModuleType
 
 import feeder
-from feeder.errors import FeedError
+from feeder.errors import ConfigError, FeedError
 
 COMMANDS = {
+    "checkpoint": "list, verify, show and prune checkpoints",
+    "config": "check a configuration, or show it with who set what",
     "consume": "read a served feed, and say how fast it is and what came",
     "demo": "train, be killed, resume, and compare",
     "doctor": "say what this machine lacks, and what to do",
     "inspect": "say what a snapshot file holds",
     "keygen": "make the keys of a server and its clients",
     "serve": "serve feeds to consumers in other processes",
+    "top": "show what a server's feeds do, and what holds them up",
 }
 """Every command with its line of help; the module of the same name is in this package."""
+DEBUG = "--debug"
+INTERRUPTED = 130
+"""The exit status of a command that SIGINT ended before it could do anything."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; returns its exit status: 0, 1 for an error of feeder, 2 for usage."""
+    """Run the command; returns its exit status: 0, 1 for an error of feeder, 2 where it was
+    called or configured wrongly."""
     words = list(sys.argv[1:] if argv is None else argv)
     if words[:1] == ["demo"]:
         from feeder import demo
 
         return demo.main(words[1:])
+    # Taken out here, so that it may stand after any command's own words.
+    debug, words = DEBUG in words, [word for word in words if word != DEBUG]
     arguments = _make_parser(words[:1]).parse_args(words)
     try:
         return int(_module(arguments.command).main(arguments))
     except FeedError as error:
+        if debug:
+            traceback.print_exc()
         print(f"feeder: {error}", file=sys.stderr)
-        return 1
+        return 2 if isinstance(error, ConfigError) else 1
+    except KeyboardInterrupt:
+        if debug:
+            traceback.print_exc()
+        return INTERRUPTED
 
 
 def _make_parser(called: Sequence[str]) -> argparse.ArgumentParser:
     """Make the parser; of the commands' own it has the one that is called."""
     parser = argparse.ArgumentParser(prog="feeder", description="exact batches, resumed exactly")
     parser.add_argument("--version", action="version", version=f"feeder {feeder.__version__}")
+    parser.add_argument(DEBUG, action="store_true", help="show where an error comes from")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, line in COMMANDS.items():
         if name in called:

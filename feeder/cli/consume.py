@@ -20,10 +20,6 @@ if TYPE_CHECKING:
     from feeder.transport.consumer import Consumer
 
 
-INTERRUPTED = 130
-"""The exit status of a command that SIGINT ended before it could do anything."""
-
-
 def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     """Add the command's parser."""
     parser = commands.add_parser(
@@ -69,19 +65,16 @@ def main(arguments: argparse.Namespace) -> int:
 
     if arguments.save is not None and not arguments.save.absolute().parent.is_dir():
         raise ConfigError(f"--save is {str(arguments.save)!r}, whose folder is missing")
-    try:
-        consumer = feeder.connect(
-            arguments.addresses or None,
-            feed=arguments.feed,
-            queue=arguments.queue,
-            credit=arguments.credit,
-            plane=arguments.plane,
-            checksum=arguments.checksum,
-            keys=arguments.keys,
-            resume=arguments.resume,
-        )
-    except KeyboardInterrupt:
-        return INTERRUPTED
+    consumer = feeder.connect(
+        arguments.addresses or None,
+        feed=arguments.feed,
+        queue=arguments.queue,
+        credit=arguments.credit,
+        plane=arguments.plane,
+        checksum=arguments.checksum,
+        keys=arguments.keys,
+        resume=arguments.resume,
+    )
     with consumer, interrupts() as over:
         reader = Reader(consumer, over, limit=arguments.limit, every=arguments.every)
         try:

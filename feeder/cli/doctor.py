@@ -12,18 +12,20 @@ import resource
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import zmq
 
+from feeder.cli import gpus
 from feeder.cli.answering import why_not
 from feeder.cli.arguments import address
+from feeder.cli.finding import Finding, ok, problem, warning
 from feeder.errors import ConfigError
 from feeder.transport.addresses import check_private, private_path
 from feeder.transport.security import check_zmq
+from feeder.whereami import node_of, num_nodes, queue_of
 
 MIN_PYTHON, MIN_NUMPY = (3, 11), (2, 0)
 MIN_DESCRIPTORS, GOOD_DESCRIPTORS = 256, 1024
@@ -32,21 +34,6 @@ COPIED_BYTES, COPIES = 32 << 20, 5
 GOOD_COPY_GBS = 2.0
 FUTURE_WRITE = 0x10
 """The seal F_SEAL_FUTURE_WRITE, which Python does not name; Linux 5.1 or newer."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """What one look at the machine found."""
-
-    level: Literal["ok", "warning", "problem"]
-    """How bad it is; a problem keeps feeder from working."""
-    text: str
-    """What was found."""
-    cure: str = ""
-    """What to do about it."""
-
-    def __str__(self) -> str:
-        return f"{self.level:<8} {self.text}" + (f": {self.cure}" if self.cure else "")
 
 
 def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
@@ -78,34 +65,22 @@ def findings(addresses: Sequence[str], keys: Path | None) -> Iterator[Finding]:
         yield check_server(text, keys)
 
 
-def _ok(text: str) -> Finding:
-    return Finding(level="ok", text=text)
-
-
-def _warning(text: str, cure: str) -> Finding:
-    return Finding(level="warning", text=text, cure=cure)
-
-
-def _problem(text: str, cure: str) -> Finding:
-    return Finding(level="problem", text=text, cure=cure)
-
-
 def check_python() -> Finding:
     """Is Python new enough?"""
     text = f"python {platform.python_version()} on {platform.system()} {platform.release()}"
     if sys.version_info < MIN_PYTHON:
-        return _problem(text, "install Python 3.11 or newer")
+        return problem(text, "install Python 3.11 or newer")
     if sys.platform != "linux":
-        return _problem(text, "feeder runs on Linux")
-    return _ok(text)
+        return problem(text, "feeder runs on Linux")
+    return ok(text)
 
 
 def check_numpy() -> Finding:
     """Is NumPy new enough?"""
     text = f"numpy {np.__version__}"
     if tuple(map(int, np.__version__.split(".")[:2])) < MIN_NUMPY:
-        return _problem(text, 'pip install "numpy>=2.0"')
-    return _ok(text)
+        return problem(text, 'pip install "numpy>=2.0"')
+    return ok(text)
 
 
 def check_pyzmq() -> Finding:
@@ -117,10 +92,10 @@ def check_pyzmq() -> Finding:
     try:
         check_zmq()
     except ConfigError:
-        return _problem(text, cure)
+        return problem(text, cure)
     if "ipc" in missing:
-        return _problem(text, cure)
-    return _warning(text, f"{cure}, to listen for other hosts") if missing else _ok(text)
+        return problem(text, cure)
+    return warning(text, f"{cure}, to listen for other hosts") if missing else ok(text)
 
 
 def check_memfd() -> Finding:
@@ -129,17 +104,17 @@ def check_memfd() -> Finding:
     try:
         descriptor = os.memfd_create("feeder-doctor", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     except (AttributeError, OSError) as error:
-        return _warning(f"no shared memory, memfd_create failed ({error})", cure)
+        return warning(f"no shared memory, memfd_create failed ({error})", cure)
     try:
         os.posix_fallocate(descriptor, 0, mmap.PAGESIZE)
         with mmap.mmap(descriptor, mmap.PAGESIZE):
             seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | FUTURE_WRITE
             fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
     except OSError as error:
-        return _warning(f"shared memory cannot be sealed ({error.strerror})", cure)
+        return warning(f"shared memory cannot be sealed ({error.strerror})", cure)
     finally:
         os.close(descriptor)
-    return _ok("shared memory (memfd) with seals")
+    return ok("shared memory (memfd) with seals")
 
 
 def check_descriptors() -> Finding:
@@ -147,11 +122,11 @@ def check_descriptors() -> Finding:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     text = f"{soft} file descriptors at most"
     if soft == resource.RLIM_INFINITY:
-        return _ok("file descriptors without limit")
+        return ok("file descriptors without limit")
     if soft >= GOOD_DESCRIPTORS:
-        return _ok(text)
+        return ok(text)
     cure = f"ulimit -n {GOOD_DESCRIPTORS} (the hard limit is {hard})"
-    return _problem(text, cure) if soft < MIN_DESCRIPTORS else _warning(text, cure)
+    return problem(text, cure) if soft < MIN_DESCRIPTORS else warning(text, cure)
 
 
 def check_directory() -> Finding:
@@ -161,13 +136,13 @@ def check_directory() -> Finding:
         parent = path.parent
         if not os.access(parent, os.W_OK | os.X_OK):
             cure = "set XDG_RUNTIME_DIR to a directory of your own"
-            return _problem(f"private directory {str(path)!r} cannot be made", cure)
-        return _ok(f"private directory {str(path)!r} is made by the first server")
+            return problem(f"private directory {str(path)!r} cannot be made", cure)
+        return ok(f"private directory {str(path)!r} is made by the first server")
     try:
         check_private(path)
     except ConfigError as error:
         return Finding(level="problem", text=str(error))
-    return _ok(f"private directory {str(path)!r}")
+    return ok(f"private directory {str(path)!r}")
 
 
 def check_workers() -> Finding:
@@ -179,26 +154,33 @@ def check_workers() -> Finding:
     beside = Path(feeder.__file__).resolve().parent.parent / "workers"
     if found != beside:
         where = "missing" if found is None else f"in {str(found)!r}"
-        return _problem(
+        return problem(
             f"package 'workers' is {where}, expected in {str(beside)!r}",
             "rename the other one, or take it off the path",
         )
-    return _ok(f"package 'workers' is feeder's own, in {str(beside)!r}")
-
-
-def check_cupy() -> Finding:
-    """Can batches be put on a GPU?"""
-    if importlib.util.find_spec("cupy") is None:
-        return _ok("cupy is not installed: batches stay on the host")
-    return _ok("cupy is installed")
+    return ok(f"package 'workers' is feeder's own, in {str(beside)!r}")
 
 
 def check_cpus() -> Finding:
     """How many CPUs may the process use?"""
     count = len(os.sched_getaffinity(0))
     if count < GOOD_CPUS:
-        return _warning(f"{count} CPU", "fetching and training take turns; give the process 2")
-    return _ok(f"{count} CPUs")
+        return warning(f"{count} CPU", "fetching and training take turns; give the process 2")
+    return ok(f"{count} CPUs")
+
+
+def check_place() -> Finding:
+    """Which queue and which shard would be taken here, and who says so?"""
+    try:
+        near, far = (queue_of(os.environ, is_near=is_near) for is_near in (True, False))
+        node, nodes = node_of(os.environ), num_nodes(os.environ)
+    except ConfigError as error:
+        return problem(str(error), "correct this variable")
+    return ok(
+        f"queue {near.number} of a server on this host ({near.teller} told), {far.number} of "
+        f"another's ({far.teller} told); node {node.number} ({node.teller} told) of "
+        f"{nodes.number} ({nodes.teller} told)"
+    )
 
 
 def check_copy() -> Finding:
@@ -212,8 +194,8 @@ def check_copy() -> Finding:
     speed = COPIED_BYTES / best / 1e9
     text = f"memory is copied at {speed:.1f} GB/s by one thread"
     if speed < GOOD_COPY_GBS:
-        return _warning(text, "no feed is faster; look for other load on this machine")
-    return _ok(text)
+        return warning(text, "no feed is faster; look for other load on this machine")
+    return ok(text)
 
 
 def check_server(text: str, keys: Path | None = None) -> Finding:
@@ -223,8 +205,8 @@ def check_server(text: str, keys: Path | None = None) -> Finding:
     except ConfigError as error:
         return Finding(level="problem", text=str(error))
     if reason is None:
-        return _ok(f"a server answers at {text!r}")
-    return _problem(f"no server to read from at {text!r}", reason)
+        return ok(f"a server answers at {text!r}")
+    return problem(f"no server to read from at {text!r}", reason)
 
 
 CHECKS: tuple[Callable[[], Finding], ...] = (
@@ -235,7 +217,11 @@ CHECKS: tuple[Callable[[], Finding], ...] = (
     check_descriptors,
     check_directory,
     check_workers,
-    check_cupy,
+    gpus.check_cupy,
+    gpus.check_gpus,
+    gpus.check_memlock,
+    gpus.check_path,
     check_cpus,
+    check_place,
     check_copy,
 )

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import xxhash
 
+from feeder.metrics.words import size
 from workers.batch import Batch
 
 if TYPE_CHECKING:
@@ -98,15 +99,6 @@ class Sample(NamedTuple):
             f"{(later.batches - self.batches) / passed_s:.0f} batches/s, "
             f"{size((later.bytes - self.bytes) / passed_s)}/s, waited {waited:.0%}"
         )
-
-
-def size(num_bytes: float) -> str:
-    """Bytes in the unit that fits."""
-    for unit in ("B", "kB", "MB"):
-        if num_bytes < 999.5:
-            return f"{num_bytes:.3g} {unit}"
-        num_bytes /= 1000.0
-    return f"{num_bytes:.3g} GB" if num_bytes < 999.5 else f"{num_bytes:.0f} GB"
 
 
 def show_progress(meter: Meter, consumer: Consumer, total: int | None, over: int) -> None:

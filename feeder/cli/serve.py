@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import importlib
+import functools
 import inspect
 import os
 import signal
-import sys
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from feeder.cli.arguments import address, count, seconds
-from feeder.errors import ConfigError
+from feeder.cli import flags
+from feeder.errors import ConfigError, FeedError
+from feeder.feedfile import objects
 
 if TYPE_CHECKING:
+    from feeder.feedfile.settings import Settings
     from feeder.transport.server import Server
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -27,71 +27,46 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     """Add the command's parser."""
     parser = commands.add_parser(
         "serve",
-        description="Serve the feeds of a coordinator to consumers in other processes, on this "
-        "host or others, until SIGTERM or SIGINT. The exit status is 0 after a clean stop.",
+        description="Serve the feeds of a coordinator, or of a configuration, to consumers in "
+        "other processes, on this host or others, until SIGTERM or SIGINT. The exit status is 0 "
+        "after a clean stop.",
     )
-    add = parser.add_argument
-    add(
+    parser.add_argument(
         "target",
         metavar="MODULE:ATTR",
+        nargs="?",
         type=target,
         help="a function without arguments that returns a coordinator, or a coordinator; modules "
         "are looked for in the current folder first",
     )
-    add(
-        "--bind",
-        metavar="ADDR",
-        action="append",
-        type=address,
-        help="where to listen: tcp://HOST:PORT, ipc:///PATH or ipc://NAME; may be given several "
-        "times (default: a unix socket in a directory of this user's own)",
+    parser.add_argument(
+        "--config",
+        metavar="FILE",
+        help=f"a configuration with what is not given here (default: {flags.CONFIG}, else none)",
     )
-    add(
-        "--queues",
-        metavar="N",
-        type=count(1, 4096),
-        help="queues of each feed (default: as many as it has devices)",
-    )
-    add("--keys", metavar="DIR", type=Path, help="of feeder keygen: only its clients come in")
-    add("--insecure", action="store_true", help="let other hosts in without keys")
-    add(
-        "--lease",
-        metavar="SECONDS",
-        type=seconds,
-        default=30.0,
-        help="for how long a consumer need not be heard of (default: 30)",
-    )
-    add(
-        "--exit-when",
-        choices=("never", "acknowledged"),
-        default="never",
-        help="acknowledged: end by itself once every batch has been used (default: never)",
-    )
+    flags.add_settings(parser)
 
 
 def target(text: str) -> tuple[str, str]:
     """MODULE:ATTR, an argparse type; neither is looked for yet."""
-    module, _, attribute = text.partition(":")
-    names = (*module.split("."), *attribute.split("."))
-    if not all(name.isidentifier() for name in names):
-        raise argparse.ArgumentTypeError(f"{text!r} is not MODULE:ATTR, as in 'package.feeds:make'")
-    return module, attribute
+    try:
+        return objects.split_name(text)
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def main(arguments: argparse.Namespace) -> int:
     """Serve until a signal comes or, with --exit-when acknowledged, until all has been used."""
-    found = load(*arguments.target)
+    settings = flags.read(arguments, arguments.config)
+    feeds = choose_feeds(arguments.target, settings)
     import feeder
+    from feeder.feedfile.making import blaming, make_checkpoints
 
-    server = feeder.serve(
-        found,
-        arguments.bind,
-        queues=arguments.queues,
-        keys=arguments.keys,
-        insecure=arguments.insecure,
-        lease=arguments.lease,
-        exit_when=arguments.exit_when,
-    )
+    checkpoints = make_checkpoints(settings.checkpoint)
+    resume = settings.checkpoint["resume"].value
+    told = {key: one.value for key, one in settings.server.items()}
+    with blaming(settings.server):
+        server = feeder.serve(feeds, **told, checkpoints=checkpoints, resume=resume)
     run(server)
     return 0
 
@@ -101,18 +76,18 @@ def run(server: Server) -> None:
 
     Raises `StuckWorkerError` where a fetch function does not return.
     """
-    with stop_signals() as stopped:
+    with stop_signals() as (stopped, stop):
 
         def tell() -> None:
             server.wait()
-            os.eventfd_write(stopped, 1)
+            os.write(stop, b"\0")
 
         teller = threading.Thread(target=tell, name="feeder serve", daemon=True)
         teller.start()
         try:
             for line in ready_lines(server):
                 print(line, flush=True)
-            os.read(stopped, 8)  # not eventfd_read, which a signal's handler interrupts
+            os.read(stopped, 1)
         finally:
             try:
                 server.close()
@@ -120,29 +95,48 @@ def run(server: Server) -> None:
                 teller.join(1.0)
 
 
-def load(module_name: str, attribute: str) -> Any:
-    """What MODULE:ATTR names. Raises `ConfigError`, and whatever the module raises."""
-    if "" not in sys.path and os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    try:
-        found: Any = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise  # the module is there, and lacks another
+def choose_feeds(named: tuple[str, str] | None, settings: Settings) -> Any:
+    """What is to be served: MODULE:ATTR, or the feeds of the configuration. Raises `ConfigError`
+    unless it is one of them, and can be served."""
+    if named is not None and settings.feeds:
         raise ConfigError(
-            f"no module {error.name!r}, looked for in {os.getcwd()!r} and where Python's packages "
-            "are; expected MODULE:ATTR, as in 'package.feeds:make'"
-        ) from error
-    for name in attribute.split("."):
-        try:
-            found = getattr(found, name)
-        except AttributeError as error:
-            raise ConfigError(
-                f"{module_name!r} has no attribute {attribute!r}, expected a function that "
-                "returns a coordinator, or a coordinator"
-            ) from error
+            f"{':'.join(named)!r} is given, and the configuration has feeds of its own: give one "
+            "of them"
+        )
+    if named is not None:
+        return telling(load(*named), ":".join(named))
+    if not settings.feeds:
+        raise ConfigError(
+            "there is nothing to serve: give MODULE:ATTR, or --config FILE with [feeds.NAME]"
+        )
+    from feeder.feedfile.making import make_coordinator
+
+    return functools.partial(make_coordinator, settings)
+
+
+def load(module_name: str, attribute: str) -> Any:
+    """What MODULE:ATTR names. Raises `ConfigError` where it cannot be served."""
+    expected = "a function that returns a coordinator, or a coordinator"
+    found = objects.load(module_name, attribute, expected)
     check(found, f"{module_name}:{attribute}")
     return found
+
+
+def telling(feeds: Any, name: str) -> Any:
+    """What is to be served; where it is a function that raises, a `ConfigError` tells."""
+    if not callable(feeds):
+        return feeds
+
+    @functools.wraps(feeds)
+    def make() -> Any:
+        try:
+            return feeds()
+        except FeedError:
+            raise
+        except Exception as error:  # whatever a user's own function does
+            raise ConfigError(f"{name!r} raised {objects.told(error)}") from error
+
+    return make
 
 
 def check(found: Any, name: str) -> None:
@@ -170,24 +164,26 @@ def ready_lines(server: Server) -> list[str]:
         f"{name!r}, {num} queue{'s' * (num != 1)}" for name, num in sorted(server.queues.items())
     ]
     what = f"feed{'s' * (len(feeds) != 1)} {'; '.join(feeds)}"
-    return [f"serving {what}, at {address}" for address in server.addresses]
+    lines = [f"serving {what}, at {address}" for address in server.addresses]
+    return lines if server.status_url is None else [*lines, f"status page: {server.status_url}"]
 
 
 @contextlib.contextmanager
-def stop_signals() -> Iterator[int]:
-    """An eventfd that becomes readable at the first signal that asks to stop.
+def stop_signals() -> Iterator[tuple[int, int]]:
+    """A pipe, (read, write), with a byte in it from the first signal on that asks to stop.
 
-    A handler may interrupt whatever the main thread is doing, so that it must take no lock: to
-    write to a descriptor takes none.
+    Python's own code writes it, in whatever thread the system gives the signal to: a handler would
+    wait for the main thread, which waits here and is not interrupted where another one got it.
     """
-    descriptor = os.eventfd(0)
-    before = {
-        number: signal.signal(number, lambda *_: os.eventfd_write(descriptor, 1))
-        for number in STOP_SIGNALS
-    }
+    stopped, stop = os.pipe()
+    os.set_blocking(stop, False)
+    before = {number: signal.signal(number, lambda *_: None) for number in STOP_SIGNALS}
+    woken = signal.set_wakeup_fd(stop, warn_on_full_buffer=False)
     try:
-        yield descriptor
+        yield stopped, stop
     finally:
+        signal.set_wakeup_fd(woken)
         for number, handler in before.items():
             signal.signal(number, handler)
-        os.close(descriptor)
+        os.close(stopped)
+        os.close(stop)

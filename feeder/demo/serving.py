@@ -47,11 +47,13 @@ def main() -> None:
     """The command line of the server's process."""
     parser = argparse.ArgumentParser(description="one life of the demo's server")
     parser.add_argument("address")
+    parser.add_argument("--status", metavar="PORT", help="of the status page; none without")
     for name in ("epochs", "seed"):
         parser.add_argument(f"--{name}", type=int, required=True)
     options = parser.parse_args()
     factory = partial(make_feed, options.epochs, options.seed)
-    with feeder.serve(factory, options.address, queues=NUM_TRAINERS, lease=LEASE_S):
+    place, status = options.address, options.status
+    with feeder.serve(factory, place, queues=NUM_TRAINERS, lease=LEASE_S, status=status):
         sys.stdin.buffer.read()
 
 

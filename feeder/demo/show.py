@@ -1,4 +1,4 @@
-"""The demo itself: two runs under one progress bar, the comparison, and the picture."""
+"""The demo itself: two runs under progress bars, the comparison, and the picture."""
 
 from __future__ import annotations
 
@@ -12,7 +12,13 @@ from rich.table import Table
 from feeder.demo.picture import draw
 from feeder.demo.runs import NUM_TRAINERS, SERVER, Kill, Run, differences, trainer_name
 from feeder.demo.serving import num_steps
-from feeder.demo.supervisor import TrainingFailed, Watch, draw_kills, run_training
+from feeder.demo.supervisor import (
+    TrainingFailed,
+    Watch,
+    draw_kills,
+    free_port,
+    run_training,
+)
 
 
 def run_demo(*, num_kills: int, seed: int, output: Path, quick: bool) -> int:
@@ -21,10 +27,15 @@ def run_demo(*, num_kills: int, seed: int, output: Path, quick: bool) -> int:
     epochs, steps_per_checkpoint = (4, 6) if quick else (16, 25)
     kills = draw_kills(num_kills, num_steps(epochs), seed)
 
+    port = free_port()
+
     def run(kills: Sequence[Kill], watch: Watch) -> Run:
         return run_training(
-            kills, watch, epochs=epochs, steps_per_checkpoint=steps_per_checkpoint, seed=seed
-        )
+            kills, watch, epochs=epochs, steps_per_checkpoint=steps_per_checkpoint, seed=seed,
+            status=port,
+        )  # fmt: skip
+
+    console.print(f"while it runs, the server's own page: http://127.0.0.1:{port}/", markup=False)
 
     try:
         undisturbed, disturbed = run_both(run, kills, num_steps(epochs), console)
@@ -41,7 +52,7 @@ def run_demo(*, num_kills: int, seed: int, output: Path, quick: bool) -> int:
 def run_both(
     run: Callable[[Sequence[Kill], Watch], Run], kills: list[Kill], steps: int, console: Console
 ) -> tuple[Run, Run]:
-    """The undisturbed and the disturbed run, under one progress bar."""
+    """The undisturbed and the disturbed run, with a bar for each trainer."""
     columns = (
         TextColumn("{task.description:<42}"),
         BarColumn(),
@@ -49,19 +60,31 @@ def run_both(
         TimeElapsedColumn(),
     )
     with Progress(*columns, console=console) as progress:
-        task = progress.add_task("undisturbed run", total=2 * steps)
+        undisturbed = run([], Bars(progress, "undisturbed run", [], steps))
+        return undisturbed, run(kills, Bars(progress, "disturbed run", kills, steps))
 
-        def watch_undisturbed(num_kills: int, step: int) -> None:
-            progress.update(task, completed=step)
 
-        def watch_disturbed(num_kills: int, step: int) -> None:
-            name = "disturbed run, to its end"
-            if num_kills < len(kills):
-                name = f"disturbed run, SIGKILL to {kills[num_kills]}"
-            progress.update(task, completed=steps + step, description=name)
+class Bars:
+    """A bar for each trainer of a run: that of one that is killed goes back to its checkpoint."""
 
-        undisturbed = run([], watch_undisturbed)
-        return undisturbed, run(kills, watch_disturbed)
+    def __init__(self, progress: Progress, name: str, kills: list[Kill], steps: int) -> None:
+        self._progress = progress
+        self._kills = kills
+        self._told = progress.add_task(name, total=len(kills), visible=bool(kills))
+        self._tasks = [
+            progress.add_task(f"{name}, {trainer_name(queue)}", total=steps)
+            for queue in range(NUM_TRAINERS)
+        ]
+
+    def __call__(self, num_kills: int, steps: tuple[int, ...]) -> None:
+        """Show how many kills there were, and the step of each trainer."""
+        if self._kills:
+            name = "all kills are done"
+            if num_kills < len(self._kills):
+                name = f"SIGKILL to {self._kills[num_kills]}"
+            self._progress.update(self._told, completed=num_kills, description=name)
+        for task, step in zip(self._tasks, steps, strict=True):
+            self._progress.update(task, completed=step)
 
 
 def print_comparison(undisturbed: Run, disturbed: Run, console: Console) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import sys
 import tempfile
 import threading
@@ -33,8 +34,9 @@ RUN_LIMIT_S = 120.0
 VICTIMS = ((SERVER,), (trainer_name(0),), (trainer_name(1),), EVERYBODY)
 """Who is killed, in turn."""
 
-Watch = Callable[[int, int], None]
-"""Called with the number of kills so far and the step that every trainer has reported."""
+Watch = Callable[[int, tuple[int, ...]], None]
+"""Called with the number of kills so far and the step that each trainer has reported, which goes
+back where a trainer does steps again."""
 
 
 class TrainingFailed(Exception):
@@ -52,10 +54,19 @@ def draw_kills(num_kills: int, num_steps: int, seed: int) -> list[Kill]:
     ]
 
 
-def server_command(address: str, epochs: int, seed: int) -> list[str]:
-    """The command that serves the digits at `address`."""
+def server_command(address: str, epochs: int, seed: int, status: int | None = None) -> list[str]:
+    """The command that serves the digits at `address`, and shows how at the port `status`."""
     module = [sys.executable, "-m", "feeder.demo.serving"]
-    return [*module, address, f"--epochs={epochs}", f"--seed={seed}"]
+    command = [*module, address, f"--epochs={epochs}", f"--seed={seed}"]
+    return command if status is None else [*command, f"--status={status}"]
+
+
+def free_port() -> int:
+    """A port of this host alone that nobody listens at: each server of the demo takes it after the
+    other, so that a page that was opened once goes on."""
+    with socket.socket() as tried:
+        tried.bind(("127.0.0.1", 0))
+        return int(tried.getsockname()[1])
 
 
 def training_command(
@@ -75,9 +86,10 @@ def run_training(
     epochs: int,
     steps_per_checkpoint: int,
     seed: int,
+    status: int | None = None,
 ) -> Run:
     """One whole run: whom each of `kills` names is killed and started again, trainers from their
-    own newest checkpoint.
+    own newest checkpoint. Its server shows a page at the port `status`, where one is given.
 
     Raises TrainingFailed where a process ends in any other way.
     """
@@ -86,7 +98,7 @@ def run_training(
         address = f"ipc://{folder / 'feed.sock'}"
 
         def serve() -> Child:
-            return Child(server_command(address, epochs, seed), folder)
+            return Child(server_command(address, epochs, seed, status), folder)
 
         def train(queue: int) -> Child:
             checkpoint = folder / f"checkpoint-{queue}.npz"
@@ -182,7 +194,7 @@ class Company:
                 return
             if not behind.follow():
                 self._fail(behind.name, behind.child, "report more")
-            self._watch(self._num_kills, max(0, min(t.step for t in self._trainers)))
+            self._watch(self._num_kills, tuple([max(0, t.step) for t in self._trainers]))
             if behind.step != step:
                 behind.child.acknowledge()
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from workers.batch import Batch
 from workers.errors import ClosedError, FeedError
 from workers.position import Place
+from workers.stats import Stopwatch
 
 logger = logging.getLogger("feeder")
 
@@ -35,13 +36,28 @@ class HostQueue:
         # The enqueuer waits here while there is no room.
         self._drained = threading.Condition(self._lock)
         self._enqueuer_waits = False
-        self.waited_since: float | None = None
-        """Since when the user has been waiting for a batch; None while not."""
-        self.starved_s = 0.0
-        """Seconds that the user has waited for batches."""
+        self.starved = Stopwatch()
+        """The user's waits for batches."""
+        self.blocked = Stopwatch()
+        """The enqueuer's waits for room."""
 
     def __len__(self) -> int:
         return len(self._batches)
+
+    @property
+    def waited_since(self) -> float | None:
+        """Since when the user has been waiting for a batch; None while not."""
+        return self.starved.since
+
+    @property
+    def ending(self) -> Place | FeedError | None:
+        """What comes after the batches that are here; None where more batches do."""
+        return self._ending
+
+    @property
+    def is_full(self) -> bool:
+        """Whether there is no room for a batch."""
+        return len(self._batches) >= self.capacity
 
     def put(self, batches: list[Batch]) -> None:
         """Add batches in order, waiting for room; raises `ClosedError` where it is closed."""
@@ -51,7 +67,9 @@ class HostQueue:
                     self._raise_closed()
                     self._wake_user()
                     self._enqueuer_waits = True
+                    self.blocked.start(time.monotonic())
                     self._drained.wait()
+                    self.blocked.stop(time.monotonic())
                 self._batches.append(batch)
             self._raise_closed()
             self._wake_user()
@@ -94,14 +112,16 @@ class HostQueue:
             self._drained.notify_all()
 
     def _wait_for_batch(self) -> None:
-        started = self.waited_since = time.monotonic()
-        while not self._batches and self._ending is None:
-            self._user_waits = True
-            if not self._filled.wait(_SLOW_S):
-                waited = time.monotonic() - started
-                logger.warning("no batch for %.0f s: %s", waited, self._describe_wait())
-        self.waited_since = None
-        self.starved_s += time.monotonic() - started
+        started = time.monotonic()
+        self.starved.start(started)
+        try:
+            while not self._batches and self._ending is None:
+                self._user_waits = True
+                if not self._filled.wait(_SLOW_S):
+                    waited = time.monotonic() - started
+                    logger.warning("no batch for %.0f s: %s", waited, self._describe_wait())
+        finally:
+            self.starved.stop(time.monotonic())
 
     def _wake_user(self) -> None:
         if self._user_waits:

@@ -13,13 +13,19 @@ import msgpack
 import msgspec
 
 from feeder.errors import ProtocolError
-from feeder.protocol.fields import CONTROL_BYTES, MAX_ITEMS, MAX_TEXT, ROWS_BYTES, TOKEN_BYTES
-from feeder.protocol.messages import FROM_CONSUMER, FROM_SERVER, PROTOCOL_VERSION, Message
+from feeder.protocol.fields import (
+    CONTROL_BYTES,
+    MAX_ITEMS,
+    MAX_TEXT,
+    PROTOCOL_VERSION,
+    ROWS_BYTES,
+)
+from feeder.protocol.messages import FROM_CONSUMER, FROM_SERVER, Message
 
 _MAX_KEYS = 32
 _MAX_SHOWN = 200
 _MAX_UTF8_BYTES = 4
-_MOST_BYTES = {True: CONTROL_BYTES + TOKEN_BYTES, False: CONTROL_BYTES + ROWS_BYTES}
+_MOST_BYTES = CONTROL_BYTES + ROWS_BYTES
 
 _encoder = msgspec.msgpack.Encoder()
 
@@ -35,11 +41,11 @@ def decode(
     """The message that a peer sent; raises `ProtocolError` for anything that is not one.
 
     `from_consumer` says which side the peer is, as each has messages of its own. Above
-    `max_bytes` nothing is looked at: by default 64 KiB and a token from a consumer, 256 MiB from a
-    server. May be called from any thread.
+    `max_bytes` nothing is looked at: by default 64 KiB and a position with its leftover rows; whom
+    a server does not know it takes less from anyway. May be called from any thread.
     """
     peer = "consumer" if from_consumer else "server"
-    most = _MOST_BYTES[from_consumer] if max_bytes is None else max_bytes
+    most = _MOST_BYTES if max_bytes is None else max_bytes
     num_bytes = data.nbytes if isinstance(data, memoryview) else len(data)
     if num_bytes > most:
         raise ProtocolError(f"{peer} sent {num_bytes} bytes, expected at most {most}")
@@ -75,7 +81,7 @@ def _kind_of(fields: Any, peer: str, known: dict[str, type[Message]]) -> type[Me
         raise ProtocolError(
             f"{peer} sent a message of type {what[:_MAX_SHOWN]}, expected one of {', '.join(known)}"
         )
-    if name == "Open" and fields.get("version") != PROTOCOL_VERSION:
+    if name in ("Open", "Look") and fields.get("version") != PROTOCOL_VERSION:
         version = repr(fields.get("version"))[:_MAX_SHOWN]
         raise ProtocolError(
             f"{peer} speaks version {version} of the protocol, expected {PROTOCOL_VERSION}; "

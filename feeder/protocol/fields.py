@@ -1,4 +1,4 @@
-"""What the fields of messages may hold: bounds that are checked where a message comes in."""
+"""What the fields of messages may hold, and how large anything may be."""
 
 from __future__ import annotations
 
@@ -6,26 +6,42 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
+from feeder import errors
+
+PROTOCOL_VERSION = 2
+"""Version of the messages; both sides must be of the same."""
+
 CONTROL_BYTES = 64 * 1024
 """A consumer's message is at most so large, a token not counted."""
 TOKEN_BYTES = 64 * 1024 + 64
 """A token without leftover rows is at most so large."""
 ROWS_BYTES = 256 * 1024 * 1024
 """A token or snapshot with leftover rows is at most so large."""
+SEEN_BYTES = 64 * 1024 * 1024
+"""The figures of all feeds are at most so large."""
 MAX_ITEMS = 1024
 """A list in a message has at most so many items; more go in several messages."""
 MAX_TEXT = 64 * 1024
 """A text from the server has at most so many characters, a remote traceback too."""
+
 MAX_COUNT = 2**63 - 1
-"""The largest number."""
+"""The largest count."""
+KINDS = "|".join(
+    name for name in errors.__all__ if issubclass(getattr(errors, name), errors.FeedError)
+)
+"""The errors that may be told, as a regular expression."""
 
 Count = Annotated[int, Meta(ge=0, le=MAX_COUNT)]
+Seconds = Annotated[float, Meta(ge=0, le=1e12)]
 Positive = Annotated[int, Meta(ge=1, le=MAX_COUNT)]
 Generation = Annotated[bytes, Meta(min_length=24, max_length=24)]
 Name = Annotated[str, Meta(max_length=1024)]
 Text = Annotated[str, Meta(max_length=MAX_TEXT)]
 Rows = Annotated[bytes, Meta(max_length=ROWS_BYTES)]
 Shape = Annotated[tuple[Count, ...], Meta(max_length=31)]
+DType = Annotated[
+    str, Meta(max_length=32, pattern=r"^[<>|]([biufcSU][0-9]+|[mM]8(\[[0-9a-zA-Z]+\])?)\Z")
+]
 Counts = Annotated[tuple[Count, ...], Meta(max_length=MAX_ITEMS)]
 
 

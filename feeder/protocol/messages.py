@@ -7,41 +7,33 @@ here are taken at their word.
 
 from __future__ import annotations
 
-import math
 from typing import Annotated, Literal
 
-import numpy as np
-from msgspec import Meta, Struct
+from msgspec import Meta
 
-from feeder import errors
 from feeder.protocol.batches import Batches as Batches
 from feeder.protocol.batches import Group as Group
 from feeder.protocol.batches import Span as Span
 from feeder.protocol.fields import (
+    KINDS,
     MAX_COUNT,
+    SEEN_BYTES,
     Count,
     Counts,
     Generation,
     Name,
     Positive,
     Rows,
-    Shape,
     Text,
 )
 from feeder.protocol.fields import MAX_ITEMS as MAX_ITEMS
 from feeder.protocol.fields import MAX_TEXT as MAX_TEXT
+from feeder.protocol.fields import PROTOCOL_VERSION as PROTOCOL_VERSION
+from feeder.protocol.fields import TOKEN_BYTES as TOKEN_BYTES
 from feeder.protocol.fields import Message as Message
-
-PROTOCOL_VERSION = 1
-"""Version of the messages; both sides must be of the same."""
-
-_KINDS = "|".join(
-    name for name in errors.__all__ if issubclass(getattr(errors, name), errors.FeedError)
-)
-
-DType = Annotated[
-    str, Meta(max_length=32, pattern=r"^[<>|]([biufcSU][0-9]+|[mM]8(\[[0-9a-zA-Z]+\])?)\Z")
-]
+from feeder.protocol.parts import ColumnSpec as ColumnSpec
+from feeder.protocol.parts import Offer as Offer
+from feeder.protocol.parts import Report as Report
 
 
 class Open(Message, frozen=True, kw_only=True):
@@ -94,6 +86,7 @@ class Used(Message, frozen=True, kw_only=True):
     sequence: Count
     slots: Counts
     """Slots that nobody looks at any more, in any order: arena number * 2**16 + slot."""
+    report: Report
 
 
 class Snapshot(Message, frozen=True, kw_only=True):
@@ -110,28 +103,11 @@ class Bye(Message, frozen=True, kw_only=True):
     generation: Generation
 
 
-class ColumnSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One column of a feed."""
+class Look(Message, frozen=True, kw_only=True):
+    """A monitor asks what the feeds have done; it gets no queue, and may ask again."""
 
-    name: Name
-    dtype: DType
-    """As `numpy.dtype.str`."""
-    axis: Annotated[int, Meta(ge=0, le=31)]
-    """The axis that is rows."""
-    shape: Shape
-    """The shape without that axis."""
-
-    def __post_init__(self) -> None:
-        try:
-            dtype = np.dtype(self.dtype)
-        except TypeError:
-            raise ValueError(f"dtype is {self.dtype!r}, which numpy does not know") from None
-        if dtype.str != self.dtype:
-            raise ValueError(f"dtype is {self.dtype!r}, expected {dtype.str!r}")
-        if self.axis > len(self.shape):
-            raise ValueError(f"axis is {self.axis}, expected at most {len(self.shape)}")
-        if math.prod(self.shape) * dtype.itemsize > MAX_COUNT:
-            raise ValueError(f"a row of shape {self.shape!r} has more than {MAX_COUNT} bytes")
+    version: Count
+    """`PROTOCOL_VERSION` of the monitor."""
 
 
 class Spec(Message, frozen=True, kw_only=True):
@@ -140,15 +116,6 @@ class Spec(Message, frozen=True, kw_only=True):
     generation: Generation
     batch_size: Positive
     columns: Annotated[tuple[ColumnSpec, ...], Meta(min_length=1, max_length=MAX_ITEMS)]
-
-
-class Offer(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where a consumer on the same host may ask for the arenas."""
-
-    path: Name
-    """A unix socket."""
-    nonce: Annotated[bytes, Meta(min_length=16, max_length=16)]
-    """To be shown there, once."""
 
 
 class Opened(Message, frozen=True, kw_only=True):
@@ -203,6 +170,13 @@ class State(Message, frozen=True, kw_only=True):
     """None where that state is not known any more."""
 
 
+class Seen(Message, frozen=True, kw_only=True):
+    """The answer to `Look`."""
+
+    data: Annotated[bytes, Meta(max_length=SEEN_BYTES)]
+    """`feeder.metrics.figures.Figures` as JSON."""
+
+
 class Fault(Message, frozen=True, kw_only=True):
     """An error of feeder that the consumer is to raise."""
 
@@ -210,7 +184,7 @@ class Fault(Message, frozen=True, kw_only=True):
     """Empty before `Opened`."""
     sequence: Count | None
     """Its place among the batches; None where it takes none."""
-    kind: Annotated[str, Meta(pattern=rf"^({_KINDS})\Z")]
+    kind: Annotated[str, Meta(pattern=rf"^({KINDS})\Z")]
     """The error's class in `feeder.errors`."""
     text: Text
     fields: Annotated[dict[Name, Text | Annotated[int, Meta(ge=-(2**63), le=MAX_COUNT)] | None],
@@ -241,11 +215,11 @@ class Farewell(Message, frozen=True, kw_only=True):
 
 
 FROM_CONSUMER: dict[str, type[Message]] = {
-    kind.__name__: kind for kind in (Open, Attached, Used, Snapshot, Bye)
+    kind.__name__: kind for kind in (Open, Attached, Used, Snapshot, Bye, Look)
 }
 """What a consumer may send, by name."""
 FROM_SERVER: dict[str, type[Message]] = {
     kind.__name__: kind
-    for kind in (Opened, Spec, Arena, Batches, Waiting, State, Fault, End, Farewell)
+    for kind in (Opened, Spec, Arena, Batches, Waiting, State, Seen, Fault, End, Farewell)
 }
 """What a server may send, by name."""

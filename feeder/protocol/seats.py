@@ -39,8 +39,10 @@ class Seat:
 class Seats:
     """The queues of one feed."""
 
-    def __init__(self, num_queues: int) -> None:
+    def __init__(self, num_queues: int, origin: int = 0) -> None:
         self.seats = [Seat() for _ in range(num_queues)]
+        self._origin = origin
+        """The step at which consumers begin that come without a position."""
 
     def first_step(self, step: int, queue: int) -> int:
         """The number of the first batch of a queue from batch `step` of the stream on."""
@@ -82,6 +84,12 @@ class Seats:
             holder=who, alive=True, step=self.first_step(step, queue), undecided=undecided
         )
 
+    def hear(self, queue: int, *, uses: bool) -> None:
+        """The holder lives; and whether it has used a batch."""
+        seat = self.seats[queue]
+        seat.alive = True
+        seat.undecided = seat.undecided and not uses
+
     def move(self, queue: int, step: int) -> None:
         """The holder has used the batches before `step`."""
         self.seats[queue].step = self.first_step(step, queue)
@@ -104,13 +112,18 @@ class Seats:
     def missing(self) -> list[int]:
         """The queues that the feed waits for: nobody holds them, or their consumer stands at the
         very start, unused, while another has loaded a state."""
-        num = len(self.seats)
-        loaded = any(seat.taken and not seat.undecided and seat.step >= num for seat in self.seats)
+        begun = self._origin + len(self.seats)
+        loaded = any(s.taken and not s.undecided and s.step >= begun for s in self.seats)
         return [
             i
             for i, seat in enumerate(self.seats)
             if not (seat.taken or seat.ended) or (seat.undecided and loaded)
         ]
+
+    def news(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The queues that the feed waits for, and those that have ended."""
+        ended = [i for i, seat in enumerate(self.seats) if seat.ended]
+        return tuple(self.missing()), tuple(ended)
 
     def _others(self, queue: int) -> list[Seat]:
         return [seat for i, seat in enumerate(self.seats) if i != queue]

@@ -34,8 +34,11 @@ _LOSES = {"taken_over": "fenced", "Farewell": "draining", **_LEAVES}
 
 SERVER: Table = {
     # A connection stands, and nothing has been said.
-    "new": {"Open": "opening", "Fault": "refused", "Farewell": "draining", "expired": "gone",
-            **_GONE},
+    "new": {"Open": "opening", "Look": "watched", "Fault": "refused", "Farewell": "draining",
+            "expired": "gone", **_GONE},
+    # A monitor: it is shown figures, and no more.
+    "watched": _stay("watched", "Look Seen", Fault="refused", Farewell="draining",
+                     expired="gone", **_GONE),
     # The server looks for an answer.
     "opening": _stay("opening", "Waiting", Opened="opened", Fault="refused",
                      Farewell="draining", expired="gone", **_LEAVES),
@@ -54,9 +57,9 @@ SERVER: Table = {
     "fenced": _stay("fenced", "Attached Used Snapshot Fault renewed expired",
                     Farewell="draining", **_LEAVES),
     # It gets no queue.
-    "refused": _stay("refused", "Open Fault", Farewell="draining", expired="gone", **_LEAVES),
+    "refused": _stay("refused", "Open Look Fault", Farewell="draining", expired="gone", **_LEAVES),
     # The server stops.
-    "draining": _stay("draining", "Open Attached Used Snapshot Fault renewed",
+    "draining": _stay("draining", "Open Look Attached Used Snapshot Fault renewed",
                       expired="gone", **_LEAVES),
     "gone": _stay("gone", "disconnected close"),
 }  # fmt: skip
@@ -68,10 +71,13 @@ _BREAKS = {"Farewell": "lost", "disconnected": "lost", "expired": "lost", **_CLO
 CONSUMER: Table = {
     "idle": {"connect": "connecting", "close": "closed"},
     # ZeroMQ connects in its own time; `Open` may be given to it before.
-    "connecting": _stay("connecting", "connected", Open="opening", Fault="refused",
+    "connecting": _stay("connecting", "connected", Open="opening", Look="looking", Fault="refused",
                         Farewell="lost", disconnected="lost", expired="refused", close="closed"),
     "opening": _stay("opening", "connected Waiting", Opened="attaching", Fault="refused",
                      Farewell="lost", disconnected="lost", expired="refused", **_CLOSES),
+    # This side is a monitor, and no consumer.
+    "looking": _stay("looking", "connected Look Seen", Fault="refused", Farewell="lost",
+                     disconnected="lost", expired="refused", close="closed"),
     "attaching": _stay("attaching", "Spec Arena Waiting Used", Attached="streaming",
                        Fault="failed", **_BREAKS),
     "streaming": _stay("streaming", "Spec Arena Batches Waiting Used Snapshot "

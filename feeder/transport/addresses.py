@@ -160,7 +160,8 @@ def check_private(path: Path) -> None:
             f"directory {str(path)!r} belongs to uid {status.st_uid}, expected {os.geteuid()}: "
             "set XDG_RUNTIME_DIR to a directory of your own"
         )
-    if (mode := stat.S_IMODE(status.st_mode)) != 0o700:
+    # A volume with a group of its own hands its setgid bit down, which lets nobody in.
+    if (mode := stat.S_IMODE(status.st_mode)) & ~stat.S_ISGID != 0o700:
         raise ConfigError(f"directory {str(path)!r} has mode {mode:04o}, expected 0700: chmod it")
 
 

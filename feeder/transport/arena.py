@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -18,83 +19,13 @@ from numpy.typing import NDArray
 from feeder.errors import ClosedError, ProtocolError, TransportError
 from feeder.protocol.checks import ALIGNMENT, Layout, layout
 from feeder.transport.memfd import SLOTS_PER_ARENA, Arena, ArenaSlot, Leased
+from feeder.transport.pool import Pool
 from workers.chunks import Column, Columns
+from workers.stats import Stopwatch
 
 __all__ = ["SLOTS_PER_ARENA", "Arena", "ArenaSlot", "ArenaSlots", "Leased"]
 
 Arrays = tuple[NDArray[Any], ...]
-
-_PLENTY_BYTES = 100_000
-"""Free slots of so many bytes are worth a wake-up."""
-
-
-class _Pool:
-    """The arenas of one queue, and which of their slots are free."""
-
-    def __init__(self) -> None:
-        self.slots: dict[int, list[ArenaSlot]] = {}
-        self.free: dict[int, list[ArenaSlot]] = {}
-        self.retired: set[int] = set()
-        self.num_retirements = 0
-        # Where there is one arena: its free slots, and how large they are. The enqueuer takes from
-        # these without the lock, as taking off a list is one operation.
-        self.only: list[ArenaSlot] = []
-        self.only_bytes = 0
-
-    def add(self, arena: Arena) -> None:
-        slots = [ArenaSlot(arena, i) for i in range(arena.num_slots)]
-        self.slots[arena.number] = slots
-        self.free[arena.number] = free = slots[::-1]
-        is_only = len(self.free) == 1
-        self.only, self.only_bytes = (free, arena.slot_bytes) if is_only else ([], 0)
-
-    def pop(self, num_bytes: int) -> ArenaSlot | None:
-        """The slot that came back last, of the smallest arena that fits and has one."""
-        for number, free in self.free.items():
-            if free and self.slots[number][0].arena.slot_bytes >= num_bytes:
-                return free.pop()
-        return None
-
-    def find(self, numbers: Iterable[int]) -> list[ArenaSlot] | None:
-        """The slots of these numbers that are not of retired arenas; None where there is one that
-        the consumer has not been sent, or that comes twice."""
-        wanted = [n for n in numbers if n // SLOTS_PER_ARENA not in self.retired]
-        if len(set(wanted)) < len(wanted):
-            return None
-        try:
-            slots = [self.slots[n // SLOTS_PER_ARENA][n % SLOTS_PER_ARENA] for n in wanted]
-        except (KeyError, IndexError):
-            return None
-        return slots if all([slot.sent for slot in slots]) else None
-
-    def push(self, slots: Iterable[ArenaSlot]) -> None:
-        for slot in slots:
-            slot.sent = False
-            self.free[slot.arena.number].append(slot)
-
-    def retire(self) -> None:
-        self.retired.update(self.slots)
-        for slots in self.slots.values():
-            slots[0].arena.close()
-        self.only, self.only_bytes = [], 0
-        self.slots.clear()
-        self.free.clear()
-
-    @property
-    def num_leased(self) -> int:
-        return sum(map(len, self.slots.values())) - sum(map(len, self.free.values()))
-
-    @property
-    def has_plenty(self) -> bool:
-        """Whether so much is free that waking the enqueuer for it is worth it."""
-        if not self.only_bytes:
-            return True
-        num_slots = len(next(iter(self.slots.values())))
-        return len(self.only) >= min(_PLENTY_BYTES // self.only_bytes, num_slots // 4)
-
-    @property
-    def most_bytes(self) -> int:
-        return max((slots[0].arena.slot_bytes for slots in self.slots.values()), default=0)
 
 
 class ArenaSlots:
@@ -123,18 +54,32 @@ class ArenaSlots:
         self._freed = threading.Condition(threading.Lock())
         # The device for whose slots the enqueuer waits.
         self._waiting: int | None = None
-        self._pools = [_Pool() for _ in range(num_devices)]
+        self._pools = [Pool() for _ in range(num_devices)]
         self._numbers = itertools.count()
         self._closed = False
         self._known: tuple[Columns | None, int, Layout] = (None, 0, Layout((), 0))
         self.num_made = 0
         """Slots made so far."""
+        self.waited = Stopwatch()
+        """The enqueuer's waits for a slot."""
 
     @property
     def num_leased(self) -> int:
         """Slots that are not free: being written, waiting to be sent, or with a consumer."""
         with self._freed:
             return sum(pool.num_leased for pool in self._pools)
+
+    @property
+    def num_bytes(self) -> int:
+        """Shared memory in slots that may be written or read."""
+        with self._freed:
+            arenas = [slots for pool in self._pools for slots in pool.slots.values()]
+            return sum(slots[0].arena.slot_bytes * len(slots) for slots in arenas)
+
+    def num_slots(self, device: int) -> int:
+        """Slots of a queue; 0 while it has no arena."""
+        with self._freed:
+            return sum(map(len, self._pools[device].slots.values()))
 
     # ---- the enqueuer's
 
@@ -185,8 +130,10 @@ class ArenaSlots:
                     return slot
                 fits, consumer = pool.most_bytes >= num_bytes, pool.num_retirements
                 if fits and told:
+                    self.waited.start(time.monotonic())
                     self._waiting = device
                     self._freed.wait()
+                    self.waited.stop(time.monotonic())
                     continue
             if fits:
                 # What has been made and not handed over may be what the consumer waits for.
@@ -195,7 +142,7 @@ class ArenaSlots:
             else:
                 self._open(device, pool, num_bytes, consumer)
 
-    def _open(self, device: int, pool: _Pool, num_bytes: int, consumer: int) -> None:
+    def _open(self, device: int, pool: Pool, num_bytes: int, consumer: int) -> None:
         """Make an arena, at least twice as large as those that were too small."""
         size = max(num_bytes, 2 * pool.most_bytes)
         if size * self._wanted(device, size) > self._max_arena_bytes:

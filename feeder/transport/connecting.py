@@ -6,8 +6,9 @@ import os
 from collections.abc import Sequence
 from typing import Any, Literal
 
+from feeder.devices.cuda.driver import is_gpu, open_driver
+from feeder.devices.cuda.landing import Landing
 from feeder.errors import ConfigError
-from feeder.statedict import read_position
 from feeder.transport.addresses import Address, check_connects, default_address, parse
 from feeder.transport.consumer import Consumer
 from feeder.transport.keys import ClientKeys
@@ -15,10 +16,10 @@ from feeder.transport.receiver import Receiver
 from feeder.transport.security import Security
 from feeder.transport.wire import Wire
 from feeder.transport.wish import Wish
+from feeder.whereami import is_this_host, queue_of
 
 _MAX_FRAME_BYTES = 512 * 1024 * 1024
 _MAX_SECONDS = 1e9
-_RANKS = ("LOCAL_RANK", "SLURM_LOCALID", "RANK", "SLURM_PROCID")
 
 
 def connect(
@@ -27,6 +28,7 @@ def connect(
     feed: str = "",
     queue: int | None = None,
     device: str = "cpu",
+    stream: Any = None,
     credit: int = 0,
     hold: int = 2,
     resume: Any = None,
@@ -42,16 +44,22 @@ def connect(
 
     Args:
         addresses: Where the server is, as it was told to `feeder serve`; several are tried in
-            turn, also when the server goes away later. By default this user's own socket.
+            turn, also when the server goes away later. By default those in FEEDER_ADDRESSES, with
+            commas between them, else this user's own socket.
         feed: The feed's input source name; may be left out where the server has but one.
-        queue: Which of the feed's queues; by default LOCAL_RANK or SLURM_LOCALID, else RANK or
-            SLURM_PROCID, else 0.
-        device: Where batches are handed out; "cpu".
+        queue: Which of the feed's queues; by default FEEDER_QUEUE, else the number that the
+            launcher gave (torchrun, Slurm, Kubernetes): among those of this node where the server
+            is on this host, else among all; else 0.
+        device: Where batches are handed out: "cpu", or a GPU such as "cuda:0", which copies them
+            from shared memory itself where its driver allows that.
+        stream: The stream that the GPU's work on batches goes to: one of CuPy or PyTorch, or any
+            object with `__cuda_stream__`; by default CuPy's current stream at each batch.
         credit: Batches that may be on their way beyond those handed out; 0 is the server's choice,
             by their size.
         hold: Batches that may be kept without being copied, beside the one at hand.
-        resume: Where to go on: a state dict, a Snapshot, its bytes, a token, or a path. All queues
-            of a feed must start at the same round.
+        resume: Where to go on: a state dict, a Snapshot, its bytes, a token, the path of a file, or
+            a `CheckpointStore`, its folder or URL for the newest in it. All queues of a feed must
+            start at the same round.
         rejoin: This trainer alone comes back, wherever those of the other queues stand.
         takeover: Take the queue from a consumer that is alive.
         plane: "auto" takes shared memory on the server's host, else frames; "shared" or "frames"
@@ -65,7 +73,8 @@ def connect(
         The consumer: an iterable and a context manager.
 
     Raises:
-        ConfigError: An argument is wrong, or the server has no such feed or queue.
+        ConfigError: An argument is wrong, there is no such GPU, or the server has no such feed or
+            queue.
         ConnectTimeout: Nobody answered.
         AuthError: The server refuses this client.
         LeaseLost: Another consumer holds the queue.
@@ -73,12 +82,13 @@ def connect(
     """
     found = _addresses(addresses)
     check_connects(found)
-    _check(plane=plane, checksum=checksum, device=device, credit=credit, hold=hold)
-    position = None if resume is None else bytes(read_position(resume))
+    _check(plane=plane, checksum=checksum, credit=credit, hold=hold)
+    landing = _landing(device, stream, credit, hold)
+    position = None if resume is None else _position(resume)
     wish = Wish(
         addresses=tuple(map(str, found)),
         feed=_name(feed),
-        queue=_rank() if queue is None else _count("queue", queue),
+        queue=_queue(found) if queue is None else _count("queue", queue),
         credit=credit,
         hold=hold,
         rejoins=_flag("rejoin", rejoin),
@@ -94,23 +104,41 @@ def connect(
     def wire(address: str) -> Wire:
         return Wire(security, parse(address), _MAX_FRAME_BYTES)
 
-    return Consumer(Receiver(wish, wire, position, security.close))
+    return Consumer(Receiver(wish, wire, position, security.close, landing))
 
 
-def _check(*, plane: str, checksum: str, device: str, credit: int, hold: int) -> None:
+def _position(resume: Any) -> bytes:
+    from feeder.checkpoint.resuming import find_position  # only for those that resume
+
+    position = find_position(resume, None).position
+    assert position is not None
+    return bytes(position)
+
+
+def _landing(device: Any, stream: Any, credit: int, hold: int) -> Landing | None:
+    """The GPU of that name; None for "cpu"."""
+    if device == "cpu":
+        if stream is not None:
+            raise ConfigError(f"stream is {stream!r}, but device is 'cpu'; leave it out")
+        return None
+    if not isinstance(device, str) or not is_gpu(device):
+        raise ConfigError(f"device is {device!r}, expected 'cpu' or 'cuda:<number>'")
+    return Landing(open_driver(device), depth=credit, hold=hold, stream=stream)
+
+
+def _check(*, plane: str, checksum: str, credit: int, hold: int) -> None:
     if plane not in ("auto", "shared", "frames"):
         raise ConfigError(f"plane is {plane!r}, expected 'auto', 'shared' or 'frames'")
     if checksum not in ("auto", "off", "sampled", "full"):
         raise ConfigError(f"checksum is {checksum!r}, expected 'auto', 'off', 'sampled' or 'full'")
-    if device != "cpu":
-        raise ConfigError(f"device is {device!r}, expected 'cpu'")
     if _count("credit", credit) > 1024 or _count("hold", hold) > 1024:
         raise ConfigError(f"credit is {credit} and hold {hold}, expected at most 1024 each")
 
 
 def _addresses(addresses: Any) -> list[Address]:
     if addresses is None:
-        return [default_address()]
+        named = os.environ.get("FEEDER_ADDRESSES", "")
+        return [parse(text) for text in named.split(",")] if named else [default_address()]
     texts = [addresses] if isinstance(addresses, str) else addresses
     if not isinstance(texts, (list, tuple)) or not all(isinstance(text, str) for text in texts):
         raise ConfigError(f"addresses is {addresses!r}, expected a text or a list of texts")
@@ -142,10 +170,11 @@ def _count(name: str, value: Any) -> int:
     return value
 
 
-def _rank() -> int:
+def _queue(addresses: Sequence[Address]) -> int:
     """The queue that the launcher's environment tells."""
-    for name in _RANKS:
-        text = os.environ.get(name, "")
-        if text.isdigit():
-            return int(text)
-    return 0
+    return queue_of(os.environ, is_near=_is_near(addresses)).number
+
+
+def _is_near(addresses: Sequence[Address]) -> bool:
+    """Whether the servers are on this host."""
+    return all(one.is_loopback or is_this_host(one.host) for one in addresses)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import os
+import time
 import weakref
 from collections import deque
 from collections.abc import Iterator
@@ -27,6 +28,7 @@ from feeder.transport.receiver import Receiver
 from feeder.transport.remote import RemotePlace
 from workers.batch import Batch
 from workers.scope import Scope
+from workers.stats import Handed
 
 logger = logging.getLogger("feeder")
 
@@ -51,6 +53,9 @@ class Consumer:
         self._most_held = receiver.wish.hold
         self._ready: deque[Batch] = deque()
         self._place: Any = None
+        self._handed = Handed()
+        self._handed.num_left = self._ready.__len__
+        self._began = time.monotonic()
         self._told_at = 0
         # Batches that are dropped tell of themselves, through their slots; so later than that.
         self._tell_every = 1
@@ -64,6 +69,8 @@ class Consumer:
         # One that is forgotten must not hold its queue for ever.
         self._forgotten = weakref.finalize(self, receiver.ask, receiver.stop)
         self._forgotten.atexit = False
+        if self._inbox.landing is not None:
+            weakref.finalize(self, self._inbox.landing.end).atexit = False
         try:
             self._inbox.wait_for_opened(0)
         except BaseException:
@@ -82,10 +89,12 @@ class Consumer:
             batch = self._refill()
         inbox = self._inbox
         reading: Any = inbox.reading
+        if inbox.landing is not None:
+            batch = self._land(batch)
         self._place = batch.place
         point("consumer.handed")
         inbox.handed = handed = inbox.handed + 1
-        if reading.shared and handed - reading.base - reading.plane.num_released > self._most_held:
+        if reading.lends and handed - reading.base - reading.plane.num_released > self._most_held:
             batch = self._copy(batch)
         if handed - self._told_at >= self._tell_every:
             self._told_at = handed
@@ -103,9 +112,17 @@ class Consumer:
         self._tell_every = 2 * self._reading.tell_every
         if isinstance(got, list):
             self._ready.extend(got[1:])
+            rows = sum([batch.rows for batch in got])
+            self._handed.take(len(got), rows, self._reading.count_bytes(got, rows))
             return got[0]
         self._place = got
         raise StopIteration
+
+    def _land(self, batch: Batch) -> Batch:
+        """The batch on the GPU."""
+        queue: Any = self._inbox.batches
+        landed: Batch = queue.receive(batch)
+        return landed
 
     def _copy(self, batch: Batch) -> Batch:
         """The batch in memory of its own, so that its slot goes back."""
@@ -119,8 +136,7 @@ class Consumer:
         arrays = tuple([array.copy() for array in batch.arrays])
         for array in arrays:
             array.flags.writeable = False
-        names = tuple(batch)
-        return Batch(names, arrays, batch.place, batch.epoch, batch.index, batch.step, batch.rows)
+        return batch.with_arrays(arrays)
 
     def __len__(self) -> int:
         """Batches of the whole stream on this queue, as if no record were left out; `TypeError`
@@ -145,6 +161,7 @@ class Consumer:
         """The position after the last batch handed out, for a trainer's checkpoint: one key, the
         same bytes that the feed gives in process. Pure; valid at any time."""
         self._check_forked()
+        self._inbox.tally.ask(time.monotonic())
         if self._place is not None:
             return {STATE_KEY: self._place.state(self._reading.columns)}
         if self._loaded is not None:
@@ -169,6 +186,7 @@ class Consumer:
         the server does not know them: just after it was found again, or before the first batch
         (`state_dict` is always there)."""
         self._check_forked()
+        self._inbox.tally.ask(time.monotonic())
         receiver, request = self._receiver, next(self._requests)
         receiver.ask(lambda: receiver.ask_snapshot(request))
         data = self._inbox.wait_for_answer(request)
@@ -189,15 +207,34 @@ class Consumer:
         """How the batches come: "shared" or "frames"."""
         return self._reading.plane.kind
 
+    @property
+    def path(self) -> str:
+        """What the GPU copies from: "registered memory", where shared memory is read by the GPU
+        itself, or "pinned slots", which batches are written into first; "" without a GPU."""
+        landing = self._inbox.landing
+        return "" if landing is None else landing.path
+
     def stats(self) -> dict[str, Any]:
-        """Plain numbers of what the consumer has done."""
-        inbox = self._inbox
+        """What the consumer has done, in a flat dictionary of numbers, and the plane by name.
+        Seconds include a wait under way. Any thread may call it at any time."""
+        inbox, tally, now = self._inbox, self._inbox.tally, time.monotonic()
+        _, rows, num_bytes = self._handed.read()
+        starved_s, age_s = inbox.batches.starved.read(now), now - self._began
+        asked_at = tally.asked_at
         return {
             "batches": inbox.handed,
+            "rows": rows,
+            "bytes": num_bytes,
             "prefetched_batches": inbox.received - inbox.handed,
             "reconnects": max(0, inbox.num_opened - 1),
-            "starved_s": inbox.batches.starved_s,
+            "starved_s": starved_s,
+            "starved_share": starved_s / max(age_s, 1e-9),
+            "checked_s": tally.checked_s,
+            "checksum_failures": tally.corrupt,
+            "position_age_s": age_s if asked_at is None else now - asked_at,
+            "age_s": age_s,
             "plane": self.plane,
+            "path": self.path,
         }
 
     # ---- life
@@ -211,6 +248,9 @@ class Consumer:
         self._ready.clear()
         self._receiver.ask(self._receiver.stop)
         self._scope.close(_STOP_S)
+        self._handed.drop()
+        if self._inbox.landing is not None:
+            self._inbox.landing.close()
         _open.discard(self)
 
     def fork(self) -> None:
@@ -219,6 +259,7 @@ class Consumer:
             "the consumer was connected in the parent process; connect after the fork, or start "
             "children with the spawn method"
         )
+        self._handed.drop()
         self._ready.clear()
 
     def _check_forked(self) -> None:
@@ -238,7 +279,8 @@ class Consumer:
 
     def __repr__(self) -> str:
         wish = self._receiver.wish
-        return f"<Consumer of queue {wish.queue} of {wish.feed or 'the feed'!r}, {self.plane}>"
+        way = f"{self.plane}, {self.path}" if self.path else self.plane
+        return f"<Consumer of queue {wish.queue} of {wish.feed or 'the feed'!r}, {way}>"
 
 
 def _after_fork() -> None:

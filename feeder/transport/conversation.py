@@ -164,11 +164,11 @@ class Conversation:
         return bool(generation != self._generation)
 
     def _take_lease(self, opened: say.Opened) -> None:
-        plane = Plane(opened, self._wish.plane, self._wish.checksum, self._wake)
+        inbox, wish = self._inbox, self._wish
+        plane = Plane(opened, wish.plane, wish.checksum, self._wake, inbox.tally, inbox.landing)
         self._waiting = ()
         self._generation = opened.generation
-        inbox = self._inbox
-        reading = Reading(opened, plane, inbox.received, self._tell)
+        reading = Reading(opened, plane, inbox.received, self._tell, inbox.report)
         if inbox.reading is not None:
             reading.columns = inbox.reading.columns
         point("consumer.opened")

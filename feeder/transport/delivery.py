@@ -5,13 +5,14 @@ Done by the server's I/O thread, and nothing waits.
 
 from __future__ import annotations
 
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from feeder.errors import ConfigError, FeedError
 from feeder.protocol import messages as say
-from feeder.protocol.checks import pieces
+from feeder.protocol.checks import checksum, pieces
 from feeder.protocol.credit import credit_for
 from feeder.snapshot import Snapshot
 from feeder.transport.faults import point
@@ -22,6 +23,7 @@ from feeder.transport.memfd import Arena, ArenaSlot
 from workers.batch import Batch
 from workers.chunks import Columns
 from workers.position import Place
+from workers.resuming import Resume
 
 _BUNDLE = 64
 """Batches at most that go in one message."""
@@ -44,6 +46,8 @@ class Delivery:
         self._sent: list[tuple[Run, int, list[Batch]]] = []
         self.columns: Columns | None = None
         """The columns, once a batch has been there."""
+        self.ending: Place | None = None
+        """Where the stream ended, once it has."""
 
     def pump(self, lease: Lease, run: Run) -> bool:
         """Send a consumer what there is and what it has credit for; False where it is gone."""
@@ -76,7 +80,7 @@ class Delivery:
         """Send the end of the stream, or the error in its place."""
         if isinstance(ending, FeedError):
             return self.fail(lease, ending)
-        lease.place = ending
+        lease.place = self.ending = ending
         return self.finish(lease, self._token(ending))
 
     def finish(self, lease: Lease, token: bytes) -> bool:
@@ -102,7 +106,8 @@ class Delivery:
             for number in sorted(arenas.keys() - lease.arenas):
                 if not self._hand_over(lease, arenas[number]):
                     return False
-        groups = self._grouping.groups(lease.sequence, batches, lease.mode, shared=lease.shared)
+        checksums = self._checksums(lease, slots)
+        groups = self._grouping.groups(lease.sequence, batches, checksums, shared=lease.shared)
         message = say.Batches(generation=lease.generation, groups=tuple(groups))
         for slot in slots:
             slot.sent = True
@@ -113,6 +118,14 @@ class Delivery:
         point("server.sent")
         self._sent.append((run, lease.queue, batches))
         return is_sent
+
+    def _checksums(self, lease: Lease, slots: list[ArenaSlot]) -> list[int]:
+        mode, began = lease.mode, time.monotonic()
+        if mode == "off":
+            return [0] * len(slots)
+        found = [checksum(slot.memory, mode) for slot in slots]
+        self._feed.account.queues[lease.queue].checked_s += time.monotonic() - began
+        return found
 
     def _token(self, place: Place) -> bytes:
         if self._stream.repeatable:
@@ -158,6 +171,11 @@ class Delivery:
             ),
         )  # fmt: skip
         return self._send(lease.peer, spec, ())
+
+    def find(self, place: Place) -> Resume:
+        """What a place that batches were sent up to means."""
+        positions = self._feed.recipe.positions
+        return positions.find(positions.state_at(place, self.columns, with_rows=True))
 
     def state(self, place: Place) -> bytes:
         """A place with its leftover rows, as a snapshot's bytes."""

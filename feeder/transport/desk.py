@@ -10,12 +10,13 @@ from feeder.errors import ConfigError, FeedError, LeaseLost, ProtocolError, Remo
 from feeder.protocol import messages as say
 from feeder.protocol.credit import credit_for
 from feeder.protocol.seats import Seats
-from feeder.snapshot import Snapshot
+from feeder.snapshot import StreamState
 from feeder.statedict import unpack_position
 from feeder.transport.delivery import Delivery, Send, make_fault
 from feeder.transport.faults import point
 from feeder.transport.feeds import ServedFeed
 from feeder.transport.lease import Lease, News, Peer
+from feeder.transport.used import Used
 from workers.resuming import Resume
 
 logger = logging.getLogger("feeder")
@@ -31,12 +32,14 @@ class Desk:
         """Seconds for which a consumer need not be heard of."""
         self._send = send
         self.num_queues = num = len(feed.recipe.config.devices)
-        self.seats = Seats(num)
+        origin = feed.recipe.origin
+        self.seats = Seats(num, 0 if origin is None else origin.cut.step)
         self.leases: list[Lease | None] = [None] * num
         self._resumes: list[Resume | None] = [None] * num
-        self._opened = 0
         self._delivery = Delivery(feed, send)
-        self._used: list[tuple[Lease, News]] = []  # and not let go of yet
+        self.used = Used(feed.recipe)
+        """How far all consumers have used the feed."""
+        self._unsettled: list[tuple[Lease, News]] = []  # used, not let go of yet
         # Since when the feed has been waiting for queues that may have had everything.
         self._waits_since: float | None = None
 
@@ -49,7 +52,7 @@ class Desk:
             raise ConfigError(
                 f"queue is {queue}, but feed {self.feed.name!r} has {num}; expected 0 to {num - 1}"
             )
-        resume = None
+        resume = self.feed.recipe.origin
         if message.token is not None:
             resume = positions.find_in(unpack_position(message.token))
         step = 0 if resume is None else resume.cut.step
@@ -63,20 +66,20 @@ class Desk:
             place = None if lease is None else lease.place_after(lease.used)
             if lease is not None and place is not None:
                 self.seats.move(lease.queue, place.step)
-        undecided = resume is None and not rejoins
+        undecided = message.token is None and not rejoins
         self.seats.check(
             queue, step, message.who, rejoins=rejoins, takes_over=takes_over, undecided=undecided
         )
         if old is not None:
-            self._evict(old, message.who)
+            self._evict(old, message.who, fences=not is_same)
         self.seats.take(queue, step, message.who, rejoins=rejoins, undecided=undecided)
         if rejoins:
             self.seats.end(message.ended)
-        self._opened += 1
+        self.feed.account.open(rejoins=rejoins)
         lease = Lease(
             peer=peer,
             queue=queue,
-            generation=self._run_id + self._opened.to_bytes(8, "big"),
+            generation=self._run_id + self.feed.account.opened.to_bytes(8, "big"),
             who=message.who,
             consumer=message.consumer,
             attempt=message.attempt,
@@ -93,8 +96,9 @@ class Desk:
         lease.session.on("Open")
         return lease
 
-    def _evict(self, old: Lease, who: str) -> None:
+    def _evict(self, old: Lease, who: str, *, fences: bool) -> None:
         """Make room for a newcomer whose right has been checked."""
+        self.feed.account.fenced += fences
         error = LeaseLost(f"queue {old.queue} was taken over by {who}")
         self._send(old.peer, make_fault(old.generation, error, None), ())
         # Its connection is left to it: a hang-up would come before the error.
@@ -105,6 +109,7 @@ class Desk:
         if self.leases[lease.queue] is not lease:
             return
         self.leases[lease.queue], lease.is_over = None, True
+        self.feed.account.queues[lease.queue].starved.stop(time.monotonic())
         self.feed.slots.retire(lease.queue, lambda arena: lease.shared)
         if lease.connection is not None and hangs_up:
             lease.connection.close()
@@ -150,13 +155,17 @@ class Desk:
         pairs = zip(self.seats.seats, self.leases, strict=True)
         return all(seat.ended or (lease is not None and lease.has_all) for seat, lease in pairs)
 
+    def state(self) -> StreamState:
+        """How far the feed has been used by all; any thread may ask."""
+        ending = self._delivery.ending
+        if ending is not None and self.acknowledged:
+            self.used.end(ending, self._delivery.columns)
+        return self.used.state()
+
     def num_slots(self, queue: int, slot_bytes: int) -> int:
         """How many slots a queue's arena of such slots needs; the enqueuer asks."""
         lease = self.leases[queue]
-        if lease is None:
-            return credit_for(slot_bytes)
-        lease.credit = lease.credit or credit_for(slot_bytes)
-        return lease.num_slots(slot_bytes)
+        return credit_for(slot_bytes) if lease is None else lease.num_slots(slot_bytes)
 
     def expire(self, now: float) -> float:
         """End the rights of those who were not heard of; returns when to look again."""
@@ -171,6 +180,7 @@ class Desk:
                     "feed %r: %s, queue %d, was not heard of for %.0f s; its connection is alive, "
                     "so it hangs", self.feed.name, lease.who, lease.queue, self.lease_s,
                 )  # fmt: skip
+                self.feed.account.expired += 1
                 self.seats.lose(lease.queue)
         if self._waits_since is not None:
             if now < (until := self._waits_since + self.lease_s):
@@ -203,32 +213,25 @@ class Desk:
         steps = {queue: 0 if at is None else at.cut.step for queue, at in positions.items()}
         oldest = min(steps, key=lambda queue: steps[queue]) if steps else None
         base = 0 if oldest is None else steps[oldest]
-        self.feed.begin(
-            None if oldest is None else positions[oldest],
-            [
-                self.seats.first_step(steps.get(queue, base), queue)
-                if queue in steps or queue in missing
-                else math.inf
-                for queue in range(self.num_queues)
-            ],
-        )
+        first_steps = [
+            self.seats.first_step(steps.get(queue, base), queue)
+            if queue in steps or queue in missing
+            else math.inf
+            for queue in range(self.num_queues)
+        ]
+        self.used.begin(first_steps)
+        self.feed.begin(None if oldest is None else positions[oldest], first_steps)
 
     def start_token(self, queue: int) -> bytes:
         """Where a queue that has just been opened stands."""
-        resume, recipe = self._resumes[queue], self.feed.recipe
-        if resume is None:
-            resume = Resume(cut=recipe.start_cut(), rows=(), columns=None)
-        cut, rows, columns = resume.cut, resume.rows, resume.columns
-        state = recipe.positions.state(cut, rows, columns, with_rows=False)
-        return state.token if state.rows is None else bytes(Snapshot((state,)))
+        return self.feed.recipe.token(self._resumes[queue])
 
     def _position(self, queue: int) -> Resume | None:
         """Where a queue stands: after the last batch that it was sent."""
-        lease, positions = self.leases[queue], self.feed.recipe.positions
+        lease = self.leases[queue]
         if lease is None or lease.place is None:
             return self._resumes[queue]
-        columns = self._delivery.columns
-        return positions.find(positions.state_at(lease.place, columns, with_rows=True))
+        return self._delivery.find(lease.place)
 
     # ---- what consumers say
 
@@ -239,16 +242,17 @@ class Desk:
             raise ProtocolError(
                 f"used {sequence} batches, expected from {lease.used} to {lease.sequence}"
             )
-        lease.expires = time.monotonic() + self.lease_s
-        seat = self.seats.seats[lease.queue]
-        seat.alive = True
-        seat.undecided = seat.undecided and not sequence
+        lease.expires = (now := time.monotonic()) + self.lease_s
+        self.seats.hear(lease.queue, uses=sequence > 0)
         if message.slots:
             if not lease.shared:
                 raise ProtocolError("slots are released that were never given")
             self.feed.slots.release(lease.queue, message.slots)
             point("server.released")
-        self._used.append((lease, lease.use(sequence)))
+        news = lease.use(sequence)
+        self.feed.account.queues[lease.queue].hear(message.report, news.batches, now)
+        self.used.note(lease.queue, [b.place for b in news.batches], self._delivery.columns)
+        self._unsettled.append((lease, news))
 
     def snapshot(self, lease: Lease, message: say.Snapshot) -> None:
         """A consumer asks where it stands, leftover rows and all."""
@@ -272,8 +276,8 @@ class Desk:
                         error = RemoteError(f"{type(error).__name__}: {error}")
                     self._delivery.fail(lease, error)
         # Last: the threads that this wakes want the interpreter, which each send lets go of.
-        used, self._used = self._used, []
-        for lease, news in used:
+        unsettled, self._unsettled = self._unsettled, []
+        for lease, news in unsettled:
             self._delivery.let_go(lease, news)
         self._delivery.settle()
         self.feed.make_use_of_room()
@@ -288,11 +292,9 @@ class Desk:
 
     def tell_waiting(self) -> None:
         """Tell consumers whom the feed waits for, and for whom it need not, where that is news."""
-        seats = self.seats
-        ended = tuple([i for i, seat in enumerate(seats.seats) if seat.ended])
-        news = tuple(seats.missing()), ended
+        news = missing, ended = self.seats.news()
         for lease in self.leases:
             if lease is not None and lease.told != news:
                 lease.told = news
-                message = say.Waiting(generation=lease.generation, queues=news[0], ended=ended)
+                message = say.Waiting(generation=lease.generation, queues=missing, ended=ended)
                 self._send(lease.peer, message, ())

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from functools import partial
 
 from feeder.errors import FeedError, RemoteError, StuckWorkerError
+from feeder.transport.accounts import FeedAccount
 from feeder.transport.arena import ArenaSlots
 from feeder.transport.faults import point
 from feeder.transport.outbox import Outbox
@@ -17,6 +18,7 @@ from workers.batch import Batch
 from workers.errors import in_words
 from workers.pipeline import Pipeline
 from workers.resuming import Resume
+from workers.stats import StreamStats, num_lanes
 
 logger = logging.getLogger("feeder")
 
@@ -65,6 +67,13 @@ class ServedFeed:
         # Counts what was asked: what is made for an older wish is thrown away.
         self._number = 0
         self._tokens, self._refilled_at = float(_REWINDS), time.monotonic()
+        config = recipe.config
+        self.counted = StreamStats.of(config.stream, config.run, len(config.devices))
+        """What its streams have done, one after the other."""
+        self.account = FeedAccount(len(config.devices))
+        """What is counted of its consumers."""
+        self.started_at: float | None = None
+        """When it was first begun."""
         self.run: Run | None = None
         """The run that batches are taken from; None while there is none."""
         self.failure: FeedError | None = None
@@ -80,6 +89,8 @@ class ServedFeed:
     def begin(self, resume: Resume | None, first_steps: list[float]) -> None:
         """Go on at another place; of each queue the batches before its first step are discarded."""
         self.halt()
+        self.account.begun += 1
+        self.started_at = self.started_at or time.monotonic()
         with self._changed:
             self._asked = (resume, first_steps)
             self._changed.notify_all()
@@ -166,11 +177,17 @@ class ServedFeed:
             self.slots.free(queue, batch.arrays)
             pipeline.channel.hand_out(queue, 1, batch.rows, batch.held_bytes, batch.kept_rows)
 
-        outboxes = [Outbox(step, partial(discard, queue)) for queue, step in enumerate(first_steps)]
+        outboxes = [
+            Outbox(step, partial(discard, queue), self.account.queues[queue].starved)
+            for queue, step in enumerate(first_steps)
+        ]
+        if len(self.counted.lanes) != num_lanes(config.stream, config.run):
+            # A factory may give another number of threads each time.
+            self.counted = StreamStats.of(config.stream, config.run, len(outboxes))
         self.slots.reopen()
         pipeline = Pipeline(
             config.stream, config.run, self.name, outboxes, self.slots,
-            self.recipe.positions.id.encode, resume, lambda: None,
+            self.recipe.positions.id.encode, resume, lambda: None, self.counted,
         )  # fmt: skip
         self.slots.before_wait = pipeline.flush
         run = Run(pipeline, outboxes)

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
-from typing import Any, Literal
+from typing import Any
 
 from feeder.protocol.batches import MAX_CHUNKS, MAX_LANES, MAX_MARK_BYTES, MAX_MARKS, Group
 from feeder.protocol.batches import Span as ToldSpan
-from feeder.protocol.checks import checksum
 from workers.batch import Batch, Cut
 from workers.position import Place, Span
 from workers.spec import StreamSpec
@@ -35,23 +34,18 @@ class Grouping:
         self._known: tuple[Span | None, ToldSpan | None] = (None, None)
 
     def groups(
-        self, sequence: int, batches: Sequence[Batch], mode: Literal["off", "sampled", "full"],
-        *, shared: bool,
-    ) -> Iterator[Group]:  # fmt: skip
+        self, sequence: int, batches: Sequence[Batch], checksums: Sequence[int], *, shared: bool
+    ) -> Iterator[Group]:
         """The groups of batches of one queue in order, the first number `sequence` of its lease."""
-        if not shared or self._stream.dont_rebatch:
-            parts = [[batch] for batch in batches]
-        else:
-            # Within a span all batches are full: the rest of an epoch has a span of its own.
-            parts = [list(part) for _, part in groupby(batches, lambda batch: batch.place.span)]
-        for part in parts:
-            yield self._group(sequence, part, mode, shared=shared)
-            sequence += len(part)
+        at, alone = 0, not shared or self._stream.dont_rebatch
+        for part in [[batch] for batch in batches] if alone else _alike(batches):
+            end = at + len(part)
+            yield self._group(sequence + at, part, checksums[at:end], shared=shared)
+            at = end
 
     def _group(
-        self, sequence: int, batches: list[Batch], mode: Literal["off", "sampled", "full"],
-        *, shared: bool,
-    ) -> Group:  # fmt: skip
+        self, sequence: int, batches: list[Batch], checksums: Sequence[int], *, shared: bool
+    ) -> Group:
         first, places = batches[0], [batch.place for batch in batches]
         slots: list[Any] = [batch.arrays.slot for batch in batches]  # type: ignore[attr-defined]
         stream, columns, shapes = self._stream, slots[0].columns, None
@@ -67,7 +61,7 @@ class Grouping:
             first.rows,
             first.arrays[0].shape[columns[0].axis],
             tuple([slot.number for slot in slots]) if shared else (-1,),
-            tuple([checksum(slot.memory, mode) for slot in slots]),
+            tuple(checksums),
             shapes,
             *self._told(places),
         )
@@ -94,6 +88,17 @@ class Grouping:
             told = tell_span(place.span, pure=lanes.pure) if is_plain else None
             self._known = (place.span, told)
         return self._known[1]
+
+
+def _alike(batches: Sequence[Batch]) -> Iterator[list[Batch]]:
+    """Batches that may be told together: those of one span, but for one that is known to end its
+    epoch. Within a span all are full, since the rest of an epoch has a span of its own."""
+    for _, of_span in groupby(batches, lambda batch: batch.place.span):
+        part = list(of_span)
+        if len(part) > 1 and part[-1].place.after is not None:
+            yield part[:-1]
+            part = part[-1:]
+        yield part
 
 
 def tell_span(span: Span, *, pure: bool) -> ToldSpan | None:

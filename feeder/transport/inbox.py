@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 
+from feeder.devices.cuda.landing import Landing
+from feeder.devices.cuda.queue import CudaQueue
 from feeder.devices.host import HostQueue
 from feeder.errors import FeedError
+from feeder.protocol.messages import Report
+from feeder.transport.accounts import Tally
 from feeder.transport.reading import Reading
 
 _ANSWER_S = 10.0
@@ -18,13 +23,17 @@ class Inbox:
     The I/O thread writes; the user's thread waits and reads, and counts `handed`.
     """
 
-    def __init__(self, describe_wait: Callable[[], str]) -> None:
+    def __init__(self, describe_wait: Callable[[], str], landing: Landing | None = None) -> None:
         self._describe_wait = describe_wait
+        self.landing = landing
+        """The GPU that batches go to; None where they stay on the host."""
         self._changed = threading.Condition()
         self._answers: dict[int, bytes | None] = {}
         self._asked: set[int] = set()
-        self.batches = HostQueue(2**62, describe_wait)
+        self.batches = self._make_queue()
         """The batches; credit bounds their number."""
+        self.tally = Tally()
+        """What this consumer counts of itself."""
         self.received = 0
         """Batches received since the start."""
         self.handed = 0
@@ -39,12 +48,19 @@ class Inbox:
         self.failure: FeedError | None = None
         """Why nothing more will come."""
 
+    def _make_queue(self) -> HostQueue | CudaQueue:
+        if self.landing is None:
+            return HostQueue(2**62, self._describe_wait)
+        return self.landing.make_queue(self._describe_wait)
+
     # ---- the I/O thread's
 
     def clear(self) -> None:
         """Nothing has come: the consumer starts elsewhere."""
         with self._changed:
-            self.batches = HostQueue(2**62, self._describe_wait)
+            starved = self.batches.starved
+            self.batches = self._make_queue()
+            self.batches.starved = starved
             self.received = 0
             self.failure = None
             self.num_restarts += 1
@@ -63,6 +79,10 @@ class Inbox:
         with self._changed:
             self.failure = self.failure or error
             self._changed.notify_all()
+
+    def report(self) -> Report:
+        """What has come to be since the server was last told."""
+        return self.tally.news(self.batches.starved.read(time.monotonic()))
 
     def expect(self, request: int) -> None:
         """The server has been asked for a snapshot."""

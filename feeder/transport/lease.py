@@ -9,12 +9,16 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from feeder.protocol.credit import slots_for
+from feeder.protocol.credit import credit_for
 from feeder.protocol.session import SERVER, Session
 from feeder.transport.descriptors import Connection
 from feeder.transport.feeds import Run
 from workers.batch import Batch
 from workers.position import Place
+
+_SPARE_SLOTS, _SPARE_BYTES = 2, 4 * 1024 * 1024
+"""Slots beside those that the consumer may have: one is being written, one waits; more of small
+ones, so that batches are there when the consumer has used others."""
 
 
 class Peer(NamedTuple):
@@ -97,10 +101,6 @@ class Lease:
         """Batches that it may be sent now."""
         return self.credit - (self.sequence - self.used)
 
-    def num_slots(self, slot_bytes: int) -> int:
-        """How many slots of so many bytes its batches need."""
-        return slots_for(self.credit, self.hold, slot_bytes)
-
     @property
     def mode(self) -> Literal["off", "sampled", "full"]:
         """How batches are checked: through shared memory a sample will do."""
@@ -117,6 +117,12 @@ class Lease:
     def has_all(self) -> bool:
         """Whether the consumer has been told the end, and has used all that came before."""
         return self.ended and not self.failed and self.used == self.sequence
+
+    def num_slots(self, slot_bytes: int) -> int:
+        """How many slots an arena for it needs."""
+        self.credit = self.credit or credit_for(slot_bytes)
+        spare = max(_SPARE_SLOTS, min(self.credit, _SPARE_BYTES // slot_bytes))
+        return self.credit + self.hold + spare
 
     def note(self, batches: list[Batch], run: Run) -> None:
         """Batches go out."""

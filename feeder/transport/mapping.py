@@ -18,9 +18,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from feeder.devices.cuda.packed import Packed, pack
 from feeder.devices.slots import HostSlot, HostSlots
 from feeder.errors import ProtocolError, TransportError
-from feeder.protocol.checks import Place
+from feeder.protocol.checks import Layout, Place
 from feeder.transport.memfd import SLOTS_PER_ARENA
 from workers.chunks import Columns
 
@@ -67,6 +68,22 @@ class MappedArena:
         finally:
             os.close(descriptor)
         self._memory = memoryview(memory)
+        self._address = np.frombuffer(self._memory, np.uint8).ctypes.data
+        self.pinned: object = None
+        """What pins the mapping, so that a GPU may read it; None while nothing does."""
+
+    def pin(self, register: Callable[[memoryview], object]) -> None:
+        """Have the mapping pinned until nothing refers to it any more."""
+        self.pinned = register(self._memory)
+
+    def pack(self, index: int, arrays: Arrays, layout: Layout, rows: int, length: int) -> Packed:
+        """What `lend` gave, as a GPU reads it from a mapping that is pinned."""
+        assert self.pinned is not None
+        # The slot goes back when the arrays are gone, and nothing else has to be done for that.
+        return pack(
+            arrays, region=self.pinned, address=self._address + index * self.slot_bytes,
+            layout=layout, rows=rows, length=length, give_back=lambda: None,
+        )  # fmt: skip
 
     def root(self, index: int, num_bytes: int) -> NDArray[np.uint8]:
         """The memory of a slot, read-only. Raises `ProtocolError` where there is no such slot, or

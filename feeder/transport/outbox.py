@@ -11,6 +11,7 @@ from feeder.transport.faults import point
 from workers.batch import Batch
 from workers.errors import ClosedError, FeedError
 from workers.position import Place
+from workers.stats import Stopwatch
 
 
 class Outbox:
@@ -20,7 +21,9 @@ class Outbox:
     anybody's.
     """
 
-    def __init__(self, first_step: float, discard: Callable[[Batch], None]) -> None:
+    def __init__(
+        self, first_step: float, discard: Callable[[Batch], None], starved: Stopwatch
+    ) -> None:
         self._first_step = first_step
         self._discard = discard
         self._batches: deque[Batch] = deque()
@@ -29,14 +32,18 @@ class Outbox:
         self._closed = False
         self.wake: Callable[[], None] = lambda: None
         """Called when there is something to send."""
-        self.waited_since: float | None = None
-        """Since when the consumer has used all that it was sent; None while it has not."""
+        self._starved = starved
         self.is_urgent = True
         """Whether to wake the I/O thread for a batch: not while the consumer has enough, since it
         says what it has used before that runs out."""
 
     def __len__(self) -> int:
         return len(self._batches)
+
+    @property
+    def waited_since(self) -> float | None:
+        """Since when the consumer has used all that it was sent; None while it has not."""
+        return self._starved.since
 
     def put(self, batches: list[Batch]) -> None:
         """Add batches in order; those that the consumer has had before are discarded. Raises
@@ -52,7 +59,7 @@ class Outbox:
             point("server.put")
             self._batches.extend(wanted)
             if wanted:
-                self.waited_since = None
+                self._starved.stop(time.monotonic())
         if self.is_urgent:
             self.wake()
 
@@ -75,6 +82,11 @@ class Outbox:
         return self._batches[0].held_bytes
 
     @property
+    def result(self) -> Place | FeedError | None:
+        """What will come after all batches; None while that is not known."""
+        return self._ending
+
+    @property
     def ending(self) -> Place | FeedError | None:
         """What comes after all batches; None while there are batches, or more may come."""
         with self._lock:
@@ -84,7 +96,7 @@ class Outbox:
         """The consumer has used all that it was sent."""
         with self._lock:
             if not self._batches and self._ending is None and self.waited_since is None:
-                self.waited_since = time.monotonic()
+                self._starved.start(time.monotonic())
 
     def close(self) -> None:
         """Take no more batches, and drop those that are here."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -12,9 +13,13 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from feeder.devices.cuda.landing import Landing
+from feeder.devices.cuda.pinned import PinnedSlot
+from feeder.devices.slots import HostSlot
 from feeder.errors import ConfigError, ProtocolError, TransportError
 from feeder.protocol import messages as say
 from feeder.protocol.checks import Layout, checksum, layout
+from feeder.transport.accounts import Tally
 from feeder.transport.attaching import Attachment, attach
 from feeder.transport.mapping import FrameSlots, MappedArena
 from feeder.transport.memfd import SLOTS_PER_ARENA
@@ -31,9 +36,17 @@ class Plane:
     """The data plane of one lease."""
 
     def __init__(
-        self, opened: say.Opened, wanted: str, checksum: str, wake: Callable[[], None]
+        self,
+        opened: say.Opened,
+        wanted: str,
+        checksum: str,
+        wake: Callable[[], None],
+        tally: Tally,
+        landing: Landing | None = None,
     ) -> None:
         self._wake = wake
+        self._tally = tally
+        self._landing = landing
         self._arenas: dict[int, MappedArena] = {}
         self._released: deque[int] = deque()
         self._num_taken = 0
@@ -71,10 +84,17 @@ class Plane:
         """How batches come."""
         return "frames" if self.connection is None else "shared"
 
+    @property
+    def lends(self) -> bool:
+        """Whether batches are the server's slots themselves, for as long as they are looked at."""
+        return self.connection is not None and self._landing is None
+
     def set_columns(self, columns: Columns, rows: int, credit: int) -> None:
         """The columns of the batches, the rows of a full one, and how many may be under way."""
         self._columns, self._rows, self._layout = columns, rows, layout(columns, rows)
         self._frames = FrameSlots(credit)
+        if self._landing is not None:
+            self._landing.check(columns)
 
     def add_arena(self, arena: say.Arena) -> None:
         """Map an arena that the server has announced."""
@@ -83,10 +103,12 @@ class Plane:
         given = self.connection.receive()
         if given.number != arena.number:
             raise ProtocolError(f"arena {given.number} came, expected {arena.number}")
-        self._arenas[given.number] = MappedArena(
+        self._arenas[given.number] = mapped = MappedArena(
             given.descriptor, given.number, given.slot_bytes, given.num_slots, self._released,
             self._on_release,
         )  # fmt: skip
+        if self._landing is not None:
+            mapped.pin(self._landing.register)
 
     def arrays(self, group: say.Group, frames: list[Any]) -> Iterator[Arrays]:
         """The arrays of each batch of a group; raises `ProtocolError` where its memory is not what
@@ -106,13 +128,26 @@ class Plane:
                 raise ProtocolError(f"slot {slot} is in an arena that was not announced")
             root = arena.root(index, whole.num_bytes)
             if checked:
-                self._compare(checksum(root.data, self._mode), root.data, group, at)
-            yield arena.lend(index, root, whole.places, rows, length)
+                self._check(root.data, group, at)
+            arrays = arena.lend(index, root, whole.places, rows, length)
+            if self._landing is None:
+                yield arrays
+            elif arena.pinned is not None:
+                yield arena.pack(index, arrays, whole, rows, length)
+            else:
+                # The GPU may not read it: by way of a slot that it may, and it goes back at once.
+                bounce = self._landing.take(columns, rows)
+                bounce.memory[:] = root.data
+                yield bounce.lease(length)
 
     def _take_frames(
         self, group: say.Group, frames: list[Any], columns: Columns, rows: int
     ) -> Arrays:
-        slot = self._frames.take(0, columns, rows)
+        slot: HostSlot | PinnedSlot
+        if self._landing is None:
+            slot = self._frames.take(0, columns, rows)
+        else:
+            slot = self._landing.take(columns, rows)
         at, memory, is_full = 0, slot.memory, self._mode == "full"
         seen = xxhash.xxh3_64()
         for frame in frames:
@@ -122,17 +157,25 @@ class Plane:
             target = np.frombuffer(memory[at : at + len(data)], np.uint8)
             np.copyto(target, np.frombuffer(data, np.uint8))
             if is_full:
+                began = time.monotonic()
                 seen.update(target)  # now, while the caches hold it
+                self._tally.checked_s += time.monotonic() - began
             at += len(data)
         if at != len(memory):
             raise ProtocolError(f"frames hold {at} bytes, expected {len(memory)}")
         if self._mode != "off":
-            found = seen.intdigest() if is_full else checksum(memory, self._mode)
-            self._compare(found, memory, group, 0)
+            self._check(memory, group, 0, seen.intdigest() if is_full else None)
         return slot.lease(group.length)
 
-    def _compare(self, found: int, memory: memoryview, group: say.Group, at: int) -> None:
+    def _check(
+        self, memory: memoryview, group: say.Group, at: int, found: int | None = None
+    ) -> None:
+        if found is None:
+            began = time.monotonic()
+            found = checksum(memory, self._mode)
+            self._tally.checked_s += time.monotonic() - began
         if found != group.checksums[at]:
+            self._tally.corrupt += 1
             raise ProtocolError(
                 f"batch {group.step + at * group.stride} is corrupt: its {len(memory)} bytes do "
                 f"not give the checksum that was sent ({self._mode})"
@@ -159,6 +202,9 @@ class Plane:
         """No batch will come any more; arrays that exist stay as they are."""
         if self.connection is not None:
             self.connection.close()
+        if self._landing is not None:
+            # Nothing but copies under way looks at them: they need not stay pinned.
+            self._arenas.clear()
 
 
 def _shaped(columns: Columns, group: say.Group) -> Columns:

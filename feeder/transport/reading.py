@@ -16,6 +16,9 @@ from feeder.transport.remote import RemotePlace, columns_of, identity_of
 from workers.batch import Batch
 from workers.chunks import Columns
 
+_TELL_S = 0.5
+"""The server is told at least so often, so that it can show how a slow trainer does."""
+
 
 class Reading:
     """The batches of one lease, from the server's messages. Belongs to the I/O thread.
@@ -24,23 +27,31 @@ class Reading:
     """
 
     def __init__(
-        self, opened: say.Opened, plane: Plane, base: int, tell: Callable[[say.Message], None]
+        self,
+        opened: say.Opened,
+        plane: Plane,
+        base: int,
+        tell: Callable[[say.Message], None],
+        report: Callable[[], say.Report],
     ) -> None:
         self.opened = opened
         self.identity = identity_of(opened)
         self.plane = plane
-        self.shared = plane.kind == "shared"
-        """Whether batches lie in the server's slots."""
+        self.lends = plane.lends
+        """Whether the user is given the server's own slots to look at."""
         self.base = base
         self._tell = tell
+        self._report = report
         self._expected = 0
         self._told = 0
         self._names: tuple[str, ...] = ()
+        self._row_bytes = 0
+        self._is_uniform = True
         self.columns: Columns | None = None
         """The columns, once the server has told them."""
         self.credit = max(1, opened.credit)
         """Batches that may be under way."""
-        self.renew_at = time.monotonic() + opened.lease_s / 3
+        self.renew_at = time.monotonic() + min(_TELL_S, opened.lease_s / 3)
         """When the server is to be told that this consumer lives."""
 
     @property
@@ -62,6 +73,7 @@ class Reading:
         """The columns have come."""
         self.columns = columns_of(spec)
         self._names = tuple(column.name for column in self.columns)
+        self._row_bytes = sum([column.row_bytes for column in self.columns])
         batch_bytes = layout(self.columns, spec.batch_size).num_bytes
         self.credit = self.opened.credit or credit_for(batch_bytes)
         self.plane.set_columns(self.columns, spec.batch_size, self.credit)
@@ -77,8 +89,16 @@ class Reading:
             if group.sequence != self._expected:
                 raise ProtocolError(f"batch {group.sequence} came, expected {self._expected}")
             batches += self._take(group, frames)
+            if group.shapes is not None:
+                self._is_uniform = False
             self._expected += len(group.slots)
         return batches
+
+    def count_bytes(self, batches: list[Batch], rows: int) -> int:
+        """Bytes of batches that have `rows` rows in all."""
+        if self._is_uniform:
+            return rows * self._row_bytes
+        return sum([array.nbytes for batch in batches for array in batch.arrays])
 
     def _take(self, group: say.Group, frames: list[Any]) -> Iterator[Batch]:
         names, identity, stride = self._names, self.identity, group.stride
@@ -99,9 +119,14 @@ class Reading:
         while slots or used > self._told or renew:
             renew, self._told = False, used
             point("consumer.before_used")
-            self._tell(say.Used(generation=self.opened.generation, sequence=used, slots=slots))
+            self._tell(
+                say.Used(
+                    generation=self.opened.generation, sequence=used, slots=slots,
+                    report=self._report(),
+                )
+            )  # fmt: skip
             point("consumer.used")
-            self.renew_at = time.monotonic() + self.opened.lease_s / 3
+            self.renew_at = time.monotonic() + min(_TELL_S, self.opened.lease_s / 3)
             slots = self.plane.take_released()
 
     def ask_snapshot(self, request: int, handed: int) -> bool:

@@ -8,11 +8,13 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+from feeder.devices.cuda.landing import Landing
 from feeder.errors import (
     AuthError,
     ClosedError,
     ConfigError,
     ConnectTimeout,
+    DeviceError,
     FeedError,
     ProtocolError,
     RemoteError,
@@ -49,6 +51,7 @@ class Receiver:
         connect: Callable[[str], Wire],
         token: bytes | None,
         at_end: Callable[[], None],
+        landing: Landing | None = None,
     ) -> None:
         self.wish = wish
         self._connect = connect
@@ -63,7 +66,7 @@ class Receiver:
         self._over = self._leaving = self._resting = False
         self.waker = Waker()
         """Wakes the I/O thread."""
-        self.inbox = Inbox(lambda: self._talk.describe_wait())
+        self.inbox = Inbox(lambda: self._talk.describe_wait(), landing)
         """What has come."""
         self._talk = Conversation(wish, token, self.inbox, self.waker.wake, self._say)
 
@@ -116,6 +119,8 @@ class Receiver:
         try:
             while not self._over:
                 self._step()
+        except ConfigError as error:
+            failure = error
         except Exception as error:
             logger.exception("the consumer's I/O thread failed")
             failure = RemoteError(f"the consumer failed: {type(error).__name__}: {error}")
@@ -224,8 +229,11 @@ class Receiver:
                 self._fail(error)
             else:
                 self._lose(str(error))
-        except ConfigError as error:
+        except (ConfigError, DeviceError) as error:
+            # The server would go on sending what cannot be taken.
             self._fail(error)
+            self._close_wire()
+            self._rest()
 
     def _on_trouble(self, wire: Wire) -> None:
         error = wire.trouble()

@@ -6,10 +6,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from feeder.checkpoint.resuming import find_position
+from feeder.checkpoint.store import CheckpointStore
 from feeder.config import FeedConfig
 from feeder.coordinator import Coordinator
 from feeder.errors import ConfigError, ResumeError
 from feeder.positions import Positions
+from feeder.snapshot import Snapshot, StreamState
 from workers.batch import Cut
 from workers.position import Lanes
 from workers.resuming import Resume
@@ -38,11 +41,29 @@ class Recipe:
         self._next: Coordinator | None = coordinator
         self.positions = Positions(self._config(coordinator), 0)
         """What the feed's positions mean."""
+        self.origin: Resume | None = None
+        """Where consumers begin that come without a position; None for the feed's beginning."""
         if self.config.stream.order == "arrival" and len(self.config.devices) > 1:
             raise ConfigError(
                 f"feed {name!r} has order='arrival' and {len(self.config.devices)} queues: what "
                 "each is dealt could not be repeated; serve it with one queue"
             )
+        if coordinator[name].streams[0].started:
+            self._take_over(coordinator)
+
+    def _take_over(self, coordinator: Coordinator) -> None:
+        """The feed runs already: end that, and serve it from where its user stands."""
+        stream, spec = coordinator[self.name].streams[0], self.config.stream
+        if not (spec.pure or spec.seekable):
+            raise ConfigError(
+                f"feed {self.name!r} is started already, and its fetch function cannot be put "
+                "back; serve it before it is started, or serve a factory"
+            )
+        position = Snapshot((stream.state(with_rows=True),))
+        if not coordinator.stop(self.name):
+            raise ConfigError(f"feed {self.name!r} is started already, and does not stop")
+        self._next = None
+        self.begin_at(position)
 
     @property
     def config(self) -> FeedConfig:
@@ -56,13 +77,21 @@ class Recipe:
                 f"feed {self.name!r} was made by {len(streams)} calls, one per device; a served "
                 "feed is one stream, dealt out: make it with devices=N, or serve it with queues=N"
             )
-        if streams[0].started:
-            raise ConfigError(
-                f"feed {self.name!r} is started already; serve a coordinator that is not started"
-            )
         config = streams[0].config
         num = len(config.devices) if self._queues is None else self._queues
         return replace(config, devices=tuple(f"queue:{i}" for i in range(num)))
+
+    def begin_at(self, position: Snapshot | bytes) -> None:
+        """Let consumers that come without a position begin there. Raises `ResumeError`."""
+        origin = self.positions.find_in(position)
+        self.positions.check_round(origin.cut)
+        self.origin = origin
+
+    def start_state(self) -> StreamState:
+        """Where such consumers begin, with the leftover rows where they are known."""
+        origin = self.origin or Resume(cut=self.start_cut(), rows=(), columns=None)
+        cut, rows, columns = origin.cut, origin.rows, origin.columns
+        return self.positions.state(cut, rows, columns, with_rows=True)
 
     def start_cut(self) -> Cut:
         """The start of the feed's stream."""
@@ -73,6 +102,15 @@ class Recipe:
             epoch=0, index=0, step=0, finished=False, position=lanes.origin(), leftover=None,
             encode=self.positions.id.encode,
         )  # fmt: skip
+
+    def token(self, resume: Resume | None) -> bytes:
+        """A position that a consumer came with, or the start, as it is told: a snapshot where
+        leftover rows go with it."""
+        if resume is None:
+            resume = Resume(cut=self.start_cut(), rows=(), columns=None)
+        cut, rows, columns = resume.cut, resume.rows, resume.columns
+        state = self.positions.state(cut, rows, columns, with_rows=False)
+        return state.token if state.rows is None else bytes(Snapshot((state,)))
 
     def length(self, queue: int) -> int | None:
         """Batches of the whole stream on a queue; None where the fetch function does not say how
@@ -115,6 +153,26 @@ class Recipe:
         if config.init_fun is not None:
             config.init_fun(coordinator[self.name], coordinator)
         return config
+
+
+def make_recipes(
+    coordinator: Coordinator, factory: Callable[[], Any] | None, queues: int | None
+) -> list[Recipe]:
+    """A recipe for each feed of a coordinator. Raises `ConfigError`."""
+    names = list(coordinator)
+    if not names:
+        raise ConfigError("the coordinator has no feed to serve; add one first")
+    return [Recipe(name, coordinator, factory, queues) for name in names]
+
+
+def begin_at(recipes: list[Recipe], resume: Any, store: CheckpointStore | None) -> None:
+    """Let consumers that come without a position begin at the one that `resume` means. Raises
+    `ResumeError` where it does not fit, and `CheckpointError`."""
+    found = find_position(resume, store)
+    if found.position is not None:
+        with found.named():
+            for recipe in recipes:
+                recipe.begin_at(found.position)
 
 
 def make_coordinator(factory: Callable[[], Any]) -> Coordinator:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import zmq
 
 from feeder.errors import AuthError, ConfigError
+from feeder.protocol.fields import ROWS_BYTES
 from feeder.transport.addresses import Address
 from feeder.transport.keys import ClientKeys, ServerKeys
 
@@ -28,7 +29,9 @@ DOMAIN = "feeder"
 handshake: garbage would pass for their messages."""
 NEEDED_LIBZMQ = (4, 3, 5)
 MAX_REQUEST_BYTES = 128 * 1024
-"""The longest frame that a server takes, unless told otherwise: it gets control messages alone."""
+"""The longest frame that a server takes from anybody: it gets control messages alone."""
+MAX_POSITION_BYTES = ROWS_BYTES + MAX_REQUEST_BYTES
+"""The same from peers that are let in by their uid or their keys: positions with leftover rows."""
 HANDSHAKE_MS = 2000
 """A peer that has not finished its handshake after so long is dropped."""
 HWM_SLACK = 16
@@ -108,6 +111,11 @@ class Security:
     def encrypts(self, address: Address) -> bool:
         """Whether peers at `address` speak CURVE: with keys, over TCP."""
         return self.keys is not None and address.scheme == "tcp"
+
+    def most_request_bytes(self, address: Address) -> int:
+        """The longest frame that a server takes at `address`."""
+        is_known = address.scheme == "ipc" or self.encrypts(address)
+        return MAX_POSITION_BYTES if is_known else MAX_REQUEST_BYTES
 
     def make_router(
         self, credit: int, *, curve: bool = False, max_message_bytes: int = MAX_REQUEST_BYTES

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import secrets
 import threading
@@ -12,32 +13,38 @@ from typing import Any
 
 import xxhash
 
+from feeder.checkpoint.policy import Checkpointing
+from feeder.checkpoint.saving import Saver
+from feeder.checkpoint.store import CheckpointStore
 from feeder.coordinator import Coordinator
-from feeder.errors import ConfigError
+from feeder.errors import ConfigError, RemoteError
+from feeder.metrics.figures import Figures
+from feeder.snapshot import Snapshot
 from feeder.transport import inheritance
-from feeder.transport.addresses import (
-    Address,
-    check_binds,
-    default_address,
-    parse,
-    private_directory,
-)
+from feeder.transport.addresses import Address, private_directory
 from feeder.transport.arena import ArenaSlots
+from feeder.transport.arguments import check_arguments, check_checkpoints
 from feeder.transport.claims import claim
 from feeder.transport.descriptors import Listener
 from feeder.transport.desk import Desk
 from feeder.transport.feeds import ServedFeed
 from feeder.transport.keys import ServerKeys
-from feeder.transport.recipes import Recipe, make_coordinator
+from feeder.transport.recipes import Recipe, begin_at, make_coordinator, make_recipes
 from feeder.transport.security import Security, bind, watch
 from feeder.transport.serving import Door, Serving
 from feeder.transport.waker import Waker
 from workers.scope import Scope
 
+logger = logging.getLogger("feeder")
+
 STOP_S = 4.5
 """How long a stop waits for everything, fetch functions included."""
 
+SAVE_S = 10.0
+"""How long it waits at the end for that to be stored."""
+
 _MAX_CREDIT = 1024
+_LOOK_S = 2.0
 
 
 class Server:
@@ -53,33 +60,41 @@ class Server:
         keys: ServerKeys | None,
         lease_s: float,
         exit_when: str,
+        status: str | int | None = None,
+        checkpoints: Checkpointing | None = None,
+        resume: Any = None,
     ) -> None:
         self._stack = contextlib.ExitStack()
         self._scope = Scope()
         self._waker = Waker()
         self._over = threading.Event()
+        self._desks: dict[str, Desk] = {}
+        self._saver: Saver | None = None
         try:
-            self._open(coordinator, factory, addresses, queues, keys, lease_s, exit_when)
+            recipes = make_recipes(coordinator, factory, queues)
+            if resume is not None:
+                begin_at(recipes, resume, None if checkpoints is None else checkpoints.place)
+            if checkpoints is not None:
+                self._saver = self._keep(checkpoints)
+            self._open(recipes, addresses, keys, lease_s, exit_when, status)
         except BaseException:
             self._stack.close()
             raise
 
     def _open(
-        self, coordinator: Coordinator, factory: Callable[[], Any] | None,
-        addresses: Sequence[Address], queues: int | None, keys: ServerKeys | None, lease_s: float,
-        exit_when: str,
+        self, recipes: Sequence[Recipe], addresses: Sequence[Address], keys: ServerKeys | None,
+        lease_s: float, exit_when: str, status: str | int | None,
     ) -> None:  # fmt: skip
-        names = list(coordinator)
-        if not names:
-            raise ConfigError("the coordinator has no feed to serve; add one first")
-        recipes = [Recipe(name, coordinator, factory, queues) for name in names]
         claims = [self._stack.enter_context(claim(address)) for address in addresses]
         security = self._stack.enter_context(Security(keys, is_server=True))
         doors: list[Door] = []
-        for is_curve in (False, True):
-            chosen = [a for a in addresses if security.encrypts(a) == is_curve]
+        for kind in ((False, "ipc"), (False, "tcp"), (True, "tcp")):
+            chosen = [a for a in addresses if (security.encrypts(a), a.scheme) == kind]
             if chosen:
-                router = security.make_router(_MAX_CREDIT, curve=is_curve)
+                most_bytes = security.most_request_bytes(chosen[0])
+                router = security.make_router(
+                    _MAX_CREDIT, curve=kind[0], max_message_bytes=most_bytes
+                )
                 monitor = watch(router)
                 bound = [bind(router, address) for address in chosen]
                 doors.append(Door(router=router, monitor=monitor, addresses=bound))
@@ -95,13 +110,25 @@ class Server:
         self.queues = {recipe.name: len(recipe.config.devices) for recipe in recipes}
         """The number of queues of each feed, by its name."""
         self._feeds: list[ServedFeed] = []
-        desks: dict[str, Desk] = {}
+        desks = self._desks
         for recipe in recipes:
             self._feeds.append(self._feed(recipe, desks, run_id, lease_s))
         self._serving = Serving(desks, doors, listener, self._waker, exit_when=exit_when)
+        self.status_url = self._show_status(status)
+        """The address of the status page; None where there is none."""
         for feed in self._feeds:
             self._scope.start(f"feeder {feed.name} maker", feed.run_maker)
         self._scope.start("feeder server", self._run)
+
+    def _keep(self, checkpoints: Checkpointing) -> Saver:
+        """Store what consumers have used."""
+        saver = Saver(checkpoints, self._position, lambda error: logger.error("%s", error))
+        self._stack.callback(saver.close, SAVE_S)
+        saver.start()
+        return saver
+
+    def _position(self) -> Snapshot:
+        return Snapshot(tuple(desk.state() for desk in self._desks.values()))
 
     def _feed(
         self, recipe: Recipe, desks: dict[str, Desk], run_id: bytes, lease_s: float
@@ -124,6 +151,28 @@ class Server:
         listener = Listener(str(private_directory() / f"{name}.arenas"))
         self._stack.callback(listener.close)
         return listener
+
+    def _show_status(self, place: str | int | None) -> str | None:
+        if place is None:
+            return None
+        from feeder.status.port import StatusPort
+
+        port = StatusPort(place, self.figures)
+        self._stack.callback(port.close)
+        return port.url
+
+    def figures(self) -> Figures:
+        """What all feeds have done; any thread may ask. Raises `ClosedError` when it is closed,
+        and `RemoteError` where the thread that serves does not answer."""
+        future = self._serving.watching.ask()
+        self._waker.wake()
+        try:
+            return future.result(_LOOK_S)
+        except TimeoutError:
+            future.cancel()
+            raise RemoteError(
+                f"the server's own thread has not answered for {_LOOK_S:.0f} s"
+            ) from None
 
     def _run(self) -> None:
         try:
@@ -149,6 +198,8 @@ class Server:
         try:
             self._scope.close(STOP_S)
         finally:
+            if self._saver is not None and self._saver.is_running:
+                self._saver.mark()
             self._stack.close()
             self._serving.close()
         for feed in self._feeds:
@@ -179,6 +230,9 @@ def serve(
     insecure: bool = False,
     lease: float = 30.0,
     exit_when: str = "never",
+    status: str | int | None = None,
+    checkpoints: Checkpointing | CheckpointStore | str | os.PathLike[str] | None = None,
+    resume: Any = None,
 ) -> Server:
     """Serve feeds to consumers in other processes, on this host or others.
 
@@ -195,22 +249,27 @@ def serve(
         insecure: Listen where other hosts can reach it without keys.
         lease: Seconds after which a consumer that is not heard of may be replaced.
         exit_when: "never", or "acknowledged": `wait` returns when every batch has been used.
+        status: ``[HOST:]PORT`` of a page that shows what the feeds do, with `/metrics`, `/healthz`
+            and `/readyz`; this host alone where no host is given. None by default.
+        checkpoints: Where the newest round that all consumers have used is stored: a
+            `Checkpointing` with `every_s`, or a store, path or URL for every 30 s. It is stored
+            at the end too.
+        resume: Where consumers begin that come without a position of their own, of whatever
+            `init_data_input_workers` takes for it; "latest" is the newest of `checkpoints`. What
+            a trainer's own checkpoint says goes before it.
 
     Returns:
         The server, which serves until it is closed.
 
     Raises:
         ConfigError: An argument is wrong, or an address is taken.
+        ResumeError: `resume` does not fit a feed.
+        CheckpointError: `resume` cannot be read, or somebody else writes to `checkpoints`.
     """
-    if exit_when not in ("never", "acknowledged"):
-        raise ConfigError(f"exit_when is {exit_when!r}, expected 'never' or 'acknowledged'")
-    if queues is not None and (type(queues) is not int or not 1 <= queues <= 4096):
-        raise ConfigError(f"queues is {queues!r}, expected a whole number from 1 to 4096")
-    if type(lease) not in (int, float) or not 0 < lease <= 1e9:
-        raise ConfigError(f"lease is {lease!r} s, expected more than 0, at most 1e9")
-    texts = (addresses,) if isinstance(addresses, str) else addresses
-    found = [default_address()] if texts is None else [parse(text) for text in texts]
-    check_binds(found, curve=keys is not None, insecure=insecure)
+    found, server_keys = check_arguments(
+        addresses, queues=queues, keys=keys, insecure=insecure, lease=lease, exit_when=exit_when,
+        status=status,
+    )  # fmt: skip
     if isinstance(feeds, Coordinator):
         factory, coordinator = None, feeds
     elif callable(feeds):
@@ -222,5 +281,5 @@ def serve(
         )
     return Server(
         coordinator, factory, found, queues=queues, lease_s=lease, exit_when=exit_when,
-        keys=None if keys is None else ServerKeys.read(keys),
+        status=status, keys=server_keys, resume=resume, checkpoints=check_checkpoints(checkpoints),
     )  # fmt: skip

@@ -22,14 +22,15 @@ from feeder.transport.desk import Desk
 from feeder.transport.faults import point
 from feeder.transport.lease import Lease, Peer
 from feeder.transport.presence import Presence
+from feeder.transport.quiet import QuietLog
 from feeder.transport.security import Socket, read_event
 from feeder.transport.waker import Waker
+from feeder.transport.watching import Watching
 
 logger = logging.getLogger("feeder")
 
 _MESSAGES_AT_ONCE = 256
 _TELL_S = 5.0
-_LOG_EVERY_S = 1.0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -57,7 +58,7 @@ class Serving:
         # Connected peers that have asked for a queue at some time.
         self._known: set[Peer] = set()
         self._stopping: str | None = None
-        self._logged_at, self._silenced = -math.inf, 0
+        self._log = QuietLog()
         self._tell_at = time.monotonic() + _TELL_S
         self._poller = zmq.Poller()
         for door in doors:
@@ -65,6 +66,8 @@ class Serving:
             self._poller.register(door.monitor, zmq.POLLIN)
         self._poller.register(waker.fileno(), zmq.POLLIN)
         self._presence = Presence(listener, self._poller)
+        self.watching = Watching(desks)
+        """Those who only look."""
         self.done = False
         """Whether all consumers have what they wanted (`exit_when`)."""
 
@@ -83,11 +86,13 @@ class Serving:
             self._stopping = f"it failed: {type(error).__name__}: {error}"
         finally:
             self._farewell()
+            self.watching.close()
 
     def _step(self) -> None:
         ready = dict(self._poller.poll(self._timeout()))
         if self.waker.fileno() in ready:
             self.waker.clear()
+        self.watching.answer()
         for i, door in enumerate(self._doors):
             if door.router in ready:
                 self._receive(i, door)
@@ -131,7 +136,7 @@ class Serving:
             else:
                 router.send_multipart(parts)
         except zmq.ZMQError as error:
-            self._log("a consumer is not sent to: %s", str(error))
+            self._log.warn("a consumer is not sent to: %s", str(error))
             return False
         return True
 
@@ -156,12 +161,12 @@ class Serving:
 
     def _handle(self, peer: Peer, frame: Any) -> None:
         message = decode(frame.buffer, from_consumer=True)
-        if isinstance(message, say.Open):
+        if isinstance(message, say.Open | say.Look):
             # A connection that broke before this message came must be known as broken first: its
             # descriptor may be this one's now.
             self._look_at_events(peer.router, self._doors[peer.router])
             self._descriptors[peer.router, frame.get(zmq.SRCFD)] = peer
-            self._open(peer, message)
+            self._greet(peer, message)
             return
         if peer not in self._known:
             raise ProtocolError(f"{type(message).__name__} came from one that did not say Open")
@@ -189,6 +194,14 @@ class Serving:
             case say.Bye():
                 self._forget(peer)
                 desk.leave(lease)
+
+    def _greet(self, peer: Peer, message: say.Open | say.Look) -> None:
+        if self.watching.knows(peer) or (isinstance(message, say.Look) and peer not in self._known):
+            self.send(peer, self.watching.hear(peer, message), ())
+        elif isinstance(message, say.Open):
+            self._open(peer, message)
+        else:
+            raise ProtocolError("a consumer asks as a monitor does")
 
     def _open(self, peer: Peer, message: say.Open) -> None:
         if peer in self._leases:
@@ -229,25 +242,16 @@ class Serving:
 
     def _refuse(self, peer: Peer, error: FeedError) -> None:
         """Tell a peer what is wrong with what it said; a lease that it has ends."""
-        self._log("a consumer is refused: %s", str(error))
+        self._log.warn("a consumer is refused: %s", str(error))
         found = self._leases.get(peer)
         generation = b"" if found is None else found[1].generation
+        self.watching.forget(peer)
         self.send(peer, make_fault(generation, error, None), ())
         self._lose(peer)
 
     def _forget(self, peer: Peer) -> None:
         self._leases.pop(peer, None)
         self._presence.forget(peer)
-
-    def _log(self, text: str, error: str | None) -> None:
-        """Log at most once a second: a peer that misbehaves does so often."""
-        now = time.monotonic()
-        if now - self._logged_at < _LOG_EVERY_S:
-            self._silenced += 1
-            return
-        more = f" ({self._silenced} more like it)" if self._silenced else ""
-        self._logged_at, self._silenced = now, 0
-        logger.warning(text + more, error)
 
     # ---- connections
 
@@ -257,10 +261,11 @@ class Serving:
                 peer = self._descriptors.pop((number, event.value), None)
                 if peer is not None:
                     self._known.discard(peer)
+                    self.watching.forget(peer)
                     self._lose(peer)
             elif event.kind in (zmq.EVENT_HANDSHAKE_FAILED_AUTH,
                                 zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL):  # fmt: skip
-                self._log("a peer was not let in: %s", event.kind.name)
+                self._log.warn("a peer was not let in: %s", event.kind.name)
 
     def _admit(self) -> None:
         """Take the unix connections that have said whose they are."""

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 
 import zmq
 
-from feeder.errors import FeedError, TransportError
+from feeder.errors import ConfigError, FeedError, TransportError
 from feeder.transport.addresses import Address
 from feeder.transport.security import Security, connect, meaning, read_event, unwatch, watch
 
@@ -54,6 +54,7 @@ class Wire:
     def __init__(self, security: Security, address: Address, max_message_bytes: int) -> None:
         self._connected = False
         self._num_refused = 0
+        self._address, self._most_bytes = address, security.most_request_bytes(address)
         self._needed = 2 if security.encrypts(address) else math.inf
         self._dealer = security.make_dealer(
             1024, max_message_bytes=max_message_bytes, curve=security.encrypts(address)
@@ -93,7 +94,13 @@ class Wire:
         return Ready(self._dealer in ready, self._monitor in ready or self._hung_up)
 
     def send(self, data: bytes) -> None:
-        """Send a message, sooner or later."""
+        """Send a message, sooner or later. Raises `ConfigError` where no server takes it."""
+        if len(data) > self._most_bytes:
+            raise ConfigError(
+                f"{self._address}: a position with leftover rows makes a message of {len(data)} "
+                f"bytes, and a server without keys takes at most {self._most_bytes}; use a unix "
+                "socket or keys, or resume from a token"
+            )
         with contextlib.suppress(zmq.Again):
             self._dealer.send(data)
 

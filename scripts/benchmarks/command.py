@@ -20,7 +20,8 @@ def run_cases(name: str, description: str | None, cases: Cases) -> None:
     """Run the cases that the command line asks for, and print what they found."""
     arguments = _parser(name, description, cases).parse_args()
     settings = _settings(arguments)
-    print("; ".join(f"{name} {value}" for name, value in machine().items()))
+    found = machine()
+    print("; ".join(f"{name} {value}" for name, value in found.items()))
     begin = time.monotonic()
     reports = []
     for case in arguments.only or cases:
@@ -29,7 +30,7 @@ def run_cases(name: str, description: str | None, cases: Cases) -> None:
     show_goals(reports)
     print(f"{settings.repetitions} repetitions, {time.monotonic() - begin:.0f} s")
     if arguments.json:
-        write_json(arguments.json, settings, reports)
+        write_json(arguments.json, found, settings, reports)
 
 
 def _parser(name: str, description: str | None, cases: Cases) -> argparse.ArgumentParser:

@@ -14,7 +14,9 @@ from functools import partial
 from busy import beside_busy
 from command import run_cases
 from copies import copy_constant, copy_fresh
+from counting import statistics
 from harness import Settings
+from importing import importing
 from races import RACES, run_race
 from report import Report
 from resuming import resuming
@@ -32,6 +34,8 @@ CASES: Mapping[str, Callable[[Settings], Report]] = {
     "snapshot": snapshots,
     "token": tokens,
     "resume": resuming,
+    "statistics": statistics,
+    "import": importing,
 }
 
 

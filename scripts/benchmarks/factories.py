@@ -6,11 +6,12 @@ from functools import cache, partial
 
 import feeder
 from contenders import make_coordinator
-from fetches import IMAGES, SMALL, VECTORS, Fetch, Load, constant
+from fetches import HUGE, IMAGES, SMALL, VECTORS, Fetch, Load, constant
 
 LOADS = {
     "images": IMAGES,
     "images-7": IMAGES.in_chunks_of(7),
+    "images-250": HUGE,
     "vectors": VECTORS,
     "small": SMALL,
     "small-4096": SMALL.in_chunks_of(4096),

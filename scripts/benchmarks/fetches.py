@@ -49,6 +49,10 @@ IMAGES = Load(
     name="32×(227,227,3) float32", batch_size=32, row_shape=(227, 227, 3), dtype="float32",
     chunk_rows=32, bound=20,
 )  # fmt: skip
+HUGE = Load(
+    name="250×(227,227,3) float32", batch_size=250, row_shape=(227, 227, 3), dtype="float32",
+    chunk_rows=250, bound=6,
+)  # fmt: skip
 VECTORS = Load(
     name="256×1024 float32", batch_size=256, row_shape=(1024,), dtype="float32",
     chunk_rows=256, bound=100,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import os
 import platform
@@ -101,13 +102,14 @@ def _goal_row(goal: Goal) -> list[str]:
 
 
 def machine() -> dict[str, Any]:
-    """What the figures were measured on."""
+    """What the figures are measured on, and how busy it is already."""
     return {
         "cores": len(os.sched_getaffinity(0)),
         "processor": _processor(),
         "system": platform.platform(),
         "python": platform.python_version(),
         "numpy": np.__version__,
+        "load": round(os.getloadavg()[0], 2),
     }
 
 
@@ -120,10 +122,13 @@ def _processor() -> str:
     return names[0] if names else platform.machine()
 
 
-def write_json(path: Path, settings: Settings, reports: Sequence[Report]) -> None:
-    """Write the machine, the settings, every sample and every verdict."""
+def write_json(
+    path: Path, found: Mapping[str, Any], settings: Settings, reports: Sequence[Report]
+) -> None:
+    """Write the day, the machine, the settings, every sample and every verdict."""
     document = {
-        "machine": machine(),
+        "date": datetime.date.today().isoformat(),
+        "machine": dict(found),
         "settings": asdict(settings),
         "cases": [_case_document(report) for report in reports],
     }

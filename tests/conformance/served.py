@@ -75,24 +75,34 @@ class Seen:
 @contextmanager
 def served(
     transport: str, coordinator: Coordinator | Callable[[], Coordinator], *, num_queues: int = 1,
-    resume: Any = None,
+    resume: Any = None, **settings: Any,
 ) -> Iterator[Seen]:  # fmt: skip
     """Serve a feed, and connect a consumer to each of its queues, which goes on at `resume`, or
-    at its own of a list."""
+    at its own of a list; each on the device of its queue's number, where that is to be "cuda"."""
     scheme, plane = TRANSPORTS[transport]
     positions = resume if isinstance(resume, list) else [resume] * num_queues
     with ExitStack() as stack:
         server = stack.enter_context(serving(coordinator, scheme, queues=num_queues))
+        kind = settings.pop("device", "cpu")
         consumers = [
-            stack.enter_context(reading(server, queue=queue, plane=plane, resume=position))
+            stack.enter_context(
+                reading(
+                    server,
+                    queue=queue,
+                    plane=plane,
+                    resume=position,
+                    device=f"cuda:{queue}" if kind == "cuda" else "cpu",
+                    **settings,
+                )
+            )
             for queue, position in enumerate(positions)
         ]
         assert {consumer.plane for consumer in consumers} == {plane}
         yield Seen(consumers)
 
 
-def running_over(transport: str) -> Callable[..., Any]:
-    """Return `feeds.running` over a transport."""
+def running_over(transport: str, **connected: Any) -> Callable[..., Any]:
+    """Return `feeds.running` over a transport, with consumers that are connected so."""
 
     @contextmanager
     def running(
@@ -101,7 +111,7 @@ def running_over(transport: str) -> Callable[..., Any]:
         coordinator = feeds.make(fetch, **settings)
         (name,) = coordinator
         num = len(coordinator[name].devices)
-        with served(transport, coordinator, num_queues=num, resume=resume) as seen:
+        with served(transport, coordinator, num_queues=num, resume=resume, **connected) as seen:
             yield seen, seen
 
     return running

@@ -141,8 +141,8 @@ def test_the_feeds_own_settings_are_told_beside_the_sources() -> None:
 class Walk:
     """A stateful iterator."""
 
-    def __init__(self) -> None:
-        self.at = 0
+    def __init__(self, worker_id: int) -> None:
+        self.at = worker_id
 
     def __iter__(self) -> Walk:
         return self

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from calls import call
-from feeder import Coordinator, init_data_input_workers
+from feeder import ChunkError, Coordinator, init_data_input_workers
 from needs import needs
 from protos import Datum, TensorProto, TensorProtos
 from stores import encoded, picture, write_lmdb
@@ -25,6 +25,7 @@ ORDERS: dict[str, dict[str, Any]] = {
     "dali window": {**SHARDS, "order": "dali", "random_shuffle": True, "initial_fill": 5},
     "dali padded": {**SHARDS, "order": "dali", "random_shuffle": True, "pad_last_batch": True},
     "dali after epoch": {**SHARDS, "order": "dali", "shuffle_after_epoch": True},
+    "dali compound": {**SHARDS, "order": "dali", "shuffle_after_epoch": "compound"},
 }
 
 Make = Callable[..., Any]
@@ -203,3 +204,73 @@ def test_two_sources_in_one_coordinator(tmp_path: Path) -> None:
                 seen[name] += batch["label"].tolist()
     assert sorted(seen["a"] + seen["b"]) == list(range(NUM_RECORDS))
     assert len(seen["a"]) == NUM_RECORDS // 2
+
+
+def test_two_sources_in_one_coordinator_go_on_from_one_snapshot(tmp_path: Path) -> None:
+    options = {"a": ORDERS["dali window"], "b": {**ORDERS["shuffled shards"], "shard_id": 0}}
+
+    def make(resume: bytes | None = None) -> Coordinator:
+        coordinator = Coordinator()
+        for name, source in (
+            ("a", of_samples(tmp_path, **options["a"])), ("b", of_tokens(tmp_path, **options["b"]))
+        ):  # fmt: skip
+            names = ["x", "y"] if name == "a" else ["x"]
+            init_data_input_workers(
+                names, source, BATCH_SIZE, 2, name, coordinator=coordinator, epochs=EPOCHS,
+                resume=resume,
+            )  # fmt: skip
+        return coordinator
+
+    def rest(coordinator: Coordinator) -> list[list[bytes]]:
+        return [[batch["x"].tobytes() for batch in coordinator[name]] for name in ("a", "b")]
+
+    # After 4 and 1 batches the one is in its second epoch, in the shard that is not its own.
+    with make() as coordinator:
+        taken = [next(coordinator[name]) for name in "aaaab"]
+        assert [taken[-2].epoch, taken[-1].epoch] == [1, 0]
+        snapshot = bytes(coordinator.snapshot())
+        wanted = rest(coordinator)
+    assert all(wanted)
+    with make(snapshot) as coordinator:
+        assert rest(coordinator) == wanted
+
+
+@pytest.mark.parametrize("num_threads", [1, 3])
+def test_a_feed_that_leaves_records_out_goes_on_at_every_cut(num_threads: int) -> None:
+    def fragile(info: sources.SampleInfo) -> tuple[int, int]:
+        # All of the first call, some of the second, and all of the last.
+        if info.idx_in_epoch in (0, 1, 2, 3, 5, 20, 21, 22):
+            raise ValueError("unreadable")
+        return info.idx_in_epoch, info.epoch_idx
+
+    def make() -> sources.Source:
+        return sources.samples(fragile, NUM_RECORDS, on_error="skip")
+
+    whole, _ = feed(make, ["x", "y"], num_threads=num_threads)
+    numbers = [n for _, _, (x, _) in whole for n in np.frombuffer(x, np.int64).tolist()]
+    assert numbers == 3 * [4, *range(6, 20)]
+    check_every_cut(make, ["x", "y"])
+
+
+@pytest.mark.parametrize("batch_size", [1, 4])
+def test_rows_of_another_shape_are_named_by_their_record(tmp_path: Path, batch_size: int) -> None:
+    values = [
+        Datum(
+            channels=1, height=1 + i // 8, width=2, data=bytes(2 + i // 8 * 2), label=i,
+            encoded=False,
+        ).SerializeToString()
+        for i in range(16)
+    ]  # fmt: skip
+    path = write_lmdb(tmp_path / "db", values)
+    coordinator = Coordinator()
+    init_data_input_workers(
+        ["image", "label"], sources.caffe_lmdb(path), batch_size, 2, coordinator=coordinator
+    )
+    message = (
+        rf"^worker 0, call {8 // batch_size}: column 'image': row shape is \(2, 2, 1\), expected "
+        rf"\(1, 2, 1\); the call's first record is {str(path)!r} at key b'00000008'$"
+    )
+    with coordinator:
+        assert sum(next(coordinator["train"]).rows for _ in range(8 // batch_size)) == 8
+        with pytest.raises(ChunkError, match=message):
+            next(coordinator["train"])

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import io
+import os
+import re
 import signal
 import struct
 import subprocess
 import sys
+import threading
+import urllib.request
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -60,6 +65,33 @@ def test_quick_demo_ends_equal_and_draws(output: Path) -> None:
     assert picture[:8] == b"\x89PNG\r\n\x1a\n"
     assert struct.unpack(">II", picture[16:24]) == (1920, 1440)
     assert len(picture) > 60_000  # an empty page of that size has a tenth of it
+
+
+def test_the_page_that_it_names_is_there_while_it_runs(output: Path) -> None:
+    command = [sys.executable, "-u", "-m", "feeder", "demo", *QUICK, f"--output={output}"]
+    environment = os.environ | {"COLUMNS": "100"}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as demo:
+        assert demo.stdout is not None
+        first = demo.stdout.readline()
+        url = re.search(r"http://127\.0\.0\.1:[0-9]+/", first)
+        assert url is not None, first
+        opened = threading.Event()
+        seen: list[int] = []
+
+        def look() -> None:
+            while not seen and demo.poll() is None:
+                with (
+                    contextlib.suppress(OSError),
+                    urllib.request.urlopen(url[0], timeout=5) as page,
+                ):
+                    seen.append(page.status)
+                opened.wait(0.02)
+
+        looker = threading.Thread(target=look)
+        looker.start()
+        said = demo.stdout.read()
+        looker.join()
+    assert (demo.returncode, seen) == (0, [200]), said
 
 
 def meddle_with_checkpoints(
@@ -176,9 +208,9 @@ def test_processes_end_with_their_supervisor(tmp_path: Path) -> None:
 
 def run_quickly(
     kills: list[Kill], *, epochs: int = 1, seed: int = 7, checkpoints: int = 4
-) -> tuple[Run, list[tuple[int, int]]]:
+) -> tuple[Run, list[tuple[int, tuple[int, ...]]]]:
     """A run, and what was watched of it."""
-    watched: list[tuple[int, int]] = []
+    watched: list[tuple[int, tuple[int, ...]]] = []
     run = supervisor.run_training(
         kills,
         lambda *seen: watched.append(seen),
@@ -219,8 +251,12 @@ def test_kills_are_where_they_were_planned(monkeypatch: pytest.MonkeyPatch) -> N
     assert Counter(codes) == {
         ("serving", killed): 2, ("training", killed): 4, ("serving", well): 1, ("training", well): 2
     }  # fmt: skip
-    steps = [step for num_kills, step in watched if num_kills == 3]
+    steps = [min(steps) for num_kills, steps in watched if num_kills == 3]
     assert (min(steps), max(steps)) == (0, 14)
+    of_second = [steps[1] for num_kills, steps in watched if num_kills >= 3]
+    assert 14 in of_second and 12 in of_second[of_second.index(14) :], (
+        "it goes back to its checkpoint"
+    )
     assert {num_kills for num_kills, _ in watched} == {0, 1, 2, 3, 4}
 
 
@@ -338,3 +374,24 @@ def test_bad_options_end_with_2(argument: str, capsys: pytest.CaptureFixture[str
         demo.main([argument])
     assert stopped.value.code == 2
     assert argument.partition("=")[0] in capsys.readouterr().err
+
+
+def test_every_trainer_has_a_bar_that_follows_it_back() -> None:
+    from rich.progress import Progress
+
+    from feeder.demo.show import Bars
+
+    kills = [Kill(step=5, victims=(SERVER,)), Kill(step=9, victims=EVERYBODY)]
+    progress = Progress()
+    bars = Bars(progress, "disturbed run", kills, 20)
+    told = []
+    for num_kills, steps in ((0, (5, 5)), (1, (9, 8)), (2, (4, 8)), (2, (20, 20))):
+        bars(num_kills, steps)
+        told.append([(task.description, task.completed) for task in progress.tasks])
+    assert told[0][0] == ("SIGKILL to server at step 5", 0)
+    assert told[1][0] == ("SIGKILL to all at step 9", 1)
+    assert told[3][0] == ("all kills are done", 2)
+    assert [[step for _, step in lines[1:]] for lines in told] == [[5, 5], [9, 8], [4, 8], [20, 20]]
+    assert [name for name, _ in told[0][1:]] == [
+        "disturbed run, trainer 1", "disturbed run, trainer 2"
+    ]  # fmt: skip

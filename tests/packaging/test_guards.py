@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -221,3 +222,57 @@ def test_no_other_skip_escapes_the_limit(run) -> None:
     )
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     result.stdout.fnmatch_lines(["skipped for other reasons: 1 (too hot today)"])
+
+
+GPUS = """
+    import needs
+
+    needs.why_no_gpus = lambda num: "the driver is missing" if num else ""
+
+    def test_needs_one(): needs.needs_gpus(1)
+    def test_needs_two(): needs.needs_gpus(2)
+    def test_needs_none(): needs.needs_gpus(0)
+"""
+
+
+@pytest.fixture
+def run_gpu_tests(run, pytester: pytest.Pytester):
+    """Return a function that runs a test file of the folder of GPU tests."""
+
+    def run_file(source: str, *arguments: str) -> pytest.RunResult:
+        folder = pytester.path / "tests" / "gpu"
+        folder.mkdir(parents=True)
+        (folder / "test_gpu.py").write_text(textwrap.dedent(source))
+        return pytester.runpytest_subprocess(folder, "-p", "no:cacheprovider", *arguments)
+
+    return run_file
+
+
+def test_gpu_tests_without_a_gpu_are_counted_apart_and_told_why(run_gpu_tests) -> None:
+    result = run_gpu_tests(GPUS, "--max-skips=0")
+    result.assert_outcomes(passed=1, skipped=2)
+    result.stdout.fnmatch_lines(
+        [
+            "skipped for missing tools or packages: 0 (none)",
+            "not run, for they need a GPU: 2 (no GPU: the driver is missing)",
+        ]
+    )
+    assert result.ret == pytest.ExitCode.OK
+
+
+def test_no_test_of_another_folder_is_let_off_for_want_of_a_gpu(run) -> None:
+    result = run(GPUS, "--max-skips=0")
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.stdout.fnmatch_lines(["failed: 2 skipped, where at most 0 may be"])
+
+
+def test_no_gpu_test_is_let_off_for_want_of_anything_else(run_gpu_tests) -> None:
+    result = run_gpu_tests(NEEDY, "--max-skips=0")
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+
+
+def test_a_gpu_may_be_required(run_gpu_tests, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEEDER_GPU", "required")
+    result = run_gpu_tests(GPUS)
+    result.assert_outcomes(passed=1, failed=2)
+    result.stdout.fnmatch_lines(["*FEEDER_GPU is 'required', but the driver is missing*"])

@@ -16,8 +16,11 @@ import feeder
 import feeder.errors
 
 ROOT = Path(__file__).parents[2]
-NOT_AT_IMPORT = {"cupy", "lmdb", "matplotlib", "rich", "torch", "zmq"}
-NEVER_FOR_THE_API = {"cupy", "lmdb", "matplotlib", "rich", "torch"}
+NEVER_FOR_THE_API = {"cupy", "lmdb", "matplotlib", "prometheus_client", "ray", "rich", "torch"}
+NOT_AT_IMPORT = NEVER_FOR_THE_API | {"zmq"}
+NEEDED = "import numpy, zmq, msgpack, msgspec, xxhash"
+IMPORT_MS = 20.0
+"""What `import feeder` may take over the packages that it needs."""
 MEMBERS = (types.FunctionType, classmethod, property, staticmethod)
 FRONT_DOOR = {"Batch", "Call", "Coordinator", "Feed", "Snapshot", "init_data_input_workers"}
 
@@ -40,6 +43,38 @@ def test_the_whole_api_needs_no_extra() -> None:
     loaded = modules_after("import feeder\nfor name in feeder.__all__: getattr(feeder, name)")
     assert "workers" in loaded
     assert loaded & NEVER_FOR_THE_API == set()
+
+
+def test_statistics_and_the_status_page_need_no_extra() -> None:
+    """All but /metrics, which asks for its extra when it is first looked at."""
+    loaded = modules_after(
+        "import feeder, numpy\n"
+        "coordinator = feeder.init_data_input_workers(['x'], lambda call: [numpy.ones(4)], 4)\n"
+        "with coordinator, coordinator.serve_status() as port:\n"
+        "    next(coordinator['train'])\n"
+        "    coordinator['train'].stats(), coordinator.figures(), port._board.everything()"
+    )
+    assert "http" in loaded
+    assert loaded & NEVER_FOR_THE_API == set()
+
+
+def test_a_trainer_loads_no_status_page() -> None:
+    loaded = modules_after("import feeder; feeder.connect, feeder.init_data_input_workers")
+    assert "http" not in loaded
+    assert loaded & NEVER_FOR_THE_API == set()
+
+
+def test_importing_feeder_takes_little_time() -> None:
+    """By the interpreter's own account, the best of three."""
+    assert min(import_ms() for _ in range(3)) <= IMPORT_MS
+
+
+def import_ms() -> float:
+    """Milliseconds that `import feeder` takes where what it needs is there already."""
+    command = [sys.executable, "-X", "importtime", "-c", f"{NEEDED}; import feeder"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    (line,) = [line for line in done.stderr.splitlines() if line.endswith("| feeder")]
+    return float(line.split("|")[1]) / 1e3
 
 
 def test_public_names_are_sorted_and_complete() -> None:

@@ -12,8 +12,16 @@ ROOT = Path(__file__).parents[2]
 COMMANDS = [
     "scripts/bench",
     "scripts/check",
+    "scripts/check-deploy",
+    "scripts/checks/containers",
+    "scripts/checks/slurm-job",
+    "deploy/slurm/train.sbatch",
+    "scripts/crash-states",
     "scripts/demo",
+    "scripts/docs",
+    "scripts/gpu-report",
     "scripts/planted-bugs",
+    "scripts/planted-events",
     "scripts/test",
     ".ci/run",
 ]
@@ -29,7 +37,7 @@ def test_command_can_be_started(name: str) -> None:
     assert os.access(ROOT / name, os.X_OK)
 
 
-@pytest.mark.parametrize("name", [*COMMANDS, "scripts/lib.sh"])
+@pytest.mark.parametrize("name", [*COMMANDS, "scripts/lib.sh", "scripts/checks/tools.sh"])
 def test_bash_understands_it(name: str) -> None:
     done = run("bash", "-n", ROOT / name, cwd=ROOT)
     assert (done.returncode, done.stderr) == (0, "")
@@ -71,3 +79,13 @@ def test_an_old_python_is_refused(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "old-python is not Python 3.11 or newer" in done.stderr
     assert not (tmp_path / "env").exists()
+
+
+def test_without_a_driver_nothing_is_installed_for_gpus(tmp_path: Path) -> None:
+    """What wants a GPU says itself that there is none."""
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\nexit 127\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    script = f"set -euo pipefail; . {ROOT}/scripts/lib.sh; gpu_environment; echo here"
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    done = run("bash", "-c", script, cwd=tmp_path, PATH=path)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "here\n", "")

@@ -1,4 +1,4 @@
-"""`feeder.sources`: the sources under the feeder's name, loaded when they are first used."""
+"""`feeder.sources`: the sources under the feeder's name, loaded when it is first looked at."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def test_a_name_is_the_one_of_workers_and_documented(name: str) -> None:
 
 
 def test_sources_are_loaded_at_first_use_and_need_no_extra() -> None:
-    assert "workers.sources" not in modules_after("import feeder; feeder.sources")
-    assert "workers.sources" in modules_after("import feeder; feeder.sources.arrays")
+    assert "workers.sources" not in modules_after("import feeder; feeder.init_data_input_workers")
+    assert "workers.sources" in modules_after("import feeder; feeder.sources")
     assert "workers.sources" in modules_after("from feeder.sources import caffe_lmdb, image_folder")
 
 

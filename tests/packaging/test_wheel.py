@@ -16,7 +16,10 @@ import feeder
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("feeder", "workers")
 CORE = {"msgpack", "msgspec", "numpy", "pyzmq", "xxhash"}
-EXTRAS = {"bench", "demo", "dev", "images", "lmdb", "test"}
+EXTRAS = {
+    "bench", "cli", "cuda12", "cuda13", "demo", "dev", "docs", "images", "lmdb", "metrics",
+    "objectstore", "ray", "test",
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from planted.bug import Bug
+from planted.events import EVENTS
 from planted.resuming import RESUMING
+from planted.running import RUNNING
+from planted.showing import SHOWING
+from planted.storing import STORING
 
 _STREAM = "tests/conformance/test_stream.py::test_stream_is_the_naive_one"
 _ASSEMBLER = "tests/unit/test_assembler.py::"
@@ -81,7 +85,7 @@ FEEDING = (
         name="timeout ignored",
         harm="A source that has gone silent hangs the training for ever, where `timeout` was to "
         "end it: the original shipped this for three months.",
-        file="workers/channel.py",
+        file="workers/silence.py",
         old="self._timeout_s = timeout_s",
         new="self._timeout_s = 1e9",
         tests=(f"{_KEYWORDS}[timeout]",),
@@ -191,4 +195,4 @@ FEEDING = (
     ),
 )
 
-BUGS = FEEDING + RESUMING
+BUGS = FEEDING + RESUMING + STORING + RUNNING + SHOWING + EVENTS

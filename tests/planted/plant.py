@@ -23,6 +23,7 @@ from pathlib import Path
 
 from planted.bug import Bug
 from planted.catalogue import BUGS
+from planted.events import EVENTS
 from planted.witness import TESTED
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -197,6 +198,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Return the options; ends the process where they are wrong."""
     parser = argparse.ArgumentParser(prog="scripts/planted-bugs", description=__doc__)
     parser.add_argument("--only", action="append", metavar="NAME", choices=[b.name for b in BUGS])
+    parser.add_argument(
+        "--events", action="store_true", help="those that leave out a wait of a GPU's, and no other"
+    )
     parser.add_argument("--list", action="store_true", help="say what they are and plant none")
     parser.add_argument(
         "--jobs", type=int, default=2, metavar="N", help="copies tested at once (2)"
@@ -211,6 +215,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Return the exit status: 0 when every bug was caught."""
     options = parse(arguments)
     bugs = [bug for bug in BUGS if options.only is None or bug.name in options.only]
+    bugs = [bug for bug in bugs if not options.events or bug in EVENTS]
     if options.list:
         print("\n".join(map(describe, bugs)))
         return 0

@@ -15,7 +15,7 @@ from planted.plant import ROOT, PlantError, copied, named_tests, plant, planted_
 
 FEW = (
     "leftover dropped", "slot given back early", "cut of the prefetched head",
-    "cursor read too late",
+    "cursor read too late", "copy does not wait for user",
 )  # fmt: skip
 """Those that are planted here; `scripts/planted-bugs` plants all."""
 

@@ -55,6 +55,19 @@ def test_what_is_no_array(tmp_path: Path) -> None:
     np.save(tmp_path / "objects.npy", np.array([{}, 1], dtype=object), allow_pickle=True)
     (tmp_path / "garbage.npy").write_bytes(b"garbage")
     (tmp_path / "garbage.npz").write_bytes(b"garbage")
+    (tmp_path / "empty.npy").write_bytes(b"")
+    (tmp_path / "empty.npz").write_bytes(b"")
+    np.savez(tmp_path / "objects.npz", a=np.array([{}, 1], dtype=object))
+    np.savez(tmp_path / "whole.npz", a=np.arange(1000))
+    whole = (tmp_path / "whole.npz").read_bytes()
+    (tmp_path / "half.npz").write_bytes(whole[: len(whole) // 2])
+    (tmp_path / "flipped.npz").write_bytes(whole[:2000] + bytes([whole[2000] ^ 1]) + whole[2001:])
+    np.savez_compressed(tmp_path / "packed.npz", a=np.arange(1000))
+    packed = (tmp_path / "packed.npz").read_bytes()
+    (tmp_path / "unpacked.npz").write_bytes(packed[:60] + b"\xff" * 40 + packed[100:])
+    np.save(tmp_path / "whole.npy", np.arange(1000))
+    (tmp_path / "half.npy").write_bytes((tmp_path / "whole.npy").read_bytes()[:4000])
+    (tmp_path / "folder.npy").mkdir()
     cases: list[tuple[tuple[Any, ...], str]] = [
         ((), "no array is given"),
         (({},), "no array is given"),
@@ -67,6 +80,19 @@ def test_what_is_no_array(tmp_path: Path) -> None:
         ((tmp_path / "garbage.npy",), "cannot be read as arrays"),
         ((tmp_path / "garbage.npz",), "cannot be read as arrays"),
         ((tmp_path / "objects.npy",), "cannot be read as arrays"),
+        *(
+            ((tmp_path / name,), rf"{name}' cannot be read as arrays: ")
+            for name in (
+                "empty.npy",
+                "empty.npz",
+                "objects.npz",
+                "half.npz",
+                "flipped.npz",
+                "unpacked.npz",
+                "half.npy",
+                "folder.npy",
+            )
+        ),
         ((tmp_path / "x.txt",), "is no .npy file, nor an .npz file alone"),
         ((np.arange(2), tmp_path / "x.npz"), "is no .npy file, nor an .npz file alone"),
     ]

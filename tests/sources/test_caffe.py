@@ -12,7 +12,7 @@ import pytest
 
 from calls import call, epoch_of
 from protos import Datum
-from stores import encoded, picture, write_lmdb
+from stores import damage_leaf, encoded, picture, write_lmdb
 from workers.copying import is_sole_owner
 from workers.errors import ConfigError
 from workers.sources import RecordError, caffe_lmdb
@@ -115,8 +115,11 @@ def test_files_that_are_not_decoded(tmp_path: Path) -> None:
     assert not image[0, 1:].any()
     with pytest.raises(RecordError, match=r"b'00000001': the file has 2 bytes, .* has 1: give max"):
         only_chunk(caffe_lmdb(path, decode=False))
-    source = caffe_lmdb(path, decode=False, max_bytes=2, on_error="skip")
-    assert only_chunk(source)[2].tolist() == [0, 1] and source.skipped == 2
+    longest_first = write_lmdb(tmp_path / "other", [file(i, b"x" * (4 - i)) for i in range(4)])
+    source = caffe_lmdb(longest_first, decode=False, max_bytes=2, on_error="skip")
+    image, lengths, label = only_chunk(source)
+    assert label.tolist() == [2, 3] and lengths.tolist() == [2, 1] and source.skipped == 2
+    assert image.tolist() == [[120, 120], [120, 0]]
     with pytest.raises(RecordError, match=r"b'00000002': the file has 3 bytes, max_bytes is 2"):
         only_chunk(caffe_lmdb(path, decode=False, max_bytes=2))
 
@@ -161,6 +164,20 @@ def test_a_defective_record_is_named_or_skipped(
         assert [len(chunk[1]) for chunk in epoch_of(source, 1)] == [1, 1, 0, 1]
 
 
+def test_records_in_a_damaged_page_are_named_or_skipped(tmp_path: Path) -> None:
+    path = write_lmdb(tmp_path / "db", [raw(i, 10, 10, 10) for i in range(200)])
+    damage_leaf(path, 10)
+    source = caffe_lmdb(path, on_error="skip")
+    rows = [len(label) for _, label in epoch_of(source, 1)]
+    assert rows.count(0) == source.skipped >= 2
+    first = rows.index(0)
+    assert [len(label) for label in source(call(first, 1))] == [0, 0]
+    with pytest.raises(RecordError, match=rf"^{str(path)!r} at key b'{first:08}': mdb_.*CORRUPTED"):
+        caffe_lmdb(path)(call(first, 1))
+    with pytest.raises(ConfigError, match="is damaged: "):
+        caffe_lmdb(path, verify=True)
+
+
 @pytest.mark.needs("PIL")
 def test_a_corrupt_image_is_named_or_skipped(tmp_path: Path) -> None:
     good = encoded(picture(20, 30))
@@ -201,6 +218,9 @@ def test_records_that_do_not_fit_each_other(tmp_path: Path) -> None:
         ),
         ({"decode": False, "resize": 5}, "resize is given, and decode is False: leave it out"),
         ({"image_available": False, "crop": 5}, "crop is given, and image_available is False"),
+        ({"max_byte": 3}, "unknown option 'max_byte': did you mean 'max_bytes'"),
+        ({"resiz": 3}, "unknown option 'resiz': did you mean 'resize'"),
+        ({"verify": 1}, "verify is 1, expected True or False"),
         ({"num_shards": 3}, "num_shards is 3, more than the 2 records"),
     ],
 )

@@ -10,7 +10,7 @@ import pytest
 
 from calls import call
 from protos import TensorProto, TensorProtos
-from stores import encoded, picture, write_lmdb
+from stores import damage_leaf, encoded, picture, write_lmdb
 from workers.errors import ConfigError
 from workers.sources import RecordError, caffe2_lmdb
 from workers.sources.caffe2_layout import LABEL_TYPES
@@ -195,6 +195,18 @@ def test_a_defective_record_is_named_or_skipped(
         caffe2_lmdb(path, **options)(call(0, 3))
     source = caffe2_lmdb(path, on_error="skip", **options)
     assert len(source(call(0, 3))[1]) == 2 and source.skipped == 1
+
+
+def test_records_in_a_damaged_page_are_skipped(tmp_path: Path) -> None:
+    records = [record(pixels(i, 10, 10, 10), ints(i)) for i in range(200)]
+    path = write_lmdb(tmp_path / "db", records)
+    damage_leaf(path, 10)
+    source = caffe2_lmdb(path, on_error="skip")
+    labels = [source(call(index, 1))[1].tolist() for index in range(200)]
+    assert labels.count([]) == source.skipped >= 2
+    assert all(label in ([], [i]) for i, label in enumerate(labels))
+    with pytest.raises(ConfigError, match="is damaged: "):
+        caffe2_lmdb(path, verify=True)
 
 
 def test_rows_that_do_not_fit_each_other(tmp_path: Path) -> None:

@@ -132,6 +132,47 @@ def test_a_function_may_end_the_epoch() -> None:
     assert [chunk.tolist() for (chunk,) in epoch_of(samples(fn, 100), 2)] == [[0, 1], [2, 3]]
 
 
+def test_no_sample_is_lost_to_an_end() -> None:
+    def fn(info: SampleInfo) -> int:
+        if info.idx_in_epoch == 3:
+            raise StopIteration
+        return info.idx_in_epoch
+
+    with pytest.raises(RecordError, match=r"^sample 3: raised StopIteration, which cannot end an"):
+        samples(fn, 6)(call(1, 2))
+
+    class Ends:
+        def __len__(self) -> int:
+            return 6
+
+        def __getitem__(self, index: int) -> int:
+            raise StopIteration
+
+    with pytest.raises(RecordError, match=r"^sample 0: raised StopIteration, which cannot end an"):
+        records(Ends(), on_error="skip")(call(0, 2))
+
+
+def ends(samples: Any) -> Any:
+    raise StopIteration
+
+
+@pytest.mark.parametrize(
+    ("collate", "message"),
+    [
+        (lambda samples: None, "sample 2 and on: collate returned None, expected columns"),
+        (ends, "sample 2 and on: collate raised StopIteration"),
+    ],
+)
+def test_a_collate_function_that_makes_no_columns(collate: Any, message: str) -> None:
+    with pytest.raises(RecordError, match=f"^{message}$"):
+        records([1, 2, 3, 4], collate=collate)(call(1, 2))
+
+
+def test_what_a_collate_function_makes_is_for_the_feed_to_judge() -> None:
+    made: Any = records([1, 2], collate=lambda samples: [1, "a"])(call(0, 2))
+    assert made == [1, "a"]
+
+
 def test_bad_arguments() -> None:
     with pytest.raises(ConfigError, match="fn is 3, expected a function of a SampleInfo"):
         samples(3, 5)  # type: ignore[arg-type]
@@ -141,3 +182,5 @@ def test_bad_arguments() -> None:
         records(i for i in range(3))  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="the source holds no records"):
         records([])
+    with pytest.raises(ConfigError, match="collate is 3, expected a function of a list of samples"):
+        records([1], collate=3)  # type: ignore[arg-type]

@@ -185,7 +185,10 @@ def test_files_that_cannot_be_read(folder: Path, decoder: Any) -> None:
             {"decoder": "gif"},
             r"decoder is 'gif', expected one of \('auto', 'simplejpeg'",
         ),
-        ({"flip": True}, "unknown option 'flip'"),
+        ({"random_flp": True}, "unknown option 'random_flp': did you mean 'random_flip'"),
+        ({"resiz": 5}, "unknown option 'resiz': did you mean 'resize'"),
+        ({"num_shard": 5}, "unknown option 'num_shard': did you mean 'num_shards'"),
+        ({"xyz": 5}, "unknown option 'xyz': expected decoder, resize, .*, shard_id"),
         ({"on_error": None}, "on_error is None, expected one of"),
     ],
 )
@@ -195,12 +198,46 @@ def test_bad_options(folder: Path, options: dict[str, Any], message: str) -> Non
 
 
 def test_folders_without_images(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="is not a folder, expected one of class folders"):
+    with pytest.raises(ConfigError, match="does not exist, expected a folder of class folders"):
         image_folder(tmp_path / "missing")
+    (tmp_path / "file").write_text("no folder")
+    with pytest.raises(ConfigError, match="is not a folder, expected a folder of class folders"):
+        image_folder(tmp_path / "file")
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "note.txt").write_text("no image")
     with pytest.raises(ConfigError, match="holds no images: expected files such as"):
         image_folder(tmp_path)
+
+
+def test_a_class_that_cannot_be_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scandir = os.scandir
+
+    def refuse(path: Path) -> Any:
+        if path.name == "class1":
+            raise PermissionError(13, "Permission denied")
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(ConfigError, match=r"class1' cannot be read: Permission denied$"):
+        image_folder(folder)
+
+
+def test_a_folder_named_as_an_image_is_none_and_a_broken_link_is_one(folder: Path) -> None:
+    (folder / "class1" / "5.jpg").mkdir()
+    (folder / "class1" / "6.jpg").symlink_to(folder / "class0" / "0.jpg")
+    source = image_folder(folder)
+    assert len(source) == 13 and source.records.name(8) == repr(str(folder / "class1" / "6.jpg"))
+    assert source(call(8, 1))[1].tolist() == [1]
+    (folder / "class0" / "0.jpg").unlink()
+    with pytest.raises(RecordError, match=r"6\.jpg': No such file or directory"):
+        image_folder(folder)(call(7, 1))
+
+
+def test_a_file_of_no_known_kind(folder: Path) -> None:
+    for data in (b"", b"no image"):
+        (folder / "class0" / "0.jpg").write_bytes(data)
+        with pytest.raises(RecordError, match=r"0\.jpg': the image cannot be decoded: it is of no"):
+            image_folder(folder)(call(0, 1))
 
 
 def test_without_a_decoder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from workers.errors import ConfigError
-from workers.sources import IterableSource, iterable
+from workers.sources import IterableSource, RecordError, iterable
 
 
 class Count:
@@ -89,6 +89,17 @@ def test_a_fresh_source_goes_on_at_any_cursor(factory: Any, size: int) -> None:
         assert again.cursor(0) == source.cursor(0)
 
 
+def test_an_iterator_that_begins_anew_after_its_end_is_not_asked_again() -> None:
+    class Round(Count):
+        def __next__(self) -> int:
+            if self.at == self.stop:
+                self.at = 0
+                raise StopIteration
+            return super().__next__()
+
+    assert take(iterable(lambda: Round(4)), 4) == [[0, 1, 2], [3], None, [0, 1, 2]]
+
+
 def test_chunks() -> None:
     class Chunks(Count):
         def __next__(self) -> Any:
@@ -103,6 +114,29 @@ def test_a_collate_function_of_ones_own() -> None:
     assert take(source, 3) == [[3], [3], None]
 
 
+def test_a_collate_function_does_not_end_the_epoch() -> None:
+    def ends(samples: Any) -> Any:
+        raise StopIteration
+
+    with pytest.raises(
+        RecordError, match=r"^worker 1, sample 0 of the call and on: collate raised"
+    ):
+        iterable(lambda: Count(4), collate=ends)(1, 3)
+
+
+def test_several_workers_do_not_give_the_same_samples() -> None:
+    source = iterable(lambda: Count(7))
+    assert take(source, 1) == [[0, 1, 2]]
+    with pytest.raises(
+        ConfigError, match=r"takes no worker_id, and workers \[0, 3\] would all give"
+    ):
+        source(3, 3)
+    resumed = iterable(lambda: Count(7))
+    resumed.seek(1, source.cursor(0))
+    with pytest.raises(ConfigError, match="takes no worker_id"):
+        resumed.seek(2, source.cursor(0))
+
+
 def test_a_list_of_the_callers_is_no_state() -> None:
     with pytest.raises(ConfigError, match="factory made list, expected an iterator with"):
         iterable(lambda: [1, 2])(0, 1)
@@ -113,6 +147,7 @@ def test_a_list_of_the_callers_is_no_state() -> None:
     [
         ({"factory": 3}, "factory is 3, expected a function that makes an iterator"),
         ({"factory": lambda a, b, c: 1}, "factory requires 3 arguments, expected"),
+        ({"factory": list, "collate": 3}, "collate is 3, expected a function of a list of"),
         ({"factory": list, "batched": 1}, "batched is 1, expected True or False"),
         ({"factory": list, "batched": True, "collate": list}, "collate is for single samples"),
     ],

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import os
 import shutil
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -13,15 +15,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stores import write_lmdb
+from stores import damage_leaf, write_lmdb
 from workers.errors import ConfigError
-from workers.sources import RecordError, extras
+from workers.sources import RecordError, extras, lmdb_store
 from workers.sources.lmdb_keys import ListedKeys, NumberedKeys
 from workers.sources.lmdb_store import LmdbStore
+from workers.sources.reading import Faults
+
+ROOT = Path(__file__).parents[2]
 
 
 def read(store: LmdbStore, indices: list[int]) -> list[bytes]:
-    with store.values(np.array(indices)) as values:
+    with store.values(np.array(indices), Faults("raise")) as (records, values):
+        assert records == indices
         return [bytes(value) for value in values]
 
 
@@ -136,8 +142,8 @@ def test_what_is_no_lmdb(tmp_path: Path) -> None:
         (tmp_path / "missing", "does not exist, expected an LMDB folder"),
         (single, r"is a file, expected the folder that holds data\.mdb"),
         (tmp_path / "folder", r"holds no data\.mdb"),
-        (garbage, "is not a sound LMDB"),
-        (nothing, "is not a sound LMDB"),
+        (garbage, "cannot be opened as an LMDB"),
+        (nothing, "cannot be opened as an LMDB"),
         (empty, "is an empty LMDB, expected at least 1 record"),
     ]:
         with pytest.raises(ConfigError, match=message) as caught:
@@ -153,6 +159,136 @@ def test_a_truncated_file_is_refused_before_a_page_is_missed(tmp_path: Path) -> 
     os.truncate(path / "data.mdb", size // 2 // 4096 * 4096)
     with pytest.raises(ConfigError, match=r"is truncated: data.mdb has \d+ bytes, expected \d+"):
         LmdbStore(path)
+
+
+def sound_of(store: LmdbStore, indices: list[int], faults: Faults) -> dict[int, bytes]:
+    with store.values(np.array(indices), faults) as (records, values):
+        return {record: bytes(value) for record, value in zip(records, values, strict=True)}
+
+
+def test_records_in_a_damaged_page_are_named_or_skipped(tmp_path: Path) -> None:
+    # Three lie in a page, and of every twelfth the key is looked at when the store is opened.
+    path = write_lmdb(tmp_path / "db", [b"%1000d" % i for i in range(200)])
+    damage_leaf(path, 10)
+    store, shuffled = LmdbStore(path), np.random.default_rng(0).permutation(200).tolist()
+    lost = []
+    for i in range(200):
+        try:
+            assert read(store, [i]) == [b"%1000d" % i]
+        except RecordError as error:
+            assert str(error).startswith(f"{str(path)!r} at key b'{i:08}': mdb_")
+            lost.append(i)
+    assert len(lost) == 3 and lost == list(range(lost[0], lost[0] + 3))
+    named = next(i for i in shuffled if i in lost)
+    with pytest.raises(RecordError, match=rf"^{str(path)!r} at key b'{named:08}': mdb_.*CORRUPTED"):
+        read(store, shuffled)
+    faults = Faults("skip")
+    found = sound_of(store, shuffled, faults)
+    assert list(found) == [i for i in shuffled if i not in lost] and faults.skipped == 3
+    assert all(int(value) == i for i, value in found.items())
+    assert sound_of(store, lost, faults) == {} and faults.skipped == 6
+
+
+def test_a_call_of_named_keys_without_a_sound_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = LmdbStore(write_lmdb(tmp_path / "db", {key: key for key in KEYS["named"]}))
+    (folder,) = store._folders
+
+    def refuse(indices: np.ndarray, transactions: object) -> list[memoryview]:
+        assert len(indices), "asked for nothing"
+        raise folder.damage[0]("MDB_CORRUPTED")
+
+    monkeypatch.setattr(folder, "read", refuse)
+    faults = Faults("skip")
+    assert sound_of(store, [3, 4], faults) == {} and faults.skipped == 2
+    with pytest.raises(RecordError, match="at key b'00000003_': MDB_CORRUPTED"):
+        read(store, [3, 4])
+
+
+def test_other_errors_of_lmdb_are_no_defect_of_a_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import lmdb
+
+    store = LmdbStore(write_lmdb(tmp_path / "db", [b"a"]))
+
+    def refuse(indices: np.ndarray, transactions: object) -> list[memoryview]:
+        raise lmdb.ReadersFullError("MDB_READERS_FULL")
+
+    monkeypatch.setattr(store._folders[0], "read", refuse)
+    with pytest.raises(lmdb.ReadersFullError):
+        sound_of(store, [0], Faults("skip"))
+
+
+def test_a_run_into_a_damaged_page_does_not_end_the_process(tmp_path: Path) -> None:
+    # Some 150 lie in a page, large as they are: their data has pages of its own.
+    path = write_lmdb(tmp_path / "db", [b"%2100d" % i for i in range(400)])
+    damage_leaf(path, 1)
+    code = (
+        "import sys, numpy as np; from workers.sources.lmdb_store import LmdbStore\n"
+        "from workers.sources.reading import Faults\n"
+        "from workers.sources import lmdb_keys\n"
+        "lmdb_keys._NUM_SAMPLES = 1\n"
+        "store, faults = LmdbStore(sys.argv[1]), Faults('skip')\n"
+        "for first in range(0, 400, 40):\n"
+        "    with store.values(np.arange(first, first + 40), faults) as (records, values):\n"
+        "        assert all(int(bytes(v)) == r for r, v in zip(records, values, strict=True))\n"
+        "print(faults.skipped)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(path)], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0 and 100 < int(done.stdout) < 200, done.stderr
+
+
+def test_damage_is_found_before_the_file_is_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_lmdb(tmp_path / "db", [b"%1000d" % i for i in range(60)])
+    pytest.importorskip("lmdb.verify")
+    assert len(LmdbStore(path, verify=True)) == 60
+    with pytest.raises(ConfigError, match="does not exist, expected an LMDB folder"):
+        LmdbStore(tmp_path / "missing", verify=True)
+    with pytest.raises(ConfigError, match="verify is 1, expected True or False"):
+        LmdbStore(path, verify=1)  # type: ignore[arg-type]
+    monkeypatch.setattr(lmdb_store, "find", lambda package: None)
+    with pytest.raises(ConfigError, match="verify=True needs the package lmdb of version 3"):
+        LmdbStore(path, verify=True)
+    monkeypatch.undo()
+    gc.collect()
+    damage_leaf(path, 10)
+    with pytest.raises(ConfigError, match=rf"^{str(path)!r} is damaged: .*page.*, and \d+ more$"):
+        LmdbStore(path, verify=True)
+    (path / "data.mdb").write_bytes(b"\7" * 20_000)
+    with pytest.raises(ConfigError, match=rf"^{str(path)!r} is damaged: "):
+        LmdbStore(path, verify=True)
+
+
+def test_a_store_that_was_written_anew_is_another(tmp_path: Path) -> None:
+    old = LmdbStore(write_lmdb(tmp_path / "db", [b"old"]))
+    shutil.rmtree(tmp_path / "db")
+    with pytest.raises(ConfigError, match="does not exist"):
+        LmdbStore(tmp_path / "db")
+    new = LmdbStore(write_lmdb(tmp_path / "db", [b"new", b"more"]))
+    assert read(new, [0, 1]) == [b"new", b"more"] and read(old, [0]) == [b"old"]
+
+
+def test_a_store_that_holds_fewer_keys_than_it_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_lmdb(tmp_path / "db", {key: key for key in KEYS["binary"]})
+    find_keys = lmdb_store.find_keys
+    monkeypatch.setattr(lmdb_store, "find_keys", lambda cursor, num: find_keys(cursor, num + 1))
+    with pytest.raises(ConfigError, match="is damaged: it says that it holds 40 records, and has"):
+        LmdbStore(path)
+
+
+def test_named_keys_that_only_look_numbered_are_all_listed(tmp_path: Path) -> None:
+    keys = sorted([*(b"%04d_a" % i for i in range(40) if i != 4), b"0010_b"])
+    store = LmdbStore(write_lmdb(tmp_path / "db", {key: key for key in keys}))
+    assert read(store, list(range(40))) == keys
+    assert store.name(0) == f"{str(tmp_path / 'db')!r} at key b'0000_a'"
 
 
 def test_keys_that_only_look_numbered(tmp_path: Path) -> None:

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from workers.errors import ConfigError
-from workers.sources import arrays
+from workers.sources import Source, arrays
+from workers.sources.array_rows import ArrayRecords
 
 
 @pytest.mark.parametrize(
@@ -49,6 +50,13 @@ from workers.sources import arrays
 def test_bad_options(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         arrays(np.arange(10), **options)
+
+
+def test_a_shuffled_list_is_another_order() -> None:
+    options: dict[str, Any] = {"order": "dali", "random_shuffle": True}
+    labels = ArrayRecords({0: np.arange(10)})
+    told = [Source(labels, list_shuffle=flag, **options).describe() for flag in (False, True)]
+    assert [fields["shuffle"] for fields in told] == ["dali", "dali, of a list"]
 
 
 def test_no_records() -> None:

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from workers.errors import ConfigError, ResumeError
-from workers.sources import windowed
+from workers.sources import orders, windowed
+from workers.sources.libstdcxx import shuffle_again
 from workers.sources.orders import (
     Order,
     PermutedOrder,
@@ -169,6 +170,20 @@ def test_a_shard_that_is_stuck_to_keeps_its_records() -> None:
     assert whole_epoch(order, 0) != whole_epoch(order, 1)
 
 
+def test_lists_are_made_once_for_two_feeds_far_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+
+    def shuffle_and_note(order: list[int], seeds: list[int]) -> None:
+        made.extend(seed >> 32 for seed in seeds)
+        shuffle_again(order, seeds)
+
+    monkeypatch.setattr(orders, "shuffle_again", shuffle_and_note)
+    order = ReshuffledOrder(Sharding(num_records=10), 3, compound=True)
+    for epoch in (0, 9, 0, 9, 1, 10, 1, 10, 2):
+        assert len(set(whole_epoch(order, epoch))) == 10
+    assert made == [*range(1, 11), 2, 11, 3]
+
+
 def test_seeds_and_epochs_permute_differently() -> None:
     sharding = Sharding(num_records=50)
     seen = {tuple(whole_epoch(PermutedOrder(sharding, s), e)) for s in range(4) for e in range(4)}
@@ -230,3 +245,14 @@ def test_a_truncated_cursor_is_refused(length: int) -> None:
 def test_positions_come_as_int64() -> None:
     for make in ORDERS.values():
         assert make(Sharding(num_records=9)).indices(0, 0, 3).dtype == np.int64
+
+
+def test_the_memory_of_a_windowed_shuffle_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Blocks of 8 steps; a window of 20 slots is written down every 24, in 33 bytes.
+    order = WindowedOrder(Sharding(num_records=500), 20, 3)
+    whole_epoch(order, 0)
+    assert list(order._checkpoints) == [432, 456, 480] and len(order._blocks) == 3
+    monkeypatch.setattr(windowed, "_MAX_CHECKPOINT_BYTES", 70)
+    order = WindowedOrder(Sharding(num_records=500), 20, 3)
+    whole_epoch(order, 0)
+    assert list(order._checkpoints) == [456, 480]

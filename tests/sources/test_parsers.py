@@ -181,6 +181,17 @@ def test_packed_varints(numbers: list[int]) -> None:
     assert parsed.numbers().astype(np.uint64).tolist() == numbers
 
 
+@pytest.mark.parametrize("packed", [True, False])
+def test_of_an_int32_the_low_32_bits_count(packed: bool) -> None:
+    number = b"\x85\x80\x80\x80\x80\x20"  # 2**40 + 5
+    field = b"\x22\x06" + number if packed else b"\x20" + number
+    tensor = b"\x10\x02" + field
+    data = b"\x0a" + bytes([len(tensor)]) + tensor
+    assert ours_of_tensors(data) == theirs_of_tensors(data)
+    (parsed,) = parse_tensors(memoryview(data))
+    assert parsed.numbers().tolist() == [5]
+
+
 @pytest.mark.parametrize(
     ("data", "message"),
     [

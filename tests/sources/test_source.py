@@ -174,9 +174,15 @@ def test_a_call_without_a_sound_record_has_no_rows() -> None:
     assert source.skipped == 3
 
 
-def test_a_first_call_without_a_sound_record_is_an_error() -> None:
-    with pytest.raises(RecordError, match=r"record 0: defective, and so is every other record"):
-        Source(Fragile({0, 1, 2, 3}))(call(0, 4))
+def test_a_first_call_without_a_sound_record_has_no_rows_either() -> None:
+    for index in (0, 1):
+        chunk = Source(Fragile({0, 1, 2, 3, 4, 5}))(call(index, 3))
+        assert chunk["x"].shape == (0, 1) and chunk["x"].dtype == np.int16  # type: ignore[call-overload]
+
+
+def test_a_source_without_a_sound_record_is_an_error() -> None:
+    with pytest.raises(RecordError, match=r"record 4: defective, and so is every other record$"):
+        Source(Fragile(set(range(10))))(call(1, 4))
 
 
 def test_a_source_says_what_it_is() -> None:

@@ -29,6 +29,9 @@ def test_inputs_and_targets_one_token_ahead(tmp_path: Path) -> None:
     (rows,) = source(call(0, 10))
     assert len(source) == 10 and rows[:, 0].tolist() == list(range(0, 100, 10))
     assert (rows[:, 1:] == rows[:, :-1] + 1).all()
+    for size, records in ((11, 1), (20, 1), (21, 2), (110, 10), (111, 11)):
+        np.arange(size, dtype=np.uint16).tofile(tmp_path / "b.bin")
+        assert len(tokens(tmp_path / "b.bin", 11, np.uint16, stride=10)) == records
 
 
 def test_no_sequence_runs_from_one_file_into_the_next(tmp_path: Path) -> None:
@@ -45,6 +48,7 @@ def test_no_sequence_runs_from_one_file_into_the_next(tmp_path: Path) -> None:
 def test_what_is_no_file_of_tokens(tmp_path: Path) -> None:
     (tmp_path / "odd.bin").write_bytes(b"x" * 1001)
     (tmp_path / "empty.bin").write_bytes(b"")
+    (tmp_path / "folder.bin").mkdir()
     cases: list[tuple[Any, dict[str, Any], str]] = [
         ("odd.bin", {}, "has 1001 bytes, which is no multiple of the 2 bytes of a uint16: give"),
         ("empty.bin", {}, "has 0 tokens, fewer than a sequence of 8"),
@@ -54,6 +58,9 @@ def test_what_is_no_file_of_tokens(tmp_path: Path) -> None:
         ("odd.bin", {"seq_len": 0}, "seq_len is 0, expected a whole number of at least 1"),
         ("odd.bin", {"seq_len": -5}, "seq_len is -5, expected a whole number of at least 1"),
         ("odd.bin", {"stride": 0}, "stride is 0, expected a whole number of at least 1"),
+        ("odd.bin", {"dtype": "foo"}, "dtype is 'foo': data type 'foo' not understood"),
+        ("odd.bin", {"dtype": 3}, "dtype is 3: Cannot interpret"),
+        ("folder.bin", {}, "cannot be read: Is a directory"),
         ([], {}, "no path is given"),
     ]
     for name, options, message in cases:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import feeder
+from standin.gpu import Machine, installed
 from unit.keyword_cases import CASES, Init, case, drain, own
 from unit.small import Counted, Held, Pure, chunk, ids
 
@@ -23,6 +24,18 @@ def devices(init: Init) -> None:
         assert feed.devices == ("cpu:0", "cpu:1", "cpu:2")
         steps = [[next(feed.on(device)).step for device in range(3)] for _ in range(2)]
     assert steps == [[0, 1, 2], [3, 4, 5]]
+
+
+@case
+def depth(init: Init) -> None:
+    """Says how many batches a GPU holds ahead of the user."""
+    with installed(Machine()) as machine:
+        sizes = []
+        for depth in (2, 7):
+            with own(init, Pure(8, 4), devices=("cuda:0",), depth=depth) as coordinator:
+                next(coordinator["train"])
+                sizes.append(machine.used("device", "cuda:0") // 64)
+    assert [size - sizes[0] for size in sizes] == [0, 5]
 
 
 @case

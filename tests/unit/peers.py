@@ -21,6 +21,12 @@ OPEN: dict[str, Any] = {
 }  # fmt: skip
 
 
+def used(generation: bytes, sequence: int, slots: tuple[int, ...] = ()) -> say.Used:
+    """Return what a consumer says that has seen nothing worth telling."""
+    report = say.Report(0.0, 0.0, 0, 0)
+    return say.Used(generation=generation, sequence=sequence, slots=slots, report=report)
+
+
 class Peer:
     """A DEALER that says anything."""
 

@@ -196,6 +196,12 @@ def test_a_directory_of_another_mode_is_refused(runtime: Path, mode: int) -> Non
         private_directory()
 
 
+def test_a_directory_in_a_volume_with_a_group_of_its_own_is_taken(runtime: Path) -> None:
+    runtime.chmod(0o2777)
+    assert stat.S_IMODE(private_directory().stat().st_mode) == 0o2700
+    assert private_directory() == runtime / "feeder"
+
+
 def test_a_directory_of_somebody_else_is_refused(
     runtime: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

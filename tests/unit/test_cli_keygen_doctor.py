@@ -87,7 +87,7 @@ def test_keygen_adds_clients_and_overwrites_nothing(
     second = ServerKeys.read(tmp_path)
     assert (first.public, first.secret) == (second.public, second.secret)
     assert first.allowed < second.allowed and len(second.allowed) == 2
-    assert run(["keygen", str(tmp_path), "--name", "b"]) == 1
+    assert run(["keygen", str(tmp_path), "--name", "b"]) == 2
     assert "is not overwritten" in capsys.readouterr().err
     assert ServerKeys.read(tmp_path) == second
 
@@ -98,7 +98,7 @@ def test_keygen_overwrites_no_half_of_a_pair(
 ) -> None:
     (tmp_path / "clients").mkdir()
     (tmp_path / left).write_text("precious")
-    assert run(["keygen", str(tmp_path)]) == 1
+    assert run(["keygen", str(tmp_path)]) == 2
     assert f"{tmp_path / left}' is there" in capsys.readouterr().err
     assert (tmp_path / left).read_text() == "precious"
     assert not (tmp_path / "server.key_secret").exists()
@@ -108,7 +108,7 @@ def test_keygen_overwrites_no_half_of_a_pair(
 def test_keygen_takes_plain_names(
     tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(["keygen", str(tmp_path), f"--name={name}"]) == 1
+    assert run(["keygen", str(tmp_path), f"--name={name}"]) == 2
     assert f"client name {name!r}" in capsys.readouterr().err
     assert os.listdir(tmp_path) == ["runtime"]
 
@@ -117,7 +117,7 @@ def test_keygen_tells_where_it_cannot_write(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").touch()
-    assert run(["keygen", str(tmp_path / "file")]) == 1
+    assert run(["keygen", str(tmp_path / "file")]) == 2
     assert "keys cannot be written" in capsys.readouterr().err
 
 
@@ -126,6 +126,21 @@ def test_doctor_finds_this_machine_sound(capsys: pytest.CaptureFixture[str]) -> 
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == len(doctor.CHECKS)
     assert {line.split()[0] for line in lines} <= {"ok", "warning"}
+
+
+def test_doctor_says_who_told_it_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        doctor.os,
+        "environ",
+        {"RANK": "5", "LOCAL_RANK": "1", "SLURM_NODEID": "2", "SLURM_NNODES": "4"},
+    )
+    assert doctor.check_place().text == (
+        "queue 1 of a server on this host (LOCAL_RANK told), 5 of another's (RANK told); "
+        "node 2 (SLURM_NODEID told) of 4 (SLURM_NNODES told)"
+    )
+    monkeypatch.setenv("FEEDER_QUEUE", "two")
+    finding = doctor.check_place()
+    assert (finding.level, "FEEDER_QUEUE is 'two'" in finding.text) == ("problem", True)
 
 
 def test_doctor_ends_with_1_where_there_is_a_problem(
@@ -165,7 +180,6 @@ def no_memfd(*_: object) -> int:
         ),
         (doctor.check_cpus, os, "sched_getaffinity", lambda _: {0}, "warning", "take turns"),
         (doctor.check_copy, doctor, "GOOD_COPY_GBS", 1e6, "warning", "GB/s"),
-        (doctor.check_cupy, doctor.importlib.util, "find_spec", lambda _: 1, "ok", "is installed"),
     ],
 )
 def test_doctor_sees(

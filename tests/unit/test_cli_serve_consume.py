@@ -3,6 +3,7 @@ own and here."""
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 import select
@@ -81,6 +82,10 @@ def make_bad():
 
 def make_nothing():
     return 3
+
+
+def make_wrongly():
+    raise OSError("no\\ndisk")
 
 
 coordinator = make()
@@ -177,6 +182,15 @@ def test_serve_says_where_and_ends_with_0_at_a_signal(folder: Path) -> None:
             assert process.stderr.read() == ""
 
 
+def test_serve_ends_whatever_thread_the_signal_comes_to() -> None:
+    """The system chooses one; under a debugger it is not the main thread."""
+    with serving("make") as (process, _):
+        others = [int(name) for name in os.listdir(f"/proc/{process.pid}/task")]
+        others.remove(process.pid)
+        assert ctypes.CDLL(None).tgkill(process.pid, min(others), signal.SIGTERM) == 0
+        assert process.wait(END_S) == 0
+
+
 def test_serve_listens_at_every_address() -> None:
     binds = ["--bind", "ipc://first", "--bind", "tcp://127.0.0.1:0"]
     with started("serve", "served_feeds:make_two", *binds) as process:
@@ -241,11 +255,13 @@ def test_serve_ends_by_itself_where_everything_was_used() -> None:
         ("served_feeds:number", "'served_feeds:number' is int, expected a function"),
         ("served_feeds:fetch", "cannot be called without arguments"),
         ("served_feeds:make_nothing", "'make_nothing' returned int"),
+        ("served_feeds:make_wrongly", "'served_feeds:make_wrongly' raised OSError: no disk, at /"),
+        ("", "there is nothing to serve: give MODULE:ATTR, or --config FILE"),
     ],
 )
 def test_serve_tells_what_it_cannot_serve(target: str, says: str) -> None:
-    done = run("serve", target)
-    assert done.returncode == 1
+    done = run("serve", *filter(None, [target]))
+    assert done.returncode == 2
     (line,) = done.stderr.splitlines()
     assert line.startswith("feeder: ")
     assert says in line
@@ -262,11 +278,43 @@ def test_serve_looks_in_the_current_folder_first(
     monkeypatch.delitem(sys.modules, "served_feeds")
 
 
-def test_serve_shows_where_a_module_fails() -> None:
+def test_serve_shows_where_a_module_fails(folder: Path) -> None:
     done = run("serve", "served_broken:make")
-    assert done.returncode == 1
-    assert "Traceback" in done.stderr
-    assert "no_such_module_at_all" in done.stderr
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    error = "ModuleNotFoundError: No module named 'no_such_module_at_all'"
+    where = f"{folder}/served_broken.py:1"
+    assert line.startswith(
+        f"feeder: module 'served_broken' cannot be imported: {error}, at {where}; modules are in "
+    )
+    assert repr(str(folder)) in line
+
+
+def test_a_command_that_is_interrupted_says_no_more(folder: Path) -> None:
+    """A module that is imported for ever, and tells that it has begun."""
+    (folder / "served_waiting.py").write_text(
+        "import threading\nprint('here', flush=True)\nthreading.Event().wait()\n"
+    )
+    words = command("serve", "served_waiting:make")
+    pipe = subprocess.PIPE
+    with subprocess.Popen(words, stdout=pipe, stderr=pipe, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert select.select([process.stdout], [], [], READY_S)[0], "it did not begin"
+            process.send_signal(signal.SIGINT)
+            out, err = process.communicate(timeout=END_S)
+            assert (out.strip(), err) == ("here", "")
+        finally:
+            process.kill()
+    assert process.returncode == 130
+
+
+def test_serve_shows_a_traceback_where_it_is_asked_to() -> None:
+    done = run("serve", "served_broken:make", "--debug")
+    assert done.returncode == 2
+    assert done.stderr.startswith("Traceback ")
+    assert "import no_such_module_at_all" in done.stderr
+    assert done.stderr.splitlines()[-1].startswith("feeder: module 'served_broken' cannot be ")
 
 
 @pytest.mark.parametrize(
@@ -282,7 +330,6 @@ def test_serve_shows_where_a_module_fails() -> None:
         ["served_feeds:make", "--lease=nan"],
         ["served_feeds:make", "--bind=udp://x"],
         ["served_feeds:make", "--exit-when=later"],
-        [],
     ],
     ids=" ".join,
 )
@@ -298,14 +345,14 @@ def test_serve_with_wrong_usage_is_status_2(
 def test_serve_does_not_take_an_address_from_another() -> None:
     with serving("make") as (process, _):
         done = run("serve", "served_feeds:make")
-        assert done.returncode == 1
+        assert done.returncode == 2
         assert f"is held by process {process.pid}" in done.stderr
         assert digest_in(run("consume", "--limit=1")) == digest(in_process()[:1])
 
 
 def test_serve_refuses_other_hosts_without_keys() -> None:
     done = run("serve", "served_feeds:make", "--bind=tcp://0.0.0.0:0")
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert "--insecure" in done.stderr
     with serving("make", "--bind=tcp://0.0.0.0:0", "--insecure") as (_, line):
         port = line.rpartition(":")[2].strip()
@@ -431,20 +478,20 @@ def test_consume_tells_an_error_of_the_feed_and_saves() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("words", "status", "says"),
     [
-        (["--feed=other"], "other"),
-        (["--queue=5"], "queue is 5"),
-        (["--resume=missing"], "'missing'"),
-        (["--save=no/such/folder"], "whose folder is missing"),
-        (["--keys=nowhere"], "nowhere"),
+        (["--feed=other"], 2, "other"),
+        (["--queue=5"], 2, "queue is 5"),
+        (["--resume=missing"], 1, "'missing'"),
+        (["--save=no/such/folder"], 2, "whose folder is missing"),
+        (["--keys=nowhere"], 2, "nowhere"),
     ],
     ids=lambda words: words[0] if isinstance(words, list) else "",
 )
-def test_consume_tells_what_it_cannot_have(words: list[str], says: str) -> None:
+def test_consume_tells_what_it_cannot_have(words: list[str], status: int, says: str) -> None:
     with serving("make"):
         done = run("consume", *words)
-    assert done.returncode == 1
+    assert done.returncode == status
     (line,) = done.stderr.splitlines()
     assert line.startswith("feeder: ")
     assert says in line

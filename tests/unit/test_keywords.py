@@ -77,5 +77,5 @@ def test_the_defaults_are_those_that_are_promised() -> None:
         "timeout": 600.0, "max_buffered_bytes": None, "devices": ("cpu",), "seed": 0, "epochs": 1,
         "last_batch": "keep", "last_round": "uneven", "order": "ticket", "num_threads": None,
         "retries": 0, "retry_backoff_s": 1.0, "repeatable": True, "writable": False, "version": "",
-        "resume": None, "coordinator": None,
+        "depth": 0, "resume": None, "coordinator": None,
     }  # fmt: skip

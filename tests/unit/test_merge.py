@@ -38,6 +38,7 @@ def make_merge(lanes: Lanes, epochs: int, start: Position | None = None) -> Merg
         epochs,
         chained=False,
         describe=lambda lane, call: (10 + lane, lanes.number(lane, call)),
+        first_name=lambda epoch, call: None,
         check=None,
         first_lane=None,
     )

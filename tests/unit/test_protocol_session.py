@@ -29,10 +29,12 @@ LEGAL = {
         "Snapshot": "streaming hung ended fenced draining",
         "State": "streaming hung ended",
         "Waiting": "opening opened streaming hung ended",
-        "Fault": "new opening opened streaming hung ended fenced refused draining",
+        "Fault": "new watched opening opened streaming hung ended fenced refused draining",
         "End": "streaming hung",
-        "Farewell": "new opening opened streaming hung ended fenced refused",
+        "Farewell": "new watched opening opened streaming hung ended fenced refused",
         "Bye": "opening opened streaming hung ended fenced refused draining",
+        "Look": "new watched refused draining",
+        "Seen": "watched",
     },
     "consumer": {
         "Open": "connecting",
@@ -45,10 +47,12 @@ LEGAL = {
         "Snapshot": "streaming ended failed",
         "State": "streaming ended failed",
         "Waiting": "opening attaching streaming ended failed",
-        "Fault": "connecting opening attaching streaming ended failed refused",
+        "Fault": "connecting opening looking attaching streaming ended failed refused",
         "End": "streaming",
-        "Farewell": "connecting opening attaching streaming ended failed refused",
+        "Farewell": "connecting opening looking attaching streaming ended failed refused",
         "Bye": "opening attaching streaming ended failed",
+        "Look": "connecting looking",
+        "Seen": "looking",
     },
 }
 
@@ -69,6 +73,7 @@ PATHS = {
         "opening expired gone",
         "streaming disconnected gone",
         "hung disconnected gone",
+        "new Look watched Seen watched Look watched Seen watched disconnected gone",
     ],
     "consumer": [
         "idle connect connecting connected connecting Open opening Waiting opening Opened "
@@ -83,6 +88,8 @@ PATHS = {
         "opening Fault refused close closed",
         "ended disconnected ended Farewell ended close closed",
         "lost close closed close closed",
+        "idle connect connecting Look looking connected looking Seen looking Look looking "
+        "disconnected lost connect connecting",
     ],
 }
 EACH_PATH = [(name, path) for name, paths in PATHS.items() for path in paths]

@@ -17,7 +17,7 @@ from feeder.transport.desk import Desk
 from feeder.transport.feeds import ServedFeed
 from feeds import make
 from fetches import BATCH_SIZE, make_fetch, make_rows
-from unit.peers import OPEN, WAIT_S, peer_of
+from unit.peers import OPEN, WAIT_S, peer_of, used
 
 LEASE_S = 0.3
 
@@ -53,7 +53,7 @@ def test_a_hung_consumer_loses_its_queue_after_its_lease_and_not_before() -> Non
             assert heard.event.wait(WAIT_S)
             with reading(server) as consumer:
                 assert next(consumer).step == 0
-                peer.say(say.Used(generation=generation, sequence=1, slots=()))
+                peer.say(used(generation, 1))
                 assert [next(consumer).step for _ in range(20)] == list(range(1, 21))
     finally:
         logging.getLogger("feeder").removeHandler(heard)
@@ -80,7 +80,8 @@ def test_a_consumer_that_rests_keeps_its_queue(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_feed_that_is_begun_again_too_often_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(served_feeds, "time", SimpleNamespace(monotonic=lambda: 100.0))
-    recipe: Any = SimpleNamespace(name="train")
+    config = factory()["train"].streams[0].config
+    recipe: Any = SimpleNamespace(name="train", config=config)
     feed = ServedFeed(recipe, SimpleNamespace(), lambda: None)  # type: ignore[arg-type]
     assert [feed._may_rewind(0) for _ in range(8)] == [True] * 8
     waiting = threading.Thread(target=lambda: outcome.append(feed._may_rewind(0)))

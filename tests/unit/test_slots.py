@@ -87,7 +87,7 @@ class Rows:
 
 
 @pytest.mark.parametrize(
-    ("row_bytes", "most"), [(16, 4 + 16 + 2 * 8 + 3), (20_000, 4 + 3)], ids=["tiny", "large"]
+    ("row_bytes", "most"), [(16, 4 + 2 + 2 * 2 + 3), (20_000, 4 + 3)], ids=["tiny", "large"]
 )
 def test_few_slots_are_made_when_batches_are_dropped(row_bytes: int, most: int) -> None:
     with make(Rows(row_bytes), max_buffered_batches=4) as coordinator:

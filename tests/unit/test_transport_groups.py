@@ -78,7 +78,7 @@ def test_the_places_of_a_group_are_those_of_its_batches(
     tokens, told, sequence = [], [], 0
     while sequence < len(batches):
         part = batches[sequence : sequence + at_once]
-        for group in over_the_wire(grouping.groups(sequence, part, "off", shared=True)):
+        for group in over_the_wire(grouping.groups(sequence, part, [0] * len(part), shared=True)):
             assert group.sequence == len(tokens)
             tokens += [token_of(identity, group, at) for at in range(len(group.slots))]
             told += [group.span is not None] * len(group.slots)
@@ -96,7 +96,7 @@ def test_the_places_of_a_group_are_those_of_its_batches(
 @pytest.mark.parametrize("settings", ({"repeatable": False}, {"order": "arrival"}))
 def test_what_cannot_be_told_in_numbers_has_tokens(settings: dict[str, Any]) -> None:
     batches, grouping, _ = collect("pure", "small", **settings)
-    groups = tuple(grouping.groups(0, batches, "off", shared=True))
+    groups = tuple(grouping.groups(0, batches, [0] * len(batches), shared=True))
     assert all(group.span is None for group in groups)
     assert [token for group in groups for token in group.tokens] == [
         batch.place.cut().token() for batch in batches

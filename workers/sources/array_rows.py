@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import zipfile
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, TypeAlias, Unpack
 
 import numpy as np
@@ -12,10 +15,11 @@ from numpy.typing import NDArray
 from workers.batch import Call
 from workers.errors import ConfigError
 from workers.sources.options import OrderOptions
+from workers.sources.paths import PathLike
 from workers.sources.reading import Columns
 from workers.sources.source import Source
 
-ArrayLike: TypeAlias = "NDArray[Any] | str | os.PathLike[str]"
+ArrayLike: TypeAlias = "NDArray[Any] | PathLike"
 
 
 def arrays(
@@ -39,8 +43,7 @@ def arrays(
 def _named(columns: tuple[ArrayLike | Mapping[str, ArrayLike], ...]) -> dict[Any, NDArray[Any]]:
     only = columns[0] if len(columns) == 1 else None
     if isinstance(only, (str, os.PathLike)) and os.fspath(only).endswith(".npz"):
-        with _load(only) as file:
-            return {name: _checked(name, file[name]) for name in file.files}
+        return {name: _checked(name, array) for name, array in _load_npz(only).items()}
     given = only.items() if isinstance(only, Mapping) else enumerate(columns)
     return {name: _checked(name, _opened(column)) for name, column in given}
 
@@ -50,13 +53,21 @@ def _opened(column: Any) -> Any:
         return column
     if not os.fspath(column).endswith(".npy"):
         raise ConfigError(f"{os.fspath(column)!r} is no .npy file, nor an .npz file alone")
-    return _load(column)
+    with _loading(column):
+        return np.load(column, mmap_mode="r", allow_pickle=False)
 
 
-def _load(path: str | os.PathLike[str]) -> Any:
+def _load_npz(path: PathLike) -> dict[str, Any]:
+    # Given a path, NumPy leaves the file open where it is damaged.
+    with _loading(path), open(path, "rb") as file, np.load(file, allow_pickle=False) as arrays:
+        return {name: arrays[name] for name in arrays.files}
+
+
+@contextmanager
+def _loading(path: PathLike) -> Iterator[None]:
     try:
-        return np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError) as error:
+        yield
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise ConfigError(f"{os.fspath(path)!r} cannot be read as arrays: {error}") from error
 
 

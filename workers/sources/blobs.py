@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from workers.batch import Call
 from workers.errors import ConfigError
-from workers.sources.options import OrderOptions, flag, whole
+from workers.sources.options import ORDER_NAMES, OrderOptions, check_names, flag, whole
 from workers.sources.pictures import PICTURE_NAMES, PictureOptions, Pictures, take_pictures
 from workers.sources.reading import Faults, RecordError, stack, stack_bytes
 
@@ -128,6 +128,7 @@ def take_blobs(
     Raises:
         ConfigError: an option has a value that it cannot have, or a package is missing.
     """
+    check_names(options, (*BLOB_NAMES, *PICTURE_NAMES, *ORDER_NAMES))
     rest: Any = {name: value for name, value in options.items() if name not in BLOB_NAMES}
     if not flag("image_available", image_available):
         _refuse(options, (*BLOB_NAMES, *PICTURE_NAMES), "image_available is False")

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any, Literal, Unpack, get_args
 
 import numpy as np
@@ -13,21 +12,24 @@ from workers.batch import Call
 from workers.errors import ConfigError
 from workers.sources.blobs import BlobColumn, BlobOptions, Blobs, take_blobs
 from workers.sources.datum import Datum, Sample, SampleParser
+from workers.sources.lmdb_records import LmdbRecords
 from workers.sources.lmdb_store import LmdbStore
 from workers.sources.options import flag
-from workers.sources.reading import Columns, Faults, OnError
+from workers.sources.paths import PathLike
+from workers.sources.reading import Columns, OnError
 from workers.sources.source import Source
 
 Layout = Literal["HWC", "CHW"]
 
 
 def caffe_lmdb(
-    path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    path: PathLike | Iterable[PathLike],
     *,
     image_available: bool = True,
     label_available: bool = True,
     encoded: bool | None = None,
     layout: Layout = "HWC",
+    verify: bool = False,
     on_error: OnError = "raise",
     **options: Unpack[BlobOptions],
 ) -> Source:
@@ -44,6 +46,8 @@ def caffe_lmdb(
             nothing holds a file, as DALI has it.
         layout: What raw pixels are taken for: "HWC", rows of (height, width, channels), as DALI
             does; or "CHW", (channels, height, width), which is how Caffe's own tools write them.
+        verify: Whether the file's pages are looked through before it is opened, which takes some
+            10 µs a record: a damaged one is a ConfigError, where LMDB may end the process.
         on_error: What to do about a record that cannot be read: "raise", or "skip", which leaves
             its row out and counts it in `source.skipped`.
         options: `BlobOptions`, `PictureOptions` and `OrderOptions`.
@@ -58,7 +62,7 @@ def caffe_lmdb(
         encoded=None if encoded is None else flag("encoded", encoded),
         layout=layout,
     )
-    return Source(CaffeRecords(LmdbStore(path), column, reader, on_error), **order)
+    return Source(CaffeRecords(LmdbStore(path, verify=verify), column, reader, on_error), **order)
 
 
 class DatumReader:
@@ -113,7 +117,7 @@ class DatumReader:
         }
 
 
-class CaffeRecords:
+class CaffeRecords(LmdbRecords):
     """The records of Caffe's LMDBs."""
 
     kind = "caffe_lmdb"
@@ -121,33 +125,17 @@ class CaffeRecords:
     def __init__(
         self, store: LmdbStore, column: BlobColumn | None, reader: DatumReader, on_error: OnError
     ) -> None:
-        self._store = store
-        self._column = column
+        super().__init__(store, column, on_error)
         self._reader = reader
         self._parser = SampleParser(reader)
-        self._faults = Faults(on_error)
-
-    def __len__(self) -> int:
-        return len(self._store)
-
-    @property
-    def skipped(self) -> int:
-        """Reads of defective records that were left out."""
-        return self._faults.skipped
-
-    def name(self, index: int) -> str:
-        """Path and key."""
-        return self._store.name(index)
 
     def describe(self) -> dict[str, Any]:
         """A digest of the keys, and what is done to the records."""
-        column = {} if self._column is None else self._column.describe()
-        return {**self._store.describe(), **self._reader.describe(), **column}
+        return {**super().describe(), **self._reader.describe()}
 
     def read(self, indices: NDArray[np.int64], call: Call) -> Columns | None:
         """Read and decode records."""
-        records = indices.tolist()
-        with self._store.values(indices) as values:
+        with self._store.values(indices, self._faults) as (records, values):
             samples, data, errors = self._parser.parse(values)
             for i, error in errors.items():
                 self._faults.report(self.name(records[i]), error)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any, Unpack
 
 import numpy as np
@@ -12,21 +11,24 @@ from numpy.typing import NDArray
 from workers.batch import Call
 from workers.sources.blobs import BlobColumn, BlobOptions, Blobs, take_blobs
 from workers.sources.caffe2_layout import LabelType, RecordLayout, find_label_type, image_of
+from workers.sources.lmdb_records import LmdbRecords
 from workers.sources.lmdb_store import LmdbStore
 from workers.sources.options import flag, whole
-from workers.sources.reading import Columns, Faults, OnError, stack
+from workers.sources.paths import PathLike
+from workers.sources.reading import Columns, OnError, stack
 from workers.sources.source import Source
 from workers.sources.tensors import parse_tensors
 
 
 def caffe2_lmdb(
-    path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    path: PathLike | Iterable[PathLike],
     *,
     image_available: bool = True,
     label_type: LabelType | int = "single",
     num_labels: int | None = None,
     additional_inputs: int = 0,
     bbox: bool = False,
+    verify: bool = False,
     on_error: OnError = "raise",
     **options: Unpack[BlobOptions],
 ) -> Source:
@@ -47,6 +49,8 @@ def caffe2_lmdb(
         num_labels: Number of labels, for "multi_hot" and "weighted".
         additional_inputs: Number of further tensors, each a vector: (rows, length).
         bbox: Whether the last tensor is a box, four INT32 numbers.
+        verify: Whether the file's pages are looked through before it is opened, which takes some
+            10 µs a record: a damaged one is a ConfigError, where LMDB may end the process.
         on_error: What to do about a record that cannot be read: "raise", or "skip", which leaves
             its row out and counts it in `source.skipped`.
         options: `BlobOptions`, `PictureOptions` and `OrderOptions`.
@@ -62,42 +66,23 @@ def caffe2_lmdb(
         additional_inputs=whole("additional_inputs", additional_inputs),
         bbox=flag("bbox", bbox),
     )
-    return Source(Caffe2Records(LmdbStore(path), column, layout, on_error), **order)
+    return Source(Caffe2Records(LmdbStore(path, verify=verify), column, layout, on_error), **order)
 
 
-class Caffe2Records:
+class Caffe2Records(LmdbRecords):
     """The records of Caffe2's LMDBs."""
 
     kind = "caffe2_lmdb"
 
     def __init__(
-        self,
-        store: LmdbStore,
-        column: BlobColumn | None,
-        layout: RecordLayout,
-        on_error: OnError,
+        self, store: LmdbStore, column: BlobColumn | None, layout: RecordLayout, on_error: OnError
     ) -> None:
-        self._store = store
-        self._column = column
+        super().__init__(store, column, on_error)
         self._layout = layout
-        self._faults = Faults(on_error)
-
-    def __len__(self) -> int:
-        return len(self._store)
-
-    @property
-    def skipped(self) -> int:
-        """Reads of defective records that were left out."""
-        return self._faults.skipped
-
-    def name(self, index: int) -> str:
-        """Path and key."""
-        return self._store.name(index)
 
     def describe(self) -> dict[str, Any]:
         """A digest of the keys, and what is done to the records."""
-        column = {} if self._column is None else self._column.describe()
-        return {**self._store.describe(), **self._layout.describe(), **column}
+        return {**super().describe(), **self._layout.describe()}
 
     def read(self, indices: NDArray[np.int64], call: Call) -> Columns | None:
         """Read and decode records."""
@@ -106,8 +91,8 @@ class Caffe2Records:
         data: list[memoryview] = []
         shapes: list[tuple[int, ...] | None] = []
         images: tuple[NDArray[Any], ...] = ()
-        with self._store.values(indices) as values:
-            for record, value in zip(indices.tolist(), values, strict=True):
+        with self._store.values(indices, self._faults) as (found, values):
+            for record, value in zip(found, values, strict=True):
                 with self._faults.reading(self.name, record):
                     rows.append(self._parse(value, data, shapes))
                     records.append(record)

@@ -7,16 +7,46 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from workers.errors import ConfigError
 from workers.sources.reading import Columns, RecordError, stack
 
 Collate: TypeAlias = Callable[[Sequence[Any]], Columns]
 
 
-def collate(samples: Sequence[Any], names: Callable[[int], str]) -> Columns:
+def check_collate(collate: Any) -> Collate | None:
+    """A collate function of the user's, or None, else a ConfigError."""
+    if collate is not None and not callable(collate):
+        raise ConfigError(f"collate is {collate!r}, expected a function of a list of samples")
+    function: Collate | None = collate
+    return function
+
+
+def make_columns(
+    samples: Sequence[Any], names: Callable[[int], str], collate: Collate | None
+) -> Columns:
+    """Columns of samples: by the user's function, or stacked. `names` calls the i-th sample by
+    its name.
+
+    Raises:
+        RecordError: a sample is not like the first, or the function made no columns.
+    """
+    if collate is None:
+        return stack_samples(samples, names)
+    try:
+        columns = collate(samples)
+    except StopIteration as error:
+        # Passed on, it would end the epoch.
+        raise RecordError(f"{names(0)} and on: collate raised StopIteration") from error
+    if columns is None:
+        raise RecordError(f"{names(0)} and on: collate returned None, expected columns")
+    return columns
+
+
+def stack_samples(samples: Sequence[Any], names: Callable[[int], str]) -> Columns:
     """Stack samples: mappings by name, tuples and lists by place, anything else as one column.
 
     Each value is what `numpy.asarray` makes an array of: a number, an array, a tensor of another
-    library. `names` calls the i-th sample by its name.
+    library.
 
     Raises:
         RecordError: a sample is not like the first.

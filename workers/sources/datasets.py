@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from workers.batch import Call
 from workers.errors import ConfigError
-from workers.sources.collate import Collate, collate
+from workers.sources.collate import Collate, check_collate, make_columns
 from workers.sources.options import OrderOptions, whole
 from workers.sources.reading import Columns, Faults, OnError
 from workers.sources.source import Source
@@ -58,8 +58,9 @@ def samples(
 
     Args:
         fn: Returns a sample: a tuple by column, a mapping by name, or one array or number. Its
-            result depends on the info alone.
-        epoch_size: Number of samples.
+            result depends on the info alone. For the first sample of a call it may raise
+            StopIteration, which ends the epoch.
+        epoch_size: Number of samples; at most, where `fn` ends the epoch.
         collate: Makes columns of a list of samples, in place of stacking.
         on_error: What to do where `fn` raises ValueError or OSError: "raise", or "skip", which
             leaves the row out and counts it in `source.skipped`.
@@ -73,15 +74,20 @@ def samples(
     size = whole("epoch_size", epoch_size, 1)
 
     def make(record: int, row: int, call: Call) -> Any:
-        return fn(
-            SampleInfo(
-                idx_in_epoch=record,
-                idx_in_batch=row,
-                iteration=call.index,
-                epoch_idx=call.epoch,
-                call=call,
-            )
+        info = SampleInfo(
+            idx_in_epoch=record,
+            idx_in_batch=row,
+            iteration=call.index,
+            epoch_idx=call.epoch,
+            call=call,
         )
+        try:
+            return fn(info)
+        except StopIteration as error:
+            # Later in a call it would take the samples before it along.
+            if row == 0:
+                raise _EpochIsOver from error
+            raise
 
     return Source(SampleRecords("samples", size, make, collate, on_error), **options)
 
@@ -118,6 +124,10 @@ def records(
     return Source(SampleRecords("records", len(dataset), take, collate, on_error), **options)
 
 
+class _EpochIsOver(Exception):
+    """A function of samples says so."""
+
+
 class SampleRecords:
     """Samples made one at a time, by a function of record, row and call."""
 
@@ -132,7 +142,7 @@ class SampleRecords:
         self.kind = kind
         self._size = size
         self._make = make
-        self._collate = collate
+        self._collate = check_collate(collate)
         self._faults = Faults(on_error)
 
     def __len__(self) -> int:
@@ -150,15 +160,16 @@ class SampleRecords:
     def read(self, indices: NDArray[np.int64], call: Call) -> Columns | None:
         """Make samples, one after the other."""
         made, good = [], []
-        for row, record in enumerate(indices.tolist()):
-            with self._faults.reading(self.name, record):
-                made.append(self._make(record, row, call))
-                good.append(record)
+        try:
+            for row, record in enumerate(indices.tolist()):
+                with self._faults.reading(self.name, record):
+                    made.append(self._make(record, row, call))
+                    good.append(record)
+        except _EpochIsOver as over:
+            raise StopIteration from over
         if not made:
             return None
-        if self._collate is not None:
-            return self._collate(made)
-        return collate(made, lambda i: self.name(good[i]))
+        return make_columns(made, lambda i: self.name(good[i]), self._collate)
 
     def describe(self) -> dict[str, Any]:
         """Whether samples are stacked or collated."""

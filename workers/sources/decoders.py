@@ -64,6 +64,9 @@ def decode_with_pillow(data: bytes | memoryview) -> Pixels:
     try:
         with image.open(BytesIO(data)) as picture:
             return np.array(picture.convert("RGB"))
+    except image.UnidentifiedImageError:
+        # Its own message holds an address.
+        raise ValueError("the image cannot be decoded: it is of no known kind") from None
     except (OSError, SyntaxError, image.DecompressionBombError) as error:
         raise ValueError(f"the image cannot be decoded: {error}") from error
 

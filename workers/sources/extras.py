@@ -28,6 +28,6 @@ def find(package: str) -> Any | None:
     try:
         return importlib.import_module(package)
     except ModuleNotFoundError as error:
-        if error.name != package.split(".")[0]:
+        if error.name not in (package, package.split(".")[0]):
             raise
         return None

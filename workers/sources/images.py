@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 
 from workers.batch import Call
 from workers.errors import ConfigError
+from workers.sources.paths import PathLike, check_path
 from workers.sources.pictures import PictureOptions, Pictures, take_pictures
 from workers.sources.reading import Columns, Faults, OnError, stack
 from workers.sources.source import Source
@@ -23,7 +25,7 @@ _SUFFIXES = (
 
 
 def image_folder(
-    path: str | os.PathLike[str], *, on_error: OnError = "raise", **options: Unpack[PictureOptions]
+    path: PathLike, *, on_error: OnError = "raise", **options: Unpack[PictureOptions]
 ) -> Source:
     """Images in class folders, `path/class/image.jpg`: columns image and label.
 
@@ -52,17 +54,17 @@ class ImageRecords:
 
     kind = "image_folder"
 
-    def __init__(self, path: str | os.PathLike[str], pictures: Pictures, on_error: OnError) -> None:
-        root = Path(path)
+    def __init__(self, path: PathLike, pictures: Pictures, on_error: OnError) -> None:
+        root = Path(check_path(path, "a folder of class folders"))
         if not root.is_dir():
-            raise ConfigError(f"{os.fspath(path)!r} is not a folder, expected one of class folders")
-        folders = sorted((entry for entry in root.iterdir() if entry.is_dir()), key=_bytes)
-        self.classes = tuple(folder.name for folder in folders)
+            what = "is not a folder" if root.exists() else "does not exist"
+            raise ConfigError(f"{os.fspath(path)!r} {what}, expected a folder of class folders")
+        self.classes = tuple(_names_in(root, lambda entry: entry.is_dir()))
         """Names of the classes, in the order of their labels."""
         self._files: list[str] = []
         labels = []
-        for label, folder in enumerate(folders):
-            files = sorted(filter(_is_image, os.listdir(folder)), key=os.fsencode)
+        for label, folder in enumerate(root / name for name in self.classes):
+            files = _names_in(folder, _is_image)
             self._files.extend(os.path.join(folder, file) for file in files)
             labels += [label] * len(files)
         if not self._files:
@@ -108,9 +110,15 @@ class ImageRecords:
         return {"files": hasher.hexdigest(), **self._pictures.describe()}
 
 
-def _bytes(path: Path) -> bytes:
-    return os.fsencode(path.name)
+def _names_in(folder: Path, is_wanted: Callable[[os.DirEntry[str]], bool]) -> list[str]:
+    """What a folder holds, sorted byte by byte."""
+    try:
+        with os.scandir(folder) as entries:
+            return sorted((entry.name for entry in entries if is_wanted(entry)), key=os.fsencode)
+    except OSError as error:
+        raise ConfigError(f"{os.fspath(folder)!r} cannot be read: {error.strerror}") from error
 
 
-def _is_image(name: str) -> bool:
-    return name.lower().endswith(_SUFFIXES)
+def _is_image(entry: os.DirEntry[str]) -> bool:
+    # A link that leads nowhere is a file that vanished, and not left out in silence.
+    return entry.name.lower().endswith(_SUFFIXES) and not entry.is_dir()

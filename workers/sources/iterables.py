@@ -9,7 +9,7 @@ from itertools import islice
 from typing import Any
 
 from workers.errors import ConfigError
-from workers.sources.collate import Collate, collate
+from workers.sources.collate import Collate, check_collate, make_columns
 from workers.sources.options import flag
 from workers.sources.reading import Columns
 
@@ -47,7 +47,7 @@ class IterableSource:
         self._factory = factory
         self._num_arguments = _num_arguments(factory)
         self._batched = batched
-        self._collate = collate
+        self._collate = check_collate(collate)
         self._workers: dict[int, _Worker] = {}
 
     def __call__(self, worker_id: int, batch_size: int) -> Columns:
@@ -64,14 +64,19 @@ class IterableSource:
         if self._batched:
             columns: Columns = samples[0]
             return columns
-        if self._collate is not None:
-            return self._collate(samples)
-        return collate(samples, lambda i: f"worker {worker_id}, sample {i} of the call")
+        return make_columns(
+            samples, lambda i: f"worker {worker_id}, sample {i} of the call", self._collate
+        )
 
     def _worker(self, worker_id: int) -> _Worker:
         return self._workers.setdefault(worker_id, _Worker())
 
     def _begin(self, worker_id: int, worker: _Worker, state: Any) -> None:
+        if self._num_arguments == 0 and len(self._workers) > 1:
+            raise ConfigError(
+                f"factory takes no worker_id, and workers {sorted(self._workers)!r} would all give "
+                "the same samples: take one, or give num_worker_threads=1"
+            )
         made = self._factory(*(worker_id, worker.epoch)[: self._num_arguments])
         owner = made if _is_stateful(made) else None
         # An iterable with state is put back before it is iterated over.
@@ -100,9 +105,9 @@ class IterableSource:
     def seek(self, worker_id: int, cursor: dict[str, Any]) -> None:
         """Put a worker to where a cursor says."""
         worker = _Worker(epoch=cursor["epoch"], ended=cursor["ended"])
+        self._workers[worker_id] = worker
         if cursor["begun"]:
             self._begin(worker_id, worker, cursor["state"])
-        self._workers[worker_id] = worker
 
     def describe(self) -> dict[str, Any]:
         """What must be equal for a position to fit."""
@@ -122,9 +127,9 @@ def iterable(
     the stream, and the factory is to deal out the samples to them.
 
     Args:
-        factory: Makes a worker's iterator, or an iterable, for each epoch: `factory()`,
-            `factory(worker_id)` or `factory(worker_id, epoch)`. It, or what `iter` makes of it,
-            has `state_dict()`, plain values, and `load_state_dict(state)`.
+        factory: Makes a worker's iterator, or an iterable, for each epoch: `factory(worker_id)`,
+            `factory(worker_id, epoch)`, or for a feed of one worker `factory()`. It, or what
+            `iter` makes of it, has `state_dict()`, plain values, and `load_state_dict(state)`.
         batched: Whether an item is a chunk of any number of rows, else one sample: a tuple by
             column, a mapping by name, or one array or number.
         collate: Makes columns of a list of samples, in place of stacking.

@@ -68,9 +68,15 @@ class ListedKeys:
         return [text[start:stop] for start, stop in zip(starts, stops, strict=True)]
 
 
-def find_keys(cursor: Any, num_records: int) -> Keys:
-    """The keys of the store that an LMDB cursor of bytes runs over."""
-    return _numbered(cursor, num_records) or ListedKeys(list(cursor.iternext(values=False)))
+def find_keys(cursor: Any, num_records: int) -> Keys | None:
+    """The keys of the store that an LMDB cursor of bytes runs over; None where they are found to
+    be more or fewer than the records."""
+    numbered = _numbered(cursor, num_records)
+    if numbered is not None:
+        return numbered
+    cursor.first()
+    keys = list(cursor.iternext(values=False))
+    return ListedKeys(keys) if len(keys) == num_records else None
 
 
 def _numbered(cursor: Any, num_records: int) -> NumberedKeys | None:
@@ -86,10 +92,10 @@ def _numbered(cursor: Any, num_records: int) -> NumberedKeys | None:
         return None
     keys = NumberedKeys(begin, width, suffix=first[2] is not None)
     step = max(1, num_records // _NUM_SAMPLES)
-    return keys if all(find(cursor, keys, i) for i in range(0, num_records, step)) else None
+    return keys if all(move_to(cursor, keys, i) for i in range(0, num_records, step)) else None
 
 
-def find(cursor: Any, keys: Keys, index: int) -> bool:
+def move_to(cursor: Any, keys: Keys, index: int) -> bool:
     """Put a cursor at a record; whether there is one with its key."""
     key = keys.key(index)
     if keys.exact:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import islice, pairwise
-from pathlib import Path
 from threading import Lock
 from typing import Any
 from weakref import WeakValueDictionary
@@ -16,14 +15,14 @@ import xxhash
 from numpy.typing import NDArray
 
 from workers.errors import ConfigError
-from workers.sources.extras import load
-from workers.sources.lmdb_keys import find, find_keys, is_at
-from workers.sources.reading import RecordError
+from workers.sources.extras import find, load
+from workers.sources.lmdb_keys import find_keys, is_at, move_to
+from workers.sources.options import flag
+from workers.sources.paths import PathLike, list_paths
+from workers.sources.reading import Faults, RecordError
 
 _DATA = "data.mdb"
 _SPARE_TRANSACTIONS = 16
-
-Path_ = str | os.PathLike[str]
 
 
 class LmdbStore:
@@ -31,17 +30,18 @@ class LmdbStore:
 
     The environments are opened read-only and without locks: nobody may write to them meanwhile.
     A folder is opened once in a process, however many stores read it, and is closed when the last
-    of them is gone.
+    of them is gone. With `verify` the pages are looked through first.
 
     Raises:
         ConfigError: a path is not a folder that holds an LMDB with records.
     """
 
-    def __init__(self, paths: Path_ | Sequence[Path_]) -> None:
-        paths = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
-        if not paths:
-            raise ConfigError("no path is given, expected at least one LMDB folder")
-        self._folders = [_open(path) for path in paths]
+    def __init__(self, paths: PathLike | Iterable[PathLike], *, verify: bool = False) -> None:
+        listed = list_paths(paths, "an LMDB folder")
+        if flag("verify", verify):
+            for path in listed:
+                _verify(path)
+        self._folders = [_open(path) for path in listed]
         self._ends = np.cumsum([folder.size for folder in self._folders])
 
     def __len__(self) -> int:
@@ -61,27 +61,50 @@ class LmdbStore:
         return {"keys": hasher.hexdigest()}
 
     @contextmanager
-    def values(self, indices: NDArray[np.int64]) -> Iterator[list[memoryview]]:
-        """The values of records, as views of the map that may be read inside the `with` only.
+    def values(
+        self, indices: NDArray[np.int64], faults: Faults
+    ) -> Iterator[tuple[list[int], list[memoryview]]]:
+        """The records that LMDB finds, and their values, as views of the map that may be read
+        inside the `with` only.
 
         Raises:
-            RecordError: the store is damaged.
+            RecordError: a record is not found.
         """
         with ExitStack() as transactions:
-            if len(self._folders) == 1:
-                yield self._folders[0].read(indices, transactions)
-                return
-            numbers = np.searchsorted(self._ends, indices, side="right")
-            values: list[memoryview] = [memoryview(b"")] * len(indices)
-            for number in np.unique(numbers).tolist():
-                folder = self._folders[number]
-                places = np.flatnonzero(numbers == number)
-                inside = indices[places] - (self._ends[number] - folder.size)
-                for place, value in zip(
-                    places.tolist(), folder.read(inside, transactions), strict=True
-                ):
-                    values[place] = value
-            yield values
+            try:
+                values = self._read(indices, transactions)
+            except self._folders[0].damage:
+                # LMDB does not say where: they are looked for one by one.
+                indices = self._sound(indices, faults)
+                values = self._read(indices, transactions) if len(indices) else []
+            yield indices.tolist(), values
+
+    def _sound(self, indices: NDArray[np.int64], faults: Faults) -> NDArray[np.int64]:
+        """Those of the records that LMDB finds; the others are reported."""
+        sound = []
+        for index in indices.tolist():
+            try:
+                with ExitStack() as transactions:
+                    self._read(np.array([index]), transactions)
+            except self._folders[0].damage as error:
+                faults.report(self.name(index), error)
+            else:
+                sound.append(index)
+        return np.array(sound, dtype=np.int64)
+
+    def _read(self, indices: NDArray[np.int64], transactions: ExitStack) -> list[memoryview]:
+        if len(self._folders) == 1:
+            return self._folders[0].read(indices, transactions)
+        numbers = np.searchsorted(self._ends, indices, side="right")
+        values: list[memoryview] = [memoryview(b"")] * len(indices)
+        for number in np.unique(numbers).tolist():
+            folder = self._folders[number]
+            places = np.flatnonzero(numbers == number)
+            inside = indices[places] - (self._ends[number] - folder.size)
+            found = folder.read(inside, transactions)
+            for place, value in zip(places.tolist(), found, strict=True):
+                values[place] = value
+        return values
 
 
 class _Folder:
@@ -89,10 +112,11 @@ class _Folder:
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self._lmdb = load("lmdb", "lmdb")
-        self._check_files()
+        lmdb = load("lmdb", "lmdb")
+        self.damage: tuple[type[Exception], ...] = (lmdb.CorruptedError, lmdb.PageNotFoundError)
+        """What LMDB raises where a damaged page leads it astray."""
         try:
-            self._env = self._lmdb.open(
+            self._env = lmdb.open(
                 path, readonly=True, lock=False, create=False, max_spare_txns=_SPARE_TRANSACTIONS
             )
             try:
@@ -101,8 +125,8 @@ class _Folder:
             except BaseException:
                 self._env.close()
                 raise
-        except self._lmdb.Error as error:
-            raise ConfigError(f"{path!r} is not a sound LMDB: {error}") from error
+        except lmdb.Error as error:
+            raise ConfigError(f"{path!r} cannot be opened as an LMDB: {error}") from error
 
     def _look_at_keys(self) -> None:
         self.size: int = self._env.stat()["entries"]
@@ -113,18 +137,13 @@ class _Folder:
             self.last = cursor.key()
             cursor.first()
             self.first = cursor.key()
-            self._keys = find_keys(cursor, self.size)
-
-    def _check_files(self) -> None:
-        if os.path.isfile(self._path):
+            keys = find_keys(cursor, self.size)
+        if keys is None:
             raise ConfigError(
-                f"{self._path!r} is a file, expected the folder that holds {_DATA}: a single-file "
-                f"LMDB is to be moved into a folder, under the name {_DATA}"
+                f"{self._path!r} is damaged: it says that it holds {self.size} records, and has "
+                "another number of keys"
             )
-        if not os.path.isdir(self._path):
-            raise ConfigError(f"{self._path!r} does not exist, expected an LMDB folder")
-        if not os.path.isfile(os.path.join(self._path, _DATA)):
-            raise ConfigError(f"{self._path!r} holds no {_DATA}, expected an LMDB folder")
+        self._keys = keys
 
     def _check_length(self) -> None:
         # Reading a page that the file does not have would end the process with SIGBUS.
@@ -140,19 +159,21 @@ class _Folder:
         return f"{self._path!r} at key {self._keys.key(index)!r}"
 
     def read(self, indices: NDArray[np.int64], transactions: ExitStack) -> list[memoryview]:
-        """The values of records, for as long as the transactions are open."""
-        try:
-            transaction = transactions.enter_context(self._env.begin(buffers=True))
-            cursor = transactions.enter_context(transaction.cursor())
-            breaks = (np.flatnonzero(indices[1:] - indices[:-1] != 1) + 1).tolist()
-            if 2 * (len(breaks) + 1) > len(indices) and self._keys.exact:
-                return self._scattered(cursor, indices.tolist())
-            values: list[memoryview] = []
-            for start, stop in pairwise((0, *breaks, len(indices))):
-                values += self._run(cursor, int(indices[start]), stop - start)
-            return values
-        except self._lmdb.Error as error:
-            raise RecordError(f"{self.name(int(indices[0]))} or after: {error}") from error
+        """The values of records, for as long as the transactions are open.
+
+        Raises:
+            RecordError: the keys are not numbered as they seemed to be.
+            self.damage: LMDB does not find its way to a record.
+        """
+        transaction = transactions.enter_context(self._env.begin(buffers=True))
+        cursor = transactions.enter_context(transaction.cursor())
+        breaks = (np.flatnonzero(indices[1:] - indices[:-1] != 1) + 1).tolist()
+        if 2 * (len(breaks) + 1) > len(indices) and self._keys.exact:
+            return self._scattered(cursor, indices.tolist())
+        values: list[memoryview] = []
+        for start, stop in pairwise((0, *breaks, len(indices))):
+            values += self._run(cursor, int(indices[start]), stop - start)
+        return values
 
     def _scattered(self, cursor: Any, indices: list[int]) -> list[memoryview]:
         values = [value for _, value in cursor.getmulti(self._keys.keys(indices))]
@@ -161,15 +182,18 @@ class _Folder:
         return values
 
     def _run(self, cursor: Any, first: int, length: int) -> list[memoryview]:
-        if not find(cursor, self._keys, first):
-            raise self._misnumbered(cursor, [first])
+        keys, last = self._keys, first + length - 1
+        # The last one first: on its way from the root to a whole key LMDB says that a page is
+        # damaged, where going on to it from the page before ends the process.
+        if not ((first == last or move_to(cursor, keys, last)) and move_to(cursor, keys, first)):
+            raise self._misnumbered(cursor, (first, last))
         values = list(islice(cursor.iternext(keys=False), length))
-        if len(values) != length or not is_at(cursor, self._keys, first + length - 1):
+        if len(values) != length or not is_at(cursor, keys, last):
             raise self._misnumbered(cursor, range(first, first + length))
         return values
 
     def _misnumbered(self, cursor: Any, indices: Iterable[int]) -> RecordError:
-        missing = next((i for i in indices if not find(cursor, self._keys, i)), None)
+        missing = next((i for i in indices if not move_to(cursor, self._keys, i)), None)
         if missing is None:
             what = f"{self._path!r}: there are records between those that are numbered"
         else:
@@ -180,15 +204,54 @@ class _Folder:
         )
 
 
-_open_folders: WeakValueDictionary[str, _Folder] = WeakValueDictionary()
+_open_folders: WeakValueDictionary[tuple[int, int], _Folder] = WeakValueDictionary()
 _opening = Lock()
 
 
-def _open(path: Path_) -> _Folder:
-    # LMDB must not be opened twice in a process.
-    real = str(Path(path).resolve())
+def _open(path: str) -> _Folder:
+    # LMDB must not be opened twice in a process; and where a store was written anew it is not the
+    # one that was opened under that path before.
+    file = _find_file(path)
+    identity = file.st_dev, file.st_ino
     with _opening:
-        folder = _open_folders.get(real)
+        folder = _open_folders.get(identity)
         if folder is None:
-            folder = _open_folders[real] = _Folder(real)
+            folder = _open_folders[identity] = _Folder(os.path.realpath(path))
         return folder
+
+
+def _find_file(path: str) -> os.stat_result:
+    """The status of a folder's file.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if os.path.isfile(path):
+        raise ConfigError(
+            f"{path!r} is a file, expected the folder that holds {_DATA}: a single-file LMDB is to "
+            f"be moved into a folder, under the name {_DATA}"
+        )
+    if not os.path.isdir(path):
+        raise ConfigError(f"{path!r} does not exist, expected an LMDB folder")
+    try:
+        return os.stat(os.path.join(path, _DATA))
+    except OSError as error:
+        raise ConfigError(
+            f"{path!r} holds no {_DATA}, expected an LMDB folder: {error.strerror}"
+        ) from error
+
+
+def _verify(path: str) -> None:
+    """Look through the pages of a folder's file, without LMDB, which trusts them."""
+    _find_file(path)
+    load("lmdb", "lmdb")
+    walker = find("lmdb.verify")
+    if walker is None:
+        raise ConfigError("verify=True needs the package lmdb of version 3.0 or later")
+    try:
+        problems = walker.verify(path)
+    except walker.VerifyError as error:
+        problems = [str(error)]
+    if problems:
+        more = f", and {len(problems) - 1} more" if len(problems) > 1 else ""
+        raise ConfigError(f"{path!r} is damaged: {problems[0]}{more}")

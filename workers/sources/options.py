@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, Literal, TypedDict, get_args
@@ -51,6 +52,9 @@ class OrderOptions(TypedDict, total=False):
     with `enable_checkpointing`, or with "compound" that of the epoch before, as without (False)."""
     shuffle_after_epoch_seed: int | None
     """Seed of that shuffle; None takes DALI's own (None)."""
+
+
+ORDER_NAMES = tuple(OrderOptions.__annotations__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +108,9 @@ class OrderPlan:
         if self.shuffle_after_epoch:
             compound = self.shuffle_after_epoch == "compound"
             return "dali after epoch, compound" if compound else "dali after epoch"
-        return self.order if self.random_shuffle else "none"
+        if not self.random_shuffle:
+            return "none"
+        return "dali, of a list" if self.order == "dali" and self.list_shuffle else self.order
 
 
 def plan_order(num_records: int, options: OrderOptions, *, list_shuffle: bool) -> OrderPlan:
@@ -113,7 +119,7 @@ def plan_order(num_records: int, options: OrderOptions, *, list_shuffle: bool) -
     Raises:
         ConfigError: an option is unknown or has a value that it cannot have, or two contradict.
     """
-    _check_names(options)
+    check_names(options, ORDER_NAMES)
     order = options.get("order", "feeder")
     if order not in get_args(OrderName):
         raise ConfigError(f"order is {order!r}, expected one of {get_args(OrderName)!r}")
@@ -150,16 +156,13 @@ def plan_order(num_records: int, options: OrderOptions, *, list_shuffle: bool) -
     )
 
 
-def _check_names(options: OrderOptions) -> None:
+def check_names(options: Mapping[str, Any], names: Sequence[str]) -> None:
+    """Raise a ConfigError where an option has none of the names, with the one it is like."""
     for name in options:
-        if name not in OrderOptions.__annotations__:
-            near = get_close_matches(name, OrderOptions.__annotations__, 1)
-            hint = f"did you mean {near[0]!r}" if near else f"expected {_names()}"
+        if name not in names:
+            near = get_close_matches(name, names, 1)
+            hint = f"did you mean {near[0]!r}" if near else f"expected {', '.join(names)}"
             raise ConfigError(f"unknown option {name!r}: {hint}")
-
-
-def _names() -> str:
-    return ", ".join(OrderOptions.__annotations__)
 
 
 def _check_after_epoch(order: OrderName, random_shuffle: bool, stick: bool) -> None:

@@ -13,7 +13,7 @@ from workers.batch import Call
 from workers.errors import ConfigError
 from workers.sources.decoders import Decoder, DecoderName, Pixels, Transform, resize
 from workers.sources.extras import load
-from workers.sources.options import OrderOptions, flag, whole
+from workers.sources.options import ORDER_NAMES, OrderOptions, check_names, flag, whole
 
 
 class PictureOptions(OrderOptions, total=False):
@@ -106,6 +106,7 @@ def take_pictures(options: PictureOptions) -> tuple[Pictures, OrderOptions]:
     Raises:
         ConfigError: an option has a value that it cannot have, or a package is missing.
     """
+    check_names(options, (*PICTURE_NAMES, *ORDER_NAMES))
     own = {name: options.get(name) for name in PICTURE_NAMES if name in options}
     transform = own.get("transform")
     if transform is not None and not callable(transform):
@@ -128,9 +129,7 @@ def take_pictures(options: PictureOptions) -> tuple[Pictures, OrderOptions]:
     return pictures, rest
 
 
-PICTURE_NAMES = tuple(
-    name for name in PictureOptions.__annotations__ if name not in OrderOptions.__annotations__
-)
+PICTURE_NAMES = tuple(name for name in PictureOptions.__annotations__ if name not in ORDER_NAMES)
 
 
 def _size(name: str, value: object) -> int | tuple[int, int]:

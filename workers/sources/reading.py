@@ -77,6 +77,11 @@ class Faults:
             raise
         except (ValueError, OSError) as error:
             self.report(name(index), error)
+        except StopIteration as error:
+            # Passed on, it would end the epoch, and the records that are left would be lost.
+            raise RecordError(
+                f"{name(index)}: raised StopIteration, which cannot end an epoch here"
+            ) from error
         except Exception as error:
             error.add_note(f"while reading {name(index)}")
             raise

@@ -78,11 +78,21 @@ class Source:
         return columns
 
     def _no_rows(self, call: Call) -> Columns:
-        # What a column is like is known from rows only.
         if self._rowless is None:
-            first = self.records.name(int(self.indices(call)[0]))
-            raise RecordError(f"{first}: defective, and so is every other record of the call")
+            self._rowless = _without_rows(self._sound_row(call))
         return self._rowless
+
+    def _sound_row(self, call: Call) -> Columns:
+        """The first record that can be read: from rows alone is known what the columns are like."""
+        for record in range(len(self.records)):
+            columns = self.records.read(np.array([record]), call)
+            if columns is not None:
+                return columns
+        raise RecordError(f"{self.first_name(call)}: defective, and so is every other record")
+
+    def first_name(self, call: Call) -> str:
+        """What an error message calls the record that a call begins with."""
+        return self.records.name(int(self.indices(call)[0]))
 
     def indices(self, call: Call) -> NDArray[np.int64]:
         """The records of a call, repeats of the last one included where it is padded.
@@ -167,5 +177,5 @@ class Source:
 
 def _without_rows(columns: Columns) -> Columns:
     if isinstance(columns, Mapping):
-        return {name: array[:0].copy() for name, array in columns.items()}
-    return tuple(array[:0].copy() for array in columns)
+        return {name: np.atleast_1d(array)[:0].copy() for name, array in columns.items()}
+    return tuple(np.atleast_1d(array)[:0].copy() for array in columns)

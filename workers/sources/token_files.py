@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Unpack
 
 import numpy as np
@@ -12,14 +12,13 @@ from numpy.typing import DTypeLike, NDArray
 from workers.batch import Call
 from workers.errors import ConfigError
 from workers.sources.options import OrderOptions, whole
+from workers.sources.paths import PathLike, list_paths
 from workers.sources.reading import Columns, stack
 from workers.sources.source import Source
 
-Path = str | os.PathLike[str]
-
 
 def tokens(
-    path: Path | Sequence[Path],
+    path: PathLike | Iterable[PathLike],
     seq_len: int,
     dtype: DTypeLike,
     *,
@@ -43,10 +42,20 @@ def tokens(
         ConfigError: a file is missing, has a size that is no multiple of the type's, or is too
             short for a sequence; or an option is wrong.
     """
-    paths = [path] if isinstance(path, (str, os.PathLike)) else list(path)
+    paths = list_paths(path, "a file of tokens")
     length = whole("seq_len", seq_len, 1)
     step = length if stride is None else whole("stride", stride, 1)
-    return Source(TokenRecords(paths, length, np.dtype(dtype), step), **options)
+    return Source(TokenRecords(paths, length, _whole_dtype(dtype), step), **options)
+
+
+def _whole_dtype(dtype: DTypeLike) -> np.dtype[Any]:
+    try:
+        found = np.dtype(dtype)
+    except TypeError as error:
+        raise ConfigError(f"dtype is {dtype!r}: {error}") from error
+    if found.kind not in "iu":
+        raise ConfigError(f"dtype is {found}, expected a type of whole numbers")
+    return found
 
 
 class TokenRecords:
@@ -56,13 +65,9 @@ class TokenRecords:
     skipped = 0
 
     def __init__(
-        self, paths: Sequence[Path], seq_len: int, dtype: np.dtype[Any], stride: int
+        self, paths: Sequence[str], seq_len: int, dtype: np.dtype[Any], stride: int
     ) -> None:
-        if not paths:
-            raise ConfigError("no path is given, expected at least one file of tokens")
-        if dtype.kind not in "iu":
-            raise ConfigError(f"dtype is {dtype}, expected a type of whole numbers")
-        self._paths = [os.fspath(path) for path in paths]
+        self._paths = paths
         self._seq_len, self._dtype, self._stride = seq_len, dtype, stride
         self._files = [self._open(path) for path in self._paths]
         counts = [(len(file) - seq_len) // stride + 1 for file in self._files]
@@ -70,7 +75,8 @@ class TokenRecords:
 
     def _open(self, path: str) -> NDArray[Any]:
         try:
-            size = os.path.getsize(path)
+            with open(path, "rb") as file:
+                size = os.fstat(file.fileno()).st_size
         except OSError as error:
             raise ConfigError(f"{path!r} cannot be read: {error.strerror}") from error
         if size % self._dtype.itemsize:

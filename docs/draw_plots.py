@@ -1,0 +1,141 @@
+"""Draws what the benchmarks measured: run by scripts/docs plots.
+
+Each docs/figures/NAME.json was written by `scripts/bench NAME --json FILE`. Of it two pictures are
+made beside it: NAME-goals.svg has every figure that was asked for, as its part of the goal, and
+NAME-rates.svg, where there is anything to draw, batches per second beside those of others.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+FIGURES = Path(__file__).with_name("figures")
+INK, GREY, LINE, PAPER = "#22252b", "#6d727c", "#d5d7dc", "#ffffff"
+MET, SHORT = "#1f5fa8", "#d1602b"
+COLOURS = {"product": MET, "original": "#7b4ab5", "copyto": "#9aa0ab"}
+NAMES = {"product": "feeder", "original": "Caffe2's algorithm", "copyto": "a copy by one thread"}
+STYLE: Any = {
+    "font.family": "DejaVu Sans", "font.size": 9, "svg.fonttype": "none", "svg.hashsalt": "feeder",
+    "text.color": INK, "axes.edgecolor": LINE, "axes.labelcolor": GREY, "figure.facecolor": PAPER,
+    "axes.spines.top": False, "axes.spines.right": False, "axes.spines.left": False,
+    "xtick.color": LINE, "xtick.labelcolor": GREY, "ytick.color": LINE, "ytick.labelcolor": INK,
+}  # fmt: skip
+LEFT, RIGHT, ROW_INCHES = 0.44, 0.84, 0.27
+
+
+def main() -> None:
+    """Draw everything anew."""
+    for path in sorted(FIGURES.glob("*.json")):
+        for picture in draw(path, FIGURES):
+            print(f"wrote {picture}")
+
+
+def draw(path: Path, folder: Path) -> Iterator[Path]:
+    """Draw the pictures of one run into a folder."""
+    document = json.loads(path.read_text(encoding="utf-8"))
+    goals = [goal for case in document["cases"] for goal in case["goals"] if goal["asked"]]
+    with mpl.rc_context(STYLE):
+        yield _save(draw_goals(goals, said(document)), folder / f"{path.stem}-goals.svg")
+        races = [case for case in document["cases"] if set(COLOURS) <= set(case["measures"])]
+        if races:
+            yield _save(draw_rates(races, said(document)), folder / f"{path.stem}-rates.svg")
+
+
+def said(document: dict[str, Any]) -> str:
+    """When and on what a run was."""
+    machine, settings = document["machine"], document["settings"]
+    return (
+        f"{document['date']}, {machine['cores']} cores of {machine['processor']}, Python "
+        f"{machine['python']}, NumPy {machine['numpy']}, load {machine['load']} before; medians "
+        f"of {settings['repetitions']}, each {settings['timed_s']} s; lines from the lowest to the "
+        "highest"
+    )
+
+
+def part(goal: dict[str, Any], value: float) -> float:
+    """A measured figure as its part of the goal: 1 is what was asked, more is better."""
+    if goal["at_most"]:
+        return goal["asked"] / max(value, goal["asked"] / 100)
+    return value / goal["asked"]
+
+
+def draw_goals(goals: list[dict[str, Any]], when: str) -> Figure:
+    """A row for each goal: a dot at its part of the goal, its numbers at the right."""
+    figure, axes = _frame(len(goals), when)
+    axes.axvline(1, color=GREY, linewidth=1)
+    for row, goal in enumerate(goals):
+        samples = [part(goal, sample) for sample in goal["measured"]["samples"]]
+        middle = part(goal, goal["measured"]["median"])
+        colour = MET if goal["reached"] else SHORT
+        axes.plot([min(samples), max(samples)], [row, row], color=colour, linewidth=1.4)
+        axes.plot(middle, row, "o", color=colour, markersize=5)
+        sign = "≤" if goal["at_most"] else "≥"
+        told = f"{number(goal['measured']['median'])} {goal['unit']}".rstrip()
+        _beside(axes, row, f"{told} ({sign} {number(goal['asked'])})", colour)
+    _label(axes, [goal["what"] for goal in goals])
+    axes.set_xlabel("part of the goal, logarithmic: right of the line it is met", labelpad=6)
+    return figure
+
+
+def draw_rates(races: list[dict[str, Any]], when: str) -> Figure:
+    """A row for each load: batches per second of everybody."""
+    figure, axes = _frame(len(races), when)
+    for row, race in enumerate(races):
+        for name, colour in COLOURS.items():
+            measured = race["measures"][name]
+            samples = measured["samples"]
+            label = NAMES[name] if row == 0 else None
+            axes.plot([min(samples), max(samples)], [row, row], color=colour, linewidth=1.4)
+            axes.plot(measured["median"], row, "o", color=colour, markersize=5, label=label)
+        pairs = zip(
+            *(race["measures"][name]["samples"] for name in ("product", "original")), strict=True
+        )
+        ratio = statistics.median(ours / theirs for ours, theirs in pairs)
+        _beside(axes, row, f"{number(ratio)}× the original", INK)
+    _label(axes, [race["title"] for race in races])
+    axes.set_xlabel("batches per second, logarithmic", labelpad=6)
+    axes.legend(loc="lower left", bbox_to_anchor=(-0.02, 1.0), ncols=3, frameon=False)
+    return figure
+
+
+def number(value: float) -> str:
+    """Three digits, or thousands set apart."""
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def _frame(num_rows: int, when: str) -> tuple[Figure, Axes]:
+    height = ROW_INCHES * num_rows + 1.15
+    figure = Figure(figsize=(11.5, height))
+    axes = figure.add_axes((LEFT, 0.62 / height, RIGHT - LEFT, ROW_INCHES * num_rows / height))
+    axes.set_xscale("log")
+    axes.grid(axis="x", color=LINE, linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.set_ylim(num_rows - 0.5, -0.5)
+    figure.text(0.01, 1 - 0.2 / height, when, color=GREY, size=8.5)
+    return figure, axes
+
+
+def _label(axes: Axes, names: list[str]) -> None:
+    axes.set_yticks(range(len(names)), names)
+    axes.tick_params(axis="both", length=0)
+
+
+def _beside(axes: Axes, row: int, text: str, colour: str) -> None:
+    axes.text(1.02, row, text, transform=axes.get_yaxis_transform(), color=colour, va="center")
+
+
+def _save(figure: Figure, path: Path) -> Path:
+    figure.savefig(path, format="svg", metadata={"Date": None})
+    return path
+
+
+if __name__ == "__main__":
+    main()

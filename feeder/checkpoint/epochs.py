@@ -1,0 +1,205 @@
+"""The epochs of a job at one place: found, committed, and taken back."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+from collections.abc import Sequence
+from contextlib import closing
+
+from feeder.checkpoint.format import DamagedError
+from feeder.checkpoint.manifest import Manifest, is_manifest
+from feeder.checkpoint.places import MANIFESTS, Place, read_manifest_name
+from feeder.checkpoint.store import CheckpointStore
+from feeder.errors import CheckpointError
+
+logger = logging.getLogger("feeder")
+
+
+class Epochs:
+    """What is complete at a place, of a job with these nodes. Every method raises
+    `CheckpointError`, also where the place holds epochs of some of these nodes with others: a
+    node belongs to one job in a place.
+    """
+
+    def __init__(self, place: Place, nodes: Sequence[str]) -> None:
+        self.place = place
+        self.nodes = sorted(nodes)
+        self._store = CheckpointStore(place.url, writer=f"manifests-of-{self.nodes[0]}")
+
+    # ---- found
+
+    def newest(self) -> Manifest | None:
+        """The newest epoch that is complete, every byte of it checked; None where none was ever
+        committed. Damaged ones are named in the log and passed over."""
+        names = self._names()
+        self.check_others()
+        for name in reversed(names):
+            try:
+                manifest = self._read(name)
+                self.verify(manifest)
+                return manifest
+            except DamagedError as error:
+                logger.warning("an epoch is passed over: %s", error)
+        if names:
+            raise CheckpointError(
+                f"none of the {len(names)} epochs of nodes {self.nodes!r} in {self.place.url!r} is "
+                "whole; move them away to begin anew, or name another place"
+            )
+        return None
+
+    def has(self, epoch: int) -> bool:
+        """Whether an epoch was committed, whole or not."""
+        return any(self._number(name) == epoch for name in self._names())
+
+    def is_complete(self, epoch: int) -> bool:
+        """Whether an epoch was committed, and all its parts are there."""
+        try:
+            return self.has(epoch) and bool(self.find(epoch))
+        except CheckpointError as error:
+            if isinstance(error, DamagedError) or isinstance(error.__cause__, FileNotFoundError):
+                logger.info("%s", error)
+                return False
+            raise
+
+    def find(self, epoch: int) -> Manifest:
+        """An epoch, the newest of this number, whose parts are there and say what they should."""
+        names = self._names()
+        found = [name for name in names if self._number(name) == epoch]
+        if not found:
+            self.check_others()
+            raise CheckpointError(
+                f"epoch {epoch} of nodes {self.nodes!r} is not complete in {self.place.url!r}, "
+                f"expected one of {sorted(set(map(self._number, names)))!r}"
+            )
+        manifest = self._read(found[-1])
+        self._check_parts(manifest)
+        return manifest
+
+    def generation(self) -> int:
+        """The newest generation that has committed something, 0 where there is none."""
+        return max((self._parse(name)[1] for name in self._names()), default=0)
+
+    def epochs_of(self, generation: int) -> set[int]:
+        """The epochs that a generation has committed."""
+        return {self._number(name) for name in self._names() if self._parse(name)[1] == generation}
+
+    def path_of(self, manifest: Manifest) -> str:
+        """Where a manifest lies, for messages."""
+        return self._store.path_of(self._name(manifest))
+
+    # ---- written
+
+    def commit(self, manifest: Manifest) -> None:
+        """Make an epoch exist: the one step that does, once all of its parts are durable."""
+        with self._store as store:
+            store.put(self._name(manifest), {}, meta=manifest.meta())
+
+    def take_back(self, epoch: int) -> None:
+        """Let an epoch exist no longer, so that its parts can be written again."""
+        for name in self._names():
+            if self._number(name) == epoch:
+                self._store.remove(name)
+
+    # ---- names
+
+    def _name(self, manifest: Manifest) -> str:
+        return self.place.manifest(self.nodes, manifest.generation, manifest.epoch)
+
+    def _parse(self, name: str) -> tuple[str, int, int]:
+        return read_manifest_name(self.place, name) or ("", 0, 0)
+
+    def _number(self, name: str) -> int:
+        return self._parse(name)[2]
+
+    def _names(self) -> list[str]:
+        """The manifests of this job, from old to new."""
+        key = self.nodes[0]
+        names = self._store.names(f"{self.place.manifests}{key}.g")
+        ours = [name for name in names if self._parse(name)[0] == key]
+        return sorted(ours, key=lambda name: self._parse(name)[1:])
+
+    # ---- checked
+
+    def _read(self, name: str) -> Manifest:
+        path = self._store.path_of(name)
+        manifest = Manifest.from_meta(self._store.get(name).meta, path)
+        if sorted(manifest.parts) != self.nodes:
+            raise self._others_error(path, sorted(manifest.parts))
+        return manifest
+
+    def check_others(self) -> None:
+        """Raise where a node of this job is in an epoch with other nodes."""
+        newest: dict[str, str] = {}
+        for name in sorted(self._store.names(self.place.manifests), key=self._parse):
+            newest[self._parse(name)[0]] = name
+        for name in newest.values():
+            try:
+                manifest = Manifest.from_meta(self._store.get(name).meta, name)
+            except DamagedError:
+                continue  # it will be named where its own job looks for it
+            nodes = sorted(manifest.parts)
+            if set(nodes) & set(self.nodes) and nodes != self.nodes:
+                raise self._others_error(self._store.path_of(name), nodes)
+
+    def _others_error(self, path: str, nodes: list[str]) -> CheckpointError:
+        return CheckpointError(
+            f"{path!r} is of nodes {nodes!r}, this job has {self.nodes!r}; run it with the same "
+            "nodes, or keep its checkpoints in another place"
+        )
+
+    def _check_parts(self, manifest: Manifest) -> None:
+        """Raise `DamagedError` unless every part claims to be what the manifest means."""
+        with closing(self.place.open(self.nodes[0])) as database:
+            for node, part in manifest.parts.items():
+                name = self.place.part(node, manifest.epoch)
+                path = database.path_of(name)
+                try:
+                    digest = database.digest_of(name)
+                except CheckpointError as error:
+                    if not isinstance(error.__cause__, FileNotFoundError):
+                        raise
+                    raise self._part_error(manifest, f"its part {path!r} is missing") from error
+                if digest != part.digest:
+                    raise self._part_error(manifest, f"its part {path!r} is another than it says")
+
+    def verify(self, manifest: Manifest) -> None:
+        """Raise `DamagedError` unless every byte of every part is what it was."""
+        self._check_parts(manifest)
+        with closing(self.place.open(self.nodes[0])) as database:
+            for node in manifest.parts:
+                database.verify(self.place.part(node, manifest.epoch))
+
+    def _part_error(self, manifest: Manifest, what: str) -> DamagedError:
+        return DamagedError(
+            f"epoch {manifest.epoch} of {self.path_of(manifest)!r} is not whole: {what}; put that "
+            "file back, or resume from another epoch"
+        )
+
+
+def read_manifests(place: Place, epoch: int) -> list[Manifest]:
+    """The manifests of an epoch, of whatever jobs, from new to old. Raises `CheckpointError`."""
+    store = CheckpointStore(place.url)
+    named = [(read_manifest_name(place, name), name) for name in store.names(place.manifests)]
+    found = sorted((key[1], name) for key, name in named if key is not None and key[2] == epoch)
+    return [
+        Manifest.from_meta(store.get(name).meta, store.path_of(name)) for _, name in found[::-1]
+    ]
+
+
+def verify_parts(store: CheckpointStore, name: str) -> None:
+    """Where a checkpoint is the manifest of an epoch, read all of the parts that it means. Raises
+    `CheckpointError` where one is not there, not whole, or another."""
+    meta = store.get(name).meta
+    if not (name.startswith(MANIFESTS) and is_manifest(meta)):
+        return
+    manifest = Manifest.from_meta(meta, store.path_of(name))
+    key = f"{min(manifest.parts)}.g{manifest.generation}.{manifest.epoch}"
+    stem = name.rpartition("/")[2].removesuffix(key)
+    place = Place(url=store.url, stem=stem, db_type="file")
+    parts = [place.part(node, manifest.epoch) for node in manifest.parts]
+    is_there = any(os.path.lexists(store.path_of(part)) for part in parts)
+    if is_there and not any(map(store.exists, parts)):
+        place = dataclasses.replace(place, db_type="lmdb")
+    Epochs(place, list(manifest.parts)).verify(manifest)

@@ -1,0 +1,173 @@
+"""Checkpoints as objects of an object store, through obstore (extra `objectstore`).
+
+An object is there whole or not at all, and is written only where there is none of its name yet:
+the store itself decides who comes first. Credentials, region and endpoint come from the
+environment, as for other tools: ``AWS_ACCESS_KEY_ID``, ``AWS_ENDPOINT_URL``, ``AWS_ALLOW_HTTP``
+and so on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import secrets
+import threading
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+from feeder.checkpoint.names import is_name
+from feeder.errors import CheckpointError, ConfigError
+
+_CONNECT_S, _REQUEST_S, _MAX_RETRIES = 5, 300, 10
+# Written beside each object: whose it is.
+_MARK = "feeder-put"
+_ALLOW_HTTP = ("AWS_ALLOW_HTTP", "AZURE_ALLOW_HTTP", "ALLOW_HTTP")
+_in_memory: dict[str, Any] = {}
+# The process whose threads do obstore's work: a forked child has none, and would wait for ever.
+_process: int | None = None
+
+
+class ObjectReader:
+    """One object."""
+
+    def __init__(self, folder: ObjectFolder, name: str, size: int) -> None:
+        self._folder, self._name = folder, name
+        self.path = folder.path_of(name)
+        self.size = size
+
+    def read_into(self, buffer: memoryview, at: int) -> None:
+        """Fill a buffer with the bytes from offset `at` on."""
+        with self._folder.calling("read", self._name) as (obstore, store):
+            data = memoryview(obstore.get_range(store, self._name, start=at, length=len(buffer)))
+        if len(data) != len(buffer):
+            raise CheckpointError(
+                f"cannot read checkpoint {self.path!r}: {len(data)} bytes came, expected "
+                f"{len(buffer)}"
+            )
+        buffer[:] = data
+
+
+class ObjectFolder:
+    """A place in an object store."""
+
+    def __init__(self, url: str, retry_s: float) -> None:
+        self.url = url.rstrip("/")
+        self._retry_s = retry_s
+        self._store: Any = None
+        self._mutex = threading.Lock()
+
+    def path_of(self, name: str) -> str:
+        """Where a checkpoint lies, for messages."""
+        return f"{self.url}/{name}"
+
+    # ---- written
+
+    def claim(self) -> None:
+        """Nothing: there are no locks here, and a name is written once."""
+
+    def create(self, name: str, parts: list[Any]) -> None:
+        """Write an object once; durable when it returns."""
+        data, mark = b"".join(parts), secrets.token_hex(16)
+        with self.calling("write", name) as (obstore, store):
+            try:
+                obstore.put(
+                    store, name, data, mode="create", use_multipart=False, attributes={_MARK: mark}
+                )
+            except obstore.exceptions.AlreadyExistsError as error:
+                # A call that was made again because its answer was lost finds what it wrote.
+                if obstore.get(store, name).attributes.get(_MARK) != mark:
+                    raise FileExistsError(name) from error
+
+    def remove(self, name: str) -> None:
+        """Take an object away."""
+        with self.calling("remove", name) as (obstore, store):
+            obstore.delete(store, name)
+
+    # ---- read
+
+    @contextlib.contextmanager
+    def open(self, name: str) -> Iterator[ObjectReader]:
+        """An object, for a block."""
+        with self.calling("read", name) as (obstore, store):
+            size = int(obstore.head(store, name)["size"])
+        yield ObjectReader(self, name, size)
+
+    def names(self, prefix: str) -> list[str]:
+        """The objects that may be checkpoints, by their names."""
+        folder = prefix.rpartition("/")[0]
+        with self.calling("list", folder) as (obstore, store):
+            found = [
+                str(meta["path"])
+                for page in obstore.list(store, prefix=folder or None)
+                for meta in page
+            ]
+        return [name for name in found if is_name(name) and name.startswith(prefix)]
+
+    # ---- life
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def fork(self) -> None:
+        """This is a forked child."""
+        self._mutex = threading.Lock()
+
+    @contextlib.contextmanager
+    def calling(self, doing: str, name: str) -> Iterator[tuple[Any, Any]]:
+        """obstore and the store, and what their errors mean."""
+        path = self.path_of(name)
+        obstore = _obstore()
+        try:
+            with self._mutex:
+                if self._store is None:
+                    self._store = _connect(obstore, self.url, self._retry_s)
+            yield obstore, self._store
+        except FileExistsError as error:
+            raise CheckpointError(
+                f"checkpoint {path!r} exists; each is written once, choose another name"
+            ) from error
+        except (OSError, ValueError, obstore.exceptions.BaseError) as error:
+            told = str(error).split("\n", 1)[0]
+            raise CheckpointError(
+                f"cannot {doing} checkpoint {path!r}: {told}; look at the store's address and "
+                "credentials"
+            ) from error
+
+
+def _obstore() -> Any:
+    """The package, in a process where it works."""
+    global _process
+    if _process not in (None, os.getpid()):
+        raise CheckpointError(
+            "object stores cannot be used in a forked child of a process that uses them; start "
+            "children with the spawn method"
+        )
+    _process = os.getpid()
+    try:
+        return importlib.import_module("obstore")
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            "obstore is not installed: pip install 'feedworks[objectstore]'"
+        ) from error
+
+
+def _connect(obstore: Any, url: str, retry_s: float) -> Any:
+    """A store that gives up after `retry_s` seconds; it is not asked anything yet."""
+    stores = importlib.import_module("obstore.store")
+    if url.startswith("memory:"):
+        return _in_memory.setdefault(url, stores.MemoryStore())
+    allow_http = any(os.environ.get(name, "").lower() in ("1", "true") for name in _ALLOW_HTTP)
+    return stores.from_url(
+        url,
+        client_options={
+            "connect_timeout": timedelta(seconds=_CONNECT_S),
+            "timeout": timedelta(seconds=_REQUEST_S),
+            "allow_http": allow_http,
+        },
+        retry_config={
+            "max_retries": _MAX_RETRIES,
+            "retry_timeout": timedelta(seconds=retry_s),
+        },
+    )

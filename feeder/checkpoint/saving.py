@@ -1,0 +1,216 @@
+"""The thread that writes checkpoints beside the feeding."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from feeder.checkpoint.feeds import check_step
+from feeder.checkpoint.policy import Checkpointing
+from feeder.checkpoint.sigterm import Termination
+from feeder.errors import CheckpointError, FeedError
+from feeder.marks import Marks
+from feeder.snapshot import Snapshot
+from workers.errors import in_words
+from workers.scope import Scope
+
+logger = logging.getLogger("feeder")
+
+_ASKED, _DUE, _TOLD_TO_END, _CLOSED = "asked", "due", "told to end", "closed"
+
+
+class Wanted(NamedTuple):
+    """A position that is to be stored."""
+
+    snapshot: Snapshot
+    step: int | None
+    """The trainer's own step number, where it gave one."""
+    is_asked: bool
+    """Whether somebody asked for it, not the policy."""
+
+
+class Saver:
+    """Stores positions when it is asked to, and when its policy says so.
+
+    `ask` is for any thread and returns at once: where writing is slower than asking, the newest
+    takes the place of one that waits, which is counted.
+    """
+
+    def __init__(
+        self,
+        policy: Checkpointing,
+        take: Callable[[], Snapshot],
+        fail: Callable[[FeedError], None],
+    ) -> None:
+        self.policy = policy
+        self.store = policy.place
+        self._take = take
+        self._fail = fail
+        self._scope = Scope()
+        self._termination = Termination(lambda: self._news.put(_TOLD_TO_END))
+        self._lock = threading.Lock()
+        self._wanted: Wanted | None = None
+        # Signal handlers put into it, which may take no lock that can be held: this one takes none.
+        self._news: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._due = 0.0
+        self._saved: list[bytes] | None = None
+        self.is_running = False
+        self._stats: dict[str, Any] = {
+            "saves": 0, "failed_saves": 0, "skipped_saves": 0, "last_save_s": 0.0, "last_save": "",
+        }  # fmt: skip
+
+    # ---- life
+
+    def start(self) -> None:
+        """Start the thread. Raises `CheckpointError` where another process writes there, and with
+        `on_save_error="raise"` where nobody can."""
+        try:
+            self.store.claim()
+        except CheckpointError as error:
+            if self.policy.on_save_error == "raise" or isinstance(error.__cause__, BlockingIOError):
+                raise
+            logger.warning("checkpoints will not be written: %s", error)
+        if self.policy.on_sigterm:
+            self._termination.install()
+        self.is_running = True
+        self._due = time.monotonic() + (self.policy.every_s or 0.0)
+        self._scope.start("feeder checkpoints", run_saver, self)
+
+    def close(self, deadline_s: float) -> None:
+        """Write what is still asked for, and end the thread. Raises `StuckWorkerError`."""
+        if self.is_running:
+            self.is_running = False
+            self._termination.restore()
+            self._news.put(_CLOSED)
+        self._scope.close(deadline_s)
+        self.store.close()
+
+    def fork(self) -> None:
+        """This is a forked child, which has no such thread."""
+        self.is_running = False
+        self._lock = threading.Lock()
+
+    def marks(self, num_devices: int) -> Marks | None:
+        """At which batches of a stream its position is stored."""
+        policy = self.policy
+        if policy.every_batches is None and policy.every_s is None:
+            return None
+        return Marks(policy.every_batches, num_devices, self.mark)
+
+    # ---- asking
+
+    def ask(self, snapshot: Snapshot, step: int | None = None) -> None:
+        """Have a position stored soon. Raises `CheckpointError` where `step` is none."""
+        check_step(step)
+        with self._lock:
+            late, self._wanted = self._wanted, Wanted(snapshot, step, True)
+            self._stats["skipped_saves"] += late is not None
+        self._news.put(_ASKED)
+        if late is not None and late.is_asked:
+            logger.warning(
+                "checkpoints are asked for faster than they are written: that of step %r is left "
+                "out", late.step,
+            )  # fmt: skip
+
+    def mark(self) -> None:
+        """Have the position of now stored soon, because the policy says so. What somebody has
+        asked for goes first."""
+        snapshot = self._take()
+        with self._lock:
+            late = self._wanted
+            self._stats["skipped_saves"] += late is not None
+            if late is None or not late.is_asked:
+                self._wanted = Wanted(snapshot, None, False)
+        self._news.put(_ASKED)
+
+    def save_now(self, snapshot: Snapshot, step: int | None) -> None:
+        """Store a position in this thread. Raises `CheckpointError`."""
+        check_step(step)
+        try:
+            self._store(snapshot, step)
+        finally:
+            if not self.is_running:
+                self.store.close()
+
+    def stats(self) -> dict[str, Any]:
+        """Plain numbers of what was done: saves, failed and left out ones; the name of the last,
+        and the seconds that it took."""
+        return dict(self._stats)
+
+    # ---- the thread
+
+    def wait(self) -> str:
+        """Wait until there is something to do, and say what."""
+        if self.policy.every_s is None:
+            return self._news.get()
+        try:
+            return self._news.get(timeout=max(0.0, self._due - time.monotonic()))
+        except queue.Empty:
+            self._due = max(self._due + self.policy.every_s, time.monotonic())
+            return _DUE
+
+    def act(self, news: str) -> None:
+        """Do what there is to do."""
+        with self._lock:
+            wanted, self._wanted = self._wanted, None
+        try:
+            if wanted is not None:
+                self._save(wanted.snapshot, wanted.step)
+            if news in (_DUE, _TOLD_TO_END):
+                self._save(self._take(), None)
+        finally:
+            if news == _TOLD_TO_END:
+                self._termination.pass_on()
+
+    def _save(self, snapshot: Snapshot, step: int | None) -> None:
+        """Store a position, unless nothing has happened since the last was stored."""
+        if step is None and _tokens(snapshot) == self._saved:
+            return
+        try:
+            self._store(snapshot, step)
+        except CheckpointError as error:
+            logger.warning("a checkpoint is missing: %s", error)
+            if self.policy.on_save_error == "raise":
+                self._fail(error)
+
+    def _store(self, snapshot: Snapshot, step: int | None) -> None:
+        started = time.monotonic()
+        try:
+            name = self.store.save(snapshot, step)
+        except CheckpointError:
+            self._count(failed_saves=1)
+            raise
+        self._saved = _tokens(snapshot)
+        self._count(saves=1, last_save=name, last_save_s=time.monotonic() - started)
+
+    def _count(self, *, saves: int = 0, failed_saves: int = 0, **last: Any) -> None:
+        with self._lock:
+            self._stats["saves"] += saves
+            self._stats["failed_saves"] += failed_saves
+            self._stats.update(last)
+
+    def give_up(self, error: Exception) -> None:
+        """Something failed that input and output cannot do: the user is told."""
+        logger.exception("the thread that writes checkpoints failed")
+        failed = CheckpointError(f"checkpoints are not written any more: {in_words(error)}")
+        failed.__cause__ = error
+        self._fail(failed)
+
+
+def _tokens(snapshot: Snapshot) -> list[bytes]:
+    return [state.token for state in snapshot.states]
+
+
+def run_saver(saver: Saver) -> None:
+    """Thread body: store what is asked for, until closed."""
+    news = ""
+    while news != _CLOSED:
+        try:
+            news = saver.wait()
+            saver.act(news)
+        except Exception as error:
+            saver.give_up(error)

@@ -1,0 +1,294 @@
+"""Where checkpoints are kept, and found again."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
+from types import TracebackType
+from typing import Any
+
+from feeder.checkpoint import format, sequence
+from feeder.checkpoint.backends import open_backend
+from feeder.checkpoint.feeds import SNAPSHOT_ENTRY, make_meta
+from feeder.checkpoint.format import Header, Loaded, Reader, Receipt
+from feeder.checkpoint.names import check_name, check_prefix, check_writer, in_order
+from feeder.checkpoint.passing import leaving, passing_over
+from feeder.durable import Fs
+from feeder.errors import CheckpointError, ConfigError, SnapshotFormatError
+from feeder.snapshot import Snapshot
+
+logger = logging.getLogger("feeder")
+
+_NUM_NAMED = 5
+_stores: weakref.WeakSet[CheckpointStore] = weakref.WeakSet()
+
+
+class CheckpointStore:
+    """Checkpoints by name: each a set of named arrays and bytes, written once and then read-only.
+
+    Args:
+        url: A folder, as a path or ``file://`` URL, or a place in an object store: ``s3://``,
+            ``gs://``, ``az://`` (extra `objectstore`). A folder is made where it is missing; the
+            one that it lies in must be there.
+        keep: How many checkpoints of its own sequence (`save`) stay; None keeps all.
+        writer: Whose sequence that is. Two stores with the same writer cannot write into one
+            folder at a time; stores with different writers can, each its own names: so do the
+            nodes of a job. The lock (on ``.writer-NAME.lock``) is taken at the first write, names
+            the process that holds it, and ends with `close` or with the process. An object store
+            has no locks: there a name is written once, whoever comes first.
+        retry_s: For how many seconds a call to an object store that fails is made again. One
+            that gets no answer at all fails after 300 s.
+        fs: The file system, for tests.
+
+    Guarantees: what `put` and `save` have returned from is there after any crash, of the power
+    too; a checkpoint is read whole or not at all; nothing is ever removed that is no checkpoint.
+    Any thread may use it. Every method raises `CheckpointError`, which says which file and what
+    to do.
+    """
+
+    def __init__(
+        self,
+        url: str | os.PathLike[str],
+        *,
+        keep: int | None = None,
+        writer: str = "feed",
+        retry_s: float = 30.0,
+        fs: Fs | None = None,
+    ) -> None:
+        if keep is not None and (type(keep) is not int or keep < 1):
+            raise ConfigError(f"keep is {keep!r}, expected a whole number from 1 on, or None")
+        if type(retry_s) not in (int, float) or not 0 < retry_s <= 1e6:
+            raise ConfigError(f"retry_s is {retry_s!r} s, expected more than 0, at most 1e6")
+        self.url = os.fspath(url)
+        self.keep = keep
+        self.writer = check_writer(writer)
+        self._backend = open_backend(self.url, self.writer, retry_s, fs)
+        self._next: int | None = None
+        self._mutex = threading.Lock()
+        _stores.add(self)
+
+    # ---- written
+
+    def put(
+        self, name: str, entries: Mapping[str, Any], *, meta: Mapping[str, Any] | None = None
+    ) -> Receipt:
+        """Store arrays (of any dtype but Python objects) and bytes under a name that nothing has
+        yet. Durable when it returns; the arrays may not be changed until then."""
+        check_name(name)
+        parts, num_bytes, digest = format.encode(entries, meta)
+        self._backend.create(name, parts)
+        return Receipt(name=name, num_bytes=num_bytes, digest=digest)
+
+    def remove(self, name: str) -> None:
+        """Remove a checkpoint, damaged or not; refuses what is none."""
+        with self._reader(name) as reader:
+            if not format.is_checkpoint(reader):
+                raise CheckpointError(f"{reader.path!r} is no checkpoint, and is left where it is")
+        self._backend.remove(name)
+
+    # ---- read
+
+    def get(self, name: str, entries: Iterable[str] | None = None) -> Loaded:
+        """Read a checkpoint, or only some of its entries, all of which must be there."""
+        with self._reader(name) as reader:
+            header = format.read_header(reader)
+            wanted = list(header.entries) if entries is None else list(entries)
+            missing = [entry for entry in wanted if entry not in header.entries]
+            if missing:
+                raise CheckpointError(
+                    f"checkpoint {reader.path!r} has no entries {missing!r}, expected some of "
+                    f"{sorted(header.entries)!r}"
+                )
+            return Loaded(
+                name=name,
+                entries={e: format.read_entry(reader, e, header.entries[e]) for e in wanted},
+                meta=header.meta,
+                num_bytes=reader.size,
+                digest=header.digest,
+            )
+
+    def header(self, name: str) -> Header:
+        """What a checkpoint says of itself; its entries are not read."""
+        with self._reader(name) as reader:
+            return format.read_header(reader)
+
+    def entry_names(self, name: str) -> list[str]:
+        """The names of a checkpoint's entries, in the order in which they were given."""
+        return list(self.header(name).entries)
+
+    def verify(self, name: str) -> Receipt:
+        """Read all of a checkpoint, and raise where a bit of it is wrong."""
+        with self._reader(name) as reader:
+            header = format.read_header(reader)
+            for entry, placed in header.entries.items():
+                format.read_entry(reader, entry, placed)
+            return Receipt(name=name, num_bytes=reader.size, digest=header.digest)
+
+    def exists(self, name: str) -> bool:
+        """Whether there is a checkpoint of this name, damaged or not."""
+        return self._is_checkpoint(check_name(name))
+
+    def names(self, prefix: str = "") -> list[str]:
+        """The checkpoints whose names begin so, damaged ones too, from old to new: in the order
+        of their names, where digits count as numbers. Other files are left out."""
+        found = self._backend.names(check_prefix(prefix))
+        return sorted(filter(self._is_checkpoint, found), key=in_order)
+
+    def latest(self, prefix: str = "") -> str | None:
+        """The newest checkpoint that is complete and valid, None where there is none. Damaged
+        ones are named in the log and passed over; one of a newer version raises."""
+        for name in reversed(self.names(prefix)):
+            with passing_over():
+                return self.verify(name).name
+        return None
+
+    def path_of(self, name: str) -> str:
+        """Where a checkpoint lies, as messages name it."""
+        return self._backend.path_of(name)
+
+    @contextlib.contextmanager
+    def _reader(self, name: str) -> Iterator[Reader]:
+        try:
+            with self._backend.open(check_name(name)) as reader:
+                yield reader
+        except CheckpointError as error:
+            if not isinstance(error.__cause__, FileNotFoundError):
+                raise
+            folder = name.rpartition("/")[0]
+            there = self.names(f"{folder}/" if folder else "")[-_NUM_NAMED:]
+            raise CheckpointError(
+                f"there is no checkpoint {self.path_of(name)!r}; the newest there are {there!r}"
+            ) from error.__cause__
+
+    def _is_checkpoint(self, name: str) -> bool:
+        try:
+            with self._backend.open(name) as reader:
+                return format.is_checkpoint(reader)
+        except CheckpointError as error:
+            if isinstance(error.__cause__, FileNotFoundError):
+                return False
+            if isinstance(error.__cause__, PermissionError):
+                logger.warning("%s; it is left out", error)
+                return False
+            raise
+
+    # ---- the sequence of a writer
+
+    def save(
+        self,
+        snapshot: Snapshot,
+        step: int | None = None,
+        meta: Mapping[str, Any] | None = None,
+    ) -> str:
+        """Store the position of feeds as the next of this writer's sequence, with the trainer's
+        own step number, and return its name. Once it is durable, the oldest beyond `keep` are
+        removed."""
+        with self._mutex:
+            said = make_meta(snapshot, step, meta)
+            number = self._next_number() if self._next is None else self._next
+            self._next = None  # until this one is there, nothing is known
+            name = sequence.name(self.writer, number)
+            self.put(name, {SNAPSHOT_ENTRY: bytes(snapshot)}, meta=said)
+            self._next = number + 1
+            if self.keep is not None:
+                with leaving():
+                    self._retire(self.keep, name)
+        return name
+
+    def load(self, name: str | None = None) -> Snapshot:
+        """The position of feeds in a checkpoint, by default in the newest of this writer's that
+        is whole. Raises `CheckpointError` where none is."""
+        return self.find()[1] if name is None else self._snapshot(name)
+
+    def find(self) -> tuple[str, Snapshot]:
+        """The name of the newest of this writer's that is whole, and the position in it."""
+        names = self.sequence_names()
+        for name in reversed(names):
+            with passing_over():
+                return name, self._snapshot(name)
+        there = f"{len(names)} files of that name are damaged" if names else "there is none"
+        raise CheckpointError(
+            f"no checkpoint {self.path_of(self.writer)}.* can be loaded, {there}; resume from "
+            "another place, or start anew"
+        )
+
+    def is_empty(self) -> bool:
+        """Whether nothing of this writer's sequence is there, not even damaged."""
+        return not self.sequence_names()
+
+    def retire(self, keep: int) -> list[str]:
+        """Remove the oldest of this writer's sequence until `keep` are left, and return their
+        names. The newest that is whole stays in any case, and what cannot be removed, which is
+        named in the log. Raises `CheckpointError` where none is whole."""
+        return [] if self.is_empty() else self._retire(keep, self.find()[0])
+
+    def _retire(self, keep: int, whole: str) -> list[str]:
+        removed = []
+        for name in list(filter(self._is_checkpoint, self.sequence_names()))[:-keep]:
+            if name != whole:
+                with leaving():
+                    self.remove(name)
+                    removed.append(name)
+        return removed
+
+    def sequence_names(self) -> list[str]:
+        """All that has a name of this writer's sequence, a checkpoint or what may have been one,
+        from old to new."""
+        names = self._backend.names(f"{self.writer}.")
+        return sequence.sort(self.writer, names)
+
+    def _next_number(self) -> int:
+        names = self.sequence_names()
+        return sequence.number_of(self.writer, names[-1]) + 1 if names else 0
+
+    def _snapshot(self, name: str) -> Snapshot:
+        data = self.get(name, [SNAPSHOT_ENTRY]).entries[SNAPSHOT_ENTRY]
+        try:
+            return Snapshot.from_bytes(bytes(data))
+        except SnapshotFormatError as error:
+            raise SnapshotFormatError(f"checkpoint {self.path_of(name)!r}: {error}") from error
+
+    # ---- life
+
+    def claim(self) -> None:
+        """See to it now that it can be written to, and that nobody else of this writer's name
+        does."""
+        self._backend.claim()
+
+    def close(self) -> None:
+        """Let other stores of this writer write. This one may be used again."""
+        with self._mutex:
+            self._next = None
+            self._backend.close()
+
+    def fork(self) -> None:
+        """This is a forked child: what the parent holds is not its own."""
+        self._mutex = threading.Lock()
+        self._next = None
+        self._backend.fork()
+
+    def __enter__(self) -> CheckpointStore:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<CheckpointStore {self.url!r}, writer {self.writer!r}>"
+
+
+def _after_fork() -> None:
+    for store in list(_stores):
+        store.fork()
+
+
+os.register_at_fork(after_in_child=_after_fork)

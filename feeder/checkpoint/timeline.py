@@ -1,0 +1,73 @@
+"""The epochs of one job as its manager sees them: where each is read, and who may write."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from feeder.checkpoint.epochs import Epochs
+from feeder.checkpoint.manifest import Manifest, Part
+from feeder.checkpoint.places import Place
+from feeder.errors import CheckpointError
+
+
+class Timeline:
+    """Writes epochs into one place, and reads them from there or from others.
+
+    Each run of a job is a generation, one above all that have committed before. What a run
+    commits counts as newer than whatever an earlier one did, so that a job that was put back to an
+    earlier epoch goes on from there. A run that sees a newer generation commits nothing more; nor
+    does one that sees its own used by another, as two runs that began at once have the same.
+    """
+
+    def __init__(self, place: Place, others: Sequence[Place], nodes: Sequence[str]) -> None:
+        self._epochs = Epochs(place, nodes)
+        self._readable = [self._epochs, *(Epochs(other, nodes) for other in others)]
+        self._generation: int | None = None
+        self._committed: set[int] = set()
+        """The epochs that this run has committed, or tried to."""
+
+    def begin(self) -> None:
+        """Begin a run. Raises `CheckpointError` where the place holds epochs of some of the nodes
+        with others."""
+        try:
+            self._epochs.check_others()
+            self._generation = self._epochs.generation() + 1
+        except CheckpointError as error:
+            if not isinstance(error.__cause__, FileNotFoundError):
+                raise
+            self._generation = None  # there is no such folder: the first save will tell
+
+    def find(self, epoch: int) -> tuple[Place, Manifest]:
+        """An epoch that is complete, and where. Raises `CheckpointError`."""
+        *others, last = self._readable
+        epochs = next((epochs for epochs in others if epochs.has(epoch)), last)
+        return epochs.place, epochs.find(epoch)
+
+    def is_complete(self, epoch: int) -> bool:
+        """Whether an epoch is complete anywhere. Raises `CheckpointError`."""
+        return any(epochs.is_complete(epoch) for epochs in self._readable)
+
+    def take_back(self, epoch: int) -> int:
+        """Let an epoch exist no longer, so that its parts can be written; returns the generation
+        of this run. Raises `CheckpointError` where another run has taken over."""
+        newest = self._epochs.generation()
+        if self._generation is None:
+            self._generation = newest + 1
+        others = self._epochs.epochs_of(self._generation) - self._committed
+        if newest > self._generation or others:
+            raise CheckpointError(
+                f"another run of nodes {self._epochs.nodes!r} has saved into "
+                f"{self._epochs.place.url!r}; end one of the two, or give it another place"
+            )
+        self._epochs.take_back(epoch)
+        return self._generation
+
+    def commit(self, epoch: int, finished_by: str, parts: Mapping[str, Part]) -> Manifest:
+        """Make an epoch exist, and return its manifest. Raises `CheckpointError`."""
+        assert self._generation is not None, "parts are saved before they are committed"
+        manifest = Manifest(
+            generation=self._generation, epoch=epoch, finished_by=finished_by, parts=dict(parts)
+        )
+        self._committed.add(epoch)
+        self._epochs.commit(manifest)
+        return manifest

@@ -1,0 +1,69 @@
+"""`feeder config`: look at a configuration before it is served."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from typing import Any
+
+from feeder.cli import flags
+from feeder.errors import ConfigError
+
+
+def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
+    """Add the command's parser."""
+    parser = commands.add_parser("config", description="Look at a configuration.")
+    words = parser.add_subparsers(dest="word", required=True, metavar="WORD")
+    check = words.add_parser(
+        "check",
+        description="Check a configuration as `feeder serve` does, modules and data included, but "
+        "without listening anywhere; and say what could be better on this machine. The exit "
+        "status is 2 where something is wrong.",
+    )
+    show = words.add_parser(
+        "show",
+        description="Write down every setting with who gave it: a line of the file, a variable "
+        "FEEDER_..., a flag, or nobody.",
+    )
+    for one in (check, show):
+        one.add_argument("file", metavar="FILE", help="the configuration, TOML")
+        flags.add_settings(one)
+
+
+def main(arguments: argparse.Namespace) -> int:
+    """Check or show."""
+    return check(arguments) if arguments.word == "check" else show(arguments)
+
+
+def show(arguments: argparse.Namespace) -> int:
+    """Print every setting."""
+    from feeder.feedfile.showing import show
+
+    for line in show(flags.read(arguments, arguments.file)):
+        print(line)
+    return 0
+
+
+def check(arguments: argparse.Namespace) -> int:
+    """Make the feeds, and print what they are and what could be better."""
+    from feeder.feedfile.advice import advise, memory_bytes
+    from feeder.feedfile.making import blaming, make_checkpoints, make_coordinator
+    from feeder.transport.arguments import check_arguments
+    from feeder.transport.recipes import make_recipes
+
+    settings = flags.read(arguments, arguments.file)
+    if not settings.feeds:
+        raise ConfigError(f"{arguments.file}: there is no feed: give it a table [feeds.NAME]")
+    coordinator = make_coordinator(settings)
+    with blaming(settings.server):
+        check_arguments(**{key: one.value for key, one in settings.server.items()})
+        make_recipes(coordinator, None, settings.server["queues"].value)
+    make_checkpoints(settings.checkpoint)
+    for name in coordinator:
+        (stream,) = coordinator[name].streams
+        spec = stream.config.stream
+        print(f"feed {name!r}: {', '.join(spec.names)} in batches of {spec.batch_size} rows")
+    cpus = len(os.sched_getaffinity(0))
+    for line in advise(coordinator, memory=memory_bytes(), cpus=cpus):
+        print(f"advice: {line}")
+    return 0

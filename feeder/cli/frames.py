@@ -1,0 +1,133 @@
+"""What `feeder top` draws: one frame from what was read. Needs rich."""
+
+from __future__ import annotations
+
+from rich.console import Group, RenderableType
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from feeder.metrics.interval import Interval, QueuePart, WorkerPart
+from feeder.metrics.verdict import Verdict
+from feeder.metrics.words import duration, size
+from feeder.status.history import History, Point
+
+_BAR = 12
+_LEVELS = "▁▂▃▄▅▆▇█"
+_CURVE = 40
+_MOST_WORKERS = 16
+_TONES = {
+    "trainer-bound": "green",
+    "ended": "green",
+    "failed": "bold red",
+    "failing-fetch": "bold red",
+    "stalled-queue": "bold red",
+    "starting": "dim",
+    "waiting": "dim",
+    "stopped": "dim",
+}
+
+
+def make_frame(history: History, place: str, trouble: str) -> RenderableType:
+    """All feeds as they were last read; `trouble` is why they could not be read again."""
+    figures = history.latest
+    assert figures is not None
+    head = Text.assemble(("feeder top ", "bold"), place, "  ", (plain(figures.who), "dim"))
+    parts: list[RenderableType] = [head]
+    if trouble:
+        parts.append(Text(f"{plain(trouble)}; trying again", style="bold red"))
+    points, verdicts = history.points(), history.verdicts()
+    for title, interval in history.intervals().items():
+        parts.append(_feed(interval, verdicts[title], points[title]))
+    return Group(*parts)
+
+
+def plain(text: str) -> str:
+    """A text without what could move the cursor: names and errors may hold anything."""
+    return "".join([char if char.isprintable() else "?" for char in text])
+
+
+def _feed(interval: Interval, verdict: Verdict, points: list[Point]) -> Panel:
+    feed = interval.after
+    rates = (
+        f"{interval.taken_per_s:.1f} batches/s, {size(interval.taken_bytes_per_s)}/s, trainer "
+        f"waits {interval.starving:.0%}, buffer {feed.buffered_rows} of {feed.limit_rows} rows"
+    )
+    said = Text.assemble(
+        (verdict.kind, _TONES.get(verdict.kind, "bold yellow")), f"  {plain(verdict.why)}"
+    )
+    parts: list[RenderableType] = [said]
+    if verdict.advice:
+        parts.append(Text(f"→ {verdict.advice}", style="dim"))
+    parts += [Text.assemble(rates, "  ", (_curve(points), "blue")), _queues(interval)]
+    if interval.workers:
+        parts.append(_workers(interval))
+    title = Text.assemble((plain(feed.title), "bold"), f" ({feed.state})")
+    return Panel(Group(*parts), title=title, title_align="left")
+
+
+def _queues(interval: Interval) -> Table:
+    table = _table("queue", "filled", "batches/s", "waits", "consumer")
+    for queue in interval.queues:
+        after = queue.after
+        table.add_row(
+            str(after.queue),
+            _bar(after.waiting, after.capacity),
+            f"{queue.batches / interval.seconds:.1f}",
+            f"{queue.wait:.0%}",
+            Text(_reader(queue, served=interval.after.service is not None)),
+        )
+    return table
+
+
+def _reader(queue: QueuePart, *, served: bool) -> str:
+    consumer = queue.after.consumer
+    if consumer is None:
+        return "nobody" if served else "in process"
+    plane = f", {consumer.plane}" if consumer.plane else ""
+    return plain(f"{consumer.who}{plane}")
+
+
+def _workers(interval: Interval) -> Table:
+    """The workers that were waited for most; all of them where there are few."""
+    table = _table("worker", "in the fetch function", "a call", "calls/s", "waited for", "errors")
+    errors = {worker.worker: worker.errors for worker in interval.after.workers}
+    shown = sorted(interval.workers, key=_weight)[:_MOST_WORKERS]
+    for part in sorted(shown, key=lambda part: part.worker):
+        share = part.fetch_s / interval.seconds
+        table.add_row(
+            str(part.worker),
+            _bar(round(100 * min(1.0, share)), 100, "%"),
+            duration(part.call_s) if part.fetch_s else "–",
+            f"{part.calls / interval.seconds:.1f}",
+            f"{min(1.0, part.wait_s / interval.seconds):.0%}",
+            str(errors[part.worker]),
+        )
+    hidden = len(interval.workers) - len(shown)
+    if hidden:
+        table.caption = f"and {hidden} more that were waited for less"
+    return table
+
+
+def _weight(part: WorkerPart) -> tuple[float, float]:
+    return -part.wait_s, -part.fetch_s
+
+
+def _table(*names: str) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    for name in names:
+        table.add_column(name, no_wrap=True)
+    return table
+
+
+def _bar(value: int, most: int, unit: str = "") -> Text:
+    filled = round(_BAR * min(1.0, value / most)) if most else 0
+    told = f" {value}{unit or (f'/{most}' if most else '')}"
+    return Text.assemble(("█" * filled, "blue"), ("░" * (_BAR - filled), "dim"), told)
+
+
+def _curve(points: list[Point]) -> str:
+    """Batches a second over time, in one line."""
+    rates = [point.batches for point in points[-_CURVE:]]
+    most = max(rates, default=0.0) or 1.0
+    return "".join(_LEVELS[min(7, int(8 * rate / most))] for rate in rates)

@@ -1,0 +1,229 @@
+"""The thread that copies one device's batches from pinned slots into slots on the device.
+
+It does what it is told through one queue, which may be written to from anywhere, a finaliser
+included; it alone touches the rules and the copy stream.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import traceback
+from collections import deque
+from collections.abc import Callable
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from feeder.devices.cuda.driver import Driver, Stream
+from feeder.devices.cuda.leases import Lease
+from feeder.devices.cuda.packed import Packed
+from feeder.devices.cuda.pinned import empty
+from feeder.devices.cuda.rules import Block, DeviceSlot, Traffic, Transfer
+from feeder.devices.host import HostQueue
+from feeder.errors import DeviceError, FeedError
+from feeder.protocol.checks import ALIGNMENT
+from feeder.protocol.credit import credit_for
+from workers.batch import Batch
+from workers.errors import in_words
+from workers.position import Place
+
+logger = logging.getLogger("feeder")
+
+
+class Flight:
+    """A copy that may not be done yet."""
+
+    __slots__ = ("done", "packed")
+
+    def __init__(self, packed: list[Packed], done: Any) -> None:
+        self.packed = packed
+        self.done = done
+
+
+class Copier:
+    """What the thread does, step by step.
+
+    Batches come in through `inbox` and go out through `ready`, in order, each with its slot in
+    `placed`. None in `inbox` ends the thread.
+    """
+
+    def __init__(self, driver: Driver, depth: int, hold: int, lower: str) -> None:
+        self.driver = driver
+        self._depth = depth
+        self.num_ahead = depth
+        """Batches on the device ahead of the user at most; 0 until their size is known."""
+        self._hold = hold
+        self._lower = lower
+        self.inbox: SimpleQueue[list[Batch] | Lease | Place | FeedError | None] = SimpleQueue()
+        """What the thread is told: batches to copy, leases that have ended, the end."""
+        self.placed: deque[DeviceSlot] = deque()
+        """The slots of the batches that go out."""
+        self._traffic = Traffic()
+        self._flights: deque[Flight] = deque()
+        self._events: list[Any] = []
+        self._stream: Stream | None = None
+        self._ending: Place | FeedError | None = None
+        self._is_over = False
+
+    # ---- the thread's steps
+
+    def begin(self) -> None:
+        """The first step, in the thread."""
+        self.driver.bind()
+        self._stream = self.driver.make_stream()
+
+    def step(self, ready: HostQueue) -> bool:
+        """Take in what there is, waiting where nothing else is to be done; begin copies, or see
+        one end. False where the thread is to end."""
+        self._take_in()
+        if self._is_over:
+            return False
+        if self._traffic.wants_slots_of:
+            self._make_block()
+        if self._traffic.can_load:
+            while self._traffic.can_load:
+                ready.put(self._load(self._traffic.next_load()))
+        elif self._flights:
+            self._land()
+        if self._ending is not None and not self._traffic.filled:
+            ready.finish(self._ending)
+        return True
+
+    def end(self) -> None:
+        """The last step: no copy is under way any more, and no memory is held."""
+        stream, self._stream = self._stream, None
+        try:
+            if stream is not None:
+                self.driver.drain(stream)
+        except Exception as error:
+            logger.error("%s: copies under way cannot be waited for: %s", self.driver.name, error)
+        for flight in self._flights:
+            _give_back(flight.packed)
+        self._flights.clear()
+        self._traffic = Traffic()
+
+    def forget(self) -> None:
+        """Let go of the batches that nobody took, and of leases that ended since; when the thread
+        has ended."""
+        self.placed.clear()
+        empty(self.inbox)
+
+    # ---- what comes in
+
+    def _take_in(self) -> None:
+        """All that is in the inbox, waiting for it where there is nothing else to do."""
+        traffic = self._traffic
+        block = not (self._flights or traffic.can_load or traffic.wants_slots_of)
+        ended: list[Lease] = []
+        with contextlib.suppress(Empty):
+            while not self._is_over:
+                told = self.inbox.get(block)
+                block = False
+                if isinstance(told, Lease):
+                    ended.append(told)
+                elif told is None:
+                    self._is_over = True
+                elif self._ending is not None:
+                    pass  # Nothing comes after the end.
+                elif isinstance(told, list):
+                    traffic.filled.extend(told)
+                else:
+                    self._ending = told
+        if ended:
+            self._let_go(ended)
+
+    def _let_go(self, ended: list[Lease]) -> None:
+        """The user has let go of slots: they come back after what he has given his streams."""
+        left: dict[int, Any] = {}
+        for lease in reversed(ended):
+            # One event after all that a stream was given will do for all of its slots.
+            if lease.slot is not None and lease.stream.ptr not in left:
+                left[lease.stream.ptr] = lease.slot.freed
+                self.driver.record(lease.slot.freed, lease.stream)
+        for lease in ended:
+            if lease.slot is not None:
+                self._traffic.let_go(lease.slot, left[lease.stream.ptr])
+            # Memory of the user's own goes here; freeing it waits for all work of the device.
+            lease.memory = None
+
+    # ---- copies
+
+    def _load(self, transfer: Transfer) -> list[Batch]:
+        """Begin a copy; return its batches, which may be handed out at once."""
+        driver, stream, slots = self.driver, self._stream, transfer.slots
+        assert stream is not None
+        for event in transfer.waits:
+            driver.wait(stream, event)
+        driver.copy_in(transfer.target, transfer.source, transfer.num_bytes, stream)
+        ready, done = slots[-1].copied, self._events.pop() if self._events else driver.make_event()
+        driver.record(ready, stream)
+        driver.record(done, stream)
+        self._flights.append(Flight(transfer.packed, done))
+        for slot in slots:
+            slot.ready = ready
+            slot.life.on("place")
+        self.placed.extend(slots)
+        # Without the host's arrays: they go back when the copy is done, whoever has the batch.
+        return [batch.with_arrays(()) for batch in transfer.batches]
+
+    def _land(self) -> None:
+        """Wait for the oldest copy; the pinned memory of all that are done goes back."""
+        flights = self._flights
+        self.driver.synchronize(flights[0].done)
+        while True:
+            flight = flights.popleft()
+            self._events.append(flight.done)
+            _give_back(flight.packed)
+            if not flights or not self.driver.is_done(flights[0].done):
+                return
+
+    def _make_block(self) -> None:
+        """Make slots on the device, at least twice as large as those that were too small."""
+        traffic, driver = self._traffic, self.driver
+        slot_bytes = num_bytes = traffic.wants_slots_of
+        if traffic.block is not None:
+            slot_bytes = max(num_bytes, 2 * traffic.block.slot_bytes)
+        slot_bytes += -slot_bytes % ALIGNMENT
+        self.num_ahead = self._depth or credit_for(num_bytes)
+        num = self.num_ahead + self._hold
+        try:
+            memory = driver.alloc_device(num * slot_bytes)
+        except Exception as error:
+            raise DeviceError(
+                f"{driver.name}: {num * slot_bytes} bytes for {num} slots of {slot_bytes} bytes "
+                f"were refused: {error}; {driver.free_bytes()} bytes are free; lower {self._lower}"
+            ) from error
+        block = Block(memory, slot_bytes)
+        traffic.use(block, block.slots(num, driver.make_event))
+
+
+def _give_back(packed: list[Packed]) -> None:
+    for one in packed:
+        one.give_back()
+
+
+def run_copier(copier: Copier, ready: HostQueue, on_failure: Callable[[FeedError], None]) -> None:
+    """Thread body: copy batches until told to end, or until the device fails."""
+    try:
+        copier.begin()
+        while copier.step(ready):
+            pass
+    except Exception as error:
+        failure = as_device_error(copier.driver.name, error)
+        on_failure(failure)
+    finally:
+        copier.end()
+
+
+def as_device_error(name: str, error: Exception) -> FeedError:
+    """An error of feeder's for what a device said; whoever keeps it keeps no slots by it."""
+    failure = error
+    if not isinstance(error, FeedError):
+        failure = DeviceError(f"{name} failed: {in_words(error)}")
+        failure.__cause__ = error
+    assert isinstance(failure, FeedError)
+    told: BaseException | None = failure
+    while told is not None:
+        traceback.clear_frames(told.__traceback__)
+        told = told.__cause__
+    return failure

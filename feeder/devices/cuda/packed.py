@@ -1,0 +1,66 @@
+"""A batch on the host as a GPU takes it: all columns in one piece of pinned memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from numpy.typing import NDArray
+
+from feeder.errors import ConfigError
+from feeder.protocol.checks import Layout
+from workers.chunks import Columns
+
+Arrays = tuple[NDArray[Any], ...]
+
+_ON_GPUS = frozenset("?bhilqBHILQefdFD")
+"""NumPy's codes of the dtypes that GPUs have arrays of."""
+
+
+class Packed(tuple[NDArray[Any], ...]):
+    """The arrays of a batch, which know where they lie.
+
+    Whoever has copied them calls `give_back` and forgets them: their memory may be written again.
+    """
+
+    region: object
+    """What the memory is part of; it lives at least as long as this."""
+    address: int
+    """Where the memory begins."""
+    layout: Layout
+    """How the columns lie in it."""
+    rows: int
+    """The rows that it is laid out for."""
+    length: int
+    """The rows that it holds, the first ones."""
+    give_back: Callable[[], None]
+    """Says that the memory is not needed any more."""
+
+
+def pack(
+    arrays: Arrays,
+    *,
+    region: object,
+    address: int,
+    layout: Layout,
+    rows: int,
+    length: int,
+    give_back: Callable[[], None],
+) -> Packed:
+    """Arrays with what is known of their memory."""
+    packed = Packed(arrays)
+    packed.region = region
+    packed.address, packed.layout, packed.rows, packed.length = address, layout, rows, length
+    packed.give_back = give_back
+    return packed
+
+
+def check_dtypes(device: str, columns: Columns) -> None:
+    """Raise `ConfigError` where a GPU has no arrays of a column's dtype."""
+    for column in columns:
+        if column.dtype.char not in _ON_GPUS:
+            raise ConfigError(
+                f"column {column.name!r} has dtype {column.dtype}, of which {device!r} has no "
+                "arrays; expected booleans, integers, or real or complex numbers of at most 8 "
+                "bytes each: convert it in the fetch function, or feed it to 'cpu'"
+            )

@@ -1,0 +1,222 @@
+"""Pinned slots of the host: the assembler writes batches into them, and a GPU reads them there."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from queue import Empty, SimpleQueue
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from feeder.devices.cuda.driver import Driver, HostMemory
+from feeder.devices.cuda.packed import Packed, check_dtypes, pack
+from feeder.devices.cuda.rules import PINNED, Life
+from feeder.errors import DeviceError, FeedError
+from feeder.protocol.checks import ALIGNMENT, Layout, layout
+from feeder.protocol.credit import credit_for
+from workers.chunks import Columns
+from workers.stats import Stopwatch
+
+Arrays = tuple[NDArray[Any], ...]
+
+_FEWEST = 3
+"""Slots at least: one is written, one may have to be repeated, one is copied from."""
+
+
+def alloc_pinned(driver: Driver, num_slots: int, slot_bytes: int, cure: str) -> HostMemory:
+    """Pinned memory for slots; raises `DeviceError` that says what to lower."""
+    try:
+        return driver.alloc_pinned(num_slots * slot_bytes)
+    except Exception as error:
+        raise DeviceError(
+            f"{driver.name}: {num_slots * slot_bytes} bytes of pinned host memory for {num_slots} "
+            f"slots of {slot_bytes} bytes were refused: {error}; lower {cure}, or let the process "
+            "lock more memory (ulimit -l)"
+        ) from error
+
+
+class PinnedSlot:
+    """Memory for one batch."""
+
+    __slots__ = (
+        "_memory", "address", "arrays", "columns", "flats", "layout", "life", "ring", "rows",
+        "views",
+    )  # fmt: skip
+
+    def __init__(self, ring: PinnedRing, memory: memoryview, address: int) -> None:
+        self.ring = ring
+        self.address = address
+        self._memory = memory
+        self.life = Life(PINNED)
+        self.columns: Columns | None = None
+        self.rows = -1
+
+    @property
+    def memory(self) -> memoryview:
+        """What batches of the layout take of it, to be written by whoever took it."""
+        return self._memory[: self.layout.num_bytes]
+
+    def arrange(self, columns: Columns, rows: int, places: Layout) -> None:
+        """Lay it out for batches of so many rows."""
+        if columns is self.columns and rows == self.rows:
+            return
+        self.columns, self.rows, self.layout = columns, rows, places
+        memory = self.memory
+        self.arrays: Arrays = tuple(
+            np.ndarray(shape, dtype, memory, offset) for shape, dtype, _, offset, _ in places.places
+        )
+        self.flats: tuple[memoryview | None, ...] = tuple(
+            None if axis else memory[offset : offset + num_bytes]
+            for _, _, axis, offset, num_bytes in places.places
+        )
+        self.views = tuple(array.view() for array in self.arrays)
+        for view in self.views:
+            view.flags.writeable = False
+
+    def lease(self, rows: int) -> Packed:
+        """The first `rows` rows of each column, as they are to be copied."""
+        self.life.on("pack")
+        views = self.views
+        if rows != self.rows:
+            views = tuple(
+                array[(slice(None),) * place.axis + (slice(rows),)]
+                for array, place in zip(views, self.layout.places, strict=True)
+            )
+        return pack(
+            views, region=self.ring, address=self.address, layout=self.layout, rows=self.rows,
+            length=rows, give_back=self._give_back,
+        )  # fmt: skip
+
+    def _give_back(self) -> None:
+        self.life.on("copied")
+        if not self.ring.dropped:
+            self.ring.free.put(self)
+
+
+class PinnedRing:
+    """Pinned slots of one size, one behind another, in the order in which they were freed."""
+
+    def __init__(
+        self,
+        memory: HostMemory,
+        slot_bytes: int,
+        free: SimpleQueue[PinnedSlot | FeedError] | None = None,
+    ) -> None:
+        self.slot_bytes = slot_bytes
+        self.free = SimpleQueue() if free is None else free
+        """The free ones, and why none will come any more."""
+        self.dropped = False
+        """Whether no slot of it will be taken any more."""
+        view = memory.view
+        for start in range(0, memory.num_bytes, slot_bytes):
+            part = view[start : start + slot_bytes]
+            self.free.put(PinnedSlot(self, part, memory.address + start))
+
+    def drop(self) -> None:
+        """Let go of the free slots, which refer to this."""
+        self.dropped = True
+        empty(self.free)
+
+
+def empty(queue: SimpleQueue[Any]) -> None:
+    """Take out all that is in a queue now."""
+    with contextlib.suppress(Empty):
+        while True:
+            queue.get_nowait()
+
+
+class PinnedSlots:
+    """The pinned slots of one device's batches.
+
+    `take` and `adopt` are the enqueuer's; slots come back from the copier. Their number is fixed
+    by the first batch; a larger one (`dont_rebatch`) makes as many larger ones.
+    """
+
+    def __init__(self, driver: Driver, depth: int) -> None:
+        self._driver = driver
+        self._depth = depth
+        self._ring: PinnedRing | None = None
+        self._checked: Columns | None = None
+        self._known: tuple[Columns | None, int, Layout] = (None, 0, Layout((), 0))
+        self._over: FeedError | None = None
+        self.before_wait: Callable[[], None] = lambda: None
+        """Called by the enqueuer's thread before it waits for a slot."""
+        self.blocked = Stopwatch()
+        """The enqueuer's waits for a slot."""
+
+    def take(self, columns: Columns, rows: int) -> PinnedSlot:
+        """A slot for a batch of `rows` rows, waiting for one. Raises what ended the device."""
+        if self._checked is not columns:
+            check_dtypes(self._driver.name, columns)
+            self._checked = columns
+        if self._known[0] is not columns or self._known[1] != rows:
+            self._known = (columns, rows, layout(columns, rows))
+        return self._next(columns, rows, self._known[2])
+
+    def adopt(self, columns: Columns, arrays: Arrays) -> Packed:
+        """A copy, in a slot, of arrays of any number of rows and any shape."""
+        check_dtypes(self._driver.name, columns)
+        columns = tuple(
+            replace(column, shape=array.shape[: column.axis] + array.shape[column.axis + 1 :])
+            for column, array in zip(columns, arrays, strict=True)
+        )
+        rows = arrays[0].shape[columns[0].axis]
+        slot = self._next(columns, rows, layout(columns, rows))
+        for target, array in zip(slot.arrays, arrays, strict=True):
+            np.copyto(target, array)
+        return slot.lease(rows)
+
+    def _next(self, columns: Columns, rows: int, places: Layout) -> PinnedSlot:
+        ring = self._ring
+        if ring is None or ring.slot_bytes < places.num_bytes:
+            ring = self._make(places.num_bytes)
+        slot = self._wait_for(ring)
+        slot.life.on("take")
+        slot.arrange(columns, rows, places)
+        return slot
+
+    def _wait_for(self, ring: PinnedRing) -> PinnedSlot:
+        if self._over is not None:
+            raise self._over
+        try:
+            slot = ring.free.get_nowait()
+        except Empty:
+            # What has been made and not handed over may be what the user waits for.
+            self.before_wait()
+            self.blocked.start(time.monotonic())
+            slot = ring.free.get()
+            self.blocked.stop(time.monotonic())
+        if isinstance(slot, FeedError):
+            raise slot
+        return slot
+
+    def _make(self, num_bytes: int) -> PinnedRing:
+        slot_bytes, ring = num_bytes, self._ring
+        if ring is not None:
+            slot_bytes = max(num_bytes, 2 * ring.slot_bytes)
+            ring.drop()
+        slot_bytes += -slot_bytes % ALIGNMENT
+        num = max(_FEWEST, self._depth or credit_for(num_bytes))
+        memory = alloc_pinned(self._driver, num, slot_bytes, "depth= or batch_size")
+        self._ring = PinnedRing(memory, slot_bytes)
+        return self._ring
+
+    def end(self, why: FeedError) -> None:
+        """Who takes a slot from now on, or waits for one, is given an error: the first one."""
+        self._over = self._over or why
+        ring = self._ring
+        if ring is not None:
+            ring.free.put(self._over)
+
+    def forget(self) -> None:
+        """Let go of all memory that nobody looks at; when the enqueuer has ended."""
+        ring, self._ring = self._ring, None
+        if ring is not None:
+            ring.drop()
+        if self._over is not None:
+            # It was raised where the batches at hand were.
+            self._over.__traceback__ = None

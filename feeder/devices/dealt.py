@@ -1,0 +1,133 @@
+"""The devices that one stream is dealt out to: their queues, and the slots of their batches."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from numpy.typing import NDArray
+
+from feeder.devices.cuda.driver import is_gpu, open_driver
+from feeder.devices.cuda.pinned import PinnedSlots
+from feeder.devices.cuda.queue import CudaQueue
+from feeder.devices.host import HostQueue
+from feeder.devices.slots import HostSlots, PrivateSlots
+from feeder.errors import ClosedError, ConfigError, FeedError
+from workers.chunks import Columns
+from workers.slots import Slot, Slots
+
+Arrays = tuple[NDArray[Any], ...]
+
+HOLD = 3
+"""Batches that the user of a GPU may hold without their being copied, the one at hand included:
+a loop holds one while it takes the next, and one that looks ahead another."""
+
+_LOWER = "depth= or batch_size"
+
+
+class HostHalf:
+    """Slots of host memory beside those of a GPU: here every array is copied."""
+
+    def __init__(self, slots: HostSlots | PrivateSlots) -> None:
+        self._slots = slots
+
+    def take(self, columns: Columns, rows: int) -> Slot:
+        """A slot for a batch of `rows` rows."""
+        return self._slots.take(0, columns, rows)
+
+    def adopt(self, columns: Columns, arrays: Arrays) -> Arrays:
+        """Arrays made ready for the user."""
+        return self._slots.adopt(0, columns, tuple([array.copy() for array in arrays]))
+
+
+class DealtSlots:
+    """Slots of devices of several kinds (`workers.slots.Slots`)."""
+
+    passes = False
+
+    def __init__(self, halves: Sequence[HostHalf | PinnedSlots]) -> None:
+        self._halves = halves
+
+    def take(self, device: int, columns: Columns, rows: int) -> Slot:
+        """A slot for a batch of `rows` rows, waiting for one where it is a GPU's."""
+        return self._halves[device].take(columns, rows)
+
+    def adopt(self, device: int, columns: Columns, arrays: Arrays) -> Arrays:
+        """A copy of the arrays, ready for the device."""
+        return self._halves[device].adopt(columns, arrays)
+
+
+class Devices:
+    """The device queues of one stream. GPUs copy in threads of their own.
+
+    `capacity` bounds each host queue, `depth` the slots of each GPU (0: by the batches' size).
+    Raises `ConfigError` where a GPU cannot be had.
+    """
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        describe_wait: Callable[[], str],
+        *,
+        capacity: int,
+        depth: int,
+        writable: bool,
+    ) -> None:
+        host = PrivateSlots() if writable else HostSlots()
+        self._pinned: list[PinnedSlots] = []
+        self._gpus: list[CudaQueue] = []
+        self.queues: list[HostQueue | CudaQueue] = []
+        """One for each device."""
+        halves: list[HostHalf | PinnedSlots] = []
+        for name in names:
+            if is_gpu(name):
+                halves.append(self._add_gpu(name, describe_wait, depth))
+            else:
+                self.queues.append(HostQueue(capacity, describe_wait))
+                halves.append(HostHalf(host))
+        if depth and not self._gpus:
+            raise ConfigError(
+                f"depth is {depth}, but none of the devices {tuple(names)!r} is a GPU; leave it "
+                "out, or name one: 'cuda:0'"
+            )
+        self.slots: Slots = DealtSlots(halves) if self._gpus else host
+        """Where the assembler writes."""
+
+    def _add_gpu(self, name: str, describe_wait: Callable[[], str], depth: int) -> PinnedSlots:
+        driver = open_driver(name)
+        slots = PinnedSlots(driver, depth)
+        queue = CudaQueue(
+            driver, describe_wait, depth=depth, hold=HOLD, lower=_LOWER, on_failure=slots.end
+        )
+        queue.blocked = slots.blocked
+        self._pinned.append(slots)
+        self._gpus.append(queue)
+        self.queues.append(queue)
+        return slots
+
+    def before_wait(self, flush: Callable[[], None]) -> None:
+        """Have what was made handed over before a pinned slot is waited for."""
+        for slots in self._pinned:
+            slots.before_wait = flush
+
+    def start(self) -> None:
+        """Start the threads; once."""
+        for gpu in self._gpus:
+            gpu.start()
+
+    def close(self) -> None:
+        """Wake everything that waits, so that it ends."""
+        stopped: FeedError = ClosedError("the feed is stopped")
+        for slots in self._pinned:
+            slots.end(stopped)
+        for queue in self.queues:
+            queue.close()
+
+    def join(self, deadline_s: float) -> None:
+        """Wait for the threads, when the enqueuer has ended; raises `StuckWorkerError`."""
+        end = time.monotonic() + deadline_s
+        for gpu in self._gpus:
+            gpu.join(max(0.0, end - time.monotonic()))
+        for slots in self._pinned:
+            slots.forget()

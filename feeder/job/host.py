@@ -1,0 +1,114 @@
+"""A node: its workspace, and how it does what a session asks of it. The same in every session."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from feeder import codec
+from feeder.checkpoint.parts import LoadPart, NoteEntries, SavePart, load_part, save_part
+from feeder.errors import ConfigError
+from feeder.job.definition import Condition, Job
+from feeder.job.groups import TaskGroup
+from feeder.job.messages import (
+    Begin,
+    Done,
+    End,
+    Evaluate,
+    Failed,
+    Fetch,
+    Plan,
+    Request,
+    RunTasks,
+    decode_request,
+    encode,
+)
+from feeder.job.workspace import Workspace
+from workers.errors import in_words
+
+FindGroup = Callable[[tuple[str, int]], TaskGroup]
+
+
+class NodeHost:
+    """One node of a job. One thread at a time asks it for something."""
+
+    def __init__(self, node: str, job: Job, find_group: FindGroup) -> None:
+        self.node = node
+        self.workspace = Workspace(job.objects.get(node))
+        self._job = job
+        self._find_group = find_group
+        self.ended = False
+        """Whether it has been told to stop everything."""
+
+    def answer(self, request: Request) -> Any:
+        """Do what is asked, and return plain values and arrays. Raises whatever a task does."""
+        match request:
+            case Plan():
+                return self._job.plan()
+            case Begin():
+                return self.workspace.begin()
+            case RunTasks():
+                return self._run(self._find_group(request.key))
+            case Evaluate():
+                return [self._holds(c) for c in self._job.conditions_of(self.node)]
+            case Fetch():
+                return {name: np.copy(self.workspace[name]) for name in request.names}
+            case NoteEntries():
+                return self.workspace.entry_names()
+            case SavePart():
+                return msgspec.to_builtins(
+                    save_part(request, *self.workspace.entries()), builtin_types=(bytes,)
+                )
+            case LoadPart():
+                loaded, receipt = load_part(request)
+                self.workspace.load(loaded.entries)
+                return msgspec.to_builtins(receipt, builtin_types=(bytes,))
+            case End():
+                self.ended = True
+                return self.workspace.close()
+
+    def answer_bytes(self, data: bytes) -> bytes:
+        """The same, for a session in another process: bytes in, bytes out, and never an
+        exception."""
+        try:
+            return encode(Done(answer=codec.pack(self.answer(decode_request(data)))))
+        except Exception as error:
+            return encode(failure(error))
+
+    def _run(self, group: TaskGroup) -> None:
+        for task in group.of(self.node):
+            try:
+                task.function(self.workspace)
+            except Exception as error:
+                error.add_note(f"in task {task.name!r} on node {self.node!r}")
+                raise
+        if group.key is not None and group.key[0] == "init_group":
+            self.workspace.settle()
+        if group.key is not None and group.key[0] == "epoch_group":
+            self.workspace.forget_new()
+
+    def _holds(self, condition: Condition) -> bool:
+        if callable(condition):
+            return bool(condition(self.workspace))
+        if condition not in self.workspace:
+            raise ConfigError(
+                f"stop condition {condition!r} is not in the workspace of {self.node!r}, expected "
+                f"one of {sorted(self.workspace)!r}"
+            )
+        return bool(np.any(self.workspace[condition]))
+
+
+def failure(error: BaseException) -> Failed:
+    """An exception as a message."""
+    kind, _, text = in_words(error).partition(": ")
+    stack = "".join(traceback.format_exception(error))
+    return Failed(kind=kind, text=_sendable(text), stack=_sendable(stack))
+
+
+def _sendable(text: str) -> str:
+    """A text without what is no UTF-8, as in the names of files that are none either."""
+    return text.encode(errors="replace").decode()

@@ -1,0 +1,88 @@
+"""A session whose nodes are actors on a Ray cluster."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from feeder import codec
+from feeder.errors import FeedError, RemoteError
+from feeder.job.actor import NodeActor
+from feeder.job.definition import Job
+from feeder.job.factories import check_factory
+from feeder.job.messages import Done, End, Request, decode_reply, encode, error_of
+from feeder.job.session import STOP_DEADLINE_S, Session
+from workers.sources.extras import load
+
+_SPREAD = {"num_cpus": 0, "scheduling_strategy": "SPREAD"}
+"""What a node asks of a cluster where nothing is said: nothing, but each a machine of its own."""
+
+
+class RaySession(Session):
+    """Runs each node as an actor on a Ray cluster (extra `ray`).
+
+    An actor makes the job itself; what goes to it and comes back is bytes: names, numbers and
+    arrays. Where this process is not connected to a cluster yet it connects to `address`, and
+    disconnects at the end.
+
+    Args:
+        factory: ``"MODULE:ATTR"``, a function without arguments that returns the `Job`, or the
+            `JobRunner` with it; the cluster's machines must be able to import it.
+        address: The cluster's; None finds or starts one, as ``ray.init`` does.
+        options: What each node asks of the cluster, by its name, as ``actor.options`` takes it:
+            ``{"trainer_0": {"resources": {"rack_0": 1}}}``.
+    """
+
+    def __init__(
+        self,
+        factory: str,
+        address: str | None = None,
+        options: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> None:
+        super().__init__()
+        self._ray = load("ray", "ray")
+        self._factory = check_factory(factory)
+        self._address = address
+        self._options = dict(options or {})
+        self._actors: dict[str, Any] = {}
+        self._asked: dict[Any, str] = {}
+        self._connected = False
+
+    def _start(self, job: Job) -> None:
+        if not self._ray.is_initialized():
+            self._ray.init(address=self._address, log_to_driver=False)
+            self._connected = True
+        path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)
+        environment = {"env_vars": {"PYTHONPATH": path}}
+        actor_class = self._ray.remote(NodeActor)
+        for node in job.nodes():
+            options = {**_SPREAD, "runtime_env": environment, **self._options.get(node, {})}
+            self._actors[node] = actor_class.options(**options).remote(self._factory, node)
+
+    def _send(self, node: str, request: Request) -> None:
+        self._asked[self._actors[node].answer.remote(encode(request))] = node
+
+    def _receive(self) -> tuple[str, Any, BaseException | None]:
+        (done, *_), _ = self._ray.wait(list(self._asked))
+        node = self._asked.pop(done)
+        return node, *self._answer(node, done)
+
+    def _answer(self, node: str, done: Any) -> tuple[Any, FeedError | None]:
+        try:
+            reply = decode_reply(self._ray.get(done))
+        except self._ray.exceptions.RayError as error:
+            raise RemoteError(f"node {node!r} is gone: {error}") from error
+        if isinstance(reply, Done):
+            return codec.unpack(reply.answer), None
+        return None, error_of(reply, node)
+
+    def _stop(self) -> None:
+        ends = [actor.answer.remote(encode(End())) for actor in self._actors.values()]
+        if ends:
+            self._ray.wait(ends, num_returns=len(ends), timeout=STOP_DEADLINE_S)
+        for actor in self._actors.values():
+            self._ray.kill(actor)
+        if self._connected:
+            self._ray.shutdown()

@@ -1,0 +1,1 @@
+"""What feeds have done, in numbers, and what holds them up, in words."""

@@ -1,0 +1,1 @@
+"""What an operator looks at: a page, metrics, and whether all is well, at one port."""

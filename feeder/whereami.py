@@ -1,0 +1,83 @@
+"""Where this process stands among its like, as launchers tell it in the environment.
+
+The names are those of torchrun, of Slurm's srun, and of Kubernetes (indexed jobs, and pods of a
+StatefulSet, whose names end in their number). What `FEEDER_...` says comes before all of them;
+where that is no number a `ConfigError` is raised.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from feeder.errors import ConfigError
+
+
+class Place(NamedTuple):
+    """A number, and who told it."""
+
+    number: int
+    """From 0 on."""
+    teller: str
+    """The variable's name; "nobody" where there is none."""
+
+
+_ON_NODE = ("LOCAL_RANK", "SLURM_LOCALID")
+_IN_ALL = ("RANK", "SLURM_PROCID")
+_POD = ("JOB_COMPLETION_INDEX",)
+_NODE = ("GROUP_RANK", "SLURM_NODEID", *_POD)
+_NUM_NODES = ("GROUP_WORLD_SIZE", "SLURM_JOB_NUM_NODES", "SLURM_NNODES")
+
+NOBODY = "nobody"
+
+
+def queue_of(environment: Mapping[str, str], *, is_near: bool) -> Place:
+    """The queue that a trainer reads: its number among those of the node where the server is near
+    (on this host, or in this pod), else among all."""
+    if is_near:
+        found = _first(environment, ("FEEDER_QUEUE", *_ON_NODE, *_IN_ALL))
+    else:
+        found = _first(environment, ("FEEDER_QUEUE", *_IN_ALL, *_POD, *_ON_NODE))
+        found = found or _ordinal(environment)
+    return found or _nobody(0)
+
+
+def node_of(environment: Mapping[str, str]) -> Place:
+    """The number of this node, or of this pod."""
+    return _first(environment, ("FEEDER_NODE", *_NODE)) or _ordinal(environment) or _nobody(0)
+
+
+def num_nodes(environment: Mapping[str, str]) -> Place:
+    """How many nodes, or pods, there are; Kubernetes does not tell."""
+    return _first(environment, ("FEEDER_NUM_NODES", *_NUM_NODES)) or _nobody(1)
+
+
+def is_this_host(host: str) -> bool:
+    """Whether a host's name is this one's."""
+    return host in ("localhost", os.uname().nodename.lower())
+
+
+def _first(environment: Mapping[str, str], names: tuple[str, ...]) -> Place | None:
+    """The first that is a number. Raises `ConfigError` where feeder's own is none."""
+    for name in names:
+        text = environment.get(name, "")
+        if text.isascii() and text.isdigit():
+            return Place(int(text), name)
+        if text and name.startswith("FEEDER_"):
+            raise ConfigError(f"{name} is {text!r}, expected a whole number >= 0")
+    return None
+
+
+def _ordinal(environment: Mapping[str, str]) -> Place | None:
+    """The number that the name of a StatefulSet's pod ends in. A Deployment's ends in five random
+    letters and digits."""
+    number = re.search(r"-(\d{1,4})$", environment.get("HOSTNAME", ""))
+    if number is None or "KUBERNETES_SERVICE_HOST" not in environment:
+        return None
+    return Place(int(number[1]), "HOSTNAME")
+
+
+def _nobody(number: int) -> Place:
+    return Place(number, NOBODY)

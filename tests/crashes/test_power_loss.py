@@ -1,0 +1,81 @@
+"""When the power goes, all that was acknowledged is there; the model would see if it were not."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from crashes.command import main
+from crashes.disk import ROOT, Disk
+from crashes.positions import snapshot_at
+from crashes.power import lose_power
+from feeder import durable
+from feeder.checkpoint.store import CheckpointStore
+
+NUM_STATES = 20_000
+FEW_STATES = 1_000
+
+
+@pytest.mark.slow
+def test_after_a_loss_of_power_all_that_was_acknowledged_is_there() -> None:
+    tally = lose_power(NUM_STATES, seed=1)
+    assert (tally.num_unloadable, tally.num_old) == (0, 0)
+    # States in which something was written and not yet acknowledged are among them.
+    assert tally.num_states >= NUM_STATES
+    assert NUM_STATES / 20 < tally.num_recovered < NUM_STATES
+
+
+def test_after_a_few_losses_of_power_all_that_was_acknowledged_is_there() -> None:
+    tally = lose_power(FEW_STATES, seed=2)
+    assert tally.num_states >= FEW_STATES
+    assert tally.is_clean
+
+
+@pytest.mark.parametrize("missing", ["syncs_files", "syncs_folders"])
+def test_the_model_sees_what_an_fsync_is_for(missing: str) -> None:
+    tally = lose_power(FEW_STATES, seed=3, **{missing: False})
+    assert tally.num_unloadable > FEW_STATES / 20
+    assert tally.num_old > FEW_STATES / 100
+
+
+@pytest.mark.parametrize("without", ["fsync", "folder-fsync"])
+def test_the_command_fails_where_something_is_missing(
+    without: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--states", "200", "--kills", "0", "--without", without]) == 1
+    assert "states after a loss of power" in capsys.readouterr().out
+
+
+def test_a_file_that_is_replaced_is_the_old_or_the_new_one_whole() -> None:
+    dice = random.Random(5)
+    for syncs in (True, False):
+        disk, found = Disk(syncs_files=syncs, syncs_folders=syncs), set()
+        folder = disk.open_folder(ROOT)
+        for number in range(1, 9):
+            durable.write(disk, folder, "file", [bytes([number]) * 50], replace=True)
+            disk.note("acknowledged", number)
+        for _ in range(300):
+            end = dice.randrange(len(disk.log) + 1)
+            told = [value for word, _, value in disk.log[:end] if word == "acknowledged"]
+            names = disk.after_power_loss(end, dice).top.names
+            data = names["file"].data if "file" in names else bytes(50)
+            is_whole = len(data) == 50 and data == data[:1] * 50
+            found.add(is_whole and data[0] >= max(told, default=0))
+        assert found == ({True} if syncs else {True, False})
+
+
+def test_a_disk_that_is_synced_is_left_as_it_was() -> None:
+    disk = Disk()
+    with CheckpointStore(ROOT, fs=disk) as store:
+        name = store.save(snapshot_at(7))
+    left = disk.after_power_loss(len(disk.log), random.Random(1))
+    assert name in left.top.names
+    assert left.top.names[name].data == disk.top.names[name].data
+
+
+def test_a_disk_before_all_is_empty() -> None:
+    disk = Disk()
+    with CheckpointStore(ROOT, fs=disk) as store:
+        store.save(snapshot_at(7))
+    assert disk.after_power_loss(0, random.Random(1)).top.names == {}

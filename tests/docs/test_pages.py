@@ -1,0 +1,124 @@
+"""What the pages show runs as it stands; no block is left out, and no link leads nowhere."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from docs.pages import DATA, PAGES, ROOT, RUN, Block, blocks_of, num_fences
+from docs.story import Story, check_command, commands, is_output
+from needs import needs
+
+needs("PIL")
+
+KNOWN = RUN | DATA | {"output", "text"}
+
+
+def name_of(page: Path) -> str:
+    return page.name
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_a_page_does_what_it_says(
+    page: Path, scratch: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    story, modules = Story(scratch), set(sys.modules)
+    for block in blocks_of(page):
+        story.do(block)
+    # Its functions refer to its names, so that its batches would wait for the collector; and what
+    # was logged refers to tracebacks.
+    story.names.clear()
+    caplog.clear()
+    for name in set(sys.modules) - modules:
+        if (scratch / f"{name}.py").exists():
+            del sys.modules[name]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_fence_is_a_block_of_a_known_kind(page: Path) -> None:
+    blocks = blocks_of(page)
+    assert num_fences(page) == 2 * len(blocks)
+    assert [str(block) for block in blocks if block.language not in KNOWN] == []
+    before = ["", *(block.language for block in blocks)]
+    orphans = [b for b, last in zip(blocks, before, strict=False) if b.language == "output"
+               and last not in RUN]  # fmt: skip
+    assert list(map(str, orphans)) == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_links_to_files_lead_somewhere(page: Path) -> None:
+    targets = re.findall(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8"))
+    assert [target for target in targets if not (page.parent / target).exists()] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_files_that_are_named_are_there(page: Path) -> None:
+    rooms = "deploy|docs|feeder|scripts|tests|workers"
+    named = re.findall(rf"`((?:{rooms})/[\w./@-]*)`", page.read_text(encoding="utf-8"))
+    assert [name for name in named if not (ROOT / name).exists()] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_nothing_is_left_to_fill_in(page: Path) -> None:
+    assert not re.search(r"@@|TODO|FIXME|XXX", page.read_text(encoding="utf-8"))
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:")[2]
+    named = set(re.findall(r": (\S+\.md)$", navigation, re.MULTILINE))
+    assert named == {page.name for page in PAGES if page.parent == ROOT / "docs"}
+
+
+def block(language: str, code: str, **fields: str) -> Block:
+    settings = {"title": None, "why_not": None} | fields
+    return Block(page=Path("page.md"), line=1, language=language, code=code, **settings)
+
+
+@pytest.mark.parametrize(
+    ("blocks", "wrong"),
+    [
+        ([block("python", "print(1)\n\n1 / 0\n")], "by zero"),
+        ([block("python", "print(1)\n"), block("output", "2\n")], "the block before it printed"),
+        ([block("python", "import os\nx = 1\n"), block("python", "import sys\nx\n")], "'x'"),
+        ([block("sh", "false | true\n")], "exit status 1"),
+        ([block("sh", "feeder doktor\n", why_not="slow")], "2"),
+        ([block("sh", "feeder serve x:y --quues 2\n", why_not="slow")], "2"),
+        ([block("sh", "scripts/bench coer\n", why_not="slow")], "no bench 'coer'"),
+        ([block("sh", "no-such-command --now\n", why_not="slow")], "no command"),
+        ([block("toml", "[feed\n")], "Expected"),
+        ([block("perl", "1;\n")], "no language 'perl'"),
+    ],
+)
+def test_a_wrong_block_is_seen(blocks: list[Block], wrong: str, scratch: Path) -> None:
+    story = Story(scratch)
+    with pytest.raises((Exception, SystemExit), match=re.escape(wrong)):
+        for one in blocks:
+            story.do(one)
+
+
+def test_blocks_go_on_where_the_last_ended_and_files_are_written(scratch: Path) -> None:
+    story = Story(scratch)
+    for one in [
+        block("python", "import sys\n\nx = 1\n"),
+        block("python", "print(x, 'and', 2)\n"),
+        block("output", "1\n...   2\n"),
+        block("python", "import math\n", title="some_module.py"),
+        block("sh", "python -c 'import some_module, feeder'\nfeeder --version\n"),
+        block("output", "feeder ...\n"),
+    ]:
+        story.do(one)
+
+
+def test_output_is_compared_word_by_word() -> None:
+    assert is_output("one ... three\n", "one\n  two three\n")
+    assert not is_output("one three", "one two three")
+    assert not is_output("one", "one two")
+
+
+def test_commands_are_told_apart() -> None:
+    code = "A=1 B=2 feeder serve x:y &  # why\nscripts/bench core \\\n  --quick\n"
+    assert commands(code) == [["feeder", "serve", "x:y"], ["scripts/bench", "core", "--quick"]]
+    check_command(["scripts/bench", "core", "--quick"])

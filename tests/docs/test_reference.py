@@ -1,0 +1,154 @@
+"""The pages of reference name everything that there is, and nothing that there is not."""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import re
+import textwrap
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import feeder
+from conformance.served import reading, serving
+from docs.pages import ROOT, blocks_of, section, table
+from feeder import errors, whereami
+from feeder.cli import COMMANDS, _module
+from feeder.metrics.names import METRICS, names
+from feeder.metrics.verdict import KINDS
+from feeder.status.routes import _ROUTES
+
+DOCS = ROOT / "docs"
+
+
+def headings(page: str) -> list[str]:
+    return re.findall(r"^## (.+)$", (DOCS / page).read_text(), re.MULTILINE)
+
+
+def test_every_error_has_its_section() -> None:
+    assert headings("errors.md") == [
+        name for name in headings("errors.md") if name in errors.__all__
+    ]
+    assert sorted(headings("errors.md")) == sorted(errors.__all__)
+
+
+@pytest.mark.parametrize("name", errors.__all__)
+def test_an_error_has_its_cause_and_its_cure(name: str) -> None:
+    text = section(DOCS / "errors.md", name)
+    assert "**Cure**: " in text
+    assert name == "FeedError" or "**Cause**: " in text
+
+
+def test_the_tree_of_errors_is_the_one_in_force() -> None:
+    tree = [b.code for b in blocks_of(DOCS / "errors.md") if b.language == "text"]
+    assert textwrap.indent(tree[0], "    ") in (errors.__doc__ or "")
+
+
+def commands_with_words() -> Iterator[str]:
+    """Every command, and every word that one of them takes first."""
+    for name in COMMANDS:
+        yield name
+        parsers = argparse.ArgumentParser().add_subparsers()
+        if name != "demo":
+            _module(name).add_parser(parsers)
+            for action in parsers.choices[name]._actions:
+                if isinstance(action, argparse._SubParsersAction):
+                    yield from (f"{name} {word}" for word in action.choices)
+
+
+def test_every_command_has_its_section_with_its_help() -> None:
+    assert sorted(headings("commands.md")) == [f"feeder {name}" for name in sorted(COMMANDS)]
+    helped = {b.code.strip() for b in blocks_of(DOCS / "commands.md") if b.language == "sh"}
+    wanted = {"feeder --help", *(f"feeder {name} --help" for name in commands_with_words())}
+    assert wanted - helped == set()
+
+
+def default_of(parameter: inspect.Parameter) -> str:
+    return "" if parameter.default is parameter.empty else f"`{parameter.default!r}`"
+
+
+@pytest.mark.parametrize("function", [feeder.init_data_input_workers, feeder.serve, feeder.connect])
+def test_every_setting_is_told_with_its_default(function: Callable[..., Any]) -> None:
+    told = [row[:2] for row in table(section(DOCS / "settings.md", function.__name__))]
+    parameters = inspect.signature(function).parameters.values()
+    assert told == [[f"`{p.name}`", default_of(p)] for p in parameters]
+
+
+def names_in(rows: list[list[str]]) -> set[str]:
+    return {name for row in rows for name in re.findall(r"`([\w/]+)`", row[0])}
+
+
+def fetch(call: feeder.Call) -> list[np.ndarray]:
+    if call.index == 3:
+        raise StopIteration
+    return [np.zeros(4)]
+
+
+def make() -> feeder.Coordinator:
+    return feeder.init_data_input_workers(["x"], fetch, 4, coordinator=feeder.Coordinator())
+
+
+def test_every_statistic_is_told() -> None:
+    text = section(DOCS / "watching.md", "In the program")
+    of_feed, of_consumer = text.split("| `consumer.stats()`")
+    found = {re.sub(r"/[0-9]+/", "/N/", name) for name in make()["train"].stats()}
+    assert names_in(table(of_feed)) == found
+    with serving(make) as server, reading(server) as consumer:
+        assert names_in(table(f"\n|{of_consumer}")) == set(consumer.stats())
+
+
+def test_every_verdict_is_told() -> None:
+    rows = table(section(DOCS / "watching.md", "The verdict"))
+    assert {name for row in rows for name in re.findall(r"`([a-z-]+)`", row[0])} == set(KINDS)
+
+
+def test_every_metric_is_told_with_its_labels() -> None:
+    told = {row[0].strip("`"): row[1] for row in table(section(DOCS / "watching.md", "Metrics"))}
+    assert set(told) == names()
+    for metric in METRICS:
+        assert told[metric.name] == ", ".join(metric.labels)
+
+
+def test_every_path_of_the_status_page_is_told() -> None:
+    told = {row[0].strip("`") for row in table(section(DOCS / "watching.md", "The status page"))}
+    parts = {path for path in _ROUTES if path.startswith(("/page.", "/icon."))}
+    assert told == set(_ROUTES) - parts
+
+
+def test_every_source_is_named() -> None:
+    text = (DOCS / "sources.md").read_text()
+    assert [name for name in feeder.sources.__all__ if f"sources.{name}" not in text] == []
+
+
+def test_the_places_that_tell_a_number_are_told_in_order() -> None:
+    rows = table(section(DOCS / "configuring.md", "Where am I"))
+    told = [re.findall(r"`([A-Z_]+)`", row[1]) for row in rows]
+    assert told[:4] == [
+        ["FEEDER_QUEUE", *whereami._ON_NODE, *whereami._IN_ALL],
+        ["FEEDER_QUEUE", *whereami._IN_ALL, *whereami._POD, *whereami._ON_NODE],
+        ["FEEDER_NODE", *whereami._NODE],
+        ["FEEDER_NUM_NODES", *whereami._NUM_NODES],
+    ]
+
+
+def test_every_alert_is_told() -> None:
+    rules = (ROOT / "deploy/prometheus/rules.yml").read_text()
+    told = [
+        row[0].strip("`") for row in table(section(DOCS / "deploying.md", "Prometheus and Grafana"))
+    ]
+    assert told == re.findall(r"alert: (\w+)", rules)
+
+
+def test_the_readme_lists_the_api() -> None:
+    text = section(ROOT / "README.md", "The API")
+    named = {name for row in table(text) for name in re.findall(r"`(?:feeder\.)?(\w+)", row[0])}
+    plain = set(feeder.__all__) - set(errors.__all__)
+    assert named == plain
+    assert "docs/errors.md" in text
+
+
+def test_the_readme_is_one_page() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 160

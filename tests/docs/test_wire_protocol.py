@@ -1,0 +1,285 @@
+"""The page on the wire protocol says how to speak it: its consumer, which knows no feeder, reads
+from a server what the library reads, and its tables are those in force."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import zmq
+
+import feeder
+from conformance.served import serving
+from docs.pages import ROOT, block_titled, section, table
+from feeder.protocol import messages as say
+from feeder.protocol.checks import ALIGNMENT, MAX_PIECE_BYTES
+from feeder.protocol.session import CONSUMER, SERVER, Table
+from feeder.transport.memfd import SLOTS_PER_ARENA
+from feeder.transport.security import MAX_REQUEST_BYTES
+
+PAGE = ROOT / "docs/wire-protocol.md"
+BLOCK = block_titled(PAGE, "read_feed.py")
+MESSAGES = {**say.FROM_CONSUMER, **say.FROM_SERVER}
+
+
+@pytest.mark.parametrize("kind", MESSAGES.values(), ids=MESSAGES.keys())
+def test_a_message_has_the_fields_of_its_table(kind: type[say.Message]) -> None:
+    fields = [field.name for field in msgspec.structs.fields(kind)]
+    assert [row[0] for row in table(section(PAGE, kind.__name__))] == fields
+
+
+@pytest.mark.parametrize(
+    ("heading", "kind"), [("A group of batches", say.Group), ("A span", say.Span)]
+)
+def test_an_array_has_the_fields_of_its_table_in_order(heading: str, kind: type) -> None:
+    fields = [field.name for field in msgspec.structs.fields(kind)]
+    assert [row[0] for row in table(section(PAGE, heading))] == fields
+
+
+def test_no_message_is_left_out_or_made_up() -> None:
+    for heading, kinds in (("From the consumer", say.FROM_CONSUMER),
+                           ("From the server", say.FROM_SERVER)):  # fmt: skip
+        text = section(PAGE, heading)
+        named = [line[5:] for line in text.splitlines() if line.startswith("#### ")]
+        assert sorted(named) == sorted(kinds)
+
+
+def test_the_numbers_are_those_in_force() -> None:
+    text = PAGE.read_text()
+    assert f"This is\nversion {say.PROTOCOL_VERSION}." in text
+    assert f"at most {MAX_REQUEST_BYTES // 1024} KiB" in text
+    assert f"lists have at most {say.MAX_ITEMS} items" in text
+    assert f"texts {say.MAX_TEXT:,}" in text
+    assert f"multiple of {ALIGNMENT} bytes" in text
+    assert f"arena number · {SLOTS_PER_ARENA:,} + slot" in text
+    assert MAX_PIECE_BYTES == 2**20 and "at most 1 MiB" in text
+
+
+def in_words(moves: Table) -> str:
+    """A session's table as the page writes it."""
+    lines = []
+    for state, events in moves.items():
+        ends: dict[str, list[str]] = {state: []}
+        for event, end in events.items():
+            ends.setdefault(end, []).append(event)
+        stay = [", ".join(ends.pop(state))]
+        leave = [f"{', '.join(events)} → {end}" for end, events in ends.items()]
+        lines.append(f"{state}: {'; '.join([part for part in stay + leave if part])}\n")
+    return "".join(lines)
+
+
+@pytest.mark.parametrize(("whose", "moves"), [("consumer", CONSUMER), ("server", SERVER)])
+def test_a_session_moves_as_the_page_says(whose: str, moves: Table) -> None:
+    assert f"The {whose}'s:\n\n```text\n{in_words(moves)}```\n" in PAGE.read_text()
+
+
+# ---- the page's consumer
+
+
+@pytest.fixture(autouse=True, scope="module")
+def zero_copy() -> None:
+    """Have pyzmq start the thread that frees what is sent without a copy, which it keeps."""
+    with zmq.Context() as context, context.socket(zmq.PAIR) as a, context.socket(zmq.PAIR) as b:
+        a.bind("inproc://zero-copy")
+        b.connect("inproc://zero-copy")
+        a.send(bytes(2**18), copy=False)
+        b.recv()
+
+
+@pytest.fixture(scope="module")
+def reader_of_the_page() -> Callable[..., Any]:
+    names: dict[str, Any] = {}
+    exec(compile(BLOCK.code, "read_feed.py", "exec"), names)
+    return names["Reader"]
+
+
+def test_the_pages_consumer_knows_no_feeder() -> None:
+    imports = [n for n in ast.walk(ast.parse(BLOCK.code)) if isinstance(n, ast.Import)]
+    roots = {alias.name for node in imports for alias in node.names}
+    assert {"msgpack", "numpy", "xxhash", "zmq"} < roots
+    assert "feeder" not in BLOCK.code and "workers" not in BLOCK.code
+
+
+def plain(call: feeder.Call) -> list[np.ndarray]:
+    if call.index == 30:
+        raise StopIteration
+    rows = 1 + 7 * call.index % 11
+    return [call.rng.random((rows, 5), np.float32), np.full((3, rows), call.index, "<u2")]
+
+
+def large(call: feeder.Call) -> list[np.ndarray]:
+    """Batches of several frames, and of several MiB."""
+    if call.index == 3:
+        raise StopIteration
+    rows = np.full((16, 50_000), call.index, np.float32)
+    return [rows, np.zeros((2, 16), np.bool_)]
+
+
+def ragged(call: feeder.Call) -> list[np.ndarray]:
+    """Chunks whose shapes grow, so that there are several arenas."""
+    if call.index == 8:
+        raise StopIteration
+    rows, width = 3 + call.index % 2, 10 * 4**call.index
+    return [np.full((rows, width), call.index, np.int16), np.ones((2, rows))]
+
+
+def regular(call: feeder.Call) -> list[np.ndarray]:
+    """Chunks that all have as many rows: where batches end is told by numbers."""
+    if call.index == 40:
+        raise StopIteration
+    return [np.full((5, 2), call.index), call.rng.random((3, 5))]
+
+
+class Cursors:
+    """Workers of different length, with a cursor that does not change at every call."""
+
+    seekable = True
+
+    def __init__(self) -> None:
+        self.at = {0: 0, 1: 0, 2: 0}
+        if not self.seekable:
+            self.cursor = self.seek = None  # type: ignore[assignment,method-assign]
+
+    def __call__(self, worker_id: int, batch_size: int) -> list[np.ndarray]:
+        if self.at[worker_id] == 10 + 9 * worker_id:
+            self.at[worker_id] = 0
+            raise StopIteration
+        self.at[worker_id] += 1
+        return [np.full((5, 2), self.at[worker_id]), np.full((3, 5), worker_id)]
+
+    def cursor(self, worker_id: int) -> int:
+        return self.at[worker_id]
+
+    def seek(self, worker_id: int, cursor: int) -> None:
+        self.at[worker_id] = cursor
+
+
+class Replayed(Cursors):
+    seekable = False
+
+
+FEEDS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
+    "kept": (plain, {"epochs": 2}),
+    "padded": (plain, {"last_batch": "pad"}),
+    "not to be fetched again": (plain, {"repeatable": False}),
+    "large": (large, {}),
+    "regular": (regular, {"epochs": 2, "num_worker_threads": 3}),
+    "with cursors": (Cursors, {"epochs": 2, "num_worker_threads": 3}),
+    "by replay": (Replayed, {"epochs": 2, "num_worker_threads": 3}),
+    "not batched": (ragged, {"dont_rebatch": True}),
+}
+
+
+def make(fetch: Callable[..., Any], **settings: Any) -> feeder.Coordinator:
+    fetch = fetch() if isinstance(fetch, type) else fetch
+    return feeder.init_data_input_workers(
+        ["a", "b"], fetch, 13, batch_columns=[0, 1], coordinator=feeder.Coordinator(), **settings
+    )
+
+
+@contextmanager
+def read_by(
+    reader: Callable[..., Any], server: feeder.Server, checksum: str = "full", **settings: Any
+) -> Iterator[Any]:
+    made = reader(server.addresses[0], checksum)
+    try:
+        made.open(**settings)
+        yield made
+    finally:
+        made.close()
+
+
+@pytest.mark.parametrize("checksum", ["off", "sampled", "full"])
+@pytest.mark.parametrize("shared", [True, False], ids=["shared", "frames"])
+@pytest.mark.parametrize("name", FEEDS)
+def test_the_pages_consumer_reads_what_the_library_reads(
+    name: str, shared: bool, checksum: str, reader_of_the_page: Callable[..., Any]
+) -> None:
+    fetch, settings = FEEDS[name]
+    with make(fetch, **settings) as coordinator:
+        wanted = list(coordinator["train"])
+    with (
+        serving(lambda: make(fetch, **settings)) as server,
+        read_by(reader_of_the_page, server, shared=shared, checksum=checksum) as reader,
+    ):
+        assert (reader.unix is not None) == shared
+        num = 0
+        for (numbers, columns), batch in zip(reader, wanted, strict=True):
+            assert numbers == (batch.epoch, batch.index, batch.step, batch.rows)
+            for column, array in zip(columns.values(), batch.arrays, strict=True):
+                assert (column.dtype, column.shape) == (array.dtype, array.shape)
+                assert column.tobytes() == array.tobytes()
+            is_token = reader.token[:2] == b"FT"
+            assert is_token == settings.get("repeatable", True)
+            if is_token and num + 1 < len(wanted):
+                assert reader.token == batch.cut.token()
+            num += 1
+        assert num == len(wanted) > 2
+
+
+@pytest.mark.parametrize("shared", [True, False], ids=["shared", "frames"])
+def test_the_pages_consumer_goes_on_from_a_token(
+    shared: bool, reader_of_the_page: Callable[..., Any]
+) -> None:
+    with serving(lambda: make(plain)) as server:
+        with read_by(reader_of_the_page, server, shared=shared) as reader:
+            seen = [next(iter(reader))[1]["b"].tolist()]
+            token = reader.token
+        with read_by(reader_of_the_page, server, shared=shared, token=token) as reader:
+            seen += [columns["b"].tolist() for _, columns in reader]
+    with make(plain) as coordinator:
+        assert seen == [batch["b"].tolist() for batch in coordinator["train"]]
+
+
+@pytest.mark.parametrize("fetch", [plain, regular, Cursors, Replayed])
+def test_the_pages_consumers_read_two_queues(
+    fetch: Callable[..., Any], reader_of_the_page: Callable[..., Any]
+) -> None:
+    settings = {"num_worker_threads": 3, "epochs": 3}
+    with make(fetch, **settings) as coordinator:
+        wanted = [batch.cut.token() for batch in coordinator["train"]]
+    with (
+        serving(lambda: make(fetch, **settings), queues=2) as server,
+        read_by(reader_of_the_page, server, queue=0) as left,
+        read_by(reader_of_the_page, server, queue=1) as right,
+    ):
+        pair = iter(left), iter(right)
+        for step, token in enumerate(wanted[:-2]):
+            (_, _, came, _), _ = next(pair[step % 2])
+            assert came == step
+            assert (left, right)[step % 2].token == token
+
+
+def test_places_are_told_both_by_tokens_and_by_numbers(
+    reader_of_the_page: Callable[..., Any],
+) -> None:
+    told = []
+
+    class Watching(reader_of_the_page):  # type: ignore[misc,valid-type]
+        def next_group(self) -> Any:
+            group = super().next_group()
+            told.append(None if group is None else group[11] is not None)
+            return group
+
+    for fetch in (plain, regular):
+        with serving(partial(make, fetch)) as server, read_by(Watching, server) as reader:
+            list(reader)
+    assert set(told) == {None, True, False}
+
+
+def test_the_pages_consumer_is_told_an_error(reader_of_the_page: Callable[..., Any]) -> None:
+    def fails(call: feeder.Call) -> list[np.ndarray]:
+        raise OSError("the disk is away")
+
+    with (
+        serving(lambda: make(fails)) as server,
+        read_by(reader_of_the_page, server) as reader,
+        pytest.raises(RuntimeError, match=r"FetchError: .*the disk is away"),
+    ):
+        next(iter(reader))

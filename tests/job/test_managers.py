@@ -1,0 +1,543 @@
+"""What managers find, refuse and leave alone; each error says which file and what to do."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import feeder
+import jobs
+from feeder.checkpoint.manifest import Manifest, Part
+from feeder.checkpoint.store import CheckpointStore
+from feeder.job import (
+    CheckpointManager,
+    Job,
+    JobRunner,
+    LocalSession,
+    MetadataHandler,
+    MultiNodeCheckpointManager,
+    Node,
+    Task,
+    epoch_limiter,
+)
+from jobs import NODES, NUM_EPOCHS, TOTALS
+
+DB_TYPES = ["file", pytest.param("lmdb", marks=pytest.mark.needs("lmdb"))]
+
+
+def manager_in(folder: Path, db_type: str = "file", **settings: Any) -> MultiNodeCheckpointManager:
+    return MultiNodeCheckpointManager(folder, db_type, **settings)
+
+
+def train(
+    folder: Path, start: int | None = None, job: Job | None = None, **settings: Any
+) -> tuple[int, int]:
+    """Run the job of three nodes; returns its last epoch and a node's total."""
+    db_type = settings.pop("db_type", "file")
+    runner = JobRunner(job or jobs.make_three(), manager_in(folder, db_type), start, **settings)
+    with LocalSession() as session:
+        last = runner.train(session)
+        return last, int(session.fetch(NODES[0], ["total"])["total"][0])
+
+
+@pytest.fixture(params=DB_TYPES)
+def db_type(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def trained(tmp_path: Path, db_type: str) -> Path:
+    """A folder with a job that is done."""
+    assert train(tmp_path, db_type=db_type) == (NUM_EPOCHS, TOTALS[-1])
+    return tmp_path
+
+
+def flip(path: Path, at: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+
+
+# ---- the newest
+
+
+def test_the_newest_that_is_whole_is_found_and_damaged_ones_are_named(
+    trained: Path, db_type: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    flip(trained / "trainer_1.4", 60)
+    (trained / "trainer_2.3").unlink()
+    flip(trained / "manifests/trainer_0.g1.2", 50)
+    manager = manager_in(trained, db_type)
+    manager.set_params(NODES)
+    assert manager.get_resume_from_epoch_id() == 1
+    for file in ("trainer_1.4", "trainer_2.3", "trainer_0.g1.2"):
+        assert str(trained) in caplog.text and file in caplog.text
+    assert train(trained, db_type=db_type) == (NUM_EPOCHS, TOTALS[-1])
+
+
+def test_where_none_is_whole_nothing_is_begun_anew(trained: Path, db_type: str) -> None:
+    for epoch in range(NUM_EPOCHS + 1):
+        flip(trained / f"trainer_0.{epoch}", 60)
+    with pytest.raises(feeder.CheckpointError) as caught:
+        train(trained, db_type=db_type)
+    assert str(caught.value) == (
+        f"none of the 5 epochs of nodes {NODES!r} in {str(trained)!r} is whole; move them away to "
+        "begin anew, or name another place"
+    )
+
+
+def test_a_job_that_was_put_back_goes_on_from_there(tmp_path: Path, db_type: str) -> None:
+    train(tmp_path, db_type=db_type)
+
+    class Enough(Exception):
+        pass
+
+    class Stopping(MultiNodeCheckpointManager):
+        def save(self, epoch: int) -> Any:
+            if epoch == 3:
+                raise Enough
+            return super().save(epoch)
+
+    with LocalSession() as session, pytest.raises(Enough):
+        JobRunner(jobs.make_three(), Stopping(tmp_path, db_type), 1).train(session)
+    manager = manager_in(tmp_path, db_type)
+    manager.set_params(NODES)
+    assert manager.get_resume_from_epoch_id() == 2  # of the second run, not 4 of the first
+    assert all(map(manager.exists, range(NUM_EPOCHS + 1)))
+    assert train(tmp_path, db_type=db_type) == (NUM_EPOCHS, TOTALS[-1])
+
+
+def test_a_finished_job_that_is_resumed_still_downloads_and_exits(tmp_path: Path) -> None:
+    for _ in range(2):
+        with LocalSession() as session:
+            assert JobRunner(jobs.make_marked(), manager_in(tmp_path)).train(session) == 2
+            assert session.fetch(NODES[0], ["marks"])["marks"].tolist() == [0, 1, 2, 1, 2, 3, 4]
+
+
+def test_a_limit_that_was_raised_lets_a_finished_job_go_on(tmp_path: Path) -> None:
+    for limit, ends in ((1, (1, TOTALS[0])), (1, (1, TOTALS[0])), (3, (3, TOTALS[2]))):
+        job = jobs.make_three()
+        feeder.job.epoch_limiter(job, limit)
+        assert train(tmp_path, job=job) == ends
+    manager = manager_in(tmp_path)
+    manager.set_params(NODES)
+    assert [manager.finished_by(epoch) for epoch in range(4)] == ["", "limit", "", "limit"]
+    assert train(tmp_path) == (NUM_EPOCHS, TOTALS[-1])
+    assert manager.finished_by(4) == "condition"
+
+
+# ---- bad input
+
+
+@pytest.mark.parametrize("prefix", ["", "a/../b", "..", "a\0b", 7, None])
+def test_a_prefix_that_is_none_is_refused(prefix: Any) -> None:
+    with pytest.raises(feeder.CheckpointError, match=r"db_prefix is .*, expected a path or a URL"):
+        MultiNodeCheckpointManager(prefix)
+
+
+@pytest.mark.parametrize("prefix", ["", "../b/", "a\0b"])
+def test_a_path_prefix_that_is_none_is_refused(tmp_path: Path, prefix: str) -> None:
+    with pytest.raises(feeder.CheckpointError, match="path_prefix is "):
+        manager_in(tmp_path).set_params(NODES, path_prefix=prefix)
+
+
+@pytest.mark.parametrize("node", ["", "..", "a/b", "trainer:0", "x" * 41, ".hidden", 3])
+def test_a_node_that_no_file_could_be_named_by_is_refused(tmp_path: Path, node: Any) -> None:
+    with pytest.raises(feeder.ConfigError, match=r"node is called .*, expected 1 to 40 of"):
+        manager_in(tmp_path).set_params([node])
+    with pytest.raises(feeder.ConfigError, match="node is called"):
+        CheckpointManager(tmp_path, node)
+
+
+def test_other_settings_that_are_wrong_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(feeder.ConfigError, match=r"db_type is 'minidb', expected one of \('file'"):
+        MultiNodeCheckpointManager(tmp_path, "minidb")
+    with pytest.raises(feeder.ConfigError, match=r"expected one or more, none of them twice"):
+        manager_in(tmp_path).set_params(["a", "a"])
+    with pytest.raises(feeder.ConfigError, match=r"expected one or more"):
+        manager_in(tmp_path).init([])
+    with pytest.raises(feeder.ConfigError, match=r"knows no nodes yet; call set_params"):
+        manager_in(tmp_path).save(1)
+    with pytest.raises(feeder.ConfigError, match=r"is for one node, got \['a', 'b'\]"):
+        CheckpointManager(tmp_path, "one").init(["a", "b"])
+    manager = manager_in(tmp_path)
+    manager.init(["a", "b"])
+    manager.init(["a", "b"])
+    with pytest.raises(feeder.ConfigError, match=r"is of nodes \['a', 'b'\], not \['a'\]"):
+        manager.init(["a"])
+    with pytest.raises(feeder.ConfigError, match=r"no node 'c' here, expected one of"):
+        manager.get_ckpt_db_name("c", 1)
+    with pytest.raises(feeder.CheckpointError, match="epoch 3 is not saved on all nodes"):
+        manager.write_checkpoint_metadata(3)
+
+
+def test_an_lmdb_needs_a_folder(tmp_path: Path) -> None:
+    with pytest.raises(feeder.ConfigError, match=r"'s3://bucket/prefix' cannot hold LMDBs"):
+        MultiNodeCheckpointManager("s3://bucket/prefix", "lmdb")
+    with pytest.raises(feeder.ConfigError, match=r"'s3://bucket' cannot hold LMDBs"):
+        manager_in(tmp_path).set_params(NODES, path_prefix="s3://bucket/run1-", path_type="lmdb")
+
+
+def test_a_folder_may_be_a_url(tmp_path: Path, db_type: str) -> None:
+    manager = MultiNodeCheckpointManager(f"{tmp_path.as_uri()}/a%20b", db_type)
+    with LocalSession() as session:
+        assert JobRunner(jobs.make_three(), manager).train(session) == NUM_EPOCHS
+    assert (tmp_path / "a b" / "trainer_2.4").is_file()
+    train(tmp_path / "a%20b", db_type=db_type)
+    assert (tmp_path / "a%20b" / "trainer_2.4").is_file()
+    with pytest.raises(feeder.ConfigError, match=r"names host 'other', expected file:///PATH"):
+        MultiNodeCheckpointManager("file://other/path", db_type)
+
+
+def test_an_epoch_that_is_not_there_is_named_with_those_that_are(
+    trained: Path, db_type: str
+) -> None:
+    with pytest.raises(feeder.CheckpointError) as caught:
+        train(trained, 7, db_type=db_type)
+    assert str(caught.value) == (
+        f"epoch 7 of nodes {NODES!r} is not complete in {str(trained)!r}, expected one of "
+        "[0, 1, 2, 3, 4]"
+    )
+
+
+def test_an_epoch_is_not_resumed_from_a_folder_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(feeder.CheckpointError, match="No such file or directory"):
+        train(tmp_path / "not" / "there", 1)
+
+
+@pytest.mark.parametrize("nodes", [NODES[:2], [*NODES, "trainer_3"], ["trainer_2", "trainer_9"]])
+@pytest.mark.parametrize("start", [None, 2])
+def test_other_nodes_than_were_saved_are_refused(
+    tmp_path: Path, nodes: list[str], start: int | None
+) -> None:
+    train(tmp_path)
+    with pytest.raises(feeder.CheckpointError) as caught:
+        train(tmp_path, start, jobs.make_job(*nodes))
+    text = str(caught.value)
+    assert f"manifests/trainer_0.g1.4' is of nodes {NODES!r}, this job has" in text
+    assert text.endswith("run it with the same nodes, or keep its checkpoints in another place")
+
+
+def test_other_nodes_may_share_a_folder(tmp_path: Path) -> None:
+    train(tmp_path)
+    with LocalSession() as session:
+        runner = JobRunner(jobs.make_job("other"), manager_in(tmp_path))
+        assert (runner.train(session), runner.resume_from_epoch) == (NUM_EPOCHS, None)
+
+
+def test_a_manifest_whose_part_is_missing_names_it(trained: Path, db_type: str) -> None:
+    (trained / "trainer_1.2").unlink()
+    with pytest.raises(feeder.CheckpointError) as caught:
+        train(trained, 2, db_type=db_type)
+    assert str(caught.value) == (
+        f"epoch 2 of {str(trained / 'manifests/trainer_0.g1.2')!r} is not whole: its part "
+        f"{str(trained / 'trainer_1.2')!r} is missing; put that file back, or resume from another "
+        "epoch"
+    )
+
+
+def test_a_manifest_whose_part_is_another_names_it(trained: Path, db_type: str) -> None:
+    (trained / "trainer_1.3").rename(trained / "trainer_1.2")
+    with pytest.raises(feeder.CheckpointError) as caught:
+        train(trained, 2, db_type=db_type)
+    assert f"its part {str(trained / 'trainer_1.2')!r} is another than it says" in str(caught.value)
+
+
+def test_a_part_that_is_exchanged_at_the_last_moment_is_not_loaded(
+    trained: Path, db_type: str
+) -> None:
+    with LocalSession() as session:
+        session.open(jobs.make_three())
+        manager = manager_in(trained, db_type)
+        manager.set_params(NODES)
+        loading = manager.load(2)
+        (trained / "trainer_1.3").rename(trained / "trainer_1.2")
+        with pytest.raises(feeder.CheckpointError, match="is another than its manifest says"):
+            session.run(loading)
+
+
+def test_a_link_is_neither_read_nor_written_through(trained: Path, db_type: str) -> None:
+    outside = trained.parent / "outside"
+    (trained / "trainer_1.2").rename(outside)
+    (trained / "trainer_1.2").symlink_to(outside)
+    before = outside.read_bytes()
+    with pytest.raises(feeder.CheckpointError, match="symbolic links are not followed"):
+        train(trained, 2, db_type=db_type)
+    runner = JobRunner(jobs.make_three(), manager_in(trained, db_type), 1)
+    with LocalSession() as session:
+        runner.train(session)
+    assert (runner.failed_saves, outside.read_bytes()) == ([2], before)
+
+
+def test_a_file_that_is_no_checkpoint_is_left_where_it_is(
+    tmp_path: Path, db_type: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "trainer_1.2").write_text("the only copy of a thesis" * 9)
+    runner = JobRunner(jobs.make_three(), manager_in(tmp_path, db_type))
+    with LocalSession() as session:
+        assert runner.train(session) == NUM_EPOCHS
+    assert runner.failed_saves == [2] and str(tmp_path / "trainer_1.2") in caplog.text
+    assert (tmp_path / "trainer_1.2").read_text().startswith("the only copy")
+
+
+def test_a_newer_manifest_is_refused(tmp_path: Path) -> None:
+    train(tmp_path)
+    part = Part(digest=b"0" * 16, num_bytes=1, steps={})
+    made = Manifest(generation=2, epoch=5, finished_by="", parts=dict.fromkeys(NODES, part))
+    with CheckpointStore(tmp_path) as store:
+        store.put("manifests/trainer_0.g2.5", {}, meta=made.meta() | {"manifest": 2})
+    for start in (None, 5):
+        with pytest.raises(feeder.CheckpointError, match=r"g2.5' has version 2, expected 1; upd"):
+            train(tmp_path, start)
+
+
+@pytest.mark.parametrize(
+    ("meta", "what"),
+    [
+        ({}, "generation"),
+        ({"parts": {NODES[0]: {"digest": 3}}}, "Expected"),
+        ({"parts": 7}, "Expected"),
+        ({"generation": "1"}, "Expected"),
+    ],
+)
+def test_what_is_no_manifest_is_refused(tmp_path: Path, meta: dict[str, Any], what: str) -> None:
+    whole = {"manifest": 1, "generation": 1, "epoch": 2, "finished_by": "", "parts": {}}
+    with CheckpointStore(tmp_path) as store:
+        store.put("manifests/trainer_0.g1.2", {}, meta=whole | meta if meta else {})
+    with pytest.raises(feeder.CheckpointError, match="is no manifest of an epoch") as caught:
+        train(tmp_path)
+    assert what in str(caught.value) and "move it away" in str(caught.value)
+
+
+def test_two_writers_are_kept_apart(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with CheckpointStore(tmp_path, writer=NODES[1]) as other:
+        other.put("something", {})
+        runner = JobRunner(jobs.make_three(), manager_in(tmp_path))
+        with LocalSession() as session:
+            assert runner.train(session) == NUM_EPOCHS
+        assert runner.failed_saves == [0, 1, 2, 3, 4]
+        assert f"{str(tmp_path)!r} has a writer 'trainer_1' already, process" in caplog.text
+        with pytest.raises(feeder.CheckpointError, match="has a writer 'trainer_1' already"):
+            train(tmp_path, on_save_error="raise")
+
+
+def test_a_run_that_was_overtaken_saves_nothing_more(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Overtaken(MultiNodeCheckpointManager):
+        def save(self, epoch: int) -> Any:
+            if epoch == 2:
+                assert train(tmp_path) == (NUM_EPOCHS, TOTALS[-1])
+            return super().save(epoch)
+
+    runner = JobRunner(jobs.make_three(), Overtaken(tmp_path))
+    with LocalSession() as session:
+        assert runner.train(session) == NUM_EPOCHS
+    assert runner.failed_saves == [2, 3, 4]
+    assert "another run of nodes" in caplog.text and "end one of the two" in caplog.text
+    assert train(tmp_path) == (NUM_EPOCHS, TOTALS[-1])
+
+
+def test_of_two_runs_that_began_at_once_one_saves_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Together(MultiNodeCheckpointManager):
+        def load(self, *arguments: Any) -> Any:
+            assert train(tmp_path, start=1) == (NUM_EPOCHS, TOTALS[-1])
+            return super().load(*arguments)
+
+    assert train(tmp_path) == (NUM_EPOCHS, TOTALS[-1])
+    runner = JobRunner(jobs.make_three(), Together(tmp_path), resume_from_epoch=1)
+    with LocalSession() as session:
+        assert runner.train(session) == NUM_EPOCHS
+    assert runner.failed_saves == [2, 3, 4]
+    assert "another run of nodes" in caplog.text
+
+
+# ---- entries of several nodes
+
+
+def test_an_entry_that_is_not_there_is_named_with_those_that_are(
+    trained: Path, db_type: str
+) -> None:
+    runner = JobRunner(jobs.make_three(), manager_in(trained, db_type))
+    session = LocalSession()
+    with pytest.raises(feeder.CheckpointError) as caught:
+        runner.load_blobs_from_checkpoints(["trainer_0/total", "trainer_1/sum"], 2, session)
+    there = [f"{node}/{entry}" for node in NODES for entry in ("state/reader", "total")]
+    assert str(caught.value) == f"there is no entry 'trainer_1/sum', expected one of {there!r}"
+    with pytest.raises(feeder.ConfigError, match=r"entry 'total' is in the parts of .* as in 't"):
+        runner.load_blobs_from_checkpoints(["trainer_0/total", "total"], 2, session)
+    assert session.workspace == {}
+
+
+def test_an_entry_that_one_node_has_needs_no_node(tmp_path: Path) -> None:
+    job = jobs.make_three()
+    feeder.job.Task(
+        lambda workspace: workspace.__setitem__("one", np.arange(3)),
+        node=NODES[1], group=job.init_group,
+    )  # fmt: skip
+    train(tmp_path, job=job)
+    session = LocalSession()
+    runner = JobRunner(job, manager_in(tmp_path))
+    assert runner.load_blobs_from_checkpoints(["one", "trainer_2/total"], 1, session)
+    assert session.workspace["one"].tolist() == [0, 1, 2]
+    assert session.workspace["trainer_2/total"].tolist() == [TOTALS[0]]
+
+
+@pytest.mark.parametrize(
+    "lose",
+    [
+        lambda folder: (folder / "trainer_2.2").unlink(),
+        lambda folder: (folder / "manifests/trainer_0.g1.2").unlink(),
+    ],
+    ids=["part", "manifest"],
+)
+def test_nothing_is_loaded_where_one_part_is_missing(
+    trained: Path, db_type: str, lose: Callable[[Path], None]
+) -> None:
+    lose(trained)
+    session = LocalSession()
+    runner = JobRunner(jobs.make_three(), manager_in(trained, db_type))
+    assert runner.load_blobs_from_checkpoints(["trainer_0/total"], 2, session) is False
+    assert session.workspace == {}
+
+
+def test_a_damaged_part_is_no_missing_one(trained: Path, db_type: str) -> None:
+    flip(trained / "trainer_2.2", 60)
+    session = LocalSession()
+    runner = JobRunner(jobs.make_three(), manager_in(trained, db_type))
+    with pytest.raises(feeder.CheckpointError, match=r"trainer_2.2' is damaged"):
+        runner.load_blobs_from_checkpoints(["trainer_0/total"], 2, session)
+    assert session.workspace == {}
+
+
+def test_entries_cannot_be_loaded_without_a_manager() -> None:
+    with pytest.raises(feeder.ConfigError, match="has no checkpoint manager"):
+        JobRunner(jobs.make_three()).load_blobs_from_checkpoints(["total"], 1, LocalSession())
+
+
+# ---- elsewhere
+
+
+def test_a_job_reads_elsewhere_and_saves_in_its_own_place(trained: Path, db_type: str) -> None:
+    new = trained.parent / "new"
+    manager = MultiNodeCheckpointManager(new, "file")
+    manager.set_params(NODES, path_prefix=f"{trained}/", path_type=db_type)
+    assert manager.get_resume_from_epoch_id() == NUM_EPOCHS
+    for start, saved in ((2, [3, 4]), (None, [3, 4])):
+        with LocalSession() as session:
+            assert JobRunner(jobs.make_three(), manager, start).train(session) == NUM_EPOCHS
+            assert session.fetch(NODES[0], ["total"])["total"] == TOTALS[-1]
+        assert [epoch for epoch in range(6) if (new / f"trainer_0.{epoch}").exists()] == saved
+    assert all(map(manager.exists, range(5)))
+
+
+def test_a_path_prefix_may_end_within_a_name(tmp_path: Path) -> None:
+    train(tmp_path)
+    for path in [*tmp_path.glob("trainer_*"), *tmp_path.glob("manifests/trainer_*")]:
+        path.rename(path.with_name(f"run1-{path.name}"))
+    manager = manager_in(tmp_path.parent / "new")
+    with LocalSession() as session:
+        session.open(jobs.make_three())
+        session.run(manager.init(NODES, 2, path_prefix=f"{tmp_path}/run1-"))
+        session.run(manager.load(2, path_prefix=f"{tmp_path}/run1-"))
+        assert session.fetch(NODES[2], ["total"])["total"] == TOTALS[1]
+    assert list(manager.reports["checkpoint_load"]) == [f"{tmp_path}/run1-{n}.2" for n in NODES]
+    with pytest.raises(feeder.CheckpointError, match="is not complete"):
+        manager.init(NODES, 2, path_prefix=f"{tmp_path}/run2-")
+
+
+# ---- who knows the last epoch
+
+
+class Ledger:
+    """A handler of a user's own: the five methods, and nothing of feeder's."""
+
+    def __init__(self) -> None:
+        self.calls: list[Any] = []
+        self.epochs: list[int] = []
+        self.accessible = True
+
+    def set_params(
+        self,
+        db_prefix: str,
+        db_type: str,
+        node_names: Sequence[str],
+        path_prefix: str | None,
+        path_type: str | None,
+    ) -> None:
+        self.calls.append((db_prefix, db_type, list(node_names), path_prefix, path_type))
+
+    def write(self, epoch: int) -> None:
+        self.epochs.append(epoch)
+
+    def last_epoch(self, user_epoch: int | None = None) -> int | None:
+        return self.epochs[-1] if self.epochs else user_epoch
+
+    def cp_accessible(self, epoch: int | None = None) -> bool:
+        return self.accessible
+
+    def report(self, action: str, durations: Mapping[str, int]) -> None:
+        self.calls.append((action, sorted(durations)))
+
+
+def test_a_handler_of_the_users_own_is_told_and_asked(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    ledger: MetadataHandler = Ledger()
+    with LocalSession() as session:
+        manager = CheckpointManager(tmp_path, "only", "file", ledger)
+        assert JobRunner(jobs.make_single(), manager).train(session) == NUM_EPOCHS
+    assert ledger.epochs == [0, 1, 2, 3, 4]
+    assert ledger.calls[0] == (str(tmp_path), "file", ["only"], None, None)
+    assert ledger.calls[-1] == ("checkpoint_save", [str(tmp_path / "only.4")])
+    ledger.epochs, ledger.accessible = [2], False
+    with LocalSession() as session, caplog.at_level(logging.WARNING):
+        runner = JobRunner(jobs.make_single(), manager)
+        assert runner.train(session) == NUM_EPOCHS
+    assert (runner.resume_from_epoch, runner.failed_saves) == (2, [3, 4])
+    assert caplog.text.count("cannot be written to") == 2
+    assert caplog.text.count(f"{str(tmp_path / 'only.4')!r}") == 1
+
+
+def test_a_handler_that_cannot_write_is_a_failed_save(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Failing(Ledger):
+        def write(self, epoch: int) -> None:
+            raise (OSError(5, "gone") if epoch < 2 else ZeroDivisionError)
+
+    runner = JobRunner(jobs.make_single(), CheckpointManager(tmp_path, "only", "file", Failing()))
+    with LocalSession() as session, pytest.raises(ZeroDivisionError):
+        runner.train(session)
+    assert runner.failed_saves == [0, 1]
+    assert "epoch 1 cannot be noted: [Errno 5] gone" in caplog.text
+
+
+@pytest.mark.needs("lmdb")
+def test_a_name_that_no_lmdb_can_have_ends_the_job(tmp_path: Path) -> None:
+    with Job() as job, Node(NODES[0]), job.init_group:
+        Task(lambda workspace: workspace.update({"total": np.array([0]), "x" * 512: 1}))
+    epoch_limiter(job, 2)
+    with pytest.raises(feeder.ConfigError, match="512 bytes in its name"):
+        train(tmp_path, job=job, db_type="lmdb")
+
+
+def test_the_default_handler_says_what_can_be_loaded_and_saved(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints"
+    manager = manager_in(folder)
+    with pytest.raises(feeder.ConfigError, match="knows no place yet"):
+        manager.cp_accessible()
+    manager.set_params(NODES)
+    assert (manager.cp_accessible(), manager.cp_accessible(2)) == (True, False)
+    train(folder)
+    assert (manager.cp_accessible(2), manager.cp_accessible(5)) == (True, False)
+    blocked = manager_in(folder / "trainer_0.1")
+    blocked.set_params(NODES)
+    assert blocked.cp_accessible() is False

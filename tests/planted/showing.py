@@ -1,0 +1,120 @@
+"""Bugs in what is counted, judged and shown."""
+
+from __future__ import annotations
+
+from planted.bug import Bug
+
+_STATS = "tests/unit/test_stats.py::"
+_MONITOR = "tests/unit/test_monitor.py::"
+_PORT = "tests/status/test_port.py::"
+_VERDICT = "tests/unit/test_verdict.py::test_verdict"
+
+SHOWING = (
+    Bug(
+        name="groups counted whole",
+        harm="A trainer that has been given a group of batches is shown as if it had used them "
+        "all: throughput comes in bursts, and a stalled trainer is seen too late.",
+        file="workers/stats.py",
+        old="            batches - left, rows",
+        new="            batches, rows",
+        tests=(_STATS + "test_each_batch_that_is_handed_out_counts_at_once",),
+    ),
+    Bug(
+        name="waits counted at their end",
+        harm="A trainer that waits for ever is shown as one that never waits, and the alarm for "
+        "starving trainers stays silent when it matters most.",
+        file="workers/stats.py",
+        old="            seconds += max(0.0, now - since)",
+        new="            seconds += 0.0",
+        tests=(_STATS + "test_a_wait_under_way_is_counted",),
+    ),
+    Bug(
+        name="calls counted at their end",
+        harm="A fetch function that hangs is shown as idle.",
+        file="workers/stats.py",
+        old="        running_s = max(0.0, now - began)",
+        new="        running_s = 0.0",
+        tests=(_STATS + "test_a_wait_under_way_is_counted",),
+    ),
+    Bug(
+        name="waits for room not counted",
+        harm="A feed that is held up by its trainer is said to be busy copying.",
+        file="workers/channel.py",
+        old="            room.start(time.monotonic())",
+        new="            pass",
+        tests=(_STATS + "test_a_feed_that_waits_for_its_trainer_says_so",),
+    ),
+    Bug(
+        name="news told twice",
+        harm="Each second that a trainer waited is told to the server with every message after it.",
+        file="feeder/transport/accounts.py",
+        old="        told, self._told = self._told, seen",
+        new="        told = self._told",
+        tests=("tests/unit/test_accounts.py::test_a_consumer_tells_what_is_new",),
+    ),
+    Bug(
+        name="a counter that falls",
+        harm="Prometheus takes a counter that falls for a restart, and adds all of it once more.",
+        file="feeder/transport/accounts.py",
+        old="max(self._shown_s, self._waited_s + waits_s)",
+        new="self._waited_s + waits_s",
+        tests=("tests/unit/test_accounts.py::test_a_consumer_that_has_nothing_left_waits",),
+    ),
+    Bug(
+        name="counts begin again",
+        harm="Each time that a feed is begun again its counters are back at 0.",
+        file="feeder/transport/feeds.py",
+        old="lambda: None, self.counted,",
+        new="lambda: None,",
+        tests=(_MONITOR + "test_counts_go_on_when_the_feed_is_begun_again",),
+    ),
+    Bug(
+        name="monitors with seats",
+        harm="Who was let in to look may take a trainer's queue.",
+        file="feeder/transport/serving.py",
+        old="        if self.watching.knows(peer) or (",
+        new="        if (",
+        tests=(_MONITOR + "test_a_monitor_that_wants_more_is_refused",),
+    ),
+    Bug(
+        name="any wire is the network",
+        harm="A trainer beside its server is told to look at the network.",
+        file="feeder/metrics/verdict.py",
+        old='    if consumer is None or consumer.plane != "frames":',
+        new="    if consumer is None:",
+        tests=(_VERDICT + "[batches in shared memory are on their way]",),
+    ),
+    Bug(
+        name="the slowest worker is slow",
+        harm="Of equal workers the one that is slower by a hair is blamed.",
+        file="feeder/metrics/verdict.py",
+        old="_SLOWER = 3.0",
+        new="_SLOWER = 0.9",
+        tests=(_VERDICT + "[two workers, much alike]",),
+    ),
+    Bug(
+        name="labels twice",
+        harm="The streams of one feed overwrite each other's metrics.",
+        file="feeder/metrics/names.py",
+        old="else old + value",
+        new="else value",
+        tests=("tests/unit/test_metrics.py::test_streams_of_one_feed_are_added_up",),
+    ),
+    Bug(
+        name="stacks for everybody",
+        harm="Other hosts are shown the stacks of all threads, source lines and all.",
+        file="feeder/status/routes.py",
+        old='    if path == "/debug/threads" and not is_near:',
+        new="    if False:",
+        tests=(_PORT + "test_stacks_are_for_this_host_alone",),
+    ),
+    Bug(
+        name="a port that waits for its clients",
+        harm="A server does not end while somebody has the page half asked for.",
+        file="feeder/status/port.py",
+        old="            for connection in self._open:\n                with contextlib",
+        new="            for connection in ():\n                with contextlib",
+        tests=(_PORT + "test_it_closes_at_once_with_slow_clients_in_the_middle",),
+    ),
+)
+"""All of them."""

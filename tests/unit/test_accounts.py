@@ -1,0 +1,76 @@
+"""What consumers tell of themselves, and what a server makes of it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import pytest
+
+from feeder.protocol.messages import Report
+from feeder.transport.accounts import FeedAccount, QueueAccount, Tally
+
+QUIET = Report(0.0, 0.0, 0, 0)
+
+
+class Sent(NamedTuple):
+    """A batch, as far as it is counted."""
+
+    rows: int
+    held_bytes: int
+
+
+def sent(rows: int, num_bytes: int) -> Sent:
+    return Sent(rows, num_bytes)
+
+
+def test_a_consumer_tells_what_is_new() -> None:
+    tally = Tally()
+    tally.checked_s, tally.corrupt = 0.5, 1
+    tally.ask(7.0)
+    tally.ask(8.0)
+    assert tally.news(2.0) == Report(2.0, 0.5, 1, 2)
+    assert tally.news(2.0) == QUIET
+    tally.checked_s = 0.75
+    assert tally.news(3.5) == Report(1.5, 0.25, 0, 0)
+    assert tally.asked_at == 8.0
+
+
+def test_a_server_adds_up_what_it_is_told() -> None:
+    account = QueueAccount()
+    account.hear(Report(1.0, 0.5, 1, 0), [sent(4, 64), sent(3, 48)], 10.0)
+    account.hear(Report(2.0, 0.25, 0, 3), [sent(4, 64)], 20.0)
+    assert (account.used.batches, account.used.rows, account.used.bytes) == (3, 11, 176)
+    assert (account.wait_s(20.0), account.corrupt, account.asked_at) == (3.0, 1, 20.0)
+    assert account.most_checked_s == 0.75
+    account.checked_s = 0.8
+    assert account.most_checked_s == 0.8, "the server's own, where it took longer"
+
+
+def test_a_consumer_that_has_nothing_left_waits() -> None:
+    account = QueueAccount()
+    account.hear(Report(1.0, 0.0, 0, 0), [], 10.0)
+    account.starved.start(10.5)
+    assert account.wait_s(12.5) == 3.0
+    account.hear(Report(1.75, 0.0, 0, 0), [], 12.5)
+    assert account.wait_s(12.5) == 3.0, "what was said before is not taken back"
+    assert account.wait_s(14.0) == pytest.approx(4.25)
+    account.starved.stop(14.0)
+    assert account.wait_s(99.0) == pytest.approx(4.25)
+
+
+def test_a_feed_counts_its_sessions() -> None:
+    account = FeedAccount(2)
+    account.open(rejoins=False)
+    account.open(rejoins=True)
+    assert (account.opened, account.reopened) == (2, 1)
+
+
+def test_the_position_of_a_feed_is_as_old_as_its_oldest() -> None:
+    account = FeedAccount(2)
+    assert account.asked_at is None
+    account.queues[0].hear(Report(0.0, 0.0, 0, 1), [], 10.0)
+    assert account.asked_at is None, "one was never asked for"
+    account.queues[1].hear(Report(0.0, 0.0, 0, 1), [], 20.0)
+    assert account.asked_at == 10.0
+    account.queues[0].hear(QUIET, [], 30.0)
+    assert account.asked_at == 10.0

@@ -1,0 +1,280 @@
+"""The command `feeder checkpoint`, and the checkpoints of `feeder serve`."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import feeder
+import jobs
+from crashes.positions import snapshot_at
+from feeder import cli
+from feeder.checkpoint.store import CheckpointStore
+from feeder.job import JobRunner, LocalSession, MultiNodeCheckpointManager
+
+END_S = 20.0
+FEEDS = """
+import numpy as np
+import feeder
+
+def fetch(call):
+    if call.index == 50:
+        raise StopIteration
+    return [np.arange(3) + 100 * call.index]
+
+def make():
+    return feeder.init_data_input_workers(["x"], fetch, 4, coordinator=feeder.Coordinator())
+"""
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[CheckpointStore]:
+    """A folder with three checkpoints of a feed and one of somebody else."""
+    with CheckpointStore(tmp_path / "run") as store:
+        for step in range(3):
+            store.save(snapshot_at(step), step=10 * step)
+        store.put(
+            "job/node.7", {"rows": np.zeros((2, 3), np.float32), "text": b"ab"}, meta={"e": 7}
+        )
+    yield store
+
+
+def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, list[str], str]:
+    """Run the command; return its exit status, its lines, and what it said of errors."""
+    status = cli.main(["checkpoint", *words])
+    told = capsys.readouterr()
+    return status, told.out.splitlines(), told.err
+
+
+def damage(store: CheckpointStore, name: str) -> None:
+    path = Path(store.path_of(name))
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def test_list_says_what_is_there_from_old_to_new(
+    store: CheckpointStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    damage(store, "feed.00000001")
+    status, lines, _ = run(capsys, "list", store.url)
+    size = len(bytes(snapshot_at(0)))
+    assert status == 0
+    assert lines[0] == (f"feed.00000000  1 entry, {size} bytes; step 0, feeds {{'train[0]': 0}}")
+    assert lines[1].startswith("feed.00000001  checkpoint ")
+    assert " is damaged: it has " in lines[1]
+    assert lines[2].endswith("; step 20, feeds {'train[0]': 2}")
+    assert lines[3:] == ["job/node.7  2 entries, 26 bytes; e 7"]
+
+
+def test_list_of_nothing_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(capsys, "list", str(tmp_path)) == (0, [f"no checkpoints in {tmp_path}"], "")
+
+
+def test_verify_reads_all_and_fails_where_one_is_damaged(
+    store: CheckpointStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, lines, _ = run(capsys, "verify", store.url)
+    assert (status, lines[-1]) == (0, "4 of 4 checkpoints are whole")
+    receipt = store.verify("job/node.7")
+    assert lines[3] == (
+        f"whole    job/node.7  {receipt.num_bytes} bytes, xxh3 {receipt.digest.hex()}"
+    )
+    damage(store, "job/node.7")
+    Path(store.path_of("feed.00000001")).write_bytes(b"\0" * 100)
+    status, lines, _ = run(capsys, "verify", store.url)
+    assert (status, lines[-1]) == (1, "2 of 4 checkpoints are whole")
+    assert [line.split()[0] for line in lines[:-1]] == ["whole", "DAMAGED", "whole", "DAMAGED"]
+    assert run(capsys, "verify", store.url, "feed.00000002")[0] == 0
+    assert run(capsys, "verify", store.url, "job/node.7")[0] == 1
+
+
+@pytest.mark.parametrize("db_type", ["file", pytest.param("lmdb", marks=pytest.mark.needs("lmdb"))])
+def test_verify_reads_the_parts_that_a_manifest_means(
+    db_type: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    manager = MultiNodeCheckpointManager(tmp_path, db_type)
+    with LocalSession() as session:
+        JobRunner(jobs.make_three(), manager).train(session)
+    status, lines, _ = run(capsys, "verify", str(tmp_path))
+    assert (status, lines[-1].split(" of ")[1]) == (0, f"{len(lines) - 1} checkpoints are whole")
+    with CheckpointStore(tmp_path) as store:
+        store.put("of-somebody", {}, meta={"manifest": "theirs"})
+    (tmp_path / "trainer_1.2").unlink()
+    shutil.copy(tmp_path / "trainer_0.1", tmp_path / "trainer_0.3")
+    for part in tmp_path.glob("trainer_?.4"):
+        part.unlink()
+    status, lines, _ = run(capsys, "verify", str(tmp_path))
+    told = [line for line in lines if line.startswith("DAMAGED")]
+    assert status == 1
+    assert [line.split()[1][-5:] for line in told] == [".g1.2", ".g1.3", ".g1.4"]
+    assert "trainer_1.2' is missing" in told[0]
+    assert "trainer_0.3' is another than it says" in told[1]
+
+
+def test_show_says_what_is_in_one(
+    store: CheckpointStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, lines, _ = run(capsys, "show", store.url, "job/node.7")
+    assert status == 0
+    assert lines[0].startswith(f"{store.url}/job/node.7: ")
+    assert lines[1:] == [
+        "  e: 7", "  entry 'rows': float32 [2, 3], 24 bytes", "  entry 'text': bytes, 2 bytes",
+    ]  # fmt: skip
+    status, lines, _ = run(capsys, "show", store.url, "feed.00000002")
+    assert lines[1:3] == ["  step: 20", "  feeds: {'train[0]': 2}"]
+    assert lines[-1] == (
+        "train[0]: next is epoch 0, batch 2 (step 2), 40 rows left over, token of 10 bytes"
+    )
+
+
+def test_show_takes_the_newest_that_is_whole(
+    store: CheckpointStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store.remove("job/node.7")
+    damage(store, "feed.00000002")
+    assert run(capsys, "show", store.url)[1][0].startswith(f"{store.url}/feed.00000001: ")
+    for number in range(2):
+        damage(store, f"feed.0000000{number}")
+    status, lines, told = run(capsys, "show", store.url)
+    assert (status, lines, told) == (1, [], f"feeder: no checkpoint in {store.url} is whole\n")
+
+
+def test_prune_removes_the_oldest_of_one_sequence_alone(
+    store: CheckpointStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with CheckpointStore(store.url, writer="other") as other:
+        other.save(snapshot_at(1))
+        other.save(snapshot_at(2))
+    status, lines, _ = run(capsys, "prune", store.url, "--keep", "1")
+    assert status == 0
+    assert lines == [
+        f"removed {store.url}/feed.00000000", f"removed {store.url}/feed.00000001",
+        "2 removed, 1 left",
+    ]  # fmt: skip
+    left = ["feed.00000002", "job/node.7", "other.00000000", "other.00000001"]
+    assert store.names() == left
+    assert run(capsys, "prune", store.url, "--keep=1", "--writer=other")[1][-1] == (
+        "1 removed, 1 left"
+    )
+
+
+def test_prune_never_removes_the_newest_that_is_whole(
+    store: CheckpointStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = Path(store.path_of("feed.00000002"))
+    path.write_bytes(path.read_bytes()[:-1] + b"?")
+    status, lines, _ = run(capsys, "prune", store.url, "--keep", "1")
+    assert (status, lines[-1]) == (0, "1 removed, 2 left")
+    assert store.find()[0] == "feed.00000001"
+    damage(store, "feed.00000001")
+    status, lines, told = run(capsys, "prune", store.url, "--keep", "1")
+    assert (status, lines) == (1, [])
+    assert "can be loaded, 2 files of that name are damaged" in told
+    assert len(store.names("feed.")) == 2
+
+
+def test_prune_of_nothing_removes_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(capsys, "prune", str(tmp_path), "--keep=1")[:2] == (0, ["0 removed, 0 left"])
+
+
+def test_prune_leaves_a_folder_alone_that_is_being_written_to(
+    store: CheckpointStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store.claim()
+    status, lines, told = run(capsys, "prune", store.url, "--keep", "1")
+    store.close()
+    assert (status, lines) == (1, [])
+    assert f"has a writer 'feed' already, process {os.getpid()} on " in told
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "told"),
+    [
+        (
+            ["show", "{}", "none"],
+            1,
+            "there is no checkpoint '{}/none'; the newest there are ['job/",
+        ),
+        (["list", "{}/no/where"], 1, "make the folder '{}/no'"),
+        (["list", "http://x"], 2, "'http://x' cannot be the place of checkpoints"),
+        (["prune", "{}", "--keep=1", "--writer=a/b"], 2, "writer is 'a/b', expected"),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+def test_what_is_wrong_is_told_in_a_line(
+    words: list[str],
+    status: int,
+    told: str,
+    store: CheckpointStore,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for number in range(3):
+        store.remove(f"feed.0000000{number}")
+    ended, lines, said = run(capsys, *(word.format(store.url) for word in words))
+    assert (ended, lines) == (status, [])
+    assert said.startswith("feeder: ")
+    assert told.format(store.url) in said
+
+
+@pytest.mark.parametrize("words", [[], ["list"], ["prune", "x"], ["prune", "x", "--keep=0"]])
+def test_usage_is_told(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        run(capsys, *words)
+    assert caught.value.code == 2
+    assert "usage: feeder checkpoint" in capsys.readouterr().err
+
+
+# ---- served
+
+
+@contextmanager
+def serving(folder: Path, *words: str) -> Iterator[str]:
+    """`feeder serve` with checkpoints in `folder/run`, until told to end; its address."""
+    (folder / "some_feeds.py").write_text(FEEDS)
+    address = f"ipc://{folder}/feed.sock"
+    command = [sys.executable, "-m", "feeder", "serve", "some_feeds:make", "--bind", address]
+    env = os.environ | {"PYTHONPATH": str(Path(feeder.__file__).parents[1])}
+    with subprocess.Popen(
+        [*command, *words], cwd=folder, env=env, text=True, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        assert process.stderr is not None
+        try:
+            assert re.match(r"serving feed 'train', 1 queue, at ", process.stdout.readline())
+            yield address
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(END_S) == 0
+            assert process.stderr.read() == ""
+        finally:
+            process.kill()
+
+
+def test_a_server_goes_on_where_its_consumers_were(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    steps: list[int] = []
+    for _ in range(3):
+        words = ["--checkpoint-dir", "run", "--keep=2", "--resume", "latest"]
+        with serving(tmp_path, *words) as address, feeder.connect(address) as consumer:
+            steps += [batch.step for _, batch in zip(range(15), consumer, strict=False)]
+    assert steps == list(range(38))
+    assert run(capsys, "verify", str(tmp_path / "run"))[:2] != (1, [])
+    names = CheckpointStore(tmp_path / "run").names()
+    assert names == ["feed.00000001", "feed.00000002"]
+    with (
+        serving(tmp_path, "--resume", f"run/{names[0]}") as address,
+        feeder.connect(address) as consumer,
+    ):
+        assert next(consumer).step == 30

@@ -1,0 +1,204 @@
+"""`feeder config` and `feeder serve --config`: what is served, shown, advised, and refused."""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import feeder
+from feeder import cli
+from feedfiles import FEED, folder
+
+__all__ = ["folder"]
+
+READY_S, END_S = 10.0, 20.0
+SERVED = FEED + 'fetch = "filed_feeds:fetch"\nmax_buffered_bytes = 1000000\n'
+
+
+@pytest.fixture(autouse=True)
+def config(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A configuration, and a private directory of sockets."""
+    (folder / "runtime").mkdir()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder / "runtime"))
+    monkeypatch.setenv("PYTHONPATH", str(Path(feeder.__file__).parent.parent))
+    path = folder / "feed.toml"
+    path.write_text("[server]\nqueues = 1\n" + SERVED)
+    return path
+
+
+def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    """The one line that is told where a command is refused."""
+    assert cli.main(words) == 2
+    told = capsys.readouterr()
+    (line,) = told.err.splitlines()
+    assert told.out == ""
+    assert line.startswith("feeder: ")
+    return line.removeprefix("feeder: ")
+
+
+# ---- serving
+
+
+@pytest.mark.parametrize("by", ["flag", "variable"])
+def test_what_a_configuration_says_is_served(by: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["--config", "feed.toml"]
+    if by == "variable":
+        monkeypatch.setenv("FEEDER_CONFIG", "feed.toml")
+        words = []
+    command = [sys.executable, "-m", "feeder", "serve", *words, "--queues=2"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert select.select([process.stdout], [], [], READY_S)[0], "no line came"
+            assert process.stdout.readline().startswith("serving feed 'train', 2 queues, at ")
+            with feeder.connect(queue=0) as left, feeder.connect(queue=1) as right:
+                rows = [next(left)["x"][:, 0].tolist(), next(right)["x"][:, 0].tolist()]
+            assert rows == [[0] * 4 + [1] * 4, [2] * 4]
+            process.terminate()
+            assert process.wait(END_S) == 0
+        finally:
+            process.kill()
+
+
+def test_what_was_used_is_stored_and_gone_on_from(config: Path) -> None:
+    config.write_text(SERVED + "epochs = 2\n[checkpoint]\nurl = 'kept'\nresume = 'latest'\n")
+    seen = []
+    for limit in ("2", "9"):
+        served = [sys.executable, "-m", "feeder", "serve", "--config", "feed.toml"]
+        with subprocess.Popen(served, stdout=subprocess.PIPE, text=True) as process:
+            try:
+                assert process.stdout is not None
+                assert select.select([process.stdout], [], [], READY_S)[0], "no line came"
+                consume = [*served[:3], "consume", f"--limit={limit}", "--every=1"]
+                done = subprocess.run(consume, capture_output=True, text=True, timeout=END_S)
+                seen.append(re.findall(r"^step (\d+)", done.stdout, re.MULTILINE))
+                process.terminate()
+                assert process.wait(END_S) == 0
+            finally:
+                process.kill()
+    # Each epoch has 12 rows, in batches of 8.
+    assert seen == [["0", "1"], ["2", "3"]]
+
+
+def test_a_target_and_feeds_exclude_each_other(capsys: pytest.CaptureFixture[str]) -> None:
+    line = refused(capsys, "serve", "filed_feeds:make", "--config", "feed.toml")
+    assert line.startswith(
+        "'filed_feeds:make' is given, and the configuration has feeds of its own"
+    )
+
+
+def test_nothing_to_serve_is_told(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config.write_text("[server]\nqueues = 2\n")
+    line = refused(capsys, "serve", "--config", "feed.toml")
+    assert line.startswith("there is nothing to serve: give MODULE:ATTR, or --config FILE with")
+
+
+def test_a_port_in_use_is_told_with_its_line(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
+        config.write_text(f"[server]\nlease = 3\naddresses = {address!r}\n{SERVED}")
+        line = refused(capsys, "serve", "--config", "feed.toml")
+        why = f"cannot listen at {address!r} (address already in use): give a free port"
+        assert line.startswith(f"feed.toml:3: {why}")
+        line = refused(capsys, "serve", "--config", "feed.toml", "--bind", address)
+        assert line.startswith(f"--bind: {why}")
+
+
+def test_an_open_port_without_keys_is_told_with_its_line(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config.write_text("[server]\naddresses = ['tcp://0.0.0.0:0']\n" + SERVED)
+    for word in ("serve", "check"):
+        words = ["serve", "--config"] if word == "serve" else ["config", "check"]
+        line = refused(capsys, *words, "feed.toml")
+        assert line.startswith("feed.toml:2: address 'tcp://0.0.0.0:0' can be reached from other")
+
+
+# ---- config
+
+
+def test_check_says_what_is_fed_and_advises(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["config", "check", "feed.toml"]) == 0
+    assert capsys.readouterr().out == "feed 'train': x in batches of 8 rows\n"
+    config.write_text(config.read_text().replace("1000000", "inf"))
+    assert cli.main(["config", "check", "feed.toml"]) == 0
+    assert "advice: feed 'train' is bounded by rows alone" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("server", "says"),
+    [
+        ("lease = 0", "feed.toml:2: lease is 0.0 s, expected more than 0"),
+        ("queues = 5000", "feed.toml:2: queues is 5000, expected a whole number from 1 to 4096"),
+        ("exit_when = 'later'", "feed.toml:2: exit_when is 'later', expected 'never' or"),
+        ("addresses = 'udp://x'", "feed.toml:2: 'udp://x' is no address: expected 'tcp://"),
+        ("addresses = ['ipc://a', 'ipc://a']", "feed.toml:2: address 'ipc://"),
+        ("keys = 'nowhere'", "feed.toml:2: "),
+    ],
+)
+def test_check_refuses_what_serve_would(
+    server: str, says: str, config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config.write_text(f"[server]\n{server}\n{SERVED}")
+    checked = refused(capsys, "config", "check", "feed.toml")
+    assert checked.startswith(says)
+    assert refused(capsys, "serve", "--config", "feed.toml") == checked
+
+
+def test_check_refuses_a_configuration_without_feeds(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config.write_text("[server]\nqueues = 2\n")
+    line = refused(capsys, "config", "check", "feed.toml")
+    assert line == "feed.toml: there is no feed: give it a table [feeds.NAME]"
+
+
+def test_check_refuses_order_of_arrival_on_two_queues(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config.write_text("[server]\nqueues = 2\n" + SERVED + "order = 'arrival'\n")
+    line = refused(capsys, "config", "check", "feed.toml")
+    assert "feed 'train' has order='arrival' and 2 queues" in line
+
+
+def test_show_tells_who_gave_what(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FEEDER_FEEDS_TRAIN_SEED", "3")
+    assert cli.main(["config", "show", "feed.toml", "--lease=9", "--bind=ipc://x"]) == 0
+    lines = {line.partition(" = ")[0]: line for line in capsys.readouterr().out.splitlines()}
+    told = {
+        "addresses": "--bind",
+        "lease": "--lease",
+        "queues": "feed.toml:2",
+        "seed": "FEEDER_FEEDS_TRAIN_SEED",
+        "batch_size": "feed.toml:6",
+        "timeout": "default",
+    }
+    assert {key: lines[key].rpartition("# ")[2] for key in told} == told
+
+
+def test_where_an_error_comes_from_is_shown_where_it_is_asked_for(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config.write_text("[servre]\n")
+    assert cli.main(["config", "check", "feed.toml", "--debug"]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].startswith("Traceback ")
+    assert lines[-1].startswith("feeder: feed.toml:1: unknown table 'servre'")
+
+
+def test_a_file_that_is_not_there_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    line = refused(capsys, "config", "check", os.path.join("no", "such.toml"))
+    assert line == "configuration 'no/such.toml' cannot be read: No such file or directory"

@@ -1,0 +1,248 @@
+"""A server stores how far all its consumers have used a feed, and those that come without a
+position begin there."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import feeder
+from conformance.served import reading, serving
+from feeder.checkpoint.store import CheckpointStore
+from feeder.transport.recipes import Recipe
+from feeder.transport.used import Used
+from unit.small import WAIT_S, Pure, ids, make
+from workers.position import Place
+
+NUM_BATCHES = 50
+
+
+def factory(**settings: Any) -> Callable[[], feeder.Coordinator]:
+    return lambda: make(Pure(num_calls=67), **({"max_buffered_batches": 4} | settings))
+
+
+def whole(num_queues: int = 1) -> list[list[int]]:
+    """Return the ids that each queue is due."""
+    with factory()() as coordinator:
+        batches = list(coordinator["train"])
+    assert len(batches) == NUM_BATCHES + 1
+    return [ids(batches[queue::num_queues]) for queue in range(num_queues)]
+
+
+def step_in(folder: Path | str) -> int:
+    (state,) = CheckpointStore(folder).load().states
+    return state.summary[2]
+
+
+def test_a_server_that_is_started_again_goes_on_after_what_was_used(tmp_path: Path) -> None:
+    seen: list[int] = []
+    for _ in range(4):  # the same lines each time, and consumers that bring no position
+        with (
+            serving(factory(), checkpoints=tmp_path / "run", resume="latest") as server,
+            reading(server, credit=4) as consumer,
+        ):
+            for _, batch in zip(range(13), consumer, strict=False):
+                seen += ids([batch])
+    assert seen == whole()[0]
+
+
+def test_with_two_queues_it_is_the_newest_round_that_both_have_used(tmp_path: Path) -> None:
+    wanted = whole(2)
+    with (
+        serving(factory(), checkpoints=tmp_path, queues=2) as server,
+        reading(server, queue=0) as left,
+        reading(server, queue=1) as right,
+    ):
+        assert ids(next(left) for _ in range(2)) == wanted[0][:8]
+        assert ids(next(right) for _ in range(3)) == wanted[1][:12]
+    assert step_in(tmp_path) == 4
+    with (
+        serving(factory(), resume=tmp_path, queues=2) as server,
+        reading(server, queue=0) as left,
+        reading(server, queue=1) as right,
+    ):
+        again = [threading.Thread(target=lambda: ids(left))]
+        again[0].start()
+        assert ids(right) == wanted[1][8:]
+        again[0].join(WAIT_S)
+    with serving(factory(), resume=tmp_path, queues=4) as server:
+        assert server.queues == {"train": 4}
+    with pytest.raises(feeder.ResumeError, match="which is no multiple of 3 devices") as caught:
+        feeder.serve(factory(), resume=tmp_path, queues=3)
+    assert str(tmp_path / "feed.0") in str(caught.value)
+
+
+def test_a_trainers_own_position_goes_before_it(tmp_path: Path) -> None:
+    with serving(factory(), checkpoints=tmp_path) as server, reading(server, credit=1) as consumer:
+        next(consumer)
+        state = consumer.state_dict()
+        for _ in range(9):
+            next(consumer)
+    assert step_in(tmp_path) == 10
+    with serving(factory(), resume=tmp_path) as server, reading(server, resume=state) as consumer:
+        assert ids(consumer) == whole()[0][4:]
+
+
+def test_it_is_stored_every_so_often(tmp_path: Path) -> None:
+    saved = threading.Event()
+
+    class Store(CheckpointStore):
+        def save(self, *args: Any, **kwargs: Any) -> str:
+            name = super().save(*args, **kwargs)
+            if step_in(tmp_path) >= 10:
+                saved.set()
+            return name
+
+    policy = feeder.Checkpointing(Store(tmp_path), every_s=0.01)
+    with serving(factory(), checkpoints=policy) as server, reading(server, credit=1) as consumer:
+        for _ in range(10):
+            next(consumer)
+        next(consumer)  # which tells that ten have been used
+        assert saved.wait(WAIT_S)
+
+
+def test_when_all_has_been_used_the_end_is_stored(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"checkpoints": tmp_path, "exit_when": "acknowledged"}
+    with serving(factory(), **settings) as server:
+        with reading(server) as consumer:
+            assert ids(consumer) == whole()[0]
+        assert server.wait(WAIT_S)
+    assert step_in(tmp_path) == NUM_BATCHES + 1
+    with serving(factory(), resume="latest", **settings) as server:
+        with reading(server) as consumer:
+            assert list(consumer) == []
+        assert server.wait(WAIT_S)
+
+
+def test_a_server_that_nobody_used_stores_where_it_began(tmp_path: Path) -> None:
+    with serving(factory(), checkpoints=tmp_path):
+        pass
+    assert step_in(tmp_path) == 0
+    with (
+        serving(factory(), resume="latest", checkpoints=tmp_path) as server,
+        reading(server) as consumer,
+    ):
+        assert ids(consumer) == whole()[0]
+
+
+def test_all_feeds_of_a_server_are_in_its_checkpoint(tmp_path: Path) -> None:
+    def two() -> feeder.Coordinator:
+        return make(Pure(), coordinator=factory()(), input_source_name="val")
+
+    with (
+        serving(two, checkpoints=tmp_path) as server,
+        reading(server, feed="train", credit=1) as consumer,
+    ):
+        for _ in range(8):
+            next(consumer)
+    assert CheckpointStore(tmp_path).get("feed.00000000").meta["feeds"] == {
+        "train[0]": 8, "val[0]": 0,
+    }  # fmt: skip
+
+
+def test_what_does_not_fit_is_refused_before_anything_is_served(tmp_path: Path) -> None:
+    with serving(factory(), checkpoints=tmp_path):
+        pass
+    with pytest.raises(feeder.ResumeError, match=r"feed\.0.*batch_size: 4 then, 5 now"):
+        feeder.serve(factory(batch_size=5), resume=tmp_path)
+    with pytest.raises(feeder.ConfigError, match="is 'latest', and nobody said of what"):
+        feeder.serve(factory(), resume="latest")
+    with pytest.raises(feeder.ConfigError, match="every_batches is 3, which a server cannot keep"):
+        feeder.serve(factory(), checkpoints=feeder.Checkpointing(tmp_path, every_batches=3))
+    with CheckpointStore(tmp_path) as other:
+        other.claim()
+        with pytest.raises(feeder.CheckpointError, match="has a writer 'feed' already"):
+            feeder.serve(factory(), checkpoints=tmp_path)
+
+
+def test_a_place_that_cannot_be_written_to_is_told_and_the_feed_is_served(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with (
+        serving(factory(), checkpoints=tmp_path / "missing" / "run") as server,
+        reading(server) as consumer,
+    ):
+        assert ids(consumer) == whole()[0]
+    assert "checkpoints will not be written: cannot write checkpoint" in caplog.text
+    assert "a checkpoint is missing: cannot list checkpoint" in caplog.text
+    caplog.clear()  # the errors in the records hold the server
+
+
+def test_a_trainer_keeps_its_position_in_a_store_of_its_own(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, writer="trainer_0")
+    with serving(factory()) as server, store:
+        with reading(server) as consumer:
+            for _ in range(7):
+                next(consumer)
+            store.save(consumer.snapshot(), step=700)
+        with reading(server, resume=store) as consumer:
+            assert ids(consumer) == whole()[0][28:]
+    assert store.get("trainer_0.00000000").meta == {"step": 700, "feeds": {"train[0]": 7}}
+
+
+# ---- the rules
+
+
+def used_by(num_queues: int) -> tuple[Used, Callable[[int], Place]]:
+    """Return what notes the use of a feed of so many queues, and what makes the place after each
+    of its batches."""
+    recipe = Recipe("train", factory()(), None, num_queues)
+    with factory()() as coordinator:
+        places = [batch.place for batch in coordinator["train"]]
+
+    return Used(recipe), lambda step: places[step]
+
+
+def step_of(used: Used) -> int:
+    return used.state().summary[2]
+
+
+def test_the_slowest_queue_tells_the_round() -> None:
+    used, place = used_by(3)
+    columns = None
+    used.begin([0, 1, 2])
+    assert step_of(used) == 0
+    for queue in (2, 1):
+        used.note(queue, [place(queue), place(queue + 3), place(queue + 6)], columns)
+        assert step_of(used) == 0
+    for number in count(1):
+        used.note(0, [place(3 * number - 3)], columns)
+        assert step_of(used) == 3 * number
+        if number == 3:
+            break
+    used.note(0, [place(9)], columns)
+    assert step_of(used) == 9
+
+
+def test_what_was_used_stands_until_a_round_has_been_used_from_the_new_place_on() -> None:
+    used, place = used_by(2)
+    used.begin([0, 1])
+    used.note(0, [place(0), place(2), place(4)], None)
+    used.note(1, [place(1), place(3)], None)
+    assert step_of(used) == 4
+    used.begin([2, 3])  # trainers that were put back
+    assert step_of(used) == 4
+    used.note(1, [place(3)], None)
+    assert step_of(used) == 4
+    used.note(0, [place(2)], None)
+    assert step_of(used) == 4
+    used.begin([0, 1])
+    used.note(0, [place(0)], None)
+    used.note(1, [place(1)], None)
+    assert step_of(used) == 2
+
+
+def test_a_queue_that_has_had_everything_holds_nobody_back() -> None:
+    used, place = used_by(2)
+    used.begin([0, np.inf])
+    used.note(0, [place(0), place(2)], None)
+    assert step_of(used) == 0  # the last queue's batches end the rounds
+    used.begin([np.inf, 1])
+    used.note(1, [place(1), place(3)], None)
+    assert step_of(used) == 4

@@ -1,0 +1,60 @@
+"""Positions that carry many leftover rows, brought to a server."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import feeder
+from conformance.served import reading, serving
+from feeder.transport.security import MAX_REQUEST_BYTES
+
+
+class Once:
+    """Counts on; rows of 16 kB, of which 68 are left over by the first batch."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, worker_id: int, batch_size: int) -> Any:
+        self.calls += 1
+        return [np.full((100, 4000), self.calls, np.float32)]
+
+    def cursor(self, worker_id: int) -> int:
+        return self.calls
+
+    def seek(self, worker_id: int, cursor: int) -> None:
+        self.calls = cursor
+
+
+def make() -> feeder.Coordinator:
+    return feeder.init_data_input_workers(
+        ["x"], Once(), 32, 1, epochs=None, repeatable=False, coordinator=feeder.Coordinator()
+    )
+
+
+def rows_of(consumer: feeder.Consumer) -> list[list[float]]:
+    return [next(consumer)["x"][:, 0].tolist() for _ in range(8)]
+
+
+def test_leftover_rows_above_a_control_message_go_to_a_server_of_the_same_user() -> None:
+    with serving(make) as server, reading(server) as consumer:
+        next(consumer)
+        state = consumer.state_dict()
+        expected = rows_of(consumer)
+    assert len(state["feeder"]) > 2 * MAX_REQUEST_BYTES
+    with serving(make) as server, reading(server, resume=state) as consumer:
+        assert rows_of(consumer) == expected
+
+
+def test_a_server_that_does_not_know_its_peers_takes_none_and_the_consumer_says_so() -> None:
+    with serving(make, "tcp") as server:
+        with reading(server) as consumer:
+            next(consumer)
+            state = consumer.state_dict()
+        with pytest.raises(feeder.ConfigError, match=r"takes at most 131072; use a unix socket"):
+            feeder.connect(server.addresses[0], resume=state)
+        with reading(server) as consumer:
+            assert next(consumer).step == 0

@@ -1,0 +1,32 @@
+"""Serving the feeds of a coordinator that runs already: `with coordinator, feeder.serve(...)`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import feeder
+from conformance.served import reading, serving
+from unit.small import Counted, Pure, Seekable, ids, make
+
+
+@pytest.mark.parametrize("fetch", [Pure, Seekable])
+@pytest.mark.parametrize("taken", [0, 3])
+def test_a_feed_that_runs_is_served_from_where_its_user_stands(fetch: Any, taken: int) -> None:
+    whole = make(fetch(7, 3))
+    with whole:
+        expected = ids(whole["train"])
+    with make(fetch(7, 3)) as coordinator:
+        got = [int(row) for _ in range(taken) for row in next(coordinator["train"])["id"]]
+        with serving(coordinator) as server, reading(server) as consumer:
+            assert got + ids(consumer) == expected
+        with pytest.raises(feeder.ClosedError):
+            next(coordinator["train"])
+
+
+def test_one_that_cannot_be_put_back_is_refused_and_runs_on() -> None:
+    with make(Counted(7, 3)) as coordinator:
+        with pytest.raises(feeder.ConfigError, match="is started already, and its fetch function"):
+            feeder.serve(coordinator, "tcp://127.0.0.1:0")
+        assert next(coordinator["train"]).step == 0

@@ -1,0 +1,161 @@
+"""Staged situations: real feeds with trainers in threads, and the verdict on what was seen.
+
+Fetch functions and trainers that are slow wait on an event that nobody sets.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import numpy as np
+
+import feeder
+from feeder.metrics.figures import FeedFigures, Figures
+from feeder.metrics.verdict import Verdict, judge
+
+WAIT_S = 10.0
+LOOK_S = 0.5
+"""How long a situation is looked at, once it is under way."""
+
+
+def let_pass(seconds: float) -> None:
+    """Be slow."""
+    threading.Event().wait(seconds)
+
+
+def rows(num_rows: int = 16, width: int = 2000) -> Callable[[Any], list[np.ndarray]]:
+    """Return a fetch function that gives the same chunk at once, again and again."""
+    chunk = np.ones((num_rows, width), np.float32)
+    return lambda call: [chunk]
+
+
+def slow(seconds: float, fetch: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return a fetch function that takes its time."""
+
+    def fetch_slowly(call: Any) -> Any:
+        let_pass(seconds)
+        return fetch(call)
+
+    return fetch_slowly
+
+
+def make(fetch: Callable[..., Any], batch_size: int = 16, **settings: Any) -> feeder.Coordinator:
+    """Return a coordinator of its own with one endless feed."""
+    defaults = {
+        "epochs": None, "timeout": WAIT_S, "max_buffered_batches": 20,
+        "coordinator": feeder.Coordinator(),
+    }  # fmt: skip
+    return feeder.init_data_input_workers(["x"], fetch, batch_size, **(defaults | settings))
+
+
+class Trainer:
+    """Takes batches in a thread, with a step of so many seconds, until its source ends.
+
+    Of each `burst` batches all but the last are taken without a step.
+    """
+
+    def __init__(self, batches: Iterable[feeder.Batch], step_s: float, burst: int = 1) -> None:
+        self.taken = 0
+        self.is_under_way = threading.Event()
+        """It has taken some batches, or has one that it is busy with for ever."""
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, args=(batches, step_s, burst))
+        self._thread.start()
+
+    def _run(self, batches: Iterable[feeder.Batch], step_s: float, burst: int) -> None:
+        try:
+            for _ in batches:
+                self.taken += 1
+                if self.taken == 3 or step_s > WAIT_S:
+                    self.is_under_way.set()
+                if step_s and self.taken % burst == 0:
+                    self._over.wait(step_s)
+        except feeder.FeedError:
+            pass  # It was stopped, or the feed has failed: the figures tell.
+        finally:
+            self.is_under_way.set()
+
+    def join(self) -> None:
+        self._over.set()
+        self._thread.join(WAIT_S)
+        assert not self._thread.is_alive()
+
+
+def look(read: Callable[[], Figures], seconds: float = LOOK_S) -> Verdict:
+    """Return the verdict on the one feed, from two readings of its figures."""
+    first = read()
+    let_pass(seconds)
+    last = read()
+    (before,), (after,) = first.feeds, last.feeds
+    return judge(before, after, last.at_s - first.at_s)
+
+
+@contextmanager
+def training(
+    coordinator: feeder.Coordinator, *step_s: float, burst: int = 1
+) -> Iterator[Callable[[], Figures]]:
+    """Train on each device of the one feed with a step of so many seconds; the last devices have
+    no trainer where fewer steps are given. Yields what reads the figures."""
+    (name,) = coordinator
+    feed = coordinator[name]
+    with coordinator:
+        trainers = [Trainer(feed.on(i), step, burst) for i, step in enumerate(step_s)]
+        assert all(trainer.is_under_way.wait(WAIT_S) for trainer in trainers)
+        try:
+            yield coordinator.figures
+        finally:
+            coordinator.stop()
+            for trainer in trainers:
+                trainer.join()
+
+
+@contextmanager
+def serving(
+    factory: Callable[[], feeder.Coordinator],
+    steps_s: Sequence[float],
+    *,
+    bind: str = "tcp://127.0.0.1:0",
+    through: Callable[[str], Any] | None = None,
+    queues: int | None = None,
+    **options: Any,
+) -> Iterator[Callable[[], Figures]]:
+    """Serve a feed, and train on its first queues with steps of so many seconds; `through` is a
+    context manager that gives the address to connect to instead of the server's."""
+    with ExitStack() as stack:
+        server = stack.enter_context(feeder.serve(factory, bind, queues=queues or len(steps_s)))
+        (address,) = server.addresses
+        if through is not None:
+            address = stack.enter_context(through(address))
+        trainers = []
+        for queue, step_s in enumerate(steps_s):
+            consumer = feeder.connect(address, queue=queue, **options)
+            stack.callback(consumer.close)
+            trainers.append(Trainer(consumer, step_s))
+            # Closed first, so that its trainer ends.
+            stack.callback(trainers[-1].join)
+            stack.callback(consumer.close)
+        yield lambda: _read(server, trainers)
+
+
+def _read(server: feeder.Server, trainers: list[Trainer]) -> Figures:
+    if len(trainers) == server.queues["train"]:
+        assert all(trainer.is_under_way.wait(WAIT_S) for trainer in trainers)
+    return server.figures()
+
+
+def only(figures: Figures) -> FeedFigures:
+    """Return the one feed."""
+    (feed,) = figures.feeds
+    return feed
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    """Wait for something that comes soon."""
+    ends = time.monotonic() + WAIT_S
+    while not is_so():
+        assert time.monotonic() < ends
+        let_pass(0.005)
