@@ -120,5 +120,10 @@ class Seats:
             if not (seat.taken or seat.ended) or (seat.undecided and loaded)
         ]
 
+    def news(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The queues that the feed waits for, and those that have ended."""
+        ended = [i for i, seat in enumerate(self.seats) if seat.ended]
+        return tuple(self.missing()), tuple(ended)
+
     def _others(self, queue: int) -> list[Seat]:
         return [seat for i, seat in enumerate(self.seats) if i != queue]

@@ -209,11 +209,16 @@ class ArenaSlots:
                 pool.push([slot])
                 self._wake()
 
-    def retire(self, device: int) -> None:
+    def retire(self, device: int, keep: Callable[[Arena], bool] = lambda arena: False) -> None:
         """The consumer of a queue is gone, or has stopped: what it may still look at is never
-        written again. Who waits for a slot of the queue goes on in a new arena."""
+        written again. Who waits for a slot of the queue goes on in a new arena. Arenas that `keep`
+        wants stay, where the consumer has given back all that it was sent."""
         with self._freed:
-            self._pools[device].retire()
+            pool = self._pools[device]
+            pool.num_retirements += 1
+            slots = [slot for slots in pool.slots.values() for slot in slots]
+            if any(slot.sent or not keep(slot.arena) for slot in slots):
+                pool.retire()
             self._wake()
 
     def drop(self) -> None:

@@ -245,10 +245,10 @@ class Consumer:
             return
         self._unusable = ClosedError("the consumer is closed")
         self._forgotten.detach()
+        self._ready.clear()
         self._receiver.ask(self._receiver.stop)
         self._scope.close(_STOP_S)
         self._handed.drop()
-        self._ready.clear()
         if self._inbox.landing is not None:
             self._inbox.landing.close()
         _open.discard(self)

@@ -90,8 +90,8 @@ class Desk:
             expires=time.monotonic() + self.lease_s,
         )
         self.leases[queue] = lease
-        # Also where nobody held it: an arena may have been made meanwhile, for nobody's wishes.
-        self.feed.slots.retire(queue)
+        # Also where nobody held it: an arena may be there that was made for other wishes.
+        self.feed.slots.retire(queue, lambda a: a.num_slots == lease.num_slots(a.slot_bytes))
         self._resumes[queue] = resume
         lease.session.on("Open")
         return lease
@@ -105,12 +105,12 @@ class Desk:
         self.end(old, hangs_up=False)
 
     def end(self, lease: Lease, *, hangs_up: bool = True) -> None:
-        """A lease is over: its memory is never written again."""
+        """A lease is over: what it may look at is never written again."""
         if self.leases[lease.queue] is not lease:
             return
         self.leases[lease.queue], lease.is_over = None, True
         self.feed.account.queues[lease.queue].starved.stop(time.monotonic())
-        self.feed.slots.retire(lease.queue)
+        self.feed.slots.retire(lease.queue, lambda arena: lease.shared)
         if lease.connection is not None and hangs_up:
             lease.connection.close()
         self._delivery.let_go(lease, lease.use(lease.sequence))
@@ -144,6 +144,8 @@ class Desk:
         """A consumer says goodbye."""
         has_all = lease.has_all
         self.end(lease)
+        if not any(self.leases):
+            self.feed.halt()  # Whoever comes next begins it anew.
         self.seats.leave(lease.queue, ended=has_all)
         self.tell_waiting()
 
@@ -290,11 +292,9 @@ class Desk:
 
     def tell_waiting(self) -> None:
         """Tell consumers whom the feed waits for, and for whom it need not, where that is news."""
-        seats = self.seats
-        ended = tuple([i for i, seat in enumerate(seats.seats) if seat.ended])
-        news = tuple(seats.missing()), ended
+        news = missing, ended = self.seats.news()
         for lease in self.leases:
             if lease is not None and lease.told != news:
                 lease.told = news
-                message = say.Waiting(generation=lease.generation, queues=news[0], ended=ended)
+                message = say.Waiting(generation=lease.generation, queues=missing, ended=ended)
                 self._send(lease.peer, message, ())

@@ -37,13 +37,8 @@ class Grouping:
         self, sequence: int, batches: Sequence[Batch], checksums: Sequence[int], *, shared: bool
     ) -> Iterator[Group]:
         """The groups of batches of one queue in order, the first number `sequence` of its lease."""
-        at = 0
-        if not shared or self._stream.dont_rebatch:
-            parts = [[batch] for batch in batches]
-        else:
-            # Within a span all batches are full: the rest of an epoch has a span of its own.
-            parts = [list(part) for _, part in groupby(batches, lambda batch: batch.place.span)]
-        for part in parts:
+        at, alone = 0, not shared or self._stream.dont_rebatch
+        for part in [[batch] for batch in batches] if alone else _alike(batches):
             end = at + len(part)
             yield self._group(sequence + at, part, checksums[at:end], shared=shared)
             at = end
@@ -93,6 +88,17 @@ class Grouping:
             told = tell_span(place.span, pure=lanes.pure) if is_plain else None
             self._known = (place.span, told)
         return self._known[1]
+
+
+def _alike(batches: Sequence[Batch]) -> Iterator[list[Batch]]:
+    """Batches that may be told together: those of one span, but for one that is known to end its
+    epoch. Within a span all are full, since the rest of an epoch has a span of its own."""
+    for _, of_span in groupby(batches, lambda batch: batch.place.span):
+        part = list(of_span)
+        if len(part) > 1 and part[-1].place.after is not None:
+            yield part[:-1]
+            part = part[-1:]
+        yield part
 
 
 def tell_span(span: Span, *, pure: bool) -> ToldSpan | None:

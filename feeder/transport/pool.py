@@ -55,7 +55,6 @@ class Pool:
             self.free[slot.arena.number].append(slot)
 
     def retire(self) -> None:
-        self.num_retirements += 1
         self.retired.update(self.slots)
         for slots in self.slots.values():
             slots[0].arena.close()

@@ -85,6 +85,9 @@ class Receiver:
             return
         self._leaving = True
         self._give_up_at = time.monotonic() + _FAREWELL_S
+        # What nobody has taken goes back with the goodbye.
+        self.inbox.fail(ClosedError("the consumer is closed"))
+        self.inbox.batches.close()
         reading.leave(self.inbox.handed)
 
     def ask_snapshot(self, request: int) -> None:

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import textwrap
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,24 @@ def test_list_of_a_consumer_holds_every_batch(
     warnings = [record for record in caplog.records if "batches are kept" in record.message]
     assert len(warnings) == (1 if transport == "shared" else 0)
     assert_whole(batches)
+
+
+@pytest.mark.parametrize("keeps", (False, True))
+def test_memory_is_used_again_after_a_goodbye_unless_somebody_looks_at_it(keeps: bool) -> None:
+    """The next consumer's batches lie where the last one's did, but for those that are kept."""
+    kept = []
+    with serving(factory) as server:
+        slots = server._feeds[0].slots
+        with reading(server, credit=4) as first:
+            for batch in first:
+                kept[:] = [batch] if keeps else []
+            del batch
+        num_made = slots.num_made
+        with reading(server, credit=4) as second:
+            assert_whole(list(islice(second, 50)))
+        assert slots.num_made == (2 * num_made if keeps else num_made)
+    if keeps:
+        assert (kept[0]["value"] == NUM_BATCHES).all()
 
 
 def test_batches_under_way_are_bounded_by_credit_beside_the_buffers() -> None:

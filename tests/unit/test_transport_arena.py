@@ -226,6 +226,23 @@ def test_a_retired_arena_is_never_written_again() -> None:
     assert slots.num_leased == 2
 
 
+@pytest.mark.parametrize(
+    ("gives_back", "is_wanted", "stays"),
+    [(True, True, True), (False, True, False), (True, False, False)],
+    ids=["given back", "still looked at", "not wanted"],
+)
+def test_an_arena_stays_where_its_consumer_has_given_everything_back(
+    gives_back: bool, is_wanted: bool, stays: bool
+) -> None:
+    slots = make()
+    old = lend(slots).slot
+    if gives_back:
+        slots.release(0, [old.number])
+    slots.retire(0, lambda arena: is_wanted)
+    assert (slots.take(0, COLUMNS, 4).arena is old.arena) == stays
+    assert slots.num_made == (2 if stays else 4)
+
+
 def test_the_memory_of_a_retired_arena_goes_with_its_last_array() -> None:
     slots = make()
     old = lend(slots)
