@@ -127,6 +127,8 @@ class Fetching:
                     rows += 1  # Not a chunk; the merge will say so in its place in the stream.
                 if measure is not None:
                     num_bytes += measure(chunk)
+                    if num_bytes >= _BUNDLE_BYTES:
+                        most_calls = 0
                 num_calls += 1
                 append(chunk)
                 chunk = None  # The merge may take it meanwhile, and pass it on if nobody has it.
