@@ -67,7 +67,7 @@ class Channel:
         # Threads that only let time pass wait here, so that the end of the stream wakes them.
         self._closing = threading.Condition(self._lock)
         self._wanted: Sequence[Lane] = ()
-        # Whether the merge had to wait for what it collected last.
+        # Whether the merge waits, or had to wait for what it collected last.
         self._starved = True
         self.closed = False
         """Whether the stream is over; read without the lock between two calls."""
@@ -282,7 +282,7 @@ class Channel:
         # While the merge waits for one lane the others may run ahead; while it is busy, what
         # they fetch would only grow cold in memory, and they would take its core.
         ahead = bool(wanted) or ledger.ahead_bytes < AHEAD_BYTES
-        compute = bool(wanted) or self._starved or self._rota.num_computing < _MOST_COMPUTING
+        compute = self._starved or self._rota.num_computing < _MOST_COMPUTING
         first = self._rota.first_callable(now, wanted)
         return first or self._rota.pick(now, ahead=ahead, compute=compute)
 

@@ -109,18 +109,20 @@ class Waiting:
     """Calls that wait until all of them are under way."""
 
     def __init__(self, num: int) -> None:
-        self._together = threading.Barrier(num)
+        self.together = threading.Barrier(num)
 
     def __call__(self, worker_id: int, batch_size: int) -> Any:
-        self._together.wait(WAIT_S)
+        self.together.wait(WAIT_S)
         return (np.full((batch_size, 1), worker_id),)
 
 
 def test_calls_that_wait_for_each_other_are_made_together() -> None:
+    fetch = Waiting(NUM_LANES)
     coordinator = feeder.init_data_input_workers(
-        ["x"], Waiting(NUM_LANES), 4, NUM_LANES, epochs=None, coordinator=feeder.Coordinator()
+        ["x"], fetch, 4, NUM_LANES, epochs=None, coordinator=feeder.Coordinator()
     )
     with coordinator:
         feed = coordinator["train"]
         workers = [int(next(feed)["x"][0, 0]) for _ in range(50 * NUM_LANES)]
+        fetch.together.abort()
     assert workers == list(range(NUM_LANES)) * 50
