@@ -144,8 +144,6 @@ class Desk:
         """A consumer says goodbye."""
         has_all = lease.has_all
         self.end(lease)
-        if not any(self.leases):
-            self.feed.halt()  # Whoever comes next begins it anew.
         self.seats.leave(lease.queue, ended=has_all)
         self.tell_waiting()
 
