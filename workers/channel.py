@@ -28,7 +28,7 @@ leave every cache before they are copied (measured at 4.3 MB chunks: two to thre
 
 _MOST_COMPUTING = max(1, len(os.sched_getaffinity(0)) - 1)
 """Fetchers that compute while the merge is busy: one core is the merge's. Measured on two cores
-with 4.3 MB chunks: a second fetcher beside the merge halves what all three get done."""
+with 4.3 MB chunks: a second fetcher beside the merge costs four tenths of what they get done."""
 
 
 class Channel:
