@@ -56,7 +56,7 @@ class Assembler:
         # Of the rows of finished chunks, those free now and those that a snapshot may still need.
         self._freed = 0
         self._freed_later = 0
-        self._kept = self._dropped = 0
+        self._kept = self._dropped = self._copied = 0
 
     @property
     def columns(self) -> Columns | None:
@@ -125,11 +125,12 @@ class Assembler:
         """Let go of the slot that is being written."""
         self._slot = None
 
-    def settle(self) -> tuple[int, int]:
+    def settle(self) -> tuple[int, int, int]:
         """By how many rows, since last asked, those have grown that are kept though they have been
-        copied, and how many rows were dropped."""
-        kept, dropped, self._kept, self._dropped = self._kept, self._dropped, 0, 0
-        return kept, dropped
+        copied, how many rows were dropped, and how many slots were taken to copy into."""
+        settled = self._kept, self._dropped, self._copied
+        self._kept = self._dropped = self._copied = 0
+        return settled
 
     def _drop(self) -> None:
         self._kept += self._filled - self._freed - self._freed_later
@@ -209,6 +210,7 @@ class Assembler:
         assert columns is not None
         if self._slot is None:
             self._slot = self._slots.take(self.device, columns, self._size)
+            self._copied += 1
         slot, filled = self._slot, self._filled
         self._filled += stop - start
         empty = i < j and 0 in rows
@@ -230,6 +232,7 @@ class Assembler:
         columns = self._schema.columns
         assert columns is not None
         slot = self._slots.take(self.device, columns, self._size)
+        self._copied += 1
         for arrays, target, flat in zip(run.columns, slot.arrays, slot.flats, strict=True):
             copy_whole(target, flat, arrays[i])
             arrays[i] = None

@@ -7,28 +7,17 @@ after a short grace, also from under a call that does not return.
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable, Sequence
 
+from workers.dispatch import GRACE_S, Dispatch
 from workers.errors import ClosedError, FeedError
 from workers.ledger import Ledger
 from workers.rota import Bundle, End, Lane, Rota
 from workers.silence import Silence
-from workers.stats import Stopwatch, StreamStats
-
-GRACE_S = 0.0005
-"""How long a merge that waits lets a bundle grow, so that a quick function is not interrupted
-after every row."""
-
-AHEAD_BYTES = 8 * 1024 * 1024
-"""While the merge is busy no lane that has something to collect is called above this: else rows
-leave every cache before they are copied (measured at 4.3 MB chunks: two to three times slower)."""
-
-_MOST_COMPUTING = max(1, len(os.sched_getaffinity(0)) - 1)
-"""Fetchers that compute while the merge is busy: one core is the merge's. Measured on two cores
-with 4.3 MB chunks: a second fetcher beside the merge costs four tenths of what they get done."""
+from workers.standin import LOOK_S
+from workers.stats import StreamStats
 
 
 class Channel:
@@ -66,9 +55,8 @@ class Channel:
         self._room = threading.Condition(self._lock)
         # Threads that only let time pass wait here, so that the end of the stream wakes them.
         self._closing = threading.Condition(self._lock)
-        self._wanted: Sequence[Lane] = ()
-        # Whether the merge waits, or had to wait for what it collected last.
-        self._starved = True
+        self._dispatch = Dispatch(rota, ledger, stats)
+        self._stand_in = self._dispatch.stand_in
         self.closed = False
         """Whether the stream is over; read without the lock between two calls."""
 
@@ -82,7 +70,7 @@ class Channel:
                 if self.closed or self._rota.finished:
                     self._callable.notify_all()
                     return None
-                lane = self._pick(now)
+                lane = self._dispatch.pick(now)
                 if lane is not None:
                     break
                 self._num_idle += 1
@@ -104,9 +92,10 @@ class Channel:
         num_bytes: int,
         ending: End | FeedError | None = None,
         put_off_s: float = 0.0,
-    ) -> None:
+    ) -> bool:
         """Give a lane back with what was got; `put_off_s` seconds pass before its next call. The
-        caller acquires the next one, and wakes no other fetcher for this one's sake."""
+        caller acquires the next one, and wakes no other fetcher for this one's sake. True where
+        the caller is to stand in for the enqueuer before."""
         with self._lock:
             self._ledger.add(rows, num_bytes)
             self._ledger.ahead_bytes += num_bytes
@@ -125,19 +114,17 @@ class Channel:
             self._rota.settle()
             if self._rota.lanes[0].epoch != epoch:
                 self._callable.notify_all()
-            if lane in self._wanted and lane.bundles and self._is_due(lane):
-                # Cleared here and not by the merge: until that has the GIL again, each further
-                # chunk would be handed over by itself.
-                self._want(())
+            now = time.monotonic()
+            if self.closed or not self._dispatch.is_due(lane, now):
+                return False
+            # Cleared here and not by the merge: until that has the GIL again, each further
+            # chunk would be handed over by itself.
+            self._dispatch.want(())
+            if not lane.is_quick:
                 self._arrived.notify()
-
-    def _is_due(self, lane: Lane) -> bool:
-        """Whether to wake the merge now. Within the grace it looks again by itself, and a switch
-        of threads for each batch would cost more than the batch; unless much has come."""
-        since = lane.wanted_since
-        late = since is None or time.monotonic() - since > GRACE_S
-        much = self._ledger.ahead_bytes >= AHEAD_BYTES // 2 or not self._ledger.below_bound
-        return late or much
+                return False
+            self._dispatch.begin_stand_in(now)
+            return True
 
     def pause(self, seconds: float) -> bool:
         """Let time pass; returns at once, with False, when the stream is over."""
@@ -154,70 +141,93 @@ class Channel:
         Raises `FetchTimeout` where the lane has given nothing for the feed's timeout, and
         `ClosedError` where the stream is over.
         """
-        lanes = self._rota.lanes if wanted is None else (self._rota.lanes[wanted],)
         with self._lock:
-            self._starved = not any(lane.bundles for lane in lanes)
-            if self._starved:
+            lanes = self._rota.lanes_of(wanted)
+            if not self._has_come(lanes):
                 self._wait_for(lanes)
-            elif any(lane.silent_since is not None for lane in lanes):
-                self._silence.check(
-                    lanes, time.monotonic()
-                )  # Bundles without rows may come for ever.
-            found: list[Bundle] = []
-            for lane in self._rota.lanes:
-                found.extend(lane.bundles)
-                lane.bundles.clear()
-            self._ledger.ahead_bytes = 0
-            if self._num_idle:
-                self._wake_fetcher(time.monotonic())
-            return found
+            return self._take_all()
+
+    def collect_or_leave(self, wanted: int | None) -> list[Bundle] | None:
+        """The same for who stands in: where there is nothing to collect it returns None, and the
+        merge is the enqueuer's again, which waits."""
+        with self._lock:
+            if self.closed:
+                raise ClosedError("the feed is stopped")
+            lanes = self._rota.lanes_of(wanted)
+            if self._has_come(lanes):
+                return self._take_all()
+            now = time.monotonic()
+            self._await(lanes, now)
+            if self._stand_in.end(now):
+                self._arrived.notify()
+            return None
+
+    def give_back(self, error: BaseException | None) -> None:
+        """Who stands in has come to the end of the stream, or to an error."""
+        with self._lock:
+            self._stand_in.finish(error)
+            self._arrived.notify()
+
+    def _has_come(self, lanes: Sequence[Lane]) -> bool:
+        """Whether there is a bundle of one of the lanes."""
+        if not self._dispatch.has_come(lanes):
+            return False
+        if any(lane.silent_since is not None for lane in lanes):
+            # Bundles without rows may come for ever.
+            self._silence.check(lanes, time.monotonic())
+        return True
+
+    def _take_all(self) -> list[Bundle]:
+        found: list[Bundle] = []
+        for lane in self._rota.lanes:
+            found.extend(lane.bundles)
+            lane.bundles.clear()
+        self._ledger.ahead_bytes = 0
+        if self._num_idle:
+            self._wake_fetcher(time.monotonic())
+        return found
 
     def _wait_for(self, lanes: Sequence[Lane]) -> None:
-        started = time.monotonic()
-        if self._silence.hungry_since is None:
-            self._silence.hungry_since = started
-        self._want(lanes, started)
-        clocks = self._clocks(lanes)
-        for clock in clocks:
-            clock.start(started)
-        self._wake_fetcher(started)
+        """Wait in the enqueuer's thread for lanes, or for those that a stand-in waited for."""
+        now = time.monotonic()
+        self._await(lanes, now)
+        self._wake_fetcher(now)
+        dispatch, stand_in = self._dispatch, self._stand_in
+        pause, seen = GRACE_S, stand_in.times
+        dispatch.looks_soon = True
         try:
-            pause = GRACE_S
-            while not any(lane.bundles for lane in lanes):
+            while not stand_in.has_finished():
                 if self.closed:
                     raise ClosedError("the feed is stopped")
-                if not self._arrived.wait(pause) and not self._take_open(lanes):
-                    pause = self._silence.check(lanes, time.monotonic())
+                if not stand_in.active and any(lane.bundles for lane in dispatch.awaited):
+                    return
+                if self._arrived.wait(pause):
+                    pause, dispatch.looks_soon = GRACE_S, True
+                elif stand_in.times != seen:
+                    pause, seen = LOOK_S, stand_in.times
+                elif stand_in.active:
+                    pause *= 2
+                else:
+                    pause = self._look()
         finally:
-            self._want(())
-            now = time.monotonic()
-            for clock in clocks:
-                clock.stop(now)
+            dispatch.go_on(time.monotonic())
 
-    def _clocks(self, lanes: Sequence[Lane]) -> Sequence[Stopwatch]:
-        """What a wait for some lanes is counted in: a single one is named."""
-        stats = self._stats
-        if len(lanes) > 1:
-            return (stats.chunks,)
-        return stats.chunks, stats.lanes[lanes[0].number]
+    def _look(self) -> float:
+        """See to calls that take long; returns for how long to wait on, 0 where there is something
+        to go on with."""
+        lanes, now = self._dispatch.awaited, time.monotonic()
+        self._dispatch.slow_down()
+        self._wake_fetcher(now)
+        if self._dispatch.take_open(now, marked=self._marked):
+            return 0.0
+        self._dispatch.looks_soon = False
+        return self._silence.check(lanes, now)
 
-    def _want(self, lanes: Sequence[Lane], since: float | None = None) -> None:
-        for lane in self._wanted:
-            lane.wanted_since = None
-        for lane in lanes:
-            lane.wanted_since = since
-        self._wanted = lanes
-
-    def _take_open(self, lanes: Sequence[Lane]) -> bool:
-        """Take what fetchers that hold the lanes have got so far; whether that was anything."""
-        taken = False
-        for lane in lanes:
-            bundle = lane.take_open(None, marked=self._marked) if lane.running else None
-            if bundle is not None:
-                lane.bundles.append(bundle)
-                lane.silent_since = time.monotonic()
-                taken = True
-        return taken
+    def _await(self, lanes: Sequence[Lane], now: float) -> None:
+        """From now on the merge waits for these lanes."""
+        if self._silence.hungry_since is None:
+            self._silence.hungry_since = now
+        self._dispatch.wait(lanes, now)
 
     # ---- the bound
 
@@ -274,18 +284,6 @@ class Channel:
             for condition in (self._callable, self._arrived, self._room, self._closing):
                 condition.notify_all()
 
-    def _pick(self, now: float) -> Lane | None:
-        ledger, wanted = self._ledger, self._wanted
-        if not ledger.below_bound:
-            due = [lane for lane in wanted if not lane.bundles] if ledger.starving else ()
-            return self._rota.first_callable(now, due)
-        # While the merge waits for one lane the others may run ahead; while it is busy, what
-        # they fetch would only grow cold in memory, and they would take its core.
-        ahead = bool(wanted) or ledger.ahead_bytes < AHEAD_BYTES
-        compute = self._starved or self._rota.num_computing < _MOST_COMPUTING
-        first = self._rota.first_callable(now, wanted)
-        return first or self._rota.pick(now, ahead=ahead, compute=compute)
-
     def _wake_fetcher(self, now: float) -> None:
-        if self._num_idle and self._pick(now) is not None:
+        if self._num_idle and self._dispatch.pick(now) is not None:
             self._callable.notify()

@@ -18,6 +18,8 @@ from workers.stats import BatchStats
 
 _GROUP_BYTES = 4 * 1024 * 1024
 _GROUP_BATCHES = 64
+# More than this that goes round between the threads leaves the caches on the way.
+_CACHE_BYTES = 8 * 1024 * 1024
 
 
 class DeviceQueue(Protocol):
@@ -29,6 +31,9 @@ class DeviceQueue(Protocol):
 
     def put(self, batches: list[Batch]) -> None:
         """Add batches, waiting for room; raises `ClosedError` where the queue is closed."""
+
+    def yield_to_user(self) -> None:
+        """Where the user was waiting for what was put last, wait a moment until it is taken."""
 
     def finish(self, ending: Place | FeedError) -> None:
         """After the batches put so far comes the end of the stream, or an error."""
@@ -60,6 +65,7 @@ class Dealer:
         self._group: list[Batch] = []
         self._most_batches = min(_GROUP_BATCHES, run.max_rows // spec.batch_size // 2)
         self._most_bytes = min(_GROUP_BYTES, (run.max_bytes or 2 * _GROUP_BYTES) // 2)
+        self._max_rows = run.max_rows
         self._bytes = 0
         # A round that is not complete yet and may have to be dropped.
         self._round: list[Batch] = []
@@ -105,7 +111,7 @@ class Dealer:
         """Hand over what has been dealt so far."""
         group, self._group, self._bytes = self._group, [], 0
         num, row_bytes = len(self._queues), self.row_bytes or 0
-        kept, dropped = self._assembler.settle()
+        kept, dropped, copied = self._assembler.settle()
         self._channel.count(-dropped, -dropped * row_bytes, kept)
         self._count(group)
         if num == 1 and group:
@@ -115,6 +121,9 @@ class Dealer:
             # next of another, which is full, cannot be put.
             for batch in group:
                 self._put(batch.step % num, [batch])
+        if group and copied and self._max_rows * row_bytes > _CACHE_BYTES:
+            # Else slots go round that no cache holds, and a copy takes up to three times as long.
+            self._queues[group[-1].step % num].yield_to_user()
         self._channel.wait_for_room()
         self._report()
 
@@ -189,23 +198,44 @@ class Enqueuing:
             self._take(leftover)
             del leftover
         while not self._merge.finished:
-            if self._channel.closed:
-                raise ClosedError("the feed is stopped")
-            self._step()
+            self._merge_all()
+            self._dealer.flush()
+            if not self._merge.finished:
+                self._merge.push(self._channel.collect(self._merge.wanted))
         self._dealer.finish(self._assembler.start_of(self._merge.position))
 
-    def _step(self) -> None:
-        merged = self._merge.next()
-        if self._merge.discarded_rows:
-            rows, self._merge.discarded_rows = self._merge.discarded_rows, 0
-            self._channel.count(-rows, -rows * (self._dealer.row_bytes or 0))
-        if merged is None:
-            self._dealer.flush()
-            self._merge.push(self._channel.collect(self._merge.wanted))
-        elif isinstance(merged, EpochEnd):
-            self._end_epoch(merged)
+    def stand_in(self) -> None:
+        """Do the enqueuer's work in a fetcher's thread, while that waits, until there is nothing
+        to merge."""
+        try:
+            while not self._merge.finished:
+                bundles = self._channel.collect_or_leave(self._merge.wanted)
+                if bundles is None:
+                    return
+                self._merge.push(bundles)
+                del bundles
+                self._merge_all()
+                self._dealer.flush()
+        except BaseException as error:
+            self._channel.give_back(error)
         else:
-            self._take(merged)
+            self._channel.give_back(None)
+
+    def _merge_all(self) -> None:
+        """Make batches of everything that has been collected."""
+        while True:
+            if self._channel.closed:
+                raise ClosedError("the feed is stopped")
+            merged = self._merge.next()
+            if self._merge.discarded_rows:
+                rows, self._merge.discarded_rows = self._merge.discarded_rows, 0
+                self._channel.count(-rows, -rows * (self._dealer.row_bytes or 0))
+            if merged is None:
+                return
+            if isinstance(merged, EpochEnd):
+                self._end_epoch(merged)
+            else:
+                self._take(merged)
 
     def _take(self, run: Run) -> None:
         self._learn_row_bytes()

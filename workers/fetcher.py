@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from workers.calls import NONE_BACKOFF_S, LaneCalls, as_tuple
-from workers.channel import GRACE_S, Channel
+from workers.channel import Channel
 from workers.chunks import count_bytes, hash_chunk
+from workers.dispatch import GRACE_S
 from workers.errors import FeedError, FetchError, in_words
 from workers.ledger import Ledger
 from workers.rota import End, Lane
@@ -24,6 +25,8 @@ _MOST_CALLS = 512
 _BUNDLE_BYTES = 4 * 1024 * 1024
 _BUNDLE_BATCHES = 64
 _LEAST_WAIT_S = 0.001
+# What takes less than it takes to wake another thread, or next to the copies that follow.
+_QUICK_CALL_S = 0.00002
 
 
 class Fetching:
@@ -48,14 +51,16 @@ class Fetching:
         self._targets = [0] * len(calls)
         self._fresh = [True] * len(calls)
         self._failures = [0] * len(calls)
+        self._was_quick = [False] * len(calls)
         self._axis = spec.axes[0]
         self.row_bytes: int | None = None
         """Bytes of a row, once all rows are known to have the same number."""
         self.prints: dict[tuple[int, int, int], int] = {}
         """Digests of chunks as they were returned (debug switch), by lane, epoch and call."""
 
-    def fill(self, lane: Lane) -> None:
-        """Make calls on a lane until a bundle is full, and give the lane back."""
+    def fill(self, lane: Lane) -> bool:
+        """Make calls on a lane until a bundle is full, and give the lane back. True where the
+        caller is to stand in for the enqueuer."""
         calls = self._calls[lane.number]
         try:
             lane.next += calls.begin(lane.epoch)
@@ -64,8 +69,7 @@ class Fetching:
         except Exception as error:
             self._stats.fail(lane.number, in_words(error))
             failed = error if isinstance(error, FeedError) else self._failed(lane, lane.next, error)
-            self._channel.release(lane, 0, 0, failed)
-            return
+            return self._channel.release(lane, 0, 0, failed)
         first = lane.next
         stats = self._stats
         row_bytes = self.row_bytes
@@ -77,13 +81,18 @@ class Fetching:
             num_bytes = rows * row_bytes
         ended, computed = time.monotonic(), time.thread_time() - computed
         # Less is waited for the interpreter, by calls that compute.
-        lane.waits = ended - began - computed > max(computed, _LEAST_WAIT_S)
+        took = ended - began
+        lane.waits = took - computed > max(computed, _LEAST_WAIT_S)
+        is_quick = took < GRACE_S and took < _QUICK_CALL_S * num_calls
+        # One bundle in between may have waited for the interpreter.
+        lane.is_quick = is_quick or self._was_quick[lane.number]
+        self._was_quick[lane.number] = is_quick
         stats.count(lane.number, num_calls, rows, num_bytes, ended)
         if num_calls:
             self._failures[lane.number] = 0
             lane.backoff_s = 0.0
             lane.failure = None
-        self._settle(lane, calls, rows, num_bytes, first + num_calls, outcome)
+        return self._settle(lane, calls, rows, num_bytes, first + num_calls, outcome)
 
     def _put_back(self, lane: Lane, calls: LaneCalls) -> None:
         def keep_going(pause_s: float) -> bool:
@@ -106,7 +115,8 @@ class Fetching:
         mark = calls.mark if self._spec.seekable else None
         note = self._print if self._run.debug else None
         axis, names, first = self._axis, self._spec.names, lane.next
-        target = self._targets[lane.number] = 0 if calls.one_by_one else self._target_rows()
+        target = 0 if calls.one_by_one else self._target_rows(lane.is_quick)
+        self._targets[lane.number] = target
         most_calls = min(target, _MOST_CALLS)
         # Measured here and not when the bundle is full: the merge may take chunks out of it.
         measure = count_bytes if row_bytes is None else None
@@ -147,20 +157,19 @@ class Fetching:
 
     def _settle(
         self, lane: Lane, calls: LaneCalls, rows: int, num_bytes: int, call: int, outcome: object
-    ) -> None:
+    ) -> bool:
         """Give the lane back with what its calls came to."""
         channel = self._channel
         if outcome is _FULL:
-            channel.release(lane, rows, num_bytes)
-        elif outcome is None:
+            return channel.release(lane, rows, num_bytes)
+        if outcome is None:
             self._stats.nothings[lane.number] += 1
             lane.backoff_s = min(2 * lane.backoff_s or NONE_BACKOFF_S, _MAX_NONE_BACKOFF_S)
-            channel.release(lane, rows, num_bytes, put_off_s=lane.backoff_s)
-        elif isinstance(outcome, StopIteration):
-            channel.release(lane, rows, num_bytes, self._end(lane, calls, call))
-        else:
-            assert isinstance(outcome, BaseException)
-            self._retry(lane, calls, rows, num_bytes, call, outcome)
+            return channel.release(lane, rows, num_bytes, put_off_s=lane.backoff_s)
+        if isinstance(outcome, StopIteration):
+            return channel.release(lane, rows, num_bytes, self._end(lane, calls, call))
+        assert isinstance(outcome, BaseException)
+        return self._retry(lane, calls, rows, num_bytes, call, outcome)
 
     def _end(self, lane: Lane, calls: LaneCalls, call: int) -> End | FetchError:
         if not self._spec.seekable:
@@ -178,7 +187,7 @@ class Fetching:
         num_bytes: int,
         call: int,
         error: BaseException,
-    ) -> None:
+    ) -> bool:
         failures = self._failures[lane.number]
         self._stats.fail(lane.number, in_words(error))
         if failures < self._run.retries and isinstance(error, Exception):
@@ -191,9 +200,8 @@ class Fetching:
                 error = undo_error
             else:
                 put_off_s = self._run.retry_backoff_s * 2**failures
-                self._channel.release(lane, rows, num_bytes, put_off_s=put_off_s)
-                return
-        self._channel.release(lane, rows, num_bytes, self._failed(lane, call, error))
+                return self._channel.release(lane, rows, num_bytes, put_off_s=put_off_s)
+        return self._channel.release(lane, rows, num_bytes, self._failed(lane, call, error))
 
     def _failed(self, lane: Lane, call: int, error: BaseException) -> FetchError:
         worker_id, number = self._channel.describe(lane.number, call)
@@ -205,7 +213,7 @@ class Fetching:
         failed.__cause__ = error
         return failed
 
-    def _target_rows(self) -> int:
+    def _target_rows(self, is_quick: bool) -> int:
         """Rows at which a bundle is full: some of a batch where batches are large, several of them
         where they are small and there is room for them beside the bundles that others have begun.
         All together always have half the bound: with smaller bundles threads wake each other more
@@ -216,7 +224,8 @@ class Fetching:
         if batch * self.row_bytes > _BUNDLE_BYTES:
             return max(1, _BUNDLE_BYTES // self.row_bytes)
         max_bytes = self._run.max_bytes or _BUNDLE_BYTES * num_workers
-        some = min(_BUNDLE_BYTES, max_bytes // num_workers) // max(1, batch * self.row_bytes)
+        most = _BUNDLE_BYTES // num_workers if is_quick else _BUNDLE_BYTES
+        some = min(most, max_bytes // num_workers) // max(1, batch * self.row_bytes)
         room = ledger.max_rows - ledger.rows - ledger.kept_rows - sum(self._targets)
         share = max(room, ledger.max_rows // 2)
         return batch * max(1, min(some, _BUNDLE_BATCHES, share // num_workers // batch))
@@ -228,7 +237,10 @@ class Fetching:
 _FULL = object()
 
 
-def run_fetcher(channel: Channel, fill: Callable[[Lane], None]) -> None:
+def run_fetcher(
+    channel: Channel, fill: Callable[[Lane], bool], stand_in: Callable[[], None]
+) -> None:
     """Thread body: hold one lane after the other until no call is left."""
     while (lane := channel.acquire()) is not None:
-        fill(lane)
+        if fill(lane):
+            stand_in()

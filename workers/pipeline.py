@@ -105,8 +105,9 @@ class Pipeline:
         keep_freed_memory()
         for i in range(self._run.num_threads):
             self._scope.start(
-                f"feeder {self._name} fetcher {i}", run_fetcher, self.channel, self._fetching.fill
-            )
+                f"feeder {self._name} fetcher {i}", run_fetcher, self.channel,
+                self._fetching.fill, self._enqueuing.stand_in,
+            )  # fmt: skip
         self._scope.start(
             f"feeder {self._name} enqueuer", run_enqueuer, self._enqueuing, self._dealer
         )

@@ -55,8 +55,9 @@ class Lane:
     for the open lists, which the fetcher that holds the lane appends to."""
 
     __slots__ = (
-        "backoff_s", "bundles", "chunks", "ended", "epoch", "failure", "halted", "ident", "made",
-        "marks", "next", "number", "ready_at", "running", "silent_since", "waits", "wanted_since",
+        "backoff_s", "bundles", "chunks", "ended", "epoch", "failure", "halted", "ident",
+        "is_quick", "made", "marks", "next", "number", "ready_at", "running", "silent_since",
+        "waits", "wanted_since",
     )  # fmt: skip
 
     def __init__(self, number: int, epoch: int, next_call: int, live: bool) -> None:
@@ -74,6 +75,8 @@ class Lane:
         """Whether a fetcher holds it."""
         self.waits = False
         """Whether its last calls waited for something, of which many can go on at once."""
+        self.is_quick = False
+        """Whether its calls take so little time that they are not worth a thread of their own."""
         self.ident: int | None = None
         """The thread that holds it."""
         self.ready_at = 0.0
@@ -124,25 +127,36 @@ class Rota:
         """The smallest index of the epoch that raised StopIteration (pure form)."""
         self._roll()
 
+    def lanes_of(self, wanted: int | None) -> Sequence[Lane]:
+        """The lane of a number, or all of them for None."""
+        return self.lanes if wanted is None else (self.lanes[wanted],)
+
     @property
     def num_computing(self) -> int:
         """Lanes that are held by a fetcher and keep a core busy."""
         return sum([lane.running and not lane.waits for lane in self.lanes])
 
     @property
+    def is_quick_running(self) -> bool:
+        """Whether a fetcher holds a lane whose calls are quick."""
+        return any(lane.running and lane.is_quick for lane in self.lanes)
+
+    @property
     def finished(self) -> bool:
         """Whether no call is left to start."""
         return self._epochs is not None and self.lanes[0].epoch >= self._epochs
 
-    def pick(self, now: float, *, ahead: bool, compute: bool) -> Lane | None:
+    def pick(self, now: float, *, ahead: bool, compute: bool, quick: bool) -> Lane | None:
         """Of the lanes that may be called the one that has been called least; only one with
-        nothing to collect, unless lanes may run `ahead`, and only one whose calls wait, unless
-        one may `compute`. None where there is none."""
+        nothing to collect, unless lanes may run `ahead`; of those whose calls are quick only if
+        `quick`, of those that compute only if `compute`. None where there is none."""
         if self.finished:
             return None
         ready = [
             lane for lane in self.lanes
-            if (ahead or not lane.bundles) and (compute or lane.waits) and self._callable(lane, now)
+            if (ahead or not lane.bundles)
+            and (quick if lane.is_quick else compute or lane.waits)
+            and self._callable(lane, now)
         ]  # fmt: skip
         return min(ready, key=lambda lane: lane.made, default=None)
 

@@ -16,6 +16,7 @@ from workers.stats import Stopwatch
 logger = logging.getLogger("feeder")
 
 _SLOW_S = 10.0
+_YIELD_S = 0.001
 
 
 class HostQueue:
@@ -32,7 +33,7 @@ class HostQueue:
         self._lock = threading.Lock()
         # The user waits here while there is no batch.
         self._filled = threading.Condition(self._lock)
-        self._user_waits = False
+        self._user_waits = self._user_waited = False
         # The enqueuer waits here while there is no room.
         self._drained = threading.Condition(self._lock)
         self._enqueuer_waits = False
@@ -72,7 +73,15 @@ class HostQueue:
                     self.blocked.stop(time.monotonic())
                 self._batches.append(batch)
             self._raise_closed()
+            self._user_waited = self._user_waits
             self._wake_user()
+
+    def yield_to_user(self) -> None:
+        """Where the user was waiting for what was put last, wait a moment until it is taken."""
+        with self._lock:
+            if self._user_waited and self._batches and self._ending is None:
+                self._enqueuer_waits = True
+                self._drained.wait(_YIELD_S)
 
     def finish(self, ending: Place | FeedError) -> None:
         """After the batches put so far comes the end of the stream, or an error."""

@@ -63,6 +63,9 @@ class Outbox:
         if self.is_urgent:
             self.wake()
 
+    def yield_to_user(self) -> None:
+        """Nothing: the user is another process."""
+
     def finish(self, ending: Place | FeedError) -> None:
         """After the batches put so far comes the end of the stream, or an error."""
         with self._lock:

@@ -10,7 +10,7 @@ import pytest
 
 import feeder
 from unit.small import WAIT_S
-from workers import channel as channel_module
+from workers import dispatch as dispatch_module
 from workers.channel import Channel
 from workers.ledger import Ledger
 from workers.position import Lanes
@@ -24,7 +24,7 @@ NUM_LANES = 4
 @pytest.fixture
 def channel(monkeypatch: pytest.MonkeyPatch) -> Channel:
     """Four lanes; one fetcher may compute while the merge is busy."""
-    monkeypatch.setattr(channel_module, "_MOST_COMPUTING", 1)
+    monkeypatch.setattr(dispatch_module, "MOST_COMPUTING", 1)
     monkeypatch.setattr(Silence, "check", lambda *_: WAIT_S)
     lanes = Lanes(num_lanes=NUM_LANES, pure=False, arrival=False)
     return Channel(

@@ -32,7 +32,9 @@ class Fetchers:
     def play(self) -> None:
         held = []
         while not self.rota.finished or held:
-            lane = self.rota.pick(0.0, ahead=True, compute=True) if len(held) < 3 else None
+            lane = (
+                self.rota.pick(0.0, ahead=True, compute=True, quick=True) if len(held) < 3 else None
+            )
             if lane is not None and (not held or self.chance.random() < 0.6):
                 assert not lane.running
                 lane.running = True
@@ -93,15 +95,15 @@ def test_every_index_below_the_end_is_called_once(num_lanes: int, seed: int) -> 
 def test_the_lane_that_has_been_called_least_is_next() -> None:
     rota = make_rota(3, pure=False)
     rota.lanes[0].made, rota.lanes[1].made, rota.lanes[2].made = 5, 3, 4
-    assert rota.pick(0.0, ahead=True, compute=True) is rota.lanes[1]
+    assert rota.pick(0.0, ahead=True, compute=True, quick=True) is rota.lanes[1]
     rota.lanes[1].running = True
-    assert rota.pick(0.0, ahead=True, compute=True) is rota.lanes[2]
+    assert rota.pick(0.0, ahead=True, compute=True, quick=True) is rota.lanes[2]
     rota.lanes[2].halted = True
-    assert rota.pick(0.0, ahead=True, compute=True) is rota.lanes[0]
+    assert rota.pick(0.0, ahead=True, compute=True, quick=True) is rota.lanes[0]
     rota.lanes[0].ready_at = 7.5
-    assert rota.pick(7.0, ahead=True, compute=True) is None
+    assert rota.pick(7.0, ahead=True, compute=True, quick=True) is None
     assert rota.next_ready(7.0) == 0.5
-    assert rota.pick(7.5, ahead=True, compute=True) is rota.lanes[0]
+    assert rota.pick(7.5, ahead=True, compute=True, quick=True) is rota.lanes[0]
     assert rota.next_ready(7.5) is None
 
 
@@ -122,21 +124,21 @@ def test_a_lane_with_something_to_collect_waits_unless_lanes_may_run_ahead() -> 
         assert bundle is not None
         lane.bundles.append(bundle)
         if lane.number == 0:
-            assert rota.pick(0.0, ahead=False, compute=True) is rota.lanes[1]
-    assert rota.pick(0.0, ahead=False, compute=True) is None
-    assert rota.pick(0.0, ahead=True, compute=True) is rota.lanes[0]
+            assert rota.pick(0.0, ahead=False, compute=True, quick=True) is rota.lanes[1]
+    assert rota.pick(0.0, ahead=False, compute=True, quick=True) is None
+    assert rota.pick(0.0, ahead=True, compute=True, quick=True) is rota.lanes[0]
 
 
 def test_a_lane_that_computes_waits_for_a_core() -> None:
     rota = make_rota(3, pure=False)
     rota.lanes[1].waits = True
-    assert rota.pick(0.0, ahead=True, compute=False) is rota.lanes[1]
+    assert rota.pick(0.0, ahead=True, compute=False, quick=True) is rota.lanes[1]
     rota.lanes[1].running = True
-    assert rota.pick(0.0, ahead=True, compute=False) is None
+    assert rota.pick(0.0, ahead=True, compute=False, quick=True) is None
     assert rota.num_computing == 0
     rota.lanes[0].running = True
     assert rota.num_computing == 1
-    assert rota.pick(0.0, ahead=True, compute=True) is rota.lanes[2]
+    assert rota.pick(0.0, ahead=True, compute=True, quick=True) is rota.lanes[2]
 
 
 def test_a_bundle_numbers_its_calls_and_waits_for_the_marks() -> None:
@@ -164,7 +166,7 @@ def test_no_epoch_begins_before_all_workers_have_ended_the_one_before() -> None:
     rota.end(first, 4)
     rota.settle()
     assert (first.epoch, second.epoch) == (0, 0)
-    assert rota.pick(0.0, ahead=True, compute=True) is second
+    assert rota.pick(0.0, ahead=True, compute=True, quick=True) is second
     rota.end(second, 1)
     second.running = True
     rota.settle()
@@ -176,7 +178,7 @@ def test_no_epoch_begins_before_all_workers_have_ended_the_one_before() -> None:
         rota.end(lane, 9)
     rota.settle()
     assert rota.finished
-    assert rota.pick(0.0, ahead=True, compute=True) is None
+    assert rota.pick(0.0, ahead=True, compute=True, quick=True) is None
 
 
 # ---- what is buffered

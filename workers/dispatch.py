@@ -1,0 +1,129 @@
+"""Which lane is called next, and when the merge goes on. Rules; the channel's lock guards them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from workers.ledger import Ledger
+from workers.rota import Lane, Rota
+from workers.standin import StandIn
+from workers.stats import Stopwatch, StreamStats
+
+GRACE_S = 0.0005
+"""How long a merge that waits lets a bundle grow, so that a quick function is not interrupted
+after every row."""
+
+AHEAD_BYTES = 8 * 1024 * 1024
+"""While the merge is busy no lane that has something to collect is called above this: else rows
+leave every cache before they are copied (measured at 4.3 MB chunks: two to three times slower)."""
+
+MOST_COMPUTING = max(1, len(os.sched_getaffinity(0)) - 1)
+"""Fetchers that compute while the merge is busy: one core is the merge's. Measured on two cores
+with 4.3 MB chunks: a second fetcher beside the merge costs four tenths of what they get done."""
+
+
+class Dispatch:
+    """What the merge waits for, and what that means for who may be called."""
+
+    def __init__(self, rota: Rota, ledger: Ledger, stats: StreamStats) -> None:
+        self._rota = rota
+        self._ledger = ledger
+        self._stats = stats
+        self._clocks: Sequence[Stopwatch] = ()
+        self.stand_in = StandIn()
+        self.awaited: Sequence[Lane] = ()
+        """The lanes that the merge waits for; empty while it is busy."""
+        self._wanted: Sequence[Lane] = ()
+        # Whether the merge waits, or had to wait for what it collected last.
+        self._starved = True
+        self.looks_soon = False
+        """Whether the enqueuer looks again within the grace, if it is not woken."""
+
+    def wait(self, lanes: Sequence[Lane], now: float) -> None:
+        """The merge waits for these lanes from now on."""
+        self.awaited = lanes
+        self.want(lanes, now)
+        stats = self._stats
+        # A wait for a single lane is counted as its own as well.
+        alone = [stats.lanes[lane.number] for lane in lanes] if len(lanes) == 1 else []
+        self._clocks = [stats.chunks, *alone]
+        for clock in self._clocks:
+            clock.start(now)
+
+    def begin_stand_in(self, now: float) -> None:
+        """A fetcher goes on with the merge, while the enqueuer stays where it waits."""
+        self._stop_clocks(now)
+        self.stand_in.begin(now)
+        self.looks_soon = False
+
+    def go_on(self, now: float) -> None:
+        """The enqueuer goes on with the merge."""
+        self._stop_clocks(now)
+        self.awaited = ()
+        self.want(())
+
+    def _stop_clocks(self, now: float) -> None:
+        for clock in self._clocks:
+            clock.stop(now)
+        self._clocks = ()
+
+    def want(self, lanes: Sequence[Lane], since: float | None = None) -> None:
+        """The merge is to be told when something comes of these lanes, and of no others."""
+        for lane in self._wanted:
+            lane.wanted_since = None
+        for lane in lanes:
+            lane.wanted_since = since
+        self._wanted = lanes
+
+    def slow_down(self) -> None:
+        """Calls that have not returned by now are not quick: others need not wait for them."""
+        for lane in self._rota.lanes:
+            if lane.running:
+                lane.is_quick = False
+
+    def take_open(self, now: float, *, marked: bool) -> bool:
+        """Take what fetchers that hold awaited lanes have got so far; whether that was anything."""
+        taken = False
+        for lane in self.awaited:
+            bundle = lane.take_open(None, marked=marked) if lane.running else None
+            if bundle is not None:
+                lane.bundles.append(bundle)
+                lane.silent_since = now
+                taken = True
+        return taken
+
+    def has_come(self, lanes: Sequence[Lane]) -> bool:
+        """Whether the merge finds something of the lanes."""
+        self._starved = not any(lane.bundles for lane in lanes)
+        return not self._starved
+
+    def is_due(self, lane: Lane, now: float) -> bool:
+        """Whether the merge is to go on, after something has come of `lane`. Within the grace the
+        enqueuer may look again by itself, and a switch of threads for each batch would cost more
+        than the batch; unless much has come. No switch is needed after a quick call, so then it
+        is time when no other quick one is left to be made first."""
+        came = [wanted for wanted in self._wanted if wanted.bundles]
+        if not came:
+            return False
+        since = came[0].wanted_since
+        if since is None or now - since > GRACE_S or not self._ledger.below_bound:
+            return True
+        if lane.is_quick:
+            return self._rota.pick(now, ahead=False, compute=False, quick=True) is None
+        return not self.looks_soon or self._ledger.ahead_bytes >= AHEAD_BYTES // 2
+
+    def pick(self, now: float) -> Lane | None:
+        """The lane to call now; None where there is none."""
+        ledger, rota, wanted = self._ledger, self._rota, self._wanted
+        hungry = [lane for lane in wanted if not lane.bundles]
+        if not ledger.below_bound:
+            return rota.first_callable(now, hungry if ledger.starving else ())
+        # While the merge waits for one lane the others may run ahead; while it is busy, what
+        # they fetch would only grow cold in memory, and they would take its core.
+        ahead = bool(wanted) or ledger.ahead_bytes < AHEAD_BYTES
+        compute = self._starved or rota.num_computing < MOST_COMPUTING
+        # Quick calls are one thread's at a time, which stands in for the enqueuer after them.
+        quick = bool(self.awaited) and not (self.stand_in.active or rota.is_quick_running)
+        first = rota.first_callable(now, [lane for lane in hungry if quick or not lane.is_quick])
+        return first or rota.pick(now, ahead=ahead, compute=compute, quick=quick)
