@@ -15,7 +15,7 @@ from workers.dispatch import GRACE_S, Dispatch
 from workers.errors import ClosedError, FeedError
 from workers.ledger import Ledger
 from workers.rota import Bundle, End, Lane, Rota
-from workers.silence import Silence
+from workers.silence import SLOW_S, Silence
 from workers.standin import LOOK_S
 from workers.stats import StreamStats
 
@@ -158,7 +158,8 @@ class Channel:
                 return self._take_all()
             now = time.monotonic()
             self._await(lanes, now)
-            if self._stand_in.end(now):
+            self._stand_in.end()
+            if not self._dispatch.looks_again:
                 self._arrived.notify()
             return None
 
@@ -194,7 +195,7 @@ class Channel:
         self._wake_fetcher(now)
         dispatch, stand_in = self._dispatch, self._stand_in
         pause, seen = GRACE_S, stand_in.times
-        dispatch.looks_soon = True
+        dispatch.looks_again = True
         try:
             while not stand_in.has_finished():
                 if self.closed:
@@ -202,11 +203,11 @@ class Channel:
                 if not stand_in.active and any(lane.bundles for lane in dispatch.awaited):
                     return
                 if self._arrived.wait(pause):
-                    pause, dispatch.looks_soon = GRACE_S, True
+                    pause, dispatch.looks_again = GRACE_S, True
                 elif stand_in.times != seen:
                     pause, seen = LOOK_S, stand_in.times
                 elif stand_in.active:
-                    pause *= 2
+                    pause, dispatch.looks_again = SLOW_S, False
                 else:
                     pause = self._look()
         finally:
@@ -220,7 +221,7 @@ class Channel:
         self._wake_fetcher(now)
         if self._dispatch.take_open(now, marked=self._marked):
             return 0.0
-        self._dispatch.looks_soon = False
+        self._dispatch.looks_again = False
         return self._silence.check(lanes, now)
 
     def _await(self, lanes: Sequence[Lane], now: float) -> None:

@@ -37,8 +37,8 @@ class Dispatch:
         self._wanted: Sequence[Lane] = ()
         # Whether the merge waits, or had to wait for what it collected last.
         self._starved = True
-        self.looks_soon = False
-        """Whether the enqueuer looks again within the grace, if it is not woken."""
+        self.looks_again = False
+        """Whether the enqueuer, which waits, looks again soon if it is not woken."""
 
     def wait(self, lanes: Sequence[Lane], now: float) -> None:
         """The merge waits for these lanes from now on."""
@@ -54,8 +54,7 @@ class Dispatch:
     def begin_stand_in(self, now: float) -> None:
         """A fetcher goes on with the merge, while the enqueuer stays where it waits."""
         self._stop_clocks(now)
-        self.stand_in.begin(now)
-        self.looks_soon = False
+        self.stand_in.begin()
 
     def go_on(self, now: float) -> None:
         """The enqueuer goes on with the merge."""
@@ -99,10 +98,10 @@ class Dispatch:
         return not self._starved
 
     def is_due(self, lane: Lane, now: float) -> bool:
-        """Whether the merge is to go on, after something has come of `lane`. Within the grace the
-        enqueuer may look again by itself, and a switch of threads for each batch would cost more
-        than the batch; unless much has come. No switch is needed after a quick call, so then it
-        is time when no other quick one is left to be made first."""
+        """Whether the merge is to go on, after something has come of `lane`. Within the grace it
+        looks again by itself, and a switch of threads for each batch would cost more than the
+        batch; unless much has come. No switch is needed after a quick call, so then it is time
+        when no other quick one is left to be made first."""
         came = [wanted for wanted in self._wanted if wanted.bundles]
         if not came:
             return False
@@ -111,7 +110,7 @@ class Dispatch:
             return True
         if lane.is_quick:
             return self._rota.pick(now, ahead=False, compute=False, quick=True) is None
-        return not self.looks_soon or self._ledger.ahead_bytes >= AHEAD_BYTES // 2
+        return self._ledger.ahead_bytes >= AHEAD_BYTES // 2
 
     def pick(self, now: float) -> Lane | None:
         """The lane to call now; None where there is none."""
@@ -123,7 +122,9 @@ class Dispatch:
         # they fetch would only grow cold in memory, and they would take its core.
         ahead = bool(wanted) or ledger.ahead_bytes < AHEAD_BYTES
         compute = self._starved or rota.num_computing < MOST_COMPUTING
-        # Quick calls are one thread's at a time, which stands in for the enqueuer after them.
-        quick = bool(self.awaited) and not (self.stand_in.active or rota.is_quick_running)
+        # Quick calls are one thread's at a time, which stands in for the enqueuer after them; for
+        # as long as somebody looks whether they are still quick.
+        theirs = self.stand_in.active or (rota.is_quick_running and self.looks_again)
+        quick = bool(self.awaited) and not theirs
         first = rota.first_callable(now, [lane for lane in hungry if quick or not lane.is_quick])
         return first or rota.pick(now, ahead=ahead, compute=compute, quick=quick)

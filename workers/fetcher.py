@@ -27,6 +27,7 @@ _BUNDLE_BATCHES = 64
 _LEAST_WAIT_S = 0.001
 # What takes less than it takes to wake another thread, or next to the copies that follow.
 _QUICK_CALL_S = 0.00002
+_QUICK_BUNDLE_S = 0.0005
 
 
 class Fetching:
@@ -83,7 +84,7 @@ class Fetching:
         # Less is waited for the interpreter, by calls that compute.
         took = ended - began
         lane.waits = took - computed > max(computed, _LEAST_WAIT_S)
-        is_quick = took < GRACE_S and took < _QUICK_CALL_S * num_calls
+        is_quick = took < _QUICK_BUNDLE_S and took < _QUICK_CALL_S * num_calls
         # One bundle in between may have waited for the interpreter.
         lane.is_quick = is_quick or self._was_quick[lane.number]
         self._was_quick[lane.number] = is_quick

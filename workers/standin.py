@@ -21,21 +21,17 @@ class StandIn:
         """Whether one does now; the enqueuer waits meanwhile."""
         self.times = 0
         """How often one did."""
-        self._since = 0.0
         self._finished = False
         self._error: BaseException | None = None
 
-    def begin(self, now: float) -> None:
+    def begin(self) -> None:
         """A fetcher begins."""
         self.active = True
         self.times += 1
-        self._since = now
 
-    def end(self, now: float) -> bool:
-        """It has nothing left to do; whether it took so long that the enqueuer has stopped looking
-        again soon."""
+    def end(self) -> None:
+        """It has nothing left to do."""
         self.active = False
-        return now - self._since > LOOK_S
 
     def finish(self, error: BaseException | None) -> None:
         """It has come to the end of the stream, or to an error."""

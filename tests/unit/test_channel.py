@@ -3,31 +3,33 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
 import feeder
-from unit.small import WAIT_S
+from unit.small import WAIT_S, Aside
+from workers import channel as channel_module
 from workers import dispatch as dispatch_module
 from workers.channel import Channel
 from workers.ledger import Ledger
 from workers.position import Lanes
 from workers.rota import Lane, Rota
-from workers.silence import Silence
+from workers.silence import SLOW_S, Silence
 from workers.stats import StreamStats
 
 NUM_LANES = 4
 
 
 @pytest.fixture
-def channel(monkeypatch: pytest.MonkeyPatch) -> Channel:
+def channel(monkeypatch: pytest.MonkeyPatch) -> Iterator[Channel]:
     """Four lanes; one fetcher may compute while the merge is busy."""
     monkeypatch.setattr(dispatch_module, "MOST_COMPUTING", 1)
-    monkeypatch.setattr(Silence, "check", lambda *_: WAIT_S)
+    monkeypatch.setattr(Silence, "check", lambda *_: 10 * WAIT_S)
     lanes = Lanes(num_lanes=NUM_LANES, pure=False, arrival=False)
-    return Channel(
+    channel = Channel(
         Rota(lanes, lanes.origin(), 1),
         Ledger(1000, None, 1),
         StreamStats(NUM_LANES, 1),
@@ -36,6 +38,8 @@ def channel(monkeypatch: pytest.MonkeyPatch) -> Channel:
         describe=lambda lane, call: (lane, call),
         waited_since=lambda: None,
     )
+    yield channel
+    channel.close()
 
 
 def acquire(channel: Channel) -> Lane:
@@ -103,6 +107,114 @@ def test_beside_a_busy_merge_any_number_wait(channel: Channel) -> None:
         lane.waits = True
     lanes |= {acquire(channel).number for _ in range(NUM_LANES - 1)}
     assert lanes == set(range(NUM_LANES))
+
+
+def test_a_quick_call_is_waited_for_only_while_somebody_looks(channel: Channel) -> None:
+    for lane in channel._rota.lanes:
+        lane.is_quick = True
+    merge = Aside(lambda: channel.collect(0))
+    first = Fetcher(channel)
+    assert first.has_one.wait(WAIT_S)
+    # The merge soon sees that this one is not quick, and lets another begin; then it looks no more.
+    second = acquire(channel)
+    assert first.lane is not None
+    assert (first.lane.is_quick, second.is_quick) == (False, True)
+    release(channel, acquire(channel))
+    release(channel, first.lane)
+    assert merge.result()[0].lane == first.lane.number == 0
+
+
+@pytest.fixture
+def aloof(channel: Channel, monkeypatch: pytest.MonkeyPatch) -> Channel:
+    """All lanes are quick; an enqueuer that waits goes on when it is woken, and not before."""
+    monkeypatch.setattr(channel_module, "GRACE_S", 10 * WAIT_S)
+    for lane in channel._rota.lanes:
+        lane.is_quick = True
+    return channel
+
+
+def stand_in(channel: Channel) -> None:
+    """Fetch from all lanes, after the last of which the fetcher is told to stand in."""
+    told = []
+    for _ in range(NUM_LANES):
+        lane = acquire(channel)
+        lane.chunks.append((np.zeros(1),))
+        told.append(channel.release(lane, 1, 8))
+    assert told == [False] * (NUM_LANES - 1) + [True]
+
+
+def test_the_merge_is_one_threads_at_a_time(aloof: Channel) -> None:
+    enqueuer = Aside(lambda: aloof.collect(0))
+    stand_in(aloof)
+    other = Fetcher(aloof)
+    with aloof._lock:
+        aloof._arrived.notify()  # Whatever wakes it, the enqueuer stays where it is.
+    assert not other.has_one.wait(0.05)
+    found = aloof.collect_or_leave(0)
+    assert found is not None
+    assert [bundle.lane for bundle in found] == list(range(NUM_LANES))
+    assert aloof.collect_or_leave(1) is None
+    lane = acquire(aloof)
+    assert lane.number == 1
+    lane.is_quick = False
+    for _ in range(NUM_LANES):
+        aloof._ledger.ahead_bytes += dispatch_module.AHEAD_BYTES
+        lane.chunks.append((np.zeros(1),))
+    assert aloof.release(lane, 1, 8) is False
+    assert [bundle.lane for bundle in enqueuer.result()] == [1]
+    aloof.close()
+    other.join(WAIT_S)
+
+
+def test_what_ends_a_stand_in_is_raised_in_the_enqueuer(aloof: Channel) -> None:
+    enqueuer = Aside(lambda: aloof.collect(0))
+    stand_in(aloof)
+    aloof.give_back(ZeroDivisionError())
+    with pytest.raises(ZeroDivisionError):
+        enqueuer.result()
+
+
+def test_the_end_of_the_stream_wakes_the_enqueuer(aloof: Channel) -> None:
+    enqueuer = Aside(lambda: aloof.collect(0))
+    stand_in(aloof)
+    assert aloof.collect_or_leave(0)
+    aloof.give_back(None)
+    assert enqueuer.result() == []
+
+
+def test_an_enqueuer_that_has_stopped_looking_is_woken_when_it_is_to_look_again(
+    aloof: Channel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long, looked, wait = threading.Event(), threading.Event(), aloof._arrived.wait
+
+    def noted(pause: float) -> Any:
+        if pause == SLOW_S:
+            long.set()
+        return wait(pause)
+
+    def check(*_: Any) -> float:
+        looked.set()
+        return 10 * WAIT_S
+
+    monkeypatch.setattr(aloof._arrived, "wait", noted)
+    monkeypatch.setattr(aloof._silence, "check", check)
+    enqueuer = Aside(lambda: aloof.collect(0))
+    lane = acquire(aloof)
+    monkeypatch.setattr(channel_module, "GRACE_S", 0.0)
+    monkeypatch.setattr(channel_module, "LOOK_S", 0.0)
+    for other in aloof._rota.lanes[1:]:
+        other.is_quick = False
+    lane.chunks.append((np.zeros(1),))
+    assert aloof.release(lane, 1, 8) is True
+    with aloof._lock:
+        aloof._arrived.notify()
+    assert long.wait(WAIT_S)
+    assert aloof.collect_or_leave(0)
+    assert aloof.collect_or_leave(0) is None
+    assert looked.wait(SLOW_S / 2)
+    aloof.close()
+    with pytest.raises(feeder.ClosedError):
+        enqueuer.result()
 
 
 class Waiting:

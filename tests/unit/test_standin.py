@@ -1,0 +1,149 @@
+"""A fetcher whose calls are quick does the enqueuer's work; nothing else about a feed changes."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import feeder
+from feeder.devices.host import HostQueue
+from unit.small import WAIT_S, Counted, chunk, ids, make
+from workers import fetcher
+
+ALWAYS, NEVER = 1e9, 0.0
+
+
+@pytest.fixture(params=[ALWAYS, NEVER], ids=["quick", "slow"])
+def quick(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether every call counts as quick, or none."""
+    monkeypatch.setattr(fetcher, "_QUICK_CALL_S", request.param)
+    monkeypatch.setattr(fetcher, "_QUICK_BUNDLE_S", request.param)
+    return bool(request.param)
+
+
+@pytest.fixture
+def putters(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """How often each thread, by the first word of what it is, put batches on a device queue."""
+    found: Counter[str] = Counter()
+    put = HostQueue.put
+
+    def counted(self: HostQueue, batches: list[feeder.Batch]) -> None:
+        found[threading.current_thread().name.split()[2]] += 1
+        put(self, batches)
+
+    monkeypatch.setattr(HostQueue, "put", counted)
+    return found
+
+
+class Endless:
+    """One row per call, numbered; each worker stays in call `held_at` until it is let go."""
+
+    def __init__(self, **held_at: int) -> None:
+        self.calls: dict[int, int] = defaultdict(int)
+        self.held_at = {int(worker[1:]): call for worker, call in held_at.items()}
+        self.released = threading.Event()
+
+    def __call__(self, worker_id: int, batch_size: int) -> Any:
+        call = self.calls[worker_id]
+        if call == self.held_at.get(worker_id):
+            self.released.wait(WAIT_S)
+            raise StopIteration
+        self.calls[worker_id] += 1
+        return (np.array([100_000 * worker_id + call]),)
+
+
+@pytest.fixture
+def held() -> Iterator[Endless]:
+    """Worker 1 does not return from its eleventh call."""
+    fetch = Endless(w1=10)
+    yield fetch
+    fetch.released.set()
+
+
+def test_who_fetches_puts_where_calls_are_quick(quick: bool, putters: Counter[str]) -> None:
+    with make(Endless(), num_worker_threads=2, max_buffered_batches=8) as coordinator:
+        batches = [next(coordinator["train"]) for _ in range(400)]
+    assert ids(batches) == [100_000 * (i % 2) + i // 2 for i in range(1600)]
+    assert putters["fetcher" if quick else "enqueuer"] > putters["enqueuer" if quick else "fetcher"]
+
+
+def test_the_stream_ends_where_a_fetcher_comes_to_its_end(quick: bool) -> None:
+    for _ in range(20):
+        with make(Counted(num_calls=40, rows=3), num_worker_threads=2, epochs=3) as coordinator:
+            got = ids(coordinator["train"])
+        assert len(got) == 3 * 2 * 40 * 3
+
+
+def test_an_error_comes_in_its_place(quick: bool) -> None:
+    def fetch(worker_id: int, batch_size: int) -> Any:
+        calls[worker_id] += 1
+        (rows,) = chunk(worker_id, calls[worker_id], 4)
+        return (rows.astype(float) if worker_id == 1 and calls[1] == 50 else rows,)
+
+    calls: dict[int, int] = defaultdict(int)
+    with make(fetch, num_worker_threads=2) as coordinator:
+        feed = coordinator["train"]
+        for step in range(99):
+            assert next(feed).step == step
+        with pytest.raises(feeder.ChunkError, match="worker 1, call 49: "):
+            next(feed)
+
+
+def test_what_a_call_that_does_not_return_has_got_before_is_delivered(
+    quick: bool, held: Endless
+) -> None:
+    with make(held, num_worker_threads=2, batch_size=21) as coordinator:
+        (batch,) = [next(coordinator["train"])]
+        assert ids([batch]) == [100_000 * (i % 2) + i // 2 for i in range(21)]
+        held.released.set()
+
+
+def test_a_call_that_does_not_return_is_told_after_the_timeout(quick: bool, held: Endless) -> None:
+    with make(held, num_worker_threads=2, timeout=0.2) as coordinator:
+        feed = coordinator["train"]
+        got = ids(next(feed) for _ in range(5))
+        assert got == [100_000 * (i % 2) + i // 2 for i in range(20)]
+        with pytest.raises(feeder.FetchTimeout, match="worker 1, call 10: ") as told:
+            next(feed)
+        held.released.set()
+    assert "self.released.wait" in "".join(told.value.__notes__)
+
+
+def test_in_order_of_arrival_others_go_on_beside_a_call_that_does_not_return(
+    quick: bool, held: Endless
+) -> None:
+    with make(held, num_worker_threads=2, order="arrival", max_buffered_batches=8) as coordinator:
+        feed = coordinator["train"]
+        workers = Counter(value // 100_000 for value in ids(next(feed) for _ in range(200)))
+        held.released.set()
+    assert workers[1] <= 10
+    assert workers[0] >= 790
+
+
+def test_calls_that_become_slow_are_made_side_by_side_again(quick: bool) -> None:
+    def fetch(worker_id: int, batch_size: int) -> Any:
+        calls[worker_id] += 1
+        if calls[worker_id] > 100:
+            together.wait(WAIT_S)
+        return (np.array([worker_id]),)
+
+    calls: dict[int, int] = defaultdict(int)
+    together = threading.Barrier(2)
+    with make(fetch, num_worker_threads=2, max_buffered_batches=8) as coordinator:
+        feed = coordinator["train"]
+        assert ids(next(feed) for _ in range(100)) == [0, 1] * 200
+        together.abort()
+
+
+def test_stopping_ends_a_fetcher_that_stands_in(quick: bool) -> None:
+    for batches in (0, 1, 30):
+        coordinator = make(Endless(), num_worker_threads=2, max_buffered_batches=2)
+        coordinator.start()
+        for _ in range(batches):
+            next(coordinator["train"])
+        assert coordinator.stop(deadline_s=WAIT_S) is True
