@@ -1,4 +1,4 @@
-"""The thread that makes batches and puts them on device queues."""
+"""What makes batches and puts them on device queues: in a thread of its own, or a fetcher's."""
 
 from __future__ import annotations
 

@@ -114,7 +114,7 @@ class Pipeline:
 
     def flush(self) -> None:
         """Hand over what has been made so far; for slots whose `take` is about to wait, in the
-        enqueuer's own thread."""
+        thread that makes batches."""
         self._dealer.flush()
 
     def close(self) -> None:
