@@ -13,17 +13,17 @@ from collections.abc import Callable, Sequence
 
 from workers.dispatch import GRACE_S, Dispatch
 from workers.errors import ClosedError, FeedError
+from workers.lead import LOOK_S
 from workers.ledger import Ledger
 from workers.rota import Bundle, End, Lane, Rota
 from workers.silence import SLOW_S, Silence
-from workers.standin import LOOK_S
 from workers.stats import StreamStats
 
 
 class Channel:
     """The lanes of a stream between its fetchers and its merge.
 
-    Every method may be called from any thread. One thread collects.
+    Every method may be called from any thread. One thread at a time collects.
     """
 
     def __init__(
@@ -49,14 +49,14 @@ class Channel:
         # lane wakes the next.
         self._callable = threading.Condition(self._lock)
         self._num_idle = 0
-        # The merge waits here for a bundle of a lane that it wants.
+        # The enqueuer waits here for a bundle of a lane that the merge wants.
         self._arrived = threading.Condition(self._lock)
-        # The enqueuer waits here for room to assemble a batch.
+        # Who merges waits here for room to assemble a batch.
         self._room = threading.Condition(self._lock)
         # Threads that only let time pass wait here, so that the end of the stream wakes them.
         self._closing = threading.Condition(self._lock)
         self._dispatch = Dispatch(rota, ledger, stats)
-        self._stand_in = self._dispatch.stand_in
+        self._lead = self._dispatch.lead
         self.closed = False
         """Whether the stream is over; read without the lock between two calls."""
 
@@ -95,7 +95,7 @@ class Channel:
     ) -> bool:
         """Give a lane back with what was got; `put_off_s` seconds pass before its next call. The
         caller acquires the next one, and wakes no other fetcher for this one's sake. True where
-        the caller is to stand in for the enqueuer before."""
+        it is to lead before."""
         with self._lock:
             self._ledger.add(rows, num_bytes)
             self._ledger.ahead_bytes += num_bytes
@@ -123,7 +123,7 @@ class Channel:
             if not lane.is_quick:
                 self._arrived.notify()
                 return False
-            self._dispatch.begin_stand_in(now)
+            self._dispatch.begin_lead(now)
             return True
 
     def pause(self, seconds: float) -> bool:
@@ -148,8 +148,8 @@ class Channel:
             return self._take_all()
 
     def collect_or_leave(self, wanted: int | None) -> list[Bundle] | None:
-        """The same for who stands in: where there is nothing to collect it returns None, and the
-        merge is the enqueuer's again, which waits."""
+        """The same for who leads: where there is nothing to collect it returns None, and leads no
+        longer; the enqueuer waits on."""
         with self._lock:
             if self.closed:
                 raise ClosedError("the feed is stopped")
@@ -158,15 +158,16 @@ class Channel:
                 return self._take_all()
             now = time.monotonic()
             self._await(lanes, now)
-            self._stand_in.end()
-            if not self._dispatch.looks_again:
+            self._lead.end()
+            if self._dispatch.looks_in > LOOK_S:
                 self._arrived.notify()
             return None
 
     def give_back(self, error: BaseException | None) -> None:
-        """Who stands in has come to the end of the stream, or to an error."""
+        """Who leads has come to the end of the stream, or to an error."""
         with self._lock:
-            self._stand_in.finish(error)
+            # Nobody asks any more after the close, and an error holds what its frames do.
+            self._lead.finish(None if self.closed else error)
             self._arrived.notify()
 
     def _has_come(self, lanes: Sequence[Lane]) -> bool:
@@ -189,27 +190,26 @@ class Channel:
         return found
 
     def _wait_for(self, lanes: Sequence[Lane]) -> None:
-        """Wait in the enqueuer's thread for lanes, or for those that a stand-in waited for."""
+        """Wait in the enqueuer's thread for lanes, or for those that who led was waiting for."""
         now = time.monotonic()
         self._await(lanes, now)
         self._wake_fetcher(now)
-        dispatch, stand_in = self._dispatch, self._stand_in
-        pause, seen = GRACE_S, stand_in.times
-        dispatch.looks_again = True
+        dispatch, lead = self._dispatch, self._lead
+        pause, seen = GRACE_S, lead.times
         try:
-            while not stand_in.has_finished():
+            while not lead.take_end():
                 if self.closed:
                     raise ClosedError("the feed is stopped")
-                if not stand_in.active and any(lane.bundles for lane in dispatch.awaited):
+                if not lead.active and any(lane.bundles for lane in dispatch.awaited):
                     return
+                dispatch.looks_in = pause
                 if self._arrived.wait(pause):
-                    pause, dispatch.looks_again = GRACE_S, True
-                elif stand_in.times != seen:
-                    pause, seen = LOOK_S, stand_in.times
-                elif stand_in.active:
-                    pause, dispatch.looks_again = SLOW_S, False
+                    pause = GRACE_S
+                elif lead.times != seen:
+                    pause, seen = LOOK_S, lead.times
+                    self._take_open(dispatch.slow_lanes)
                 else:
-                    pause = self._look()
+                    pause = SLOW_S if lead.active else self._look()
         finally:
             dispatch.go_on(time.monotonic())
 
@@ -219,10 +219,10 @@ class Channel:
         lanes, now = self._dispatch.awaited, time.monotonic()
         self._dispatch.slow_down()
         self._wake_fetcher(now)
-        if self._dispatch.take_open(now, marked=self._marked):
-            return 0.0
-        self._dispatch.looks_again = False
-        return self._silence.check(lanes, now)
+        return 0.0 if self._take_open(lanes) else self._silence.check(lanes, now)
+
+    def _take_open(self, lanes: Sequence[Lane]) -> bool:
+        return self._dispatch.take_open(lanes, time.monotonic(), marked=self._marked)
 
     def _await(self, lanes: Sequence[Lane], now: float) -> None:
         """From now on the merge waits for these lanes."""
@@ -271,10 +271,14 @@ class Channel:
             return
         room = self._stats.room
         with self._lock:
-            room.start(time.monotonic())
+            now, waiting = time.monotonic(), int(self._lead.active)
+            room.start(now)
+            self._stats.idle.change(waiting, now)
             while not (self.closed or self._ledger.below_bound or self._ledger.starving):
                 self._room.wait()
-            room.stop(time.monotonic())
+            now = time.monotonic()
+            room.stop(now)
+            self._stats.idle.change(-waiting, now)
 
     def close(self) -> None:
         """End the stream: whoever waits here is woken, and no call is started any more."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 
+from workers.lead import LOOK_S, Lead
 from workers.ledger import Ledger
 from workers.rota import Lane, Rota
-from workers.standin import StandIn
 from workers.stats import Stopwatch, StreamStats
 
 GRACE_S = 0.0005
@@ -31,14 +32,14 @@ class Dispatch:
         self._ledger = ledger
         self._stats = stats
         self._clocks: Sequence[Stopwatch] = ()
-        self.stand_in = StandIn()
+        self.lead = Lead()
         self.awaited: Sequence[Lane] = ()
         """The lanes that the merge waits for; empty while it is busy."""
         self._wanted: Sequence[Lane] = ()
         # Whether the merge waits, or had to wait for what it collected last.
         self._starved = True
-        self.looks_again = False
-        """Whether the enqueuer, which waits, looks again soon if it is not woken."""
+        self.looks_in = math.inf
+        """After how many seconds the enqueuer, which waits, looks again if it is not woken."""
 
     def wait(self, lanes: Sequence[Lane], now: float) -> None:
         """The merge waits for these lanes from now on."""
@@ -51,10 +52,11 @@ class Dispatch:
         for clock in self._clocks:
             clock.start(now)
 
-    def begin_stand_in(self, now: float) -> None:
+    def begin_lead(self, now: float) -> None:
         """A fetcher goes on with the merge, while the enqueuer stays where it waits."""
         self._stop_clocks(now)
-        self.stand_in.begin()
+        self.lead.begin()
+        self.looks_in = max(self.looks_in, LOOK_S)
 
     def go_on(self, now: float) -> None:
         """The enqueuer goes on with the merge."""
@@ -81,10 +83,15 @@ class Dispatch:
             if lane.running:
                 lane.is_quick = False
 
-    def take_open(self, now: float, *, marked: bool) -> bool:
-        """Take what fetchers that hold awaited lanes have got so far; whether that was anything."""
+    @property
+    def slow_lanes(self) -> Sequence[Lane]:
+        """Those that are held by a fetcher and whose calls take their time."""
+        return [lane for lane in self._rota.lanes if lane.running and not lane.is_quick]
+
+    def take_open(self, lanes: Sequence[Lane], now: float, *, marked: bool) -> bool:
+        """Take what fetchers that hold some lanes have got so far; whether that was anything."""
         taken = False
-        for lane in self.awaited:
+        for lane in lanes:
             bundle = lane.take_open(None, marked=marked) if lane.running else None
             if bundle is not None:
                 lane.bundles.append(bundle)
@@ -98,10 +105,10 @@ class Dispatch:
         return not self._starved
 
     def is_due(self, lane: Lane, now: float) -> bool:
-        """Whether the merge is to go on, after something has come of `lane`. Within the grace it
-        looks again by itself, and a switch of threads for each batch would cost more than the
-        batch; unless much has come. No switch is needed after a quick call, so then it is time
-        when no other quick one is left to be made first."""
+        """Whether the merge is to go on, after something has come of `lane`. Within the grace the
+        enqueuer looks again by itself, and a switch of threads for each batch would cost more
+        than the batch; unless much has come. No switch is needed after a quick call, so then it
+        is time when no other quick one is left to be made first."""
         came = [wanted for wanted in self._wanted if wanted.bundles]
         if not came:
             return False
@@ -110,7 +117,7 @@ class Dispatch:
             return True
         if lane.is_quick:
             return self._rota.pick(now, ahead=False, compute=False, quick=True) is None
-        return self._ledger.ahead_bytes >= AHEAD_BYTES // 2
+        return self.looks_in > GRACE_S or self._ledger.ahead_bytes >= AHEAD_BYTES // 2
 
     def pick(self, now: float) -> Lane | None:
         """The lane to call now; None where there is none."""
@@ -122,9 +129,9 @@ class Dispatch:
         # they fetch would only grow cold in memory, and they would take its core.
         ahead = bool(wanted) or ledger.ahead_bytes < AHEAD_BYTES
         compute = self._starved or rota.num_computing < MOST_COMPUTING
-        # Quick calls are one thread's at a time, which stands in for the enqueuer after them; for
-        # as long as somebody looks whether they are still quick.
-        theirs = self.stand_in.active or (rota.is_quick_running and self.looks_again)
-        quick = bool(self.awaited) and not theirs
+        # Quick calls are one thread's at a time, which leads after them; for as long as somebody
+        # looks whether they are still quick.
+        is_led = self.lead.active or (rota.is_quick_running and self.looks_in <= LOOK_S)
+        quick = bool(self.awaited) and not is_led
         first = rota.first_callable(now, [lane for lane in hungry if quick or not lane.is_quick])
         return first or rota.pick(now, ahead=ahead, compute=compute, quick=quick)

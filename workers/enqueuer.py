@@ -204,7 +204,7 @@ class Enqueuing:
                 self._merge.push(self._channel.collect(self._merge.wanted))
         self._dealer.finish(self._assembler.start_of(self._merge.position))
 
-    def stand_in(self) -> None:
+    def lead(self) -> None:
         """Do the enqueuer's work in a fetcher's thread, while that waits, until there is nothing
         to merge."""
         try:

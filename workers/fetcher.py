@@ -1,4 +1,4 @@
-"""The threads that call the fetch function."""
+"""The threads that call the fetch function, and at times make the batches as well."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from workers.chunks import count_bytes, hash_chunk
 from workers.dispatch import GRACE_S
 from workers.errors import FeedError, FetchError, in_words
 from workers.ledger import Ledger
+from workers.pace import Pace
 from workers.rota import End, Lane
 from workers.spec import RunSpec, StreamSpec
 from workers.stats import FetchStats
@@ -25,9 +26,6 @@ _MOST_CALLS = 512
 _BUNDLE_BYTES = 4 * 1024 * 1024
 _BUNDLE_BATCHES = 64
 _LEAST_WAIT_S = 0.001
-# What takes less than it takes to wake another thread, or next to the copies that follow.
-_QUICK_CALL_S = 0.00002
-_QUICK_BUNDLE_S = 0.0005
 
 
 class Fetching:
@@ -52,7 +50,7 @@ class Fetching:
         self._targets = [0] * len(calls)
         self._fresh = [True] * len(calls)
         self._failures = [0] * len(calls)
-        self._was_quick = [False] * len(calls)
+        self._paces = [Pace() for _ in calls]
         self._axis = spec.axes[0]
         self.row_bytes: int | None = None
         """Bytes of a row, once all rows are known to have the same number."""
@@ -61,7 +59,7 @@ class Fetching:
 
     def fill(self, lane: Lane) -> bool:
         """Make calls on a lane until a bundle is full, and give the lane back. True where the
-        caller is to stand in for the enqueuer."""
+        caller is to lead."""
         calls = self._calls[lane.number]
         try:
             lane.next += calls.begin(lane.epoch)
@@ -84,10 +82,7 @@ class Fetching:
         # Less is waited for the interpreter, by calls that compute.
         took = ended - began
         lane.waits = took - computed > max(computed, _LEAST_WAIT_S)
-        is_quick = took < _QUICK_BUNDLE_S and took < _QUICK_CALL_S * num_calls
-        # One bundle in between may have waited for the interpreter.
-        lane.is_quick = is_quick or self._was_quick[lane.number]
-        self._was_quick[lane.number] = is_quick
+        lane.is_quick = self._paces[lane.number].note(num_calls, took, ended)
         stats.count(lane.number, num_calls, rows, num_bytes, ended)
         if num_calls:
             self._failures[lane.number] = 0
@@ -238,10 +233,8 @@ class Fetching:
 _FULL = object()
 
 
-def run_fetcher(
-    channel: Channel, fill: Callable[[Lane], bool], stand_in: Callable[[], None]
-) -> None:
+def run_fetcher(channel: Channel, fill: Callable[[Lane], bool], lead: Callable[[], None]) -> None:
     """Thread body: hold one lane after the other until no call is left."""
     while (lane := channel.acquire()) is not None:
         if fill(lane):
-            stand_in()
+            lead()

@@ -106,7 +106,7 @@ class Pipeline:
         for i in range(self._run.num_threads):
             self._scope.start(
                 f"feeder {self._name} fetcher {i}", run_fetcher, self.channel,
-                self._fetching.fill, self._enqueuing.stand_in,
+                self._fetching.fill, self._enqueuing.lead,
             )  # fmt: skip
         self._scope.start(
             f"feeder {self._name} enqueuer", run_enqueuer, self._enqueuing, self._dealer

@@ -189,9 +189,29 @@ FEEDING = (
         harm="A feed that has once stood at its bound stays there: nobody tells the fetchers that "
         "the user has taken batches, and the training hangs.",
         file="workers/channel.py",
-        old="if self._num_idle and self._pick(now) is not None:",
+        old="if self._num_idle and self._dispatch.pick(now) is not None:",
         new="if False:",
         tests=(f"{_KEYWORDS}[max_buffered_batches]",),
+    ),
+    Bug(
+        name="two threads merge",
+        harm="The enqueuer goes on while a fetcher leads: both take chunks and fill slots, and "
+        "batches have rows twice, in any order.",
+        file="workers/channel.py",
+        old="if not lead.active and any(lane.bundles for lane in dispatch.awaited):",
+        new="if any(lane.bundles for lane in dispatch.awaited):",
+        tests=("tests/unit/test_channel.py::test_the_merge_is_one_threads_at_a_time",),
+    ),
+    Bug(
+        name="a call that turned slow holds others up",
+        harm="While one call of a function that was quick so far does not return, no other worker "
+        "is called: in the order of arrival, too, the training hangs.",
+        file="workers/channel.py",
+        old="        self._dispatch.slow_down()\n",
+        new="",
+        tests=(
+            "tests/unit/test_channel.py::test_a_quick_call_is_waited_for_only_while_somebody_looks",
+        ),
     ),
 )
 

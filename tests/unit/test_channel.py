@@ -133,7 +133,7 @@ def aloof(channel: Channel, monkeypatch: pytest.MonkeyPatch) -> Channel:
     return channel
 
 
-def stand_in(channel: Channel) -> None:
+def lead(channel: Channel) -> None:
     """Fetch from all lanes, after the last of which the fetcher is told to stand in."""
     told = []
     for _ in range(NUM_LANES):
@@ -145,7 +145,7 @@ def stand_in(channel: Channel) -> None:
 
 def test_the_merge_is_one_threads_at_a_time(aloof: Channel) -> None:
     enqueuer = Aside(lambda: aloof.collect(0))
-    stand_in(aloof)
+    lead(aloof)
     other = Fetcher(aloof)
     with aloof._lock:
         aloof._arrived.notify()  # Whatever wakes it, the enqueuer stays where it is.
@@ -166,9 +166,9 @@ def test_the_merge_is_one_threads_at_a_time(aloof: Channel) -> None:
     other.join(WAIT_S)
 
 
-def test_what_ends_a_stand_in_is_raised_in_the_enqueuer(aloof: Channel) -> None:
+def test_what_ends_a_lead_is_raised_in_the_enqueuer(aloof: Channel) -> None:
     enqueuer = Aside(lambda: aloof.collect(0))
-    stand_in(aloof)
+    lead(aloof)
     aloof.give_back(ZeroDivisionError())
     with pytest.raises(ZeroDivisionError):
         enqueuer.result()
@@ -176,7 +176,7 @@ def test_what_ends_a_stand_in_is_raised_in_the_enqueuer(aloof: Channel) -> None:
 
 def test_the_end_of_the_stream_wakes_the_enqueuer(aloof: Channel) -> None:
     enqueuer = Aside(lambda: aloof.collect(0))
-    stand_in(aloof)
+    lead(aloof)
     assert aloof.collect_or_leave(0)
     aloof.give_back(None)
     assert enqueuer.result() == []

@@ -13,7 +13,7 @@ import pytest
 import feeder
 from feeder.devices.host import HostQueue
 from unit.small import WAIT_S, Counted, chunk, ids, make
-from workers import fetcher
+from workers import pace
 
 ALWAYS, NEVER = 1e9, 0.0
 
@@ -21,8 +21,8 @@ ALWAYS, NEVER = 1e9, 0.0
 @pytest.fixture(params=[ALWAYS, NEVER], ids=["quick", "slow"])
 def quick(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     """Whether every call counts as quick, or none."""
-    monkeypatch.setattr(fetcher, "_QUICK_CALL_S", request.param)
-    monkeypatch.setattr(fetcher, "_QUICK_BUNDLE_S", request.param)
+    monkeypatch.setattr(pace, "QUICK_CALL_S", request.param)
+    monkeypatch.setattr(pace, "QUICK_BUNDLE_S", request.param)
     return bool(request.param)
 
 

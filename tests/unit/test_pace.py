@@ -1,0 +1,42 @@
+"""Which calls count as quick."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from workers.pace import QUICK_BUNDLE_S, QUICK_CALL_S, Pace
+
+
+def quick_share(bundles: Iterable[tuple[int, float]]) -> float:
+    """The share of bundles, each of so many calls that took so long, before which calls counted as
+    quick."""
+    pace, now, told = Pace(), 1000.0, [False]
+    for num_calls, took in bundles:
+        now += took
+        told.append(pace.note(num_calls, took, now))
+    return sum(told[:-1]) / (len(told) - 1)
+
+
+def test_calls_that_take_next_to_no_time_are_quick_from_the_second_bundle_on() -> None:
+    assert quick_share([(100, 0.0002)] * 1000) == 0.999
+
+
+def test_calls_that_take_longer_are_tried_now_and_then() -> None:
+    assert quick_share([(1, 2 * QUICK_CALL_S)] * 100_000) < 0.01
+    assert quick_share([(1, 0.05)] * 1000) < 0.05
+    assert quick_share([(500, 1.5 * QUICK_BUNDLE_S)] * 10_000) < 0.01
+
+
+def test_a_wait_in_between_does_not_count_and_a_long_call_does() -> None:
+    assert quick_share([*[(50, 0.0001)] * 99, (1, 0.0001)] * 100) > 0.99
+    # A file of 3,000 rows is read, and its rows are given one by one.
+    assert quick_share([*[(500, 0.0002)] * 5, (500, 0.003)] * 2000) < 0.05
+
+
+def test_what_was_slow_once_is_quick_again() -> None:
+    slow, quick = [(10, 0.01)] * 1000, [(100, 0.0002)] * 100_000
+    assert quick_share([*slow, *quick]) > 0.8
+
+
+def test_a_bundle_without_a_call_says_nothing() -> None:
+    assert quick_share([(0, 0.00001)] * 1000) == 0.999
