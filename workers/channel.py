@@ -2,7 +2,8 @@
 
 A hand-over between threads costs more than the copy of a small chunk, so chunks go in bundles. A
 bundle is handed over when it is full; where the merge waits for a lane it takes what is there
-after a short grace, also from under a call that does not return.
+after a short grace, also from under a call that does not return. A fetcher whose calls are quick
+takes no time to hand over at all: it goes on with the merge itself (`lead`).
 """
 
 from __future__ import annotations

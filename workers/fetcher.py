@@ -79,8 +79,8 @@ class Fetching:
         if row_bytes is not None:
             num_bytes = rows * row_bytes
         ended, computed = time.monotonic(), time.thread_time() - computed
-        # Less is waited for the interpreter, by calls that compute.
         took = ended - began
+        # Less is waited for the interpreter, by calls that compute.
         lane.waits = took - computed > max(computed, _LEAST_WAIT_S)
         lane.is_quick = self._paces[lane.number].note(num_calls, took, ended)
         stats.count(lane.number, num_calls, rows, num_bytes, ended)

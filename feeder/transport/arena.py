@@ -50,7 +50,7 @@ class ArenaSlots:
         self._max_arena_bytes = max_arena_bytes
         self._on_arena = on_arena
         self.before_wait: Callable[[], None] = lambda: None
-        """Called by the enqueuer's thread before it waits for a slot."""
+        """Called before the enqueuer, or who leads, waits for a slot."""
         self._freed = threading.Condition(threading.Lock())
         # The device for whose slots the enqueuer waits.
         self._waiting: int | None = None

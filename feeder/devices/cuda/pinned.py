@@ -144,7 +144,7 @@ class PinnedSlots:
         self._known: tuple[Columns | None, int, Layout] = (None, 0, Layout((), 0))
         self._over: FeedError | None = None
         self.before_wait: Callable[[], None] = lambda: None
-        """Called by the enqueuer's thread before it waits for a slot."""
+        """Called before the enqueuer, or who leads, waits for a slot."""
         self.blocked = Stopwatch()
         """The enqueuer's waits for a slot."""
 
