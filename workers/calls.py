@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any, Protocol
 
@@ -53,6 +54,9 @@ class LaneCalls(Protocol):
 
     def undo(self) -> None:
         """Put the fetch function back to before a call that raised."""
+
+    def rewind(self) -> None:
+        """Put the fetch function back to before the first call that was made, if one was."""
 
 
 def make_calls(
@@ -114,6 +118,9 @@ class IndexCalls:
     def undo(self) -> None:
         """Nothing: the index is only counted when a chunk came."""
 
+    def rewind(self) -> None:
+        """Nothing."""
+
 
 class WorkerCalls:
     """Calls of `fetch(worker_id, batch_size)`."""
@@ -127,6 +134,7 @@ class WorkerCalls:
         self._lane = lane
         self._worker_id = spec.worker_id(lane, 0)
         self._last_mark = start.marks[lane]
+        self._first_mark: bytes | None = None
 
     def begin(self, epoch: int) -> int:
         return 0
@@ -136,7 +144,11 @@ class WorkerCalls:
             if self._last_mark is not None:
                 self._seek()
             elif self._run.retries:
-                self.mark()
+                self._first_mark = self.mark()
+            else:
+                # A function may have no cursor before it is called.
+                with suppress(Exception):
+                    self._first_mark = self._encode()
         else:
             _replay(self._spec, self._start, self._lane, keep_going)
 
@@ -145,12 +157,20 @@ class WorkerCalls:
         return partial(self._spec.fetch, self._worker_id, self._spec.batch_size)
 
     def mark(self) -> bytes:
-        assert self._spec.cursor is not None
-        self._last_mark = self._run.encode_cursor(self._spec.cursor(self._worker_id))
+        self._last_mark = self._encode()
         return self._last_mark
 
     def undo(self) -> None:
         self._seek()
+
+    def rewind(self) -> None:
+        if self._first_mark is not None:
+            self._last_mark = self._first_mark
+            self._seek()
+
+    def _encode(self) -> bytes:
+        assert self._spec.cursor is not None
+        return self._run.encode_cursor(self._spec.cursor(self._worker_id))
 
     def _seek(self) -> None:
         assert self._last_mark is not None and self._spec.seek is not None

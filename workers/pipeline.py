@@ -85,6 +85,7 @@ class Pipeline:
             waited_since=self._waited_since,
         )
         calls = [make_calls(spec, run, lanes, start, lane) for lane in range(lanes.num_lanes)]
+        self._calls = calls
         self._fetching = Fetching(spec, run, self.channel, self.ledger, calls, self.stats.fetch)
 
     def _make_merge(self, begin: Beginning) -> Merge:
@@ -128,6 +129,14 @@ class Pipeline:
     def forget(self) -> None:
         """Let go of what was made and not handed over, and of its slots; when all has ended."""
         self._dealer.forget()
+
+    def rewind(self, position: Position) -> None:
+        """Put the fetch function back to where it was at first, for workers that have been called
+        and of which `position` has no cursor; when all has ended."""
+        if self._spec.seekable:
+            for calls, mark in zip(self._calls, position.marks, strict=True):
+                if mark is None:
+                    calls.rewind()
 
     def numbers(self, now: float) -> dict[str, Any]:
         """Plain numbers of what the stream has done so far."""
