@@ -9,6 +9,7 @@ from typing import Any
 from workers.calls import NONE_BACKOFF_S, LaneCalls, as_tuple
 from workers.channel import Channel
 from workers.chunks import count_bytes, hash_chunk
+from workers.copying import DROP_GIL_BYTES
 from workers.dispatch import GRACE_S
 from workers.errors import FeedError, FetchError, in_words
 from workers.ledger import Ledger
@@ -82,7 +83,9 @@ class Fetching:
         took = ended - began
         # Less is waited for the interpreter, by calls that compute.
         lane.waits = took - computed > max(computed, _LEAST_WAIT_S)
-        lane.is_quick = self._paces[lane.number].note(num_calls, took, ended)
+        # While larger chunks are copied the interpreter is free, for a fetcher.
+        are_small = num_bytes < DROP_GIL_BYTES * max(1, num_calls)
+        lane.is_quick = self._paces[lane.number].note(num_calls, took, ended) and are_small
         stats.count(lane.number, num_calls, rows, num_bytes, ended)
         if num_calls:
             self._failures[lane.number] = 0

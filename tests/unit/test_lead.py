@@ -72,6 +72,17 @@ def test_who_fetches_puts_where_calls_are_quick(quick: bool, putters: Counter[st
     assert putters["fetcher" if quick else "enqueuer"] > putters["enqueuer" if quick else "fetcher"]
 
 
+def test_large_chunks_are_copied_beside_their_fetcher(quick: bool, putters: Counter[str]) -> None:
+    def fetch(worker_id: int, batch_size: int) -> Any:
+        return large
+
+    large = (np.zeros((4, 10_000)),)
+    with make(fetch, num_worker_threads=2, max_buffered_batches=8) as coordinator:
+        for _ in range(100):
+            next(coordinator["train"])
+    assert set(putters) == {"enqueuer"}
+
+
 def test_the_stream_ends_where_a_fetcher_comes_to_its_end(quick: bool) -> None:
     for _ in range(20):
         with make(Counted(num_calls=40, rows=3), num_worker_threads=2, epochs=3) as coordinator:
