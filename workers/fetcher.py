@@ -114,8 +114,7 @@ class Fetching:
         mark = calls.mark if self._spec.seekable else None
         note = self._print if self._run.debug else None
         axis, names, first = self._axis, self._spec.names, lane.next
-        target = 0 if calls.one_by_one else self._target_rows(lane.is_quick)
-        self._targets[lane.number] = target
+        target = self._targets[lane.number] = 0 if calls.one_by_one else self._target_rows(lane)
         most_calls = min(target, _MOST_CALLS)
         # Measured here and not when the bundle is full: the merge may take chunks out of it.
         measure = count_bytes if row_bytes is None else None
@@ -212,7 +211,7 @@ class Fetching:
         failed.__cause__ = error
         return failed
 
-    def _target_rows(self, is_quick: bool) -> int:
+    def _target_rows(self, lane: Lane) -> int:
         """Rows at which a bundle is full: some of a batch where batches are large, several of them
         where they are small and there is room for them beside the bundles that others have begun.
         All together always have half the bound: with smaller bundles threads wake each other more
@@ -223,7 +222,7 @@ class Fetching:
         if batch * self.row_bytes > _BUNDLE_BYTES:
             return max(1, _BUNDLE_BYTES // self.row_bytes)
         max_bytes = self._run.max_bytes or _BUNDLE_BYTES * num_workers
-        most = _BUNDLE_BYTES // num_workers if is_quick else _BUNDLE_BYTES
+        most = _BUNDLE_BYTES // num_workers if lane.is_quick else _BUNDLE_BYTES
         some = min(most, max_bytes // num_workers) // max(1, batch * self.row_bytes)
         room = ledger.max_rows - ledger.rows - ledger.kept_rows - sum(self._targets)
         share = max(room, ledger.max_rows // 2)

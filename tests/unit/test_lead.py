@@ -151,7 +151,7 @@ def test_calls_that_become_slow_are_made_side_by_side_again(quick: bool) -> None
         together.abort()
 
 
-def test_stopping_ends_a_fetcher_that_stands_in(quick: bool) -> None:
+def test_stopping_ends_a_fetcher_that_leads(quick: bool) -> None:
     for batches in (0, 1, 30):
         coordinator = make(Endless(), num_worker_threads=2, max_buffered_batches=2)
         coordinator.start()
