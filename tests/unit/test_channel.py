@@ -217,6 +217,17 @@ def test_an_enqueuer_that_has_stopped_looking_is_woken_when_it_is_to_look_again(
         enqueuer.result()
 
 
+def test_a_slow_lane_wakes_an_enqueuer_that_does_not_look_soon(
+    aloof: Channel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dispatch_module, "GRACE_S", WAIT_S)
+    enqueuer = Aside(lambda: aloof.collect(0))
+    lane = acquire(aloof)
+    lane.is_quick = False
+    release(aloof, lane)
+    assert [bundle.lane for bundle in enqueuer.result()] == [0]
+
+
 class Waiting:
     """Calls that wait until all of them are under way."""
 
