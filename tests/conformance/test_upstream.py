@@ -123,7 +123,7 @@ def stop_while_everything_is_full(coordinator: Coordinator, fetch: Counted) -> N
 
 
 def test_graceful_stop_with_rows_along_other_axes() -> None:
-    fetch = Counted(make_sequences, announce=100)
+    fetch = Counted(make_sequences, announce=3 * 32)
     coordinator = init_data_input_workers(
         ["data", "steps", "label"], fetch, 32, 2, "unittest", 3,
         batch_columns=[1, 1, 0], epochs=None, coordinator=Coordinator(),
