@@ -26,6 +26,10 @@ def start_rows(worker_id: int, call: int) -> int:
     return 1 + 1000 * (call + 10_000 * worker_id)
 
 
+NEARLY_FULL = 2 * 32
+"""Rows that are fetched under a bound of three batches: those of a chunk that is kept count too."""
+
+
 class Counted:
     """Counts the calls of each worker, and says when so many rows have been fetched."""
 
@@ -123,7 +127,7 @@ def stop_while_everything_is_full(coordinator: Coordinator, fetch: Counted) -> N
 
 
 def test_graceful_stop_with_rows_along_other_axes() -> None:
-    fetch = Counted(make_sequences, announce=3 * 32)
+    fetch = Counted(make_sequences, announce=NEARLY_FULL)
     coordinator = init_data_input_workers(
         ["data", "steps", "label"], fetch, 32, 2, "unittest", 3,
         batch_columns=[1, 1, 0], epochs=None, coordinator=Coordinator(),
@@ -141,7 +145,7 @@ def test_graceful_stop_with_rows_along_other_axes() -> None:
 
 @pytest.mark.parametrize("take", (0, 2))
 def test_early_graceful_stop(take: int) -> None:
-    fetch = Counted(make_labelled, announce=3 * 32)
+    fetch = Counted(make_labelled, announce=NEARLY_FULL)
     coordinator = Coordinator()
     add_source(coordinator, "unittest", fetch, max_buffered_batches=3)
     coordinator.start()

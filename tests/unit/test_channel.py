@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -109,11 +110,22 @@ def test_beside_a_busy_merge_any_number_wait(channel: Channel) -> None:
     assert lanes == set(range(NUM_LANES))
 
 
-def test_a_quick_call_is_waited_for_only_while_somebody_looks(channel: Channel) -> None:
+def test_a_quick_call_is_waited_for_only_while_somebody_looks(
+    channel: Channel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for lane in channel._rota.lanes:
         lane.is_quick = True
+    first, wait = Fetcher(channel), channel._arrived.wait
+
+    def noted(pause: float) -> Any:
+        if first.has_one.is_set():
+            return wait(pause)
+        channel._lock.release()
+        first.has_one.wait(WAIT_S)
+        return not channel._lock.acquire()  # It looks, and not before.
+
+    monkeypatch.setattr(channel._arrived, "wait", noted)
     merge = Aside(lambda: channel.collect(0))
-    first = Fetcher(channel)
     assert first.has_one.wait(WAIT_S)
     # The merge soon sees that this one is not quick, and lets another begin; then it looks no more.
     second = acquire(channel)
@@ -128,19 +140,20 @@ def test_a_quick_call_is_waited_for_only_while_somebody_looks(channel: Channel) 
 def aloof(channel: Channel, monkeypatch: pytest.MonkeyPatch) -> Channel:
     """All lanes are quick; an enqueuer that waits goes on when it is woken, and not before."""
     monkeypatch.setattr(channel_module, "GRACE_S", 10 * WAIT_S)
+    monkeypatch.setattr(dispatch_module, "GRACE_S", WAIT_S)
     for lane in channel._rota.lanes:
         lane.is_quick = True
     return channel
 
 
-def lead(channel: Channel) -> None:
-    """Fetch from all lanes, after the last of which the fetcher is told to stand in."""
+def lead(channel: Channel, num: int = NUM_LANES) -> None:
+    """Fetch from lanes, after the last of which the fetcher is told to stand in."""
     told = []
-    for _ in range(NUM_LANES):
+    for _ in range(num):
         lane = acquire(channel)
         lane.chunks.append((np.zeros(1),))
         told.append(channel.release(lane, 1, 8))
-    assert told == [False] * (NUM_LANES - 1) + [True]
+    assert told == [False] * (num - 1) + [True]
 
 
 def test_the_merge_is_one_threads_at_a_time(aloof: Channel) -> None:
@@ -217,15 +230,65 @@ def test_an_enqueuer_that_has_stopped_looking_is_woken_when_it_is_to_look_again(
         enqueuer.result()
 
 
-def test_a_slow_lane_wakes_an_enqueuer_that_does_not_look_soon(
-    aloof: Channel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(dispatch_module, "GRACE_S", WAIT_S)
+def test_a_slow_lane_wakes_an_enqueuer_that_does_not_look_soon(aloof: Channel) -> None:
     enqueuer = Aside(lambda: aloof.collect(0))
     lane = acquire(aloof)
     lane.is_quick = False
     release(aloof, lane)
     assert [bundle.lane for bundle in enqueuer.result()] == [0]
+
+
+def test_beside_a_lead_what_a_slow_call_has_got_before_is_taken_at_each_look(
+    aloof: Channel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken, take_open = threading.Event(), Lane.take_open
+
+    def noted(lane: Lane, *ending: Any, **settings: Any) -> Any:
+        bundle = take_open(lane, *ending, **settings)
+        if lane is slow and bundle is not None:
+            taken.set()
+        return bundle
+
+    monkeypatch.setattr(Lane, "take_open", noted)
+    aloof._rota.lanes[0].is_quick = False
+    slow = acquire(aloof)
+    slow.chunks.append((np.zeros(1),))
+    enqueuer = Aside(lambda: aloof.collect(1))
+    monkeypatch.setattr(channel_module, "GRACE_S", 0.0)
+    lead(aloof, NUM_LANES - 1)
+    with aloof._lock:
+        aloof._arrived.notify()
+    assert taken.wait(WAIT_S)
+    assert [bundle.lane for bundle in aloof.collect_or_leave(1) or ()] == [0, 1, 2, 3]
+    aloof.close()
+    with pytest.raises(feeder.ClosedError):
+        enqueuer.result()
+
+
+def test_who_leads_and_waits_for_room_is_idle(
+    aloof: Channel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits, wait, idle = threading.Event(), aloof._room.wait, aloof._stats.idle
+
+    def noted() -> Any:
+        waits.set()
+        return wait()
+
+    monkeypatch.setattr(aloof._room, "wait", noted)
+    enqueuer = Aside(lambda: aloof.collect(0))
+    lead(aloof)
+    aloof.count(aloof._ledger.max_rows, 0)
+    aloof.queue(0, 1)
+    leader = Aside(aloof.wait_for_room)
+    assert waits.wait(WAIT_S)
+    now = time.monotonic()
+    assert idle.read(now + 1) - idle.read(now) == pytest.approx(1)
+    aloof.hand_out(0, 1, aloof._ledger.max_rows, 0, 0)
+    leader.result()
+    assert idle.read(now + 9) == idle.read(now + 8)
+    aloof.close()
+    with pytest.raises(feeder.ClosedError):
+        enqueuer.result()
 
 
 class Waiting:
