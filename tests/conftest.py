@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 
 import pytest
@@ -10,7 +11,12 @@ from hypothesis import settings
 from leaks import held, left_behind
 from needs import pytest_addoption, pytest_configure
 
-__all__ = ["leaves_nothing_behind", "pytest_addoption", "pytest_configure"]
+__all__ = [
+    "leaves_nothing_behind",
+    "old_objects_are_not_collected",
+    "pytest_addoption",
+    "pytest_configure",
+]
 
 # Helpers that assert show what they compared, as tests do.
 pytest.register_assert_rewrite("unit.keyword_cases", "unit.keyword_cases_added", "unit.small")
@@ -27,6 +33,14 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
     report = yield
     item.stash[FAILED] = item.stash.get(FAILED, False) or report.failed
     return report
+
+
+@pytest.fixture(autouse=True, scope="module")
+def old_objects_are_not_collected() -> None:
+    """Thousands of tests are many objects: a garbage collection would look at them all each time,
+    and hold every thread up for as long."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
