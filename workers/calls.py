@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -17,6 +16,7 @@ import xxhash
 from workers.batch import Call
 from workers.chunks import Schema, digest_chunk
 from workers.errors import FetchError, FetchTimeout, ResumeError, in_words
+from workers.origins import Origins, origins_of
 from workers.position import Lanes, Position
 from workers.spec import RunSpec, StreamSpec
 
@@ -55,17 +55,15 @@ class LaneCalls(Protocol):
     def undo(self) -> None:
         """Put the fetch function back to before a call that raised."""
 
-    def rewind(self) -> None:
-        """Put the fetch function back to before the first call that was made, if one was."""
-
 
 def make_calls(
-    spec: StreamSpec, run: RunSpec, lanes: Lanes, start: Position, lane: int
-) -> LaneCalls:
-    """The calls of one lane of a stream that goes on at `start`."""
+    spec: StreamSpec, run: RunSpec, lanes: Lanes, start: Position
+) -> Sequence[LaneCalls]:
+    """The calls of each lane of a stream that goes on at `start`."""
     if spec.pure:
-        return IndexCalls(spec, lanes, start, lane)
-    return WorkerCalls(spec, run, start, lane)
+        return [IndexCalls(spec, lanes, start, lane) for lane in range(lanes.num_lanes)]
+    origins = origins_of(spec.fetch, spec.cursor)
+    return [WorkerCalls(spec, run, start, lane, origins) for lane in range(lanes.num_lanes)]
 
 
 class IndexCalls:
@@ -118,39 +116,51 @@ class IndexCalls:
     def undo(self) -> None:
         """Nothing: the index is only counted when a chunk came."""
 
-    def rewind(self) -> None:
-        """Nothing."""
-
 
 class WorkerCalls:
     """Calls of `fetch(worker_id, batch_size)`."""
 
     one_by_one = False
 
-    def __init__(self, spec: StreamSpec, run: RunSpec, start: Position, lane: int) -> None:
+    def __init__(
+        self, spec: StreamSpec, run: RunSpec, start: Position, lane: int, origins: Origins
+    ) -> None:
         self._spec = spec
         self._run = run
         self._start = start
         self._lane = lane
         self._worker_id = spec.worker_id(lane, 0)
         self._last_mark = start.marks[lane]
-        self._first_mark: bytes | None = None
+        self._origins = origins
 
     def begin(self, epoch: int) -> int:
         return 0
 
     def put_back(self, keep_going: Callable[[float], bool]) -> None:
-        if self._spec.seekable:
-            if self._last_mark is not None:
-                self._seek()
-            elif self._run.retries:
-                self._first_mark = self.mark()
-            else:
-                # A function may have no cursor before it is called.
-                with suppress(Exception):
-                    self._first_mark = self._encode()
-        else:
+        if not self._spec.seekable:
             _replay(self._spec, self._start, self._lane, keep_going)
+            return
+        origins, worker_id = self._origins, self._worker_id
+        if worker_id not in origins:
+            origins[worker_id] = self._first_cursor()
+        elif self._last_mark is None:
+            self._last_mark = origins[worker_id]
+            if self._last_mark is None:
+                raise ResumeError(
+                    f"worker {worker_id} of the fetch function has been called before, and cannot "
+                    "be put back to its beginning: cursor(worker_id) must work before the first "
+                    "call too"
+                )
+        if self._last_mark is not None:
+            self._seek()
+        elif self._run.retries:
+            self.mark()
+
+    def _first_cursor(self) -> bytes | None:
+        try:
+            return self._encode()
+        except Exception:
+            return None  # It is missed only where somebody has to go back there.
 
     @property
     def next_call(self) -> Callable[[], Any]:
@@ -162,11 +172,6 @@ class WorkerCalls:
 
     def undo(self) -> None:
         self._seek()
-
-    def rewind(self) -> None:
-        if self._first_mark is not None:
-            self._last_mark = self._first_mark
-            self._seek()
 
     def _encode(self) -> bytes:
         assert self._spec.cursor is not None

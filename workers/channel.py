@@ -35,6 +35,7 @@ class Channel:
         *,
         timeout_s: float,
         marked: bool,
+        axis: int,
         describe: Callable[[int, int], tuple[int, int]],
         waited_since: Callable[[], float | None],
     ) -> None:
@@ -56,7 +57,7 @@ class Channel:
         self._room = threading.Condition(self._lock)
         # Threads that only let time pass wait here, so that the end of the stream wakes them.
         self._closing = threading.Condition(self._lock)
-        self._dispatch = Dispatch(rota, ledger, stats)
+        self._dispatch = Dispatch(rota, ledger, stats, axis)
         self._lead = self._dispatch.lead
         self.closed = False
         """Whether the stream is over; read without the lock between two calls."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Sequence
+from typing import Any
 
 from workers.lead import LOOK_S, Lead
 from workers.ledger import Ledger
@@ -27,8 +28,9 @@ with 4.3 MB chunks: a second fetcher beside the merge costs four tenths of what 
 class Dispatch:
     """What the merge waits for, and what that means for who may be called."""
 
-    def __init__(self, rota: Rota, ledger: Ledger, stats: StreamStats) -> None:
+    def __init__(self, rota: Rota, ledger: Ledger, stats: StreamStats, axis: int) -> None:
         self._rota = rota
+        self._axis = axis
         self._ledger = ledger
         self._stats = stats
         self._clocks: Sequence[Stopwatch] = ()
@@ -95,9 +97,17 @@ class Dispatch:
             bundle = lane.take_open(None, marked=marked) if lane.running else None
             if bundle is not None:
                 lane.bundles.append(bundle)
-                lane.silent_since = now
                 taken = True
+                if any(map(self._has_rows, bundle.chunks)):
+                    lane.silent_since = now
         return taken
+
+    def _has_rows(self, chunk: Any) -> bool:
+        """Whether a chunk has rows, or is none: then the merge will say so."""
+        try:
+            return bool(chunk[0].shape[self._axis])
+        except (AttributeError, IndexError, TypeError, KeyError):
+            return True
 
     def has_come(self, lanes: Sequence[Lane]) -> bool:
         """Whether the merge finds something of the lanes."""
@@ -124,7 +134,7 @@ class Dispatch:
         ledger, rota, wanted = self._ledger, self._rota, self._wanted
         hungry = [lane for lane in wanted if not lane.bundles]
         if not ledger.below_bound:
-            return rota.first_callable(now, hungry if ledger.starving else ())
+            return rota.least_called(now, hungry if ledger.starving else ())
         # While the merge waits for one lane the others may run ahead; while it is busy, what
         # they fetch would only grow cold in memory, and they would take its core.
         ahead = bool(wanted) or ledger.ahead_bytes < AHEAD_BYTES
@@ -133,5 +143,5 @@ class Dispatch:
         # looks whether they are still quick.
         is_led = self.lead.active or (rota.is_quick_running and self.looks_in <= LOOK_S)
         quick = bool(self.awaited) and not is_led
-        first = rota.first_callable(now, [lane for lane in hungry if quick or not lane.is_quick])
+        first = rota.least_called(now, [lane for lane in hungry if quick or not lane.is_quick])
         return first or rota.pick(now, ahead=ahead, compute=compute, quick=quick)

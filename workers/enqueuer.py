@@ -161,9 +161,11 @@ class Dealer:
         """An error has taken the place of the next batch."""
         if self._last is not None:
             self._group.append(self._last)
-        self.flush()
-        for queue in self._queues:
-            queue.finish(error)
+        try:
+            self.flush()
+        finally:
+            for queue in self._queues:
+                queue.finish(error)
 
 
 class Enqueuing:
@@ -271,7 +273,8 @@ def run_enqueuer(enqueuing: Enqueuing, dealer: Dealer) -> None:
         return
     except FeedError as error:
         _fail(dealer, error)
-    except Exception as error:
+    except BaseException as error:
+        # Also what is no Exception: somebody waits for what this thread makes.
         failed = FeedError(f"the enqueuer failed: {type(error).__name__}: {error}")
         failed.__cause__ = error
         _fail(dealer, failed)

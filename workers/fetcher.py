@@ -216,17 +216,17 @@ class Fetching:
         where they are small and there is room for them beside the bundles that others have begun.
         All together always have half the bound: with smaller bundles threads wake each other more
         than they work."""
-        batch, ledger, num_workers = self._spec.batch_size, self._ledger, self._spec.num_workers
+        batch, ledger, num_lanes = self._spec.batch_size, self._ledger, len(self._targets)
         if self.row_bytes is None:
             return batch
         if batch * self.row_bytes > _BUNDLE_BYTES:
             return max(1, _BUNDLE_BYTES // self.row_bytes)
-        max_bytes = self._run.max_bytes or _BUNDLE_BYTES * num_workers
-        most = _BUNDLE_BYTES // num_workers if lane.is_quick else _BUNDLE_BYTES
-        some = min(most, max_bytes // num_workers) // max(1, batch * self.row_bytes)
+        max_bytes = self._run.max_bytes or _BUNDLE_BYTES * num_lanes
+        most = _BUNDLE_BYTES // num_lanes if lane.is_quick else _BUNDLE_BYTES
+        some = min(most, max_bytes // num_lanes) // max(1, batch * self.row_bytes)
         room = ledger.max_rows - ledger.rows - ledger.kept_rows - sum(self._targets)
         share = max(room, ledger.max_rows // 2)
-        return batch * max(1, min(some, _BUNDLE_BATCHES, share // num_workers // batch))
+        return batch * max(1, min(some, _BUNDLE_BATCHES, share // num_lanes // batch))
 
     def _print(self, lane: Lane, call: int, chunk: Any) -> None:
         self.prints[lane.number, lane.epoch, call] = hash_chunk(chunk)

@@ -31,7 +31,8 @@ class Pace:
     def note(self, num_calls: int, took: float, now: float) -> bool:
         """So many calls took so long, and ended now; returns whether they count as quick."""
         if not self._is_quick:
-            if now >= self._until:
+            # As long as that no call takes that is quick and waits for the interpreter alone.
+            if now >= self._until and took < QUICK_BUNDLE_S * max(1, num_calls):
                 self._is_quick, self._since, self._num = True, now, 0
                 self._call_s = QUICK_CALL_S / 2
             return self._is_quick

@@ -17,6 +17,7 @@ from workers.fetcher import Fetching, run_fetcher
 from workers.ledger import Ledger
 from workers.memory import keep_freed_memory
 from workers.merge import Merge
+from workers.origins import begin_anew
 from workers.position import Frame, Lanes, Place, Position, Span
 from workers.resuming import Beginning, Resume
 from workers.rota import Bundle, Rota
@@ -46,6 +47,7 @@ class Pipeline:
         )
         self._spec, self._run, self._name = spec, run, name
         self._scope = Scope()
+        self._resumed = resume is not None
         begin = Beginning(spec, lanes, resume)
         if resume is not None:
             seek(spec, resume.cut)
@@ -81,11 +83,11 @@ class Pipeline:
             self.stats,
             timeout_s=run.timeout_s,
             marked=spec.seekable,
+            axis=spec.axes[0],
             describe=self._describe,
             waited_since=self._waited_since,
         )
-        calls = [make_calls(spec, run, lanes, start, lane) for lane in range(lanes.num_lanes)]
-        self._calls = calls
+        calls = make_calls(spec, run, lanes, start)
         self._fetching = Fetching(spec, run, self.channel, self.ledger, calls, self.stats.fetch)
 
     def _make_merge(self, begin: Beginning) -> Merge:
@@ -104,6 +106,8 @@ class Pipeline:
     def start(self) -> None:
         """Start the threads."""
         keep_freed_memory()
+        if not self._resumed:
+            begin_anew(self._spec.fetch, self._spec.cursor, self._spec.worker_ids)
         for i in range(self._run.num_threads):
             self._scope.start(
                 f"feeder {self._name} fetcher {i}", run_fetcher, self.channel,
@@ -129,14 +133,6 @@ class Pipeline:
     def forget(self) -> None:
         """Let go of what was made and not handed over, and of its slots; when all has ended."""
         self._dealer.forget()
-
-    def rewind(self, position: Position) -> None:
-        """Put the fetch function back to where it was at first, for workers that have been called
-        and of which `position` has no cursor; when all has ended."""
-        if self._spec.seekable:
-            for calls, mark in zip(self._calls, position.marks, strict=True):
-                if mark is None:
-                    calls.rewind()
 
     def numbers(self, now: float) -> dict[str, Any]:
         """Plain numbers of what the stream has done so far."""

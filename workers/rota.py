@@ -160,11 +160,13 @@ class Rota:
         ]  # fmt: skip
         return min(ready, key=lambda lane: lane.made, default=None)
 
-    def first_callable(self, now: float, lanes: Sequence[Lane]) -> Lane | None:
-        """The first of some lanes that may be called; None where there is none."""
+    def least_called(self, now: float, lanes: Sequence[Lane]) -> Lane | None:
+        """Of some lanes that may be called the one that has been called least; None where there is
+        none."""
         if self.finished:
             return None
-        return next((lane for lane in lanes if self._callable(lane, now)), None)
+        ready = [lane for lane in lanes if self._callable(lane, now)]
+        return min(ready, key=lambda lane: lane.made, default=None)
 
     def next_ready(self, now: float) -> float | None:
         """Seconds until a lane that is put off may be called; None where there is none."""

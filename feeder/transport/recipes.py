@@ -64,8 +64,6 @@ class Recipe:
             raise ConfigError(f"feed {self.name!r} is started already, and does not stop")
         self._next = None
         self.begin_at(position)
-        assert self.origin is not None
-        stream.pipeline.rewind(self.origin.cut.position)
 
     @property
     def config(self) -> FeedConfig:

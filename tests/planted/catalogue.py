@@ -194,6 +194,18 @@ FEEDING = (
         tests=(f"{_KEYWORDS}[max_buffered_batches]",),
     ),
     Bug(
+        name="a worker called ahead is not put back",
+        harm="A function that has been called is resumed: workers of which the position has no "
+        "cursor go on where they are, and the rows in between are lost without a word.",
+        file="workers/calls.py",
+        old="        elif self._last_mark is None:\n",
+        new="        elif False:\n",
+        tests=(
+            "tests/unit/test_origins.py::test_the_same_function_is_resumed_in_the_same_process",
+            "tests/unit/test_origins.py::test_a_served_function_goes_back_any_number_of_times",
+        ),
+    ),
+    Bug(
         name="two threads merge",
         harm="The enqueuer goes on while a fetcher leads: both take chunks and fill slots, and "
         "batches have rows twice, in any order.",

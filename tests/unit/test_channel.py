@@ -36,6 +36,7 @@ def channel(monkeypatch: pytest.MonkeyPatch) -> Iterator[Channel]:
         StreamStats(NUM_LANES, 1),
         timeout_s=WAIT_S,
         marked=False,
+        axis=0,
         describe=lambda lane, call: (lane, call),
         waited_since=lambda: None,
     )

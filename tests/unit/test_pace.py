@@ -23,8 +23,13 @@ def test_calls_that_take_next_to_no_time_are_quick_from_the_second_bundle_on() -
 
 def test_calls_that_take_longer_are_tried_now_and_then() -> None:
     assert quick_share([(1, 2 * QUICK_CALL_S)] * 100_000) < 0.01
-    assert quick_share([(1, 0.05)] * 1000) < 0.05
     assert quick_share([(500, 1.5 * QUICK_BUNDLE_S)] * 10_000) < 0.01
+
+
+def test_calls_of_a_millisecond_are_not_tried() -> None:
+    """While one is made in the belief that it is quick, other workers wait for it."""
+    assert quick_share([(1, 1.1 * QUICK_BUNDLE_S)] * 10_000) == 0.0
+    assert quick_share([(20, 25 * QUICK_BUNDLE_S)] * 10_000) == 0.0
 
 
 def test_a_wait_in_between_does_not_count_and_a_long_call_does() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 import feeder
-from feeder import Coordinator, init_data_input_workers
+from feeder import Coordinator, init_data_input_workers, stream
 
 NAMES = ["first", "second"]
 
@@ -45,9 +46,15 @@ def test_chunks_may_share_an_array_with_one_another(shared: int, carrier: str) -
             assert [batch[label].tolist() for batch in coordinator["train"]] == labels[i + 1 :]
 
 
+@pytest.mark.parametrize("slow", [False, True])
 @pytest.mark.parametrize("num_workers", [1, 2, 16])
-def test_chunks_without_rows_for_ever_are_a_timeout(num_workers: int) -> None:
+def test_chunks_without_rows_for_ever_are_a_timeout(num_workers: int, slow: bool) -> None:
+    """Whether they come bundle by bundle, or are looked at from under the calls."""
+    calls, never = itertools.count(), threading.Event()
+
     def fetch(worker_id: int, batch_size: int) -> Any:
+        if slow and next(calls) % 20 == 0:
+            never.wait(0.001)
         return [np.empty((0, 3))]
 
     with (
@@ -123,3 +130,49 @@ def test_an_exception_without_words_is_told_by_its_class() -> None:
         pytest.raises(feeder.FetchError, match="Unspeakable, of which the text cannot be had"),
     ):
         next(coordinator["train"])
+
+
+def test_memory_is_bounded_however_many_threads_call_a_pure_function() -> None:
+    """Bundles of all threads together were once sized as those of one worker: eight times the
+    bound."""
+
+    def fetch(call: feeder.Call) -> Any:
+        never.wait(0.0002)
+        return [np.zeros((1, 8))]
+
+    never = threading.Event()
+    with make(fetch, ["x"], 4, num_worker_threads=1, num_threads=16, epochs=None,
+              max_buffered_batches=100) as coordinator:  # fmt: skip
+        feed = coordinator["train"]
+        for _ in range(300):
+            next(feed)
+            never.wait(0.001)
+        assert feed.stats()["peak_buffered_rows"] < 2 * 400
+
+
+class Quitter:
+    """An external logger that ends the thread that it is called in, so many times."""
+
+    def __init__(self, times: int) -> None:
+        self.times = times
+
+    def log(self, stats: dict[str, Any]) -> None:
+        self.times -= 1
+        if self.times >= 0:
+            raise SystemExit(1)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize("times", [1, 2])
+def test_whatever_is_raised_while_batches_are_made_reaches_the_user(
+    times: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fetch(worker_id: int, batch_size: int) -> Any:
+        return [np.ones(1)]
+
+    monkeypatch.setattr(stream, "_LOG_EVERY_S", 0.0)
+    with (
+        make(fetch, ["x"], 4, external_loggers=[Quitter(times)]) as coordinator,
+        pytest.raises(feeder.FeedError, match="the enqueuer failed: SystemExit: 1"),
+    ):
+        list(coordinator["train"])

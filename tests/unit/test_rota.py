@@ -110,10 +110,10 @@ def test_the_lane_that_has_been_called_least_is_next() -> None:
 def test_what_is_wanted_goes_before_what_has_been_called_least() -> None:
     rota = make_rota(3, pure=False)
     rota.lanes[2].made = 9
-    assert rota.first_callable(0.0, (rota.lanes[2],)) is rota.lanes[2]
+    assert rota.least_called(0.0, (rota.lanes[2],)) is rota.lanes[2]
     rota.lanes[2].running = True
-    assert rota.first_callable(0.0, (rota.lanes[2],)) is None
-    assert rota.first_callable(0.0, ()) is None
+    assert rota.least_called(0.0, (rota.lanes[2],)) is None
+    assert rota.least_called(0.0, ()) is None
 
 
 def test_a_lane_with_something_to_collect_waits_unless_lanes_may_run_ahead() -> None:
