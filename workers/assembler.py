@@ -218,12 +218,12 @@ class Assembler:
             columns, run.columns, slot.arrays, slot.flats, strict=True
         ):
             if i == j and flat is not None:
-                copy_part(target, flat, filled, arrays[i], taken, last)
+                copy_part(target, flat, filled, arrays[i], taken, last, slot.seen)
                 continue
             pieces = pieces_of(arrays, rows, column.axis, i, taken, j, last)
             if empty:
                 pieces = [piece for piece in pieces if piece.shape[column.axis]]
-            copy_rows(target, flat, column.axis, filled, pieces)
+            copy_rows(target, flat, column.axis, filled, pieces, slot.seen)
         if i < j:
             _let_go(run, i, j)
 
@@ -234,7 +234,7 @@ class Assembler:
         slot = self._slots.take(self.device, columns, self._size)
         self._copied += 1
         for arrays, target, flat in zip(run.columns, slot.arrays, slot.flats, strict=True):
-            copy_whole(target, flat, arrays[i])
+            copy_whole(target, flat, arrays[i], slot.seen)
             arrays[i] = None
         return slot.lease(self._size)
 

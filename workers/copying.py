@@ -9,7 +9,7 @@ longer than the switch is worth does NumPy do it, and other threads run meanwhil
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,9 +17,13 @@ from numpy.typing import NDArray
 
 from workers.chunks import slice_rows
 from workers.memory import Memory, Pool
+from workers.slots import Seen
 
 DROP_GIL_BYTES = 256 * 1024
 """Arrays at least so large are copied by NumPy."""
+
+_TOLD_BYTES = 32 * 1024
+"""Arrays at least so large, on average, are told one by one."""
 
 _JOIN_BYTES = 8 * 1024
 """Arrays at most so large, on average, are joined; above it the second copy costs more than the
@@ -27,13 +31,16 @@ calls it saves."""
 
 
 def copy_rows(
-    target: NDArray[Any], flat: memoryview | None, axis: int, at: int, arrays: Sequence[Any]
-) -> None:
+    target: NDArray[Any], flat: memoryview | None, axis: int, at: int, arrays: Sequence[Any],
+    seen: Seen = None,
+) -> None:  # fmt: skip
     """Copy arrays one after another into the rows of `target` from row `at` on.
 
     `target` has its rows on `axis`; `flat` is its memory as bytes where that axis is the first
-    and `target` is contiguous, else None.
+    and `target` is contiguous, else None, and then there is no `seen`.
     """
+    if seen is not None:
+        _tell(seen, target.dtype, arrays)
     if flat is None or not arrays:
         _copy_each(target, axis, at, arrays)
         return
@@ -56,8 +63,12 @@ def copy_rows(
         _copy_each(target, axis, at, arrays)
 
 
-def copy_whole(target: NDArray[Any], flat: memoryview | None, array: NDArray[Any]) -> None:
-    """Copy an array into all of `target`; `flat` as for `copy_rows`."""
+def copy_whole(
+    target: NDArray[Any], flat: memoryview | None, array: NDArray[Any], seen: Seen = None
+) -> None:
+    """Copy an array into all of `target`; `flat` and `seen` as for `copy_rows`."""
+    if seen is not None:
+        _tell(seen, target.dtype, [array])
     if flat is not None and array.nbytes < DROP_GIL_BYTES:
         try:
             flat[:] = array.data.cast("B")
@@ -68,11 +79,14 @@ def copy_whole(target: NDArray[Any], flat: memoryview | None, array: NDArray[Any
 
 
 def copy_part(
-    target: NDArray[Any], flat: memoryview, at: int, array: NDArray[Any], first: int, last: int
-) -> None:
-    """Copy rows `first` to `last` of one array into `target` from row `at` on; `flat` as for
-    `copy_rows`."""
+    target: NDArray[Any], flat: memoryview, at: int, array: NDArray[Any], first: int, last: int,
+    seen: Seen = None,
+) -> None:  # fmt: skip
+    """Copy rows `first` to `last` of one array into `target` from row `at` on; `flat` and `seen` as
+    for `copy_rows`."""
     part = array[first:last]
+    if seen is not None:
+        _tell(seen, target.dtype, [part])
     num_bytes = part.nbytes
     if num_bytes < DROP_GIL_BYTES:
         try:
@@ -82,6 +96,16 @@ def copy_part(
         except (BufferError, ValueError, TypeError):
             pass  # Not contiguous, or of a dtype that the buffer protocol does not know.
     target[at : at + last - first] = part
+
+
+def _tell(seen: Callable[[memoryview], None], dtype: np.dtype[Any], arrays: Sequence[Any]) -> None:
+    """Tell the bytes that arrays become where they are copied to: from the arrays, which have been
+    made just now, while a large copy passes by the caches. Of many small ones nothing is told: a
+    call for each would take longer than to read all of the batch again."""
+    if sum([array.nbytes for array in arrays]) < _TOLD_BYTES * len(arrays):
+        return
+    for array in arrays:
+        seen(np.ascontiguousarray(array, dtype).reshape(-1).view(np.uint8).data)
 
 
 def _join(flat: memoryview, start: int, arrays: Sequence[Any], at_once: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from numpy.typing import NDArray
@@ -9,6 +10,9 @@ from numpy.typing import NDArray
 from workers.chunks import Columns
 
 Arrays = tuple[NDArray[Any], ...]
+
+Seen = Callable[[memoryview], None] | None
+"""Is told the bytes that are copied, in order, where somebody wants to know."""
 
 
 class Slot(Protocol):
@@ -18,6 +22,8 @@ class Slot(Protocol):
     """One writable array per column."""
     flats: tuple[memoryview | None, ...]
     """The memory of each as bytes, where its rows lie one after another."""
+    seen: Seen
+    """To be told the bytes of the only column, if only of large arrays."""
 
     def lease(self, rows: int) -> Arrays:
         """The first `rows` rows for the user. The slot is free again when the last of these

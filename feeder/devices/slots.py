@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from feeder.protocol.checks import ALIGNMENT, layout
 from workers.chunks import Columns
+from workers.slots import Seen
 
 # Free slots count in no bound, so few are kept: two large ones, or 4 MiB of smaller ones. Of two
 # batches that a user lets go of while a third is being made both come back.
@@ -32,6 +33,9 @@ class HostSlot:
     """Memory for one batch on the host."""
 
     __slots__ = ("_memory", "_places", "_pool", "_readable", "arrays", "flats", "num_bytes", "rows")
+
+    seen: Seen = None
+    """Nobody asks."""
 
     def __init__(self, columns: Columns, rows: int, pool: HostSlots) -> None:
         self.rows = rows
@@ -151,6 +155,9 @@ class PrivateSlot:
     """Memory for one batch, given away with it."""
 
     __slots__ = ("arrays", "axes", "flats", "rows")
+
+    seen: Seen = None
+    """Nobody asks."""
 
     def __init__(self, columns: Columns, rows: int) -> None:
         self.rows = rows

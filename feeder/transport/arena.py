@@ -56,6 +56,7 @@ class ArenaSlots:
         self._waiting: int | None = None
         self._pools = [Pool() for _ in range(num_devices)]
         self._numbers = itertools.count()
+        self._watched = [False] * num_devices
         self._closed = False
         self._known: tuple[Columns | None, int, Layout] = (None, 0, Layout((), 0))
         self.num_made = 0
@@ -99,6 +100,8 @@ class ArenaSlots:
         if columns is not slot.columns or rows != slot.rows:
             slot.arena.back(slot.number % SLOTS_PER_ARENA)
             slot.arrange(columns, rows, places)
+        if self._watched[device] or slot.seen is not None:
+            slot.watch(self._watched[device])
         return slot
 
     def adopt(self, device: int, columns: Columns, arrays: Arrays) -> Leased:
@@ -170,6 +173,10 @@ class ArenaSlots:
         return min(max(1, num), SLOTS_PER_ARENA)
 
     # ---- the I/O thread's
+
+    def watch(self, device: int, *, wanted: bool) -> None:
+        """Have full checksums made of a queue's batches while they are copied, or not."""
+        self._watched[device] = wanted
 
     def release(self, device: int, slot_numbers: Iterable[int]) -> None:
         """The consumer needs these no more; those of retired arenas are ignored. Who waits for a

@@ -129,6 +129,7 @@ class Desk:
         """A consumer can take batches."""
         lease.session.on("Attached")
         lease.shared = message.plane == "shared"
+        self.feed.slots.watch(lease.queue, wanted=lease.mode == "full")
         if lease.shared and lease.connection is None:
             raise ProtocolError("plane is 'shared', but no connection to the unix socket was made")
         if message.reason:

@@ -11,14 +11,17 @@ import fcntl
 import logging
 import mmap
 import os
+import time
 from typing import Any
 
 import numpy as np
+import xxhash
 from numpy.typing import NDArray
 
 from feeder.errors import TransportError
 from feeder.protocol.checks import Layout
 from workers.chunks import Columns
+from workers.slots import Seen
 
 logger = logging.getLogger("feeder")
 
@@ -30,6 +33,9 @@ _F_SEAL_FUTURE_WRITE = 0x10
 
 Arrays = tuple[NDArray[Any], ...]
 
+
+_WATCH_BYTES = 256 * 1024
+"""Smaller batches are still in a cache when they are sent."""
 
 _BACK_BYTES = 1024 * 1024
 """Memory is asked for in pieces of about this size, or of one slot."""
@@ -126,8 +132,8 @@ class ArenaSlot:
     """Memory for one batch, in an arena."""
 
     __slots__ = (
-        "_memory", "_places", "_views", "arena", "arrays", "columns", "flats", "memory", "number",
-        "rows", "sent",
+        "_hasher", "_memory", "_num_seen", "_places", "_views", "arena", "arrays", "checked_s",
+        "checksum", "columns", "flats", "memory", "number", "rows", "seen", "sent",
     )  # fmt: skip
 
     def __init__(self, arena: Arena, index: int) -> None:
@@ -140,6 +146,12 @@ class ArenaSlot:
         """The rows that it is laid out for."""
         self.sent = False
         """Whether the consumer has been sent it and not given it back."""
+        self.seen: Seen = None
+        """Takes the bytes that are copied here into the checksum, where `watch` asked for it."""
+        self.checksum: int | None = None
+        """The full checksum of the batch, where it was made while that was copied."""
+        self.checked_s = 0.0
+        """How long that took."""
 
     def arrange(self, columns: Columns, rows: int, places: Layout) -> None:
         """Lay it out for batches of so many rows."""
@@ -160,8 +172,25 @@ class ArenaSlot:
             for shape, dtype, _, offset, _ in places.places
         )
 
+    def watch(self, wanted: bool) -> None:
+        """From now on make the full checksum of what is copied here, or do not. Done of a single
+        large column alone: there it saves that all is read from memory once more."""
+        self.seen = self.checksum = None
+        if wanted and len(self.flats) == 1 and self.flats[0] and len(self.memory) >= _WATCH_BYTES:
+            self._hasher, self._num_seen, self.checked_s = xxhash.xxh3_64(), 0, 0.0
+            self.seen = self._see
+
+    def _see(self, piece: memoryview) -> None:
+        began = time.monotonic()
+        self._hasher.update(piece)
+        self._num_seen += len(piece)
+        self.checked_s += time.monotonic() - began
+
     def lease(self, rows: int) -> Leased:
         """The first `rows` rows of each column, read-only."""
+        if self.seen is not None and self._num_seen == self._places[0].num_bytes:
+            self._hasher.update(self.memory[self._num_seen :])
+            self.checksum = self._hasher.intdigest()
         arrays = self._views
         if rows != self.rows:
             arrays = tuple(

@@ -10,6 +10,7 @@ from functools import cache, partial
 from typing import Any
 
 import numpy as np
+import xxhash
 import zmq
 
 import feeder
@@ -28,8 +29,9 @@ def has_torch() -> bool:
     return importlib.util.find_spec("torch") is not None
 
 
-def served(name: str, scheme: str = "ipc", **options: Any) -> Contender:
-    """A server in a process of its own, read here: one element of every batch, then it is dropped.
+def served(name: str, scheme: str = "ipc", *, reads: bool = False, **options: Any) -> Contender:
+    """A server in a process of its own, read here: one element of every batch, or all of it, then
+    it is dropped.
 
     `options` are those of `feeder.connect`.
     """
@@ -46,7 +48,10 @@ def served(name: str, scheme: str = "ipc", **options: Any) -> Contender:
             def take() -> None:
                 next(consumer)[COLUMN].item(0)
 
-            yield take
+            def read() -> None:
+                xxhash.xxh3_64_intdigest(next(consumer)[COLUMN])
+
+            yield read if reads else take
 
     return running
 

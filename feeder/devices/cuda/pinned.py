@@ -19,6 +19,7 @@ from feeder.errors import DeviceError, FeedError
 from feeder.protocol.checks import ALIGNMENT, Layout, layout
 from feeder.protocol.credit import credit_for
 from workers.chunks import Columns
+from workers.slots import Seen
 from workers.stats import Stopwatch
 
 Arrays = tuple[NDArray[Any], ...]
@@ -46,6 +47,9 @@ class PinnedSlot:
         "_memory", "address", "arrays", "columns", "flats", "layout", "life", "ring", "rows",
         "views",
     )  # fmt: skip
+
+    seen: Seen = None
+    """Nobody asks."""
 
     def __init__(self, ring: PinnedRing, memory: memoryview, address: int) -> None:
         self.ring = ring
