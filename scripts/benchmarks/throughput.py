@@ -90,7 +90,7 @@ def small_shared(settings: Settings) -> Report:
 
 def checksums(settings: Settings) -> Report:
     """What checksums cost at 19.8 MB through shared memory, to a trainer that looks at one element
-    of each batch; and what it costs to read all of each batch once, which the consumer has to do."""
+    of each batch; and what one reading of all of each batch costs, which the consumer has to do."""
     names = {mode: f"checksum {mode}" for mode in ("off", *CHECKSUMS_ASKED)}
     contenders = {
         name: served("images", plane="shared", checksum=mode) for mode, name in names.items()
