@@ -15,6 +15,8 @@ from feeder.protocol.checks import checksum
 from verdicts.slow_wire import slow_wire
 from verdicts.stage import let_pass, look, make, only, rows, serving, slow, training, wait_until
 
+pytestmark = pytest.mark.slow
+
 
 def test_slow_fetch() -> None:
     with training(make(slow(0.02, rows())), 0.0) as read:
