@@ -16,7 +16,7 @@ import xxhash
 from workers.batch import Call
 from workers.chunks import Schema, digest_chunk
 from workers.errors import FetchError, FetchTimeout, ResumeError, in_words
-from workers.origins import Origins, origins_of
+from workers.origins import origins_of
 from workers.position import Lanes, Position
 from workers.spec import RunSpec, StreamSpec
 
@@ -57,13 +57,13 @@ class LaneCalls(Protocol):
 
 
 def make_calls(
-    spec: StreamSpec, run: RunSpec, lanes: Lanes, start: Position
+    spec: StreamSpec, run: RunSpec, lanes: Lanes, start: Position, *, resumed: bool
 ) -> Sequence[LaneCalls]:
-    """The calls of each lane of a stream that goes on at `start`."""
+    """The calls of each lane of a stream that begins at `start`; where it is `resumed` a stream may
+    have been there before."""
     if spec.pure:
         return [IndexCalls(spec, lanes, start, lane) for lane in range(lanes.num_lanes)]
-    origins = origins_of(spec.fetch, spec.cursor)
-    return [WorkerCalls(spec, run, start, lane, origins) for lane in range(lanes.num_lanes)]
+    return [WorkerCalls(spec, run, start, lane, resumed) for lane in range(lanes.num_lanes)]
 
 
 class IndexCalls:
@@ -123,7 +123,7 @@ class WorkerCalls:
     one_by_one = False
 
     def __init__(
-        self, spec: StreamSpec, run: RunSpec, start: Position, lane: int, origins: Origins
+        self, spec: StreamSpec, run: RunSpec, start: Position, lane: int, resumed: bool
     ) -> None:
         self._spec = spec
         self._run = run
@@ -131,7 +131,8 @@ class WorkerCalls:
         self._lane = lane
         self._worker_id = spec.worker_id(lane, 0)
         self._last_mark = start.marks[lane]
-        self._origins = origins
+        self._resumed = resumed
+        self._origins = origins_of(spec.fetch, spec.cursor)
 
     def begin(self, epoch: int) -> int:
         return 0
@@ -141,20 +142,21 @@ class WorkerCalls:
             _replay(self._spec, self._start, self._lane, keep_going)
             return
         origins, worker_id = self._origins, self._worker_id
-        if worker_id not in origins:
+        is_new = worker_id not in origins
+        if is_new:
             origins[worker_id] = self._first_cursor()
-        elif self._last_mark is None:
-            self._last_mark = origins[worker_id]
-            if self._last_mark is None:
-                raise ResumeError(
-                    f"worker {worker_id} of the fetch function has been called before, and cannot "
-                    "be put back to its beginning: cursor(worker_id) must work before the first "
-                    "call too"
-                )
-        if self._last_mark is not None:
-            self._seek()
-        elif self._run.retries:
-            self.mark()
+        if self._last_mark is None and (is_new or not self._resumed):
+            if self._run.retries:
+                self.mark()
+            return
+        self._last_mark = self._last_mark or origins[worker_id]
+        if self._last_mark is None:
+            raise ResumeError(
+                f"worker {worker_id} of the fetch function may have been called before, and where "
+                "it stood at first is not known: resume with a new function object, and let "
+                "cursor(worker_id) work before the first call"
+            )
+        self._seek()
 
     def _first_cursor(self) -> bytes | None:
         try:

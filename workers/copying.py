@@ -22,9 +22,6 @@ from workers.slots import Seen
 DROP_GIL_BYTES = 256 * 1024
 """Arrays at least so large are copied by NumPy."""
 
-_TOLD_BYTES = 32 * 1024
-"""Arrays at least so large, on average, are told one by one."""
-
 _JOIN_BYTES = 8 * 1024
 """Arrays at most so large, on average, are joined; above it the second copy costs more than the
 calls it saves."""
@@ -101,8 +98,8 @@ def copy_part(
 def _tell(seen: Callable[[memoryview], None], dtype: np.dtype[Any], arrays: Sequence[Any]) -> None:
     """Tell the bytes that arrays become where they are copied to: from the arrays, which have been
     made just now, while a large copy passes by the caches. Of many small ones nothing is told: a
-    call for each would take longer than to read all of the batch again."""
-    if sum([array.nbytes for array in arrays]) < _TOLD_BYTES * len(arrays):
+    call for each, which may let go of the GIL, would take longer than to read the batch again."""
+    if sum([array.nbytes for array in arrays]) < DROP_GIL_BYTES * len(arrays):
         return
     for array in arrays:
         seen(np.ascontiguousarray(array, dtype).reshape(-1).view(np.uint8).data)

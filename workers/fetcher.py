@@ -66,7 +66,7 @@ class Fetching:
             lane.next += calls.begin(lane.epoch)
             if self._fresh[lane.number]:
                 self._put_back(lane, calls)
-        except Exception as error:
+        except BaseException as error:
             self._stats.fail(lane.number, in_words(error))
             failed = error if isinstance(error, FeedError) else self._failed(lane, lane.next, error)
             return self._channel.release(lane, 0, 0, failed)
@@ -174,7 +174,7 @@ class Fetching:
             return End(None)
         try:
             return End(calls.mark())
-        except Exception as error:
+        except BaseException as error:
             return self._failed(lane, call, error)
 
     def _retry(
@@ -194,7 +194,7 @@ class Fetching:
             self._stats.retries[lane.number] += 1
             try:
                 calls.undo()
-            except Exception as undo_error:
+            except BaseException as undo_error:
                 error = undo_error
             else:
                 put_off_s = self._run.retry_backoff_s * 2**failures

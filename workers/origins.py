@@ -7,35 +7,45 @@ stream, has to be put back. So the first cursors are kept for as long as the fun
 
 from __future__ import annotations
 
-import contextlib
+import types
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 Origins = dict[int, bytes | None]
-"""By worker id the cursor before its first call; None where it had none then."""
+"""By worker id, of those that may have been called, the cursor before the first call; None where it
+is not known, or no longer which first call is meant."""
 
-_known: dict[int, tuple[weakref.ref[Any], Origins]] = {}
+_known: dict[int, tuple[Callable[[], Any], Origins]] = {}
 
 
 def origins_of(fetch: Any, cursor: Any) -> Origins:
     """What is known of a fetch function, to be read and written by who calls it: of the object
-    that its cursor is a method of, however often the method was looked up. Any thread may ask."""
-    owner = getattr(cursor, "__self__", fetch)
+    that its cursor, or itself, is a method of, however often the method was looked up. Any thread
+    may ask."""
+    methods = (function for function in (cursor, fetch) if isinstance(function, types.MethodType))
+    owner = next((method.__self__ for method in methods), fetch)
     key = id(owner)
     # By identity: what a function object is equal to is its own affair.
     if (known := _known.get(key)) is not None and known[0]() is owner:
         return known[1]
     origins: Origins = {}
-    # What cannot be referred to weakly is known for as long as one stream.
-    with contextlib.suppress(TypeError):
-        _known[key] = (weakref.ref(owner, lambda _: _known.pop(key, None)), origins)
+    refer: Callable[[], Any]
+    try:
+        refer = weakref.ref(owner, lambda _: _known.pop(key, None))
+    except TypeError:
+        # It cannot be referred to weakly: kept, since rows would be lost if it were forgotten.
+        def refer() -> Any:
+            return owner
+
+    _known[key] = (refer, origins)
     return origins
 
 
 def begin_anew(fetch: Any, cursor: Any, worker_ids: Iterable[int]) -> None:
-    """A stream begins that goes on from no other: where the function stands now is where these
-    workers begin, whoever has called them."""
+    """A stream begins that goes on from no other, where the function stands. Of workers that have
+    been called there are two beginnings from now on, and no position says which it means."""
     origins = origins_of(fetch, cursor)
     for worker_id in worker_ids:
-        origins.pop(worker_id, None)
+        if worker_id in origins:
+            origins[worker_id] = None

@@ -87,7 +87,7 @@ class Pipeline:
             describe=self._describe,
             waited_since=self._waited_since,
         )
-        calls = make_calls(spec, run, lanes, start)
+        calls = make_calls(spec, run, lanes, start, resumed=self._resumed)
         self._fetching = Fetching(spec, run, self.channel, self.ledger, calls, self.stats.fetch)
 
     def _make_merge(self, begin: Beginning) -> Merge:

@@ -64,8 +64,6 @@ class ServedFeed:
         self._closed = False
         self._changed = threading.Condition()
         self._old: Run | None = None
-        # Whether the fetch function may have been called: then even the start is somewhere else.
-        self._made = False
         # Counts what was asked: what is made for an older wish is thrown away.
         self._number = 0
         self._tokens, self._refilled_at = float(_REWINDS), time.monotonic()
@@ -174,9 +172,8 @@ class ServedFeed:
     def _make(self, number: int, resume: Resume | None, first_steps: list[float]) -> None:
         point("server.rewind")
         config = self.recipe.make(resume)
-        if resume is None and self._made:
-            resume = Resume(cut=self.recipe.start_cut())
-        self._made = True
+        # A fetch function that was called before goes back to the start as well.
+        resume = resume or Resume(cut=self.recipe.start_cut())
 
         def discard(queue: int, batch: Batch) -> None:
             self.slots.free(queue, batch.arrays)

@@ -128,12 +128,33 @@ class Leased(tuple[NDArray[Any], ...]):
     slot: ArenaSlot
 
 
+class Sum:
+    """A full checksum in the making. Apart from its slot, which refers to it: a slot in a cycle
+    would keep its arena until the garbage is collected."""
+
+    def __init__(self) -> None:
+        self._hasher = xxhash.xxh3_64()
+        self.digest = self._hasher.intdigest
+        """The checksum of what was added."""
+        self.num_bytes = 0
+        """Bytes added."""
+        self.seconds = 0.0
+        """How long that took."""
+
+    def add(self, piece: memoryview) -> None:
+        """Take the next bytes."""
+        began = time.monotonic()
+        self._hasher.update(piece)
+        self.num_bytes += len(piece)
+        self.seconds += time.monotonic() - began
+
+
 class ArenaSlot:
     """Memory for one batch, in an arena."""
 
     __slots__ = (
-        "_hasher", "_memory", "_num_seen", "_places", "_views", "arena", "arrays", "checked_s",
-        "checksum", "columns", "flats", "memory", "number", "rows", "seen", "sent",
+        "_memory", "_places", "_sum", "_views", "arena", "arrays", "checked_s", "checksum",
+        "columns", "flats", "memory", "number", "rows", "seen", "sent",
     )  # fmt: skip
 
     def __init__(self, arena: Arena, index: int) -> None:
@@ -177,20 +198,14 @@ class ArenaSlot:
         large column alone: there it saves that all is read from memory once more."""
         self.seen = self.checksum = None
         if wanted and len(self.flats) == 1 and self.flats[0] and len(self.memory) >= _WATCH_BYTES:
-            self._hasher, self._num_seen, self.checked_s = xxhash.xxh3_64(), 0, 0.0
-            self.seen = self._see
-
-    def _see(self, piece: memoryview) -> None:
-        began = time.monotonic()
-        self._hasher.update(piece)
-        self._num_seen += len(piece)
-        self.checked_s += time.monotonic() - began
+            self._sum = Sum()
+            self.seen = self._sum.add
 
     def lease(self, rows: int) -> Leased:
         """The first `rows` rows of each column, read-only."""
-        if self.seen is not None and self._num_seen == self._places[0].num_bytes:
-            self._hasher.update(self.memory[self._num_seen :])
-            self.checksum = self._hasher.intdigest()
+        if self.seen is not None and self._sum.num_bytes == self._places[0].num_bytes:
+            self._sum.add(self.memory[self._sum.num_bytes :])
+            self.checksum, self.checked_s = self._sum.digest(), self._sum.seconds
         arrays = self._views
         if rows != self.rows:
             arrays = tuple(

@@ -178,7 +178,8 @@ class Plane:
             self._tally.corrupt += 1
             raise ProtocolError(
                 f"batch {group.step + at * group.stride} is corrupt: its {len(memory)} bytes do "
-                f"not give the checksum that was sent ({self._mode})"
+                f"not give the checksum that was sent ({self._mode}): they were changed on the "
+                "way, or by the fetch function after it had returned them (FEEDER_DEBUG=1 tells)"
             )
 
     @property

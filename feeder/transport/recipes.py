@@ -149,9 +149,14 @@ class Recipe:
                     "cursor), or use fetch(call)"
                 )
             return self.config
-        config = self._config(coordinator)
-        if config.init_fun is not None:
-            config.init_fun(coordinator[self.name], coordinator)
+        try:
+            config = self._config(coordinator)
+            if config.init_fun is not None:
+                config.init_fun(coordinator[self.name], coordinator)
+        except BaseException:
+            # Nobody has called the function: the next consumer may have more luck.
+            self._next = coordinator
+            raise
         return config
 
 

@@ -32,16 +32,16 @@ FEEDING = (
         harm="Where two workers disagree about a dtype, the first to arrive is right and the "
         "other is blamed: now the one, now the other.",
         file="workers/pipeline.py",
-        old="        calls = [make_calls(",
+        old="        calls = make_calls(",
         new="""\
         release, arrange = self.channel.release, self.schema.arrange
 
         def look_first(lane, *args, **kwargs):
             arrange(lane.chunks)
-            release(lane, *args, **kwargs)
+            return release(lane, *args, **kwargs)
 
         self.channel.release = look_first
-        calls = [make_calls(""",
+        calls = make_calls(""",
         tests=(_GAPS + "test_the_worker_whose_turn_is_later_is_blamed_whichever_came_first",),
     ),
     Bug(
@@ -198,8 +198,8 @@ FEEDING = (
         harm="A function that has been called is resumed: workers of which the position has no "
         "cursor go on where they are, and the rows in between are lost without a word.",
         file="workers/calls.py",
-        old="        elif self._last_mark is None:\n",
-        new="        elif False:\n",
+        old="(is_new or not self._resumed)",
+        new="True",
         tests=(
             "tests/unit/test_origins.py::test_the_same_function_is_resumed_in_the_same_process",
             "tests/unit/test_origins.py::test_a_served_function_goes_back_any_number_of_times",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -19,8 +21,8 @@ from unit.small import make
 from workers.chunks import Column, Columns
 from workers.copying import copy_part, copy_rows, copy_whole
 
-ROWS, WIDTH = 64, 4001
-"""Rows of 16 kB and 4 bytes: a batch has a megabyte, and does not fill its slot."""
+ROWS, WIDTH = 64, 4101
+"""Rows of 16 kB and 20 bytes: a batch has a megabyte, and does not fill its slot."""
 
 
 def columns(*axes: int, dtype: str = "f4", width: int = WIDTH) -> Columns:
@@ -120,6 +122,18 @@ def test_none_is_made_where_it_is_not_wanted_any_more() -> None:
         slots.free(0, arrays)
 
 
+def test_an_arena_goes_with_its_last_slot() -> None:
+    slot = slot_for(columns(0))
+    COPIES["whole"](slot)
+    arena = weakref.ref(slot.arena)
+    gc.disable()
+    try:
+        del slot
+        assert arena() is None
+    finally:
+        gc.enable()
+
+
 @pytest.fixture
 def large_frames() -> Iterator[None]:
     """ZeroMQ sends these without a copy, and starts a thread that lets go of them."""
@@ -143,7 +157,7 @@ def test_the_server_reads_no_batch_again(
     def fetch(call: feeder.Call) -> Any:
         if call.index == 40:
             raise StopIteration
-        return [rows(24, call.index)]
+        return [rows(32, call.index)]
 
     monkeypatch.setattr(delivery, "checksum", noted)
     with (
@@ -151,5 +165,5 @@ def test_the_server_reads_no_batch_again(
         reading(server, plane=plane, checksum=mode) as consumer,
     ):
         got = np.concatenate([batch["x"] for batch in consumer])
-    assert (got == np.concatenate([rows(24, i) for i in range(40)])).all()
-    assert again == ([] if mode == "full" else ["sampled"] * 15)
+    assert (got == np.concatenate([rows(32, i) for i in range(40)])).all()
+    assert again == ([] if mode == "full" else ["sampled"] * 20)
