@@ -162,8 +162,7 @@ class Serving:
     def _handle(self, peer: Peer, frame: Any) -> None:
         message = decode(frame.buffer, from_consumer=True)
         if isinstance(message, say.Open | say.Look):
-            # A connection that broke before this message came must be known as broken first: its
-            # descriptor may be this one's now.
+            # What broke before it came must be known first: its descriptor may be this one's now.
             self._look_at_events(peer.router, self._doors[peer.router])
             self._descriptors[peer.router, frame.get(zmq.SRCFD)] = peer
             self._greet(peer, message)
@@ -227,7 +226,8 @@ class Serving:
             token=desk.start_token(lease.queue),
         )
         lease.session.on("Opened")
-        self.send(peer, answer, ())
+        if not self.send(peer, answer, ()):
+            self._lose(peer)  # It died before it was heard, and that was told too early.
         point("server.opened")
         desk.tell_waiting()
 

@@ -25,9 +25,12 @@ from feeder import (
     SnapshotFormatError,
 )
 from feeder.devices import host
+from feeder.protocol import messages as say
 from feeder.transport.keys import make_keys
+from feeder.transport.serving import Serving
 from feeds import Record, assert_same, deal, expected, make, note
 from fetches import make_fetch
+from unit.peers import OPEN, peer_of
 
 EPOCHS = 2
 WAIT_S = 10.0
@@ -51,6 +54,27 @@ def address() -> Iterator[str]:
         yield server.addresses[0]
         assert_same(first + [note(batch) for batch in consumer], stream)
         assert consumer.stats()["reconnects"] == 0
+
+
+def test_who_died_before_it_was_heard_holds_no_queue(
+    monkeypatch: pytest.MonkeyPatch, stream: list[Record]
+) -> None:
+    """As a trainer that is killed while its server starts: that it is gone was told before it said
+    Open, as far as the server knows, and is not told again."""
+    send, heard = Serving.send, Event()
+
+    def unreachable(self: Serving, peer: Any, message: say.Message, frames: Any) -> bool:
+        if isinstance(message, say.Opened) and not heard.is_set():
+            heard.set()
+            return False
+        return send(self, peer, message, frames)
+
+    monkeypatch.setattr(Serving, "send", unreachable)
+    with serving(factory) as server, peer_of(server.addresses[0]) as dead:
+        dead.say(say.Open(**(OPEN | {"feed": ""})))
+        assert heard.wait(WAIT_S)
+        with reading(server) as consumer:
+            assert_same([note(batch) for batch in consumer], stream)
 
 
 def test_second_consumer_is_told_who_holds_the_queue(address: str) -> None:
