@@ -106,11 +106,16 @@ def test_the_pages_consumer_knows_no_feeder() -> None:
     assert "feeder" not in BLOCK.code and "workers" not in BLOCK.code
 
 
-def plain(call: feeder.Call) -> list[np.ndarray]:
-    if call.index == 30:
+def plain(call: feeder.Call, calls: int = 31) -> list[np.ndarray]:
+    if call.index == calls:
         raise StopIteration
     rows = 1 + 7 * call.index % 11
     return [call.rng.random((rows, 5), np.float32), np.full((3, rows), call.index, "<u2")]
+
+
+def full_at_the_end(call: feeder.Call) -> list[np.ndarray]:
+    """Epochs of 14 * 13 rows: what follows their last batch may be known only after it."""
+    return plain(call, calls=30)
 
 
 def large(call: feeder.Call) -> list[np.ndarray]:
@@ -166,6 +171,7 @@ class Replayed(Cursors):
 
 FEEDS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "kept": (plain, {"epochs": 2}),
+    "full at the end": (full_at_the_end, {"epochs": 2}),
     "padded": (plain, {"last_batch": "pad"}),
     "not to be fetched again": (plain, {"repeatable": False}),
     "large": (large, {}),
@@ -217,7 +223,9 @@ def test_the_pages_consumer_reads_what_the_library_reads(
                 assert column.tobytes() == array.tobytes()
             is_token = reader.token[:2] == b"FT"
             assert is_token == settings.get("repeatable", True)
-            if is_token and num + 1 < len(wanted):
+            # After a full batch at the end of an epoch a cut has two names.
+            may_end = batch.cut.index == 0 and batch.rows == 13
+            if is_token and not may_end and num + 1 < len(wanted):
                 assert reader.token == batch.cut.token()
             num += 1
         assert num == len(wanted) > 2
