@@ -262,18 +262,18 @@ class Assembler:
     def _adopt(self, device: int, arrays: Arrays) -> Arrays:
         columns = self._schema.columns
         assert columns is not None
+        self._copied += 1
         copies = tuple(array.copy() for array in arrays) if self._slots.passes else arrays
         return self._slots.adopt(device, columns, copies)
 
     def _each_chunk(self, run: Run) -> Iterator[Batch]:
         """Each chunk with rows as a batch of its own (`dont_rebatch`)."""
         for i, rows in enumerate(run.rows):
-            if not rows:
-                continue
-            arrays = self._pass_on(run, i)
-            if arrays is None:
-                arrays = self._adopt(self.device, tuple(column[i] for column in run.columns))
-            yield self._emit(arrays, self._place(run, i + 1, 0), rows, whole=True)
+            if rows:
+                arrays = self._pass_on(run, i)
+                if arrays is None:
+                    arrays = self._adopt(self.device, tuple(column[i] for column in run.columns))
+                yield self._emit(arrays, self._place(run, i + 1, 0), rows, whole=True)
 
     # ---- resuming
 

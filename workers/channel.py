@@ -122,7 +122,7 @@ class Channel:
             # Cleared here and not by the merge: until that has the GIL again, each further
             # chunk would be handed over by itself.
             self._dispatch.want(())
-            if not lane.is_quick:
+            if not (lane.is_quick or lane.is_led):
                 self._arrived.notify()
                 return False
             self._dispatch.begin_lead(now)

@@ -70,6 +70,8 @@ class Dealer:
         # A round that is not complete yet and may have to be dropped.
         self._round: list[Batch] = []
         self._last: Batch | None = None
+        self.passes = False
+        """Whether the batches handed over last were passed on without a copy."""
         self.row_bytes: int | None = None
         """Bytes of a row, where all rows have the same number."""
 
@@ -114,6 +116,7 @@ class Dealer:
         kept, dropped, copied = self._assembler.settle()
         self._channel.count(-dropped, -dropped * row_bytes, kept)
         self._count(group)
+        self.passes = not copied and bool(group or self.passes)
         if num == 1 and group:
             self._put(0, group)
         elif group:
@@ -242,6 +245,7 @@ class Enqueuing:
     def _take(self, run: Run) -> None:
         self._learn_row_bytes()
         self._empty_epoch = self._empty_epoch and not any(run.rows)
+        self._fetching.passes = self._dealer.passes
         deal = self._dealer.deal
         for batch in self._assembler.add(run):
             deal(batch)

@@ -27,6 +27,8 @@ _MOST_CALLS = 512
 _BUNDLE_BYTES = 4 * 1024 * 1024
 _BUNDLE_BATCHES = 64
 _LEAST_WAIT_S = 0.001
+# Beside longer calls it is nothing to wake the enqueuer.
+_LED_CALL_S = 0.005
 
 
 class Fetching:
@@ -55,6 +57,8 @@ class Fetching:
         self._axis = spec.axes[0]
         self.row_bytes: int | None = None
         """Bytes of a row, once all rows are known to have the same number."""
+        self.passes = False
+        """Whether what was fetched last went to the user as it was, without a copy."""
         self.prints: dict[tuple[int, int, int], int] = {}
         """Digests of chunks as they were returned (debug switch), by lane, epoch and call."""
 
@@ -86,6 +90,8 @@ class Fetching:
         # While larger chunks are copied the interpreter is free, for a fetcher.
         are_small = num_bytes < DROP_GIL_BYTES * max(1, num_calls)
         lane.is_quick = self._paces[lane.number].note(num_calls, took, ended) and are_small
+        # A batch that is passed on is made in less time than it takes to wake another thread.
+        lane.is_led = self.passes and took < _LED_CALL_S * num_calls
         stats.count(lane.number, num_calls, rows, num_bytes, ended)
         if num_calls:
             self._failures[lane.number] = 0

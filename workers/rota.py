@@ -56,8 +56,8 @@ class Lane:
 
     __slots__ = (
         "backoff_s", "bundles", "chunks", "ended", "epoch", "failure", "halted", "ident",
-        "is_quick", "made", "marks", "next", "number", "ready_at", "running", "silent_since",
-        "waits", "wanted_since",
+        "is_led", "is_quick", "made", "marks", "next", "number", "ready_at", "running",
+        "silent_since", "waits", "wanted_since",
     )  # fmt: skip
 
     def __init__(self, number: int, epoch: int, next_call: int, live: bool) -> None:
@@ -77,6 +77,8 @@ class Lane:
         """Whether its last calls waited for something, of which many can go on at once."""
         self.is_quick = False
         """Whether its calls take so little time that they are not worth a thread of their own."""
+        self.is_led = False
+        """Whether who calls it makes batches of what came as well."""
         self.ident: int | None = None
         """The thread that holds it."""
         self.ready_at = 0.0

@@ -21,8 +21,6 @@ from report import Goal, Report, rate_cells
 
 ASKED = 1.5
 CHECKED_BATCHES = 8
-NUM_FETCHERS = 1
-"""Reading a datum is a little Python and one copy: a second fetcher would wait for the GIL."""
 DALI_THREADS = 2
 
 Batch = tuple[Array, Array]
@@ -40,6 +38,9 @@ class Datums:
     batch_size: int
     bound: int
     """Batches buffered by the feeder."""
+    num_fetchers: int
+    """One where reading is a little Python and a small copy, so that another would wait for the
+    GIL; two where it is a large copy."""
 
     @property
     def load(self) -> Load:
@@ -51,9 +52,15 @@ class Datums:
 
 
 DATUMS = (
-    Datums(case="lmdb-1kb", shape=(32, 32, 1), num_records=20_000, batch_size=256, bound=16),
-    Datums(case="lmdb-100kb", shape=(183, 187, 3), num_records=1_000, batch_size=32, bound=4),
-)
+    Datums(
+        case="lmdb-1kb", shape=(32, 32, 1), num_records=20_000, batch_size=256, bound=16,
+        num_fetchers=1,
+    ),
+    Datums(
+        case="lmdb-100kb", shape=(183, 187, 3), num_records=1_000, batch_size=32, bound=4,
+        num_fetchers=2,
+    ),
+)  # fmt: skip
 DALI_PREFETCHES = (2, 4)
 
 
@@ -69,7 +76,7 @@ def of_feeder(datums: Datums) -> Batches:
     def running() -> Iterator[Callable[[], Batch]]:
         source = feeder.sources.caffe_lmdb(_path(datums))
         coordinator = feeder.init_data_input_workers(
-            ["image", "label"], source, datums.batch_size, NUM_FETCHERS, FEED, datums.bound,
+            ["image", "label"], source, datums.batch_size, datums.num_fetchers, FEED, datums.bound,
             epochs=None, last_batch="carry", coordinator=feeder.Coordinator(),
         )  # fmt: skip
         with coordinator:

@@ -13,7 +13,7 @@ import pytest
 import feeder
 from feeder.devices.host import HostQueue
 from unit.small import WAIT_S, Counted, chunk, ids, make
-from workers import pace
+from workers import fetcher, pace
 
 ALWAYS, NEVER = 1e9, 0.0
 
@@ -80,6 +80,48 @@ def test_large_chunks_are_copied_beside_their_fetcher(quick: bool, putters: Coun
     with make(fetch, num_worker_threads=2, max_buffered_batches=8) as coordinator:
         for _ in range(100):
             next(coordinator["train"])
+    assert set(putters) == {"enqueuer"}
+
+
+@pytest.mark.parametrize("led", (True, False))
+def test_who_fetches_makes_batches_that_are_passed_on(
+    led: bool, putters: Counter[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fetch(worker_id: int, batch_size: int) -> Any:
+        return (np.full((batch_size, 10_000), worker_id, float),)
+
+    monkeypatch.setattr(pace, "QUICK_CALL_S", NEVER)
+    monkeypatch.setattr(fetcher, "_LED_CALL_S", ALWAYS if led else NEVER)
+    with make(fetch, num_worker_threads=2, max_buffered_batches=8) as coordinator:
+        feed = coordinator["train"]
+        assert [int(next(feed).arrays[0][0, 0]) for _ in range(200)] == [0, 1] * 100
+    more, fewer = ("fetcher", "enqueuer") if led else ("enqueuer", "fetcher")
+    assert putters[more] > putters[fewer]
+
+
+def test_chunks_that_are_no_longer_passed_on_are_copied_beside_their_fetcher(
+    putters: Counter[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fetch(worker_id: int, batch_size: int) -> Any:
+        rows = np.zeros((batch_size, 10_000))
+        if is_kept:
+            kept.append(rows)
+        return (rows,)
+
+    kept: list[Any] = []
+    is_kept = False
+    monkeypatch.setattr(pace, "QUICK_CALL_S", NEVER)
+    monkeypatch.setattr(fetcher, "_LED_CALL_S", ALWAYS)
+    with make(fetch, num_worker_threads=1, max_buffered_batches=4) as coordinator:
+        feed = coordinator["train"]
+        for _ in range(20):
+            next(feed)
+        is_kept = True
+        for _ in range(20):
+            next(feed)
+        putters.clear()
+        for _ in range(20):
+            next(feed)
     assert set(putters) == {"enqueuer"}
 
 

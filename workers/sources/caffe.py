@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from operator import itemgetter
 from typing import Any, Literal, Unpack, get_args
 
 import numpy as np
@@ -20,6 +21,8 @@ from workers.sources.reading import Columns, OnError
 from workers.sources.source import Source
 
 Layout = Literal["HWC", "CHW"]
+
+_SHAPE, _LABEL = (itemgetter(Sample._fields.index(name)) for name in ("shape", "label"))
 
 
 def caffe_lmdb(
@@ -143,11 +146,10 @@ class CaffeRecords(LmdbRecords):
                 records = [record for i, record in enumerate(records) if i not in errors]
             if not records:
                 return None
-            _, _, shapes, numbers = zip(*samples, strict=True)
-            labels = np.array(numbers, dtype=np.int32)
+            labels = np.fromiter(map(_LABEL, samples), np.int32, len(samples))
             if self._column is None:
                 return (labels,)
-            blobs = Blobs(records, data, shapes, self.name)
+            blobs = Blobs(records, data, list(map(_SHAPE, samples)), self.name)
             readable, columns = self._column.make(blobs, call, self._faults)
         if readable is not None:
             if not readable:

@@ -8,10 +8,11 @@ from threading import Lock
 from typing import Any, Literal, Protocol, TypeAlias, get_args
 
 import numpy as np
+from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
 from workers.batch import Call
-from workers.copying import DROP_GIL_BYTES, copy_rows
+from workers.copying import copy_rows
 from workers.errors import ConfigError, FeedError
 from workers.memory import POOL
 
@@ -139,6 +140,11 @@ class EvenRows(Sequence[memoryview]):
         """The rows, joined."""
         return self._rows().tobytes()
 
+    def copy_to(self, target: NDArray[np.uint8]) -> None:
+        """Write the rows to an array of two axes."""
+        strides = self._record_bytes, 1
+        target[:] = np.ndarray(target.shape, np.uint8, self._joined, self._start, strides)
+
     def _rows(self) -> NDArray[np.void]:
         # NumPy keeps the GIL while it makes objects of an array, and it is quick with voids.
         row = np.dtype((np.void, self._stop - self._start))
@@ -150,17 +156,31 @@ def stack_bytes(rows: Sequence[memoryview], shape: tuple[int, ...]) -> NDArray[n
     stacked = POOL.empty((len(rows), *shape), np.uint8)
     size = len(rows[0])
     if isinstance(rows, EvenRows):
-        octets(stacked)[:] = rows.tobytes()
+        rows.copy_to(stacked.reshape(len(rows), size))
     elif size <= JOIN_BYTES:
         octets(stacked)[:] = b"".join(rows)
-    elif size < DROP_GIL_BYTES:
-        flat = octets(stacked)
-        for i, row in enumerate(rows):
-            flat[i * size : (i + 1) * size] = row
     else:
-        for target, row in zip(stacked.reshape(len(rows), size), rows, strict=True):
-            target[:] = np.frombuffer(row, np.uint8)
+        start = 0
+        for stretch in _stretches(rows):
+            stop = start + len(stretch)
+            stacked.reshape(len(rows), size)[start:stop] = stretch
+            start = stop
     return stacked
+
+
+def _stretches(rows: Sequence[memoryview]) -> Iterator[NDArray[np.uint8]]:
+    """Rows of equally many bytes as arrays of two axes: those that lie at even distances, as the
+    pages of an LMDB do, together, so that the GIL is given up once for all of them."""
+    arrays = [np.frombuffer(row, np.uint8) for row in rows]
+    places = [array.__array_interface__["data"][0] for array in arrays]
+    start = 0
+    while start < len(arrays):
+        step = places[start + 1] - places[start] if start + 1 < len(arrays) else 0
+        stop = start + 1
+        while stop < len(arrays) and places[stop] - places[stop - 1] == step:
+            stop += 1
+        yield as_strided(arrays[start], (stop - start, arrays[start].size), (step, 1))
+        start = stop
 
 
 def octets(array: NDArray[Any]) -> memoryview:
