@@ -71,6 +71,8 @@ class Outbox:
         with self._lock:
             if self._ending is None:
                 self._ending = ending
+            if not self._closed:
+                self._starved.stop(time.monotonic())
         self.wake()
 
     def take(self, most: int) -> list[Batch]:

@@ -6,8 +6,10 @@ from typing import NamedTuple
 
 import pytest
 
+from feeder.errors import FeedError
 from feeder.protocol.messages import Report
 from feeder.transport.accounts import FeedAccount, QueueAccount, Tally
+from feeder.transport.outbox import Outbox
 
 QUIET = Report(0.0, 0.0, 0, 0)
 
@@ -56,6 +58,26 @@ def test_a_consumer_that_has_nothing_left_waits() -> None:
     assert account.wait_s(14.0) == pytest.approx(4.25)
     account.starved.stop(14.0)
     assert account.wait_s(99.0) == pytest.approx(4.25)
+
+
+def test_a_consumer_that_is_due_no_more_does_not_wait() -> None:
+    account = QueueAccount()
+    outbox = Outbox(0, lambda batch: None, account.starved)
+    outbox.starve()
+    assert outbox.waited_since is not None
+    outbox.finish(FeedError("no disk"))
+    assert outbox.waited_since is None
+    outbox.starve()
+    assert outbox.waited_since is None
+
+
+def test_a_queue_that_is_closed_to_begin_again_still_waits() -> None:
+    account = QueueAccount()
+    outbox = Outbox(0, lambda batch: None, account.starved)
+    outbox.starve()
+    outbox.close()
+    outbox.finish(FeedError("stopped"))
+    assert account.starved.since is not None
 
 
 def test_a_feed_counts_its_sessions() -> None:
