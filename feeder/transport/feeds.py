@@ -92,7 +92,8 @@ class ServedFeed:
         self.account.begun += 1
         self.started_at = self.started_at or time.monotonic()
         with self._changed:
-            self._asked = (resume, first_steps)
+            if not self._closed:
+                self._asked = (resume, first_steps)
             self._changed.notify_all()
 
     def halt(self) -> None:
@@ -115,10 +116,9 @@ class ServedFeed:
 
     def close(self) -> None:
         """No more runs."""
-        self.halt()
         with self._changed:
             self._closed = True
-            self._changed.notify_all()
+            self.halt()
 
     def run_maker(self) -> None:
         """Thread body: make the runs that are asked for."""

@@ -60,6 +60,7 @@ class Serving:
         self._stopping: str | None = None
         self._log = QuietLog()
         self._tell_at = time.monotonic() + _TELL_S
+        self._expires_at = math.inf
         self._poller = zmq.Poller()
         for door in doors:
             self._poller.register(door.router, zmq.POLLIN)
@@ -80,7 +81,8 @@ class Serving:
         """Thread body."""
         try:
             while self._stopping is None and not self.done:
-                self._step()
+                self._step(self._timeout())
+            self._step(0)  # What was said until now is heard: what was used is stored.
         except Exception as error:
             logger.exception("the server's I/O thread failed")
             self._stopping = f"it failed: {type(error).__name__}: {error}"
@@ -88,8 +90,9 @@ class Serving:
             self._farewell()
             self.watching.close()
 
-    def _step(self) -> None:
-        ready = dict(self._poller.poll(self._timeout()))
+    def _step(self, timeout_ms: int) -> None:
+        now = time.monotonic()
+        ready = dict(self._poller.poll(timeout_ms))
         if self.waker.fileno() in ready:
             self.waker.clear()
         self.watching.answer()
@@ -104,18 +107,16 @@ class Serving:
             self._lose(peer)
         for desk in self._desks.values():
             desk.pump()
-        self._look_at_clock()
+        self._look_at_clock(now)
 
     def _timeout(self) -> int:
-        now = time.monotonic()
-        nearest = self._tell_at if self._leases else math.inf
-        for desk in self._desks.values():
-            nearest = min(nearest, desk.expire(now))
-        nearest = min(nearest, self._presence.expire(now))
-        return -1 if nearest == math.inf else max(0, math.ceil((nearest - now) * 1000))
+        nearest = min(self._expires_at, self._tell_at if self._leases else math.inf)
+        return -1 if nearest == math.inf else max(0, math.ceil((nearest - time.monotonic()) * 1000))
 
-    def _look_at_clock(self) -> None:
-        now = time.monotonic()
+    def _look_at_clock(self, now: float) -> None:
+        """Do what is due at `now`: whoever spoke up to then must have been heard."""
+        deadlines = [desk.expire(now) for desk in self._desks.values()]
+        self._expires_at = min(self._presence.expire(now), *deadlines)
         if now >= self._tell_at:
             self._tell_at = now + _TELL_S
             for desk in self._desks.values():
@@ -289,10 +290,9 @@ class Serving:
                 lease.connection.close()
 
     def _farewell(self) -> None:
+        message = say.Farewell(generation=b"", reason=self._stopping or "all is done")
         for peer in list(self._leases):
-            self.send(
-                peer, say.Farewell(generation=b"", reason=self._stopping or "all is done"), ()
-            )
+            self.send(peer, message, ())
 
     def close(self) -> None:
         """Hang up on everybody; when the thread has ended and its sockets are closed, so that

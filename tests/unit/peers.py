@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -10,8 +11,10 @@ from typing import Any
 import pytest
 import zmq
 
+from feeder import Server
 from feeder.protocol import messages as say
 from feeder.protocol.coding import decode, encode
+from feeder.transport.desk import Desk
 
 WAIT_S = 8.0
 OPEN: dict[str, Any] = {
@@ -71,3 +74,29 @@ def peer_of(address: str) -> Iterator[Peer]:
         dealer.linger = 0
         dealer.connect(address)
         yield Peer(dealer)
+
+
+class Stalled:
+    """A server whose I/O thread is held up once: after it has heard a `Used`, until `go_on` is set
+    and somebody has said more, which lies in its socket then."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, server: Server) -> None:
+        self.entered, self.go_on = threading.Event(), threading.Event()
+        self.expired: list[int] = []
+        """How many leases had run out, at each `Used`."""
+        (door,) = server._serving._doors
+        use, pump = Desk.use, Desk.pump
+
+        def note(desk: Desk, lease: Any, message: say.Used) -> None:
+            self.expired.append(desk.feed.account.expired)
+            use(desk, lease, message)
+
+        def hold(desk: Desk) -> None:
+            if self.expired and not self.entered.is_set():
+                self.entered.set()
+                self.go_on.wait(WAIT_S)
+                door.router.poll(WAIT_S * 1000)
+            pump(desk)
+
+        monkeypatch.setattr(Desk, "use", note)
+        monkeypatch.setattr(Desk, "pump", hold)

@@ -15,12 +15,22 @@ import pytest
 import feeder
 from conformance.served import reading, serving
 from feeder.checkpoint.store import CheckpointStore
+from feeder.protocol import messages as say
+from feeder.transport import receiver
 from feeder.transport.recipes import Recipe
+from feeder.transport.serving import Serving
 from feeder.transport.used import Used
+from unit.peers import Stalled, peer_of, used
 from unit.small import WAIT_S, Pure, ids, make
 from workers.position import Place
 
 NUM_BATCHES = 50
+
+
+@pytest.fixture(autouse=True)
+def farewells_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However slow the machine is: what a consumer says last is stored."""
+    monkeypatch.setattr(receiver, "_FAREWELL_S", WAIT_S)
 
 
 def factory(**settings: Any) -> Callable[[], feeder.Coordinator]:
@@ -105,6 +115,28 @@ def test_it_is_stored_every_so_often(tmp_path: Path) -> None:
             next(consumer)
         next(consumer)  # which tells that ten have been used
         assert saved.wait(WAIT_S)
+
+
+def test_what_was_said_before_a_server_stopped_is_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with serving(factory(), checkpoints=tmp_path) as server, peer_of(server.addresses[0]) as peer:
+        generation = peer.opens(feed="").generation
+        peer.say(say.Attached(generation=generation, plane="frames", reason=""))
+        peer.hear(say.Batches)
+        stalled = Stalled(monkeypatch, server)
+        stop = Serving.stop
+
+        def stop_and_go_on(serving: Serving, reason: str) -> None:
+            stop(serving, reason)
+            stalled.go_on.set()
+
+        monkeypatch.setattr(Serving, "stop", stop_and_go_on)
+        peer.say(used(generation, 0))
+        assert stalled.entered.wait(WAIT_S)
+        peer.say(used(generation, 1))
+        server.close()
+    assert step_in(tmp_path) == 1
 
 
 def test_when_all_has_been_used_the_end_is_stored(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,11 +14,12 @@ import feeder
 from conformance.served import reading, serving
 from feeder.protocol import messages as say
 from feeder.transport import feeds as served_feeds
+from feeder.transport import reading as reading_module
 from feeder.transport.desk import Desk
 from feeder.transport.feeds import ServedFeed
 from feeds import make
 from fetches import BATCH_SIZE, make_fetch, make_rows
-from unit.peers import OPEN, WAIT_S, peer_of, used
+from unit.peers import OPEN, WAIT_S, Stalled, peer_of, used
 
 LEASE_S = 0.3
 
@@ -43,13 +45,15 @@ def test_a_hung_consumer_loses_its_queue_after_its_lease_and_not_before() -> Non
     heard = Heard("was not heard of")
     logging.getLogger("feeder").addHandler(heard)
     try:
-        with serving(factory, lease=LEASE_S) as server, peer_of(server.addresses[0]) as peer:
+        with serving(factory) as server, peer_of(server.addresses[0]) as peer:
             peer.say(say.Open(**(OPEN | {"feed": ""})))
             generation = peer.hear(say.Opened).generation
             peer.say(say.Attached(generation=generation, plane="frames", reason=""))
             peer.hear(say.Batches)
             with pytest.raises(feeder.LeaseLost, match="somebody"):
                 feeder.connect(server.addresses[0])
+            server._desks["train"].lease_s = LEASE_S
+            peer.say(used(generation, 0))
             assert heard.event.wait(WAIT_S)
             with reading(server) as consumer:
                 assert next(consumer).step == 0
@@ -69,13 +73,44 @@ def test_a_consumer_that_rests_keeps_its_queue(monkeypatch: pytest.MonkeyPatch) 
             renewed.release()
 
     monkeypatch.setattr(Desk, "use", count)
-    with serving(factory, lease=LEASE_S) as server, reading(server) as consumer:
+    monkeypatch.setattr(reading_module, "_TELL_S", 0.1)
+    with serving(factory, lease=1.0) as server, reading(server) as consumer:
         next(consumer)
-        for _ in range(7):  # more than two leases
+        for _ in range(21):  # more than two leases
             assert renewed.acquire(timeout=WAIT_S)
         with pytest.raises(feeder.LeaseLost):
             feeder.connect(server.addresses[0])
         assert next(consumer).step == 1
+
+
+def test_a_lease_that_was_renewed_in_time_outlives_a_stall_of_the_server(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with serving(factory) as server, peer_of(server.addresses[0]) as peer:
+        generation = peer.opens(feed="").generation
+        stalled = Stalled(monkeypatch, server)
+        server._desks["train"].lease_s = LEASE_S
+        peer.say(used(generation, 0))
+        assert stalled.entered.wait(WAIT_S)
+        peer.say(used(generation, 0))
+        lease = server._desks["train"].leases[0]
+        assert lease is not None
+        while time.monotonic() < lease.expires:
+            threading.Event().wait(0.01)
+        stalled.go_on.set()
+        while len(stalled.expired) < 2:
+            threading.Event().wait(0.01)
+    assert stalled.expired == [0, 0]
+
+
+def test_a_feed_that_is_closed_is_not_begun_again() -> None:
+    config = factory()["train"].streams[0].config
+    recipe: Any = SimpleNamespace(name="train", config=config)
+    feed = ServedFeed(recipe, SimpleNamespace(drop=lambda: None), lambda: None)  # type: ignore[arg-type]
+    feed.close()
+    feed.begin(None, [0])
+    feed.run_maker()
+    assert (feed.run, feed.failure) == (None, None)
 
 
 def test_a_feed_that_is_begun_again_too_often_waits(monkeypatch: pytest.MonkeyPatch) -> None:
