@@ -27,6 +27,23 @@ settings.load_profile("feeder")
 
 FAILED = pytest.StashKey[bool]()
 
+CLUSTER_TEST_S = 240
+"""How long a test on a Ray cluster may take, the cluster's start with the first one."""
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests on a Ray cluster come last: it stays until the session ends, beside all that follow."""
+    for item in filter(is_on_cluster, items):
+        item.add_marker(pytest.mark.timeout(CLUSTER_TEST_S))
+    items.sort(key=is_on_cluster)
+
+
+def is_on_cluster(item: pytest.Item) -> bool:
+    return isinstance(item, pytest.Function) and (
+        hasattr(item, "callspec") and item.callspec.params.get("place") == "ray"
+    )
+
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
