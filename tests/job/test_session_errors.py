@@ -160,19 +160,20 @@ def test_nodes_work_at_the_same_time() -> None:
 def test_a_node_that_fails_does_not_wait_for_one_that_waits_for_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(feeder.job.local, "STOP_DEADLINE_S", 0.05)
-    gate = threading.Event()
+    entered, gate = threading.Event(), threading.Event()
 
     def fail(workspace: Any) -> None:
+        assert entered.wait(10.0)
         raise jobs.Odd
 
     with Job() as job:
         Task(fail, node=NODES[0])
-        Task(lambda workspace: gate.wait(10.0), node=NODES[1], name="wait")
+        Task(lambda workspace: (entered.set(), gate.wait(10.0)), node=NODES[1], name="wait")
     feeder.job.epoch_limiter(job, 1)
     session = LocalSession()
     with pytest.raises(jobs.Odd):
         JobRunner(job).train(session)
+    monkeypatch.setattr(feeder.job.local, "STOP_DEADLINE_S", 0.05)
     with pytest.raises(feeder.StuckWorkerError, match="node trainer_1") as caught:
         session.close()
     assert "gate.wait" in str(caught.value)

@@ -12,6 +12,9 @@ from feeder.checkpoint.store import CheckpointStore
 from feeder.job import JobRunner, LocalHostSession, LocalSession, MultiNodeCheckpointManager
 from jobs import NODES, NUM_EPOCHS, TOTALS
 
+# A thread of the library's own opens and closes connections.
+pytestmark = pytest.mark.foreign_sockets
+
 
 def test_totals_are_those_of_the_original_from_every_epoch(url: str) -> None:
     for start in (None, *range(NUM_EPOCHS + 1)):

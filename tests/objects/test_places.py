@@ -18,6 +18,9 @@ from feeder.checkpoint.store import CheckpointStore
 from objects.conftest import use
 from unit.small import Aside, Pure, ids, make
 
+# A thread of the library's own opens and closes connections.
+pytestmark = pytest.mark.foreign_sockets
+
 
 def overwrite(url: str, name: str, change: Callable[[bytes], bytes]) -> None:
     """Damage a checkpoint, in whatever place it lies."""

@@ -69,12 +69,14 @@ def test_a_call_that_returned_while_nobody_waited_is_not_late() -> None:
 
     def fetch(call: feeder.Call) -> Any:
         if call.index == 1:
-            go_on.wait(0.5)
+            go_on.wait(1.5)
         return [np.full(4, call.index)]
 
-    with make(fetch, ["x"], 4, timeout=0.1, num_worker_threads=1) as coordinator:
-        assert next(coordinator["train"])["x"][0] == 0
+    with make(fetch, ["x"], 4, timeout=1.0, num_worker_threads=1) as coordinator:
         feed = coordinator["train"]
+        while not feed.stats()["queued_batches"]:
+            go_on.wait(0.01)
+        assert next(feed)["x"][0] == 0
         while feed.stats()["fetch_calls"] < 2:
             go_on.wait(0.01)
         assert next(feed)["x"][0] == 1
@@ -85,8 +87,11 @@ def test_a_timeout_amid_retries_names_what_was_raised() -> None:
         raise OSError("the disk is gone")
 
     with make(fetch, ["x"], 4, timeout=0.3, retries=9, retry_backoff_s=0.2) as coordinator:
+        feed = coordinator["train"]
+        while not feed.stats()["fetch_errors"]:
+            threading.Event().wait(0.01)
         with pytest.raises(feeder.FetchTimeout, match="raised OSError: the disk is gone") as got:
-            next(coordinator["train"])
+            next(feed)
         assert isinstance(got.value.__cause__, OSError)
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from typing import Any
 
 import pytest
 
 import feeder
 from conformance.served import reading, serving
-from unit.small import Counted, Pure, Seekable, ids, make
+from unit.small import WAIT_S, Counted, Pure, Seekable, ids, make
 
 
 @pytest.mark.parametrize("fetch", [Pure, Seekable])
@@ -34,8 +36,11 @@ def test_workers_that_have_only_been_called_ahead_are_put_back(retries: int) -> 
     fetch = Seekable(1000, 3)
     with make(fetch, max_buffered_batches=40, **settings) as coordinator:
         got = ids([next(coordinator["train"])])
+        ends = time.monotonic() + WAIT_S
+        while sum(list(fetch.calls.values())) <= 2:
+            assert time.monotonic() < ends
+            threading.Event().wait(0.01)
         with serving(coordinator) as server, reading(server) as consumer:
-            assert sum(fetch.calls.values()) > 2
             got += ids(next(consumer) for _ in range(10))
     assert got == expected[: len(got)]
 

@@ -98,8 +98,9 @@ def test_every_row_is_counted_once_at_each_hand_over(fetch: Any, threads: int | 
     assert stats["batches"] == stats["handed_batches"] == -(-rows // 4)
     # A pure function may be called beyond its end; a ring has called what it needs.
     assert stats["fetch_rows"] >= rows
-    assert sum(stats[k] for k in stats if k.endswith("/calls")) == stats["fetch_calls"]
     assert stats["queue/0/waiting"] == stats["queued_batches"] == 0
+    stats = coordinator["train"].stats()  # nobody counts any more
+    assert sum(stats[k] for k in stats if k.endswith("/calls")) == stats["fetch_calls"]
 
 
 def test_the_keys_that_there_were_are_there() -> None:
@@ -219,27 +220,27 @@ def test_a_wait_under_way_is_counted() -> None:
         taking = Aside(lambda: list(coordinator["train"]))
         assert fetch.entered.wait(WAIT_S)
         before, ends = only(coordinator), time.monotonic() + WAIT_S
-        while only(coordinator).queues[0].wait_s < before.queues[0].wait_s + 0.02:
-            assert time.monotonic() < ends
+        grown: dict[str, float] = {"": 0.0}
+        while min(grown.values()) < 0.02:
+            assert time.monotonic() < ends, grown
             threading.Event().wait(0.005)
-        after = only(coordinator)
+            after = only(coordinator)
+            grown = {
+                "trainer": after.queues[0].wait_s - before.queues[0].wait_s,
+                "enqueuer": after.chunks_wait_s - before.chunks_wait_s,
+                "worker": after.workers[0].wait_s - before.workers[0].wait_s,
+                "call": after.workers[0].fetch_s - before.workers[0].fetch_s,
+            }
         fetch.release()
         taking.result()
-    grown = {
-        "trainer": after.queues[0].wait_s - before.queues[0].wait_s,
-        "enqueuer": after.chunks_wait_s - before.chunks_wait_s,
-        "worker": after.workers[0].wait_s - before.workers[0].wait_s,
-        "call": after.workers[0].fetch_s - before.workers[0].fetch_s,
-    }
-    assert all(seconds >= 0.01 for seconds in grown.values()), grown
-    assert after.workers[0].running_s >= 0.01
+    assert after.workers[0].running_s >= 0.02
     assert after.room_wait_s == 0.0
 
 
 def test_a_feed_that_waits_for_its_trainer_says_so() -> None:
     with make(Pure(10_000, 4), max_buffered_batches=2) as coordinator:
         next(coordinator["train"])
-        before, ends = only(coordinator), time.monotonic() + WAIT_S
+        before, ends = once_it_waits_for_room(coordinator), time.monotonic() + WAIT_S
         while only(coordinator).room_wait_s < before.room_wait_s + 0.02:
             assert time.monotonic() < ends
             threading.Event().wait(0.005)
@@ -250,6 +251,18 @@ def test_a_feed_that_waits_for_its_trainer_says_so() -> None:
     assert after.buffered_rows >= after.limit_rows == 8
 
 
+def once_it_waits_for_room(coordinator: feeder.Coordinator) -> FeedFigures:
+    last, ends = only(coordinator), time.monotonic() + WAIT_S
+    while time.monotonic() < ends:
+        threading.Event().wait(0.005)
+        before, last = last, only(coordinator)
+        calls = [[worker.calls for worker in feed.workers] for feed in (before, last)]
+        is_idle = not any(worker.running_s for worker in last.workers)
+        if is_idle and calls[0] == calls[1] and last.room_wait_s > before.room_wait_s:
+            return last
+    pytest.fail(f"it does not wait: {last}")
+
+
 # ---- the position
 
 
@@ -258,9 +271,14 @@ def test_the_age_of_the_position_is_that_of_the_last_question() -> None:
         feed = coordinator["train"]
         for ask in (feed.state_dict, coordinator.snapshot, coordinator.state_dict):
             threading.Event().wait(0.01)
-            old = only(coordinator).position_age_s
+            old = asked_at(coordinator)
             ask()
-            assert only(coordinator).position_age_s < old
+            assert asked_at(coordinator) > old
+
+
+def asked_at(coordinator: feeder.Coordinator) -> float:
+    figures = coordinator.figures()
+    return figures.at_s - figures.feeds[0].position_age_s
 
 
 # ---- how a feed is

@@ -94,6 +94,16 @@ def look(read: Callable[[], Figures], seconds: float = LOOK_S) -> Verdict:
     return judge(before, after, last.at_s - first.at_s)
 
 
+def look_for(kind: str, read: Callable[[], Figures], seconds: float = LOOK_S) -> Verdict:
+    """Return the verdict on the one feed, looking three times at most for one of a kind: where the
+    machine stood still for most of a look, that was another situation."""
+    verdict = look(read, seconds)
+    for _ in range(2):
+        if verdict.kind != kind:
+            verdict = look(read, seconds)
+    return verdict
+
+
 @contextmanager
 def training(
     coordinator: feeder.Coordinator, *step_s: float, burst: int = 1
