@@ -12,7 +12,7 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-JOIN_S = 1.0
+JOIN_S = 10.0
 """How long a thread that has done its work may take to end, in seconds."""
 
 

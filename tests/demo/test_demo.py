@@ -184,7 +184,7 @@ def test_a_server_that_fails_by_itself_is_told(
 ) -> None:
     command = [sys.executable, "-c", "raise SystemExit('no server today')"]
     monkeypatch.setattr(supervisor, "server_command", lambda *arguments: command)
-    monkeypatch.setattr(supervisor, "RUN_LIMIT_S", 1.0)
+    monkeypatch.setattr(supervisor, "RUN_LIMIT_S", 4.0)
     assert demo.main([*QUICK, f"--output={output}"]) == 1
     assert "no server today" in capsys.readouterr().out
 

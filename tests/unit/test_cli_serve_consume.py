@@ -359,7 +359,10 @@ def test_serve_refuses_other_hosts_without_keys() -> None:
         assert digest_in(run("consume", f"tcp://127.0.0.1:{port}")) == digest(in_process())
 
 
-def test_serve_lets_in_clients_with_keys_alone(capsys: pytest.CaptureFixture[str]) -> None:
+def test_serve_lets_in_clients_with_keys_alone(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(answering, "ANSWER_S", 10.0)
     assert cli.main(["keygen", "keys"]) == 0
     with serving("make", "--bind=tcp://127.0.0.1:0", "--keys=keys") as (_, line):
         address = line.split()[-1]
@@ -569,7 +572,10 @@ def test_meter_digests_arrays_of_every_layout() -> None:
 # ---- doctor ADDR
 
 
-def test_doctor_finds_a_server_and_takes_no_queue(capsys: pytest.CaptureFixture[str]) -> None:
+def test_doctor_finds_a_server_and_takes_no_queue(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(answering, "ANSWER_S", 10.0)
     with serving("make", "--bind=ipc://a") as (_, line):
         address = line.split()[-1]
         for _ in range(2):
@@ -581,13 +587,13 @@ def test_doctor_finds_a_server_and_takes_no_queue(capsys: pytest.CaptureFixture[
 def test_doctor_tells_silence_and_strangers(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(answering, "ANSWER_S", 0.3)
+    monkeypatch.setattr(answering, "ANSWER_S", 1.0)
     with socket.create_server(("127.0.0.1", 0)) as stranger:
         port = stranger.getsockname()[1]
         addresses = ["ipc://nobody", f"tcp://127.0.0.1:{port}", "tcp://*:5"]
         assert cli.main(["doctor", *addresses]) == 1
     lines = capsys.readouterr().out.splitlines()[-3:]
     assert all(line.startswith("problem ") for line in lines)
-    assert "nobody listens there (0.3 s waited)" in lines[0]
+    assert "nobody listens there (1 s waited)" in lines[0]
     assert "somebody listens there, but does not answer" in lines[1]
     assert "one to listen at" in lines[2]

@@ -147,4 +147,4 @@ def test_a_stop_wakes_an_enqueuer_in_the_middle_of_a_group(monkeypatch: pytest.M
     for _ in range(2):  # of the second device, so that the first is full when it wants more
         next(feed.on(1))
     assert waits.wait(WAIT_S)
-    assert coordinator.stop(deadline_s=2.0) is True
+    assert coordinator.stop(deadline_s=WAIT_S) is True

@@ -35,7 +35,7 @@ from feeder.transport.security import (
 )
 
 LOOPBACK = parse("tcp://127.0.0.1:0")
-TOLD_MS = 2000
+TOLD_MS = 6000
 """How soon a refusal must be told."""
 
 
@@ -199,12 +199,12 @@ def test_a_half_open_handshake_is_closed() -> None:
     with Security(is_server=True) as security:
         router = security.make_router(4)
         address = bind(router, LOOPBACK)
-        with socket.create_connection((address.host, address.port), 4) as peer:
+        with socket.create_connection((address.host, address.port), 10) as peer:
             peer.sendall(b"\xff\x00\x00\x00")
             start = time.monotonic()
             while peer.recv(4096):
                 pass
-            assert time.monotonic() - start < 3.5
+            assert time.monotonic() - start < 8
 
 
 def test_an_oversize_frame_ends_the_connection() -> None:
@@ -284,7 +284,7 @@ def test_a_context_closes_with_unsent_messages_and_open_sockets(num_times: int) 
     start = time.monotonic()
     for _ in range(num_times):
         security.close()
-    assert time.monotonic() - start < 1
+    assert time.monotonic() - start < 5
     assert router.closed and monitor.closed and lonely.closed and security.context.closed
 
 
@@ -295,7 +295,7 @@ def test_events_nobody_reads_do_not_stop_the_server() -> None:
         monitor = watch(router)
         address = bind(router, LOOPBACK)
         for _ in range(1200):
-            socket.create_connection((address.host, address.port), 2).close()
+            socket.create_connection((address.host, address.port), 10).close()
         assert refusal(None, address) is None
         assert sum(1 for _ in events_of(monitor, 0)) > 2000
         unwatch(router, monitor)
