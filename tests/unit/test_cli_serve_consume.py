@@ -377,14 +377,20 @@ def test_serve_lets_in_clients_with_keys_alone(
         assert "give keys to both or to neither" in capsys.readouterr().out
 
 
-def test_serve_is_ready_soon() -> None:
-    """The best of three: the figure is for a machine that does nothing else."""
-    times = []
-    for _ in range(3):
+def test_serve_is_ready_soon(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes not much longer than Python with what every server imports: twice as long where
+    the machine does nothing else. What is compiled is kept, as where the library is installed."""
+    monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
+    monkeypatch.setenv("PYTHONPYCACHEPREFIX", str(folder / "compiled"))
+    bare, times = [], []
+    for _ in range(5):
+        began = time.monotonic()
+        subprocess.run([sys.executable, "-c", "import numpy, zmq, msgspec"], check=True)
+        bare.append(time.monotonic() - began)
         began = time.monotonic()
         with serving("make"):
             times.append(time.monotonic() - began)
-    assert min(times) < 0.6
+    assert min(times) < 5 * min(bare)
 
 
 # ---- consume
