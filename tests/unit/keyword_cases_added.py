@@ -110,7 +110,7 @@ def order(init: Init) -> None:
         return held(worker_id, batch_size) if worker_id == 0 else rest(worker_id, batch_size)
 
     rest = Counted(3, 4)
-    with own(init, fetch, order="arrival", timeout=0.5) as coordinator:
+    with own(init, fetch, order="arrival", timeout=3.0) as coordinator:
         try:
             assert ids([next(coordinator["train"])]) == [10_001, 10_002, 10_003, 10_004]
         finally:
@@ -125,7 +125,7 @@ def num_threads(init: Init) -> None:
     def meet(call: feeder.Call) -> Any:
         if call.index >= 3:
             raise StopIteration
-        meeting.wait(1.0)  # nobody goes on before three calls are under way
+        meeting.wait(4.0)  # nobody goes on before three calls are under way
         return chunk(0, call.index, 4)
 
     assert len(drain(init, meet, num_worker_threads=1, num_threads=3)) == 3
@@ -168,11 +168,13 @@ def retries(init: Init) -> None:
 
 @case
 def retry_backoff_s(init: Init) -> None:
-    """Is how long the first retry waits."""
-    fetch = Unsteady(1)
-    drain(init, fetch, retries=1, retry_backoff_s=1.2)
-    first, second = fetch.times
-    assert second - first >= 1.2
+    """Is how long the first retry waits; the next waits twice as long."""
+    fetch = Unsteady(2)
+    drain(init, fetch, retries=2, retry_backoff_s=0.05)
+    first, second, third = fetch.times
+    assert second - first >= 0.05
+    assert third - second >= 0.1
+    assert third - first < 2.9  # by default they wait for a second and for two
 
 
 @case

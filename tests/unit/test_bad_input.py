@@ -246,22 +246,23 @@ def test_none_for_longer_than_the_timeout_is_an_error() -> None:
         return None if (worker_id == 1 and call >= 1) else chunk(worker_id, call, 4)
 
     calls: dict[int, int] = {}
-    error = expect_error(make(fetch, timeout=0.05), feeder.FetchTimeout, 12)
+    error = expect_error(make(fetch, timeout=1.0), feeder.FetchTimeout, 12)
     assert str(error) == (
-        "worker 1, call 1: no chunk for 0.05 s; raise timeout, or end the epoch with StopIteration"
+        "worker 1, call 1: no chunk for 1.0 s; raise timeout, or end the epoch with StopIteration"
     )
     assert (error.worker_id, error.call) == (1, 1)
 
 
 def test_a_fetch_that_does_not_return_in_time_is_shown_with_its_stack() -> None:
     fetch = Held(chunks_before=1)
-    coordinator = make(fetch, timeout=0.05, num_worker_threads=1)
+    coordinator = make(fetch, timeout=1.0, num_worker_threads=1)
     with coordinator:
         assert len(next(coordinator["train"])["id"]) == 4
+        assert fetch.entered.wait(WAIT_S)
         with pytest.raises(feeder.FetchTimeout) as caught:
             next(coordinator["train"])
         fetch.release()
-    assert str(caught.value).startswith("worker 0, call 1: no chunk for 0.05 s; ")
+    assert str(caught.value).startswith("worker 0, call 1: no chunk for 1.0 s; ")
     (note,) = caught.value.__notes__
     assert note.startswith("the call has not returned:\n")
     assert "self._released.wait(WAIT_S)" in note
@@ -275,7 +276,7 @@ def test_a_fetch_that_never_returns_is_named_with_its_stack_at_the_stop(
     coordinator.start()
     assert fetch.entered.wait(WAIT_S)
     with caplog.at_level(logging.ERROR, logger="feeder"):
-        assert coordinator.stop(deadline_s=0.05) is False
+        assert coordinator.stop(deadline_s=1.0) is False
     fetch.release()
     (record,) = caplog.records
     assert record.message.startswith("1 threads did not end within ")
