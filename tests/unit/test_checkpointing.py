@@ -311,8 +311,9 @@ def test_a_mistake_of_the_code_is_no_failed_save(
         with pytest.raises(feeder.CheckpointError, match=told) as caught:
             for _ in range(26):
                 next(coordinator["train"])
-                assert wait_until(lambda: caplog.records)
+                store.wait()  # the next is stored once the feed has been told of the first
         assert isinstance(caught.value.__cause__, ZeroDivisionError)
+    assert "the thread that writes checkpoints failed" in caplog.text
     assert coordinator.checkpoint_stats()["failed_saves"] == 0
 
 
