@@ -7,6 +7,7 @@ keyword, and see that the case notices.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -112,6 +113,10 @@ def most_buffered(init: Init, limit: int, fetch_rows: Callable[[int], Any], **bo
         return fetch_rows(num_rows)
 
     with own(init, fetch, num_worker_threads=1, **bound) as coordinator:
+        pause, until = threading.Event(), time.monotonic() + WAIT_S
+        while not (exceeded.is_set() or coordinator["train"].stats()["fetchers_wait_s"]):
+            assert time.monotonic() < until
+            pause.wait(0.001)
         assert not exceeded.wait(0.3)
         assert sum(len(batch["id"]) for batch in coordinator["train"]) == 160
     assert exceeded.is_set()

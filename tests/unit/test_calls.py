@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import feeder
-from unit.small import Counted, Held, Pure, chunk, ids, make
+from unit.small import WAIT_S, Counted, Held, Pure, chunk, ids, make
 
 
 def test_a_chunk_arrives_though_the_next_call_of_its_worker_does_not_return() -> None:
@@ -22,7 +22,7 @@ def test_a_chunk_arrives_though_the_next_call_of_its_worker_does_not_return() ->
         return chunk(worker_id, calls[worker_id] - 1, 1 + 2 * worker_id)
 
     calls: Counter[int] = Counter()
-    with make(fetch, timeout=1.0) as coordinator:
+    with make(fetch, timeout=5.0) as coordinator:
         try:
             assert ids([next(coordinator["train"])]) == [1, 10_001, 10_002, 10_003]
         finally:
@@ -115,16 +115,18 @@ def test_none_takes_no_place_and_is_asked_again() -> None:
 
 def test_a_fetch_that_is_asked_in_vain_is_not_asked_at_full_speed() -> None:
     calls = [0]
-    enough = threading.Event()
+    again, enough = threading.Event(), threading.Event()
 
     def fetch(worker_id: int, batch_size: int) -> Any:
         calls[0] += 1
+        if calls[0] > 1:
+            again.set()
         if calls[0] > 100:
             enough.set()
 
     with make(fetch, num_worker_threads=1):
         assert not enough.wait(0.2)
-    assert calls[0] > 1
+        assert again.wait(WAIT_S)
 
 
 def test_the_fetch_function_is_not_called_before_the_start() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -42,6 +42,14 @@ def channel(monkeypatch: pytest.MonkeyPatch) -> Iterator[Channel]:
     )
     yield channel
     channel.close()
+
+
+def wait_until(condition: Callable[[], Any]) -> None:
+    """Wait for something that other threads do; what they do wakes nobody here."""
+    pause, until = threading.Event(), time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < until
+        pause.wait(0.001)
 
 
 def acquire(channel: Channel) -> Lane:
@@ -86,6 +94,7 @@ def test_beside_a_busy_merge_one_computes(channel: Channel) -> None:
     make_busy(channel)
     first = acquire(channel)
     second = Fetcher(channel)
+    wait_until(lambda: channel._num_idle == 1)
     assert not second.has_one.wait(0.05)
     release(channel, first)
     third = acquire(channel)
@@ -161,6 +170,7 @@ def test_the_merge_is_one_threads_at_a_time(aloof: Channel) -> None:
     enqueuer = Aside(lambda: aloof.collect(0))
     lead(aloof)
     other = Fetcher(aloof)
+    wait_until(lambda: aloof._num_idle == 1)
     with aloof._lock:
         aloof._arrived.notify()  # Whatever wakes it, the enqueuer stays where it is.
     assert not other.has_one.wait(0.05)
@@ -255,8 +265,8 @@ def test_beside_a_lead_what_a_slow_call_has_got_before_is_taken_at_each_look(
     slow = acquire(aloof)
     slow.chunks.append((np.zeros(1),))
     enqueuer = Aside(lambda: aloof.collect(1))
-    monkeypatch.setattr(channel_module, "GRACE_S", 0.0)
     lead(aloof, NUM_LANES - 1)
+    monkeypatch.setattr(channel_module, "GRACE_S", 0.0)
     with aloof._lock:
         aloof._arrived.notify()
     assert taken.wait(WAIT_S)

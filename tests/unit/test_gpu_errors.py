@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import threading
+import time
 from collections.abc import Iterator
 from itertools import islice
 from typing import Any
@@ -15,7 +17,7 @@ from conformance.served import reading, serving
 from feeder.devices.cuda.queue import CudaQueue
 from standin.gpu import Machine, StandinError, assert_sound, installed
 from standin.numbered import registered_batch
-from unit.small import Aside, Pure, make
+from unit.small import WAIT_S, Aside, Pure, make
 
 
 @pytest.fixture
@@ -38,6 +40,14 @@ def fail_of(batches: Any) -> tuple[list[int], feeder.FeedError]:
         for batch in batches:
             steps.append(batch.step)
     return steps, caught.value
+
+
+def wait_until_left(server: feeder.Server) -> None:
+    """Wait until the server has heard that its one consumer has left."""
+    pause, until = threading.Event(), time.monotonic() + WAIT_S
+    while server.figures().feeds[0].queues[0].consumer is not None:
+        assert time.monotonic() < until
+        pause.wait(0.001)
 
 
 # ---- asking for what is not there
@@ -144,7 +154,8 @@ def test_a_consumer_is_told_of_a_dtype_that_its_device_lacks(machine: Machine) -
         reading(server, device="cuda:1") as consumer,
     ):
         steps, error = fail_of(consumer)
-        # It has left its queue: the server would send what cannot be taken.
+        # It leaves its queue: the server would send what cannot be taken.
+        wait_until_left(server)
         with reading(server) as other:
             assert next(other).step == 0
     assert (steps, type(error)) == ([], feeder.ConfigError)

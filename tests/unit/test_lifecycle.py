@@ -84,12 +84,13 @@ def test_positions_may_be_asked_for_at_any_time() -> None:
 
 
 def test_start_and_stop_may_be_said_twice() -> None:
-    coordinator = make(Pure())
+    # More than fits in, so that no thread comes to its end before a batch is taken.
+    coordinator = make(Pure(100), max_buffered_batches=1)
     coordinator.start()
     threads = feeder_threads()
     coordinator.start()
     assert feeder_threads() == threads
-    assert ids(coordinator["train"]) == ids_of_a_fresh_feed()
+    assert ids(coordinator["train"]) == [100 * call + i for call in range(100) for i in (1, 2, 3)]
     assert coordinator.stop() is True
     assert coordinator.stop() is True
     assert feeder_threads() == []
