@@ -122,7 +122,7 @@ def stop_while_everything_is_full(coordinator: Coordinator, fetch: Counted) -> N
     assert fetch.announced.wait(WAIT_S)
     began = time.monotonic()
     assert coordinator.stop() is True
-    assert time.monotonic() - began < 1.0
+    assert time.monotonic() - began < 4.0  # and not at the deadline, 5 s
     assert not feeder_threads()
 
 

@@ -157,7 +157,7 @@ def test_what_a_call_that_does_not_return_has_got_before_is_delivered(
 
 
 def test_a_call_that_does_not_return_is_told_after_the_timeout(quick: bool, held: Endless) -> None:
-    with make(held, num_worker_threads=2, timeout=0.2) as coordinator:
+    with make(held, num_worker_threads=2, timeout=1.0) as coordinator:
         feed = coordinator["train"]
         got = ids(next(feed) for _ in range(5))
         assert got == [100_000 * (i % 2) + i // 2 for i in range(20)]
