@@ -253,26 +253,81 @@ def test_records_that_are_alike_are_parsed_like_the_others(
     for _ in range(3):
         random.shuffle(values)
         parsed = parser.parse([memoryview(value) for value in values])
-        samples, data = iter(parsed.samples), iter(parsed.data)
+        sound = zip(parsed.labels.tolist(), parsed.shapes, parsed.data, strict=True)
         for i, value in enumerate(values):
             try:
                 wanted = keep(parse_datum(value))
             except ValueError as error:
                 assert str(parsed.errors[i]) == str(error)
             else:
-                assert next(samples) == wanted
-                assert next(data) == value[wanted.start : wanted.stop]
-        assert next(samples, None) is next(data, None) is None
+                data = value[wanted.start : wanted.stop]
+                assert next(sound) == (wanted.label, wanted.shape, data)
+        assert next(sound, None) is None
+
+
+@settings(max_examples=300)
+@given(
+    st.sampled_from([7, 14, 21, 28, 31, 32]).flatmap(
+        lambda bits: st.lists(
+            st.integers(0, 2**bits - 1) if bits < 32 else st.integers(-(2**31), -1), min_size=2
+        )
+    ),
+    st.sampled_from([{}, {"encoded": True}, {"float_data": [1.5]}]),
+    st.lists(st.integers(0, 1), min_size=1, max_size=5),
+)
+def test_labels_of_records_that_are_alike(labels: list[int], rest: Any, odd: list[int]) -> None:
+    def value(label: int, **more: Any) -> memoryview:
+        datum = Datum(height=5, data=b"abc", label=label, **{**rest, **more})
+        return memoryview(datum.SerializeToString())
+
+    def read(datum: Any) -> Sample:
+        return Sample(datum.start, datum.stop, (int(datum.encoded or 0),), datum.label or 0)
+
+    parser = SampleParser(read)
+    for _ in range(2):
+        assert parser.parse([value(label) for label in labels]).labels.tolist() == labels
+    others = [value(labels[i % len(labels)], encoded=bool(flag)) for i, flag in enumerate(odd)]
+    parsed = parser.parse(others)
+    assert parsed.labels.tolist() == [labels[i % len(labels)] for i in range(len(odd))]
+    assert parsed.shapes == [(flag,) for flag in odd]
+    assert [bytes(data) for data in parsed.data] == [b"abc"] * len(odd)
+
+
+@pytest.mark.parametrize(
+    "tails",
+    [
+        [b"\x28\x05\x28\x06", b"\x28\x05\x28\x07", b"\x28\x06\x28\x07"],
+        [b"\x28\x85\x00", b"\x28\x86\x01", b"\x28\x05\x38"],
+        [b"\x28\x05\x38\x00", b"\x28\x06\x38\x01", b"\x38\x00\x28\x07"],
+        [b"\xa8\x00\x05", b"\xa8\x00\x06", b"\x28\x85\x01"],
+        [b"\x28" + b"\xff" * 9 + b"\x01", b"\x28" + b"\xfe" * 9 + b"\x7f"],
+        [b"\x63\x28\x05\x64", b"\x63\x28\x06\x64"],
+    ],
+)
+def test_tails_that_look_alike(tails: list[bytes]) -> None:
+    head = Datum(height=5, data=b"abc").SerializeToString()
+    parser = SampleParser(keep)
+    for _ in range(3):
+        for chosen in (tails[:1], tails[:2], tails):
+            values = [memoryview(head + tail) for tail in chosen]
+            parsed = parser.parse(values)
+            wanted = {}
+            for i, value in enumerate(values):
+                try:
+                    wanted[i] = keep(parse_datum(value)).label
+                except ValueError as error:
+                    assert str(parsed.errors[i]) == str(error)
+            assert parsed.labels.tolist() == list(wanted.values())
 
 
 def test_the_memory_of_parsed_records_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(datums, "_MAX_TAILS", 10)
     parser = SampleParser(keep)
     values = [
-        memoryview(Datum(data=b"abc", label=label).SerializeToString()) for label in range(100)
+        memoryview(Datum(data=b"abc", label=label).SerializeToString()) for label in range(100, 200)
     ]
     for _ in range(2):
-        assert [s.label for s in parser.parse(values).samples] == list(range(100))
+        assert parser.parse(values).labels.tolist() == list(range(100, 200))
         assert len(parser._alike.samples) <= 10
 
 
@@ -284,9 +339,9 @@ def test_records_with_the_same_tail_are_not_taken_for_each_other() -> None:
     ]
     parser = SampleParser(keep)
     for _ in range(2):
-        assert [s.shape for s in parser.parse(values[:1]).samples] == [(5,)]
+        assert parser.parse(values[:1]).shapes == [(5,)]
         parsed = parser.parse(values)
-        assert [s.shape for s in parsed.samples] == [(5,), (6,), (5,), (6,)]
+        assert parsed.shapes == [(5,), (6,), (5,), (6,)]
         assert list(parsed.errors) == [3]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from operator import itemgetter
 from typing import Any, Literal, Unpack, get_args
 
 import numpy as np
@@ -21,8 +20,6 @@ from workers.sources.reading import Columns, OnError
 from workers.sources.source import Source
 
 Layout = Literal["HWC", "CHW"]
-
-_SHAPE, _LABEL = (itemgetter(Sample._fields.index(name)) for name in ("shape", "label"))
 
 
 def caffe_lmdb(
@@ -139,17 +136,16 @@ class CaffeRecords(LmdbRecords):
     def read(self, indices: NDArray[np.int64], call: Call) -> Columns | None:
         """Read and decode records."""
         with self._store.values(indices, self._faults) as (records, values):
-            samples, data, errors = self._parser.parse(values)
+            labels, shapes, data, errors = self._parser.parse(values)
             for i, error in errors.items():
                 self._faults.report(self.name(records[i]), error)
             if errors:
                 records = [record for i, record in enumerate(records) if i not in errors]
             if not records:
                 return None
-            labels = np.fromiter(map(_LABEL, samples), np.int32, len(samples))
             if self._column is None:
                 return (labels,)
-            blobs = Blobs(records, data, list(map(_SHAPE, samples)), self.name)
+            blobs = Blobs(records, data, shapes, self.name)
             readable, columns = self._column.make(blobs, call, self._faults)
         if readable is not None:
             if not readable:

@@ -6,6 +6,9 @@ from collections.abc import Callable, Sequence
 from operator import itemgetter
 from typing import Any, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from workers.sources.reading import JOIN_BYTES, EvenRows
 from workers.sources.wire import BYTES, VARINT, Data, WireError, fields, int32
 
@@ -60,15 +63,64 @@ class Sample(NamedTuple):
     label: int
 
 
+_SHAPE_OF, _LABEL_OF = (itemgetter(Sample._fields.index(name)) for name in ("shape", "label"))
+
+
 class Parsed(NamedTuple):
     """What became of some records."""
 
-    samples: list[Sample]
-    """The sound ones."""
+    labels: NDArray[np.int32]
+    """Of the sound ones."""
+    shapes: Sequence[tuple[int, ...] | None]
+    """Of the sound ones."""
     data: Sequence[memoryview]
     """Their data, of small records alone copied."""
     errors: dict[int, ValueError]
     """What is wrong with the others, by their place among all."""
+
+
+def _parsed(
+    samples: Sequence[Sample], data: Sequence[memoryview], errors: dict[int, ValueError]
+) -> Parsed:
+    labels = np.fromiter(map(_LABEL_OF, samples), np.int32, len(samples))
+    return Parsed(labels, list(map(_SHAPE_OF, samples)), data, errors)
+
+
+class _Tail(NamedTuple):
+    """What stands after the data of a record: bytes that others share, but for its label."""
+
+    octets: bytes
+    start: int
+    """Where the varint of the label starts."""
+    stop: int
+    """Where it ends."""
+    sample: Sample
+
+    @classmethod
+    def of(cls, tail: bytes, sample: Sample) -> _Tail | None:
+        """The tail of a record; None where it does not hold one label."""
+        ends = [end for number, kind, _, end in fields(tail) if (number, kind) == (_LABEL, VARINT)]
+        if len(ends) != 1:
+            return None
+        start = stop = ends[0]
+        start -= 1
+        while tail[start - 1] >= 128:
+            start -= 1
+        return cls(tail, start, stop, sample)
+
+    def labels(self, tails: NDArray[np.uint8]) -> NDArray[np.int32] | None:
+        """The labels of tails as long as this one; None where one differs in anything else."""
+        num, octets, start, stop = len(tails), self.octets, self.start, self.stop
+        if tails[:, :start].tobytes() != octets[:start] * num:
+            return None
+        if tails[:, stop:].tobytes() != octets[stop:] * num:
+            return None
+        digits = tails[:, start:stop]
+        if digits[:, -1].max() > 127 or digits[:, :-1].min(initial=255) < 128:
+            return None
+        shifts = np.arange(stop - start, dtype=np.uint64) * np.uint64(7)
+        values: NDArray[np.uint64] = ((digits & 127).astype(np.uint64) << shifts).sum(axis=1)
+        return values.astype(np.uint32).view(np.int32)
 
 
 class _Alike(NamedTuple):
@@ -78,6 +130,8 @@ class _Alike(NamedTuple):
     stop: int
     samples: dict[bytes, Sample]
     """By what stands after the data, which is never nothing."""
+    tails: dict[int, _Tail | None]
+    """The first of those of each length."""
 
     def all_of(self, values: Sequence[memoryview]) -> Parsed | None:
         """What the records are, or None where one of them is another or unknown."""
@@ -94,7 +148,7 @@ class _Alike(NamedTuple):
             samples = list(map(self.samples.__getitem__, tails))
         except KeyError:
             return None
-        return Parsed(samples, list(map(itemgetter(slice(start, self.stop)), values)), {})
+        return _parsed(samples, list(map(itemgetter(slice(start, self.stop)), values)), {})
 
     def _all_even(self, joined: bytes, size: int) -> Parsed | None:
         """The same of records of equally many bytes, which takes a quarter."""
@@ -104,12 +158,16 @@ class _Alike(NamedTuple):
         heads = EvenRows(joined, size, 0, start)
         if heads.tobytes() != self.head * len(heads):
             return None
+        data, tails = EvenRows(joined, size, start, stop), EvenRows(joined, size, stop, size)
+        tail = self.tails.get(size - stop)
+        labels = None if tail is None else tail.labels(tails.octets())
+        if tail is not None and labels is not None:
+            return Parsed(labels, [tail.sample.shape] * len(data), data, {})
         try:
-            tails = EvenRows(joined, size, stop, size).tolist()
-            samples = list(map(self.samples.__getitem__, tails))
+            samples = list(map(self.samples.__getitem__, tails.tolist()))
         except KeyError:
             return None
-        return Parsed(samples, EvenRows(joined, size, start, stop), {})
+        return _parsed(samples, data, {})
 
 
 class SampleParser:
@@ -122,9 +180,9 @@ class SampleParser:
 
     def __init__(self, read: Callable[[Datum], Sample]) -> None:
         """`read` says what becomes of a Datum, from anything but its data; it may raise
-        ValueError."""
+        ValueError. A label it takes as it is."""
         self._read = read
-        self._alike = _Alike(b"", 0, {})
+        self._alike = _Alike(b"", 0, {}, {})
 
     def parse(self, values: Sequence[memoryview]) -> Parsed:
         """Parse records."""
@@ -140,10 +198,10 @@ class SampleParser:
             else:
                 samples.append(sample)
                 data.append(value[sample.start : sample.stop])
-        return Parsed(samples, data, errors)
+        return _parsed(samples, data, errors)
 
     def _parse(self, value: memoryview) -> Sample:
-        head, stop, samples = self._alike
+        head, stop, samples, _ = self._alike
         if value[: len(head)] == head:
             sample = samples.get(value[stop:].tobytes())
             if sample is not None:
@@ -157,5 +215,8 @@ class SampleParser:
             return
         head, alike = value[: sample.start].tobytes(), self._alike
         if alike[:2] != (head, sample.stop) or len(alike.samples) >= _MAX_TAILS:
-            alike = self._alike = _Alike(head, sample.stop, {})
-        alike.samples[value[sample.stop :].tobytes()] = sample
+            alike = self._alike = _Alike(head, sample.stop, {}, {})
+        tail = value[sample.stop :].tobytes()
+        alike.samples[tail] = sample
+        if len(tail) not in alike.tails:
+            alike.tails[len(tail)] = _Tail.of(tail, sample)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from threading import Lock
 from typing import Any, Literal, Protocol, TypeAlias, get_args
 
@@ -22,6 +23,9 @@ OnError = Literal["raise", "skip"]
 JOIN_BYTES = 8 * 1024
 """Records of up to so many bytes are copied twice or three times, all at once: that takes less
 than one at a time."""
+
+STRETCH_BYTES = 64 * 1024
+"""Of smaller records it takes as long to find out where they lie as it saves."""
 
 
 class RecordError(ValueError):
@@ -131,6 +135,12 @@ class EvenRows(Sequence[memoryview]):
         at = range(0, len(self._joined), self._record_bytes)[i]
         return memoryview(self._joined)[at + self._start : at + self._stop]
 
+    def octets(self) -> NDArray[np.uint8]:
+        """The rows as an array of two axes, over the joined bytes."""
+        shape = len(self), self._stop - self._start
+        strides = self._record_bytes, 1
+        return np.ndarray(shape, np.uint8, self._joined, self._start, strides)
+
     def tolist(self) -> list[bytes]:
         """Each row."""
         rows: list[bytes] = self._rows().tolist()
@@ -139,11 +149,6 @@ class EvenRows(Sequence[memoryview]):
     def tobytes(self) -> bytes:
         """The rows, joined."""
         return self._rows().tobytes()
-
-    def copy_to(self, target: NDArray[np.uint8]) -> None:
-        """Write the rows to an array of two axes."""
-        strides = self._record_bytes, 1
-        target[:] = np.ndarray(target.shape, np.uint8, self._joined, self._start, strides)
 
     def _rows(self) -> NDArray[np.void]:
         # NumPy keeps the GIL while it makes objects of an array, and it is quick with voids.
@@ -156,31 +161,38 @@ def stack_bytes(rows: Sequence[memoryview], shape: tuple[int, ...]) -> NDArray[n
     stacked = POOL.empty((len(rows), *shape), np.uint8)
     size = len(rows[0])
     if isinstance(rows, EvenRows):
-        rows.copy_to(stacked.reshape(len(rows), size))
+        stacked.reshape(len(rows), size)[:] = rows.octets()
     elif size <= JOIN_BYTES:
         octets(stacked)[:] = b"".join(rows)
+    elif size >= STRETCH_BYTES and len(set(_distances(rows[:3]))) == 1 < len(rows):
+        _copy_stretches(stacked.reshape(len(rows), size), rows)
     else:
-        start = 0
-        for stretch in _stretches(rows):
-            stop = start + len(stretch)
-            stacked.reshape(len(rows), size)[start:stop] = stretch
-            start = stop
+        flat = octets(stacked)
+        for i, row in enumerate(rows):
+            flat[i * size : (i + 1) * size] = row
     return stacked
 
 
-def _stretches(rows: Sequence[memoryview]) -> Iterator[NDArray[np.uint8]]:
-    """Rows of equally many bytes as arrays of two axes: those that lie at even distances, as the
-    pages of an LMDB do, together, so that the GIL is given up once for all of them."""
+def _copy_stretches(target: NDArray[np.uint8], rows: Sequence[memoryview]) -> None:
+    """Copy those that follow each other at the same distance, as the pages of an LMDB do, at once:
+    NumPy gives up the GIL once for all of them."""
+    distances = _distances(rows)
+    start = 0
+    while start < len(rows):
+        stop = start + 1
+        step = distances[start] if stop < len(rows) else 0
+        while stop < len(rows) and distances[stop - 1] == step:
+            stop += 1
+        first = np.frombuffer(rows[start], np.uint8)
+        target[start:stop] = as_strided(first, (stop - start, first.size), (step, 1))
+        start = stop
+
+
+def _distances(rows: Sequence[memoryview]) -> list[int]:
+    """How far each row lies behind the one before it in memory."""
     arrays = [np.frombuffer(row, np.uint8) for row in rows]
     places = [array.__array_interface__["data"][0] for array in arrays]
-    start = 0
-    while start < len(arrays):
-        step = places[start + 1] - places[start] if start + 1 < len(arrays) else 0
-        stop = start + 1
-        while stop < len(arrays) and places[stop] - places[stop - 1] == step:
-            stop += 1
-        yield as_strided(arrays[start], (stop - start, arrays[start].size), (step, 1))
-        start = stop
+    return [place - before for before, place in pairwise(places)]
 
 
 def octets(array: NDArray[Any]) -> memoryview:

@@ -33,13 +33,13 @@ class WireError(ValueError):
 
 def fields(data: Data) -> Iterator[tuple[int, int, int, int]]:
     """The fields of a message, in the order in which they stand: number, wire type, and two
-    numbers: of a varint its value and 0, of the others where in `data` they start and end."""
+    numbers: of a varint its value and where it ends, of the others where they start and end."""
     at, end = 0, len(data)
     while at < end:
         number, kind, at = _tag(data, at)
         if kind == VARINT:
             value, at = varint(data, at)
-            yield number, kind, value, 0
+            yield number, kind, value, at
             continue
         start, stop = _span(data, at, number, kind)
         if kind != _START_GROUP:
