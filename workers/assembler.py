@@ -127,7 +127,7 @@ class Assembler:
 
     def settle(self) -> tuple[int, int, int]:
         """By how many rows, since last asked, those have grown that are kept though they have been
-        copied, how many rows were dropped, and how many slots were taken to copy into."""
+        copied, how many rows were dropped, and how many batches were copied."""
         settled = self._kept, self._dropped, self._copied
         self._kept = self._dropped = self._copied = 0
         return settled
@@ -161,6 +161,7 @@ class Assembler:
         arrays = self._slot.lease(length)
         self._slot = None
         self._filled = 0
+        self._copied += 1
         return self._emit(arrays, place, rows)
 
     def _place(self, run: Run, num_chunks: int, taken: int) -> Place:
@@ -210,7 +211,6 @@ class Assembler:
         assert columns is not None
         if self._slot is None:
             self._slot = self._slots.take(self.device, columns, self._size)
-            self._copied += 1
         slot, filled = self._slot, self._filled
         self._filled += stop - start
         empty = i < j and 0 in rows

@@ -85,13 +85,15 @@ class Fetching:
             num_bytes = rows * row_bytes
         ended, computed = time.monotonic(), time.thread_time() - computed
         took = ended - began
+        waited = took - computed
         # Less is waited for the interpreter, by calls that compute.
-        lane.waits = took - computed > max(computed, _LEAST_WAIT_S)
+        lane.waits = waited > max(computed, _LEAST_WAIT_S)
         # While larger chunks are copied the interpreter is free, for a fetcher.
         are_small = num_bytes < DROP_GIL_BYTES * max(1, num_calls)
         lane.is_quick = self._paces[lane.number].note(num_calls, took, ended) and are_small
-        # A batch that is passed on is made in less time than it takes to wake another thread.
-        lane.is_led = self.passes and took < _LED_CALL_S * num_calls
+        # A batch that is passed on is made in less time than it takes to wake another thread. But
+        # a lane that waits for something else has to go on waiting: the merge waits for it, too.
+        lane.is_led = self.passes and waited < computed and took < _LED_CALL_S * num_calls
         stats.count(lane.number, num_calls, rows, num_bytes, ended)
         if num_calls:
             self._failures[lane.number] = 0

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,7 @@ import feeder
 from feeder.devices.host import HostQueue
 from unit.small import WAIT_S, Counted, chunk, ids, make
 from workers import fetcher, pace
+from workers.enqueuer import Enqueuing
 
 ALWAYS, NEVER = 1e9, 0.0
 
@@ -24,6 +27,14 @@ def quick(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bo
     monkeypatch.setattr(pace, "QUICK_CALL_S", request.param)
     monkeypatch.setattr(pace, "QUICK_BUNDLE_S", request.param)
     return bool(request.param)
+
+
+@pytest.fixture
+def all_compute(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No call is too long for its fetcher to lead, or seems to wait for anything."""
+    clock = SimpleNamespace(monotonic=time.monotonic, thread_time=time.monotonic)
+    monkeypatch.setattr(fetcher, "time", clock)
+    monkeypatch.setattr(fetcher, "_LED_CALL_S", ALWAYS)
 
 
 @pytest.fixture
@@ -72,20 +83,30 @@ def test_who_fetches_puts_where_calls_are_quick(quick: bool, putters: Counter[st
     assert putters["fetcher" if quick else "enqueuer"] > putters["enqueuer" if quick else "fetcher"]
 
 
-def test_large_chunks_are_copied_beside_their_fetcher(quick: bool, putters: Counter[str]) -> None:
+@pytest.mark.parametrize("shape", ((4, 10_000), (1, 600_000)), ids=["whole", "parts"])
+def test_large_chunks_are_copied_beside_their_fetcher(
+    quick: bool, shape: tuple[int, int], all_compute: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fetch(worker_id: int, batch_size: int) -> Any:
         return large
 
-    large = (np.zeros((4, 10_000)),)
-    with make(fetch, num_worker_threads=2, max_buffered_batches=8) as coordinator:
-        for _ in range(100):
+    def noted(enqueuing: Enqueuing) -> None:
+        leads.append(threading.current_thread().name)
+        lead(enqueuing)
+
+    large = (np.zeros(shape),)
+    leads: list[str] = []
+    lead = Enqueuing.lead
+    monkeypatch.setattr(Enqueuing, "lead", noted)
+    with make(fetch, num_worker_threads=2, max_buffered_batches=4) as coordinator:
+        for _ in range(40):
             next(coordinator["train"])
-    assert set(putters) == {"enqueuer"}
+    assert not leads
 
 
 @pytest.mark.parametrize("led", (True, False))
 def test_who_fetches_makes_batches_that_are_passed_on(
-    led: bool, putters: Counter[str], monkeypatch: pytest.MonkeyPatch
+    led: bool, putters: Counter[str], all_compute: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fetch(worker_id: int, batch_size: int) -> Any:
         return (np.full((batch_size, 10_000), worker_id, float),)
@@ -99,8 +120,23 @@ def test_who_fetches_makes_batches_that_are_passed_on(
     assert putters[more] > putters[fewer]
 
 
-def test_chunks_that_are_no_longer_passed_on_are_copied_beside_their_fetcher(
+def test_who_waits_for_something_else_goes_on_waiting(
     putters: Counter[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fetch(worker_id: int, batch_size: int) -> Any:
+        disk.wait(0.002)
+        return (np.full((batch_size, 10_000), worker_id, float),)
+
+    disk = threading.Event()
+    monkeypatch.setattr(fetcher, "_LED_CALL_S", ALWAYS)
+    with make(fetch, num_worker_threads=4, max_buffered_batches=8) as coordinator:
+        for _ in range(100):
+            next(coordinator["train"])
+    assert set(putters) == {"enqueuer"}
+
+
+def test_chunks_that_are_no_longer_passed_on_are_copied_beside_their_fetcher(
+    putters: Counter[str], all_compute: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fetch(worker_id: int, batch_size: int) -> Any:
         rows = np.zeros((batch_size, 10_000))
@@ -111,7 +147,6 @@ def test_chunks_that_are_no_longer_passed_on_are_copied_beside_their_fetcher(
     kept: list[Any] = []
     is_kept = False
     monkeypatch.setattr(pace, "QUICK_CALL_S", NEVER)
-    monkeypatch.setattr(fetcher, "_LED_CALL_S", ALWAYS)
     with make(fetch, num_worker_threads=1, max_buffered_batches=4) as coordinator:
         feed = coordinator["train"]
         for _ in range(20):
