@@ -56,7 +56,7 @@ class Assembler:
         # Of the rows of finished chunks, those free now and those that a snapshot may still need.
         self._freed = 0
         self._freed_later = 0
-        self._kept = self._dropped = self._copied = 0
+        self._kept = self._dropped = self._copied = self._passed = 0
 
     @property
     def columns(self) -> Columns | None:
@@ -125,11 +125,11 @@ class Assembler:
         """Let go of the slot that is being written."""
         self._slot = None
 
-    def settle(self) -> tuple[int, int, int]:
-        """By how many rows, since last asked, those have grown that are kept though they have been
-        copied, how many rows were dropped, and how many batches were copied."""
-        settled = self._kept, self._dropped, self._copied
-        self._kept = self._dropped = self._copied = 0
+    def settle(self) -> tuple[int, int, int, int]:
+        """By how many rows, since last asked, those have grown that are kept though copied, how
+        many rows were dropped, how many slots taken to copy into, and batches passed on."""
+        settled = self._kept, self._dropped, self._copied, self._passed
+        self._kept = self._dropped = self._copied = self._passed = 0
         return settled
 
     def _drop(self) -> None:
@@ -159,9 +159,7 @@ class Assembler:
     def _emit_slot(self, place: Place, length: int, rows: int) -> Batch:
         assert self._slot is not None
         arrays = self._slot.lease(length)
-        self._slot = None
-        self._filled = 0
-        self._copied += 1
+        self._slot, self._filled = None, 0
         return self._emit(arrays, place, rows)
 
     def _place(self, run: Run, num_chunks: int, taken: int) -> Place:
@@ -211,6 +209,7 @@ class Assembler:
         assert columns is not None
         if self._slot is None:
             self._slot = self._slots.take(self.device, columns, self._size)
+            self._copied += 1
         slot, filled = self._slot, self._filled
         self._filled += stop - start
         empty = i < j and 0 in rows
@@ -256,6 +255,7 @@ class Assembler:
         arrays = tuple([column[i] for column in columns])
         for column in columns:
             column[i] = None
+        self._passed += 1
         assert self._schema.columns is not None
         return self._slots.adopt(self.device, self._schema.columns, arrays)
 

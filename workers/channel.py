@@ -2,8 +2,9 @@
 
 A hand-over between threads costs more than the copy of a small chunk, so chunks go in bundles. A
 bundle is handed over when it is full; where the merge waits for a lane it takes what is there
-after a short grace, also from under a call that does not return. A fetcher whose calls are quick
-takes no time to hand over at all: it goes on with the merge itself (`lead`).
+after a short grace, also from under a call that does not return. A fetcher whose calls are quick,
+or whose chunks are passed on, takes no time to hand over at all: it goes on with the merge itself
+(`lead`).
 """
 
 from __future__ import annotations
@@ -122,7 +123,7 @@ class Channel:
             # Cleared here and not by the merge: until that has the GIL again, each further
             # chunk would be handed over by itself.
             self._dispatch.want(())
-            if not (lane.is_quick or lane.is_led):
+            if not (lane.is_quick or lane.leads):
                 self._arrived.notify()
                 return False
             self._dispatch.begin_lead(now)

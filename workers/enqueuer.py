@@ -71,7 +71,7 @@ class Dealer:
         self._round: list[Batch] = []
         self._last: Batch | None = None
         self.passes = False
-        """Whether the batches handed over last were passed on without a copy."""
+        """Whether the last batches were passed on without a copy."""
         self.row_bytes: int | None = None
         """Bytes of a row, where all rows have the same number."""
 
@@ -113,10 +113,11 @@ class Dealer:
         """Hand over what has been dealt so far."""
         group, self._group, self._bytes = self._group, [], 0
         num, row_bytes = len(self._queues), self.row_bytes or 0
-        kept, dropped, copied = self._assembler.settle()
+        kept, dropped, copied, passed = self._assembler.settle()
         self._channel.count(-dropped, -dropped * row_bytes, kept)
         self._count(group)
-        self.passes = not copied and bool(group or self.passes)
+        if group or copied:
+            self.passes = passed > 0 and not copied
         if num == 1 and group:
             self._put(0, group)
         elif group:

@@ -28,7 +28,7 @@ _BUNDLE_BYTES = 4 * 1024 * 1024
 _BUNDLE_BATCHES = 64
 _LEAST_WAIT_S = 0.001
 # Beside longer calls it is nothing to wake the enqueuer.
-_LED_CALL_S = 0.005
+_LEADING_CALL_S = 0.005
 
 
 class Fetching:
@@ -93,7 +93,7 @@ class Fetching:
         lane.is_quick = self._paces[lane.number].note(num_calls, took, ended) and are_small
         # A batch that is passed on is made in less time than it takes to wake another thread. But
         # a lane that waits for something else has to go on waiting: the merge waits for it, too.
-        lane.is_led = self.passes and waited < computed and took < _LED_CALL_S * num_calls
+        lane.leads = self.passes and waited < computed and took < _LEADING_CALL_S * num_calls
         stats.count(lane.number, num_calls, rows, num_bytes, ended)
         if num_calls:
             self._failures[lane.number] = 0

@@ -1,10 +1,11 @@
 """Who does the enqueuer's work where fetching takes next to no time.
 
-To wake a thread costs more than a small batch. So a fetcher whose calls were quick takes the lead:
-it does the enqueuer's work while that waits for what was fetched, and goes on fetching when there
-is nothing left to merge (the pattern is Schmidt's Leader/Followers, 1996). The enqueuer watches
-over the calls meanwhile: the timeout, and what a call that does not return has got before, stay
-its own. It looks again every now and then, without being woken.
+To wake a thread costs more than a small batch, or one that is passed on without a copy. So a
+fetcher whose calls were quick, or give such batches, takes the lead: it does the enqueuer's work
+while that waits for what was fetched, and goes on fetching when there is nothing left to merge
+(the pattern is Schmidt's Leader/Followers, 1996). The enqueuer watches over the calls meanwhile:
+the timeout, and what a call that does not return has got before, stay its own. It looks again
+every now and then, without being woken.
 
 "The enqueuer" is said of this work in general; its own thread is meant where threads are spoken of.
 """

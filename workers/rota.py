@@ -56,7 +56,7 @@ class Lane:
 
     __slots__ = (
         "backoff_s", "bundles", "chunks", "ended", "epoch", "failure", "halted", "ident",
-        "is_led", "is_quick", "made", "marks", "next", "number", "ready_at", "running",
+        "is_quick", "leads", "made", "marks", "next", "number", "ready_at", "running",
         "silent_since", "waits", "wanted_since",
     )  # fmt: skip
 
@@ -77,8 +77,8 @@ class Lane:
         """Whether its last calls waited for something, of which many can go on at once."""
         self.is_quick = False
         """Whether its calls take so little time that they are not worth a thread of their own."""
-        self.is_led = False
-        """Whether who calls it makes batches of what came as well."""
+        self.leads = False
+        """Whether who calls it leads, though its calls are not quick: what came is passed on."""
         self.ident: int | None = None
         """The thread that holds it."""
         self.ready_at = 0.0

@@ -57,6 +57,15 @@ def test_rows_at_even_distances_are_copied_together(
     assert copied == lengths
 
 
+def test_the_largest_rows_are_copied_without_the_gil_wherever_they_lie(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(reading, "DROP_GIL_BYTES", SIZE)
+    for starts, lengths in (([0, 21, 41, 61, 81], [2, 3]), ([5], [1])):
+        test_rows_at_even_distances_are_copied_together(starts, lengths, monkeypatch)
+        monkeypatch.setattr(reading, "as_strided", as_strided)
+
+
 @given(st.integers(1, 20), st.integers(0, 3), st.integers(0, 3))
 def test_rows_inside_records_of_equally_many_bytes(num: int, before: int, after: int) -> None:
     record = before + SIZE + after

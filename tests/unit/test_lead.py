@@ -34,7 +34,7 @@ def all_compute(monkeypatch: pytest.MonkeyPatch) -> None:
     """No call is too long for its fetcher to lead, or seems to wait for anything."""
     clock = SimpleNamespace(monotonic=time.monotonic, thread_time=time.monotonic)
     monkeypatch.setattr(fetcher, "time", clock)
-    monkeypatch.setattr(fetcher, "_LED_CALL_S", ALWAYS)
+    monkeypatch.setattr(fetcher, "_LEADING_CALL_S", ALWAYS)
 
 
 @pytest.fixture
@@ -112,7 +112,7 @@ def test_who_fetches_makes_batches_that_are_passed_on(
         return (np.full((batch_size, 10_000), worker_id, float),)
 
     monkeypatch.setattr(pace, "QUICK_CALL_S", NEVER)
-    monkeypatch.setattr(fetcher, "_LED_CALL_S", ALWAYS if led else NEVER)
+    monkeypatch.setattr(fetcher, "_LEADING_CALL_S", ALWAYS if led else NEVER)
     with make(fetch, num_worker_threads=2, max_buffered_batches=8) as coordinator:
         feed = coordinator["train"]
         assert [int(next(feed).arrays[0][0, 0]) for _ in range(200)] == [0, 1] * 100
@@ -128,7 +128,7 @@ def test_who_waits_for_something_else_goes_on_waiting(
         return (np.full((batch_size, 10_000), worker_id, float),)
 
     disk = threading.Event()
-    monkeypatch.setattr(fetcher, "_LED_CALL_S", ALWAYS)
+    monkeypatch.setattr(fetcher, "_LEADING_CALL_S", ALWAYS)
     with make(fetch, num_worker_threads=4, max_buffered_batches=8) as coordinator:
         for _ in range(100):
             next(coordinator["train"])

@@ -13,7 +13,7 @@ from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
 from workers.batch import Call
-from workers.copying import copy_rows
+from workers.copying import DROP_GIL_BYTES, copy_rows
 from workers.errors import ConfigError, FeedError
 from workers.memory import POOL
 
@@ -164,7 +164,7 @@ def stack_bytes(rows: Sequence[memoryview], shape: tuple[int, ...]) -> NDArray[n
         stacked.reshape(len(rows), size)[:] = rows.octets()
     elif size <= JOIN_BYTES:
         octets(stacked)[:] = b"".join(rows)
-    elif size >= STRETCH_BYTES and len(set(_distances(rows[:3]))) == 1 < len(rows):
+    elif size >= DROP_GIL_BYTES or (size >= STRETCH_BYTES and len(set(_distances(rows[:3]))) == 1):
         _copy_stretches(stacked.reshape(len(rows), size), rows)
     else:
         flat = octets(stacked)
@@ -175,7 +175,7 @@ def stack_bytes(rows: Sequence[memoryview], shape: tuple[int, ...]) -> NDArray[n
 
 def _copy_stretches(target: NDArray[np.uint8], rows: Sequence[memoryview]) -> None:
     """Copy those that follow each other at the same distance, as the pages of an LMDB do, at once:
-    NumPy gives up the GIL once for all of them."""
+    NumPy gives up the GIL once for all of them, and for each of the others."""
     distances = _distances(rows)
     start = 0
     while start < len(rows):
