@@ -3,7 +3,6 @@ programs compiled with GCC 12, and arithmetic by the book."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from itertools import islice
 
 import numpy as np
@@ -12,7 +11,6 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workers.sources import libstdcxx
 from workers.sources.libstdcxx import (
     MAX_DRAWS,
     draw_minstd,
@@ -20,7 +18,6 @@ from workers.sources.libstdcxx import (
     draw_mt19937_64,
     seed_minstd,
     shuffle,
-    shuffle_again,
 )
 
 MODULUS = 2**31 - 1
@@ -104,55 +101,3 @@ SHUFFLED = [
 def test_shuffles(num: int, bits: int, digest: str) -> None:
     order = shuffle(num, draw_mt19937(7) if bits == 32 else draw_mt19937_64(7), bits)
     assert xxhash.xxh3_64_hexdigest(order.astype("<i8").tobytes()) == digest
-
-
-def slowly_again(num: int, seeds: list[int]) -> list[int]:
-    order = np.arange(num)
-    for seed in seeds:
-        order = order[shuffle(num, draw_mt19937_64(seed), 64)]
-    return order.tolist()
-
-
-@given(
-    num=st.integers(1, 60) | st.integers(620, 630) | st.integers(1240, 1252),
-    seeds=st.lists(st.integers(0, 2**64 - 1), min_size=1, max_size=3),
-    seeded_at_once=st.booleans(),
-)
-def test_shuffles_one_after_the_other(num: int, seeds: list[int], seeded_at_once: bool) -> None:
-    order = list(range(num))
-    with pytest.MonkeyPatch.context() as patch:
-        if seeded_at_once:
-            patch.setattr(libstdcxx, "_FEW_ENGINES", 0)
-        shuffle_again(order, seeds)
-    assert order == slowly_again(num, seeds)
-
-
-def test_more_shuffles_than_are_drawn_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(libstdcxx, "_MOST_TARGETS", 100)
-    order, seeds = list(range(30)), list(range(10))
-    shuffle_again(order, seeds)
-    assert order == slowly_again(30, seeds)
-
-
-@pytest.mark.parametrize("rejected", [0, 1], ids=["the first draw", "a later draw"])
-def test_a_shuffle_with_a_rejected_draw_is_made_one_draw_at_a_time(
-    rejected: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def draws(seeds: Sequence[int]) -> Iterator[np.ndarray]:
-        # The product of 0 and a bound lies below the bound: such draws are rejected, if the bound
-        # is no power of two.
-        words = [[2**63] * rejected + [0] + [2**63 + 12345] * 311, [2**62 + 54321] * 312]
-        while True:
-            yield np.array([column[:312] for column in words[: len(seeds)]], np.uint64).T
-
-    monkeypatch.setattr(libstdcxx, "_mt19937_64", draws)
-    order = list(range(11))
-    shuffle_again(order, [1, 2])
-    first = shuffle(11, iter([2**63] * rejected + [0] + [2**63 + 12345] * 20), 64)
-    assert order == first[shuffle(11, iter([2**62 + 54321] * 20), 64)].tolist()
-
-
-@given(a=st.integers(0, 2**64 - 1), b=st.integers(0, 2**64 - 1))
-def test_high_halves_of_products(a: int, b: int) -> None:
-    high = libstdcxx._high_product(np.array([a], np.uint64), np.array([b], np.uint64))
-    assert high.tolist() == [a * b >> 64]

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from workers.errors import ConfigError, ResumeError
 from workers.sources import orders, windowed
-from workers.sources.libstdcxx import shuffle_again
 from workers.sources.orders import (
     Order,
     PermutedOrder,
@@ -21,6 +20,7 @@ from workers.sources.orders import (
     shuffled_list,
 )
 from workers.sources.sharding import Sharding
+from workers.sources.shuffles import shuffle_again
 from workers.sources.windowed import WindowedOrder
 
 Make = Callable[[Sharding], Order]
@@ -173,9 +173,9 @@ def test_a_shard_that_is_stuck_to_keeps_its_records() -> None:
 def test_lists_are_made_once_for_two_feeds_far_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[int] = []
 
-    def shuffle_and_note(order: list[int], seeds: list[int]) -> None:
+    def shuffle_and_note(order: np.ndarray, seeds: list[int]) -> np.ndarray:
         made.extend(seed >> 32 for seed in seeds)
-        shuffle_again(order, seeds)
+        return shuffle_again(order, seeds)
 
     monkeypatch.setattr(orders, "shuffle_again", shuffle_and_note)
     order = ReshuffledOrder(Sharding(num_records=10), 3, compound=True)

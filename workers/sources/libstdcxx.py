@@ -22,8 +22,6 @@ _STATE_WORDS = 312
 _MT_MULTIPLIER = 6364136223846793005
 _MASK_64 = 2**64 - 1
 _FEW_ENGINES = 20
-# Swaps that are drawn at once: 2 MiB.
-_MOST_TARGETS = 1 << 18
 
 # NumPy keeps the GIL for loops of up to 500 elements. Above, it drops it and may wait for 5 ms to
 # get it back beside a busy Python thread.
@@ -109,12 +107,15 @@ def draw_mt19937(seed: int) -> Iterator[int]:
 
 def draw_mt19937_64(seed: int) -> Iterator[int]:
     """The draws of `std::mt19937_64(seed)`, 64 bits each (Nishimura 2000)."""
-    for block in _mt19937_64([seed]):
+    for block in draw_from_each([seed]):
         yield from block[:, 0].tolist()
 
 
-def _mt19937_64(seeds: Sequence[int]) -> Iterator[NDArray[np.uint64]]:
-    """The draws of an engine for each seed: blocks of (312, engines)."""
+def draw_from_each(seeds: Sequence[int]) -> Iterator[NDArray[np.uint64]]:
+    """The draws of a `std::mt19937_64` for each seed, in blocks of (312, engines).
+
+    Those of a single engine are so few at once that NumPy keeps the GIL.
+    """
     state = (_seed_each if len(seeds) < _FEW_ENGINES else _seed_all)(seeds)
     while True:
         _twist(state)
@@ -137,10 +138,16 @@ def _seed_each(seeds: Sequence[int]) -> NDArray[np.uint64]:
 def _seed_all(seeds: Sequence[int]) -> NDArray[np.uint64]:
     """The same, seeded all at once; of few it would take longer."""
     states = np.empty((_STATE_WORDS, len(seeds)), dtype=np.uint64)
-    states[0] = word = np.array([seed & _MASK_64 for seed in seeds], dtype=np.uint64)
-    for i in range(1, _STATE_WORDS):
-        word = (word ^ word >> np.uint64(62)) * np.uint64(_MT_MULTIPLIER) + np.uint64(i)
-        states[i] = word
+    shift, multiplier = np.array([62, _MT_MULTIPLIER], dtype=np.uint64)
+    word = np.array([seed & _MASK_64 for seed in seeds], dtype=np.uint64)
+    states[:] = np.arange(_STATE_WORDS, dtype=np.uint64)[:, np.newaxis]
+    states[0] = word
+    for following in states[1:]:
+        mixed = word >> shift
+        mixed ^= word
+        mixed *= multiplier
+        following += mixed
+        word = following
     return states
 
 
@@ -151,10 +158,13 @@ def _twist(state: NDArray[np.uint64]) -> None:
         (slice(156, 311), slice(157, 312), slice(0, 155)),
         (slice(311, 312), slice(0, 1), slice(155, 156)),
     ):
-        high = state[here] & np.uint64(0xFFFFFFFF80000000)
-        word = high | (state[near] & np.uint64(0x7FFFFFFF))
-        odd = (word & np.uint64(1)) * np.uint64(0xB5026F5AA96619E9)
-        state[here] = state[far] ^ (word >> np.uint64(1)) ^ odd
+        word = state[near] & np.uint64(0x7FFFFFFF)
+        word |= state[here] & np.uint64(0xFFFFFFFF80000000)
+        odd = word & np.uint64(1)
+        odd *= np.uint64(0xB5026F5AA96619E9)
+        word >>= np.uint64(1)
+        word ^= odd
+        np.bitwise_xor(word, state[far], out=state[here])
 
 
 def _temper(state: NDArray[np.uint64]) -> NDArray[np.uint64]:
@@ -176,7 +186,7 @@ def _uniform(draws: Iterator[int], bits: int, bound: int) -> int:
     return product >> bits
 
 
-def _targets(num: int, draws: Iterator[int], bits: int) -> Iterator[int]:
+def draw_targets(num: int, draws: Iterator[int], bits: int) -> Iterator[int]:
     """With which element `std::shuffle` swaps elements 1, 2, ... of `num`."""
     if ((1 << bits) - 1) // num < num:
         for i in range(1, num):
@@ -192,62 +202,7 @@ def _targets(num: int, draws: Iterator[int], bits: int) -> Iterator[int]:
 def shuffle(num: int, draws: Iterator[int], bits: int) -> NDArray[np.int64]:
     """What `std::shuffle` makes of 0, 1, ... num - 1 with an engine of full `bits`-bit words."""
     order = [0]
-    for i, target in enumerate(_targets(num, draws, bits), 1):
+    for i, target in enumerate(draw_targets(num, draws, bits), 1):
         order.append(order[target] if target < i else i)
         order[target] = i
     return np.array(order, dtype=np.int64)
-
-
-def shuffle_again(order: list[int], seeds: Sequence[int]) -> None:
-    """Do to a list what `std::shuffle` does with `std::mt19937_64(seed)`, for one seed after the
-    other.
-
-    It is `shuffle` for many lists at once, at a fourth of the time: about 0.08 µs per record.
-    """
-    num = len(order)
-    at_once = max(1, _MOST_TARGETS // max(1, num))
-    for first in range(0, len(seeds), at_once):
-        some = seeds[first : first + at_once]
-        targets, sound = _pairs_of_targets(num, some)
-        for k, seed in enumerate(some):
-            if sound[k]:
-                row = targets[k].tolist()
-            else:
-                row = [0, *_targets(num, draw_mt19937_64(seed), 64)]
-            for i, target in enumerate(row):
-                order[i], order[target] = order[target], order[i]
-
-
-def _pairs_of_targets(
-    num: int, seeds: Sequence[int]
-) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """For each seed, with which element `std::shuffle` swaps elements 0, 1, ... of `num`; and
-    whether that is so, or a draw may have been rejected.
-
-    A single engine's draws are taken 312 at a time: for so few numbers NumPy keeps the GIL.
-    """
-    targets = np.zeros((len(seeds), num), dtype=np.int64)
-    sound = np.ones(len(seeds), dtype=np.bool_)
-    # Elements go in pairs; of an odd number the first is alone, and is not swapped.
-    blocks = range(num % 2, num, 2 * _STATE_WORDS)
-    for first, words in zip(blocks, _mt19937_64(seeds), strict=False):
-        block = targets[:, first : first + 2 * _STATE_WORDS]
-        low = np.arange(first, first + block.shape[1], 2, dtype=np.uint64)[:, np.newaxis]
-        width = low + np.uint64(2)
-        bounds = (low + np.uint64(1)) * width
-        words = words[: len(low)]
-        sound &= (words * bounds >= bounds).all(axis=0)
-        drawn = _high_product(words, bounds)
-        pairs = drawn // width
-        block[:, 0::2] = pairs.T
-        block[:, 1::2] = (drawn - pairs * width).T
-    return targets, sound
-
-
-def _high_product(a: NDArray[np.uint64], b: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """The upper 64 bits of a product of 128."""
-    half, mask = np.uint64(32), np.uint64(0xFFFFFFFF)
-    middle = (a >> half) * (b & mask) + ((a & mask) * (b & mask) >> half)
-    cross = (a & mask) * (b >> half) + (middle & mask)
-    high: NDArray[np.uint64] = (a >> half) * (b >> half) + (middle >> half) + (cross >> half)
-    return high
