@@ -59,6 +59,34 @@ def test_large_pixels_are_copied_as_well(tmp_path: Path, size: int) -> None:
     assert (columns[0] == pixels).all()
 
 
+def test_large_pixels_come_as_well_in_the_epochs_after_the_first(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    pixels = rng.integers(0, 256, (40, 150, 150, 3), np.uint8)
+    # Labels of one byte, two and three; those of one length, a mixture, and one with more to it.
+    labels = [i * 3 for i in range(30)] + [100, 200, 20_000, -1, 5, 7, 300, 2, 1, 127]
+    values = [
+        raw(label, 150, 150, 3, data=image.tobytes())
+        for label, image in zip(labels, pixels, strict=True)
+    ]
+    values[22] = raw(labels[22], 150, 150, 3, data=pixels[22].tobytes(), float_data=[1.0])
+    source = caffe_lmdb(write_lmdb(tmp_path / "db", values))
+    for epoch in range(3):
+        for index in range(5):
+            image, label = source(call(index, 8, epoch=epoch))
+            assert label.tolist() == labels[index * 8 : index * 8 + 8]
+            assert (image == pixels[index * 8 : index * 8 + 8]).all()
+
+
+def test_large_records_of_other_sizes_do_not_fit_in_any_epoch(tmp_path: Path) -> None:
+    values = [raw(i, 150, 150 + i // 20, 3) for i in range(40)]
+    source = caffe_lmdb(write_lmdb(tmp_path / "db", values))
+    for epoch in range(2):
+        assert source(call(0, 20, epoch=epoch))[0].shape == (20, 150, 150, 3)
+        assert source(call(1, 20, epoch=epoch))[0].shape == (20, 150, 151, 3)
+        with pytest.raises(RecordError, match="key b'00000020'"):
+            source(call(0, 40, epoch=epoch))
+
+
 def test_a_store_is_closed_with_its_source(tmp_path: Path) -> None:
     path = write_lmdb(tmp_path / "db", [raw(0)])
     gc.collect()

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 
 from stores import damage_leaf, write_lmdb
 from workers.errors import ConfigError
-from workers.sources import RecordError, extras, lmdb_store
+from workers.sources import RecordError, extras, lmdb_store, mapped
 from workers.sources.lmdb_keys import ListedKeys, NumberedKeys
 from workers.sources.lmdb_store import LmdbStore
 from workers.sources.reading import Faults
@@ -107,6 +108,21 @@ def test_a_folder_is_opened_once_and_closed_with_its_last_store(tmp_path: Path) 
     del second
     gc.collect()
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_large_records_are_looked_for_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mapped, "LARGE_BYTES", 5000)
+    values = [bytes([i]) * (5000 + i % 3) for i in range(40)]
+    path = write_lmdb(tmp_path / "db", values)
+    store, other = LmdbStore(path), LmdbStore([path, path])
+    assert read(store, [*range(8, 24)]) == values[8:24]
+    with patch.object(lmdb_store._Folder, "_run", side_effect=AssertionError):
+        assert read(store, [*range(8, 24)]) == values[8:24]
+        assert read(store, [*range(20, 24), *range(8, 16)]) == [*values[20:24], *values[8:16]]
+        assert read(other, [*range(50, 60), *range(9, 20)]) == [*values[10:20], *values[9:20]]
+        with pytest.raises(AssertionError):
+            read(store, [*range(16, 32)])
+    assert read(store, [*range(16, 32)]) == values[16:32]
 
 
 def test_many_threads_read_at_once(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from workers.sources.mapped import MappedRows
 from workers.sources.reading import JOIN_BYTES, EvenRows
 from workers.sources.wire import BYTES, VARINT, Data, WireError, fields, int32
 
@@ -135,6 +136,8 @@ class _Alike(NamedTuple):
 
     def all_of(self, values: Sequence[memoryview]) -> Parsed | None:
         """What the records are, or None where one of them is another or unknown."""
+        if isinstance(values, MappedRows):
+            return self._all_mapped(values)
         sizes = set(map(len, values))
         if len(sizes) == 1 and max(sizes) <= JOIN_BYTES:
             return self._all_even(b"".join(values), max(sizes))
@@ -149,6 +152,28 @@ class _Alike(NamedTuple):
         except KeyError:
             return None
         return _parsed(samples, list(map(itemgetter(slice(start, self.stop)), values)), {})
+
+    def _all_mapped(self, values: MappedRows) -> Parsed | None:
+        """The same of large records, whose tails may differ in length."""
+        start, stop = len(self.head), self.stop
+        sizes = values.sizes.tolist()
+        if not 0 < start <= stop < min(sizes):
+            return None
+        if values.cut(0, start).octets().tobytes() != self.head * len(values):
+            return None
+        labels = np.empty(len(values), np.int32)
+        shapes: list[tuple[int, ...] | None] = [None] * len(values)
+        for size in set(sizes):
+            which = np.flatnonzero(values.sizes == size)
+            some = values if len(which) == len(values) else values.take(which)
+            tail = self.tails.get(size - stop)
+            found = None if tail is None else tail.labels(some.cut(stop, size).octets())
+            if tail is None or found is None:
+                return None
+            labels[which] = found
+            for i in which.tolist():
+                shapes[i] = tail.sample.shape
+        return Parsed(labels, shapes, values.cut(start, stop), {})
 
     def _all_even(self, joined: bytes, size: int) -> Parsed | None:
         """The same of records of equally many bytes, which takes a quarter."""

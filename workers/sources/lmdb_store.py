@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import islice, pairwise
 from threading import Lock
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from workers.errors import ConfigError
 from workers.sources.extras import find, load
 from workers.sources.lmdb_keys import find_keys, is_at, move_to
+from workers.sources.mapped import RowMap
 from workers.sources.options import flag
 from workers.sources.paths import PathLike, list_paths
 from workers.sources.reading import Faults, RecordError
@@ -63,7 +64,7 @@ class LmdbStore:
     @contextmanager
     def values(
         self, indices: NDArray[np.int64], faults: Faults
-    ) -> Iterator[tuple[list[int], list[memoryview]]]:
+    ) -> Iterator[tuple[list[int], Sequence[memoryview]]]:
         """The records that LMDB finds, and their values, as views of the map that may be read
         inside the `with` only.
 
@@ -92,7 +93,7 @@ class LmdbStore:
                 sound.append(index)
         return np.array(sound, dtype=np.int64)
 
-    def _read(self, indices: NDArray[np.int64], transactions: ExitStack) -> list[memoryview]:
+    def _read(self, indices: NDArray[np.int64], transactions: ExitStack) -> Sequence[memoryview]:
         if len(self._folders) == 1:
             return self._folders[0].read(indices, transactions)
         numbers = np.searchsorted(self._ends, indices, side="right")
@@ -144,6 +145,7 @@ class _Folder:
                 "another number of keys"
             )
         self._keys = keys
+        self._map = RowMap(self.size)
 
     def _check_length(self) -> None:
         # Reading a page that the file does not have would end the process with SIGBUS.
@@ -158,13 +160,16 @@ class _Folder:
     def name(self, index: int) -> str:
         return f"{self._path!r} at key {self._keys.key(index)!r}"
 
-    def read(self, indices: NDArray[np.int64], transactions: ExitStack) -> list[memoryview]:
+    def read(self, indices: NDArray[np.int64], transactions: ExitStack) -> Sequence[memoryview]:
         """The values of records, for as long as the transactions are open.
 
         Raises:
             RecordError: the keys are not numbered as they seemed to be.
             self.damage: LMDB does not find its way to a record.
         """
+        # Nobody writes to the file, and LMDB maps it once: a record stays where it was.
+        if (known := self._map.find(indices)) is not None:
+            return known
         transaction = transactions.enter_context(self._env.begin(buffers=True))
         cursor = transactions.enter_context(transaction.cursor())
         breaks = (np.flatnonzero(indices[1:] - indices[:-1] != 1) + 1).tolist()
@@ -173,7 +178,7 @@ class _Folder:
         values: list[memoryview] = []
         for start, stop in pairwise((0, *breaks, len(indices))):
             values += self._run(cursor, int(indices[start]), stop - start)
-        return values
+        return self._map.note(indices, values) or values
 
     def _scattered(self, cursor: Any, indices: list[int]) -> list[memoryview]:
         values = [value for _, value in cursor.getmulti(self._keys.keys(indices))]

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import pairwise
 from threading import Lock
 from typing import Any, Literal, Protocol, TypeAlias, get_args
 
 import numpy as np
-from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
 from workers.batch import Call
 from workers.copying import DROP_GIL_BYTES, copy_rows
 from workers.errors import ConfigError, FeedError
 from workers.memory import POOL
+from workers.sources.mapped import MappedCut
 
 Columns: TypeAlias = "tuple[NDArray[Any], ...] | Mapping[str, NDArray[Any]]"
 OnError = Literal["raise", "skip"]
@@ -23,9 +22,6 @@ OnError = Literal["raise", "skip"]
 JOIN_BYTES = 8 * 1024
 """Records of up to so many bytes are copied twice or three times, all at once: that takes less
 than one at a time."""
-
-STRETCH_BYTES = 64 * 1024
-"""Of smaller records it takes as long to find out where they lie as it saves."""
 
 
 class RecordError(ValueError):
@@ -164,8 +160,14 @@ def stack_bytes(rows: Sequence[memoryview], shape: tuple[int, ...]) -> NDArray[n
         stacked.reshape(len(rows), size)[:] = rows.octets()
     elif size <= JOIN_BYTES:
         octets(stacked)[:] = b"".join(rows)
-    elif size >= DROP_GIL_BYTES or (size >= STRETCH_BYTES and len(set(_distances(rows[:3]))) == 1):
-        _copy_stretches(stacked.reshape(len(rows), size), rows)
+    elif isinstance(rows, MappedCut) or size >= DROP_GIL_BYTES:
+        # NumPy gives up the GIL once for all that lie evenly, and for each of the others.
+        target = stacked.reshape(len(rows), size)
+        arrays = rows.arrays() if isinstance(rows, MappedCut) else map(_as_array, rows)
+        start = 0
+        for array in arrays:
+            target[start : start + len(array)] = array
+            start += len(array)
     else:
         flat = octets(stacked)
         for i, row in enumerate(rows):
@@ -173,26 +175,8 @@ def stack_bytes(rows: Sequence[memoryview], shape: tuple[int, ...]) -> NDArray[n
     return stacked
 
 
-def _copy_stretches(target: NDArray[np.uint8], rows: Sequence[memoryview]) -> None:
-    """Copy those that follow each other at the same distance, as the pages of an LMDB do, at once:
-    NumPy gives up the GIL once for all of them, and for each of the others."""
-    distances = _distances(rows)
-    start = 0
-    while start < len(rows):
-        stop = start + 1
-        step = distances[start] if stop < len(rows) else 0
-        while stop < len(rows) and distances[stop - 1] == step:
-            stop += 1
-        first = np.frombuffer(rows[start], np.uint8)
-        target[start:stop] = as_strided(first, (stop - start, first.size), (step, 1))
-        start = stop
-
-
-def _distances(rows: Sequence[memoryview]) -> list[int]:
-    """How far each row lies behind the one before it in memory."""
-    arrays = [np.frombuffer(row, np.uint8) for row in rows]
-    places = [array.__array_interface__["data"][0] for array in arrays]
-    return [place - before for before, place in pairwise(places)]
+def _as_array(row: memoryview) -> NDArray[np.uint8]:
+    return np.frombuffer(row, np.uint8)[np.newaxis]
 
 
 def octets(array: NDArray[Any]) -> memoryview:
