@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from unittest.mock import patch
 
@@ -30,6 +31,11 @@ def read(store: LmdbStore, indices: list[int]) -> list[bytes]:
     with store.values(np.array(indices), Faults("raise")) as (records, values):
         assert records == indices
         return [bytes(value) for value in values]
+
+
+def read_as_is(store: LmdbStore, indices: list[int]) -> Sequence[memoryview]:
+    with store.values(np.array(indices), Faults("raise")) as (_, values):
+        return values
 
 
 KEYS = {
@@ -120,6 +126,7 @@ def test_large_records_are_looked_for_once(tmp_path: Path, monkeypatch: pytest.M
         assert read(store, [*range(8, 24)]) == values[8:24]
         assert read(store, [*range(20, 24), *range(8, 16)]) == [*values[20:24], *values[8:16]]
         assert read(other, [*range(50, 60), *range(9, 20)]) == [*values[10:20], *values[9:20]]
+        assert isinstance(read_as_is(other, [*range(50, 60)]), mapped.MappedRows)
         with pytest.raises(AssertionError):
             read(store, [*range(16, 32)])
     assert read(store, [*range(16, 32)]) == values[16:32]

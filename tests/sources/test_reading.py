@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from workers.sources import reading
+from workers.sources.mapped import MappedCut
 from workers.sources.reading import EvenRows, stack_bytes
 
 SIZE = 6
@@ -38,6 +39,21 @@ def test_the_largest_rows_are_copied_without_the_gil_wherever_they_lie(starts: l
     ):
         assert stack_bytes(rows, (SIZE,)).tobytes() == b"".join(rows)
     assert views.call_count == len(rows)
+
+
+@pytest.mark.parametrize(
+    ("starts", "num_copies"), [([0, 20, 40, 60], 1), ([0, 20, 40, 65, 90], 2), ([0, 21, 41, 61], 0)]
+)
+def test_large_rows_that_begin_evenly_are_copied_together(
+    starts: list[int], num_copies: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "LARGE_BYTES", SIZE)
+    rows = [memoryview(MEMORY)[start : start + SIZE] for start in starts]
+    with patch.object(MappedCut, "arrays", autospec=True, side_effect=MappedCut.arrays) as made:
+        assert stack_bytes(rows, (SIZE,)).tobytes() == b"".join(rows)
+    assert made.call_count == bool(num_copies)
+    if num_copies:
+        assert len(list(made.call_args.args[0].arrays())) == num_copies
 
 
 @given(st.integers(1, 20), st.integers(0, 3), st.integers(0, 3))

@@ -17,8 +17,9 @@ _MINSTD_MULTIPLIER = 16807
 # What one draw tells: values from 0 to this, because 0 is never a state.
 _MINSTD_RANGE = _MINSTD_MODULUS - 2
 
-# Words of the state of `mt19937_64`.
-_STATE_WORDS = 312
+STATE_WORDS = 312
+"""Words of the state of `mt19937_64`; its draws are made so many at a time."""
+
 _MT_MULTIPLIER = 6364136223846793005
 _MASK_64 = 2**64 - 1
 _FEW_ENGINES = 20
@@ -124,11 +125,11 @@ def draw_from_each(seeds: Sequence[int]) -> Iterator[NDArray[np.uint64]]:
 
 def _seed_each(seeds: Sequence[int]) -> NDArray[np.uint64]:
     """The states of engines, each seeded by itself."""
-    states = np.empty((_STATE_WORDS, len(seeds)), dtype=np.uint64)
+    states = np.empty((STATE_WORDS, len(seeds)), dtype=np.uint64)
     for k, seed in enumerate(seeds):
         word = seed & _MASK_64
         words = [word]
-        for i in range(1, _STATE_WORDS):
+        for i in range(1, STATE_WORDS):
             word = (_MT_MULTIPLIER * (word ^ (word >> 62)) + i) & _MASK_64
             words.append(word)
         states[:, k] = words
@@ -137,10 +138,10 @@ def _seed_each(seeds: Sequence[int]) -> NDArray[np.uint64]:
 
 def _seed_all(seeds: Sequence[int]) -> NDArray[np.uint64]:
     """The same, seeded all at once; of few it would take longer."""
-    states = np.empty((_STATE_WORDS, len(seeds)), dtype=np.uint64)
+    states = np.empty((STATE_WORDS, len(seeds)), dtype=np.uint64)
     shift, multiplier = np.array([62, _MT_MULTIPLIER], dtype=np.uint64)
     word = np.array([seed & _MASK_64 for seed in seeds], dtype=np.uint64)
-    states[:] = np.arange(_STATE_WORDS, dtype=np.uint64)[:, np.newaxis]
+    states[:] = np.arange(STATE_WORDS, dtype=np.uint64)[:, np.newaxis]
     states[0] = word
     for following in states[1:]:
         mixed = word >> shift

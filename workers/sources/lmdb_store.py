@@ -97,6 +97,10 @@ class LmdbStore:
         if len(self._folders) == 1:
             return self._folders[0].read(indices, transactions)
         numbers = np.searchsorted(self._ends, indices, side="right")
+        if (numbers == numbers[0]).all():
+            number = int(numbers[0])
+            folder = self._folders[number]
+            return folder.read(indices - (int(self._ends[number]) - folder.size), transactions)
         values: list[memoryview] = [memoryview(b"")] * len(indices)
         for number in np.unique(numbers).tolist():
             folder = self._folders[number]

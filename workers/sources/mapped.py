@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
+from threading import Lock
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,6 +16,9 @@ LARGE_BYTES = 64 * 1024
 # Rows that follow each other at the same distance, as the pages of an LMDB do, are copied at once.
 # With fewer to a copy NumPy gives the GIL up too often.
 _LEAST_TOGETHER = 4
+
+# So many calls of rows that lie unevenly, more than of others, and no more is found out.
+_MOST_IN_VAIN = 8
 
 
 class _Span(NamedTuple):
@@ -38,30 +42,44 @@ class MappedRows(Sequence[memoryview]):
     """
 
     def __init__(self, addresses: NDArray[np.int64], sizes: NDArray[np.int64]) -> None:
-        self._addresses = addresses
+        self.addresses = addresses
+        """Where each begins."""
         self.sizes = sizes
         """Bytes of each."""
         # Where each run of rows at one distance starts, and where the last one ends.
         self._bounds = _find_bounds(addresses.tolist())
 
+    @classmethod
+    def of(cls, values: Sequence[memoryview]) -> MappedRows:
+        """Values by where they lie, which takes a microsecond for each."""
+        arrays = [np.frombuffer(value, np.uint8) for value in values]
+        addresses = [array.__array_interface__["data"][0] for array in arrays]
+        sizes = np.fromiter(map(len, values), np.int64, len(values))
+        return cls(np.array(addresses, dtype=np.int64), sizes)
+
     def __len__(self) -> int:
-        return len(self._addresses)
+        return len(self.addresses)
 
     def __getitem__(self, i: Any) -> Any:
-        return _view(self._addresses[i], int(self.sizes[i]))
+        return _view(self.addresses[i], int(self.sizes[i]))
 
     @property
     def lie_evenly(self) -> bool:
         """Whether most rows follow others at the same distance."""
         return (len(self._bounds) - 1) * _LEAST_TOGETHER <= len(self)
 
+    @property
+    def are_one_run(self) -> bool:
+        """Whether all rows follow each other at the same distance."""
+        return len(self._bounds) <= 2
+
     def take(self, which: NDArray[np.intp]) -> MappedRows:
         """Some of the rows."""
-        return MappedRows(self._addresses[which], self.sizes[which])
+        return MappedRows(self.addresses[which], self.sizes[which])
 
     def cut(self, start: int, stop: int) -> MappedCut:
         """The bytes from `start` to `stop` of each row; each must have so many."""
-        return MappedCut(self._addresses + start, stop - start, self._bounds)
+        return MappedCut(self.addresses + start, stop - start, self._bounds)
 
 
 class MappedCut(Sequence[memoryview]):
@@ -110,35 +128,37 @@ class RowMap:
 
     def __init__(self, num_records: int) -> None:
         self._num_records = num_records
-        # Made for large records only, of which 16 bytes each are little.
-        self._addresses: NDArray[np.int64] | None = None
-        self._sizes: NDArray[np.int64] | None = None
+        # Addresses and sizes, 0 where a record was not read. Made for large records only, of which
+        # 16 bytes each are little.
+        self._places: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None
+        self._num_in_vain = 0
+        self._lock = Lock()
 
     def find(self, indices: NDArray[np.int64]) -> MappedRows | None:
         """Records that were noted; None where one of them was not, or they lie unevenly."""
-        if self._addresses is None or self._sizes is None:
+        if self._places is None:
             return None
-        addresses = self._addresses[indices]
-        if not addresses.all():
+        addresses, sizes = self._places
+        found = addresses[indices]
+        if not found.all():
             return None
-        return _even(MappedRows(addresses, self._sizes[indices]))
+        rows = MappedRows(found, sizes[indices])
+        return rows if rows.lie_evenly else None
 
     def note(self, indices: NDArray[np.int64], values: Sequence[memoryview]) -> MappedRows | None:
         """Note where records lie; None where they are small, or lie unevenly."""
-        sizes = np.fromiter(map(len, values), np.int64, len(values))
-        if not len(sizes) or sizes.min() < LARGE_BYTES:
+        if not values or min(map(len, values)) < LARGE_BYTES or self._num_in_vain > _MOST_IN_VAIN:
             return None
-        if self._sizes is None:
-            self._sizes = np.zeros(self._num_records, np.int64)
-        if self._addresses is None:
-            self._addresses = np.zeros(self._num_records, np.int64)
-        arrays = [np.frombuffer(value, np.uint8) for value in values]
-        found = [array.__array_interface__["data"][0] for array in arrays]
-        addresses = np.array(found, dtype=np.int64)
-        self._sizes[indices] = sizes
-        self._addresses[indices] = addresses  # Last: who finds an address finds the size.
-        return _even(MappedRows(addresses, sizes))
-
-
-def _even(rows: MappedRows) -> MappedRows | None:
-    return rows if rows.lie_evenly else None
+        rows = MappedRows.of(values)
+        with self._lock:
+            if not rows.lie_evenly:
+                self._num_in_vain += 1
+                return None
+            self._num_in_vain = max(0, self._num_in_vain - 1)
+            if self._places is None:
+                addresses, sizes = np.zeros((2, self._num_records), np.int64)
+                self._places = addresses, sizes
+            addresses, sizes = self._places
+            sizes[indices] = rows.sizes
+            addresses[indices] = rows.addresses  # Last: who finds an address finds the size.
+        return rows

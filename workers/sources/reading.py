@@ -14,7 +14,7 @@ from workers.batch import Call
 from workers.copying import DROP_GIL_BYTES, copy_rows
 from workers.errors import ConfigError, FeedError
 from workers.memory import POOL
-from workers.sources.mapped import MappedCut
+from workers.sources.mapped import LARGE_BYTES, MappedCut, MappedRows
 
 Columns: TypeAlias = "tuple[NDArray[Any], ...] | Mapping[str, NDArray[Any]]"
 OnError = Literal["raise", "skip"]
@@ -160,12 +160,10 @@ def stack_bytes(rows: Sequence[memoryview], shape: tuple[int, ...]) -> NDArray[n
         stacked.reshape(len(rows), size)[:] = rows.octets()
     elif size <= JOIN_BYTES:
         octets(stacked)[:] = b"".join(rows)
-    elif isinstance(rows, MappedCut) or size >= DROP_GIL_BYTES:
+    elif (cut := _as_cut(rows, size)) is not None:
         # NumPy gives up the GIL once for all that lie evenly, and for each of the others.
-        target = stacked.reshape(len(rows), size)
-        arrays = rows.arrays() if isinstance(rows, MappedCut) else map(_as_array, rows)
-        start = 0
-        for array in arrays:
+        target, start = stacked.reshape(len(rows), size), 0
+        for array in cut.arrays():
             target[start : start + len(array)] = array
             start += len(array)
     else:
@@ -175,8 +173,13 @@ def stack_bytes(rows: Sequence[memoryview], shape: tuple[int, ...]) -> NDArray[n
     return stacked
 
 
-def _as_array(row: memoryview) -> NDArray[np.uint8]:
-    return np.frombuffer(row, np.uint8)[np.newaxis]
+def _as_cut(rows: Sequence[memoryview], size: int) -> MappedCut | None:
+    """Rows by where they lie, where they are worth it."""
+    if isinstance(rows, MappedCut):
+        return rows
+    if size >= DROP_GIL_BYTES or (size >= LARGE_BYTES and MappedRows.of(rows[:3]).are_one_run):
+        return MappedRows.of(rows).cut(0, size)
+    return None
 
 
 def octets(array: NDArray[Any]) -> memoryview:

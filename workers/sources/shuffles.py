@@ -12,11 +12,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from workers.sources.libstdcxx import draw_from_each, draw_mt19937_64, draw_targets
+from workers.sources.libstdcxx import (
+    STATE_WORDS,
+    draw_from_each,
+    draw_mt19937_64,
+    draw_targets,
+)
 
 # So few are done one by one: NumPy gives the GIL up, and waits for it beside a busy Python thread.
 _FEW_SWAPS = 1 << 16
-# Swaps that are drawn at once, and those that are followed at once, in a core's cache.
+# Swaps that are drawn at once, a block of each engine at least, and those that are followed at
+# once, in a core's cache.
 _MOST_DRAWN, _MOST_FOLLOWED = 1 << 20, 1 << 17
 
 _HALF, _LOWER = np.uint64(32), np.uint64(0xFFFFFFFF)
@@ -29,7 +35,9 @@ def shuffle_again(order: NDArray[np.int64], seeds: Sequence[int]) -> NDArray[np.
     fills the caches; with few 0.1.
     """
     num = len(order)
-    at_once = max(1, _MOST_DRAWN // max(1, num))
+    if num < 2:
+        return order.copy()
+    at_once = max(1, _MOST_DRAWN // max(2 * STATE_WORDS, num))
     for first in range(0, len(seeds), at_once):
         targets = _draw_all_targets(num, seeds[first : first + at_once])
         if num * len(seeds) < _FEW_SWAPS:
@@ -41,13 +49,11 @@ def shuffle_again(order: NDArray[np.int64], seeds: Sequence[int]) -> NDArray[np.
 
 
 def _draw_all_targets(num: int, seeds: Sequence[int]) -> NDArray[Any]:
-    """For each seed, with which element `std::shuffle` swaps elements 0, 1, ... of `num`."""
+    """For each seed, with which element `std::shuffle` swaps elements 0, 1, ... of `num` > 1."""
     targets = np.zeros((len(seeds), num), dtype=np.int32 if num < 1 << 15 else np.int64)
     sound = np.ones(len(seeds), dtype=np.bool_)
     at = num % 2  # Elements go in pairs; of an odd number the first is alone, and is not swapped.
     for words in draw_from_each(seeds):
-        if at >= num:
-            break
         # One draw, as a fraction of 2**64, tells of one pair: the integer part of the product with
         # how many targets the first has, then that of what is left with those of the second.
         first = np.arange(at + 1, min(num, at + 2 * len(words)), 2, dtype=np.uint64)[:, np.newaxis]
@@ -60,6 +66,8 @@ def _draw_all_targets(num: int, seeds: Sequence[int]) -> NDArray[Any]:
         # Below that a draw may have been rejected, as one in 2**64 / num**2 is.
         sound &= (rest >= first * second).all(axis=0)
         at += 2 * len(first)
+        if at >= num:
+            break
     for k in np.flatnonzero(~sound).tolist():
         targets[k, 1:] = list(draw_targets(num, draw_mt19937_64(seeds[k]), 64))
     return targets
@@ -91,7 +99,7 @@ def _swap(order: NDArray[np.int64], targets: NDArray[Any]) -> NDArray[np.int64]:
 def _follow(targets: NDArray[Any]) -> Iterator[NDArray[Any]]:
     """For each row of targets, where the elements were that the same swaps bring to each place."""
     num = targets.shape[1]
-    at_once = max(1, _MOST_FOLLOWED // max(1, num))
+    at_once = max(1, _MOST_FOLLOWED // num)
     for first in range(0, len(targets), at_once):
         yield from _origins(targets[first : first + at_once])
 
