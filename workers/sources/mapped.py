@@ -147,7 +147,10 @@ class RowMap:
 
     def note(self, indices: NDArray[np.int64], values: Sequence[memoryview]) -> MappedRows | None:
         """Note where records lie; None where they are small, or lie unevenly."""
-        if not values or min(map(len, values)) < LARGE_BYTES or self._num_in_vain > _MOST_IN_VAIN:
+        # The first one tells of most stores, without a look at all the others.
+        if not values or len(values[0]) < LARGE_BYTES or self._num_in_vain > _MOST_IN_VAIN:
+            return None
+        if min(map(len, values)) < LARGE_BYTES:
             return None
         rows = MappedRows.of(values)
         with self._lock:
