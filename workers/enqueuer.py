@@ -55,9 +55,13 @@ class Dealer:
         run: RunSpec,
         made: BatchStats,
         report: Callable[[], None],
+        *,
+        needs_room: bool,
     ) -> None:
         self._made = made
         self._report = report
+        # Whether what is copied adds to what the bound counts.
+        self._needs_room = needs_room
         self._queues = queues
         self._channel = channel
         self._assembler = assembler
@@ -128,7 +132,8 @@ class Dealer:
         if group and copied and self._max_rows * row_bytes > _CACHE_BYTES:
             # Else slots go round that no cache holds, and a copy takes up to three times as long.
             self._queues[group[-1].step % num].yield_to_user()
-        self._channel.wait_for_room()
+        if self._needs_room:
+            self._channel.wait_for_room()
         self._report()
 
     def _count(self, group: list[Batch]) -> None:

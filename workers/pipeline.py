@@ -66,7 +66,10 @@ class Pipeline:
             spec, frame, self.schema, slots, num_devices=len(queues), epoch=begin.epoch,
             index=begin.index, step=begin.step, expected=begin.expected,
         )  # fmt: skip
-        self._dealer = Dealer(queues, self.channel, assembler, spec, run, self.stats.made, report)
+        self._dealer = Dealer(
+            queues, self.channel, assembler, spec, run, self.stats.made, report,
+            needs_room=not slots.reserved,
+        )  # fmt: skip
         self._enqueuing = Enqueuing(
             spec, self.channel, self._make_merge(begin), assembler, self._dealer,
             self._fetching,

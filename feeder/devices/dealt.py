@@ -44,7 +44,7 @@ class HostHalf:
 class DealtSlots:
     """Slots of devices of several kinds (`workers.slots.Slots`)."""
 
-    passes = False
+    passes, reserved = False, False
 
     def __init__(self, halves: Sequence[HostHalf | PinnedSlots]) -> None:
         self._halves = halves

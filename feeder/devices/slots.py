@@ -91,7 +91,7 @@ class HostSlots:
     least `keep` are kept.
     """
 
-    passes = True
+    passes, reserved = True, False
 
     def __init__(self, keep: int = _KEEP_SLOTS) -> None:
         self._least = self._keep = keep
@@ -138,7 +138,7 @@ class HostSlots:
 class PrivateSlots:
     """Batches that are the user's to write: each has memory of its own."""
 
-    passes = True
+    passes, reserved = True, False
 
     def take(self, device: int, columns: Columns, rows: int) -> PrivateSlot:
         """New memory for a batch of `rows` rows."""

@@ -36,7 +36,7 @@ class ArenaSlots:
     `max_arena_bytes`.
     """
 
-    passes = False
+    passes, reserved = False, True
 
     def __init__(
         self,

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import threading
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,10 @@ import feeder
 from conformance.served import TRANSPORTS, reading, served, serving
 from feeder import Call, Coordinator
 from feeder.protocol import messages as say
+from feeder.transport.arena import ArenaSlots
 from feeds import make
 from unit.peers import peer_of
+from workers.pipeline import Pipeline
 
 NUM_BATCHES, ROWS = 300, 4
 transports = pytest.mark.parametrize("transport", TRANSPORTS)
@@ -86,6 +89,48 @@ def test_batches_under_way_are_bounded_by_credit_beside_the_buffers() -> None:
         peer.say(say.Attached(generation=generation, plane="frames", reason=""))
         steps = [peer.hear(say.Batches).groups[0].step for _ in range(10)]
     assert steps == list(range(10))
+
+
+class Counting:
+    """A device queue of which nobody takes; tells when so many batches have been put."""
+
+    waited_since = None
+
+    def __init__(self, wanted: int) -> None:
+        self.left, self.is_full = wanted, threading.Event()
+
+    def put(self, batches: list[Any]) -> None:
+        self.left -= len(batches)
+        if self.left <= 0:
+            self.is_full.set()
+
+    def finish(self, ending: Any) -> None:
+        """The stream is stopped before."""
+
+
+def test_slots_are_filled_ahead_from_a_chunk_that_is_larger_than_the_buffers() -> None:
+    """Their memory is there anyway: nothing is gained where copies wait until batches are sent."""
+
+    def fetch_much(call: Call) -> Any:
+        return [np.arange(50 * ROWS)]
+
+    coordinator = make(
+        fetch_much, input_blob_names=["value"], batch_size=ROWS, max_buffered_batches=2
+    )
+    (stream,) = coordinator["train"].streams
+    queue, slots = Counting(20), ArenaSlots(1, lambda device, slot_bytes: 20)
+    pipeline = Pipeline(
+        stream.config.stream, stream.config.run, "train", [queue], slots,
+        stream.positions.id.encode, None, lambda: None,
+    )  # fmt: skip
+    slots.before_wait = pipeline.flush
+    pipeline.start()
+    try:
+        assert queue.is_full.wait(10.0), f"{queue.left} slots are not filled"
+    finally:
+        pipeline.close()
+        slots.close()
+        pipeline.join(10.0)
 
 
 @transports
