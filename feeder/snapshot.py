@@ -35,6 +35,11 @@ _MAGIC = b"FEEDSNAP"
 _NUMBERS = struct.Struct("<IQ")
 _HEAD_BYTES = len(_MAGIC) + _NUMBERS.size + 16
 
+# xxhash drops the GIL above the first, and waits for it beside the threads of the feed; above the
+# second it takes long enough for these to go on meanwhile.
+_KEEPS_GIL_BYTES = 64 * 1024
+_DROP_GIL_BYTES = 1024 * 1024
+
 _FS = durable.OsFs()
 
 Rows = tuple[NDArray[Any], ...]
@@ -156,7 +161,11 @@ def summarise(cut: Cut) -> tuple[int, int, int, int]:
 def _digest(numbers: Any, parts: list[Any]) -> bytes:
     hasher = xxhash.xxh3_128(numbers)
     for part in parts:
-        hasher.update(part)
+        if not _KEEPS_GIL_BYTES < len(part) <= _DROP_GIL_BYTES:
+            hasher.update(part)
+            continue
+        for start in range(0, len(part), _KEEPS_GIL_BYTES):
+            hasher.update(part[start : start + _KEEPS_GIL_BYTES])
     return hasher.digest()
 
 

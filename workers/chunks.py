@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import xxhash
-from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
 from workers.errors import ChunkError, ResumeError
@@ -270,12 +269,13 @@ def digest_chunk(arrays: Sequence[NDArray[Any]]) -> int:
     return hasher.intdigest()
 
 
-def _sample(flat: NDArray[np.uint8]) -> NDArray[np.uint8]:
+def _sample(flat: NDArray[np.uint8]) -> NDArray[np.uint8] | bytes:
     if flat.size <= _SAMPLED_WHOLE_BYTES:
         return flat
     stride = (flat.size - _SAMPLE_BLOCK_BYTES) // (_SAMPLE_BLOCKS - 1)
-    blocks = as_strided(flat, (_SAMPLE_BLOCKS, _SAMPLE_BLOCK_BYTES), (stride, 1), writeable=False)
-    return np.concatenate((blocks.reshape(-1), flat[-_SAMPLE_BLOCK_BYTES:]))
+    shape, strides = (_SAMPLE_BLOCKS, _SAMPLE_BLOCK_BYTES), (stride, 1)
+    blocks = np.ndarray(shape, np.uint8, flat.data, 0, strides)
+    return blocks.data.tobytes() + flat[-_SAMPLE_BLOCK_BYTES:].data
 
 
 def count_bytes(chunk: Any) -> int:

@@ -183,6 +183,14 @@ class Span:
             start.epoch, turn, start.live, tuple(calls), tuple(rows), tuple(marks), start.done
         )
 
+    def call(self, num_chunks: int) -> tuple[int, int, bytes | None]:
+        """The call that the chunk after the first `num_chunks` came from: its lane, its number,
+        and the mark of the lane before it."""
+        count, i = divmod(num_chunks, len(self.ring))
+        lane, of_lane = self.ring[i], self.marks[i]
+        mark = of_lane[count - 1] if of_lane is not None and count else self.start.marks[lane]
+        return lane, self.firsts[i] + count, mark
+
 
 def next_live(live: Sequence[bool], lane: int) -> int:
     """The first live lane after `lane` in the ring; `lane` itself where there is no other."""
@@ -250,17 +258,15 @@ class Place:
         )
 
     def _leftover(self, straddler: Straddler) -> Leftover:
-        span, lanes = self.span, self.frame.lanes
-        i = (self.num_chunks - 1) % len(span.ring)
-        lane = span.ring[i]
-        call = span.firsts[i] + (self.num_chunks - 1) // len(span.ring)
+        lanes = self.frame.lanes
+        lane, call, mark = self.span.call(self.num_chunks - 1)
         return Leftover(
             lane=0 if lanes.pure else lane,
             call=lanes.number(lane, call),
             taken=self.taken,
             rows=straddler.rows,
             digest=straddler.digest,
-            mark=span.position(self.num_chunks - 1).marks[lane],
+            mark=mark,
         )
 
     def leftover_rows(self) -> tuple[NDArray[Any], ...]:

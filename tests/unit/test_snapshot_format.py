@@ -259,6 +259,27 @@ def test_leftover_rows_of_any_dtype_are_held(dtype: str) -> None:
         assert np.array_equal(batch["x"], rows[4:])
 
 
+@pytest.mark.parametrize("row_bytes", [65_535, 65_537, 300_000, 2**20, 2**20 + 1, 2**21 + 100])
+def test_every_byte_of_large_leftover_rows_is_in_the_digest(row_bytes: int) -> None:
+    rows = np.random.default_rng(row_bytes).integers(0, 256, (5, row_bytes), np.uint8)
+
+    def fetch(call: feeder.Call) -> Any:
+        return (rows,)
+
+    with make(fetch, ["x"], epochs=None) as coordinator:
+        next(coordinator["train"])
+        data = bytes(coordinator.snapshot())
+    assert reseal(data) == data
+    (left,) = feeder.Snapshot.from_bytes(data).states[0].rows or ()
+    assert np.array_equal(left, rows[4:])
+    damaged = bytearray(data)
+    for at in (-1, -65_536, -row_bytes // 2, -row_bytes):
+        damaged[at] ^= 1
+        with pytest.raises(feeder.SnapshotFormatError, match="corrupt"):
+            by_snapshot(bytes(damaged))
+        damaged[at] ^= 1
+
+
 def test_a_token_is_loaded_as_a_state_dict() -> None:
     coordinator = make(Pure())
     coordinator.load_state_dict({"feeder": token_bytes()})
