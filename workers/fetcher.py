@@ -23,9 +23,11 @@ _MAX_NONE_BACKOFF_S = 0.25
 # rows counts as one with a row.
 _MOST_CALLS = 512
 # Smaller, and threads wake each other more than they work: 64 kB and 8 batches gave half the 8 KB
-# batches per second, 512 kB two thirds of the 1 MB batches; 8 MB and 128 gave no more.
-_BUNDLE_BYTES = 4 * 1024 * 1024
+# batches per second, 4 MB five sixths of the 1 MB batches; 16 MB and 128 gave no more.
+_BUNDLE_BYTES = 8 * 1024 * 1024
 _BUNDLE_BATCHES = 64
+# Batches above this are fetched in parts of it, else they have left the caches when they are merged.
+_PART_BYTES = 4 * 1024 * 1024
 _LEAST_WAIT_S = 0.001
 # Beside longer calls it is nothing to wake the enqueuer.
 _LEADING_CALL_S = 0.005
@@ -143,7 +145,7 @@ class Fetching:
                     rows += 1  # Not a chunk; the merge will say so in its place in the stream.
                 if measure is not None:
                     num_bytes += measure(chunk)
-                    if num_bytes >= _BUNDLE_BYTES:
+                    if num_bytes >= _PART_BYTES:
                         most_calls = 0
                 num_calls += 1
                 append(chunk)
@@ -227,11 +229,15 @@ class Fetching:
         batch, ledger, num_lanes = self._spec.batch_size, self._ledger, len(self._targets)
         if self.row_bytes is None:
             return batch
-        if batch * self.row_bytes > _BUNDLE_BYTES:
-            return max(1, _BUNDLE_BYTES // self.row_bytes)
+        if batch * self.row_bytes > _PART_BYTES:
+            return max(1, _PART_BYTES // self.row_bytes)
+        batch_bytes = max(1, batch * self.row_bytes)
         max_bytes = self._run.max_bytes or _BUNDLE_BYTES * num_lanes
-        most = _BUNDLE_BYTES // num_lanes if lane.is_quick else _BUNDLE_BYTES
-        some = min(most, max_bytes // num_lanes) // max(1, batch * self.row_bytes)
+        most = _BUNDLE_BYTES
+        if lane.is_quick:
+            # One thread makes these one after the other, and then copies them: from its cache.
+            most = min(most, max(_PART_BYTES, 4 * batch_bytes * num_lanes)) // num_lanes
+        some = min(most, max_bytes // num_lanes) // batch_bytes
         room = ledger.max_rows - ledger.rows - ledger.kept_rows - sum(self._targets)
         share = max(room, ledger.max_rows // 2)
         return batch * max(1, min(some, _BUNDLE_BATCHES, share // num_lanes // batch))
