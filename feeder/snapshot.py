@@ -35,10 +35,10 @@ _MAGIC = b"FEEDSNAP"
 _NUMBERS = struct.Struct("<IQ")
 _HEAD_BYTES = len(_MAGIC) + _NUMBERS.size + 16
 
-# xxhash drops the GIL above the first, and waits for it beside the threads of the feed; above the
-# second it takes long enough for these to go on meanwhile.
-_KEEPS_GIL_BYTES = 64 * 1024
+# xxhash drops the GIL, from its version 4 on above the first of these, and waits for it beside the
+# threads of the feed; above the second it takes long enough for these to go on meanwhile.
 _DROP_GIL_BYTES = 1024 * 1024
+_KEEPS_GIL_BYTES = 64 * 1024 if int(xxhash.VERSION.partition(".")[0]) >= 4 else _DROP_GIL_BYTES
 
 _FS = durable.OsFs()
 

@@ -146,17 +146,20 @@ class Channel:
         """
         with self._lock:
             lanes = self._rota.lanes_of(wanted)
+            if self._dispatch.is_held_back(lanes):
+                self._wait_for_room()
             if not self._has_come(lanes):
                 self._wait_for(lanes)
             return self._take_all()
 
     def collect_or_leave(self, wanted: int | None) -> list[Bundle] | None:
-        """The same for who leads: where there is nothing to collect it returns None, and leads no
-        longer; the enqueuer waits on."""
+        """The same for who leads: None where there is nothing; then the enqueuer waits on."""
         with self._lock:
+            lanes = self._rota.lanes_of(wanted)
+            if self._dispatch.is_held_back(lanes):
+                self._wait_for_room()
             if self.closed:
                 raise ClosedError("the feed is stopped")
-            lanes = self._rota.lanes_of(wanted)
             if self._has_come(lanes):
                 return self._take_all()
             now = time.monotonic()
@@ -268,20 +271,20 @@ class Channel:
         self._ledger.row_bytes = row_bytes
 
     def wait_for_room(self) -> None:
-        """Wait until a batch may be assembled: below the bound, or where a device has none. A
-        copy adds to what is buffered for as long as its chunk is kept."""
-        if self._ledger.below_bound:
-            return
-        room = self._stats.room
-        with self._lock:
-            now, waiting = time.monotonic(), int(self._lead.active)
-            room.start(now)
-            self._stats.idle.change(waiting, now)
-            while not (self.closed or self._ledger.below_bound or self._ledger.starving):
-                self._room.wait()
-            now = time.monotonic()
-            room.stop(now)
-            self._stats.idle.change(-waiting, now)
+        """Wait until a batch may be copied: that adds to what is buffered while chunks are kept."""
+        if not self._ledger.below_bound:
+            with self._lock:
+                self._wait_for_room()
+
+    def _wait_for_room(self) -> None:
+        room, now, waiting = self._stats.room, time.monotonic(), int(self._lead.active)
+        room.start(now)
+        self._stats.idle.change(waiting, now)
+        while not (self.closed or self._ledger.below_bound or self._ledger.starving):
+            self._room.wait()
+        now = time.monotonic()
+        room.stop(now)
+        self._stats.idle.change(-waiting, now)
 
     def close(self) -> None:
         """End the stream: whoever waits here is woken, and no call is started any more."""

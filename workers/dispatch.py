@@ -114,6 +114,12 @@ class Dispatch:
         self._starved = not any(lane.bundles for lane in lanes)
         return not self._starved
 
+    def is_held_back(self, lanes: Sequence[Lane]) -> bool:
+        """Whether it is the bound alone that nothing comes of the lanes: none may be called."""
+        if self._ledger.below_bound or self._ledger.starving:
+            return False
+        return not any(lane.bundles or lane.running for lane in lanes)
+
     def is_due(self, lane: Lane, now: float) -> bool:
         """Whether the merge is to go on, after something has come of `lane`. Within the grace the
         enqueuer looks again by itself, and a switch of threads for each batch would cost more

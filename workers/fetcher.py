@@ -23,7 +23,7 @@ _MAX_NONE_BACKOFF_S = 0.25
 # rows counts as one with a row.
 _MOST_CALLS = 512
 # Smaller, and threads wake each other more than they work: 64 kB and 8 batches gave half the 8 KB
-# batches per second, 4 MB five sixths of the 1 MB batches; 16 MB and 128 gave no more.
+# batches per second, 4 MiB six sevenths of the 1 MB batches; 16 MiB and 128 gave no more.
 _BUNDLE_BYTES = 8 * 1024 * 1024
 _BUNDLE_BATCHES = 64
 # Batches above this are fetched in parts of it, else they have left the caches when they are merged.
@@ -232,7 +232,7 @@ class Fetching:
         if batch * self.row_bytes > _PART_BYTES:
             return max(1, _PART_BYTES // self.row_bytes)
         batch_bytes = max(1, batch * self.row_bytes)
-        max_bytes = self._run.max_bytes or _BUNDLE_BYTES * num_lanes
+        max_bytes = (self._run.max_bytes or 2 * _BUNDLE_BYTES * num_lanes) // 2
         most = _BUNDLE_BYTES
         if lane.is_quick:
             # One thread makes these one after the other, and then copies them: from its cache.

@@ -36,8 +36,8 @@ class Slots(Protocol):
     passes: bool
     """Whether an array that nobody else holds may be handed on as it is."""
     reserved: bool
-    """Whether the slots are so many and no more, in memory that the bound does not count: then
-    they bound what is copied, and a copy needs no room beside them."""
+    """Whether the slots are so many and no more: then they bound what is copied, and a copy needs
+    no room beside them."""
 
     def take(self, device: int, columns: Columns, rows: int) -> Slot:
         """A free slot for a batch of so many rows."""

@@ -51,3 +51,30 @@ def test_the_bound_holds_where_chunks_are_taken_from_open_bundles(workers: int) 
             taken += 1
         assert fetch.wait_for(taken + BOUND)
     assert fetch.calls <= taken + BOUND + BOUND // 2 + workers
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4])
+@pytest.mark.parametrize("quick", [False, True])
+@pytest.mark.parametrize("row_bytes", [1024, 2**16, 2**18])
+def test_bundles_together_stay_within_the_bound_and_half_of_its_bytes(
+    workers: int, quick: bool, row_bytes: int
+) -> None:
+    """Or are a batch each, if that is more."""
+    for max_batches, max_mib in ((20, None), (1000, 16), (1000, 32), (1000, 1)):
+        coordinator = feeder.init_data_input_workers(
+            ["x"], Counted(), 4, workers, max_buffered_batches=max_batches, epochs=None,
+            max_buffered_bytes=None if max_mib is None else max_mib * 2**20,
+            coordinator=feeder.Coordinator(),
+        )  # fmt: skip
+        (stream,) = coordinator["train"].streams
+        fetching = stream.pipeline._fetching
+        fetching.row_bytes = row_bytes
+        total = 0
+        for lane in stream.pipeline.channel._rota.lanes:
+            lane.is_quick = quick
+            fetching._targets[lane.number] = target = fetching._target_rows(lane)
+            assert target >= 4 and target * row_bytes <= 8 * 2**20
+            total += target
+        assert total <= max(4 * workers, max_batches * 4)
+        if max_mib is not None:
+            assert total * row_bytes <= max(4 * workers * row_bytes, max_mib * 2**19)

@@ -302,6 +302,44 @@ def test_who_leads_and_waits_for_room_is_idle(
         enqueuer.result()
 
 
+@pytest.mark.parametrize("leads", [False, True])
+def test_a_merge_whose_calls_the_bound_holds_back_waits_for_room(
+    channel: Channel, monkeypatch: pytest.MonkeyPatch, leads: bool
+) -> None:
+    """Who looks at the clocks must not blame calls that may not be made."""
+    waits, wait, stats = threading.Event(), channel._room.wait, channel._stats
+
+    def noted() -> Any:
+        waits.set()
+        return wait()
+
+    monkeypatch.setattr(channel._room, "wait", noted)
+    lane = acquire(channel)
+    channel.count(1000, 0)
+    channel.queue(0, 1)
+    # One that is being called is waited for as ever.
+    assert not channel._dispatch.is_held_back([lane])
+    release(channel, lane)
+    assert not channel._dispatch.is_held_back([lane])
+    collect = channel.collect_or_leave if leads else channel.collect
+    assert collect(lane.number)
+    merge = Aside(lambda: collect(lane.number))
+    assert waits.wait(WAIT_S)
+    with channel._lock:
+        clocks = (stats.room, stats.chunks, stats.lanes[lane.number])
+        assert [clock.since is not None for clock in clocks] == [True, False, False]
+        assert lane.wanted_since is None
+    channel.hand_out(0, 1, 1000, 0, 0)
+    if leads:
+        assert merge.result() is None
+    else:
+        wait_until(lambda: stats.chunks.since is not None)
+        assert stats.room.since is None
+        channel.close()
+        with pytest.raises(feeder.ClosedError):
+            merge.result()
+
+
 class Waiting:
     """Calls that wait until all of them are under way."""
 

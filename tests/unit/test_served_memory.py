@@ -109,7 +109,7 @@ class Counting:
 
 
 def test_slots_are_filled_ahead_from_a_chunk_that_is_larger_than_the_buffers() -> None:
-    """Their memory is there anyway: nothing is gained where copies wait until batches are sent."""
+    """They are so many and no more: copies need not wait until batches have been sent."""
 
     def fetch_much(call: Call) -> Any:
         return [np.arange(50 * ROWS)]
