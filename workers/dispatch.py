@@ -115,7 +115,7 @@ class Dispatch:
         return not self._starved
 
     def is_held_back(self, lanes: Sequence[Lane]) -> bool:
-        """Whether it is the bound alone that nothing comes of the lanes: none may be called."""
+        """Whether nothing comes of the lanes because none of them may be called, for the bound."""
         if self._ledger.below_bound or self._ledger.starving:
             return False
         return not any(lane.bundles or lane.running for lane in lanes)
