@@ -26,7 +26,7 @@ _MOST_CALLS = 512
 # batches per second, 4 MiB six sevenths of the 1 MB batches; 16 MiB and 128 gave no more.
 _BUNDLE_BYTES = 8 * 1024 * 1024
 _BUNDLE_BATCHES = 64
-# Batches above this are fetched in parts of it, else they have left the caches when they are merged.
+# Larger batches are fetched in parts of this, else they have left the caches when they are merged.
 _PART_BYTES = 4 * 1024 * 1024
 _LEAST_WAIT_S = 0.001
 # Beside longer calls it is nothing to wake the enqueuer.

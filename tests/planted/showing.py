@@ -40,8 +40,8 @@ SHOWING = (
         name="waits for room not counted",
         harm="A feed that is held up by its trainer is said to be busy copying.",
         file="workers/channel.py",
-        old="            room.start(now)",
-        new="            pass",
+        old="        room.start(now)",
+        new="        pass",
         tests=(_STATS + "test_a_feed_that_waits_for_its_trainer_says_so",),
     ),
     Bug(
