@@ -216,16 +216,17 @@ def test_released_slots_that_are_not_held(peer: Peer, release: Any) -> None:
 
 
 def test_slot_released_twice(peer: Peer) -> None:
-    with sharing(peer) as (generation, given):
-        for sequence in (1, 1):
-            peer.say(used(generation, sequence, given[:1]))
+    # Its batch is not used, so that there is no credit to send another in the same slot meanwhile.
+    with sharing(peer, credit=1) as (generation, given):
+        for _ in range(2):
+            peer.say(used(generation, 0, given))
         peer.is_refused("ProtocolError", "slots")
 
 
 @contextmanager
-def sharing(peer: Peer) -> Iterator[tuple[bytes, tuple[int, ...]]]:
+def sharing(peer: Peer, **settings: Any) -> Iterator[tuple[bytes, tuple[int, ...]]]:
     """Take batches through shared memory; yield the generation and their slots."""
-    opened = peer.opens(boot_id=boot_id())
+    opened = peer.opens(boot_id=boot_id(), **settings)
     with closing(attach(opened.shared.path, opened.shared.nonce, WAIT_S)):
         peer.say(say.Attached(generation=opened.generation, plane="shared", reason=""))
         groups = peer.hear(say.Batches).groups
