@@ -7,7 +7,7 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from workers.sources import libstdcxx, shuffles
@@ -96,7 +96,29 @@ def test_a_shuffle_with_a_rejected_draw_is_made_one_draw_at_a_time(
     assert order.tolist() == first[shuffle(11, iter([2**62 + 54321] * 20), 64)].tolist()
 
 
-@given(a=st.integers(0, 2**64 - 1), b=st.integers(0, 2**32 - 1))
-def test_both_halves_of_products(a: int, b: int) -> None:
-    upper, lower = shuffles._multiply(np.array([a], np.uint64), np.array([b], np.uint64))
-    assert (upper.tolist(), lower.tolist()) == ([a * b >> 64], [a * b & 2**64 - 1])
+@settings(max_examples=1000)
+@given(
+    num=st.integers(2, 1000) | st.integers(2, 2**17),
+    pair=st.integers(0, 2**16),
+    of_both=st.booleans(),
+    share=st.integers(0, 2**64 - 1),
+    off=st.integers(-9, 99) | st.integers(-(2**40), 2**40),
+)
+def test_the_targets_of_draws_next_to_where_they_change(
+    num: int, pair: int, of_both: bool, share: int, off: int
+) -> None:
+    pair %= num // 2
+    i = num % 2 + 2 * pair
+    bound = (i + 1) * (i + 2)
+    # The first draw of those with the same targets, or with the same first target, and off it.
+    parts = bound if of_both else i + 1
+    draw = -(-(share % parts << 64) // parts) + off & 2**64 - 1
+    # Another draw beside it, whose targets are plain.
+    words = np.array([[draw], [2**63 // 3]], dtype=np.uint64)
+    targets = np.full((2, num), -1)
+    rejected = shuffles._fill_pairs(targets, words, pair)
+    expected = np.full((2, num), -1)
+    for row, word in enumerate(words[:, 0].tolist()):
+        expected[row, i : i + 2] = divmod(word * bound >> 64, i + 2)
+    assert targets.tolist() == expected.tolist()
+    assert rejected == ({0} if draw * bound & 2**64 - 1 < bound else set())

@@ -139,14 +139,16 @@ def _seed_each(seeds: Sequence[int]) -> NDArray[np.uint64]:
 def _seed_all(seeds: Sequence[int]) -> NDArray[np.uint64]:
     """The same, seeded all at once; of few it would take longer."""
     states = np.empty((STATE_WORDS, len(seeds)), dtype=np.uint64)
-    shift, multiplier = np.array([62, _MT_MULTIPLIER], dtype=np.uint64)
-    word = np.array([seed & _MASK_64 for seed in seeds], dtype=np.uint64)
     states[:] = np.arange(STATE_WORDS, dtype=np.uint64)[:, np.newaxis]
-    states[0] = word
+    word = states[0]
+    word[:] = [seed & _MASK_64 for seed in seeds]
+    # An operation on so few words takes a third less with an array than with a scalar.
+    shift, multiplier = np.full_like(word, 62), np.full_like(word, _MT_MULTIPLIER)
+    mixed = np.empty_like(word)
     for following in states[1:]:
-        mixed = word >> shift
-        mixed ^= word
-        mixed *= multiplier
+        np.right_shift(word, shift, mixed)
+        np.bitwise_xor(word, mixed, mixed)
+        np.multiply(mixed, multiplier, mixed)
         following += mixed
         word = following
     return states
@@ -169,10 +171,15 @@ def _twist(state: NDArray[np.uint64]) -> None:
 
 
 def _temper(state: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    word = state ^ (state >> np.uint64(29) & np.uint64(0x5555555555555555))
-    word ^= word << np.uint64(17) & np.uint64(0x71D67FFFEDA60000)
-    word ^= word << np.uint64(37) & np.uint64(0xFFF7EEE000000000)
-    word ^= word >> np.uint64(43)
+    mixed = state >> np.uint64(29)
+    mixed &= np.uint64(0x5555555555555555)
+    word = state ^ mixed
+    for shift, mask in ((17, 0x71D67FFFEDA60000), (37, 0xFFF7EEE000000000)):
+        np.left_shift(word, np.uint64(shift), out=mixed)
+        mixed &= np.uint64(mask)
+        word ^= mixed
+    np.right_shift(word, np.uint64(43), out=mixed)
+    word ^= mixed
     return word
 
 

@@ -108,7 +108,7 @@ class ReshuffledOrder(Order):
 
     Each epoch shuffles the sorted list, as DALI does with `enable_checkpointing`; with `compound`
     it shuffles the list of the epoch before, as DALI does without. A list takes 8 bytes and about
-    0.2 µs per record. Reaching epoch e with `compound` takes e + 1 of them, at about 0.015 µs: each
+    0.2 µs per record. Reaching epoch e with `compound` takes e + 1 of them, at about 0.01 µs: each
     is made of the one before, which no cursor of a few bytes can hold.
     """
 
