@@ -260,13 +260,23 @@ def digest_chunk(arrays: Sequence[NDArray[Any]]) -> int:
 
     Columns of up to 16 KiB go in whole; of larger ones 256 evenly spaced blocks of 64 bytes do, and
     the last 64 bytes. It tells a fetch function that gives other rows, not a single changed pixel.
+    The padding of structured dtypes is left out.
     """
     hasher = xxhash.xxh3_64()
     for array in arrays:
-        array = np.ascontiguousarray(array)
+        array = _packed(array)
         hasher.update(f"{array.dtype.str}{array.shape}".encode())
         hasher.update(_sample(array.reshape(-1).view(np.uint8)))
     return hasher.intdigest()
+
+
+def _packed(array: NDArray[Any]) -> NDArray[Any]:
+    """An array in C order, without what lies between the fields of its rows: nobody has set it."""
+    if array.dtype.names is not None:
+        from numpy.lib.recfunctions import repack_fields  # Imports `numpy.ma`, which takes 11 ms.
+
+        array = repack_fields(array, recurse=True)
+    return np.ascontiguousarray(array)
 
 
 def _sample(flat: NDArray[np.uint8]) -> NDArray[np.uint8] | bytes:
@@ -289,5 +299,5 @@ def hash_chunk(arrays: Any) -> int:
     hasher = xxhash.xxh3_64()
     for array in arrays if isinstance(arrays, tuple) else ():
         if isinstance(array, np.ndarray) and not array.dtype.hasobject:
-            hasher.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+            hasher.update(_packed(array).reshape(-1).view(np.uint8))
     return hasher.intdigest()

@@ -253,6 +253,13 @@ def test_a_chunks_digest_is_what_the_page_says(num_bytes: int) -> None:
     assert digest_chunk(chunk) == chunk_digest(chunk)
 
 
+def test_padding_counts_as_the_page_says() -> None:
+    padded = np.full(3, 7, np.dtype([("flag", "i1"), ("value", "<f8")], align=True))
+    packed = np.full(3, 7, np.dtype([("flag", "i1"), ("value", "<f8")]))
+    assert packed.dtype.str == "|V9" != padded.dtype.str
+    assert digest_chunk([padded]) == chunk_digest([packed])
+
+
 def test_a_running_digest_is_what_the_page_says(page: dict[str, Any]) -> None:
     num_calls = 600
     _, batch = feed(Replay(), num_calls * 5 * 2 // 4)

@@ -160,6 +160,20 @@ def test_a_digest_does_not_depend_on_the_layout_in_memory() -> None:
     assert len({hash_chunk((array,)) for array in layouts}) == 1
 
 
+def test_a_digest_leaves_out_the_padding_of_structured_dtypes() -> None:
+    pair = np.dtype([("flag", "i1"), ("value", "<f8")], align=True)
+    padded = np.dtype([("pairs", pair, (2,)), ("last", "i1")], align=True)
+    once, again = (np.frombuffer(bytes([fill]) * 80, padded).copy() for fill in (0, 255))
+    for rows in (once, again):
+        rows["pairs"]["flag"], rows["pairs"]["value"], rows["last"] = 1, [[2, 3], [4, 5]], [6, 7]
+    assert once.tobytes() != again.tobytes()
+    for digest in (digest_chunk, hash_chunk):
+        assert digest((once,)) == digest((again,)) == digest((again.repeat(2)[::2],))
+    again["pairs"]["value"][1, 1] = 6
+    for digest in (digest_chunk, hash_chunk):
+        assert digest((once,)) != digest((again,))
+
+
 @pytest.mark.parametrize("num_bytes", [16_385, 20_001, 1_000_003])
 def test_a_digest_of_a_large_chunk_samples_all_parts_of_it(num_bytes: int) -> None:
     base = np.zeros(num_bytes, np.uint8)
