@@ -14,7 +14,8 @@ from typing import Any, Protocol
 import xxhash
 
 from workers.batch import Call
-from workers.chunks import Schema, digest_chunk
+from workers.chunks import Schema
+from workers.digests import digest_chunk
 from workers.errors import FetchError, FetchTimeout, ResumeError, in_words
 from workers.origins import origins_of
 from workers.position import Lanes, Position

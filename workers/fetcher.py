@@ -8,8 +8,9 @@ from typing import Any
 
 from workers.calls import NONE_BACKOFF_S, LaneCalls, as_tuple
 from workers.channel import Channel
-from workers.chunks import count_bytes, hash_chunk
+from workers.chunks import count_bytes
 from workers.copying import DROP_GIL_BYTES
+from workers.digests import hash_chunk
 from workers.dispatch import GRACE_S
 from workers.errors import FeedError, FetchError, in_words
 from workers.ledger import Ledger

@@ -9,8 +9,9 @@ from workers.assembler import Assembler
 from workers.batch import Cut
 from workers.calls import make_calls
 from workers.channel import Channel
-from workers.chunks import Schema, hash_chunk
+from workers.chunks import Schema
 from workers.cursors import add_cursor, seek
+from workers.digests import hash_chunk
 from workers.enqueuer import Dealer, DeviceQueue, Enqueuing, run_enqueuer
 from workers.errors import ChunkError
 from workers.fetcher import Fetching, run_fetcher

@@ -7,7 +7,8 @@ from typing import Any
 from numpy.typing import NDArray
 
 from workers.batch import Leftover
-from workers.chunks import digest_chunk, slice_rows
+from workers.chunks import slice_rows
+from workers.digests import digest_chunk
 
 
 class Straddler:

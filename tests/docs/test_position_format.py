@@ -17,7 +17,7 @@ import xxhash
 import feeder
 from docs.pages import ROOT, block_titled
 from feeder import codec
-from workers.chunks import digest_chunk
+from workers.digests import digest_chunk
 
 PAGE = ROOT / "docs/snapshot-format.md"
 BLOCK = block_titled(PAGE, "read_position.py")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from workers.batch import Leftover
-from workers.chunks import digest_chunk
+from workers.digests import digest_chunk
 from workers.position import Lanes, Place, Position, Span, next_live
 from workers.straddler import Straddler
 
