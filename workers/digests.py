@@ -19,13 +19,12 @@ def digest_chunk(arrays: Sequence[NDArray[Any]]) -> int:
 
     Columns of up to 16 KiB go in whole; of larger ones 256 evenly spaced blocks of 64 bytes do, and
     the last 64 bytes. It tells a fetch function that gives other rows, not a single changed pixel.
-    The padding of structured dtypes is left out.
+    The padding of structured dtypes counts as zeros.
     """
     hasher = xxhash.xxh3_64()
     for array in arrays:
-        array = _packed(array)
         hasher.update(f"{array.dtype.str}{array.shape}".encode())
-        hasher.update(_sample(array.reshape(-1).view(np.uint8)))
+        hasher.update(_sample(_flat(array)))
     return hasher.intdigest()
 
 
@@ -34,17 +33,27 @@ def hash_chunk(arrays: Any) -> int:
     hasher = xxhash.xxh3_64()
     for array in arrays if isinstance(arrays, tuple) else ():
         if isinstance(array, np.ndarray) and not array.dtype.hasobject:
-            hasher.update(_packed(array).reshape(-1).view(np.uint8))
+            hasher.update(_flat(array))
     return hasher.intdigest()
 
 
-def _packed(array: NDArray[Any]) -> NDArray[Any]:
-    """An array in C order, without what lies between the fields of its rows: nobody has set it."""
+def _flat(array: NDArray[Any]) -> NDArray[np.uint8]:
+    """The bytes of an array in C order; those between the fields of a row are 0, as nobody has set
+    them."""
     if array.dtype.names is not None:
-        from numpy.lib.recfunctions import repack_fields  # Imports `numpy.ma`, which takes 11 ms.
+        cleared = np.zeros(array.shape, array.dtype)
+        _copy_fields(array, cleared)
+        array = cleared
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
-        array = repack_fields(array, recurse=True)
-    return np.ascontiguousarray(array)
+
+def _copy_fields(source: NDArray[Any], target: NDArray[Any]) -> None:
+    # Field by field, down to the plain ones: of whole rows NumPy may copy what lies between.
+    if source.dtype.names is None:
+        target[...] = source
+        return
+    for name in source.dtype.names:
+        _copy_fields(source[name], target[name])
 
 
 def _sample(flat: NDArray[np.uint8]) -> NDArray[np.uint8] | bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from typing import Any
 
 import numpy as np
@@ -32,18 +33,46 @@ def test_a_digest_does_not_depend_on_the_layout_in_memory() -> None:
     assert len({hash_chunk((array,)) for array in layouts}) == 1
 
 
-def test_a_digest_leaves_out_the_padding_of_structured_dtypes() -> None:
-    pair = np.dtype([("flag", "i1"), ("value", "<f8")], align=True)
-    padded = np.dtype([("pairs", pair, (2,)), ("last", "i1")], align=True)
-    once, again = (np.frombuffer(bytes([fill]) * 80, padded).copy() for fill in (0, 255))
-    for rows in (once, again):
-        rows["pairs"]["flag"], rows["pairs"]["value"], rows["last"] = 1, [[2, 3], [4, 5]], [6, 7]
-    assert once.tobytes() != again.tobytes()
-    for digest in (digest_chunk, hash_chunk):
-        assert digest((once,)) == digest((again,)) == digest((again.repeat(2)[::2],))
-    again["pairs"]["value"][1, 1] = 6
-    for digest in (digest_chunk, hash_chunk):
-        assert digest((once,)) != digest((again,))
+PAIR = np.dtype([("flag", "i1"), ("value", "<f8")], align=True)
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        PAIR,
+        np.dtype([("pairs", PAIR, (2,)), ("last", "i1")]),
+        np.dtype([("pairs", PAIR, (2,)), ("last", "i1")], align=True),
+        np.dtype([("pair", PAIR), ("pairs", [("inner", PAIR, (2, 2))], (1, 3))]),
+        np.dtype({"names": ["a", "b"], "formats": ["<i4", ">u2"], "offsets": [8, 1]}),
+    ],
+    ids=["fields", "in arrays", "in arrays, padded", "deeper", "offsets"],
+)  # fmt: skip
+@pytest.mark.parametrize("digest", [digest_chunk, hash_chunk])
+def test_padding_counts_as_zeros(dtype: np.dtype[Any], digest: Any) -> None:
+    zeros = np.zeros(5, dtype)
+    is_padding = _bytes_of_padding(dtype)
+    assert 0 < is_padding.sum() < len(is_padding)
+    found = {digest((zeros,)), digest((np.asfortranarray(zeros.repeat(2)[::2]),))}
+    for fill in range(1, 20):
+        rows = zeros.copy()
+        rows.view(np.uint8).reshape(5, -1)[:, is_padding] = fill
+        found.add(digest((rows,)))
+    assert len(found) == 1
+    for at in np.flatnonzero(~is_padding):
+        rows = zeros.copy()
+        rows.view(np.uint8).reshape(5, -1)[3, at] = 1
+        assert digest((rows,)) not in found
+
+
+def _bytes_of_padding(dtype: np.dtype[Any]) -> Any:
+    """Which bytes of a row are of no field."""
+    if dtype.subdtype is not None:
+        inner, shape = dtype.subdtype
+        return np.tile(_bytes_of_padding(inner), math.prod(shape))
+    is_padding = np.full(dtype.itemsize, dtype.names is not None)
+    for field, offset, *_ in (dtype.fields or {}).values():
+        is_padding[offset : offset + field.itemsize] &= _bytes_of_padding(field)
+    return is_padding
 
 
 @pytest.mark.parametrize("num_bytes", [16_385, 20_001, 1_000_003])
