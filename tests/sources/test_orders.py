@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from workers.errors import ConfigError, ResumeError
 from workers.sources import orders, windowed
@@ -30,6 +31,7 @@ ORDERS: dict[str, Make] = {
     "permuted": lambda sharding: PermutedOrder(sharding, 3),
     "windowed 1": lambda sharding: WindowedOrder(sharding, 1, 3),
     "windowed 7": lambda sharding: WindowedOrder(sharding, 7, 3),
+    "windowed 12": lambda sharding: WindowedOrder(sharding, 12, 3),
     "windowed 100": lambda sharding: WindowedOrder(sharding, 100, 3),
     "windowed list": lambda sharding: WindowedOrder(
         sharding, 7, 3, shuffled_list(sharding.num_records)
@@ -58,7 +60,10 @@ def whole_epoch(order: Order, epoch: int) -> list[int]:
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks of a few steps, so that small orders have many, and more than are kept."""
+    """Blocks of a few steps, so that small orders have many, and more than are kept; windows of
+    more than 8 slots are too large for a token, and one in fifty is not known after its walk."""
+    monkeypatch.setattr(windowed, "MAX_BYTES", 21)
+    monkeypatch.setattr(windowed, "_SPARE_ROUNDS", 4)
     monkeypatch.setattr(windowed, "_BLOCK", 8)
     monkeypatch.setattr(windowed, "_MAX_BLOCKS", 3)
     monkeypatch.setattr(windowed, "_MAX_CHECKPOINTS", 3)
@@ -213,6 +218,37 @@ def test_a_cursor_of_another_order_is_refused() -> None:
         ORDERS["windowed 100"](sharding).seek(cursor)
     with pytest.raises(ResumeError, match="that this order never has"):
         WindowedOrder(Sharding(num_records=30), 7, 3).seek(cursor)
+
+
+@pytest.mark.parametrize("spare", [16, -2], ids=["known", "not known"])
+def test_a_window_too_large_for_a_token_is_found_from_an_earlier_step(
+    spare: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(windowed, "_SPARE_ROUNDS", spare)
+    walked: list[int] = []
+    walk = windowed.Window.walk
+
+    def walk_and_note(window: windowed.Window, count: int) -> NDArray[np.int64]:
+        walked.append(window.step)
+        return walk(window, count)
+
+    order = WindowedOrder(Sharding(num_records=70), 12, 3)
+    for epoch in range(5):
+        whole_epoch(order, epoch)
+    cursor, wanted = order.cursor(4, 50), order.indices(4, 50, 70).tolist()
+    step, state, width = windowed._HEADER.unpack(cursor)
+    assert len(cursor) == 13 and width == 0 and 0 < step < 320 and step % 16 == 0
+    resumed = WindowedOrder(Sharding(num_records=70), 12, 3)
+    monkeypatch.setattr(windowed.Window, "walk", walk_and_note)
+    resumed.seek(cursor)
+    assert resumed.indices(4, 50, 70).tolist() == wanted
+    assert resumed.cursor(4, 50) == cursor
+    assert (min(walked) == step) is (spare > 0)
+    for wrong in (step + 8, 1 << 62):
+        with pytest.raises(ResumeError, match="does not begin at"):
+            resumed.seek(windowed._HEADER.pack(wrong, state, 0))
+    with pytest.raises(ResumeError, match="does not begin at"):
+        resumed.seek(windowed._HEADER.pack(step, 0, 0))
 
 
 @given(data=st.data())

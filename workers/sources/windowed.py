@@ -6,17 +6,25 @@ holds; the drawn one changes places with slot t % F, comes out, and the stream's
 that slot. The numbers are libstdc++'s `minstd_rand0`, which runs on through the epochs, so step t
 follows from all steps before it. What one step needs is small, though: t, the generator's state
 and the window. That is a checkpoint; a cursor is one.
+
+Where a window is too large to be carried about, t and the state of an earlier step are the cursor.
+From there a window is walked of which nothing is known at first: each step puts one known record
+into it and takes one at random out, so that after some thirty times its slots all is known. (A
+slot is missed by n F draws with a probability of about exp(-n), and there are F slots.)
 """
 
 from __future__ import annotations
 
+import math
 import struct
 from collections import OrderedDict
 from threading import Lock
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from workers.cursors import MAX_BYTES
 from workers.errors import ResumeError
 from workers.sources.libstdcxx import MAX_DRAWS, draw_minstd, is_minstd_state, seed_minstd
 from workers.sources.orders import Order
@@ -29,24 +37,41 @@ _MAX_BLOCKS = 32
 _MAX_CHECKPOINTS = 64
 _MAX_CHECKPOINT_BYTES = 16 * 1024**2
 _HEADER = struct.Struct("<QIB")
+# Something of an unknown window is left with a probability of exp(-16); then all is walked.
+_SPARE_ROUNDS = 16
+_MAX_STATES = 1024
+_UNKNOWN = -1
+
+_Kept = TypeVar("_Kept")
 
 
 class Window:
     """The window at one step of the stream: F slots, each with a place in the stream."""
 
-    __slots__ = ("_sharding", "_slots", "_state", "step")
+    __slots__ = ("_sharding", "_slots", "state", "step")
 
     def __init__(self, sharding: Sharding, step: int, state: int, slots: list[int]) -> None:
         self._sharding = sharding
         self.step = step
         """The number of the next step."""
-        self._state = state
+        self.state = state
+        """The generator's state before it."""
         self._slots = slots
 
     @classmethod
     def begin(cls, sharding: Sharding, fill: int, seed: int) -> Window:
         """The window before the first step."""
         return cls(sharding, 0, seed_minstd(seed), list(range(fill)))
+
+    @classmethod
+    def unknown(cls, sharding: Sharding, fill: int, step: int, state: int) -> Window:
+        """A window of which it is not known what it holds."""
+        return cls(sharding, step, state, [_UNKNOWN] * fill)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether it is known what all slots hold."""
+        return min(self._slots) != _UNKNOWN
 
     def walk(self, count: int) -> NDArray[np.int64]:
         """Take `count` steps; the places in the stream of the records that come out."""
@@ -64,7 +89,7 @@ class Window:
         count = min(count, MAX_DRAWS)
         steps = np.arange(step, step + count, dtype=np.uint64)
         # Records of later epochs lie behind those of the current one: they are not drawn.
-        draws, self._state = draw_minstd(self._state, np.minimum(np.uint64(end) - steps, fill))
+        draws, self.state = draw_minstd(self.state, np.minimum(np.uint64(end) - steps, fill))
         here = steps % np.uint64(fill)
         there = (here + draws) % np.uint64(fill)
         slots, out = self._slots, []
@@ -83,7 +108,7 @@ class Window:
         behind = self.step + fill - 1 - np.array(self._slots, dtype=np.int64)
         width = (int(behind.max()).bit_length() + 7) // 8 or 1
         octets = behind.astype("<u8").view(np.uint8).reshape(fill, 8)[:, :width]
-        return _HEADER.pack(self.step, self._state, width) + octets.tobytes()
+        return _HEADER.pack(self.step, self.state, width) + octets.tobytes()
 
     @classmethod
     def from_bytes(cls, sharding: Sharding, fill: int, data: bytes) -> Window:
@@ -143,6 +168,10 @@ class WindowedOrder(Order):
         self._listing = listing
         # Writing down a window takes as long as walking a sixth as many steps as it has slots.
         self._stride = -(-fill // _BLOCK) * _BLOCK
+        rounds = math.log(fill) + _SPARE_ROUNDS
+        # So many steps before a window that is too large begins the walk that leads to it.
+        self._behind = math.ceil(fill * rounds / self._stride) * self._stride
+        self._states: OrderedDict[int, int] = OrderedDict()
         self._head = Window.begin(sharding, fill, seed)
         self._blocks: OrderedDict[int, NDArray[np.int64]] = OrderedDict()
         self._checkpoints: OrderedDict[int, bytes] = OrderedDict()
@@ -172,8 +201,10 @@ class WindowedOrder(Order):
     def _advance(self) -> NDArray[np.int64]:
         """Walk the head through one block, and keep what came out."""
         step = self._head.step
-        if step % self._stride == 0 and step not in self._checkpoints:
-            self._keep(step, bytes(self._head))
+        if step % self._stride == 0:
+            self._note_state(self._head)
+            if step not in self._checkpoints:
+                self._keep(step, bytes(self._head))
         block = self._head.walk(_BLOCK)
         self._blocks[step // _BLOCK] = block
         if len(self._blocks) > _MAX_BLOCKS:
@@ -197,24 +228,63 @@ class WindowedOrder(Order):
         if len(self._checkpoints) > limit:
             self._checkpoints.popitem(last=False)
 
+    def _note_state(self, window: Window) -> None:
+        self._states[window.step] = window.state
+        if len(self._states) > _MAX_STATES:
+            self._states.popitem(last=False)
+
     def cursor(self, epoch: int, position: int) -> bytes:
-        """The checkpoint at or before a position: 13 bytes and 2 to 4 per slot."""
+        """The checkpoint at or before a position: 13 bytes and 2 to 4 per slot, or 13 in all where
+        that is too much for a token."""
         step = (self.sharding.offset(epoch) + position) // self._stride * self._stride
         if step == 0:
             return b""
         with self._lock:
-            if step not in self._checkpoints:
-                self._block(step // _BLOCK)
-            if step not in self._checkpoints:
-                # The block was at hand, its checkpoint no longer.
-                self._blocks.clear()
-                self._block(step // _BLOCK)
-            return self._checkpoints[step]
+            checkpoint = self._at_hand(step, self._checkpoints)
+            if len(checkpoint) <= MAX_BYTES:
+                return checkpoint
+            begin = step - self._behind
+            if begin <= 0:
+                return b""
+            return _HEADER.pack(begin, self._at_hand(begin, self._states), 0)
+
+    def _at_hand(self, step: int, kept: OrderedDict[int, _Kept]) -> _Kept:
+        """What is kept of a step that a walk keeps something of; walked to, if need be."""
+        if step not in kept:
+            self._block(step // _BLOCK)
+        if step not in kept:
+            # The block was at hand, the rest no longer.
+            self._blocks.clear()
+            self._block(step // _BLOCK)
+        return kept[step]
 
     def seek(self, cursor: bytes) -> None:
         if not cursor:
             return
-        window = Window.from_bytes(self.sharding, self._fill, cursor)
+        window = self._unknown(cursor)
         with self._lock:
+            if window is None:
+                window = Window.from_bytes(self.sharding, self._fill, cursor)
+            elif self._get_to_know(window):
+                cursor = bytes(window)
+            else:
+                return  # The first call walks from the beginning.
             self._keep(window.step, cursor)
             self._head = window
+
+    def _unknown(self, cursor: bytes) -> Window | None:
+        """The window that a cursor without one stands for; None where there is one."""
+        if len(cursor) != _HEADER.size or cursor[-1]:
+            return None
+        step, state, _ = _HEADER.unpack(cursor)
+        if step >> 62 or step % self._stride or not is_minstd_state(state):
+            raise ResumeError("cursor holds a step that this order does not begin at")
+        return Window.unknown(self.sharding, self._fill, step, state)
+
+    def _get_to_know(self, window: Window) -> bool:
+        """Walk until it is known what a window holds; False where it is not."""
+        stop = window.step + self._behind
+        while window.step < stop:
+            self._note_state(window)
+            window.walk(self._stride)
+        return window.is_known
