@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from workers.batch import Call
 from workers.calls import NONE_BACKOFF_S, LaneCalls, as_tuple
 from workers.channel import Channel
 from workers.chunks import count_bytes
@@ -63,7 +64,8 @@ class Fetching:
         self.passes = False
         """Whether what was fetched last went to the user as it was, without a copy."""
         self.prints: dict[tuple[int, int, int], int] = {}
-        """Digests of chunks as they were returned (debug switch), by lane, epoch and call."""
+        """Digests of chunks as they were returned (debug switch), by lane, epoch and call; or
+        `OTHER_ROWS`."""
 
     def fill(self, lane: Lane) -> bool:
         """Make calls on a lane until a bundle is full, and give the lane back. True where the
@@ -244,10 +246,28 @@ class Fetching:
         return batch * max(1, min(some, _BUNDLE_BATCHES, share // num_lanes // batch))
 
     def _print(self, lane: Lane, call: int, chunk: Any) -> None:
-        self.prints[lane.number, lane.epoch, call] = hash_chunk(chunk)
+        printed = hash_chunk(chunk)
+        if self._spec.pure and self._spec.repeatable:
+            _, index = self._channel.describe(lane.number, call)
+            if not self._repeats(self._spec.call(lane.epoch, index), printed):
+                printed = OTHER_ROWS
+        self.prints[lane.number, lane.epoch, call] = printed
+
+    def _repeats(self, call: Call, printed: int) -> bool:
+        """Whether a call that is made again gives the same rows, as far as can be told."""
+        try:
+            again = self._spec.fetch(call)
+        except StopIteration:
+            return False
+        except Exception:
+            return True
+        return again is None or hash_chunk(as_tuple(again, self._spec.names)) == printed
 
 
 _FULL = object()
+
+OTHER_ROWS = -1
+"""In place of a digest: a pure function gave other rows when it was called again."""
 
 
 def run_fetcher(channel: Channel, fill: Callable[[Lane], bool], lead: Callable[[], None]) -> None:

@@ -14,7 +14,7 @@ from workers.cursors import add_cursor, seek
 from workers.digests import hash_chunk
 from workers.enqueuer import Dealer, DeviceQueue, Enqueuing, run_enqueuer
 from workers.errors import ChunkError
-from workers.fetcher import Fetching, run_fetcher
+from workers.fetcher import OTHER_ROWS, Fetching, run_fetcher
 from workers.ledger import Ledger
 from workers.memory import keep_freed_memory
 from workers.merge import Merge
@@ -168,10 +168,18 @@ class Pipeline:
         return min((start for start in since if start is not None), default=None)
 
     def _check(self, bundle: Bundle) -> ChunkError | None:
-        """Whether the chunks are still what the fetch function returned (the debug switch)."""
+        """Whether the chunks are still what the fetch function returned, and would return again
+        (the debug switch)."""
         prints = self._fetching.prints
         for i, chunk in enumerate(bundle.chunks):
             returned = prints.pop((bundle.lane, bundle.epoch, bundle.first + i), None)
+            if returned == OTHER_ROWS:
+                return ChunkError(
+                    "the fetch function gave other rows when the same call was made again; let "
+                    "fetch(call) depend on the call alone (call.rng draws), or keep its state in "
+                    "fetch(worker_id, batch_size)",
+                    call=i,
+                )
             if returned is not None and returned != hash_chunk(chunk):
                 return ChunkError(
                     "the fetch function changed the arrays after it returned them; return "

@@ -105,7 +105,8 @@ class RunSpec:
     writable: bool
     """Whether batches are private writable copies."""
     debug: bool
-    """Whether chunks are checked for changes after they were returned."""
+    """Whether chunks are checked for changes after they were returned, and pure fetch functions
+    called again."""
     encode_cursor: Callable[[Any], bytes]
     """Turns a cursor into bytes; called in the fetcher thread."""
     decode_cursor: Callable[[bytes], Any]
