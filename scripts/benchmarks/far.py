@@ -20,7 +20,7 @@ from harness import Measures, Settings, Spread, interleave, time_of
 from report import Goal, Report, spread
 from workers.sources.libstdcxx import seed_minstd
 from workers.sources.sharding import Sharding
-from workers.sources.windowed import Window
+from workers.sources.windowed import Window, encode_step
 
 ASKED_MS = 10
 ASKED_CURSOR_BYTES = 64
@@ -29,6 +29,9 @@ BATCH_SIZE = 256
 HUGE = 2 * 10**12
 SMALL = 10_000
 STEPS_PER_CHECKPOINT = 4096
+MOST_WRITTEN_SLOTS = 20_000
+FILLS_BEHIND = 28
+"""How many times its slots a window that is not written down is walked to, at least."""
 WALKED = 10**6
 """What a window is walked through; further on one is made up."""
 
@@ -68,6 +71,8 @@ class FarOrder:
     samples: tuple[int, ...] = (10**3, 10**6, 10**12)
     fill: int = 0
     """Slots of its window, 0 where it has none."""
+    is_asked: bool = True
+    """Whether it has to resume within `ASKED_MS`."""
 
     def source(self) -> feeder.sources.Source:
         """A new source in this order."""
@@ -88,10 +93,23 @@ ORDERS = (
     ),
     *(
         FarOrder(
+            name=f"the same of {size:,} records",
+            options={**DALI, "shuffle_after_epoch": "compound"}, size=size, samples=(10**6,),
+            is_asked=False,
+        )
+        for size in (1_000, 100_000)
+    ),
+    *(
+        FarOrder(
             name=f"DALI's window of {fill:,}",
             options={**DALI, "random_shuffle": True, "initial_fill": fill}, fill=fill,
         )
         for fill in (1024, 16384)
+    ),
+    FarOrder(
+        name="DALI's window of 65,536",
+        options={**DALI, "random_shuffle": True, "initial_fill": 65536}, fill=65536,
+        is_asked=False,
     ),
 )  # fmt: skip
 
@@ -143,6 +161,8 @@ def _made_up(order: FarOrder, samples: int) -> bytes:
     # A window of 16,384 slots is written down once in 16,384 steps.
     stride = max(STEPS_PER_CHECKPOINT, order.fill)
     step = samples // stride * stride
+    if order.fill > MOST_WRITTEN_SLOTS:
+        return encode_step(step - FILLS_BEHIND * order.fill, seed_minstd(1))
     slots = [step + (slot - step) % order.fill for slot in range(order.fill)]
     return bytes(Window(Sharding(num_records=order.size), step, seed_minstd(1), slots))
 
@@ -170,7 +190,7 @@ def resuming(settings: Settings) -> Report:
     times = interleave(
         [_timed_start(place) for place in places], settings.repetitions * settings.tries
     )
-    resumed = [place for place in places if place.token is not None]
+    resumed = [place for place in places if place.token is not None and place.order.is_asked]
     return Report(
         case="resume",
         title="from the call of init to the first batch, in ms; batches of 256 numbers",

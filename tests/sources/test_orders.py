@@ -246,9 +246,9 @@ def test_a_window_too_large_for_a_token_is_found_from_an_earlier_step(
     assert (min(walked) == step) is (spare > 0)
     for wrong in (step + 8, 1 << 62):
         with pytest.raises(ResumeError, match="does not begin at"):
-            resumed.seek(windowed._HEADER.pack(wrong, state, 0))
+            resumed.seek(windowed.encode_step(wrong, state))
     with pytest.raises(ResumeError, match="does not begin at"):
-        resumed.seek(windowed._HEADER.pack(step, 0, 0))
+        resumed.seek(windowed.encode_step(step, 0))
 
 
 @given(data=st.data())

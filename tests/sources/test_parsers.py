@@ -302,6 +302,7 @@ def test_labels_of_records_that_are_alike(labels: list[int], rest: Any, odd: lis
         [b"\xa8\x00\x05", b"\xa8\x00\x06", b"\x28\x85\x01"],
         [b"\x28" + b"\xff" * 9 + b"\x01", b"\x28" + b"\xfe" * 9 + b"\x7f"],
         [b"\x63\x28\x05\x64", b"\x63\x28\x06\x64"],
+        [b"\x28\x85\x01", b"\x28\x86\x81"],
     ],
 )
 def test_tails_that_look_alike(tails: list[bytes]) -> None:

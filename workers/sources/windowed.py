@@ -145,6 +145,12 @@ def _is_window(sharding: Sharding, step: int, slots: NDArray[np.int64]) -> bool:
     return bool(np.array_equal(slots[later % fill], later))
 
 
+def encode_step(step: int, state: int) -> bytes:
+    """The cursor of a window that is too large to be written down: a step before it, and the
+    generator's state there."""
+    return _HEADER.pack(step, state, 0)
+
+
 class WindowedOrder(Order):
     """DALI's `random_shuffle` with its `initial_fill` and `seed`.
 
@@ -246,7 +252,7 @@ class WindowedOrder(Order):
             begin = step - self._behind
             if begin <= 0:
                 return b""
-            return _HEADER.pack(begin, self._at_hand(begin, self._states), 0)
+            return encode_step(begin, self._at_hand(begin, self._states))
 
     def _at_hand(self, step: int, kept: OrderedDict[int, _Kept]) -> _Kept:
         """What is kept of a step that a walk keeps something of; walked to, if need be."""
