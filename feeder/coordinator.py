@@ -6,7 +6,6 @@ import logging
 import os
 import time
 from collections.abc import Iterator
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from feeder import running
@@ -38,7 +37,8 @@ _SAVE_S = 10.0
 class Coordinator:
     """Holds feeds by their input source name.
 
-    It is started and stopped by a `with` block, or by `start` and `stop`. Feeds are added, started
+    It is started and stopped by a `with` block (of nested ones by the outermost, as where a loop of
+    training holds one of validation), or by `start` and `stop`. Feeds are added, started
     and stopped by one thread at a time; positions may be asked for by any thread at any time.
 
     Args:
@@ -52,6 +52,7 @@ class Coordinator:
     ) -> None:
         self._feeds: dict[str, Feed] = {}
         self._stopped: set[str] = set()
+        self._num_entered = 0
         self._saver: Saver | None = None
         if checkpoints is not None:
             self._saver = Saver(Checkpointing.of(checkpoints), self.snapshot, self._fail)
@@ -196,14 +197,13 @@ class Coordinator:
 
     def __enter__(self) -> Coordinator:
         self.start()
+        self._num_entered += 1
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        self._num_entered -= 1
+        if self._num_entered:
+            return
         try:
             self._stop(None, STOP_DEADLINE_S)
         except StuckWorkerError as stuck:

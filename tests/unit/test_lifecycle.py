@@ -281,3 +281,17 @@ def test_an_error_in_the_with_block_is_what_the_user_sees() -> None:
         held.release()
         raise Trouble
     assert feeder_threads() == []
+
+
+def test_of_nested_blocks_the_outermost_stops() -> None:
+    coordinator = make(Pure(), epochs=None)
+    make(Pure(), epochs=1, coordinator=coordinator, input_source_name="val")
+    with coordinator:
+        first = next(coordinator["train"])
+        with coordinator, pytest.raises(KeyError, match="missing"):
+            raise KeyError("missing")
+        with coordinator:
+            assert len(list(coordinator["val"])) == 4
+        assert next(coordinator["train"]).step == first.step + 1
+    with pytest.raises(feeder.ClosedError):
+        next(coordinator["train"])
