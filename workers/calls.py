@@ -257,8 +257,7 @@ def _replay(
 ) -> None:
     """Call a new fetch function as often as the old one was called, and discard what it gives.
 
-    Calls that gave None do not count. Raises `ResumeError` where the rows are not those that came
-    before.
+    Calls that gave None do not count. Raises `ResumeError` where the rows are not those of then.
     """
     calls, rows, mark = start.calls[lane], start.rows[lane], start.marks[lane]
     ends = start.epoch + (0 if start.live[lane] else 1)
