@@ -82,7 +82,8 @@ class Fetching:
         first = lane.next
         stats = self._stats
         row_bytes = self.row_bytes
-        began, computed = time.monotonic(), time.thread_time()
+        lane.called_at = began = time.monotonic()
+        computed = time.thread_time()
         stats.begin(lane.number, began)
         rows, num_bytes, num_calls, outcome = self._call(lane, calls, row_bytes)
         self._targets[lane.number] = 0

@@ -55,8 +55,8 @@ class Lane:
     for the open lists, which the fetcher that holds the lane appends to."""
 
     __slots__ = (
-        "backoff_s", "bundles", "chunks", "ended", "epoch", "failure", "halted", "ident",
-        "is_quick", "leads", "made", "marks", "next", "number", "ready_at", "running",
+        "backoff_s", "bundles", "called_at", "chunks", "ended", "epoch", "failure", "halted",
+        "ident", "is_quick", "leads", "made", "marks", "next", "number", "ready_at", "running",
         "silent_since", "waits", "wanted_since",
     )  # fmt: skip
 
@@ -81,6 +81,8 @@ class Lane:
         """Whether who calls it leads, though its calls are not quick: what came is passed on."""
         self.ident: int | None = None
         """The thread that holds it."""
+        self.called_at = 0.0
+        """When that began to call it."""
         self.ready_at = 0.0
         """Before this time it is not called (it gave None, or waits for a retry)."""
         self.backoff_s = 0.0

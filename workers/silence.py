@@ -44,7 +44,7 @@ class Silence:
         silent_since = last.silent_since or 0.0 if last is not None else 0.0
         since = max(waited_since, self.hungry_since or 0.0, silent_since)
         if now - since >= self._timeout_s:
-            raise self._timeout(last if last is not None else lanes[0])
+            raise self._timeout(last if last is not None else lanes[0], now)
         return min(SLOW_S, since + self._timeout_s - now)
 
     def _held_back(self, lanes: Sequence[Lane]) -> bool:
@@ -53,13 +53,18 @@ class Silence:
         idle = not any(lane.running or lane.silent_since is not None for lane in lanes)
         return idle and not (ledger.below_bound or ledger.starving)
 
-    def _timeout(self, lane: Lane) -> FetchTimeout:
+    def _timeout(self, lane: Lane, now: float) -> FetchTimeout:
         worker_id, call = self._describe(lane.number, lane.next)
         failure = lane.failure
         why = f"; its last call raised {in_words(failure)}" if failure else ""
+        cure = "raise timeout, or end the epoch with StopIteration"
+        lasted = now - max(lane.called_at, lane.silent_since or 0.0)
+        # Else calls return, and give nothing.
+        if lane.running and lasted > self._timeout_s / 2:
+            why += f"; the call was made {lasted:.1f} s ago and has not returned"
+            cure = "see in its stack what it waits for, or raise timeout"
         error = FetchTimeout(
-            f"worker {worker_id}, call {call}: no chunk for {self._timeout_s} s{why}; raise "
-            "timeout, or end the epoch with StopIteration",
+            f"worker {worker_id}, call {call}: no chunk for {self._timeout_s} s{why}; {cure}",
             worker_id=worker_id,
             call=call,
         )
