@@ -40,6 +40,9 @@ _HEAD_BYTES = len(_MAGIC) + _NUMBERS.size + 16
 _DROP_GIL_BYTES = 1024 * 1024
 _KEEPS_GIL_BYTES = 64 * 1024 if int(xxhash.VERSION.partition(".")[0]) >= 4 else _DROP_GIL_BYTES
 
+_LONGEST_PATH = 255
+"""Of a longer one, which may be a position's text, messages show the ends."""
+
 _FS = durable.OsFs()
 
 Rows = tuple[NDArray[Any], ...]
@@ -145,11 +148,17 @@ class Snapshot:
             with open(path, "rb") as file:
                 data = file.read()
         except (OSError, ValueError) as error:  # ValueError: NUL in the path
+            reason = error.strerror if isinstance(error, OSError) else error
             raise CheckpointError(
-                f"cannot read snapshot {os.fspath(path)!r}: {error}; name a file, or a folder of "
-                "checkpoints, that is there"
+                f"cannot read snapshot {_shortened(os.fspath(path))!r}: {reason}; name a file, or "
+                "a folder of checkpoints, that is there, or give a position itself and not its text"
             ) from error
         return cls.from_bytes(data)
+
+
+def _shortened(path: str) -> str:
+    """A path; the ends of what is longer than a path is, as the text of a position."""
+    return path if len(path) <= _LONGEST_PATH else f"{path[:40]}...{path[-40:]}"
 
 
 def summarise(cut: Cut) -> tuple[int, int, int, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,21 @@ STATE_KEY = "feeder"
 
 def unpack_state_dict(state_dict: dict[str, bytes]) -> Snapshot | bytes:
     """The positions in a state dict; its bytes may be a token too."""
-    if not isinstance(state_dict, dict) or not isinstance(state_dict.get(STATE_KEY), bytes):
+    expected = f"expected {{{STATE_KEY!r}: bytes}}"
+    if not isinstance(state_dict, dict):
+        raise SnapshotFormatError(f"state dict is {type(state_dict).__name__}, {expected}")
+    if STATE_KEY not in state_dict:
+        keys = reprlib.repr(list(state_dict))
         raise SnapshotFormatError(
-            f"state dict is {type(state_dict).__name__}, expected {{{STATE_KEY!r}: bytes}}"
+            f"state dict has the keys {keys}, {expected}, as state_dict() of a coordinator gives it"
         )
-    return unpack_position(state_dict[STATE_KEY])
+    position = state_dict[STATE_KEY]
+    if not isinstance(position, bytes):
+        raise SnapshotFormatError(
+            f"state dict holds {type(position).__name__}, {expected}: make bytes of it, of an "
+            "array by its tobytes()"
+        )
+    return unpack_position(position)
 
 
 def unpack_position(data: bytes) -> Snapshot | bytes:

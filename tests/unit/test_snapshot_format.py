@@ -146,16 +146,33 @@ def test_what_is_no_snapshot_is_told_by_its_length() -> None:
     assert str(caught.value) == "104 bytes are no snapshot, expected b'FEEDSNAP'..."
 
 
-NO_STATE_DICTS = [None, [], b"", "feeder", {}, {"feeder": "text"}, {"feed": b""}, {"feeder": None}]
+KEYS = "expected {'feeder': bytes}, as state_dict() of a coordinator gives it"
+BYTES = "expected {'feeder': bytes}: make bytes of it, of an array by its tobytes()"
+NO_STATE_DICTS = [
+    (None, "state dict is NoneType, expected {'feeder': bytes}"),
+    ([], "state dict is list, expected {'feeder': bytes}"),
+    (b"", "state dict is bytes, expected {'feeder': bytes}"),
+    ("feeder", "state dict is str, expected {'feeder': bytes}"),
+    ({}, f"state dict has the keys [], {KEYS}"),
+    ({"model": 1, "feed": b""}, f"state dict has the keys ['model', 'feed'], {KEYS}"),
+    ({"feeder": None}, f"state dict holds NoneType, {BYTES}"),
+    ({"feeder": bytearray(9)}, f"state dict holds bytearray, {BYTES}"),
+    ({"feeder": np.zeros(9, np.uint8)}, f"state dict holds ndarray, {BYTES}"),
+]
 
 
-@pytest.mark.parametrize("state_dict", NO_STATE_DICTS, ids=repr)
-def test_what_is_no_state_dict_is_refused(state_dict: Any) -> None:
+@pytest.mark.parametrize(("state_dict", "told"), NO_STATE_DICTS, ids=repr)
+def test_what_is_no_state_dict_is_refused(state_dict: Any, told: str) -> None:
     for loader in (make(Pure()), make(Pure())["train"]):
         with pytest.raises(feeder.SnapshotFormatError) as caught:
             loader.load_state_dict(state_dict)
-        assert str(caught.value).startswith("state dict is ")
-        assert str(caught.value).endswith(", expected {'feeder': bytes}")
+        assert str(caught.value) == told
+
+
+def test_of_a_dict_with_many_keys_some_are_named() -> None:
+    with pytest.raises(feeder.SnapshotFormatError) as caught:
+        make(Pure()).load_state_dict(dict.fromkeys(map(str, range(1000)), b""))
+    assert len(str(caught.value)) < 200
 
 
 def test_a_snapshot_goes_through_bytes_and_a_file_unchanged(tmp_path: Path) -> None:
@@ -209,6 +226,16 @@ def test_a_snapshot_that_cannot_be_read_is_a_checkpoint_error(tmp_path: Path) ->
         make(Pure(), resume=tmp_path / "missing")
     assert str(caught.value).startswith(f"cannot read snapshot {str(tmp_path / 'missing')!r}: ")
     assert isinstance(caught.value.__cause__, OSError)
+
+
+def test_the_text_of_a_position_is_no_path_and_not_shown_in_full() -> None:
+    state = make(Pure()).state_dict()
+    with pytest.raises(feeder.CheckpointError) as caught:
+        make(Pure(), resume=str(state))
+    told = str(caught.value)
+    assert told.endswith("that is there, or give a position itself and not its text")
+    assert told.count("FEEDSNAP") == 1
+    assert len(told) < 300
 
 
 def test_a_path_with_nul_is_a_checkpoint_error() -> None:
