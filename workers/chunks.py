@@ -169,7 +169,8 @@ class Schema:
     def _misfit(self, column: Column, array: NDArray[Any]) -> ChunkError | None:
         shape = _without(array.shape, column.axis)
         if native(array.dtype) != column.dtype:
-            return _column_error(column.name, "dtype", str(array.dtype), str(column.dtype))
+            hint = hint_of_strings(array.dtype, column.dtype)
+            return _column_error(column.name, "dtype", str(array.dtype), str(column.dtype), hint)
         if len(shape) != len(column.shape):
             return _column_error(column.name, "ndim", array.ndim, len(column.shape) + 1)
         if shape != column.shape and not self.ragged:
@@ -217,8 +218,15 @@ def _array_defect(name: str, axis: int, array: Any) -> ChunkError | None:
     return None
 
 
-def _column_error(name: str, what: str, got: Any, expected: Any) -> ChunkError:
-    message = f"column {name!r}: {what} is {got}, expected {expected}"
+def hint_of_strings(got: np.dtype[Any], expected: np.dtype[Any]) -> str:
+    """What to do where two dtypes are strings of different widths; empty elsewhere."""
+    if got.kind != expected.kind or got.kind not in "SU":
+        return ""
+    return f": strings need one width, as astype('{got.kind}16') gives them"
+
+
+def _column_error(name: str, what: str, got: Any, expected: Any, hint: str = "") -> ChunkError:
+    message = f"column {name!r}: {what} is {got}, expected {expected}{hint}"
     return ChunkError(message, column=name, got=got, expected=expected)
 
 

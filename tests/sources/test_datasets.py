@@ -81,9 +81,15 @@ def test_datasets_in_shards() -> None:
         ((1, 2, 3), "sample 1: is a tuple of 3, sample 0 is a tuple of 2"),
         (5, "sample 1: is a int, sample 0 is a tuple of 2"),
         ({"a": 1, "b": 2}, "sample 1: is a dict of 2, sample 0 is a tuple of 2"),
-        ((1, [2]), r"sample 1: 1 is int64\[1\], sample 0 has int64\[\]: the rows of a batch must"),
-        ((1, 2.0), r"sample 1: 1 is float64\[\], sample 0 has int64\[\]"),
-        ((1, [[1], [1, 2]]), "sample 1: 1 is no array"),
+        (
+            (1, [2]),
+            r"sample 1: column 1 is int64\[1\], sample 0 has int64\[\]: the rows of a batch must "
+            r"be alike: bring them to one shape, or give collate= a function that does$",
+        ),
+        ((1, 2.0), r"sample 1: column 1 is float64\[\], sample 0 has int64\[\]: .* must be alike$"),
+        ((1, [[1], [1, 2]]), "sample 1: column 1 is no array"),
+        ((1, None), "sample 1: column 1 is None, expected numbers"),
+        (None, "sample 1: is None, sample 0 is a tuple of 2"),
     ],
 )
 def test_samples_that_do_not_fit_each_other(other: Any, message: str) -> None:
@@ -97,8 +103,23 @@ def test_mappings_with_other_names() -> None:
 
 
 def test_objects_are_refused() -> None:
-    with pytest.raises(RecordError, match="sample 0: sample holds Python objects"):
-        records([None, None])(call(0, 2))
+    with pytest.raises(RecordError, match="sample 1: sample holds Python objects"):
+        records([1, 1 << 90])(call(0, 2))
+
+
+@pytest.mark.parametrize("first", [0, None])
+def test_a_sample_that_is_none_is_named(first: Any) -> None:
+    told = f"sample {0 if first is None else 1}: sample is None, expected numbers"
+    with pytest.raises(RecordError, match=told):
+        records([first, None])(call(0, 2))
+
+
+def test_of_strings_of_different_widths_a_cure_is_named() -> None:
+    told = (
+        r"sample is <U2\[\], sample 0 has <U1\[\]: .*: strings need one width, as astype\('U16'\)"
+    )
+    with pytest.raises(RecordError, match=told):
+        records(["a", "bc"])(call(0, 2))
 
 
 def broken(info: SampleInfo) -> int:

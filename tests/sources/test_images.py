@@ -148,6 +148,7 @@ def test_images_of_different_sizes(folder: Path) -> None:
     path = folder / "class0" / "2.jpg"
     path.write_bytes(encoded(picture(30, 24)))
     message = rf"^{str(path)!r}: image is uint8\[30, 24, 3\], .*0\.jpg' has uint8\[20, 24, 3\]: "
+    message += "the rows of a batch must be alike: give a resize or a crop$"
     with pytest.raises(RecordError, match=message):
         image_folder(folder)(call(0, 4))
     assert image_folder(folder, resize=(20, 24))(call(0, 4))[0].shape == (4, 20, 24, 3)

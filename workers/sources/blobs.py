@@ -11,7 +11,13 @@ from numpy.typing import NDArray
 from workers.batch import Call
 from workers.errors import ConfigError
 from workers.sources.options import ORDER_NAMES, OrderOptions, check_names, flag, whole
-from workers.sources.pictures import PICTURE_NAMES, PictureOptions, Pictures, take_pictures
+from workers.sources.pictures import (
+    ONE_SIZE,
+    PICTURE_NAMES,
+    PictureOptions,
+    Pictures,
+    take_pictures,
+)
 from workers.sources.reading import Faults, RecordError, stack, stack_bytes
 
 
@@ -95,7 +101,7 @@ class BlobColumn:
                 good.append(i)
         if not good:
             return good, ()
-        return good, (stack(images, lambda i: blobs.called(good[i]), "image"),)
+        return good, (stack(images, lambda i: blobs.called(good[i]), "image", ONE_SIZE),)
 
     def _fill_up(
         self, max_bytes: int, blobs: Blobs, faults: Faults

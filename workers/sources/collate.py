@@ -12,6 +12,8 @@ from workers.sources.reading import Columns, RecordError, stack
 
 Collate: TypeAlias = Callable[[Sequence[Any]], Columns]
 
+_CURE = ": bring them to one shape, or give collate= a function that does"
+
 
 def check_collate(collate: Any) -> Collate | None:
     """A collate function of the user's, or None, else a ConfigError."""
@@ -60,7 +62,9 @@ def stack_samples(samples: Sequence[Any], names: Callable[[int], str]) -> Column
         return (_column(samples, names, "sample"),)
     for i, sample in enumerate(samples):
         _check(sample, first, keys, names, i)
-    columns = {key: _column([sample[key] for sample in samples], names, repr(key)) for key in keys}
+    columns = {
+        key: _column([sample[key] for sample in samples], names, f"column {key!r}") for key in keys
+    }
     return columns if isinstance(first, Mapping) else tuple(columns.values())
 
 
@@ -75,6 +79,8 @@ def _check(
 
 
 def _kind(sample: Any) -> str:
+    if sample is None:
+        return "None"
     sized = isinstance(sample, (Mapping, tuple, list))
     return f"a {type(sample).__name__}" + (f" of {len(sample)}" if sized else "")
 
@@ -86,4 +92,4 @@ def _column(values: Sequence[Any], names: Callable[[int], str], column: str) -> 
             rows.append(np.asarray(value))
         except (TypeError, ValueError) as error:
             raise RecordError(f"{names(i)}: {column} is no array: {error}") from error
-    return stack(rows, names, column)
+    return stack(rows, names, column, _CURE)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from workers.batch import Call
 from workers.errors import ConfigError
 from workers.sources.paths import PathLike, check_path
-from workers.sources.pictures import PictureOptions, Pictures, take_pictures
+from workers.sources.pictures import ONE_SIZE, PictureOptions, Pictures, take_pictures
 from workers.sources.reading import Columns, Faults, OnError, stack
 from workers.sources.source import Source
 
@@ -99,7 +99,7 @@ class ImageRecords:
                 good.append(index)
         if not good:
             return None
-        image = stack(images, lambda i: self.name(good[i]), "image")
+        image = stack(images, lambda i: self.name(good[i]), "image", ONE_SIZE)
         return image, self._labels[good]
 
     def describe(self) -> dict[str, Any]:

@@ -129,6 +129,9 @@ def take_pictures(options: PictureOptions) -> tuple[Pictures, OrderOptions]:
     return pictures, rest
 
 
+ONE_SIZE = ": give a resize or a crop"
+"""What brings images to one size."""
+
 PICTURE_NAMES = tuple(name for name in PictureOptions.__annotations__ if name not in ORDER_NAMES)
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workers.batch import Call
+from workers.chunks import hint_of_strings
 from workers.copying import DROP_GIL_BYTES, copy_rows
 from workers.errors import ConfigError, FeedError
 from workers.memory import POOL
@@ -96,21 +97,27 @@ class Faults:
             self.skipped += 1
 
 
-def stack(rows: Sequence[NDArray[Any]], names: Callable[[int], str], column: str) -> NDArray[Any]:
-    """Rows as one new array; `names` calls the i-th by its name.
+def stack(
+    rows: Sequence[NDArray[Any]], names: Callable[[int], str], column: str, cure: str = ""
+) -> NDArray[Any]:
+    """Rows as one new array; `names` calls the i-th by its name. `cure` is what makes rows of
+    different shapes alike.
 
     Raises:
         RecordError: a row has another shape or dtype than the first.
     """
     shape, dtype = rows[0].shape, rows[0].dtype
     for i, row in enumerate(rows):
+        if row.dtype.hasobject:
+            is_none = row.ndim == 0 and row.item() is None
+            what = "is None" if is_none else "holds Python objects"
+            raise RecordError(f"{names(i)}: {column} {what}, expected numbers")
         if row.shape != shape or row.dtype != dtype:
+            hint = cure if row.shape != shape else hint_of_strings(row.dtype, dtype)
             raise RecordError(
                 f"{names(i)}: {column} is {row.dtype}{list(row.shape)}, {names(0)} has "
-                f"{dtype}{list(shape)}: the rows of a batch must be alike"
+                f"{dtype}{list(shape)}: the rows of a batch must be alike{hint}"
             )
-    if dtype.hasobject:
-        raise RecordError(f"{names(0)}: {column} holds Python objects, expected numbers")
     stacked = POOL.empty((len(rows), *shape), dtype)
     copy_rows(stacked, octets(stacked), 0, 0, [row[np.newaxis] for row in rows])
     return stacked
