@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
@@ -141,8 +142,8 @@ def _form(fetch: Any) -> tuple[bool, Any, Any]:
     those of the object that it is a method of."""
     if not callable(fetch):
         raise ConfigError(
-            f"fetch_fun is {fetch!r}, expected a function fetch(worker_id, batch_size) or "
-            "fetch(call)"
+            f"fetch_fun is {reprlib.repr(fetch)}, expected a function fetch(worker_id, batch_size) "
+            f"or fetch(call){_hint_of_source(fetch)}"
         )
     num = _num_required(fetch)
     if num not in (1, 2):
@@ -162,6 +163,16 @@ def _form(fetch: Any) -> tuple[bool, Any, Any]:
             "cursor it needs both cursor(worker_id) and seek(worker_id, cursor)"
         )
     return False, cursor, seek
+
+
+def _hint_of_source(data: Any) -> str:
+    """How data is fed that came in place of a fetch function; empty where it is none."""
+    if isinstance(data, (np.ndarray, Mapping)):
+        return "; arrays are fed by feeder.sources.arrays(...)"
+    is_dataset = hasattr(data, "__len__") and hasattr(data, "__getitem__")
+    if not is_dataset or isinstance(data, (str, bytes)):
+        return ""
+    return "; what has __len__ and __getitem__ is fed by feeder.sources.records(...)"
 
 
 def _num_required(fetch: Callable[..., Any]) -> int:

@@ -71,9 +71,7 @@ class Coordinator:
         `ResumeError` where it cannot go on from `resume`; then nothing is added."""
         self._check_usable()
         name = settings["input_source_name"]
-        feed = self._feeds.get(name) if isinstance(name, str) else None
-        if feed is None or name in self._stopped:
-            feed = None
+        feed = self._feeds[name] if isinstance(name, str) and name in self else None
         streams = feed.streams if feed is not None else ()
         first = sum(stream.config.stream.num_workers for stream in streams)
         config = make_config(settings, first)
@@ -81,7 +79,8 @@ class Coordinator:
         if taken:
             raise ConfigError(
                 f"feed {name!r} has device {taken[0]!r} already, expected another device or "
-                "another input_source_name"
+                "another input_source_name; where it takes the old one's place, stop that first, "
+                f"by coordinator.stop({name!r}), or give coordinator=feeder.Coordinator()"
             )
         stream = Stream(config, len(streams))
         if resume is not None:

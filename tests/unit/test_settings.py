@@ -185,8 +185,28 @@ def test_a_second_feed_on_the_same_device_is_refused() -> None:
         make(Counted(), devices=("cpu:1", "cpu:0"), coordinator=coordinator)
     assert str(caught.value) == (
         "feed 'train' has device 'cpu:0' already, expected another device or another "
-        "input_source_name"
+        "input_source_name; where it takes the old one's place, stop that first, by "
+        "coordinator.stop('train'), or give coordinator=feeder.Coordinator()"
     )
     assert coordinator["train"].devices == ("cpu:0",)
     make(Counted(), devices=("cpu:0",), input_source_name="val", coordinator=coordinator)
     assert coordinator["val"].devices == ("cpu:0",)
+    coordinator.stop("train")
+    make(Counted(), devices=("cpu:1", "cpu:0"), coordinator=coordinator)
+    assert coordinator["train"].devices == ("cpu:1", "cpu:0")
+
+
+@pytest.mark.parametrize(
+    ("data", "told"),
+    [
+        (list(range(1000)), "what has __len__ and __getitem__ is fed by feeder.sources.records"),
+        (np.zeros(1000), "arrays are fed by feeder.sources.arrays"),
+        ({"x": np.zeros(1000)}, "arrays are fed by feeder.sources.arrays"),
+    ],
+    ids=["a list", "an array", "a mapping"],
+)
+def test_of_data_in_place_of_a_fetch_function_the_source_is_named(data: Any, told: str) -> None:
+    with pytest.raises(feeder.ConfigError) as caught:
+        make(data)
+    assert str(caught.value).endswith(f"fetch(worker_id, batch_size) or fetch(call); {told}(...)")
+    assert len(str(caught.value)) < 250
