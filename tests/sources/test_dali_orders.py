@@ -74,6 +74,15 @@ def test_any_number_of_records(config: dict[str, Any]) -> None:
     assert xxhash.xxh3_64_hexdigest(labels.astype("<i8").tobytes()) == config["xxh3"]
 
 
+def test_negative_seeds_are_taken_modulo_2_to_the_64() -> None:
+    for config in oracles("dali_negative_seeds_n11.json"):
+        seeds = {name: seed % 2**64 for name, seed in config.items() if name.endswith("seed")}
+        assert all(config[name] < 0 for name in seeds)
+        wanted = config["labels"]
+        labels = stream(source_like(config | seeds), config["batch"], len(wanted))
+        assert labels.tolist() == wanted, config
+
+
 def test_padded_epochs_begin_with_a_batch_of_their_own() -> None:
     config = next(c for c in oracles("dali_readers_n10.json") if c["pad_last_batch"])
     source = source_like(config)

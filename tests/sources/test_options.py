@@ -31,6 +31,15 @@ from workers.sources.array_rows import ArrayRecords
             r"initial_fill is the window of order='dali'",
         ),
         ({"seed": -1}, r"seed is -1, expected a whole number of at least 0"),
+        ({"seed": -1, "order": "dali"}, r"seed is -1, expected a whole number of at least 0$"),
+        (
+            {"seed": -5, "order": "dali"},
+            r"^seed is -5, expected 0 to 2\*\*64 - 1: -5 % 2\*\*64 gives DALI's sequence$",
+        ),
+        (
+            {"order": "dali", "shuffle_after_epoch": True, "shuffle_after_epoch_seed": -1},
+            r"^shuffle_after_epoch_seed is -1, .*: -1 % 2\*\*64 gives DALI's sequence$",
+        ),
         ({"seed": 2**64}, r"seed is 18446744073709551616, expected 0 to 2\*\*64 - 1"),
         ({"shuffle_after_epoch": True}, r"shuffle_after_epoch belongs to order='dali'"),
         (

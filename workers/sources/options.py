@@ -149,7 +149,7 @@ def plan_order(num_records: int, options: OrderOptions, *, list_shuffle: bool) -
         order=order,
         random_shuffle=random_shuffle,
         initial_fill=whole("initial_fill", options.get("initial_fill", _DALI_INITIAL_FILL), 1),
-        seed=_seed("seed", options.get("seed")),
+        seed=_seed("seed", options.get("seed"), order),
         shuffle_after_epoch=after_epoch,
         shuffle_after_epoch_seed=_after_epoch_seed(options),
         list_shuffle=list_shuffle,
@@ -181,13 +181,18 @@ def _check_after_epoch(order: OrderName, random_shuffle: bool, stick: bool) -> N
 
 
 def _after_epoch_seed(options: OrderOptions) -> int:
-    seed = _seed("shuffle_after_epoch_seed", options.get("shuffle_after_epoch_seed"))
+    seed = _seed("shuffle_after_epoch_seed", options.get("shuffle_after_epoch_seed"), "dali")
     return DALI_LIST_SEED if seed is None else seed
 
 
-def _seed(name: str, value: Any) -> int | None:
+def _seed(name: str, value: Any, order: OrderName) -> int | None:
     if value is None:
         return None
+    # -1 is what DALI's readers have by default: it need not be the seed that they draw by.
+    if isinstance(value, int) and value < (-1 if name == "seed" else 0) and order == "dali":
+        raise ConfigError(
+            f"{name} is {value!r}, expected 0 to 2**64 - 1: {value!r} % 2**64 gives DALI's sequence"
+        )
     seed = whole(name, value)
     if seed > _MAX_SEED:
         raise ConfigError(f"{name} is {seed!r}, expected 0 to 2**64 - 1")
