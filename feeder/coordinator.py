@@ -168,14 +168,11 @@ class Coordinator:
         return True
 
     def _stop(self, name: str | None, deadline_s: float) -> None:
-        if name is not None and name not in self._feeds:
-            raise KeyError(f"no feed {name!r}, expected one of {sorted(self._feeds)!r}")
-        names = list(self._feeds) if name is None else [name]
-        self._stopped.update(names)
+        feeds = list(self._feeds.values()) if name is None else [self[name]]
+        self._stopped.update(feed.name for feed in feeds)
         self.closed = self.closed or name is None
         if self.forked:
             return
-        feeds = [self._feeds[name] for name in names]
         for feed in feeds:
             feed.close()
         end = time.monotonic() + deadline_s
@@ -191,8 +188,8 @@ class Coordinator:
             except StuckWorkerError as error:
                 stuck.append(error)
         if stuck:
-            names = [name for error in stuck for name in error.names]
-            raise StuckWorkerError("\n".join(map(str, stuck)), names=names)
+            threads = [thread for error in stuck for thread in error.names]
+            raise StuckWorkerError("\n".join(map(str, stuck)), names=threads)
 
     def __enter__(self) -> Coordinator:
         self.start()
@@ -235,23 +232,26 @@ class Coordinator:
         """Store where all feeds stand, and return it. Any thread may call it; feeding goes on.
 
         Args:
-            where: A store; the path of a file, which is replaced; by default the place that the
-                coordinator was given, where it was given one, else nothing is stored.
+            where: A store; the path of a file, which is replaced; by default its own place.
             step: The trainer's own step number, which a store keeps beside the position.
             wait: True to return once it is durable; False to have it written by the coordinator's
                 own thread, in its own place.
 
         Raises:
             CheckpointError: It could not be stored, and `wait` is True.
+            ConfigError: There is no place to store it in.
         """
         snapshot, saver = self.snapshot(), self._saver
         if isinstance(where, CheckpointStore):
             where.save(snapshot, step)
         elif where is not None:
             snapshot.write(where)
-        elif saver is not None and (wait or not saver.is_running):
+        elif saver is None:
+            what = "expected a store or a file, or Coordinator(checkpoints=...)"
+            raise ConfigError(f"there is no place to store in: {what}; or take snapshot()")
+        elif wait or not saver.is_running:
             saver.save_now(snapshot, step)
-        elif saver is not None:
+        else:
             saver.ask(snapshot, step)
         return snapshot
 
@@ -281,7 +281,7 @@ class Coordinator:
         """What all feeds have done, those that were stopped included; any thread may ask."""
         now = time.monotonic()
         feeds = list(self._feeds.values())
-        return make_figures([figures for feed in feeds for figures in feed.figures(now)], now)
+        return make_figures([f for feed in feeds for f in feed.figures(now)], now)
 
     def serve_status(self, place: str | int = 0) -> StatusPort:
         """Show what the feeds do at ``[HOST:]PORT``: a page for people at `/`, `/metrics` for

@@ -140,6 +140,19 @@ def test_what_is_asked_for_is_written_before_a_stop_returns(tmp_path: Path) -> N
     assert steps(store) == [1]
 
 
+@pytest.mark.parametrize("settings", [{}, {"step": 3}, {"wait": False}], ids=repr)
+def test_without_a_place_it_is_refused_and_not_left_out_in_silence(
+    settings: dict[str, Any],
+) -> None:
+    with make(Pure(num_calls=33)) as coordinator:
+        batch = next(coordinator["train"])
+        with pytest.raises(
+            feeder.ConfigError, match=r"expected a store .* Coordinator\(checkpoints="
+        ):
+            coordinator.checkpoint(**settings)
+        assert next(coordinator["train"]).step == batch.step + 1
+
+
 def test_a_file_is_written_as_before_and_replaced(tmp_path: Path) -> None:
     with make(Pure(num_calls=33)) as coordinator:
         for _ in range(2):
