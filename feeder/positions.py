@@ -3,6 +3,7 @@ they do not fit."""
 
 from __future__ import annotations
 
+import sys
 import warnings
 
 from feeder.config import FeedConfig
@@ -118,13 +119,21 @@ class Positions:
         stream = self.config.stream
         return not (stream.pure or stream.seekable) and sum(cut.position.calls) > 0
 
-    def warn_of_replay(self, cut: Cut, stacklevel: int) -> None:
-        """Warn where calls have to be made again to resume at a cut."""
+    def warn_of_replay(self, cut: Cut) -> None:
+        """Warn where calls have to be made again to resume at a cut, at the user's line."""
         if self.is_replayed(cut):
             warnings.warn(
                 f"feed {self.config.name!r} is resumed by replay: {sum(cut.position.calls)} calls "
                 "are made again and what they return is discarded; give the fetch function "
                 "cursor(worker_id) and seek(worker_id, cursor), or use fetch(call)",
                 ReplayWarning,
-                stacklevel=stacklevel,
+                stacklevel=_level_of_user(),
             )
+
+
+def _level_of_user() -> int:
+    """The stack level, as the caller's `warnings.warn` counts them, of who called feeder."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("feeder."):
+        frame, level = frame.f_back, level + 1
+    return level

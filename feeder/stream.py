@@ -191,7 +191,7 @@ class Stream:
     def resume(self, resume: Resume) -> None:
         """Go on from there; before the start alone."""
         self._resume = resume
-        self.positions.warn_of_replay(resume.cut, stacklevel=7)
+        self.positions.warn_of_replay(resume.cut)
         self._build()
 
     # ---- what is told

@@ -242,8 +242,10 @@ def test_resumed_in_a_fresh_process(form: str, carrier: str) -> None:
 
 def test_resuming_by_replay_warns() -> None:
     position = positions("replay", "ragged")[3]["snapshot"]
-    with pytest.warns(ReplayWarning, match="resumed by replay: [0-9]+ calls are made again"):
+    told = "resumed by replay: [0-9]+ calls are made again"
+    with pytest.warns(ReplayWarning, match=told) as caught:
         init_data_input_workers(
             list(COLUMNS), make_fetch("replay", "ragged"), BATCH_SIZE, 3, resume=position,
             coordinator=Coordinator(),
         )  # fmt: skip
+    assert [warning.filename for warning in caught] == [__file__]

@@ -203,6 +203,16 @@ def test_a_replay_that_gives_other_rows_names_the_worker() -> None:
     assert str(caught.value) == CHANGED.format("worker 1, call 2: other rows")
 
 
+def test_the_warning_of_a_replay_is_at_the_line_of_the_user() -> None:
+    state = snapshot_of(Counted(), 3)
+    fresh, in_place = feeder.Coordinator(), make(Counted())
+    with pytest.warns(feeder.ReplayWarning) as caught:
+        feeder.init_data_input_workers(["id"], Counted(), 4, resume=state, coordinator=fresh)
+        in_place.load_state_dict({"feeder": bytes(state)})
+        make(Counted())["train"].load_state_dict({"feeder": bytes(state)})
+    assert [warning.filename for warning in caught] == [__file__] * 3
+
+
 def test_a_chunk_fetched_again_that_differs_is_named() -> None:
     class Drifting(Seekable):
         def __call__(self, worker_id: int, batch_size: int) -> Any:
