@@ -122,6 +122,20 @@ def test_of_strings_of_different_widths_a_cure_is_named() -> None:
         records(["a", "bc"])(call(0, 2))
 
 
+def test_a_number_of_samples_that_cannot_be_is_refused_when_the_source_is_made() -> None:
+    whole = samples(number_of, 2**63 - 1)
+    assert whole(call(0, 2))[0].tolist() == [0, 1]
+    with pytest.raises(ConfigError, match=r"^epoch_size is 9223372036854775808, expected at most "):
+        samples(number_of, 2**63)
+    assert len(samples(number_of, 2**62, random_shuffle=True)(call(0, 2))[0]) == 2
+    with pytest.raises(ConfigError, match=r"records, expected at most 4611686018427387904 to shu"):
+        samples(number_of, 2**62 + 1, random_shuffle=True)
+
+
+def number_of(info: SampleInfo) -> int:
+    return info.idx_in_epoch
+
+
 def broken(info: SampleInfo) -> int:
     if info.idx_in_epoch % 3 == 1:
         raise ValueError("a broken file")

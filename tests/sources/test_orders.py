@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from workers.errors import ConfigError, ResumeError
+from workers.errors import ResumeError
 from workers.sources import orders, windowed
 from workers.sources.orders import (
     Order,
@@ -202,11 +202,6 @@ def test_orders_of_any_size_cost_no_list() -> None:
         records = order.indices(7, far, far + 5)
         assert len(set(records.tolist())) == 5 and records.min() >= 0 and records.max() < 10**12
         assert order.cursor(7, far) == b""
-
-
-def test_too_many_records_to_permute() -> None:
-    with pytest.raises(ConfigError, match="expected at most"):
-        PermutedOrder(Sharding(num_records=2**62 + 1), 0)
 
 
 def test_a_cursor_of_another_order_is_refused() -> None:

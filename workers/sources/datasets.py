@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, Unpack
@@ -72,6 +73,8 @@ def samples(
     if not callable(fn):
         raise ConfigError(f"fn is {fn!r}, expected a function of a SampleInfo")
     size = whole("epoch_size", epoch_size, 1)
+    if size > sys.maxsize:
+        raise ConfigError(f"epoch_size is {size}, expected at most {sys.maxsize}")
 
     def make(record: int, row: int, call: Call) -> Any:
         info = SampleInfo(

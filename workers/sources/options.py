@@ -17,6 +17,7 @@ from workers.sources.orders import (
     SequentialOrder,
     shuffled_list,
 )
+from workers.sources.permutation import MAX_SIZE
 from workers.sources.sharding import Sharding
 from workers.sources.windowed import WindowedOrder
 
@@ -132,6 +133,10 @@ def plan_order(num_records: int, options: OrderOptions, *, list_shuffle: bool) -
         _check_after_epoch(order, random_shuffle, stick)
     elif options.get("shuffle_after_epoch_seed") is not None:
         raise ConfigError("shuffle_after_epoch_seed is given without shuffle_after_epoch")
+    if random_shuffle and order == "feeder" and num_records > MAX_SIZE:
+        raise ConfigError(
+            f"the source holds {num_records} records, expected at most {MAX_SIZE} to shuffle them"
+        )
     if "initial_fill" in options and random_shuffle and order != "dali":
         raise ConfigError(
             f"initial_fill is the window of order='dali', and order is {order!r}, which shuffles "

@@ -19,9 +19,9 @@ from threading import Lock
 import numpy as np
 from numpy.typing import NDArray
 
-from workers.errors import ConfigError, ResumeError
+from workers.errors import ResumeError
 from workers.sources.libstdcxx import draw_mt19937, shuffle
-from workers.sources.permutation import MAX_SIZE, Permutation
+from workers.sources.permutation import Permutation
 from workers.sources.sharding import Sharding
 from workers.sources.shuffles import shuffle_again
 
@@ -80,11 +80,6 @@ class PermutedOrder(Order):
 
     def __init__(self, sharding: Sharding, seed: int) -> None:
         super().__init__(sharding)
-        if sharding.num_records > MAX_SIZE:
-            raise ConfigError(
-                f"the source holds {sharding.num_records} records, expected at most {MAX_SIZE} "
-                "to shuffle them"
-            )
         self._seed = seed
         self._permutation = lru_cache(maxsize=4)(self._permute)
 
