@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,7 @@ def test_what_is_no_array(tmp_path: Path) -> None:
     packed = (tmp_path / "packed.npz").read_bytes()
     (tmp_path / "unpacked.npz").write_bytes(packed[:60] + b"\xff" * 40 + packed[100:])
     np.save(tmp_path / "whole.npy", np.arange(1000))
+    shutil.copy(tmp_path / "whole.npy", tmp_path / "one.npz")
     (tmp_path / "half.npy").write_bytes((tmp_path / "whole.npy").read_bytes()[:4000])
     (tmp_path / "folder.npy").mkdir()
     cases: list[tuple[tuple[Any, ...], str]] = [
@@ -77,8 +79,9 @@ def test_what_is_no_array(tmp_path: Path) -> None:
         ((np.arange(3), np.arange(4)), "column 1 has 4 rows, column 0 has 3"),
         (({"a": np.arange(3), "b": np.arange(2)},), "column 'b' has 2 rows, column 'a' has 3"),
         ((tmp_path / "missing.npy",), "cannot be read as arrays"),
-        ((tmp_path / "garbage.npy",), "cannot be read as arrays"),
-        ((tmp_path / "garbage.npz",), "cannot be read as arrays"),
+        ((tmp_path / "garbage.npy",), r"cannot be read as arrays: it is no \.npy file$"),
+        ((tmp_path / "garbage.npz",), r"cannot be read as arrays: it is no \.npz file$"),
+        ((tmp_path / "one.npz",), r"cannot be read as arrays: it is no \.npz file$"),
         ((tmp_path / "objects.npy",), "cannot be read as arrays"),
         *(
             ((tmp_path / name,), rf"{name}' cannot be read as arrays: ")

@@ -186,6 +186,8 @@ def test_files_that_cannot_be_read(folder: Path, decoder: Any) -> None:
             {"decoder": "gif"},
             r"decoder is 'gif', expected one of \('auto', 'simplejpeg'",
         ),
+        ({"crop": "ab"}, r"crop is 'ab', expected a number or \(height, width\) in pixels"),
+        ({"resize": "64"}, r"resize is '64', expected a number or \(height, width\) in pixels"),
         ({"random_flp": True}, "unknown option 'random_flp': did you mean 'random_flip'"),
         ({"resiz": 5}, "unknown option 'resiz': did you mean 'resize'"),
         ({"num_shard": 5}, "unknown option 'num_shard': did you mean 'num_shards'"),

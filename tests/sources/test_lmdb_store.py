@@ -166,7 +166,7 @@ def test_what_is_no_lmdb(tmp_path: Path) -> None:
         (single, r"is a file, expected the folder that holds data\.mdb"),
         (tmp_path / "folder", r"holds no data\.mdb"),
         (garbage, "cannot be opened as an LMDB"),
-        (nothing, "cannot be opened as an LMDB"),
+        (nothing, r"holds an empty data\.mdb, of 0 bytes, expected an LMDB"),
         (empty, "is an empty LMDB, expected at least 1 record"),
     ]:
         with pytest.raises(ConfigError, match=message) as caught:
@@ -285,6 +285,19 @@ def test_damage_is_found_before_the_file_is_opened(
         LmdbStore(path, verify=True)
     (path / "data.mdb").write_bytes(b"\7" * 20_000)
     with pytest.raises(ConfigError, match=rf"^{str(path)!r} is damaged: "):
+        LmdbStore(path, verify=True)
+
+
+def test_of_a_damaged_key_among_numbers_damage_is_named(tmp_path: Path) -> None:
+    pytest.importorskip("lmdb.verify")
+    path = write_lmdb(tmp_path / "db", {b"%08d" % i: bytes(100) for i in range(400)})
+    data = (path / "data.mdb").read_bytes()
+    assert data.count(b"00000203") == 1
+    (path / "data.mdb").write_bytes(data.replace(b"00000203", b"00000903"))
+    with pytest.raises(RecordError, match=r"'00000203': .* store is damaged, which verify=True fi"):
+        read(LmdbStore(path), [203])
+    gc.collect()
+    with pytest.raises(ConfigError, match=r"is damaged: .* keys out of order"):
         LmdbStore(path, verify=True)
 
 

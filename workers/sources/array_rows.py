@@ -19,6 +19,9 @@ from workers.sources.paths import PathLike
 from workers.sources.reading import Columns
 from workers.sources.source import Source
 
+# Of anything else NumPy says that it would have to be unpickled.
+_BEGINNINGS = {".npy": b"\x93NUMPY", ".npz": b"PK"}
+
 ArrayLike: TypeAlias = "NDArray[Any] | PathLike"
 
 
@@ -53,19 +56,26 @@ def _opened(column: Any) -> Any:
         return column
     if not os.fspath(column).endswith(".npy"):
         raise ConfigError(f"{os.fspath(column)!r} is no .npy file, nor an .npz file alone")
-    with _loading(column):
+    with _loading(column, ".npy"):
         return np.load(column, mmap_mode="r", allow_pickle=False)
 
 
 def _load_npz(path: PathLike) -> dict[str, Any]:
     # Given a path, NumPy leaves the file open where it is damaged.
-    with _loading(path), open(path, "rb") as file, np.load(file, allow_pickle=False) as arrays:
+    with (
+        _loading(path, ".npz"),
+        open(path, "rb") as file,
+        np.load(file, allow_pickle=False) as arrays,
+    ):
         return {name: arrays[name] for name in arrays.files}
 
 
 @contextmanager
-def _loading(path: PathLike) -> Iterator[None]:
+def _loading(path: PathLike, kind: str) -> Iterator[None]:
     try:
+        with open(path, "rb") as file:
+            if file.read(len(_BEGINNINGS[kind])) != _BEGINNINGS[kind]:
+                raise ValueError(f"it is no {kind} file")
         yield
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise ConfigError(f"{os.fspath(path)!r} cannot be read as arrays: {error}") from error

@@ -208,8 +208,9 @@ class _Folder:
         else:
             what = f"{self.name(missing)}: there is no such record"
         return RecordError(
-            f"{what}, although the first key and the last are numbered as if all were: write the "
-            "store again with keys that are numbered throughout, or not at all"
+            f"{what}, although the first key and the last are numbered as if all were: either the "
+            "store is damaged, which verify=True finds, or it is to be written again with keys "
+            "that are numbered throughout, or not at all"
         )
 
 
@@ -243,11 +244,14 @@ def _find_file(path: str) -> os.stat_result:
     if not os.path.isdir(path):
         raise ConfigError(f"{path!r} does not exist, expected an LMDB folder")
     try:
-        return os.stat(os.path.join(path, _DATA))
+        found = os.stat(os.path.join(path, _DATA))
     except OSError as error:
         raise ConfigError(
             f"{path!r} holds no {_DATA}, expected an LMDB folder: {error.strerror}"
         ) from error
+    if found.st_size == 0:
+        raise ConfigError(f"{path!r} holds an empty {_DATA}, of 0 bytes, expected an LMDB")
+    return found
 
 
 def _verify(path: str) -> None:

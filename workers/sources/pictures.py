@@ -142,6 +142,6 @@ def _size(name: str, value: object) -> int | tuple[int, int]:
 def _pair(name: str, value: object) -> tuple[int, int]:
     if not isinstance(value, Sequence):
         return (whole(name, value, 1),) * 2
-    if len(value) != 2:
+    if isinstance(value, str) or len(value) != 2:
         raise ConfigError(f"{name} is {value!r}, expected a number or (height, width) in pixels")
     return whole(name, value[0], 1), whole(name, value[1], 1)
