@@ -53,7 +53,8 @@ _FLAGS: dict[str, tuple[str, dict[str, Any]]] = {
         "server.exit_when",
         {
             "choices": ("never", "acknowledged"),
-            "help": "acknowledged: end by itself once every batch has been used (default: never)",
+            "help": "acknowledged: end by itself once every batch has been used, or a feed has "
+            "failed and its consumers were told (default: never)",
         },
     ),
     "--status": (

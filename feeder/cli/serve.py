@@ -29,7 +29,7 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
         "serve",
         description="Serve the feeds of a coordinator, or of a configuration, to consumers in "
         "other processes, on this host or others, until SIGTERM or SIGINT. The exit status is 0 "
-        "after a clean stop.",
+        "after a clean stop, 1 where it ended by itself because a feed had failed.",
     )
     parser.add_argument(
         "target",
@@ -56,7 +56,8 @@ def target(text: str) -> tuple[str, str]:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Serve until a signal comes or, with --exit-when acknowledged, until all has been used."""
+    """Serve until a signal comes or, with --exit-when acknowledged, until all has been used or a
+    feed has failed."""
     settings = flags.read(arguments, arguments.config)
     feeds = choose_feeds(arguments.target, settings)
     import feeder
@@ -68,7 +69,7 @@ def main(arguments: argparse.Namespace) -> int:
     with blaming(settings.server):
         server = feeder.serve(feeds, **told, checkpoints=checkpoints, resume=resume)
     run(server)
-    return 0
+    return 0 if server.failure is None else 1
 
 
 def run(server: Server) -> None:

@@ -5,12 +5,13 @@ Done by the server's I/O thread, and nothing waits.
 
 from __future__ import annotations
 
+import logging
 import time
 import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from feeder.errors import ConfigError, FeedError
+from feeder.errors import ConfigError, FeedError, RemoteError
 from feeder.protocol import messages as say
 from feeder.protocol.checks import checksum, pieces
 from feeder.protocol.credit import credit_for
@@ -22,8 +23,11 @@ from feeder.transport.lease import Lease, News, Peer
 from feeder.transport.memfd import Arena, ArenaSlot
 from workers.batch import Batch
 from workers.chunks import Columns
+from workers.errors import in_words
 from workers.position import Place
 from workers.resuming import Resume
+
+logger = logging.getLogger("feeder")
 
 _BUNDLE = 64
 """Batches at most that go in one message."""
@@ -93,9 +97,17 @@ class Delivery:
         point("server.ended")
         return is_sent
 
-    def fail(self, lease: Lease, error: FeedError) -> bool:
-        """Send an error that takes the place of the next batch."""
+    def fail(self, lease: Lease, error: Exception) -> bool:
+        """Send an error that takes the place of the next batch; it is logged once, however many
+        consumers are sent it."""
         lease.ended = lease.failed = True
+        if not isinstance(error, FeedError):
+            cause, error = error, RemoteError(in_words(error))
+            error.__cause__ = cause
+        if error is not self._feed.told:
+            self._feed.told = error
+            # As text: a record would keep what the frames of a traceback hold.
+            logger.error("feed %r has failed: %s\n%s", self._feed.name, str(error), origin(error))
         lease.session.on("Fault")
         return self._send(lease.peer, make_fault(lease.generation, error, lease.sequence), ())
 
@@ -216,8 +228,6 @@ def make_fault(generation: bytes, error: FeedError, sequence: int | None) -> say
         for name, value in vars(error).items()
         if not name.startswith("_") and isinstance(value, (str, int, type(None)))
     }
-    cause = error.__cause__
-    note = "".join(traceback.format_exception(cause)) if cause is not None else ""
     notes = "\n".join(getattr(error, "__notes__", ()))
     return say.Fault(
         generation=generation,
@@ -225,8 +235,14 @@ def make_fault(generation: bytes, error: FeedError, sequence: int | None) -> say
         kind=type(error).__name__,
         text=_sayable(str(error)),
         fields=fields,
-        note=_sayable((note + notes)[-say.MAX_TEXT // 8 :]),
+        note=_sayable((origin(error) + notes)[-say.MAX_TEXT // 8 :]),
     )
+
+
+def origin(error: FeedError) -> str:
+    """The traceback of what an error comes from; empty where it is the first itself."""
+    cause = error.__cause__
+    return "" if cause is None else "".join(traceback.format_exception(cause))
 
 
 def _sayable(text: str) -> str:

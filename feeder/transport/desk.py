@@ -6,7 +6,7 @@ import logging
 import math
 import time
 
-from feeder.errors import ConfigError, FeedError, LeaseLost, ProtocolError, RemoteError
+from feeder.errors import ConfigError, LeaseLost, ProtocolError
 from feeder.protocol import messages as say
 from feeder.protocol.credit import credit_for
 from feeder.protocol.seats import Seats
@@ -270,9 +270,6 @@ class Desk:
                     self._pump(lease)
                 except Exception as error:
                     # Of this consumer alone: the others are served all the same.
-                    if not isinstance(error, FeedError):
-                        logger.exception("feed %r, queue %d", self.feed.name, lease.queue)
-                        error = RemoteError(f"{type(error).__name__}: {error}")
                     self._delivery.fail(lease, error)
         # Last: the threads that this wakes want the interpreter, which each send lets go of.
         unsettled, self._unsettled = self._unsettled, []

@@ -78,6 +78,8 @@ class ServedFeed:
         """The run that batches are taken from; None while there is none."""
         self.failure: FeedError | None = None
         """Why there is no run, where making one failed."""
+        self.told: FeedError | None = None
+        """The error that consumers were sent last, since the feed was last begun."""
         self.stuck: StuckWorkerError | None = None
         """The fetch function that did not return when a run was stopped."""
 
@@ -100,7 +102,8 @@ class ServedFeed:
         """Stop the run, if there is one, or if one is being made."""
         with self._changed:
             self._number += 1
-            run, self.run, self.failure, self._asked = self.run, None, None, None
+            run, self.run, self._asked = self.run, None, None
+            self.failure = self.told = None
             if run is not None:
                 self._old = run
             self._changed.notify_all()
@@ -137,15 +140,14 @@ class ServedFeed:
                 if self._may_rewind(number):
                     self._make(number, *asked)
             except StuckWorkerError as error:
-                logger.error("%s", error)
                 self.stuck = error
                 if self._closed:
+                    logger.error("%s", error)
                     return
                 self._fail(number, error)
             except FeedError as error:
                 self._fail(number, error)
             except Exception as error:
-                logger.exception("feed %r could not be made", self.name)
                 failed = RemoteError(f"feed {self.name!r} could not be made: {in_words(error)}")
                 failed.__cause__ = error
                 self._fail(number, failed)

@@ -114,9 +114,15 @@ class Lease:
         return self.session.state in ("streaming", "ended")
 
     @property
+    def is_settled(self) -> bool:
+        """Whether the consumer has been sent the end, or an error in its place, and has used all
+        that came before."""
+        return self.ended and self.used == self.sequence
+
+    @property
     def has_all(self) -> bool:
-        """Whether the consumer has been told the end, and has used all that came before."""
-        return self.ended and not self.failed and self.used == self.sequence
+        """Whether that was the end."""
+        return self.is_settled and not self.failed
 
     def num_slots(self, slot_bytes: int) -> int:
         """How many slots an arena for it needs."""

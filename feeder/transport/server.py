@@ -17,7 +17,7 @@ from feeder.checkpoint.policy import Checkpointing
 from feeder.checkpoint.saving import Saver
 from feeder.checkpoint.store import CheckpointStore
 from feeder.coordinator import Coordinator
-from feeder.errors import ConfigError, RemoteError
+from feeder.errors import ConfigError, FeedError, RemoteError
 from feeder.metrics.figures import Figures
 from feeder.snapshot import Snapshot
 from feeder.transport import inheritance
@@ -186,8 +186,14 @@ class Server:
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until the server is over: closed, or, with `exit_when="acknowledged"`, when every
-        consumer has used everything. True when it is."""
+        consumer has used everything, or a feed has failed (`failure`). True when it is."""
         return self._over.wait(timeout)
+
+    @property
+    def failure(self) -> FeedError | None:
+        """The error of a feed that its consumers were told, where the server is over for that
+        (`exit_when="acknowledged"`); else None."""
+        return self._serving.ending.failure
 
     def close(self) -> None:
         """Stop serving, within 5 s; consumers look for a server again. Raises
@@ -248,7 +254,8 @@ def serve(
         keys: A directory of `feeder keygen`: TCP is encrypted, and its clients alone come in.
         insecure: Listen where other hosts can reach it without keys.
         lease: Seconds after which a consumer that is not heard of may be replaced.
-        exit_when: "never", or "acknowledged": `wait` returns when every batch has been used.
+        exit_when: "never", or "acknowledged": `wait` returns when every batch has been used, or
+            when a feed has failed and nobody who is connected has more to come.
         status: ``[HOST:]PORT`` of a page that shows what the feeds do, with `/metrics`, `/healthz`
             and `/readyz`; this host alone where no host is given. None by default.
         checkpoints: Where the newest round that all consumers have used is stored: a

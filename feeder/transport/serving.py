@@ -19,6 +19,7 @@ from feeder.transport.addresses import Address
 from feeder.transport.delivery import make_fault
 from feeder.transport.descriptors import Listener
 from feeder.transport.desk import Desk
+from feeder.transport.ending import Ending
 from feeder.transport.faults import point
 from feeder.transport.lease import Lease, Peer
 from feeder.transport.presence import Presence
@@ -52,7 +53,6 @@ class Serving:
         self._desks = desks
         self._doors = doors
         self.waker = waker
-        self._exit_when = exit_when
         self._leases: dict[Peer, tuple[Desk, Lease]] = {}
         self._descriptors: dict[tuple[int, int], Peer] = {}
         # Connected peers that have asked for a queue at some time.
@@ -69,8 +69,8 @@ class Serving:
         self._presence = Presence(listener, self._poller)
         self.watching = Watching(desks)
         """Those who only look."""
-        self.done = False
-        """Whether all consumers have what they wanted (`exit_when`)."""
+        self.ending = Ending(desks, exit_when)
+        """Whether it ends by itself."""
 
     def stop(self, reason: str) -> None:
         """Ask the thread to end; from any thread."""
@@ -80,7 +80,7 @@ class Serving:
     def run(self) -> None:
         """Thread body."""
         try:
-            while self._stopping is None and not self.done:
+            while self._stopping is None and not self.ending.is_over:
                 self._step(self._timeout())
             self._step(0)  # What was said until now is heard: what was used is stored.
         except Exception as error:
@@ -121,8 +121,7 @@ class Serving:
             self._tell_at = now + _TELL_S
             for desk in self._desks.values():
                 desk.tell_waiting()
-        if self._exit_when == "acknowledged":
-            self.done = all(desk.acknowledged for desk in self._desks.values())
+        self.ending.look()
 
     # ---- sending
 

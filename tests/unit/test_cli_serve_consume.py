@@ -246,6 +246,26 @@ def test_serve_ends_by_itself_where_everything_was_used() -> None:
         assert process.wait(END_S) == 0
 
 
+def test_serve_logs_a_feed_that_fails_and_ends_with_1_where_it_ends_by_itself() -> None:
+    with serving("make_bad", "--exit-when=acknowledged") as (process, _):
+        assert run("consume").returncode == 1
+        assert process.wait(END_S) == 1
+        assert process.stderr is not None
+        told = process.stderr.read()
+    assert told.startswith("feed 'train' has failed: worker ")
+    assert told.count("Traceback") == told.count('raise OSError("no more disk")') == 1
+
+
+def test_serve_goes_on_after_a_feed_has_failed() -> None:
+    with serving("make_bad") as (process, _):
+        for _ in range(2):
+            assert run("consume").returncode == 1
+        process.terminate()
+        assert process.wait(END_S) == 0
+        assert process.stderr is not None
+        assert process.stderr.read().count("Traceback") == 2
+
+
 @pytest.mark.parametrize(
     ("target", "says"),
     [

@@ -1,0 +1,122 @@
+"""A served feed that fails: the server logs it once, and may end by itself then."""
+
+from __future__ import annotations
+
+import logging
+from itertools import count
+from typing import Any
+
+import numpy as np
+import pytest
+
+import feeder
+from conformance.served import reading, serving
+from feeds import make
+
+END_S = 20.0
+
+
+def fail(call: feeder.Call) -> Any:
+    if call.index == 2:
+        raise OSError("the disk is gone")
+    return [np.full(4, call.index)]
+
+
+def failing(fetch: Any = fail, **settings: Any) -> feeder.Coordinator:
+    return make(fetch, input_blob_names=["id"], batch_size=4, **settings)
+
+
+def with_another(fetch: Any = fail, **settings: Any) -> feeder.Coordinator:
+    """A feed that fails, and one that goes on for ever."""
+    return failing(
+        lambda call: [np.full(4, call.index)], epochs=None, input_source_name="other",
+        coordinator=failing(fetch, **settings),
+    )  # fmt: skip
+
+
+def read_to_the_failure(consumer: feeder.Consumer) -> None:
+    with pytest.raises(feeder.FetchError, match="the disk is gone"):
+        list(consumer)
+
+
+def failures(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
+
+
+def check_serving(server: feeder.Server) -> None:
+    """Raise `ClosedError` where what was said until now has ended it: its I/O thread answers once
+    more then, and no second time."""
+    for _ in range(2):
+        server.figures()
+
+
+def test_a_failure_is_logged_once_for_all_queues(caplog: pytest.LogCaptureFixture) -> None:
+    with (
+        serving(failing, queues=2) as server,
+        reading(server, queue=0) as left,
+        reading(server, queue=1) as right,
+    ):
+        read_to_the_failure(left)
+        read_to_the_failure(right)
+    (told,) = failures(caplog)
+    assert told.startswith("feed 'train' has failed: worker ")
+    assert "Traceback (most recent call last)" in told and "in fail" in told
+
+
+def test_a_server_goes_on_after_a_failure(caplog: pytest.LogCaptureFixture) -> None:
+    """Who comes later begins the feed again, and it fails again."""
+    with serving(failing) as server:
+        for num in (1, 2):
+            with reading(server) as consumer:
+                read_to_the_failure(consumer)
+            assert len(failures(caplog)) == num
+        check_serving(server)
+        assert server.failure is None
+
+
+def test_a_server_ends_once_all_its_consumers_were_told_of_a_failure() -> None:
+    with (
+        serving(failing, queues=2, exit_when="acknowledged") as server,
+        reading(server, queue=0) as left,
+        reading(server, queue=1) as right,
+    ):
+        read_to_the_failure(left)
+        left.close()
+        check_serving(server)
+        read_to_the_failure(right)
+        assert server.wait(END_S)
+        assert isinstance(server.failure, feeder.FetchError)
+
+
+def test_a_server_waits_for_nobody_who_is_not_there_after_a_failure() -> None:
+    """The trainer that was told is gone, and it alone would have read the other feed."""
+    with serving(with_another, exit_when="acknowledged") as server:
+        with reading(server, feed="other") as other, reading(server, feed="train") as consumer:
+            next(other)
+            read_to_the_failure(consumer)
+            consumer.close()
+            check_serving(server)
+        assert server.wait(END_S)
+        assert isinstance(server.failure, feeder.FetchError)
+
+
+def test_a_failure_is_forgotten_when_its_feed_is_begun_again() -> None:
+    """Else the server would not wait for who comes back."""
+    calls = count()
+
+    def fail_once(call: feeder.Call) -> Any:
+        if next(calls) == 0:
+            raise OSError("the disk is gone")
+        return [np.full(4, call.index)]
+
+    def factory() -> feeder.Coordinator:
+        return with_another(fail_once, epochs=None, num_worker_threads=1)
+
+    with serving(factory, exit_when="acknowledged") as server:
+        with reading(server, feed="other") as other:
+            next(other)
+            with reading(server, feed="train") as consumer:
+                read_to_the_failure(consumer)
+            with reading(server, feed="train") as consumer:
+                next(consumer)
+        check_serving(server)
