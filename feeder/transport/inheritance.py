@@ -22,6 +22,9 @@ class Listening(Protocol):
     def places(self) -> set[Any]:
         """Where its sockets are bound: ports of TCP and paths of unix sockets."""
 
+    def fork(self) -> None:
+        """This is a forked child."""
+
 
 _servers: weakref.WeakSet[Any] = weakref.WeakSet()
 
@@ -32,7 +35,10 @@ def add(server: Listening) -> None:
 
 
 def _close_in_child() -> None:
-    places = set().union(*(server.places() for server in list(_servers)))
+    servers = list(_servers)
+    for server in servers:
+        server.fork()
+    places = set().union(*(server.places() for server in servers))
     if places:
         _close_sockets(places)
 

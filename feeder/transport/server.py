@@ -17,7 +17,7 @@ from feeder.checkpoint.policy import Checkpointing
 from feeder.checkpoint.saving import Saver
 from feeder.checkpoint.store import CheckpointStore
 from feeder.coordinator import Coordinator
-from feeder.errors import ConfigError, FeedError, RemoteError
+from feeder.errors import ConfigError, FeedError, ForkedError, RemoteError
 from feeder.metrics.figures import Figures
 from feeder.snapshot import Snapshot
 from feeder.transport import inheritance
@@ -27,11 +27,12 @@ from feeder.transport.arguments import check_arguments, check_checkpoints
 from feeder.transport.claims import claim
 from feeder.transport.descriptors import Listener
 from feeder.transport.desk import Desk
+from feeder.transport.doors import open_doors
 from feeder.transport.feeds import ServedFeed
 from feeder.transport.keys import ServerKeys
 from feeder.transport.recipes import Recipe, begin_at, make_coordinator, make_recipes
-from feeder.transport.security import Security, bind, watch
-from feeder.transport.serving import Door, Serving
+from feeder.transport.security import Security
+from feeder.transport.serving import Serving
 from feeder.transport.waker import Waker
 from workers.scope import Scope
 
@@ -43,7 +44,6 @@ STOP_S = 4.5
 SAVE_S = 10.0
 """How long it waits at the end for that to be stored."""
 
-_MAX_CREDIT = 1024
 _LOOK_S = 2.0
 
 
@@ -70,6 +70,7 @@ class Server:
         self._over = threading.Event()
         self._desks: dict[str, Desk] = {}
         self._saver: Saver | None = None
+        self._forked = False
         try:
             recipes = make_recipes(coordinator, factory, queues)
             if resume is not None:
@@ -87,17 +88,7 @@ class Server:
     ) -> None:  # fmt: skip
         claims = [self._stack.enter_context(claim(address)) for address in addresses]
         security = self._stack.enter_context(Security(keys, is_server=True))
-        doors: list[Door] = []
-        for kind in ((False, "ipc"), (False, "tcp"), (True, "tcp")):
-            chosen = [a for a in addresses if (security.encrypts(a), a.scheme) == kind]
-            if chosen:
-                most_bytes = security.most_request_bytes(chosen[0])
-                router = security.make_router(
-                    _MAX_CREDIT, curve=kind[0], max_message_bytes=most_bytes
-                )
-                monitor = watch(router)
-                bound = [bind(router, address) for address in chosen]
-                doors.append(Door(router=router, monitor=monitor, addresses=bound))
+        doors = open_doors(security, addresses)
         for held in claims:
             held.protect()
         self.addresses = tuple(str(address) for door in doors for address in door.addresses)
@@ -164,6 +155,7 @@ class Server:
     def figures(self) -> Figures:
         """What all feeds have done; any thread may ask. Raises `ClosedError` when it is closed,
         and `RemoteError` where the thread that serves does not answer."""
+        self._check_forked()
         future = self._serving.watching.ask()
         self._waker.wake()
         try:
@@ -184,9 +176,21 @@ class Server:
         """Where its sockets are bound, for forked children to close theirs."""
         return self._places
 
+    def fork(self) -> None:
+        """This is a forked child: the sockets and the threads are the parent's."""
+        self._forked = True
+
+    def _check_forked(self) -> None:
+        if self._forked:
+            raise ForkedError(
+                "the server was made in the parent process; make it after the fork, or start "
+                "children with the spawn method"
+            )
+
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until the server is over: closed, or, with `exit_when="acknowledged"`, when every
         consumer has used everything, or a feed has failed (`failure`). True when it is."""
+        self._check_forked()
         return self._over.wait(timeout)
 
     @property
@@ -196,8 +200,10 @@ class Server:
         return self._serving.ending.failure
 
     def close(self) -> None:
-        """Stop serving, within 5 s; consumers look for a server again. Raises
-        `StuckWorkerError` where a fetch function does not return."""
+        """Stop serving, within 5 s; consumers look for a server again. Raises `StuckWorkerError`
+        where a fetch function does not return. In a forked child it does nothing."""
+        if self._forked:
+            return
         for feed in self._feeds:
             feed.close()
         self._serving.stop("it was closed")

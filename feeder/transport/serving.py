@@ -6,7 +6,6 @@ import logging
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import zmq
@@ -15,16 +14,16 @@ from feeder import codec
 from feeder.errors import ConfigError, FeedError, ProtocolError, RemoteError
 from feeder.protocol import messages as say
 from feeder.protocol.coding import decode, encode
-from feeder.transport.addresses import Address
 from feeder.transport.delivery import make_fault
 from feeder.transport.descriptors import Listener
 from feeder.transport.desk import Desk
+from feeder.transport.doors import Door
 from feeder.transport.ending import Ending
 from feeder.transport.faults import point
 from feeder.transport.lease import Lease, Peer
 from feeder.transport.presence import Presence
 from feeder.transport.quiet import QuietLog
-from feeder.transport.security import Socket, read_event
+from feeder.transport.security import read_event
 from feeder.transport.waker import Waker
 from feeder.transport.watching import Watching
 
@@ -32,15 +31,6 @@ logger = logging.getLogger("feeder")
 
 _MESSAGES_AT_ONCE = 256
 _TELL_S = 5.0
-
-
-@dataclass(slots=True, kw_only=True)
-class Door:
-    """One ROUTER, its monitor, and the addresses that it is bound to."""
-
-    router: Socket
-    monitor: Socket
-    addresses: list[Address] = field(default_factory=list)
 
 
 class Serving:

@@ -121,6 +121,38 @@ tell("child", os.waitstatus_to_exitcode(os.wait()[1]))
     assert run(script) == ["rows 150", "child 0"]
 
 
+FORK_OF_A_SERVER = """
+def factory():
+    return make(coordinator=feeder.Coordinator())
+
+with feeder.serve(factory, "tcp://127.0.0.1:0") as server:
+    if os.fork() == 0:
+        CHILD
+    tell("child", os.waitstatus_to_exitcode(os.wait()[1]))
+    with feeder.connect(server.addresses[0]) as consumer:
+        tell("parent", sum(len(batch["id"]) for batch in consumer))
+"""
+
+
+@pytest.mark.parametrize("way", ["sys.exit(7)", "server.close(); os._exit(7)"])
+def test_a_child_leaves_a_server_of_its_parent_and_that_serves_on(way: str) -> None:
+    assert run(FORK_OF_A_SERVER.replace("CHILD", way)) == ["child 7", "parent 150"]
+
+
+@pytest.mark.parametrize("use", ["server.wait()", "server.figures()"])
+def test_a_server_is_not_used_in_a_forked_child(use: str) -> None:
+    child = f"""
+        try:
+            {use}
+        except feeder.ForkedError as error:
+            tell(error)
+        sys.exit(7)
+    """
+    told, *lines = run(FORK_OF_A_SERVER.replace("CHILD", child.strip()))
+    assert told.startswith("the server was made in the parent process; make it after the fork")
+    assert lines == ["child 7", "parent 150"]
+
+
 def test_a_child_that_dies_without_a_word_leaves_the_parent_running() -> None:
     assert run(FORK.replace("CHILD", "os._exit(0)")) == PARENT
 
