@@ -98,6 +98,7 @@ class Stream:
         self._had_ended = False
         self._logged: FeedFigures | None = None
         self._logged_at = 0.0
+        self._logged_last = False
         self._build()
 
     def _build(self) -> None:
@@ -141,7 +142,8 @@ class Stream:
             self.pipeline.forget()
         finally:
             self._devices.join(max(0.0, end - time.monotonic()))
-        if self.started:
+        if self.started and not self._logged_last:
+            self._logged_last = True
             self._log()
 
     @property

@@ -33,16 +33,28 @@ def test_an_external_logger_that_raises_does_not_disturb_the_feed(
     assert all(record.exc_info and record.exc_info[0] is Trouble for record in caplog.records)
 
 
-def test_statistics_are_logged_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Log:
-        lines: list[dict[str, Any]] = []  # noqa: RUF012
+class Log:
+    def __init__(self) -> None:
+        self.lines: list[dict[str, Any]] = []
 
-        def log(self, stats: dict[str, Any]) -> None:
-            self.lines.append(stats)
+    def log(self, stats: dict[str, Any]) -> None:
+        self.lines.append(stats)
 
-    monkeypatch.setattr("feeder.stream._LOG_EVERY_S", 0.0)
-    with make(Pure(), external_loggers=[Log()]) as coordinator:
+
+def test_statistics_are_logged_once_however_often_a_feed_is_stopped() -> None:
+    """As at the interpreter's exit, which stops what there is."""
+    log = Log()
+    with make(Pure(), external_loggers=[log]) as coordinator:
         list(coordinator["train"])
-        assert Log.lines
-    assert [line["batches"] for line in Log.lines] == sorted(line["batches"] for line in Log.lines)
-    assert Log.lines[-1]["rows"] == 15
+    assert coordinator.stop() and coordinator.stop("train")
+    assert [line["batches"] for line in log.lines] == [4]
+
+
+def test_statistics_are_logged_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = Log()
+    monkeypatch.setattr("feeder.stream._LOG_EVERY_S", 0.0)
+    with make(Pure(), external_loggers=[log]) as coordinator:
+        list(coordinator["train"])
+        assert log.lines
+    assert [line["batches"] for line in log.lines] == sorted(line["batches"] for line in log.lines)
+    assert log.lines[-1]["rows"] == 15
