@@ -6,6 +6,7 @@ DIR is a folder, or a place in an object store: whatever a `CheckpointStore` tak
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from typing import Any
 
@@ -45,6 +46,7 @@ def main(arguments: argparse.Namespace) -> int:
     """Do what is asked; returns the exit status."""
     writer = arguments.writer if arguments.action == "prune" else "feed"
     with CheckpointStore(arguments.place, writer=writer) as store:
+        _check_folder(store)
         match arguments.action:
             case "list":
                 return _list(store)
@@ -54,6 +56,22 @@ def main(arguments: argparse.Namespace) -> int:
                 return _show(store, arguments.name)
             case _:
                 return _prune(store, arguments.keep)
+
+
+def _check_folder(store: CheckpointStore) -> None:
+    """Raise `CheckpointError` where the place is a folder that is not there: one whose name is
+    mistyped has nothing damaged in it either."""
+    place = store.path_of("")
+    if "://" in place:
+        return
+    try:
+        os.lstat(place)
+    except FileNotFoundError as error:
+        raise CheckpointError(
+            f"there is no folder {place!r}; name one that checkpoints were written to"
+        ) from error
+    except OSError:
+        return  # What reads there says more of it.
 
 
 def _all(store: CheckpointStore) -> list[str]:
@@ -83,6 +101,8 @@ def _told(meta: dict[str, Any]) -> str:
 
 
 def _verify(store: CheckpointStore, name: str | None) -> int:
+    if name is not None:
+        _check_there(store, name)
     names = _all(store) if name is None else [name]
     num_damaged = 0
     for each in names:
@@ -95,6 +115,15 @@ def _verify(store: CheckpointStore, name: str | None) -> int:
             print(f"DAMAGED  {each}  {error}")
     print(f"{len(names) - num_damaged} of {len(names)} checkpoints are whole")
     return 1 if num_damaged else 0
+
+
+def _check_there(store: CheckpointStore, name: str) -> None:
+    """Raise `CheckpointError` where nothing has the name."""
+    try:
+        store.header(name)
+    except CheckpointError as error:
+        if isinstance(error.__cause__, FileNotFoundError):
+            raise
 
 
 def _show(store: CheckpointStore, name: str | None) -> int:

@@ -207,7 +207,17 @@ def test_prune_leaves_a_folder_alone_that_is_being_written_to(
             1,
             "there is no checkpoint '{}/none'; the newest there are ['job/",
         ),
-        (["list", "{}/no/where"], 1, "make the folder '{}/no'"),
+        (
+            ["verify", "{}", "none"],
+            1,
+            "there is no checkpoint '{}/none'; the newest there are ['job/",
+        ),
+        (["list", "{}/no/where"], 1, "there is no folder '{}/no/where/'; name one that "),
+        (["list", "{}/no"], 1, "there is no folder '{}/no/'; name one that "),
+        (["verify", "{}/no"], 1, "there is no folder '{}/no/'; name one that "),
+        (["show", "{}/no"], 1, "there is no folder '{}/no/'; name one that "),
+        (["prune", "file://{}/no", "--keep=1"], 1, "there is no folder '{}/no/'; name one that "),
+        (["list", "{}/job/node.7"], 1, "Not a directory; put a folder there, not a file"),
         (["list", "http://x"], 2, "'http://x' cannot be the place of checkpoints"),
         (["prune", "{}", "--keep=1", "--writer=a/b"], 2, "writer is 'a/b', expected"),
     ],
@@ -226,6 +236,7 @@ def test_what_is_wrong_is_told_in_a_line(
     assert (ended, lines) == (status, [])
     assert said.startswith("feeder: ")
     assert told.format(store.url) in said
+    assert not os.path.exists(f"{store.url}/no")
 
 
 @pytest.mark.parametrize("words", [[], ["list"], ["prune", "x"], ["prune", "x", "--keep=0"]])
