@@ -51,16 +51,20 @@ class DeviceFeed:
         try:
             batch = self._ready.popleft()
         except IndexError:
-            batch = self._refill()
-        if self._receive is not None:
-            batch = self._receive(batch)
-        if self._alone:
-            self._progress.place = batch.place
+            pass
         else:
-            self._progress.note(self._device, batch.place)
-        if not self._ready:
-            self._settle()
-        return batch
+            if self._receive is not None:
+                batch = self._receive(batch)
+            if self._alone:
+                self._progress.place = batch.place
+            else:
+                self._progress.note(self._device, batch.place)
+            if not self._ready:
+                self._settle()
+            return batch
+        # Out of the handler: what is raised here has nothing to do with an empty deque.
+        self._ready.appendleft(self._refill())
+        return next(self)
 
     def work_on(self, stream: Any) -> None:
         """Say which stream of the GPU the work on its batches goes to. Raises `ConfigError`."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
 import traceback
 from collections.abc import Sequence
@@ -31,11 +32,25 @@ COMMANDS = {
 DEBUG = "--debug"
 INTERRUPTED = 130
 """The exit status of a command that SIGINT ended before it could do anything."""
+UNREAD = 141
+"""That of one whose output nobody reads on, as where SIGPIPE ends a command."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit status: 0, 1 for an error of feeder, 2 where it was
     called or configured wrongly."""
+    try:
+        try:
+            return _run(argv)
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        # What is left of the output goes nowhere, else the interpreter would tell at its exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return UNREAD
+
+
+def _run(argv: Sequence[str] | None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     if words[:1] == ["demo"]:
         from feeder import demo

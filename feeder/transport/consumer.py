@@ -86,20 +86,27 @@ class Consumer:
         try:
             batch = self._ready.popleft()
         except IndexError:
-            batch = self._refill()
-        inbox = self._inbox
-        reading: Any = inbox.reading
-        if inbox.landing is not None:
-            batch = self._land(batch)
-        self._place = batch.place
-        point("consumer.handed")
-        inbox.handed = handed = inbox.handed + 1
-        if reading.lends and handed - reading.base - reading.plane.num_released > self._most_held:
-            batch = self._copy(batch)
-        if handed - self._told_at >= self._tell_every:
-            self._told_at = handed
-            self._receiver.waker.wake()
-        return batch
+            pass
+        else:
+            inbox = self._inbox
+            reading: Any = inbox.reading
+            if inbox.landing is not None:
+                batch = self._land(batch)
+            self._place = batch.place
+            point("consumer.handed")
+            inbox.handed = handed = inbox.handed + 1
+            if (
+                reading.lends
+                and handed - reading.base - reading.plane.num_released > self._most_held
+            ):
+                batch = self._copy(batch)
+            if handed - self._told_at >= self._tell_every:
+                self._told_at = handed
+                self._receiver.waker.wake()
+            return batch
+        # Out of the handler: what is raised here has nothing to do with an empty deque.
+        self._ready.appendleft(self._refill())
+        return next(self)
 
     def _refill(self) -> Batch:
         """Wait for batches and return the first; raises what has taken the place of the next."""

@@ -65,6 +65,7 @@ def read_to_the_error(feed: Any) -> tuple[list[Batch], FeedError]:
     with pytest.raises(FeedError) as caught:
         for batch in feed:
             batches.append(batch)
+    assert not isinstance(caught.value.__context__, IndexError)
     with pytest.raises(type(caught.value), match="^" + str(caught.value)[:20]):
         next(feed)
     return batches, caught.value

@@ -109,6 +109,18 @@ def command(*words: str) -> list[str]:
     return [sys.executable, "-m", "feeder", *words]
 
 
+def run_unread(*words: str) -> subprocess.CompletedProcess[bytes]:
+    """Run a command whose output nobody reads."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        return subprocess.run(
+            command(*words), stdout=writing, stderr=subprocess.PIPE, timeout=END_S, check=False
+        )
+    finally:
+        os.close(writing)
+
+
 def run(*words: str) -> subprocess.CompletedProcess[str]:
     """Run a command to its end."""
     return subprocess.run(
@@ -494,6 +506,20 @@ def test_consume_ends_at_sigint_before_the_first_batch() -> None:
             os.close(master)
     assert process.returncode == 0
     assert out.startswith("0 batches, 0 rows, 0 B in ")
+
+
+@pytest.mark.parametrize(
+    "words", [["consume"], ["consume", "--feed=more", "--every=1"], ["checkpoint", "list", "."]],
+    ids=" ".join,
+)  # fmt: skip
+def test_a_command_whose_output_nobody_reads_ends_without_a_word(
+    words: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one that writes into a buffer, and is at its end by then."""
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
+    with serving("make_two" if "--feed=more" in words else "make"):
+        done = run_unread(*words)
+    assert (done.returncode, done.stderr) == (141, b"")
 
 
 def test_consume_tells_an_error_of_the_feed_and_saves() -> None:
