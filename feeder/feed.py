@@ -63,7 +63,7 @@ class DeviceFeed:
                 self._settle()
             return batch
         # Out of the handler: what is raised here has nothing to do with an empty deque.
-        self._ready.appendleft(self._refill())
+        self._refill()
         return next(self)
 
     def work_on(self, stream: Any) -> None:
@@ -72,8 +72,8 @@ class DeviceFeed:
             raise ConfigError(f"stream is {stream!r}, but {self.device!r} is no GPU; leave it out")
         self._queue.work_on(stream)
 
-    def _refill(self) -> Batch:
-        """Wait for batches and return the first; raises what has taken the place of the next."""
+    def _refill(self) -> None:
+        """Wait for batches; raises what has taken the place of the next."""
         stream = self._stream
         stream.check_usable()
         got = self._later or self._queue.get()
@@ -87,13 +87,12 @@ class DeviceFeed:
         num_bytes = sum([batch.held_bytes for batch in got])
         kept_rows = sum([batch.kept_rows for batch in got])
         self._held = (len(got), rows, num_bytes, kept_rows)
-        self._ready.extend(got[1:])
+        self._ready.extend(got)
         if stream.stopped:
             # In the meantime, from another thread, which may have missed these batches.
             self.drop()
             raise ClosedError(f"feed {stream.config.name!r} is stopped")
         self._handed.take(len(got), rows, num_bytes)
-        return got[0]
 
     def _end(self, place: Place) -> None:
         """There are no more batches: the stream has ended at `place`."""

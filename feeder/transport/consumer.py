@@ -105,11 +105,11 @@ class Consumer:
                 self._receiver.waker.wake()
             return batch
         # Out of the handler: what is raised here has nothing to do with an empty deque.
-        self._ready.appendleft(self._refill())
+        self._refill()
         return next(self)
 
-    def _refill(self) -> Batch:
-        """Wait for batches and return the first; raises what has taken the place of the next."""
+    def _refill(self) -> None:
+        """Wait for batches; raises what has taken the place of the next."""
         if self._unusable is not None:
             raise self._unusable
         if not len(self._inbox.batches):
@@ -117,13 +117,12 @@ class Consumer:
             self._receiver.waker.wake()
         got = self._inbox.batches.get()
         self._tell_every = 2 * self._reading.tell_every
-        if isinstance(got, list):
-            self._ready.extend(got[1:])
-            rows = sum([batch.rows for batch in got])
-            self._handed.take(len(got), rows, self._reading.count_bytes(got, rows))
-            return got[0]
-        self._place = got
-        raise StopIteration
+        if not isinstance(got, list):
+            self._place = got
+            raise StopIteration
+        self._ready.extend(got)
+        rows = sum([batch.rows for batch in got])
+        self._handed.take(len(got), rows, self._reading.count_bytes(got, rows))
 
     def _land(self, batch: Batch) -> Batch:
         """The batch on the GPU."""
