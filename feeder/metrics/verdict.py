@@ -13,6 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
 
+from msgspec.structs import replace
+
 from feeder.metrics.figures import FeedFigures
 from feeder.metrics.interval import Interval, QueuePart, WorkerPart
 from feeder.metrics.words import duration, size
@@ -73,7 +75,9 @@ def _over(interval: Interval) -> Verdict | None:
         case "ended":
             return Verdict(kind="ended", why=f"all {feed.batches} batches are made")
         case "stopped":
-            return Verdict(kind="stopped", why=f"after {feed.batches} batches")
+            until = judge(interval.before, replace(feed, state="running"), interval.seconds)
+            why = f"after {feed.batches} batches; until then {until.kind}, {until.why}"
+            return Verdict(kind="stopped", why=why, advice=until.advice)
         case _:
             return None
 
