@@ -142,8 +142,8 @@ def _form(fetch: Any) -> tuple[bool, Any, Any]:
     those of the object that it is a method of."""
     if not callable(fetch):
         raise ConfigError(
-            f"fetch_fun is {reprlib.repr(fetch)}, expected a function fetch(worker_id, batch_size) "
-            f"or fetch(call){_hint_of_source(fetch)}"
+            f"fetch_fun is {_brief(fetch)}, expected a function fetch(worker_id, batch_size) or "
+            f"fetch(call){_hint_of_source(fetch)}"
         )
     num = _num_required(fetch)
     if num not in (1, 2):
@@ -163,6 +163,12 @@ def _form(fetch: Any) -> tuple[bool, Any, Any]:
             "cursor it needs both cursor(worker_id) and seek(worker_id, cursor)"
         )
     return False, cursor, seek
+
+
+def _brief(value: Any) -> str:
+    """A value as text; its type where that is long."""
+    text = reprlib.repr(value)
+    return f"a {type(value).__name__}" if "..." in text else text
 
 
 def _hint_of_source(data: Any) -> str:

@@ -197,7 +197,7 @@ class Coordinator:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        self._num_entered -= 1
+        self._num_entered = max(0, self._num_entered - 1)
         if self._num_entered:
             return
         try:

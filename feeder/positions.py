@@ -134,6 +134,6 @@ class Positions:
 def _level_of_user() -> int:
     """The stack level, as the caller's `warnings.warn` counts them, of who called feeder."""
     frame, level = sys._getframe(1), 1
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("feeder."):
+    while frame.f_back is not None and str(frame.f_globals.get("__name__")).startswith("feeder."):
         frame, level = frame.f_back, level + 1
     return level

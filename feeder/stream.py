@@ -10,6 +10,8 @@ import time
 from collections import deque
 from typing import Any
 
+from msgspec.structs import replace
+
 from feeder.config import FeedConfig
 from feeder.devices.dealt import Devices
 from feeder.errors import ClosedError, FeedError, ForkedError, ResumeError
@@ -284,9 +286,12 @@ class Stream:
         figures, before = self.figures(now), self._logged
         seconds = now - self._logged_at
         self._logged, self._logged_at = figures, now
+        verdict = str(judge(before, figures, seconds))
+        if figures.state == "stopped":
+            verdict += f"; until then {judge(before, replace(figures, state='running'), seconds)}"
         stats = {
             "input_source_name": self.config.name,
-            "verdict": str(judge(before, figures, seconds)),
+            "verdict": verdict,
             **self.stats(),
         }
         for external in self.config.external_loggers:

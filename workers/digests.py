@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -13,9 +15,8 @@ _SAMPLED_WHOLE_BYTES = 16 * 1024
 _SAMPLE_BLOCKS = 256
 _SAMPLE_BLOCK_BYTES = 64
 
-# Real and complex ones, where they have 80 bits in 12 or 16 bytes.
 _LONG_DOUBLE = np.dtype(np.longdouble)
-_LONG_DOUBLES = "gG" if np.finfo(np.longdouble).nmant == 63 else ""
+_HAS_80_BITS = np.finfo(np.longdouble).nmant == 63
 
 
 def digest_chunk(arrays: Sequence[NDArray[Any]]) -> int:
@@ -27,8 +28,9 @@ def digest_chunk(arrays: Sequence[NDArray[Any]]) -> int:
     """
     hasher = xxhash.xxh3_64()
     for array in arrays:
+        array = np.ascontiguousarray(array)
         hasher.update(f"{array.dtype.str}{array.shape}".encode())
-        hasher.update(_sample(_flat(array)))
+        hasher.update(_sample(array.reshape(-1).view(np.uint8), _padding(array.dtype)))
     return hasher.intdigest()
 
 
@@ -37,35 +39,58 @@ def hash_chunk(arrays: Any) -> int:
     hasher = xxhash.xxh3_64()
     for array in arrays if isinstance(arrays, tuple) else ():
         if isinstance(array, np.ndarray) and not array.dtype.hasobject:
-            hasher.update(_flat(array))
+            hasher.update(f"{array.dtype.str}{array.shape}".encode())
+            octets = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+            hasher.update(_without_padding(octets, _padding(array.dtype)))
     return hasher.intdigest()
 
 
-def _flat(array: NDArray[Any]) -> NDArray[np.uint8]:
-    """The bytes of an array in C order; those that are of no number are 0, as nobody has set them:
-    what lies between the fields of a row, and behind the 80 bits of a long double."""
-    if array.dtype.names is not None or array.dtype.char in _LONG_DOUBLES:
-        cleared = np.zeros(array.shape, array.dtype)
-        _copy_numbers(array, cleared)
-        array = cleared
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+@lru_cache(maxsize=256)
+def _padding(dtype: np.dtype[Any]) -> NDArray[np.bool_] | None:
+    """Which bytes of an item are of no number, so that nobody has set them: between the fields of
+    a row, and beside the 80 bits of a long double. None where all are."""
+    found = _find_padding(dtype)
+    return found if found.any() else None
 
 
-def _copy_numbers(source: NDArray[Any], target: NDArray[Any]) -> None:
-    # Field by field, down to the plain ones: of whole rows NumPy may copy what lies between.
-    for name in source.dtype.names or ():
-        _copy_numbers(source[name], target[name])
-    if source.dtype.char in _LONG_DOUBLES:
-        source = source.copy()
-        source.reshape(-1).view(np.uint8).reshape(-1, _LONG_DOUBLE.itemsize)[:, 10:] = 0
-    if source.dtype.names is None:
-        target[...] = source
+def _find_padding(dtype: np.dtype[Any]) -> NDArray[np.bool_]:
+    if dtype.subdtype is not None:
+        inner, shape = dtype.subdtype
+        return np.tile(_find_padding(inner), math.prod(shape))
+    if dtype.char in "gG" and _HAS_80_BITS:
+        of_one = np.arange(_LONG_DOUBLE.itemsize) >= 10
+        return np.tile(of_one if dtype.isnative else of_one[::-1], 1 + (dtype.char == "G"))
+    padding = np.full(dtype.itemsize, dtype.names is not None)
+    for name in dtype.names or ():
+        field, offset = dtype.fields[name][:2]  # type: ignore[index]
+        padding[offset : offset + field.itemsize] &= _find_padding(field)
+    return padding
 
 
-def _sample(flat: NDArray[np.uint8]) -> NDArray[np.uint8] | bytes:
+def _without_padding(
+    octets: NDArray[np.uint8], padding: NDArray[np.bool_] | None
+) -> NDArray[np.uint8]:
+    """The bytes of items, with zeros where there is padding."""
+    if padding is None:
+        return octets
+    cleared = octets.reshape(-1, len(padding)).copy()
+    cleared[:, padding] = 0
+    return cleared.reshape(-1)
+
+
+def _sample(
+    flat: NDArray[np.uint8], padding: NDArray[np.bool_] | None
+) -> NDArray[np.uint8] | bytes:
     if flat.size <= _SAMPLED_WHOLE_BYTES:
-        return flat
+        return _without_padding(flat, padding)
     stride = (flat.size - _SAMPLE_BLOCK_BYTES) // (_SAMPLE_BLOCKS - 1)
     shape, strides = (_SAMPLE_BLOCKS, _SAMPLE_BLOCK_BYTES), (stride, 1)
     blocks = np.ndarray(shape, np.uint8, flat.data, 0, strides)
-    return blocks.data.tobytes() + flat[-_SAMPLE_BLOCK_BYTES:].data
+    sample = blocks.data.tobytes() + flat[-_SAMPLE_BLOCK_BYTES:].data
+    if padding is None:
+        return sample
+    begins = np.append(np.arange(_SAMPLE_BLOCKS) * stride, flat.size - _SAMPLE_BLOCK_BYTES)
+    places = (begins[:, np.newaxis] + np.arange(_SAMPLE_BLOCK_BYTES)).ravel()
+    cleared = np.frombuffer(sample, np.uint8).copy()
+    cleared[padding[places % len(padding)]] = 0
+    return cleared

@@ -48,8 +48,7 @@ class Interval:
         """The figures at the end."""
         self.seconds = max(seconds, 1e-9)
         """How long it was."""
-        self.before = before
-        """The figures at its beginning; None where that is the stream's."""
+        self._before = before
         olds = {} if before is None else {old.worker: old for old in before.workers}
         self.workers = [_worker(olds.get(new.worker), new) for new in after.workers]
         """Each worker's part."""
@@ -64,12 +63,12 @@ class Interval:
         """Calls that returned a chunk."""
 
     def _of_workers(self, name: str) -> int:
-        old = () if self.before is None else self.before.workers
+        old = () if self._before is None else self._before.workers
         counts = [getattr(worker, name) for worker in self.after.workers]
         return int(sum(counts) - sum(getattr(worker, name) for worker in old))
 
     def _grown(self, name: str) -> float:
-        old = 0 if self.before is None else getattr(self.before, name)
+        old = 0 if self._before is None else getattr(self._before, name)
         return float(getattr(self.after, name) - old)
 
     def _share(self, seconds: float) -> float:

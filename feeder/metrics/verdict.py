@@ -13,8 +13,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
 
-from msgspec.structs import replace
-
 from feeder.metrics.figures import FeedFigures
 from feeder.metrics.interval import Interval, QueuePart, WorkerPart
 from feeder.metrics.words import duration, size
@@ -75,9 +73,7 @@ def _over(interval: Interval) -> Verdict | None:
         case "ended":
             return Verdict(kind="ended", why=f"all {feed.batches} batches are made")
         case "stopped":
-            until = judge(interval.before, replace(feed, state="running"), interval.seconds)
-            why = f"after {feed.batches} batches; until then {until.kind}, {until.why}"
-            return Verdict(kind="stopped", why=why, advice=until.advice)
+            return Verdict(kind="stopped", why=f"after {feed.batches} batches")
         case _:
             return None
 

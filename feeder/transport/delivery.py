@@ -107,7 +107,8 @@ class Delivery:
         if error is not self._feed.told:
             self._feed.told = error
             # As text: a record would keep what the frames of a traceback hold.
-            logger.error("feed %r has failed: %s\n%s", self._feed.name, str(error), origin(error))
+            text = "\n".join(filter(None, (str(error), origin(error))))
+            logger.error("feed %r has failed: %s", self._feed.name, text)
         lease.session.on("Fault")
         return self._send(lease.peer, make_fault(lease.generation, error, lease.sequence), ())
 
@@ -228,21 +229,22 @@ def make_fault(generation: bytes, error: FeedError, sequence: int | None) -> say
         for name, value in vars(error).items()
         if not name.startswith("_") and isinstance(value, (str, int, type(None)))
     }
-    notes = "\n".join(getattr(error, "__notes__", ()))
     return say.Fault(
         generation=generation,
         sequence=sequence,
         kind=type(error).__name__,
         text=_sayable(str(error)),
         fields=fields,
-        note=_sayable((origin(error) + notes)[-say.MAX_TEXT // 8 :]),
+        note=_sayable(origin(error)[-say.MAX_TEXT // 8 :]),
     )
 
 
 def origin(error: FeedError) -> str:
-    """The traceback of what an error comes from; empty where it is the first itself."""
+    """The traceback of what an error comes from, where there is one, and its notes, as the stack
+    of a call that has not returned."""
     cause = error.__cause__
-    return "" if cause is None else "".join(traceback.format_exception(cause))
+    text = "" if cause is None else "".join(traceback.format_exception(cause))
+    return text + "\n".join(getattr(error, "__notes__", ()))
 
 
 def _sayable(text: str) -> str:

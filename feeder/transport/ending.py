@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from feeder.errors import FeedError
+from feeder.errors import FeedError, ResumeError
 from feeder.transport.desk import Desk
 
 
@@ -29,7 +29,9 @@ class Ending:
         if all(desk.acknowledged for desk in desks):
             self.is_over = True
             return
-        failures = [desk.feed.told for desk in desks if desk.feed.told is not None]
+        told = [desk.feed.told for desk in desks]
+        # A position that does not fit is the failure of who brought it.
+        failures = [error for error in told if error and not isinstance(error, ResumeError)]
         leases = [lease for desk in desks for lease in desk.leases if lease is not None]
         if failures and all(lease.is_settled for lease in leases):
             self.is_over, self.failure = True, failures[0]

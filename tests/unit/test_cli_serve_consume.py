@@ -522,6 +522,15 @@ def test_a_command_whose_output_nobody_reads_ends_without_a_word(
     assert (done.returncode, done.stderr) == (141, b"")
 
 
+def test_a_command_without_an_output_ends_as_it_would_with_one() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", "import os, sys; os.close(1); os.execv(sys.executable, "
+         "[sys.executable, '-m', 'feeder', 'checkpoint', 'list', '.'])"],
+        stderr=subprocess.PIPE, timeout=60, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
 def test_consume_tells_an_error_of_the_feed_and_saves() -> None:
     with serving("make_bad"):
         done = run("consume", "--save=position")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from typing import Any
 
 import numpy as np
@@ -49,8 +48,13 @@ has_80_bits = pytest.mark.skipif(np.finfo("g").nmant != 63, reason="long doubles
         np.dtype({"names": ["a", "b"], "formats": ["<i4", ">u2"], "offsets": [8, 1]}),
         pytest.param(np.dtype("g"), marks=has_80_bits),
         pytest.param(np.dtype([("x", "G", (2,)), ("n", "i1")]), marks=has_80_bits),
+        pytest.param(np.dtype(">g"), marks=has_80_bits),
+        pytest.param(np.dtype([("x", ">G")]), marks=has_80_bits),
     ],
-    ids=["fields", "in arrays", "padded too", "deeper", "offsets", "long", "long in arrays"],
+    ids=[
+        "fields", "in arrays", "padded too", "deeper", "offsets", "long", "long in arrays",
+        "the other byte order", "complex in it",
+    ],
 )  # fmt: skip
 @pytest.mark.parametrize("digest", [digest_chunk, hash_chunk])
 def test_padding_counts_as_zeros(dtype: np.dtype[Any], digest: Any) -> None:
@@ -70,16 +74,29 @@ def test_padding_counts_as_zeros(dtype: np.dtype[Any], digest: Any) -> None:
 
 
 def _bytes_of_padding(dtype: np.dtype[Any]) -> Any:
-    """Which bytes of a row are of no field."""
-    if dtype.subdtype is not None:
-        inner, shape = dtype.subdtype
-        return np.tile(_bytes_of_padding(inner), math.prod(shape))
-    is_padding = np.full(dtype.itemsize, dtype.names is not None)
-    if dtype.char in "gG":
-        is_padding = np.arange(dtype.itemsize) % np.dtype("g").itemsize >= 10
-    for field, offset, *_ in (dtype.fields or {}).values():
-        is_padding[offset : offset + field.itemsize] &= _bytes_of_padding(field)
+    """Which bytes of a row are of no field: those that change none when they change."""
+    is_padding = np.zeros(dtype.itemsize, np.bool_)
+    for at in range(dtype.itemsize):
+        rows = np.zeros(2, dtype)
+        rows.view(np.uint8)[at] = 1
+        is_padding[at] = str(rows[0]) == str(rows[1])
     return is_padding
+
+
+def test_padding_counts_as_zeros_in_the_samples_of_a_large_chunk() -> None:
+    zeros = np.zeros(5_000, PAIR)
+    filled = zeros.copy()
+    filled.view(np.uint8).reshape(5_000, -1)[:, _bytes_of_padding(PAIR)] = 7
+    assert digest_chunk((zeros,)) == digest_chunk((filled,))
+    for at in (0, 4_999):
+        changed = zeros.copy()
+        changed["flag"][at] = 1
+        assert digest_chunk((zeros,)) != digest_chunk((changed,))
+
+
+def test_the_debug_switch_tells_dtypes_and_shapes() -> None:
+    alike = [np.zeros((4, 2)), np.zeros((2, 4)), np.zeros(8), np.zeros(8, np.int64)]
+    assert len({hash_chunk((array,)) for array in alike}) == len(alike)
 
 
 @pytest.mark.parametrize("num_bytes", [16_385, 20_001, 1_000_003])

@@ -50,6 +50,14 @@ def test_statistics_are_logged_once_however_often_a_feed_is_stopped() -> None:
     assert [line["batches"] for line in log.lines] == [4]
 
 
+def test_the_last_verdict_says_what_held_a_stopped_feed_up() -> None:
+    log = Log()
+    with make(Pure(), epochs=None, external_loggers=[log]) as coordinator:
+        next(coordinator["train"])
+    told = log.lines[-1]["verdict"]
+    assert told.startswith("stopped (after ") and "; until then " in told
+
+
 def test_statistics_are_logged_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
     log = Log()
     monkeypatch.setattr("feeder.stream._LOG_EVERY_S", 0.0)

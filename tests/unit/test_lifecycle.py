@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -281,6 +282,15 @@ def test_an_error_in_the_with_block_is_what_the_user_sees() -> None:
         held.release()
         raise Trouble
     assert feeder_threads() == []
+
+
+def test_a_block_that_was_not_entered_stops_what_was_started() -> None:
+    coordinator = make(Pure(), epochs=None)
+    coordinator.start()
+    with contextlib.ExitStack() as stack:
+        stack.push(coordinator)
+    with pytest.raises(feeder.ClosedError):
+        next(coordinator["train"])
 
 
 def test_of_nested_blocks_the_outermost_stops() -> None:

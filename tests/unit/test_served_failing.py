@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from itertools import count
 from typing import Any
 
@@ -120,3 +121,34 @@ def test_a_failure_is_forgotten_when_its_feed_is_begun_again() -> None:
             with reading(server, feed="train") as consumer:
                 next(consumer)
         check_serving(server)
+
+
+def test_a_position_that_does_not_fit_ends_no_server() -> None:
+    """It is the failure of who brought it; others are served."""
+    with failing(lambda call: [np.full(5, call.index + 1000)], epochs=None) as other:
+        next(other["train"])
+        state = other.state_dict()
+    with serving(failing, exit_when="acknowledged") as server:
+        with pytest.raises(feeder.ResumeError), reading(server, resume=state) as consumer:
+            next(consumer)
+        check_serving(server)
+        with reading(server) as consumer:
+            read_to_the_failure(consumer)
+        assert server.wait(END_S) and isinstance(server.failure, feeder.FetchError)
+
+
+def test_the_stack_of_a_call_that_does_not_return_is_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    go_on = threading.Event()
+
+    def hang(call: feeder.Call) -> Any:
+        go_on.wait(END_S)
+        return [np.zeros(4)]
+
+    with serving(lambda: failing(hang, timeout=0.2)) as server, reading(server) as consumer:
+        with pytest.raises(feeder.FetchTimeout):
+            next(consumer)
+        go_on.set()
+    (told,) = failures(caplog)
+    assert "has not returned" in told and "in hang" in told

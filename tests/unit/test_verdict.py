@@ -44,13 +44,7 @@ CASES: dict[str, tuple[Any, str, str]] = {
         running(taking(9, 9.0), state="failed", failure="FetchError: gone"), "failed", "gone",
     ),
     "ended": (running(taking(9, 9.0), state="ended"), "ended", "all 9 batches"),
-    "stopped": (
-        running(taking(9, 9.0), state="stopped", chunks_wait_s=9.0), "stopped",
-        "after 9 batches; until then fetch-bound, worker 0",
-    ),
-    "stopped at once": (
-        feed(state="stopped", age_s=0.5), "stopped", "after 0 batches; until then starting, no",
-    ),
+    "stopped": (running(taking(9, 9.0), state="stopped"), "stopped", "after 9 batches"),
     "the trainer hardly waits": (running(taking(100, 0.4)), "trainer-bound", "4%"),
     "the trainer takes nothing": (
         running(taking(0, 0.0, waiting=5)), "trainer-bound", "no batch in 10 s",

@@ -7,7 +7,8 @@ position. Positions count records; the repeats that padding adds are the source'
 
 Most orders compute the answer from the position. The windowed shuffle cannot: it must be walked
 through from the start. It is given wings by a *cursor*, which holds the window at a position near
-the one it is for. A cursor never changes an answer, only how long it takes.
+the one it is for, or the step that a walk to it begins at. A cursor never changes an answer, only
+how long it takes.
 """
 
 from __future__ import annotations

@@ -14,7 +14,8 @@ How a feed drives it
         source.seek(call, cursor)        # on a fresh source, before its first call
 
     `cursor` is what a fresh source needs to answer the calls *after* `call` at once: empty for
-    every other order, else 13 bytes and 2 to 4 per slot of the window. It names a checkpoint at or
+    every other order, else 13 bytes and at most 4 per slot of the window (none where that is too
+    much for a token, and the window is found from an earlier step). It names a checkpoint at or
     before the position, so it stays the same bytes for 4,096 rows (at a window of 1,024), and
     depends on the position alone. `seek(call, cursor)` takes it with the next call to come. A
     cursor changes how long the next call takes, never what it returns: where it is lost the source
