@@ -289,11 +289,7 @@ class Stream:
         verdict = str(judge(before, figures, seconds))
         if figures.state == "stopped":
             verdict += f"; until then {judge(before, replace(figures, state='running'), seconds)}"
-        stats = {
-            "input_source_name": self.config.name,
-            "verdict": verdict,
-            **self.stats(),
-        }
+        stats = {"input_source_name": self.config.name, "verdict": verdict, **self.stats()}
         for external in self.config.external_loggers:
             try:
                 external.log(dict(stats))
