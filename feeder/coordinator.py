@@ -38,8 +38,8 @@ class Coordinator:
     """Holds feeds by their input source name.
 
     It is started and stopped by a `with` block (of nested ones by the outermost, as where a loop of
-    training holds one of validation), or by `start` and `stop`. Feeds are added, started
-    and stopped by one thread at a time; positions may be asked for by any thread at any time.
+    training holds one of validation), or by `start` and `stop`. Feeds are added, started and
+    stopped by one thread at a time; positions may be asked for by any thread at any time.
 
     Args:
         checkpoints: Where positions are stored, and when: a `Checkpointing`, or a
