@@ -16,7 +16,8 @@ from workers.runs import EpochEnd, Run
 from workers.spec import RunSpec, StreamSpec
 from workers.stats import BatchStats
 
-_GROUP_BYTES = 4 * 1024 * 1024
+# As much as a fetcher hands over at once: with 4 MiB threads wake each other more than they work.
+_GROUP_BYTES = 16 * 1024 * 1024
 _GROUP_BATCHES = 64
 # More than this that goes round between the threads leaves the caches on the way.
 _CACHE_BYTES = 8 * 1024 * 1024
@@ -42,7 +43,7 @@ class DeviceQueue(Protocol):
 class Dealer:
     """Deals batches out to device queues, batch `step` to queue `step` mod N.
 
-    Small batches are handed over in groups, of 64 or of 4 MiB and of half the bound at most, or
+    Small batches are handed over in groups, of 64 or of 16 MiB and of half the bound at most, or
     before the enqueuer waits: each hand-over wakes another thread, which costs more than they do.
     """
 

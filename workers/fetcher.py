@@ -25,9 +25,13 @@ _MAX_NONE_BACKOFF_S = 0.25
 # rows counts as one with a row.
 _MOST_CALLS = 512
 # Smaller, and threads wake each other more than they work: 64 kB and 8 batches gave half the 8 KB
-# batches per second, 4 MiB six sevenths of the 1 MB batches; 16 MiB and 128 gave no more.
-_BUNDLE_BYTES = 8 * 1024 * 1024
+# batches per second, 8 MiB nine tenths of the 1 MB batches of a server; 32 MiB and 128 gave no more.
+_BUNDLE_BYTES = 16 * 1024 * 1024
 _BUNDLE_BATCHES = 64
+# Of quick calls one thread makes the bundles of all workers in turn, and then copies them: from its
+# caches, if they are not more than these in all; but some batches each, to have fewer turns.
+_QUICK_BYTES = 8 * 1024 * 1024
+_QUICK_BATCHES, _MOST_QUICK_BYTES = 6, 12 * 1024 * 1024
 # Larger batches are fetched in parts of this, else they have left the caches when they are merged.
 _PART_BYTES = 4 * 1024 * 1024
 _LEAST_WAIT_S = 0.001
@@ -96,7 +100,8 @@ class Fetching:
         lane.waits = waited > max(computed, _LEAST_WAIT_S)
         # While larger chunks are copied the interpreter is free, for a fetcher.
         are_small = num_bytes < DROP_GIL_BYTES * max(1, num_calls)
-        lane.is_quick = self._paces[lane.number].note(num_calls, took, ended) and are_small
+        pace = self._paces[lane.number]
+        lane.is_quick = pace.note(num_calls, took, waited, ended) and are_small
         # A batch that is passed on is made in less time than it takes to wake another thread. But
         # a lane that waits for something else has to go on waiting: the merge waits for it, too.
         lane.leads = self.passes and waited < computed and took < _LEADING_CALL_S * num_calls
@@ -239,8 +244,8 @@ class Fetching:
         max_bytes = (self._run.max_bytes or 2 * _BUNDLE_BYTES * num_lanes) // 2
         most = _BUNDLE_BYTES
         if lane.is_quick:
-            # One thread makes these one after the other, and then copies them: from its cache.
-            most = min(most, max(_PART_BYTES, 4 * batch_bytes * num_lanes)) // num_lanes
+            some = max(_QUICK_BYTES, _QUICK_BATCHES * batch_bytes * num_lanes)
+            most = min(_MOST_QUICK_BYTES, some) // num_lanes
         some = min(most, max_bytes // num_lanes) // batch_bytes
         room = ledger.max_rows - ledger.rows - ledger.kept_rows - sum(self._targets)
         share = max(room, ledger.max_rows // 2)

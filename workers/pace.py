@@ -5,8 +5,11 @@ from __future__ import annotations
 QUICK_CALL_S = 0.00002
 """What takes less than it takes to wake another thread."""
 
-QUICK_BUNDLE_S = 0.001
+QUICK_BUNDLE_S = 0.003
 """No bundle of quick calls takes longer: others would wait for it."""
+
+QUICK_WAIT_S = 0.001
+"""Nor do they wait for longer, as readers of files do: others could be called meanwhile."""
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 3.2
 _WEIGHT = 1 / 8
@@ -28,11 +31,12 @@ class Pace:
         # Seconds per call, averaged over the last bundles.
         self._call_s = 0.0
 
-    def note(self, num_calls: int, took: float, now: float) -> bool:
-        """So many calls took so long, and ended now; returns whether they count as quick."""
+    def note(self, num_calls: int, took: float, waited: float, now: float) -> bool:
+        """So many calls took so long, waited for so much of it, and ended now; returns whether
+        they count as quick."""
         if not self._is_quick:
             # As long as that no call takes that is quick and waits for the interpreter alone.
-            if now >= self._until and took < QUICK_BUNDLE_S * max(1, num_calls):
+            if now >= self._until and took < QUICK_WAIT_S * max(1, num_calls):
                 self._is_quick, self._since, self._num = True, now, 0
                 self._call_s = QUICK_CALL_S / 2
             return self._is_quick
@@ -41,7 +45,7 @@ class Pace:
             latest = min(took / num_calls, 4 * QUICK_CALL_S)
             self._call_s += _WEIGHT * (latest - self._call_s)
         # The first may have been under way beside those of other threads.
-        is_long = took >= QUICK_BUNDLE_S and self._num > 1
+        is_long = (took >= QUICK_BUNDLE_S or waited >= QUICK_WAIT_S) and self._num > 1
         if is_long or self._call_s >= QUICK_CALL_S:
             self._is_quick = False
             lasted = now - self._since > 10 * self._pause_s

@@ -20,9 +20,9 @@ from feeder.protocol.checks import ALIGNMENT, layout
 from workers.chunks import Columns
 from workers.slots import Seen
 
-# Free slots count in no bound, so few are kept: two large ones, or 4 MiB of smaller ones. Of two
-# batches that a user lets go of while a third is being made both come back.
-_KEEP_BYTES = 4 * 1024 * 1024
+# Free slots count in no bound, so few are kept: 16 MiB, which is what the enqueuer hands over at
+# once, and two. Of two batches that a user lets go of while a third is being made both come back.
+_KEEP_BYTES = 16 * 1024 * 1024
 _KEEP_SLOTS = 2
 _KEEP_TINY_SLOTS = 256
 
@@ -108,7 +108,8 @@ class HostSlots:
         except IndexError:
             self.num_made += 1
             slot = HostSlot(columns, rows, self)
-            self._keep = max(self._least, min(_KEEP_BYTES // slot.num_bytes, _KEEP_TINY_SLOTS))
+            some = _KEEP_SLOTS + _KEEP_BYTES // slot.num_bytes
+            self._keep = max(self._least, min(some, _KEEP_TINY_SLOTS))
             return slot
 
     def adopt(self, device: int, columns: Columns, arrays: Arrays) -> Arrays:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-_CREDIT_BYTES = 16 * 1024 * 1024
+_CREDIT_BYTES = 32 * 1024 * 1024
 _MIN_CREDIT, _MAX_CREDIT = 4, 64
 
 

@@ -26,6 +26,7 @@ def quick(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bo
     """Whether every call counts as quick, or none."""
     monkeypatch.setattr(pace, "QUICK_CALL_S", request.param)
     monkeypatch.setattr(pace, "QUICK_BUNDLE_S", request.param)
+    monkeypatch.setattr(pace, "QUICK_WAIT_S", request.param)
     return bool(request.param)
 
 

@@ -98,7 +98,7 @@ def test_few_slots_are_made_when_batches_are_dropped(row_bytes: int, most: int) 
 
 
 def test_slots_grow_in_number_while_batches_are_kept_and_are_let_go_again() -> None:
-    with make(Rows(20_000), max_buffered_batches=4) as coordinator:
+    with make(Rows(100_000), max_buffered_batches=4) as coordinator:
         slots = slots_of(coordinator)
         kept = [next(coordinator["train"]) for _ in range(100)]
         assert 100 <= slots.num_leased <= slots.num_made <= 100 + 4 + 3
