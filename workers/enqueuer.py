@@ -45,6 +45,7 @@ class Dealer:
 
     Small batches are handed over in groups, of 64 or of 16 MiB and of half the bound at most, or
     before the enqueuer waits: each hand-over wakes another thread, which costs more than they do.
+    The first goes at once, and groups grow from there: somebody may be waiting for it.
     """
 
     def __init__(
@@ -71,7 +72,7 @@ class Dealer:
         self._most_batches = min(_GROUP_BATCHES, run.max_rows // spec.batch_size // 2)
         self._most_bytes = min(_GROUP_BYTES, (run.max_bytes or 2 * _GROUP_BYTES) // 2)
         self._max_rows = run.max_rows
-        self._bytes = 0
+        self._bytes, self._goal_bytes = 0, 1
         # A round that is not complete yet and may have to be dropped.
         self._round: list[Batch] = []
         self._last: Batch | None = None
@@ -94,7 +95,7 @@ class Dealer:
             self._hold(batch)
         else:
             self._keep_back(batch)
-        if self._bytes >= self._most_bytes or len(self._group) >= self._most_batches:
+        if self._bytes >= self._goal_bytes or len(self._group) >= self._most_batches:
             self.flush()
 
     def _hold(self, batch: Batch) -> None:
@@ -116,6 +117,7 @@ class Dealer:
 
     def flush(self) -> None:
         """Hand over what has been dealt so far."""
+        self._goal_bytes = min(self._most_bytes, 2 * max(self._goal_bytes, self._bytes))
         group, self._group, self._bytes = self._group, [], 0
         num, row_bytes = len(self._queues), self.row_bytes or 0
         kept, dropped, copied, passed = self._assembler.settle()
