@@ -15,7 +15,7 @@ from workers.digests import hash_chunk
 from workers.dispatch import GRACE_S
 from workers.errors import FeedError, FetchError, in_words
 from workers.ledger import Ledger
-from workers.pace import Pace
+from workers.pace import Pace, Trials
 from workers.rota import End, Lane
 from workers.spec import RunSpec, StreamSpec
 from workers.stats import FetchStats
@@ -25,7 +25,7 @@ _MAX_NONE_BACKOFF_S = 0.25
 # rows counts as one with a row.
 _MOST_CALLS = 512
 # Smaller, and threads wake each other more than they work: 64 kB and 8 batches gave half the 8 KB
-# batches per second, 8 MiB nine tenths of the 1 MB batches of a server; 32 MiB and 128 gave no more.
+# batches per second, 8 MiB nine tenths of a server's 1 MB batches; 32 MiB and 128 gave no more.
 _BUNDLE_BYTES = 16 * 1024 * 1024
 _BUNDLE_BATCHES = 64
 # Of quick calls one thread makes the bundles of all workers in turn, and then copies them: from its
@@ -61,7 +61,8 @@ class Fetching:
         self._targets = [0] * len(calls)
         self._fresh = [True] * len(calls)
         self._failures = [0] * len(calls)
-        self._paces = [Pace() for _ in calls]
+        trials = Trials()
+        self._paces = [Pace(trials) for _ in calls]
         self._axis = spec.axes[0]
         self.row_bytes: int | None = None
         """Bytes of a row, once all rows are known to have the same number."""
@@ -132,7 +133,7 @@ class Fetching:
         append = chunks.append
         mark = calls.mark if self._spec.seekable else None
         note = self._print if self._run.debug else None
-        axis, names, first = self._axis, self._spec.names, lane.next
+        axis, names, first, monotonic = self._axis, self._spec.names, lane.next, time.monotonic
         target = self._targets[lane.number] = 0 if calls.one_by_one else self._target_rows(lane)
         most_calls = min(target, _MOST_CALLS)
         # Measured here and not when the bundle is full: the merge may take chunks out of it.
@@ -144,7 +145,7 @@ class Fetching:
                 if chunk is None:
                     return rows, num_bytes, num_calls, None
                 if type(chunk) is not tuple:
-                    chunk = as_tuple(chunk, names)
+                    chunk = tuple(chunk) if type(chunk) is list else as_tuple(chunk, names)
                 cursor = mark() if mark is not None else b""
                 if note is not None:
                     note(lane, first + num_calls, chunk)
@@ -167,7 +168,7 @@ class Fetching:
                     # Some have been taken already, and are counted when the lane is given back.
                     return rows, num_bytes, num_calls, _FULL
                 since = lane.wanted_since
-                if since is not None and time.monotonic() - since > GRACE_S:
+                if since is not None and not lane.is_quick and monotonic() - since > GRACE_S:
                     return rows, num_bytes, num_calls, _FULL
         except BaseException as error:
             return rows, num_bytes, num_calls, error

@@ -15,18 +15,38 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 3.2
 _WEIGHT = 1 / 8
 
 
+class Trials:
+    """When calls that were not quick are tried again: those of all lanes at once, since a lane that
+    is quick has to wait for the interpreter beside one that is not, and would fail.
+
+    Threads share it without a lock: what that may spoil is one trial.
+    """
+
+    def __init__(self) -> None:
+        self._pause_s = _FIRST_PAUSE_S / 2
+        self.next = 0.0
+        """From when on they are."""
+
+    def fail(self, now: float) -> None:
+        """Calls have turned out not to be quick: none is tried for a while, and for twice as long
+        whenever it is the same again soon."""
+        if now >= self.next:
+            lasted = now - self.next > 10 * self._pause_s
+            self._pause_s = _FIRST_PAUSE_S if lasted else min(2 * self._pause_s, _LONGEST_PAUSE_S)
+            self.next = now + self._pause_s
+
+
 class Pace:
     """Whether the calls of one lane count as quick, from how long its bundles took.
 
     Beside other threads a call waits for the interpreter, and how long it takes itself is not
-    seen. So calls count as quick until they show that they are not: then not for a while, and
-    for twice as long whenever it is the same again soon. To be mistaken costs a few milliseconds.
+    seen. So calls count as quick until they show that they are not, and are tried again later. To
+    be mistaken costs a few milliseconds.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, trials: Trials) -> None:
+        self._trials = trials
         self._is_quick = False
-        self._since = self._until = 0.0
-        self._pause_s = _FIRST_PAUSE_S / 2
         self._num = 0
         # Seconds per call, averaged over the last bundles.
         self._call_s = 0.0
@@ -36,8 +56,8 @@ class Pace:
         they count as quick."""
         if not self._is_quick:
             # As long as that no call takes that is quick and waits for the interpreter alone.
-            if now >= self._until and took < QUICK_WAIT_S * max(1, num_calls):
-                self._is_quick, self._since, self._num = True, now, 0
+            if now >= self._trials.next and took < QUICK_WAIT_S * max(1, num_calls):
+                self._is_quick, self._num = True, 0
                 self._call_s = QUICK_CALL_S / 2
             return self._is_quick
         self._num += 1
@@ -48,7 +68,5 @@ class Pace:
         is_long = (took >= QUICK_BUNDLE_S or waited >= QUICK_WAIT_S) and self._num > 1
         if is_long or self._call_s >= QUICK_CALL_S:
             self._is_quick = False
-            lasted = now - self._since > 10 * self._pause_s
-            self._pause_s = _FIRST_PAUSE_S if lasted else min(2 * self._pause_s, _LONGEST_PAUSE_S)
-            self._until = now + self._pause_s
+            self._trials.fail(now)
         return self._is_quick

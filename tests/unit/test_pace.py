@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from workers.pace import QUICK_BUNDLE_S, QUICK_CALL_S, QUICK_WAIT_S, Pace
+from workers.pace import QUICK_BUNDLE_S, QUICK_CALL_S, QUICK_WAIT_S, Pace, Trials
 
 
 def quick_share(bundles: Iterable[tuple[int, float]], *, waited: bool = False) -> float:
     """The share of bundles, each of so many calls that took so long, and waited or computed,
     before which calls counted as quick."""
-    pace, now, told = Pace(), 1000.0, [False]
+    pace, now, told = Pace(Trials()), 1000.0, [False]
     for num_calls, took in bundles:
         now += took
         told.append(pace.note(num_calls, took, took * waited, now))
@@ -53,3 +53,32 @@ def test_what_was_slow_once_is_quick_again() -> None:
 
 def test_a_bundle_without_a_call_says_nothing() -> None:
     assert quick_share([(0, 0.00001)] * 1000) == 0.999
+
+
+def test_lanes_are_tried_again_at_the_same_time() -> None:
+    """One that is quick waits for the interpreter beside one that is not, so that each by itself
+    would fail for ever."""
+    trials, now = Trials(), 1000.0
+    paces = [Pace(trials) for _ in range(3)]
+    for pace in paces:
+        assert pace.note(100, 0.0002, 0.0, now)
+        assert pace.note(100, 0.0002, 0.0, now)
+    for i, pace in enumerate(paces):
+        assert not pace.note(100, 0.004, 0.003, now + 0.03 * i)
+    again = trials.next
+    assert now < again < now + 0.2
+    for pace in paces:
+        assert not pace.note(100, 0.0002, 0.0, again - 0.001)
+        assert pace.note(100, 0.0002, 0.0, again)
+
+
+def test_the_pause_grows_by_one_failure_of_many_lanes() -> None:
+    trials, now, pauses = Trials(), 1000.0, []
+    for _ in range(9):
+        for _ in range(64):
+            trials.fail(now)
+        pauses.append(round(trials.next - now, 3))
+        now = trials.next + 0.001
+    assert pauses == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 3.2, 3.2, 3.2]
+    trials.fail(now + 100)
+    assert round(trials.next - now - 100, 3) == 0.1
