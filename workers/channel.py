@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 
 from workers.dispatch import GRACE_S, Dispatch
 from workers.errors import ClosedError, FeedError
+from workers.idle import Idle
 from workers.lead import LOOK_S
 from workers.ledger import Ledger
 from workers.rota import Bundle, End, Lane, Rota
@@ -48,10 +49,8 @@ class Channel:
         """Worker id and call number, as a user knows them, of a lane's call."""
         self._silence = Silence(rota, ledger, timeout_s, describe, waited_since)
         self._lock = threading.Lock()
-        # Fetchers wait here for a lane that may be called. Notified one at a time; who finds a
-        # lane wakes the next.
-        self._callable = threading.Condition(self._lock)
-        self._num_idle = 0
+        # Fetchers wait here for a lane that may be called. Who finds one wakes the next.
+        self._idle = Idle(self._lock)
         # The enqueuer waits here for a bundle of a lane that the merge wants.
         self._arrived = threading.Condition(self._lock)
         # Who merges waits here for room to assemble a batch.
@@ -71,16 +70,14 @@ class Channel:
             while True:
                 now = time.monotonic()
                 if self.closed or self._rota.finished:
-                    self._callable.notify_all()
+                    self._idle.notify_all()
                     return None
                 lane = self._dispatch.pick(now)
                 if lane is not None:
                     break
-                self._num_idle += 1
                 self._stats.idle.change(1, now)
-                self._callable.wait(self._rota.next_ready(now))
+                self._idle.wait(self._rota.next_ready(now))
                 self._stats.idle.change(-1, time.monotonic())
-                self._num_idle -= 1
             lane.running = True
             lane.ident = threading.get_ident()
             if lane.silent_since is None:
@@ -116,7 +113,7 @@ class Channel:
             epoch = lane.epoch
             self._rota.settle()
             if self._rota.lanes[0].epoch != epoch:
-                self._callable.notify_all()
+                self._idle.notify_all()
             now = time.monotonic()
             if self.closed or not self._dispatch.is_due(lane, now):
                 return False
@@ -191,7 +188,7 @@ class Channel:
             found.extend(lane.bundles)
             lane.bundles.clear()
         self._ledger.ahead_bytes = 0
-        if self._num_idle:
+        if self._idle:
             self._wake_fetcher(time.monotonic())
         return found
 
@@ -261,7 +258,7 @@ class Channel:
             self._make_use_of_room()
 
     def _make_use_of_room(self) -> None:
-        if self._num_idle:
+        if self._idle:
             self._wake_fetcher(time.monotonic())
         if self._ledger.below_bound or self._ledger.starving:
             self._room.notify()
@@ -292,9 +289,9 @@ class Channel:
             self.closed = True
             for lane in self._rota.lanes:
                 lane.bundles.clear()
-            for condition in (self._callable, self._arrived, self._room, self._closing):
+            for condition in (self._idle, self._arrived, self._room, self._closing):
                 condition.notify_all()
 
     def _wake_fetcher(self, now: float) -> None:
-        if self._num_idle and self._dispatch.pick(now) is not None:
-            self._callable.notify()
+        if self._idle and self._dispatch.pick(now) is not None:
+            self._idle.notify()

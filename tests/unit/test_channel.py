@@ -94,7 +94,7 @@ def test_beside_a_busy_merge_one_computes(channel: Channel) -> None:
     make_busy(channel)
     first = acquire(channel)
     second = Fetcher(channel)
-    wait_until(lambda: channel._num_idle == 1)
+    wait_until(lambda: len(channel._idle) == 1)
     assert not second.has_one.wait(0.05)
     release(channel, first)
     third = acquire(channel)
@@ -170,7 +170,7 @@ def test_the_merge_is_one_threads_at_a_time(aloof: Channel) -> None:
     enqueuer = Aside(lambda: aloof.collect(0))
     lead(aloof)
     other = Fetcher(aloof)
-    wait_until(lambda: aloof._num_idle == 1)
+    wait_until(lambda: len(aloof._idle) == 1)
     with aloof._lock:
         aloof._arrived.notify()  # Whatever wakes it, the enqueuer stays where it is.
     assert not other.has_one.wait(0.05)
