@@ -48,7 +48,7 @@ class Assembler:
         self.epoch, self.index, self.step = epoch, index, step
         self._expected = expected
         self._size = spec.batch_size
-        self._filled = 0
+        self._filled, self._has_empty = 0, False
         self._slot: Slot | None = None
         self._last: Place | None = None
         self._straddler: Straddler | None = None
@@ -75,8 +75,7 @@ class Assembler:
             return
         rows, size = run.rows, self._size
         ends = list(accumulate(rows))
-        i = 0
-        taken = self._take_up(run)
+        i, taken, self._has_empty = 0, self._take_up(run), not all(rows)
         while i < len(rows):
             if rows[i] == size and not (self._filled or taken):
                 arrays = self._pass_on(run, i) or self._copy_whole(run, i)
@@ -178,7 +177,7 @@ class Assembler:
         # Told by its place and not by its arrays, of which a chunk may share any with another.
         if self._straddler is None or self._straddled != (run.span, i):
             self._straddled = (run.span, i)
-            arrays = tuple(column[i] for column in run.columns)
+            arrays = tuple([column[i] for column in run.columns])
             digest = run.digest if i == 0 else None
             rows = run.rows[i] + skip
             self._straddler = Straddler(arrays, self._schema.axes, rows, skip, digest)
@@ -211,8 +210,7 @@ class Assembler:
             self._slot = self._slots.take(self.device, columns, self._size)
             self._copied += 1
         slot, filled = self._slot, self._filled
-        self._filled += stop - start
-        empty = i < j and 0 in rows
+        end = self._filled = filled + stop - start
         for column, arrays, target, flat in zip(
             columns, run.columns, slot.arrays, slot.flats, strict=True
         ):
@@ -220,9 +218,9 @@ class Assembler:
                 copy_part(target, flat, filled, arrays[i], taken, last, slot.seen)
                 continue
             pieces = pieces_of(arrays, rows, column.axis, i, taken, j, last)
-            if empty:
+            if self._has_empty:
                 pieces = [piece for piece in pieces if piece.shape[column.axis]]
-            copy_rows(target, flat, column.axis, filled, pieces, slot.seen)
+            copy_rows(target, flat, column.axis, filled, end, pieces, slot.seen)
         if i < j:
             _let_go(run, i, j)
 

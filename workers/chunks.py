@@ -253,9 +253,13 @@ def slice_rows(
 ) -> tuple[NDArray[Any], ...]:
     """Rows `start` to `stop` of each array, as views."""
     return tuple(
-        array[(slice(None),) * axis + (slice(start, stop),)]
-        for array, axis in zip(arrays, axes, strict=True)
+        [part_of(array, axis, start, stop) for array, axis in zip(arrays, axes, strict=True)]
     )
+
+
+def part_of(array: NDArray[Any], axis: int, start: int, stop: int) -> NDArray[Any]:
+    """Rows `start` to `stop` of an array, as a view."""
+    return array[(slice(None),) * axis + (slice(start, stop),)] if axis else array[start:stop]
 
 
 def count_bytes(chunk: Any) -> int:

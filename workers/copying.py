@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from workers.chunks import slice_rows
+from workers.chunks import part_of
 from workers.memory import Memory, Pool
 from workers.slots import Seen
 
@@ -28,10 +28,10 @@ calls it saves."""
 
 
 def copy_rows(
-    target: NDArray[Any], flat: memoryview | None, axis: int, at: int, arrays: Sequence[Any],
-    seen: Seen = None,
+    target: NDArray[Any], flat: memoryview | None, axis: int, at: int, stop: int,
+    arrays: Sequence[Any], seen: Seen = None,
 ) -> None:  # fmt: skip
-    """Copy arrays one after another into the rows of `target` from row `at` on.
+    """Copy arrays one after another into the rows of `target` from row `at` up to `stop`.
 
     `target` has its rows on `axis`; `flat` is its memory as bytes where that axis is the first
     and `target` is contiguous, else None, and then there is no `seen`.
@@ -42,7 +42,7 @@ def copy_rows(
         _copy_each(target, axis, at, arrays)
         return
     row_bytes = len(flat) // len(target)
-    mean_bytes = sum(map(len, arrays)) * row_bytes // len(arrays)
+    mean_bytes = (stop - at) * row_bytes // len(arrays)
     if mean_bytes >= DROP_GIL_BYTES:
         _copy_each(target, axis, at, arrays)
         return
@@ -52,9 +52,9 @@ def copy_rows(
         else:
             start = at * row_bytes
             for array in arrays:
-                stop = start + array.nbytes
-                flat[start:stop] = memoryview(array).cast("B")
-                start = stop
+                end = start + array.nbytes
+                flat[start:end] = array.data.cast("B")
+                start = end
     except (BufferError, ValueError, TypeError):
         # Not contiguous, or of a dtype that the buffer protocol does not know.
         _copy_each(target, axis, at, arrays)
@@ -127,12 +127,12 @@ def pieces_of(
 ) -> list[Any]:
     """The arrays from row `taken` of the i-th up to row `last` of the j-th."""
     if i == j:
-        return list(slice_rows(arrays[i : i + 1], (axis,), taken, last))
+        return [part_of(arrays[i], axis, taken, last)]
     pieces = arrays[i:j]
     if taken:
-        pieces[0] = slice_rows(pieces[:1], (axis,), taken, rows[i])[0]
+        pieces[0] = part_of(pieces[0], axis, taken, rows[i])
     if last:
-        pieces += slice_rows(arrays[j : j + 1], (axis,), 0, last)
+        pieces.append(part_of(arrays[j], axis, 0, last))
     return pieces
 
 

@@ -46,7 +46,8 @@ def rows(num: int, first: int = 0) -> Any:
 def in_chunks(*sizes: int) -> Callable[[ArenaSlot], None]:
     def copy(slot: ArenaSlot) -> None:
         pieces = [rows(size, 1000 * i) for i, size in enumerate(sizes)]
-        copy_rows(slot.arrays[0], slot.flats[0], 0, 0, pieces, slot.seen)
+        num_rows = sum(map(len, pieces))
+        copy_rows(slot.arrays[0], slot.flats[0], 0, 0, num_rows, pieces, slot.seen)
 
     return copy
 

@@ -119,7 +119,7 @@ def stack(
                 f"{dtype}{list(shape)}: the rows of a batch must be alike{hint}"
             )
     stacked = POOL.empty((len(rows), *shape), dtype)
-    copy_rows(stacked, octets(stacked), 0, 0, [row[np.newaxis] for row in rows])
+    copy_rows(stacked, octets(stacked), 0, 0, len(rows), [row[np.newaxis] for row in rows])
     return stacked
 
 
