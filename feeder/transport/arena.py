@@ -100,6 +100,9 @@ class ArenaSlots:
         if columns is not slot.columns or rows != slot.rows:
             slot.arena.back(slot.number % SLOTS_PER_ARENA)
             slot.arrange(columns, rows, places)
+            if self._closed:
+                # Else a consumer that connects now waits until a batch for nobody is copied.
+                raise ClosedError("the feed is stopped")
         if self._watched[device] or slot.seen is not None:
             slot.watch(self._watched[device])
         return slot

@@ -213,6 +213,28 @@ def test_close_ends_a_wait_and_reopen_frees_what_was_not_sent() -> None:
     slots.release(0, [sent.slot.number])
 
 
+def test_a_close_while_memory_is_asked_for_ends_it_before_the_copy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A consumer that comes waits until nobody writes any more: not for a copy too."""
+    slots = make()
+    slots.take(0, COLUMNS, 4)
+    back = Arena.back
+
+    def closed_meanwhile(arena: Arena, index: int) -> None:
+        slots.close()
+        back(arena, index)
+
+    monkeypatch.setattr(Arena, "back", closed_meanwhile)
+    with pytest.raises(ClosedError):
+        slots.take(0, COLUMNS, 4)
+    monkeypatch.undo()
+    slots.reopen()
+    assert slots.num_leased == 0
+    slots.take(0, COLUMNS, 4)
+    slots.take(0, COLUMNS, 4)
+
+
 def test_a_retired_arena_is_never_written_again() -> None:
     slots, waits = make(1), threading.Event()
     old = lend(slots)
