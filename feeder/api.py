@@ -92,7 +92,7 @@ def init_data_input_workers(
         writable: Make the arrays of batches private and writable.
         version: Your own version of `fetch_fun` and its data; a snapshot of another is refused.
         depth: Batches on each GPU, ahead of the user and beside the three that he may hold without
-            their being copied; and as many pinned ones on the host. 0 goes by their size: 16 MiB,
+            their being copied; and as many pinned ones on the host. 0 goes by their size: 32 MiB,
             from 4 to 64.
         resume: Where to go on: a Snapshot, its bytes, a token, a state dict, the path of a file; a
             `CheckpointStore`, or its folder or URL, for the newest in it; or "latest" for the

@@ -45,7 +45,7 @@ class Dealer:
 
     Small batches are handed over in groups, of 64 or of 16 MiB and of half the bound at most, or
     before the enqueuer waits: each hand-over wakes another thread, which costs more than they do.
-    The first goes at once, and groups grow from there: somebody may be waiting for it.
+    Each device's first goes at once, and groups grow from there: somebody may be waiting for it.
     """
 
     def __init__(
@@ -62,8 +62,7 @@ class Dealer:
     ) -> None:
         self._made = made
         self._report = report
-        # Whether what is copied adds to what the bound counts.
-        self._needs_room = needs_room
+        self._needs_room = needs_room  # Whether what is copied adds to what the bound counts.
         self._queues = queues
         self._channel = channel
         self._assembler = assembler
@@ -72,9 +71,8 @@ class Dealer:
         self._most_batches = min(_GROUP_BATCHES, run.max_rows // spec.batch_size // 2)
         self._most_bytes = min(_GROUP_BYTES, (run.max_bytes or 2 * _GROUP_BYTES) // 2)
         self._max_rows = run.max_rows
-        self._bytes, self._goal_bytes = 0, 1
-        # A round that is not complete yet and may have to be dropped.
-        self._round: list[Batch] = []
+        self._bytes, self._goal_bytes, self._num_groups = 0, 1, 0
+        self._round: list[Batch] = []  # One that is not complete yet and may have to be dropped.
         self._last: Batch | None = None
         self.passes = False
         """Whether the last batches were passed on without a copy."""
@@ -117,7 +115,6 @@ class Dealer:
 
     def flush(self) -> None:
         """Hand over what has been dealt so far."""
-        self._goal_bytes = min(self._most_bytes, 2 * max(self._goal_bytes, self._bytes))
         group, self._group, self._bytes = self._group, [], 0
         num, row_bytes = len(self._queues), self.row_bytes or 0
         kept, dropped, copied, passed = self._assembler.settle()
@@ -127,7 +124,7 @@ class Dealer:
             self.passes = passed > 0 and not copied
         if num == 1 and group:
             self._put(0, group)
-        elif group:
+        else:
             # One by one in the order of the stream: a device may wait for its batch while the
             # next of another, which is full, cannot be put.
             for batch in group:
@@ -140,8 +137,11 @@ class Dealer:
         self._report()
 
     def _count(self, group: list[Batch]) -> None:
-        rows = sum([batch.rows for batch in group])
-        self._made.count(len(group), rows, sum([batch.held_bytes for batch in group]))
+        num_bytes, goal = sum([batch.held_bytes for batch in group]), self._goal_bytes
+        self._made.count(len(group), sum([batch.rows for batch in group]), num_bytes)
+        self._num_groups += bool(group)
+        if group and self._num_groups >= len(self._queues):
+            self._goal_bytes = min(self._most_bytes, 2 * max(goal, num_bytes))
 
     def _put(self, device: int, batches: list[Batch]) -> None:
         self._channel.queue(device, len(batches))

@@ -9,7 +9,8 @@ QUICK_BUNDLE_S = 0.003
 """No bundle of quick calls takes longer: others would wait for it."""
 
 QUICK_WAIT_S = 0.001
-"""Nor do they wait for longer, as readers of files do: others could be called meanwhile."""
+"""Nor do they wait for longer, as readers of files do: others could be called meanwhile. And what
+takes as long each is not tried."""
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 3.2
 _WEIGHT = 1 / 8
@@ -24,14 +25,20 @@ class Trials:
 
     def __init__(self) -> None:
         self._pause_s = _FIRST_PAUSE_S / 2
+        self._began = -1.0
         self.next = 0.0
         """From when on they are."""
 
+    def begin(self, now: float) -> None:
+        """The calls of a lane are tried."""
+        if self._began < self.next:
+            self._began = now
+
     def fail(self, now: float) -> None:
-        """Calls have turned out not to be quick: none is tried for a while, and for twice as long
-        whenever it is the same again soon."""
+        """Those of a lane have turned out not to be quick: no lane is tried for a while, and for
+        twice as long whenever it is the same again soon. Lanes that are quick stay so."""
         if now >= self.next:
-            lasted = now - self.next > 10 * self._pause_s
+            lasted = now - self._began > 10 * self._pause_s
             self._pause_s = _FIRST_PAUSE_S if lasted else min(2 * self._pause_s, _LONGEST_PAUSE_S)
             self.next = now + self._pause_s
 
@@ -57,6 +64,7 @@ class Pace:
         if not self._is_quick:
             # As long as that no call takes that is quick and waits for the interpreter alone.
             if now >= self._trials.next and took < QUICK_WAIT_S * max(1, num_calls):
+                self._trials.begin(now)
                 self._is_quick, self._num = True, 0
                 self._call_s = QUICK_CALL_S / 2
             return self._is_quick

@@ -20,8 +20,9 @@ from feeder.protocol.checks import ALIGNMENT, layout
 from workers.chunks import Columns
 from workers.slots import Seen
 
-# Free slots count in no bound, so few are kept: 16 MiB, which is what the enqueuer hands over at
-# once, and two. Of two batches that a user lets go of while a third is being made both come back.
+# Free slots count in no bound, so few are kept: as many as take 16 MiB, which is what the enqueuer
+# hands over at once, and two more. Of two batches that a user lets go of while a third is being
+# made both come back.
 _KEEP_BYTES = 16 * 1024 * 1024
 _KEEP_SLOTS = 2
 _KEEP_TINY_SLOTS = 256

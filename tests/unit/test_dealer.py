@@ -8,15 +8,29 @@ from typing import Any
 import numpy as np
 import pytest
 
+import feeder
 from feeder.devices.host import HostQueue
 from unit.small import make
 from workers.batch import Batch
+from workers.enqueuer import Dealer, Enqueuing
 
 NUM_BATCHES, BATCH_SIZE = 400, 4
 
 
+class Whole:
+    """`fetch(call)`: one chunk, which holds all batches."""
+
+    def __init__(self, row_bytes: int) -> None:
+        self.row_bytes = row_bytes
+
+    def __call__(self, call: feeder.Call) -> Any:
+        if call.index:
+            raise StopIteration
+        return (np.zeros((NUM_BATCHES * BATCH_SIZE, self.row_bytes), np.uint8),)
+
+
 def groups_of(row_bytes: int, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> list[int]:
-    """How many batches were handed over at a time, of a chunk that holds all of them."""
+    """How many batches were handed over at a time."""
     sizes: list[int] = []
     put = HostQueue.put
 
@@ -24,15 +38,33 @@ def groups_of(row_bytes: int, monkeypatch: pytest.MonkeyPatch, **settings: Any) 
         sizes.append(len(batches))
         put(queue, batches)
 
-    def fetch(call: Any) -> Any:
-        if call.index:
-            raise StopIteration
-        return (np.zeros((NUM_BATCHES * BATCH_SIZE, row_bytes), np.uint8),)
-
     monkeypatch.setattr(HostQueue, "put", counted)
-    with make(fetch, ["x"], batch_size=BATCH_SIZE, **settings) as coordinator:
+    with make(Whole(row_bytes), ["x"], batch_size=BATCH_SIZE, **settings) as coordinator:
         assert sum(1 for _ in coordinator["train"]) == NUM_BATCHES
     return sizes
+
+
+def made_before(num_devices: int, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> list[int]:
+    """How many batches had been made when each device was given its first."""
+    num_made, first = 0, {}
+    deal, put = Dealer.deal, HostQueue.put
+
+    def counted(dealer: Dealer, batch: Batch) -> None:
+        nonlocal num_made
+        num_made += 1
+        deal(dealer, batch)
+
+    def noted(queue: HostQueue, batches: list[Batch]) -> None:
+        first.setdefault(batches[0].step % num_devices, num_made)
+        put(queue, batches)
+
+    monkeypatch.setattr(Dealer, "deal", counted)
+    monkeypatch.setattr(HostQueue, "put", noted)
+    settings = {"max_buffered_batches": 2 * NUM_BATCHES, "devices": num_devices, **settings}
+    with make(Whole(2048), ["x"], batch_size=BATCH_SIZE, **settings) as coordinator:
+        for device in range(num_devices):
+            next(coordinator["train"].on(device))
+    return [first[device] for device in range(num_devices)]
 
 
 def test_the_first_batch_goes_at_once_and_groups_grow_from_there(
@@ -43,6 +75,35 @@ def test_the_first_batch_goes_at_once_and_groups_grow_from_there(
     assert sizes[:4] == [1, 2, 4, 8]
     assert max(sizes) == 64
     assert all(later <= max(1, 2 * sooner) for sooner, later in pairwise(sizes))
+
+
+@pytest.mark.parametrize(
+    ("last_round", "wanted"),
+    [
+        ("uneven", [1, 2, 3, 4, 5, 6, 7, 8]),
+        ("pad", [2, 3, 4, 5, 6, 7, 8, 8]),
+        ("drop", [8] * 8),
+    ],
+)
+def test_each_devices_first_batch_goes_as_soon_as_it_may(
+    last_round: str, wanted: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What may have to be repeated waits for the next, what may be dropped for its round."""
+    assert made_before(8, monkeypatch, last_round=last_round) == wanted
+
+
+def test_groups_do_not_grow_while_there_is_nothing_to_hand_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    merge_all = Enqueuing._merge_all
+
+    def patient(enqueuing: Enqueuing) -> None:
+        for _ in range(40):
+            enqueuing._dealer.flush()
+        merge_all(enqueuing)
+
+    monkeypatch.setattr(Enqueuing, "_merge_all", patient)
+    assert made_before(1, monkeypatch) == [1]
 
 
 @pytest.mark.parametrize(

@@ -236,3 +236,27 @@ def test_stopping_ends_a_fetcher_that_leads(quick: bool) -> None:
         for _ in range(batches):
             next(coordinator["train"])
         assert coordinator.stop(deadline_s=WAIT_S) is True
+
+
+def test_rows_that_come_after_a_lull_are_handed_over() -> None:
+    """The enqueuer looks rarely by then, and what gives nothing takes next to no time, so that it
+    counts as quick: its first rows go at once all the same."""
+    taken, calls = threading.Event(), iter(range(100))
+
+    def fetch(call: feeder.Call) -> Any:
+        number = next(calls)
+        if 0 < number < 9:
+            return None  # For a quarter of a second in all.
+        if number == 10:
+            in_time.append(taken.wait(WAIT_S / 2))
+        if number > 10:
+            raise StopIteration
+        return chunk(0, number, 4)
+
+    in_time: list[bool] = []
+    with make(fetch, num_worker_threads=1, timeout=10 * WAIT_S) as coordinator:
+        feed = coordinator["train"]
+        next(feed), next(feed)
+        taken.set()
+        assert len(list(feed)) == 1
+    assert in_time == [True]

@@ -75,10 +75,22 @@ def test_lanes_are_tried_again_at_the_same_time() -> None:
 def test_the_pause_grows_by_one_failure_of_many_lanes() -> None:
     trials, now, pauses = Trials(), 1000.0, []
     for _ in range(9):
+        trials.begin(now)
         for _ in range(64):
             trials.fail(now)
         pauses.append(round(trials.next - now, 3))
-        now = trials.next + 0.001
+        now = trials.next + 100
     assert pauses == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 3.2, 3.2, 3.2]
+
+
+def test_the_pause_is_short_again_after_calls_that_were_quick_for_long() -> None:
+    """However long ago they were tried, and not by how long nobody fetched."""
+    trials, now = Trials(), 1000.0
+    for _ in range(5):
+        trials.begin(now)
+        trials.fail(now)
+        now = trials.next
+    trials.begin(now)
+    trials.begin(now + 90)
     trials.fail(now + 100)
     assert round(trials.next - now - 100, 3) == 0.1
