@@ -136,8 +136,7 @@ class Fetching:
         axis, names, first, monotonic = self._axis, self._spec.names, lane.next, time.monotonic
         target = self._targets[lane.number] = 0 if calls.one_by_one else self._target_rows(lane)
         most_calls = min(target, _MOST_CALLS)
-        # Measured here and not when the bundle is full: the merge may take chunks out of it.
-        measure = count_bytes if row_bytes is None else None
+        measure = count_bytes if row_bytes is None else None  # Later the merge may have taken some.
         rows = num_bytes = num_calls = 0
         try:
             while True:
@@ -162,10 +161,9 @@ class Fetching:
                 chunk = None  # The merge may take it meanwhile, and pass it on if nobody has it.
                 if mark is not None:
                     lane.marks.append(cursor)
-                if rows >= target or num_calls >= most_calls or channel.closed:
-                    return rows, num_bytes, num_calls, _FULL
-                if len(chunks) < num_calls:
-                    # Some have been taken already, and are counted when the lane is given back.
+                # Of chunks that are taken already the lane has to be given back, to be counted.
+                taken = len(chunks) < num_calls
+                if taken or rows >= target or num_calls >= most_calls or channel.closed:
                     return rows, num_bytes, num_calls, _FULL
                 since = lane.wanted_since
                 if since is None or (lane.is_quick and num_calls & (num_calls - 1)):

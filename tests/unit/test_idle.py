@@ -24,7 +24,7 @@ class Waiters:
 
     def _run(self, i: int) -> None:
         with self.lock:
-            # Told by who looks next: the lock is held until this one waits.
+            # The lock is held until this one waits: who is told now looks after that.
             self._changed.notify_all()
             self.idle.wait(WAIT_S)
             self.woken.append(i)
