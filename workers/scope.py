@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from workers.errors import StuckWorkerError
+from workers.turns import TURNS
 
 
 class Scope:
@@ -27,7 +28,7 @@ class Scope:
         """Run `body(*args)` in a thread of this scope."""
         # Daemon threads, so that a fetch function that never returns cannot hold up the exit of
         # the process; every one of them is joined nevertheless.
-        thread = threading.Thread(target=body, args=args, name=name, daemon=True)
+        thread = threading.Thread(target=_run, args=(body, *args), name=name, daemon=True)
         thread.start()
         # Those that have ended are let go of: a scope may live long, and start many.
         self._threads = [*(old for old in self._threads if old.is_alive()), thread]
@@ -48,6 +49,11 @@ class Scope:
                 f"{len(stuck)} threads did not end within {deadline_s:.1f} s: {names!r}\n{report}",
                 names=names,
             )
+
+
+def _run(body: Callable[..., None], *args: Any) -> None:
+    with TURNS:
+        body(*args)
 
 
 def stack(ident: int | None) -> str:
