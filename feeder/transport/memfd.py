@@ -40,6 +40,13 @@ _WATCH_BYTES = 256 * 1024
 _BACK_BYTES = 1024 * 1024
 """Memory is asked for in pieces of about this size, or of one slot."""
 
+_ZEROS = memoryview(bytes(1024 * 1024))
+_ZEROS_AT_ONCE = 1000
+"""A call takes 1,024 buffers at most."""
+
+_AROUND_BYTES = 64 * 1024
+"""What Linux maps around a byte that is read, where nobody has told it otherwise."""
+
 
 class _Once:
     """Whether a thing has been said."""
@@ -66,8 +73,8 @@ class Arena:
             os.ftruncate(self.descriptor, size)
             self.memory = memoryview(mmap.mmap(self.descriptor, size))
             """All slots, writable here and nowhere else."""
-            _seal(self.descriptor)
             self.back(0)
+            _seal(self.descriptor)
         except (OSError, OverflowError) as error:
             self.close()
             raise self._no_memory(error) from error
@@ -84,10 +91,26 @@ class Arena:
         first = self._num_backed * self.slot_bytes
         num = min(max(index + 1, -(-(first + _BACK_BYTES) // self.slot_bytes)), self.num_slots)
         try:
-            os.posix_fallocate(self.descriptor, first, num * self.slot_bytes - first)
+            if first:
+                os.posix_fallocate(self.descriptor, first, num * self.slot_bytes - first)
+            else:
+                self._write_zeros(num * self.slot_bytes)
         except OSError as error:
             raise self._no_memory(error) from error
         self._num_backed = num
+
+    def _write_zeros(self, num_bytes: int) -> None:
+        """See that there is memory at the beginning, and that it is mapped: for 20 MB that takes
+        8 ms with the first copy into it, and 11 ms by `posix_fallocate`, after which the copy has
+        to find each page by itself. Only before the seals: they forbid it."""
+        written = 0
+        while written < num_bytes:
+            left = num_bytes - written
+            whole = min(left // len(_ZEROS), _ZEROS_AT_ONCE)
+            zeros = [_ZEROS] * whole or [_ZEROS[:left]]
+            written += os.pwritev(self.descriptor, zeros, written)
+        # Reading one byte maps all around it.
+        self.memory[:num_bytes:_AROUND_BYTES].tobytes()
 
     def _no_memory(self, error: Exception) -> TransportError:
         return TransportError(

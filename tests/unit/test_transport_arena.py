@@ -94,13 +94,36 @@ def test_the_memory_is_there_before_it_is_written() -> None:
         assert (index + 1) * 2**20 <= backed < (index + 2) * 2**20
 
 
+def test_the_first_slots_are_written_however_little_a_call_takes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pwritev, takes = os.pwritev, [1, 4095, 2**20, 2**21]
+
+    def write_some(descriptor: int, buffers: list[memoryview], at: int) -> int:
+        assert len(buffers) <= 1024
+        wanted = sum(map(len, buffers))
+        return pwritev(descriptor, [bytes(min(takes.pop(0) if takes else wanted, wanted))], at)
+
+    monkeypatch.setattr(os, "pwritev", write_some)
+    arena = Arena(5 * 2**20 + 64, 2)
+    assert not takes
+    assert 5 * 2**20 + 64 <= os.fstat(arena.descriptor).st_blocks * 512 < 6 * 2**20
+    assert os.fstat(arena.descriptor).st_size == arena.num_bytes
+    assert not any(arena.memory)
+
+
 def test_memory_that_is_not_to_be_had_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*args: Any) -> None:
         raise OSError(28, "No space left on device")
 
+    wanted = r"no shared memory of 2097152 bytes .*No space left"
+    arena = Arena(2**20, 2)
     monkeypatch.setattr(os, "posix_fallocate", full)
-    with pytest.raises(TransportError, match=r"no shared memory of 128 bytes .*No space left"):
-        Arena(64, 2)
+    with pytest.raises(TransportError, match=wanted):
+        arena.back(1)
+    monkeypatch.setattr(os, "pwritev", full)
+    with pytest.raises(TransportError, match=wanted):
+        Arena(2**20, 2)
 
 
 def test_a_kernel_without_the_seal_against_writers_is_said_once(
