@@ -1,8 +1,8 @@
-"""Small copies beside a thread that is busy with pure Python: is there a convoy?"""
+"""Beside a thread that is busy with pure Python: is there a convoy?"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from contenders import (
@@ -14,9 +14,11 @@ from contenders import (
     timed,
     timed_beside_busy,
 )
+from factories import LOADS
 from fetches import SMALL, VECTORS, Fetch, Load, constant, fresh, fresh_holding
 from harness import Measures, Settings, Spread, interleave
 from report import Goal, Report, figure, spread
+from served import served
 
 FAIR_SHARE = 0.5
 """What two threads that both need the interpreter all the time would each get of it."""
@@ -53,13 +55,30 @@ def _product(load: Load, make_fetch: Callable[[Load], Fetch]) -> Contender:
     return product(load, lambda: make_fetch(load))
 
 
+def _consumers() -> Iterator[Neighbour]:
+    for plane, names in {"shared": ("images", "vectors", "small"), "frames": ("images",)}.items():
+        for name in names:
+            yield Neighbour(
+                name=f"{LOADS[name].name}, {plane}", contender=served(name, plane=plane)
+            )
+
+
 def beside_busy(settings: Settings) -> Report:
     """Each load alone and beside the busy thread, whose own progress is measured too.
 
     The loads that are judged keep the interpreter while they fetch. Where the fetch function
     itself lets go of it, a bare loop over that function shows what there is to be had.
     """
-    neighbours = tuple(_neighbours())
+    return _beside(_neighbours(), settings)
+
+
+def consumers_beside_busy(settings: Settings) -> Report:
+    """Consumers alone and beside a thread that is busy in the trainer's process."""
+    return _beside(_consumers(), settings)
+
+
+def _beside(found: Iterable[Neighbour], settings: Settings) -> Report:
+    neighbours = tuple(found)
     contenders: list[Callable[[], Measures]] = [
         lambda: _solo(settings),
         timed(COPYTO, copyto(VECTORS), settings),

@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 
+from busy import consumers_beside_busy
 from command import run_cases
 from harness import Settings
 from latencies import connecting, failover, killed_consumer, readiness
@@ -24,6 +25,7 @@ CASES: Mapping[str, Callable[[Settings], Report]] = {
     "vectors-shared": vectors_shared,
     "small-shared": small_shared,
     "checksums": checksums,
+    "busy": consumers_beside_busy,
     "connect": connecting,
     "ready": readiness,
     "killed-consumer": killed_consumer,
