@@ -26,7 +26,7 @@ from workers.stats import Crowd, Stopwatch, StreamStats
 
 COUNTING: tuple[tuple[type, str, tuple[str, ...]], ...] = (
     (DeviceFeed, "_refill", ("self._handed.take(",)),
-    (Dealer, "flush", ("self._count(group)",)),
+    (Dealer, "_count", ("self._made.count(",)),
     (Fetching, "fill", ("stats.begin(", "stats.count(")),
     (Channel, "acquire", ("self._stats.idle.change(1", "self._stats.idle.change(-1")),
     (Channel, "queue", ("self._stats.queued[",)),
