@@ -4,7 +4,7 @@ A thread that computes in Python is asked for the interpreter once another has w
 switch interval, 5 ms unless the user says otherwise (`sys.setswitchinterval`). Beside a busy one
 every hand-over of rows waits for so long, and so does each call that lets go of the interpreter,
 as large copies and reads do: the trainer's loop starves the threads that are to feed it. After
-1 ms they get four times as much done, and the busy one still has two thirds of its time.
+1 ms they get four times as much done.
 """
 
 from __future__ import annotations
