@@ -21,9 +21,10 @@ _PYTHONS_S = 0.005
 
 
 class Turns:
-    """The switch interval of the process: shorter while anybody is within, then what it was.
+    """The switch interval of the process: 1 ms while anybody is within, then Python's own again.
 
-    One that the user has set, before or meanwhile, is left alone. Any thread may enter.
+    One that the user has set, before or meanwhile, is left alone, as far as it can be told from
+    these two. Any thread may enter.
     """
 
     def __init__(self) -> None:
@@ -39,8 +40,9 @@ class Turns:
         with self._lock:
             self._num_within += 1
             if self._num_within == 1 and _is_set_to(_PYTHONS_S):
-                sys.setswitchinterval(SWITCH_S)
+                # First: a fork may come between these two.
                 self._is_ours = True
+                sys.setswitchinterval(SWITCH_S)
 
     def __exit__(
         self,

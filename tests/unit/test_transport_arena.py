@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
+import resource
 import subprocess
 import sys
 import threading
@@ -98,9 +99,10 @@ def test_the_first_slots_are_written_however_little_a_call_takes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pwritev, takes = os.pwritev, [1, 4095, 2**20, 2**21]
+    monkeypatch.setattr(memfd, "_ZEROS", memoryview(bytes(1024)))
 
     def write_some(descriptor: int, buffers: list[memoryview], at: int) -> int:
-        assert len(buffers) <= 1024
+        assert len(buffers) <= os.sysconf("SC_IOV_MAX")
         wanted = sum(map(len, buffers))
         return pwritev(descriptor, [bytes(min(takes.pop(0) if takes else wanted, wanted))], at)
 
@@ -110,6 +112,15 @@ def test_the_first_slots_are_written_however_little_a_call_takes(
     assert 5 * 2**20 + 64 <= os.fstat(arena.descriptor).st_blocks * 512 < 6 * 2**20
     assert os.fstat(arena.descriptor).st_size == arena.num_bytes
     assert not any(arena.memory)
+
+
+def test_a_copy_into_the_first_slot_finds_its_pages_mapped() -> None:
+    size, rows = 8 * 2**20, b"x" * 8 * 2**20
+    arena = Arena(size, 2)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    arena.memory[:size] = rows
+    num_faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+    assert num_faults < size // mmap.PAGESIZE // 8
 
 
 def test_memory_that_is_not_to_be_had_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -154,3 +154,24 @@ tell()
 """
     within = SWITCH_S if mine == PYTHONS_S else mine
     assert told_by(script) == [mine, within, mine, within, mine]
+
+
+def test_a_fork_just_after_it_was_set_begins_with_the_users() -> None:
+    script = """
+from workers.turns import TURNS
+
+set_interval = sys.setswitchinterval
+
+def set_and_fork(seconds):
+    set_interval(seconds)
+    sys.setswitchinterval = set_interval
+    if not os.fork():
+        tell()
+        os._exit(0)
+    assert not os.wait()[1]
+
+sys.setswitchinterval = set_and_fork
+with TURNS:
+    tell()
+"""
+    assert told_by(script) == [PYTHONS_S, SWITCH_S]

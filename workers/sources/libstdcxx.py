@@ -24,8 +24,8 @@ _MT_MULTIPLIER = 6364136223846793005
 _MASK_64 = 2**64 - 1
 _FEW_ENGINES = 20
 
-# NumPy keeps the GIL for loops of up to 500 elements. Above, it drops it and may wait for 5 ms to
-# get it back beside a busy Python thread.
+# NumPy keeps the GIL for loops of up to 500 elements. Above, it drops it and may wait for 1 to 5 ms
+# to get it back beside a busy Python thread.
 MAX_DRAWS = 500
 
 

@@ -33,7 +33,7 @@ _MIX_2 = _constant(0xBF58476D1CE4E5B9)
 _HALF = _constant(32)
 
 # NumPy keeps the GIL for loops of up to 500 elements. Above, it drops it in every operation and
-# may each time wait for 5 ms to get it back beside a busy Python thread.
+# may each time wait for 1 to 5 ms to get it back beside a busy Python thread.
 _BLOCK = 500
 
 MAX_SIZE = 2**62
