@@ -52,8 +52,11 @@ class Scope:
 
 
 def _run(body: Callable[..., None], *args: Any) -> None:
-    with TURNS:
+    TURNS.begin()
+    try:
         body(*args)
+    finally:
+        TURNS.end()
 
 
 def stack(ident: int | None) -> str:

@@ -171,7 +171,7 @@ def set_and_fork(seconds):
     assert not os.wait()[1]
 
 sys.setswitchinterval = set_and_fork
-with TURNS:
-    tell()
+TURNS.begin()
+tell()
 """
     assert told_by(script) == [PYTHONS_S, SWITCH_S]
