@@ -195,10 +195,10 @@ class Channel:
     def _wait_for(self, lanes: Sequence[Lane]) -> None:
         """Wait in the enqueuer's thread for lanes, or for those that who led was waiting for."""
         now = time.monotonic()
+        dispatch, lead = self._dispatch, self._lead
+        pause, seen = dispatch.be_patient(lanes, now), lead.times
         self._await(lanes, now)
         self._wake_fetcher(now)
-        dispatch, lead = self._dispatch, self._lead
-        pause, seen = GRACE_S, lead.times
         try:
             while not lead.take_end():
                 if self.closed:
@@ -208,6 +208,9 @@ class Channel:
                 dispatch.looks_in = pause
                 if self._arrived.wait(pause):
                     pause = GRACE_S
+                elif dispatch.lose_patience():
+                    pause = GRACE_S
+                    self._wake_fetcher(time.monotonic())
                 elif lead.times != seen:
                     pause, seen = LOOK_S, lead.times
                     self._take_open(dispatch.slow_lanes)
@@ -293,5 +296,5 @@ class Channel:
                 condition.notify_all()
 
     def _wake_fetcher(self, now: float) -> None:
-        if self._idle and self._dispatch.pick(now) is not None:
+        if self._idle and self._dispatch.pick(now, self._idle.coming) is not None:
             self._idle.notify()

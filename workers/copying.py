@@ -136,11 +136,11 @@ def pieces_of(
     return pieces
 
 
-def _count_references(arrays: list[Any], i: int) -> int:
+def _count_references(arrays: Sequence[Any], i: int) -> int:
     return sys.getrefcount(arrays[i])
 
 
-def _count_base_references(arrays: list[Any], i: int) -> tuple[int, int]:
+def _count_base_references(arrays: Sequence[Any], i: int) -> tuple[int, int]:
     base = arrays[i].base
     return sys.getrefcount(base), sys.getrefcount(base.base)
 
@@ -151,7 +151,7 @@ _SOLE_BASE_REFERENCES = _count_base_references([Pool().empty((1 << 20,), np.uint
 _GIL = getattr(sys, "_is_gil_enabled", lambda: True)()
 
 
-def is_sole_owner(arrays: list[Any], i: int) -> bool:
+def is_sole_owner(arrays: Sequence[Any], i: int) -> bool:
     """Whether nobody but this list can reach the memory of its i-th array."""
     flags, base = arrays[i].flags, arrays[i].base
     sound, is_lent = flags.c_contiguous, type(getattr(base, "base", None)) is Memory
@@ -162,3 +162,10 @@ def is_sole_owner(arrays: list[Any], i: int) -> bool:
     if is_lent and _count_base_references(arrays, i) != _SOLE_BASE_REFERENCES:
         return False
     return sys.getrefcount(arrays[i]) == _SOLE_REFERENCES
+
+
+def is_unshared(chunk: Sequence[Any]) -> bool:
+    """Whether nobody but a chunk can reach the memory of its arrays."""
+    return all(
+        [isinstance(chunk[i], np.ndarray) and is_sole_owner(chunk, i) for i in range(len(chunk))]
+    )

@@ -24,6 +24,10 @@ MOST_COMPUTING = max(1, len(os.sched_getaffinity(0)) - 1)
 """Fetchers that compute while the merge is busy: one core is the merge's. Measured on two cores
 with 4.3 MB chunks: a second fetcher beside the merge costs four tenths of what they get done."""
 
+PATIENCE = 4
+"""For a call that floods the caches the merge waits alone, without another fetcher that computes:
+for that part of the time that it was busy before."""
+
 
 class Dispatch:
     """What the merge waits for, and what that means for who may be called."""
@@ -40,6 +44,10 @@ class Dispatch:
         self._wanted: Sequence[Lane] = ()
         # Whether the merge waits, or had to wait for what it collected last.
         self._starved = True
+        # Whether it waits, and others do not compute for its sake yet.
+        self._is_patient = False
+        # When it last went on after a wait.
+        self._busy_since = 0.0
         self.looks_in = math.inf
         """After how many seconds the enqueuer, which waits, looks again if it is not woken."""
 
@@ -63,6 +71,7 @@ class Dispatch:
     def go_on(self, now: float) -> None:
         """The enqueuer goes on with the merge."""
         self._stop_clocks(now)
+        self._busy_since, self._is_patient = now, False
         self.awaited = ()
         self.want(())
 
@@ -114,6 +123,19 @@ class Dispatch:
         self._starved = not any(lane.bundles for lane in lanes)
         return not self._starved
 
+    def be_patient(self, lanes: Sequence[Lane], now: float) -> float:
+        """How long the merge, which now waits for these lanes, does so before others compute."""
+        if not all([lane.running and lane.floods for lane in lanes]):
+            return GRACE_S
+        self._starved, self._is_patient = False, True
+        return min(GRACE_S, (now - self._busy_since) / PATIENCE)
+
+    def lose_patience(self) -> bool:
+        """The merge has waited for so long; whether it was patient until now."""
+        was_patient, self._is_patient = self._is_patient, False
+        self._starved = self._starved or was_patient
+        return was_patient
+
     def is_held_back(self, lanes: Sequence[Lane]) -> bool:
         """Whether nothing comes of the lanes because none of them may be called, for the bound."""
         if self._ledger.below_bound or self._ledger.starving:
@@ -135,8 +157,9 @@ class Dispatch:
             return self._rota.pick(now, ahead=False, compute=False, quick=True) is None
         return self.looks_in > GRACE_S or self._ledger.ahead_bytes >= AHEAD_BYTES // 2
 
-    def pick(self, now: float) -> Lane | None:
-        """The lane to call now; None where there is none."""
+    def pick(self, now: float, coming: int = 0) -> Lane | None:
+        """The lane to call now, besides those that `coming` fetchers are about to pick; None where
+        there is none."""
         ledger, rota, wanted = self._ledger, self._rota, self._wanted
         hungry = [lane for lane in wanted if not lane.bundles]
         if not ledger.below_bound:
@@ -144,10 +167,11 @@ class Dispatch:
         # While the merge waits for one lane the others may run ahead; while it is busy, what
         # they fetch would only grow cold in memory, and they would take its core.
         ahead = bool(wanted) or ledger.ahead_bytes < AHEAD_BYTES
-        compute = self._starved or rota.num_computing < MOST_COMPUTING
+        spare = bool(wanted) or not (ledger.ahead_bytes or coming)
+        compute = self._starved or rota.num_computing + coming < MOST_COMPUTING
         # Quick calls are one thread's at a time, which leads after them; for as long as somebody
         # looks whether they are still quick.
         is_led = self.lead.active or (rota.is_quick_running and self.looks_in <= LOOK_S)
         quick = bool(self.awaited) and not is_led
         first = rota.least_called(now, [lane for lane in hungry if quick or not lane.is_quick])
-        return first or rota.pick(now, ahead=ahead, compute=compute, quick=quick)
+        return first or rota.pick(now, ahead=ahead, compute=compute, quick=quick, spare=spare)

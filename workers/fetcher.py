@@ -10,7 +10,7 @@ from workers.batch import Call
 from workers.calls import NONE_BACKOFF_S, LaneCalls, as_tuple
 from workers.channel import Channel
 from workers.chunks import count_bytes
-from workers.copying import DROP_GIL_BYTES
+from workers.copying import DROP_GIL_BYTES, is_unshared
 from workers.digests import hash_chunk
 from workers.dispatch import GRACE_S
 from workers.errors import FeedError, FetchError, in_words
@@ -34,6 +34,8 @@ _QUICK_BYTES = 8 * 1024 * 1024
 _QUICK_BATCHES, _MOST_QUICK_BYTES = 6, 12 * 1024 * 1024
 # Larger batches are fetched in parts of this, else they have left the caches when they are merged.
 _PART_BYTES = 4 * 1024 * 1024
+# What comes faster is about as fast as it can be merged: a thread copies 10 to 30 GB/s.
+_FLOOD_BYTES_PER_S = 10e9
 _LEAST_WAIT_S = 0.001
 # Beside longer calls it is nothing to wake the enqueuer.
 _LEADING_CALL_S = 0.005
@@ -103,6 +105,9 @@ class Fetching:
         are_small = num_bytes < DROP_GIL_BYTES * max(1, num_calls)
         pace = self._paces[lane.number]
         lane.is_quick = pace.note(num_calls, took, waited, ended) and are_small
+        floods = num_calls == 1 and _PART_BYTES <= num_bytes > took * _FLOOD_BYTES_PER_S
+        # What somebody holds anyway, or gets as it is, is not memory that is written again.
+        lane.floods = floods and not self.passes and any(map(is_unshared, lane.chunks))
         # A batch that is passed on is made in less time than it takes to wake another thread. But
         # a lane that waits for something else has to go on waiting: the merge waits for it, too.
         lane.leads = self.passes and waited < computed and took < _LEADING_CALL_S * num_calls

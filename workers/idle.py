@@ -16,6 +16,8 @@ class Idle:
     def __init__(self, lock: threading.Lock) -> None:
         self._lock = lock
         self._waiting: list[threading.Condition] = []
+        self.coming = 0
+        """Those that were woken and have not gone on yet."""
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -29,10 +31,13 @@ class Idle:
         finally:
             if own in self._waiting:
                 self._waiting.remove(own)
+            else:
+                self.coming -= 1
 
     def notify(self) -> None:
         """Wake the one that came last."""
         if self._waiting:
+            self.coming += 1
             self._waiting.pop().notify()
 
     def notify_all(self) -> None:

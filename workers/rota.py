@@ -56,7 +56,7 @@ class Lane:
 
     __slots__ = (
         "backoff_s", "bundles", "called_at", "chunks", "ended", "epoch", "failure", "halted",
-        "ident", "is_quick", "leads", "made", "marks", "next", "number", "ready_at", "running",
+        "floods", "ident", "is_quick", "leads", "made", "marks", "next", "number", "ready_at", "running",
         "silent_since", "waits", "wanted_since",
     )  # fmt: skip
 
@@ -77,6 +77,8 @@ class Lane:
         """Whether its last calls waited for something, of which many can go on at once."""
         self.is_quick = False
         """Whether its calls take so little time that they are not worth a thread of their own."""
+        self.floods = False
+        """Whether each call fills a bundle with new memory, about as fast as it can be merged."""
         self.leads = False
         """Whether who calls it leads, though its calls are not quick: what came is passed on."""
         self.ident: int | None = None
@@ -150,15 +152,18 @@ class Rota:
         """Whether no call is left to start."""
         return self._epochs is not None and self.lanes[0].epoch >= self._epochs
 
-    def pick(self, now: float, *, ahead: bool, compute: bool, quick: bool) -> Lane | None:
+    def pick(
+        self, now: float, *, ahead: bool, compute: bool, quick: bool, spare: bool = False
+    ) -> Lane | None:
         """Of the lanes that may be called the one that has been called least; only one with
-        nothing to collect, unless lanes may run `ahead`; of those whose calls are quick only if
-        `quick`, of those that compute only if `compute`. None where there is none."""
+        nothing to collect, unless lanes may run `ahead`; of those that flood the caches only if
+        `spare`, of those whose calls are quick only if `quick`, of those that compute only if
+        `compute`. None where there is none."""
         if self.finished:
             return None
         ready = [
             lane for lane in self.lanes
-            if (ahead or not lane.bundles)
+            if (spare if lane.floods else ahead or not lane.bundles)
             and (quick if lane.is_quick else compute or lane.waits)
             and self._callable(lane, now)
         ]  # fmt: skip

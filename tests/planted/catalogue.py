@@ -201,7 +201,7 @@ FEEDING = (
         harm="A feed that has once stood at its bound stays there: nobody tells the fetchers that "
         "the user has taken batches, and the training hangs.",
         file="workers/channel.py",
-        old="if self._idle and self._dispatch.pick(now) is not None:",
+        old="if self._idle and self._dispatch.pick(now, self._idle.coming) is not None:",
         new="if False:",
         tests=(f"{_KEYWORDS}[max_buffered_batches]",),
     ),

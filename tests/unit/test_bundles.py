@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 
 import feeder
 from unit.small import WAIT_S
+from workers import fetcher as fetcher_module
 
 BOUND, STOPPED_AT = 20, 40
 
@@ -51,6 +53,58 @@ def test_the_bound_holds_where_chunks_are_taken_from_open_bundles(workers: int) 
             taken += 1
         assert fetch.wait_for(taken + BOUND)
     assert fetch.calls <= taken + BOUND + BOUND // 2 + workers
+
+
+ROWS = np.ones((7, 2**17))
+
+
+def shared(call: feeder.Call) -> Any:
+    return (ROWS,)
+
+
+def shared_view(call: feeder.Call) -> Any:
+    return (ROWS[:],)
+
+
+def new(call: feeder.Call) -> Any:
+    return (ROWS.copy(),)
+
+
+def new_and_small(call: feeder.Call) -> Any:
+    threading.Event().wait(0.002)  # So that it is handed over by itself.
+    return (np.ones((1, 2**10)),)
+
+
+@pytest.mark.parametrize(
+    ("fetch", "batch_size", "floods"),
+    [
+        (new, 32, True),
+        (new, 7, False),  # It goes to the user as it is.
+        (new_and_small, 32, False),
+        (shared, 32, False),
+        (shared_view, 32, False),
+    ],
+)
+def test_large_chunks_in_new_memory_flood_the_caches(
+    fetch: Any, batch_size: int, floods: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the machine is quick enough, and any is here."""
+    monkeypatch.setattr(fetcher_module, "_FLOOD_BYTES_PER_S", 0.0)
+    coordinator = feeder.init_data_input_workers(
+        ["x"], fetch, batch_size, 2, max_buffered_batches=4, epochs=None,
+        coordinator=feeder.Coordinator(),
+    )  # fmt: skip
+    seen, until = [], time.monotonic() + WAIT_S
+    with coordinator:
+        feed = coordinator["train"].on(0)
+        (stream,) = coordinator["train"].streams
+        for _ in range(4):
+            next(feed)
+        # What the merge has waited for and taken from under the fetcher does not count.
+        while len(seen) < 100 and not any(seen) and time.monotonic() < until:
+            next(feed)
+            seen.append(any(lane.floods for lane in stream.pipeline.channel._rota.lanes))
+    assert any(seen) is floods
 
 
 @pytest.mark.parametrize("workers", [1, 2, 4])

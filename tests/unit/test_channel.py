@@ -120,6 +120,85 @@ def test_beside_a_busy_merge_any_number_wait(channel: Channel) -> None:
     assert lanes == set(range(NUM_LANES))
 
 
+@pytest.fixture
+def flooded(channel: Channel) -> Channel:
+    """The merge is busy, and each call fills a bundle about as fast as that is merged."""
+    make_busy(channel)
+    for lane in channel._rota.lanes:
+        lane.floods = True
+    return channel
+
+
+def test_of_calls_that_flood_the_caches_one_is_ahead_of_a_busy_merge(flooded: Channel) -> None:
+    first = acquire(flooded)
+    release(flooded, first)
+    second = Fetcher(flooded)
+    wait_until(lambda: len(flooded._idle) == 1)
+    assert not second.has_one.wait(0.05)
+    assert [bundle.lane for bundle in flooded.collect(first.number)] == [first.number]
+    assert second.has_one.wait(WAIT_S)
+
+
+def test_a_fetcher_that_is_coming_counts_as_one_that_computes(
+    flooded: Channel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dispatch = flooded._dispatch
+    assert dispatch.pick(0.0) is not None
+    assert dispatch.pick(0.0, 1) is None
+    monkeypatch.setattr(dispatch_module, "MOST_COMPUTING", 2)
+    assert dispatch.pick(0.0, 1) is None  # Of these one is ahead, however many may compute.
+    for lane in flooded._rota.lanes:
+        lane.floods = False
+    assert dispatch.pick(0.0, 1) is not None
+    assert dispatch.pick(0.0, 2) is None
+
+
+def test_none_is_woken_for_what_one_that_is_coming_will_find(
+    flooded: Channel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    acquire(flooded)
+    second, woken = Fetcher(flooded), []
+    wait_until(lambda: len(flooded._idle) == 1)
+    monkeypatch.setattr(dispatch_module, "MOST_COMPUTING", 3)
+    with monkeypatch.context() as patch:
+        patch.setattr(flooded._idle, "notify", lambda: woken.append(flooded._idle.coming))
+        for coming in (1, 0):
+            flooded._idle.coming = coming
+            flooded.count(0, 1)
+    assert woken == [0]
+    flooded.close()
+    second.join(WAIT_S)
+
+
+@pytest.mark.parametrize("floods", [True, False])
+def test_for_a_call_that_floods_the_caches_the_merge_waits_alone(
+    flooded: Channel, monkeypatch: pytest.MonkeyPatch, floods: bool
+) -> None:
+    monkeypatch.setattr(dispatch_module, "GRACE_S", 10 * WAIT_S)
+    monkeypatch.setattr(dispatch_module, "PATIENCE", 1e-9)
+    first, second = acquire(flooded), Fetcher(flooded)
+    first.floods = floods
+    wait_until(lambda: len(flooded._idle) == 1)
+    merge = Aside(lambda: flooded.collect(first.number))
+    wait_until(lambda: flooded._dispatch.awaited)
+    assert second.has_one.wait(0.05 if floods else WAIT_S) is not floods
+    first.chunks.append((np.zeros(1),))
+    flooded.release(first, 1, dispatch_module.AHEAD_BYTES)
+    assert [bundle.lane for bundle in merge.result()] == [first.number]
+    # With the next it is patient anew.
+    assert not flooded._dispatch.lose_patience()
+
+
+def test_the_merge_loses_its_patience(flooded: Channel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatch_module, "PATIENCE", 1e9)
+    first, second = acquire(flooded), Fetcher(flooded)
+    wait_until(lambda: len(flooded._idle) == 1)
+    merge = Aside(lambda: flooded.collect(first.number))
+    assert second.has_one.wait(WAIT_S)
+    release(flooded, first)
+    assert [bundle.lane for bundle in merge.result()] == [first.number]
+
+
 def test_a_quick_call_is_waited_for_only_while_somebody_looks(
     channel: Channel, monkeypatch: pytest.MonkeyPatch
 ) -> None:

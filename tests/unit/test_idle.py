@@ -59,6 +59,23 @@ def test_each_is_woken_once() -> None:
     waiters.asides[0].result()
 
 
+def test_who_was_woken_is_coming_until_it_has_gone_on() -> None:
+    waiters = Waiters(3)
+    with waiters.lock:
+        waiters.idle.notify()
+        waiters.idle.notify()
+        assert waiters.idle.coming == 2
+    for aside in waiters.asides[1:]:
+        aside.result()
+    with waiters.lock:
+        assert waiters.idle.coming == 0
+        waiters.idle.notify_all()
+        waiters.idle.notify()
+        assert waiters.idle.coming == 1
+    waiters.asides[0].result()
+    assert waiters.idle.coming == 0
+
+
 def test_all_are_woken() -> None:
     waiters = Waiters(5)
     with waiters.lock:
@@ -75,4 +92,4 @@ def test_who_has_waited_for_long_enough_waits_no_more() -> None:
     idle = Idle(lock)
     with lock:
         idle.wait(0.001)
-        assert len(idle) == 0
+        assert (len(idle), idle.coming) == (0, 0)
