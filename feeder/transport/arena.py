@@ -98,11 +98,11 @@ class ArenaSlots:
         except IndexError:
             slot = self._find(device, places.num_bytes)
         if columns is not slot.columns or rows != slot.rows:
-            slot.arena.back(slot.number % SLOTS_PER_ARENA)
-            slot.arrange(columns, rows, places)
-            if self._closed:
+            index = slot.number % SLOTS_PER_ARENA
+            if not slot.arena.back(index, lambda: self._closed) or self._closed:
                 # Else a consumer that connects now waits until a batch for nobody is copied.
                 raise ClosedError("the feed is stopped")
+            slot.arrange(columns, rows, places)
         if self._watched[device] or slot.seen is not None:
             slot.watch(self._watched[device])
         return slot
@@ -250,5 +250,5 @@ class ArenaSlots:
             self._closed = False
             for pool in self._pools:
                 for number, slots in pool.slots.items():
-                    free = set(map(id, pool.free[number]))
-                    pool.push([s for s in slots if not s.sent and id(s) not in free])
+                    # The first ones are taken first: of them it is known that they are backed.
+                    pool.free[number][:] = [slot for slot in reversed(slots) if not slot.sent]

@@ -12,6 +12,7 @@ import logging
 import mmap
 import os
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -38,7 +39,10 @@ _WATCH_BYTES = 256 * 1024
 """Smaller batches are still in a cache when they are sent."""
 
 _BACK_BYTES = 1024 * 1024
-"""Memory is asked for in pieces of about this size, or of one slot."""
+"""Memory is asked for by about so much at least, or by a slot."""
+
+_PIECE_BYTES = 2 * 1024 * 1024
+"""It comes in pieces of this, each of which takes a millisecond."""
 
 _ZEROS = memoryview(bytes(1024 * 1024))
 _ZEROS_AT_ONCE = 1000
@@ -68,11 +72,12 @@ class Arena:
         self.num_bytes = size = slot_bytes * num_slots
         self.descriptor = os.memfd_create("feeder", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         """The memfd; -1 when closed."""
-        self._num_backed = 0
+        self._backed_bytes = 0
         try:
             os.ftruncate(self.descriptor, size)
             self.memory = memoryview(mmap.mmap(self.descriptor, size))
             """All slots, writable here and nowhere else."""
+            self._bytes = np.frombuffer(self.memory, np.uint8)
             self.back(0)
             _seal(self.descriptor)
         except (OSError, OverflowError) as error:
@@ -82,22 +87,32 @@ class Arena:
             self.close()
             raise
 
-    def back(self, index: int) -> None:
+    def back(self, index: int, is_over: Callable[[], bool] = lambda: False) -> bool:
         """See that there is memory behind a slot, and all before it, ere it is written: a hole
-        would be found only by a signal. Done as slots are first taken, since it takes 4 ms for
-        20 MB. Raises `TransportError`."""
-        if index < self._num_backed:
-            return
-        first = self._num_backed * self.slot_bytes
-        num = min(max(index + 1, -(-(first + _BACK_BYTES) // self.slot_bytes)), self.num_slots)
+        would be found only by a signal. Done as slots are first taken, since it takes 10 ms for
+        20 MB; False where `is_over` said meanwhile that it is not needed. Raises `TransportError`.
+        """
+        first, end = self._backed_bytes, (index + 1) * self.slot_bytes
+        if end <= first:
+            return True
+        num = min(-(-max(end, first + _BACK_BYTES) // self.slot_bytes), self.num_slots)
+        end = num * self.slot_bytes
         try:
-            if first:
-                os.posix_fallocate(self.descriptor, first, num * self.slot_bytes - first)
-            else:
-                self._write_zeros(num * self.slot_bytes)
+            if not first:
+                self._write_zeros(end)
+                self._backed_bytes = end
+            while self._backed_bytes < end:
+                if is_over():
+                    return False
+                at = self._backed_bytes
+                piece = min(_PIECE_BYTES, end - at)
+                os.posix_fallocate(self.descriptor, at, piece)
+                # To clear and map each page is more than half of the time, and would be the copy's.
+                self._bytes[at : at + piece : mmap.PAGESIZE] = 0
+                self._backed_bytes = at + piece
         except OSError as error:
             raise self._no_memory(error) from error
-        self._num_backed = num
+        return True
 
     def _write_zeros(self, num_bytes: int) -> None:
         """See that there is memory at the beginning, and that it is mapped: for 20 MB that takes

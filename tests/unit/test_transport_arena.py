@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import pytest
 
 from feeder.errors import ClosedError, ProtocolError, TransportError
 from feeder.transport import memfd
-from feeder.transport.arena import SLOTS_PER_ARENA, Arena, ArenaSlots
+from feeder.transport.arena import SLOTS_PER_ARENA, Arena, ArenaSlot, ArenaSlots
 from workers.chunks import Column
 
 WAIT_S = 10.0
@@ -114,13 +115,29 @@ def test_the_first_slots_are_written_however_little_a_call_takes(
     assert not np.frombuffer(arena.memory, np.uint8).any()
 
 
-def test_a_copy_into_the_first_slot_finds_its_pages_mapped() -> None:
-    size, rows = 8 * 2**20, b"x" * 8 * 2**20
-    arena = Arena(size, 2)
+@pytest.mark.parametrize("index", [0, 1])
+def test_a_copy_into_a_slot_finds_its_pages_mapped(index: int) -> None:
+    size, rows = 8 * 2**20 + 64, b"x" * (8 * 2**20 + 64)
+    arena = Arena(size, 3)
+    arena.memory[:size] = rows  # What lies before is not written again.
+    assert arena.back(index)
+    assert arena.memory[:size] == rows
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    arena.memory[:size] = rows
+    arena.memory[index * size : (index + 1) * size] = rows
     num_faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
     assert num_faults < size // mmap.PAGESIZE // 8
+
+
+def test_who_is_told_meanwhile_that_it_is_over_asks_for_no_more_memory() -> None:
+    size, told = 8 * 2**20, [False, False, True]
+    arena = Arena(size, 3)
+    assert not arena.back(1, lambda: told.pop(0))
+    assert not told
+    backed = os.fstat(arena.descriptor).st_blocks * 512
+    assert size < backed < 2 * size
+    assert arena.back(1, lambda: False)
+    assert os.fstat(arena.descriptor).st_blocks * 512 == 2 * size
+    assert arena.back(1, lambda: True), "what is there needs not be asked for"
 
 
 def test_memory_that_is_not_to_be_had_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -253,20 +270,34 @@ def test_a_close_while_memory_is_asked_for_ends_it_before_the_copy(
     """A consumer that comes waits until nobody writes any more: not for a copy too."""
     slots = make()
     slots.take(0, COLUMNS, 4)
-    back = Arena.back
+    back, copied = Arena.back, []
 
-    def closed_meanwhile(arena: Arena, index: int) -> None:
+    def closed_meanwhile(arena: Arena, index: int, is_over: Callable[[], bool]) -> bool:
         slots.close()
-        back(arena, index)
+        return back(arena, index, is_over)
 
     monkeypatch.setattr(Arena, "back", closed_meanwhile)
+    monkeypatch.setattr(ArenaSlot, "arrange", lambda *_: copied.append(True))
     with pytest.raises(ClosedError):
         slots.take(0, COLUMNS, 4)
+    assert not copied
     monkeypatch.undo()
     slots.reopen()
     assert slots.num_leased == 0
     slots.take(0, COLUMNS, 4)
     slots.take(0, COLUMNS, 4)
+
+
+def test_after_a_run_that_has_not_used_all_slots_those_are_taken_first_that_it_has() -> None:
+    slots, size = make(4), 8 * 2**20
+    large = (Column(name="id", axis=0, dtype=np.dtype(np.uint8), shape=(size,)),)
+    first, second = (slots.take(0, large, 1) for _ in range(2))
+    arena = first.arena
+    slots.close()
+    slots.reopen()
+    backed = os.fstat(arena.descriptor).st_blocks
+    assert [slots.take(0, large, 1) for _ in range(2)] == [first, second]
+    assert os.fstat(arena.descriptor).st_blocks == backed
 
 
 def test_a_retired_arena_is_never_written_again() -> None:
