@@ -55,9 +55,9 @@ class Lane:
     for the open lists, which the fetcher that holds the lane appends to."""
 
     __slots__ = (
-        "backoff_s", "bundles", "called_at", "chunks", "ended", "epoch", "failure", "halted",
-        "floods", "ident", "is_quick", "leads", "made", "marks", "next", "number", "ready_at", "running",
-        "silent_since", "waits", "wanted_since",
+        "backoff_s", "bundles", "called_at", "chunks", "ended", "epoch", "failure", "floods",
+        "halted", "ident", "is_quick", "leads", "made", "marks", "next", "number", "ready_at",
+        "running", "silent_since", "waits", "wanted_since",
     )  # fmt: skip
 
     def __init__(self, number: int, epoch: int, next_call: int, live: bool) -> None:
