@@ -206,7 +206,8 @@ def fetch_again(
             return as_tuple(chunk, spec.names)
         if time.monotonic() - began > timeout_s:
             raise FetchTimeout(
-                f"worker {call.worker_id}, call {call.index}: no chunk for {timeout_s} s",
+                f"worker {call.worker_id}, call {call.index}: no chunk for {timeout_s} s when "
+                "it was made again for the resume; it gave one before: raise timeout",
                 worker_id=call.worker_id,
                 call=call.index,
             )

@@ -12,7 +12,7 @@ from typing import Any
 
 from feeder.checkpoint.epochs import verify_parts
 from feeder.checkpoint.feeds import SNAPSHOT_ENTRY
-from feeder.checkpoint.names import in_order
+from feeder.checkpoint.names import check_name, in_order
 from feeder.checkpoint.store import CheckpointStore
 from feeder.cli.arguments import count
 from feeder.errors import CheckpointError, SnapshotFormatError
@@ -118,7 +118,8 @@ def _verify(store: CheckpointStore, name: str | None) -> int:
 
 
 def _check_there(store: CheckpointStore, name: str) -> None:
-    """Raise `CheckpointError` where nothing has the name."""
+    """Raise `CheckpointError` where nothing has the name, or can have it."""
+    check_name(name)
     try:
         store.header(name)
     except CheckpointError as error:

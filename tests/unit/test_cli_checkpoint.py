@@ -98,6 +98,16 @@ def test_verify_reads_all_and_fails_where_one_is_damaged(
     assert run(capsys, "verify", store.url, "job/node.7")[0] == 1
 
 
+def test_what_cannot_be_a_name_is_not_called_damaged(
+    store: CheckpointStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As where two folders are given."""
+    for action in ("verify", "show"):
+        status, lines, err = run(capsys, action, store.url, "../other")
+        assert (status, lines) == (1, [])
+        assert err.startswith("feeder: '../other' cannot be the name of a checkpoint")
+
+
 @pytest.mark.parametrize("db_type", ["file", pytest.param("lmdb", marks=pytest.mark.needs("lmdb"))])
 def test_verify_reads_the_parts_that_a_manifest_means(
     db_type: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

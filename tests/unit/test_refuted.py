@@ -64,6 +64,22 @@ def test_chunks_without_rows_for_ever_are_a_timeout(num_workers: int, slow: bool
         next(coordinator["train"])
 
 
+def test_a_call_that_gives_nothing_when_it_is_made_again_says_that_it_was() -> None:
+    gives = True
+
+    def fetch(call: feeder.Call) -> Any:
+        return [np.full(4, call.index)] if gives else None
+
+    with make(fetch, ["x"], 3, order="arrival") as coordinator:
+        token = next(coordinator["train"]).cut.token()
+    gives = False
+    with (
+        make(fetch, ["x"], 3, order="arrival", timeout=0.05, resume=token) as coordinator,
+        pytest.raises(feeder.FetchTimeout, match=r"call 0: .* 0\.05 s when it was made again"),
+    ):
+        next(coordinator["train"])
+
+
 def test_a_call_that_returned_while_nobody_waited_is_not_late() -> None:
     go_on = threading.Event()
 
