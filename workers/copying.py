@@ -164,8 +164,9 @@ def is_sole_owner(arrays: Sequence[Any], i: int) -> bool:
     return sys.getrefcount(arrays[i]) == _SOLE_REFERENCES
 
 
-def is_unshared(chunk: Sequence[Any]) -> bool:
-    """Whether nobody but a chunk can reach the memory of its arrays."""
-    return all(
+def is_unshared(chunk: object) -> bool:
+    """Whether nobody but a chunk can reach the memory of any of its arrays; False for what is not
+    a chunk."""
+    return isinstance(chunk, tuple) and all(
         [isinstance(chunk[i], np.ndarray) and is_sole_owner(chunk, i) for i in range(len(chunk))]
     )

@@ -25,8 +25,8 @@ MOST_COMPUTING = max(1, len(os.sched_getaffinity(0)) - 1)
 with 4.3 MB chunks: a second fetcher beside the merge costs four tenths of what they get done."""
 
 PATIENCE = 4
-"""For a call that floods the caches the merge waits alone, without another fetcher that computes:
-for that part of the time that it was busy before."""
+"""For a call that floods the caches the merge waits, for that part of the time that it was busy
+before, without another fetcher than would compute beside a busy merge."""
 
 
 class Dispatch:
@@ -44,7 +44,7 @@ class Dispatch:
         self._wanted: Sequence[Lane] = ()
         # Whether the merge waits, or had to wait for what it collected last.
         self._starved = True
-        # Whether it waits, and others do not compute for its sake yet.
+        # Whether it waits, and no more compute for its sake yet.
         self._is_patient = False
         # When it last went on after a wait.
         self._busy_since = 0.0
@@ -124,7 +124,8 @@ class Dispatch:
         return not self._starved
 
     def be_patient(self, lanes: Sequence[Lane], now: float) -> float:
-        """How long the merge, which now waits for these lanes, does so before others compute."""
+        """How long the merge, which now waits for these lanes, does so before more may compute than
+        beside a busy one."""
         if not all([lane.running and lane.floods for lane in lanes]):
             return GRACE_S
         self._starved, self._is_patient = False, True

@@ -135,7 +135,9 @@ class Arena:
         )
 
     def close(self) -> None:
-        """Close the descriptor; arrays over the memory stay good."""
+        """Close the descriptor; arrays over the memory stay good. Done when nobody has the arena
+        any more, and not before: the enqueuer may be asking for memory behind one that is retired.
+        """
         descriptor, self.descriptor = self.descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)

@@ -56,8 +56,6 @@ class Pool:
 
     def retire(self) -> None:
         self.retired.update(self.slots)
-        for slots in self.slots.values():
-            slots[0].arena.close()
         self.only, self.only_bytes = [], 0
         self.slots.clear()
         self.free.clear()

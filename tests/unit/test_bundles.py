@@ -75,10 +75,15 @@ def new_and_small(call: feeder.Call) -> Any:
     return (np.ones((1, 2**10)),)
 
 
+def new_and_half(call: feeder.Call) -> Any:
+    return (np.ones((2, 2**17)),)
+
+
 @pytest.mark.parametrize(
     ("fetch", "batch_size", "floods"),
     [
         (new, 32, True),
+        (new_and_half, 32, False),
         (new, 7, False),  # It goes to the user as it is.
         (new_and_small, 32, False),
         (shared, 32, False),
@@ -94,17 +99,44 @@ def test_large_chunks_in_new_memory_flood_the_caches(
         ["x"], fetch, batch_size, 2, max_buffered_batches=4, epochs=None,
         coordinator=feeder.Coordinator(),
     )  # fmt: skip
-    seen, until = [], time.monotonic() + WAIT_S
+    until = time.monotonic() + WAIT_S
     with coordinator:
         feed = coordinator["train"].on(0)
         (stream,) = coordinator["train"].streams
-        for _ in range(4):
+        lanes = stream.pipeline.channel._rota.lanes
+
+        def take() -> bool:
             next(feed)
-        # What the merge has waited for and taken from under the fetcher does not count.
-        while len(seen) < 100 and not any(seen) and time.monotonic() < until:
-            next(feed)
-            seen.append(any(lane.floods for lane in stream.pipeline.channel._rota.lanes))
-    assert any(seen) is floods
+            return any(lane.floods for lane in lanes)
+
+        # What the merge has waited for and taken from under the fetcher does not count, and that
+        # batches are passed on is known after the first ones.
+        while take() is not floods:
+            assert time.monotonic() < until
+        if not floods:
+            assert not any([take() for _ in range(50)])
+
+
+def test_what_is_not_a_chunk_floods_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond the end of an epoch it does not even matter."""
+    monkeypatch.setattr(fetcher_module, "_FLOOD_BYTES_PER_S", 0.0)
+    second = threading.Event()
+
+    def fetch(call: feeder.Call) -> Any:
+        if call.index < 6:
+            return (np.ones((1, 2**19)),)
+        if call.index == 6:
+            second.wait(WAIT_S)
+            raise StopIteration
+        second.set()
+        return {"y": 5}
+
+    coordinator = feeder.init_data_input_workers(
+        ["x"], fetch, 2, 2, max_buffered_batches=20, timeout=WAIT_S,
+        coordinator=feeder.Coordinator(),
+    )  # fmt: skip
+    with coordinator:
+        assert len(list(coordinator["train"])) == 3
 
 
 @pytest.mark.parametrize("workers", [1, 2, 4])

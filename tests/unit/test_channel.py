@@ -189,13 +189,37 @@ def test_for_a_call_that_floods_the_caches_the_merge_waits_alone(
     assert not flooded._dispatch.lose_patience()
 
 
+def test_the_merge_is_patient_for_a_part_of_the_time_that_it_was_busy(flooded: Channel) -> None:
+    dispatch, lanes = flooded._dispatch, flooded._rota.lanes
+    first, second = acquire(flooded), lanes[1]
+    dispatch.go_on(1000.0)
+    assert dispatch.be_patient([first], 1000.0004) == pytest.approx(0.0001)
+    assert dispatch.be_patient([first], 1001.0) == dispatch_module.GRACE_S
+    # Not where one of them is not being called, or is of another kind.
+    assert dispatch.be_patient([first, second], 1000.0004) == dispatch_module.GRACE_S
+    second.running, second.floods = True, False
+    assert dispatch.be_patient([first, second], 1000.0004) == dispatch_module.GRACE_S
+
+
+def test_a_merge_that_waits_may_have_what_floods_the_caches_fetched_ahead(flooded: Channel) -> None:
+    dispatch, lanes = flooded._dispatch, flooded._rota.lanes
+    first = acquire(flooded)
+    flooded._ledger.ahead_bytes = 1
+    assert dispatch.pick(0.0) is None
+    dispatch.want([first], 0.0)
+    dispatch._starved = True
+    assert dispatch.pick(0.0) in [lane for lane in lanes if lane is not first]
+
+
 def test_the_merge_loses_its_patience(flooded: Channel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dispatch_module, "PATIENCE", 1e9)
+    monkeypatch.setattr(channel_module, "GRACE_S", 10 * WAIT_S)  # It looks no more by itself.
     first, second = acquire(flooded), Fetcher(flooded)
     wait_until(lambda: len(flooded._idle) == 1)
     merge = Aside(lambda: flooded.collect(first.number))
     assert second.has_one.wait(WAIT_S)
-    release(flooded, first)
+    first.chunks.append((np.zeros(1),))
+    flooded.release(first, 1, dispatch_module.AHEAD_BYTES)
     assert [bundle.lane for bundle in merge.result()] == [first.number]
 
 

@@ -342,11 +342,35 @@ def test_the_memory_of_a_retired_arena_goes_with_its_last_array() -> None:
     old = lend(slots)
     descriptor, mapping = old.slot.arena.descriptor, weakref.ref(old.slot.arena.memory.obj)
     slots.retire(0)
-    with pytest.raises(OSError, match="Bad file descriptor"):
-        os.fstat(descriptor)
+    os.fstat(descriptor)
     assert mapping() is not None
     del old
     assert mapping() is None
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(descriptor)
+
+
+def test_a_consumer_that_leaves_while_memory_is_asked_for_is_no_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The feed has other queues. The slot is one of the old arena, whose batches are not sent."""
+    slots, size, fallocate = make(2), 8 * 2**20, os.posix_fallocate
+    large = (Column(name="id", axis=0, dtype=np.dtype(np.uint8), shape=(size,)),)
+    old, num_pieces = slots.take(0, large, 1), 0
+
+    def retire_meanwhile(*arguments: int) -> None:
+        nonlocal num_pieces
+        num_pieces += 1
+        slots.retire(0)
+        fallocate(*arguments)
+
+    monkeypatch.setattr(os, "posix_fallocate", retire_meanwhile)
+    slot = slots.take(0, large, 1)
+    assert num_pieces == 4
+    assert slot.arena is old.arena
+    monkeypatch.undo()
+    slots.free(0, slot.lease(1))
+    assert slots.take(0, large, 1).arena is not old.arena
 
 
 def test_a_batch_that_is_not_sent_frees_its_slot() -> None:
