@@ -189,7 +189,7 @@ def fetch_again(
     spec: StreamSpec, call: Call, timeout_s: float, pause: Callable[[float], bool]
 ) -> Any:
     """The chunk of one call of a pure function, out of turn; None where the stream is over."""
-    began = time.monotonic()
+    began, made = time.monotonic(), f"worker {call.worker_id}, call {call.index}"
     while True:
         try:
             chunk = spec.fetch(call)
@@ -197,8 +197,7 @@ def fetch_again(
             raise not_repeatable(call.worker_id, call.index, "the epoch ended instead") from None
         except Exception as error:
             raise FetchError(
-                f"worker {call.worker_id}, call {call.index}: fetch function raised "
-                f"{in_words(error)}",
+                f"{made}: fetch function raised {in_words(error)}",
                 worker_id=call.worker_id,
                 call=call.index,
             ) from error
@@ -206,8 +205,8 @@ def fetch_again(
             return as_tuple(chunk, spec.names)
         if time.monotonic() - began > timeout_s:
             raise FetchTimeout(
-                f"worker {call.worker_id}, call {call.index}: no chunk for {timeout_s} s when "
-                "it was made again for the resume; it gave one before: raise timeout",
+                f"{made}: no chunk for {timeout_s} s when it was made again for the resume; it "
+                "gave one before: raise timeout",
                 worker_id=call.worker_id,
                 call=call.index,
             )
