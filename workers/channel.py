@@ -196,7 +196,7 @@ class Channel:
         """Wait in the enqueuer's thread for lanes, or for those that who led was waiting for."""
         now = time.monotonic()
         dispatch, lead = self._dispatch, self._lead
-        pause, seen = dispatch.be_patient(lanes, now), lead.times
+        pause, seen = min(GRACE_S, dispatch.be_patient(lanes, now)), lead.times
         self._await(lanes, now)
         self._wake_fetcher(now)
         try:

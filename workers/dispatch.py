@@ -124,12 +124,12 @@ class Dispatch:
         return not self._starved
 
     def be_patient(self, lanes: Sequence[Lane], now: float) -> float:
-        """How long the merge, which now waits for these lanes, does so before more may compute than
-        beside a busy one."""
+        """How long the merge, which now waits for these lanes, may do so before more may compute
+        than beside a busy one; without end where more may at once."""
         if not all([lane.running and lane.floods for lane in lanes]):
-            return GRACE_S
+            return math.inf
         self._starved, self._is_patient = False, True
-        return min(GRACE_S, (now - self._busy_since) / PATIENCE)
+        return (now - self._busy_since) / PATIENCE
 
     def lose_patience(self) -> bool:
         """The merge has waited for so long; whether it was patient until now."""

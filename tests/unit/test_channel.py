@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -174,7 +175,7 @@ def test_none_is_woken_for_what_one_that_is_coming_will_find(
 def test_for_a_call_that_floods_the_caches_the_merge_waits_alone(
     flooded: Channel, monkeypatch: pytest.MonkeyPatch, floods: bool
 ) -> None:
-    monkeypatch.setattr(dispatch_module, "GRACE_S", 10 * WAIT_S)
+    monkeypatch.setattr(channel_module, "GRACE_S", 10 * WAIT_S)
     monkeypatch.setattr(dispatch_module, "PATIENCE", 1e-9)
     first, second = acquire(flooded), Fetcher(flooded)
     first.floods = floods
@@ -194,11 +195,10 @@ def test_the_merge_is_patient_for_a_part_of_the_time_that_it_was_busy(flooded: C
     first, second = acquire(flooded), lanes[1]
     dispatch.go_on(1000.0)
     assert dispatch.be_patient([first], 1000.0004) == pytest.approx(0.0001)
-    assert dispatch.be_patient([first], 1001.0) == dispatch_module.GRACE_S
-    # Not where one of them is not being called, or is of another kind.
-    assert dispatch.be_patient([first, second], 1000.0004) == dispatch_module.GRACE_S
+    # Without end where one of them is not being called, or is of another kind.
+    assert dispatch.be_patient([first, second], 1000.0004) == math.inf
     second.running, second.floods = True, False
-    assert dispatch.be_patient([first, second], 1000.0004) == dispatch_module.GRACE_S
+    assert dispatch.be_patient([first, second], 1000.0004) == math.inf
 
 
 def test_a_merge_that_waits_may_have_what_floods_the_caches_fetched_ahead(flooded: Channel) -> None:
@@ -211,9 +211,12 @@ def test_a_merge_that_waits_may_have_what_floods_the_caches_fetched_ahead(floode
     assert dispatch.pick(0.0) in [lane for lane in lanes if lane is not first]
 
 
-def test_the_merge_loses_its_patience(flooded: Channel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dispatch_module, "PATIENCE", 1e9)
-    monkeypatch.setattr(channel_module, "GRACE_S", 10 * WAIT_S)  # It looks no more by itself.
+@pytest.mark.parametrize(("patience", "grace_s"), [(1e9, 10 * WAIT_S), (1e-9, 0.0005)])
+def test_the_merge_loses_its_patience(
+    flooded: Channel, monkeypatch: pytest.MonkeyPatch, patience: float, grace_s: float
+) -> None:
+    monkeypatch.setattr(dispatch_module, "PATIENCE", patience)
+    monkeypatch.setattr(channel_module, "GRACE_S", grace_s)
     first, second = acquire(flooded), Fetcher(flooded)
     wait_until(lambda: len(flooded._idle) == 1)
     merge = Aside(lambda: flooded.collect(first.number))
