@@ -7,6 +7,7 @@ torn ones.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
 import time
@@ -19,9 +20,14 @@ from numpy.typing import NDArray
 from feeder.errors import ClosedError, ProtocolError, TransportError
 from feeder.protocol.checks import ALIGNMENT, Layout, layout
 from feeder.transport.memfd import SLOTS_PER_ARENA, Arena, ArenaSlot, Leased
+from feeder.transport.pages import Pages
 from feeder.transport.pool import Pool
 from workers.chunks import Column, Columns
 from workers.stats import Stopwatch
+
+_RESERVE_BYTES = 24 * 1024 * 1024
+"""How large batches are is not known before somebody comes. It takes 8 ms, which otherwise are
+those of the first consumer, where batches are large."""
 
 __all__ = ["SLOTS_PER_ARENA", "Arena", "ArenaSlot", "ArenaSlots", "Leased"]
 
@@ -44,17 +50,20 @@ class ArenaSlots:
         num_slots: Callable[[int, int], int],
         *,
         max_arena_bytes: int = 16 * 2**30,
-        on_arena: Callable[[int, Arena], None] = lambda device, arena: None,
     ) -> None:
         self._num_slots = num_slots
         self._max_arena_bytes = max_arena_bytes
-        self._on_arena = on_arena
         self.before_wait: Callable[[], None] = lambda: None
         """Called before the enqueuer, or who leads, waits for a slot."""
         self._freed = threading.Condition(threading.Lock())
         # The device for whose slots the enqueuer waits.
         self._waiting: int | None = None
         self._pools = [Pool() for _ in range(num_devices)]
+        # Memory for the first arena of each queue, and that which turned out to be too much.
+        self._reserve: dict[int, Pages] = {}
+        self._spare: list[Pages] = []
+        self.on_spare: Callable[[], None] = lambda: None
+        """Called by the I/O thread where it is time to `let_go`."""
         self._numbers = itertools.count()
         self._watched = [False] * num_devices
         self._closed = False
@@ -81,6 +90,22 @@ class ArenaSlots:
         """Slots of a queue; 0 while it has no arena."""
         with self._freed:
             return sum(map(len, self._pools[device].slots.values()))
+
+    # ---- memory that is ready before anybody comes; the feed's own thread's
+
+    def reserve(self) -> None:
+        """Have memory ready for the first arena of each queue. Done once, before anybody takes."""
+        num_bytes = _RESERVE_BYTES // len(self._pools)
+        # Who is short of memory is told so when it is needed.
+        with contextlib.suppress(OSError):
+            for device in range(len(self._pools)):
+                pages = Pages(num_bytes)
+                pages.write(num_bytes)
+                self._reserve[device] = pages
+
+    def let_go(self) -> None:
+        """Give back to the system what was more than queues' arenas need: that takes 5 ms."""
+        self._spare.clear()
 
     # ---- the enqueuer's
 
@@ -161,7 +186,11 @@ class ArenaSlots:
                 f"{num} slots, but max_arena_bytes is {self._max_arena_bytes}; make batches or "
                 "credit smaller, or raise it"
             )
-        arena = Arena(size, num, next(self._numbers))
+        reserve = self._reserve.pop(device, None)
+        if reserve is not None and reserve.num_backed > size * num:
+            self._spare.append(reserve)
+            reserve = None
+        arena = Arena(size, num, next(self._numbers), reserve)
         with self._freed:
             if self._closed:
                 raise ClosedError("the feed is stopped")
@@ -169,7 +198,6 @@ class ArenaSlots:
                 return  # It is as large as another consumer wished it.
             pool.add(arena)
             self.num_made += num
-        self._on_arena(device, arena)
 
     def _wanted(self, device: int, slot_bytes: int) -> int:
         num = self._num_slots(device, slot_bytes)
@@ -196,6 +224,8 @@ class ArenaSlots:
                     "of them are with its consumer; expected each slot once"
                 )
             pool.push(slots)
+        if self._spare:
+            self.on_spare()  # Not before: a consumer would wait for its first batch.
 
     def wake(self, *, hungry: bool) -> None:
         """Wake who waits for a slot: for one slot where a consumer is `hungry`, else for several
@@ -235,6 +265,8 @@ class ArenaSlots:
         """Nobody will take or be sent a slot any more."""
         for device in range(len(self._pools)):
             self.retire(device)
+        self._reserve.clear()
+        self._spare.clear()
 
     def close(self) -> None:
         """Who takes a slot gets `ClosedError`, who waits for one too. Arenas stay as they are:

@@ -59,9 +59,10 @@ class ServedFeed:
     def __init__(self, recipe: Recipe, slots: ArenaSlots, wake: Callable[[], None]) -> None:
         self.recipe = recipe
         self.slots = slots
+        slots.on_spare = self._let_go
         self._wake = wake
         self._asked: tuple[Resume | None, list[float]] | None = None
-        self._closed = False
+        self._closed = self._has_spare = False
         self._changed = threading.Condition()
         self._old: Run | None = None
         # Counts what was asked: what is made for an older wish is thrown away.
@@ -123,22 +124,33 @@ class ServedFeed:
             self._closed = True
             self.halt()
 
+    def _let_go(self) -> None:
+        with self._changed:
+            self._has_spare = True
+            self._changed.notify_all()
+
     def run_maker(self) -> None:
-        """Thread body: make the runs that are asked for."""
+        """Thread body: make the runs that are asked for, and give back memory that was not."""
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._asked is not None or self._closed)
+                self._changed.wait_for(
+                    lambda: self._asked is not None or self._closed or self._has_spare
+                )
+                self._has_spare = False
                 old, self._old = self._old, None
                 asked, self._asked = self._asked, None
-                number = self._number
+                number, is_over = self._number, self._closed
             try:
                 if old is not None:
                     old.join(_CLOSE_S if self._closed else _JOIN_S)
-                if asked is None:
+                if asked is not None:
+                    if self._may_rewind(number):
+                        self._make(number, *asked)
+                elif is_over:
                     self.slots.drop()
                     return
-                if self._may_rewind(number):
-                    self._make(number, *asked)
+                else:
+                    self.slots.let_go()
             except StuckWorkerError as error:
                 self.stuck = error
                 if self._closed:

@@ -6,11 +6,6 @@ descriptor can neither write nor change the size.
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
-import logging
-import mmap
-import os
 import time
 from collections.abc import Callable
 from typing import Any
@@ -21,16 +16,12 @@ from numpy.typing import NDArray
 
 from feeder.errors import TransportError
 from feeder.protocol.checks import Layout
+from feeder.transport.pages import Pages
 from workers.chunks import Columns
 from workers.slots import Seen
 
-logger = logging.getLogger("feeder")
-
 SLOTS_PER_ARENA = 2**16
 """A slot's number is its arena's times this, plus its index there."""
-
-# linux/fcntl.h; Python names it from 3.13 on.
-_F_SEAL_FUTURE_WRITE = 0x10
 
 Arrays = tuple[NDArray[Any], ...]
 
@@ -41,91 +32,59 @@ _WATCH_BYTES = 256 * 1024
 _BACK_BYTES = 1024 * 1024
 """Memory is asked for by about so much at least, or by a slot."""
 
-_PIECE_BYTES = 2 * 1024 * 1024
-"""It comes in pieces of this, each of which takes a millisecond."""
-
-_ZEROS = memoryview(bytes(1024 * 1024))
-_ZEROS_AT_ONCE = 1000
-"""A call takes 1,024 buffers at most."""
-
-_AROUND_BYTES = 64 * 1024
-"""What Linux maps around a byte that is read, where nobody has told it otherwise."""
-
-
-class _Once:
-    """Whether a thing has been said."""
-
-    said = False
-
 
 class Arena:
-    """One memfd with `num_slots` slots of `slot_bytes` bytes.
+    """One memfd with `num_slots` slots of `slot_bytes` bytes, made of the pages in `reserve` where
+    there are any.
 
     Raises `TransportError` where the system has not that much memory to give. The memory goes when
     the last array over it is gone here and the last mapping of a consumer is.
     """
 
-    def __init__(self, slot_bytes: int, num_slots: int, number: int = 0) -> None:
+    def __init__(
+        self, slot_bytes: int, num_slots: int, number: int = 0, reserve: Pages | None = None
+    ) -> None:
         self.slot_bytes = slot_bytes
         self.num_slots = num_slots
         self.number = number
         self.num_bytes = size = slot_bytes * num_slots
-        self.descriptor = os.memfd_create("feeder", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        """The memfd; -1 when closed."""
-        self._backed_bytes = 0
         try:
-            os.ftruncate(self.descriptor, size)
-            self.memory = memoryview(mmap.mmap(self.descriptor, size))
-            """All slots, writable here and nowhere else."""
-            self._bytes = np.frombuffer(self.memory, np.uint8)
-            self.back(0)
-            _seal(self.descriptor)
+            self._pages = pages = reserve or Pages(size)
         except (OSError, OverflowError) as error:
-            self.close()
             raise self._no_memory(error) from error
-        except TransportError:
-            self.close()
-            raise
+        try:
+            if reserve is not None:
+                pages.resize(size)
+            pages.write(self._end(0))
+            self.memory = pages.seal()
+            """All slots, writable here and nowhere else."""
+        except (OSError, OverflowError) as error:
+            pages.close()  # The error holds this frame.
+            raise self._no_memory(error) from error
+
+    @property
+    def descriptor(self) -> int:
+        """The memfd. Closed when nobody has the arena any more, and not before: the enqueuer may be
+        asking for memory behind one that is retired."""
+        return self._pages.descriptor
 
     def back(self, index: int, is_over: Callable[[], bool] = lambda: False) -> bool:
         """See that there is memory behind a slot, and all before it, ere it is written: a hole
         would be found only by a signal. Done as slots are first taken, since it takes 10 ms for
         20 MB; False where `is_over` said meanwhile that it is not needed. Raises `TransportError`.
         """
-        first, end = self._backed_bytes, (index + 1) * self.slot_bytes
-        if end <= first:
-            return True
-        num = min(-(-max(end, first + _BACK_BYTES) // self.slot_bytes), self.num_slots)
-        end = num * self.slot_bytes
         try:
-            if not first:
-                self._write_zeros(end)
-                self._backed_bytes = end
-            while self._backed_bytes < end:
-                if is_over():
-                    return False
-                at = self._backed_bytes
-                piece = min(_PIECE_BYTES, end - at)
-                os.posix_fallocate(self.descriptor, at, piece)
-                # To clear and map each page is more than half of the time, and would be the copy's.
-                self._bytes[at : at + piece : mmap.PAGESIZE] = 0
-                self._backed_bytes = at + piece
+            return self._pages.back(self._end(index), is_over)
         except OSError as error:
             raise self._no_memory(error) from error
-        return True
 
-    def _write_zeros(self, num_bytes: int) -> None:
-        """See that there is memory at the beginning, and that it is mapped: for 20 MB that takes
-        8 ms with the first copy into it, and 11 ms by `posix_fallocate`, after which the copy has
-        to find each page by itself. Only before the seals: they forbid it."""
-        written = 0
-        while written < num_bytes:
-            left = num_bytes - written
-            whole = min(left // len(_ZEROS), _ZEROS_AT_ONCE)
-            zeros = [_ZEROS] * whole or [_ZEROS[:left]]
-            written += os.pwritev(self.descriptor, zeros, written)
-        # Reading one byte maps all around it.
-        self.memory[:num_bytes:_AROUND_BYTES].tobytes()
+    def _end(self, index: int) -> int:
+        """Up to where there has to be memory for a slot: for small ones some at once."""
+        backed, end = self._pages.num_backed, (index + 1) * self.slot_bytes
+        if end <= backed:
+            return backed
+        num = -(-max(end, backed + _BACK_BYTES) // self.slot_bytes)
+        return min(num, self.num_slots) * self.slot_bytes
 
     def _no_memory(self, error: Exception) -> TransportError:
         return TransportError(
@@ -133,33 +92,6 @@ class Arena:
             f"{self.slot_bytes} bytes: {error}; make batches or credit smaller, or give the "
             "process more memory"
         )
-
-    def close(self) -> None:
-        """Close the descriptor; arrays over the memory stay good. Done when nobody has the arena
-        any more, and not before: the enqueuer may be asking for memory behind one that is retired.
-        """
-        descriptor, self.descriptor = self.descriptor, -1
-        if descriptor >= 0:
-            os.close(descriptor)
-
-    def __del__(self) -> None:
-        with contextlib.suppress(AttributeError):  # the memfd itself was refused
-            self.close()
-
-
-def _seal(descriptor: int) -> None:
-    seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
-    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
-    try:
-        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _F_SEAL_FUTURE_WRITE)
-    except OSError as error:
-        if not _Once.said:
-            _Once.said = True
-            logger.warning(
-                "the kernel does not seal shared memory against writers (%s): a consumer of the "
-                "same user could write into batches", error.strerror,
-            )  # fmt: skip
-    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SEAL)
 
 
 class Leased(tuple[NDArray[Any], ...]):

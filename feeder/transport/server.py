@@ -108,6 +108,7 @@ class Server:
         self.status_url = self._show_status(status)
         """The address of the status page; None where there is none."""
         for feed in self._feeds:
+            feed.slots.reserve()
             self._scope.start(f"feeder {feed.name} maker", feed.run_maker)
         self._scope.start("feeder server", self._run)
 

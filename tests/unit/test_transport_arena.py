@@ -19,8 +19,9 @@ import numpy as np
 import pytest
 
 from feeder.errors import ClosedError, ProtocolError, TransportError
-from feeder.transport import memfd
+from feeder.transport import pages
 from feeder.transport.arena import SLOTS_PER_ARENA, Arena, ArenaSlot, ArenaSlots
+from feeder.transport.pages import Pages
 from workers.chunks import Column
 
 WAIT_S = 10.0
@@ -77,15 +78,18 @@ def aside(deed: Any) -> tuple[threading.Thread, list[Any]]:
     return thread, outcome
 
 
-def test_who_has_the_descriptor_can_read_and_nothing_else() -> None:
-    arena = Arena(4096, 2)
+@pytest.mark.parametrize("num_reserved", [None, 4096, 2**16])
+def test_who_has_the_descriptor_can_read_and_nothing_else(num_reserved: int | None) -> None:
+    arena = Arena(4096, 2, 0, None if num_reserved is None else Pages(num_reserved))
     arena.memory[:5] = b"fed 1"
     command = [sys.executable, "-c", READER, str(arena.descriptor), str(arena.num_bytes)]
     subprocess.run(command, check=True, pass_fds=[arena.descriptor], timeout=WAIT_S)
     arena.memory[:5] = b"fed 2"
-    arena.close()
-    assert arena.descriptor == -1
-    assert bytes(arena.memory[:5]) == b"fed 2"
+    memory, descriptor = arena.memory, arena.descriptor
+    del arena
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(descriptor)
+    assert bytes(memory[:5]) == b"fed 2"
 
 
 def test_the_memory_is_there_before_it_is_written() -> None:
@@ -100,7 +104,7 @@ def test_the_first_slots_are_written_however_little_a_call_takes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pwritev, takes = os.pwritev, [1, 4095, 2**20, 2**21]
-    monkeypatch.setattr(memfd, "_ZEROS", memoryview(bytes(1024)))
+    monkeypatch.setattr(pages, "_ZEROS", memoryview(bytes(1024)))
 
     def write_some(descriptor: int, buffers: list[memoryview], at: int) -> int:
         assert len(buffers) <= os.sysconf("SC_IOV_MAX")
@@ -157,8 +161,8 @@ def test_memory_that_is_not_to_be_had_is_an_error(monkeypatch: pytest.MonkeyPatc
 def test_a_kernel_without_the_seal_against_writers_is_said_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(memfd, "_F_SEAL_FUTURE_WRITE", 0x4000)
-    monkeypatch.setattr(memfd._Once, "said", False)
+    monkeypatch.setattr(pages, "_F_SEAL_FUTURE_WRITE", 0x4000)
+    monkeypatch.setattr(pages._Once, "said", False)
     for arena in (Arena(64, 2), Arena(64, 2)):
         seals = fcntl.fcntl(arena.descriptor, fcntl.F_GET_SEALS)
         assert seals == fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
@@ -380,14 +384,12 @@ def test_a_batch_that_is_not_sent_frees_its_slot() -> None:
 
 
 def test_a_larger_batch_opens_an_arena_twice_as_large() -> None:
-    made: list[tuple[int, Arena]] = []
-    slots = make(2, on_arena=lambda device, arena: made.append((device, arena)))
-    for rows in (4, 4, 9, 100):
-        lend(slots, rows=rows)
-    assert [device for device, _ in made] == [0, 0, 0]
-    first, second, third = (arena.slot_bytes for _, arena in made)
+    slots = make(2)
+    made = {lend(slots, rows=rows).slot.arena: rows for rows in (4, 4, 9, 100)}
+    assert slots.num_made == 2 * len(made) == 6
+    first, second, third = (arena.slot_bytes for arena in made)
     assert (first, second) == (128, 256) and third >= 100 * 14
-    assert len({arena.number for _, arena in made}) == 3
+    assert len({arena.number for arena in made}) == 3
 
 
 def test_a_batch_beyond_the_cap_is_an_error_that_names_it() -> None:
