@@ -111,6 +111,8 @@ class Pages:
             # To clear and map each page is more than half of the time, and would be the copy's.
             self._bytes[at : at + piece : mmap.PAGESIZE] = 0
             self.num_backed = at + piece
+            # Others may have been woken on this CPU, as those who bring a consumer its batch.
+            os.sched_yield()
         return True
 
     def close(self) -> None:

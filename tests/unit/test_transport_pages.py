@@ -108,6 +108,15 @@ def test_what_is_cut_off_has_no_memory_any_more() -> None:
     assert pages.num_backed == held(pages) == 4 * PAGE
 
 
+def test_who_asks_for_much_lets_others_have_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+    pages = Pages(2**23)
+    pages.seal()
+    monkeypatch.setattr(os, "sched_yield", lambda: seen.append(held(pages)))
+    assert pages.back(2**23)
+    assert seen == [2**21, 2**22, 3 * 2**21, 2**23]
+
+
 def test_what_nobody_came_for_is_given_back() -> None:
     slots = make()
     pages = [weakref.ref(pages) for pages in reserved(slots)]
