@@ -9,6 +9,7 @@ longer than the switch is worth does NumPy do it, and other threads run meanwhil
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -26,6 +27,19 @@ _JOIN_BYTES = 8 * 1024
 """Arrays at most so large, on average, are joined; above it the second copy costs more than the
 calls it saves."""
 
+_PIECE_BYTES = 512 * 1024
+"""Of a copy of more at once a CPU's second cache keeps nothing; a copy of less is slower."""
+
+_LARGE_BYTES = 8 * 1024 * 1024
+"""Larger arrays are copied in pieces. Smaller ones would have others leave the caches that are
+about to be used."""
+
+_KEEP_GIL_BYTES = 64 * 1024
+"""Of so much python-xxhash makes a sum without letting go of the GIL."""
+
+_LONG_S = 0.0005
+"""What takes as long has waited for the GIL: to copy a piece takes 30 µs."""
+
 
 def copy_rows(
     target: NDArray[Any], flat: memoryview | None, axis: int, at: int, stop: int,
@@ -36,8 +50,9 @@ def copy_rows(
     `target` has its rows on `axis`; `flat` is its memory as bytes where that axis is the first
     and `target` is contiguous, else None, and then there is no `seen`.
     """
-    if seen is not None:
-        _tell(seen, target.dtype, arrays)
+    if flat is not None and seen is not None and _are_large(arrays):
+        _copy_seen(flat, at * (len(flat) // len(target)), arrays, target.dtype, seen)
+        return
     if flat is None or not arrays:
         _copy_each(target, axis, at, arrays)
         return
@@ -64,15 +79,16 @@ def copy_whole(
     target: NDArray[Any], flat: memoryview | None, array: NDArray[Any], seen: Seen = None
 ) -> None:
     """Copy an array into all of `target`; `flat` and `seen` as for `copy_rows`."""
-    if seen is not None:
-        _tell(seen, target.dtype, [array])
+    if flat is not None and seen is not None and _are_large([array]):
+        _copy_seen(flat, 0, [array], target.dtype, seen)
+        return
     if flat is not None and array.nbytes < DROP_GIL_BYTES:
         try:
             flat[:] = array.data.cast("B")
             return
         except (BufferError, ValueError, TypeError):
             pass  # Not contiguous, or of a dtype that the buffer protocol does not know.
-    np.copyto(target, array)
+    _copy(target, array)
 
 
 def copy_part(
@@ -82,8 +98,9 @@ def copy_part(
     """Copy rows `first` to `last` of one array into `target` from row `at` on; `flat` and `seen` as
     for `copy_rows`."""
     part = array[first:last]
-    if seen is not None:
-        _tell(seen, target.dtype, [part])
+    if seen is not None and _are_large([part]):
+        _copy_seen(flat, at * (len(flat) // len(target)), [part], target.dtype, seen)
+        return
     num_bytes = part.nbytes
     if num_bytes < DROP_GIL_BYTES:
         try:
@@ -92,17 +109,55 @@ def copy_part(
             return
         except (BufferError, ValueError, TypeError):
             pass  # Not contiguous, or of a dtype that the buffer protocol does not know.
-    target[at : at + last - first] = part
+    _copy(target[at : at + last - first], part)
 
 
-def _tell(seen: Callable[[memoryview], None], dtype: np.dtype[Any], arrays: Sequence[Any]) -> None:
-    """Tell the bytes that arrays become where they are copied to: from the arrays, which have been
-    made just now, while a large copy passes by the caches. Of many small ones nothing is told: a
-    call for each, which may let go of the GIL, would take longer than to read the batch again."""
-    if sum([array.nbytes for array in arrays]) < DROP_GIL_BYTES * len(arrays):
-        return
+def _are_large(arrays: Sequence[Any]) -> bool:
+    """Whether it is worth while to tell of arrays. Of many small ones nothing is told: a call for
+    each would take longer than to read the batch again."""
+    return bool(sum([array.nbytes for array in arrays]) >= DROP_GIL_BYTES * len(arrays))
+
+
+def _copy_seen(
+    flat: memoryview, at: int, arrays: Sequence[Any], dtype: np.dtype[Any],
+    seen: Callable[[memoryview], None],
+) -> None:  # fmt: skip
+    """Copy arrays to where byte `at` of `flat` is, and tell the bytes that they become there: each
+    piece when it has been copied, while a cache holds it. Both let go of the GIL, until it took
+    long to get it back: beside a thread that computes in Python it would each time."""
+    target, num_bytes = np.frombuffer(flat, np.uint8), _PIECE_BYTES
     for array in arrays:
-        seen(np.ascontiguousarray(array, dtype).reshape(-1).view(np.uint8).data)
+        source = np.ascontiguousarray(array, dtype).reshape(-1).view(np.uint8)
+        start = 0
+        while start < len(source):
+            began, piece = time.monotonic(), source[start : start + num_bytes]
+            end = at + len(piece)
+            if num_bytes > _KEEP_GIL_BYTES:
+                target[at:end] = piece
+            else:
+                flat[at:end] = piece.data
+            if time.monotonic() - began > _LONG_S:
+                num_bytes = _KEEP_GIL_BYTES
+            for first in range(0, len(piece), num_bytes):
+                seen(piece[first : first + num_bytes].data)
+            at, start = end, start + len(piece)
+
+
+def _copy(target: NDArray[Any], source: NDArray[Any]) -> None:
+    """Copy an array, a large one in pieces: copied at once it passes by the caches, and who reads
+    the batch next has to fetch it from memory. Each piece has the next one's first byte too: else
+    NumPy would see that they are one, and in a loop of our own each would let go of the GIL."""
+    is_plain = target.flags.c_contiguous and source.flags.c_contiguous
+    if source.nbytes < _LARGE_BYTES or not is_plain or target.dtype != source.dtype:
+        np.copyto(target, source)
+        return
+    to, of = target.reshape(-1).view(np.uint8), source.reshape(-1).view(np.uint8)
+    num = (len(of) - 1) // _PIECE_BYTES
+    shape, strides, end = (num, _PIECE_BYTES + 1), (_PIECE_BYTES, 1), num * _PIECE_BYTES
+    np.copyto(
+        np.ndarray(shape, np.uint8, to, 0, strides), np.ndarray(shape, np.uint8, of, 0, strides)
+    )
+    to.data[end:] = of.data[end:]
 
 
 def _join(flat: memoryview, start: int, arrays: Sequence[Any], at_once: int) -> None:
@@ -118,7 +173,7 @@ def _copy_each(target: NDArray[Any], axis: int, at: int, arrays: Sequence[Any]) 
     for array in arrays:
         source = np.moveaxis(array, axis, 0) if axis else array
         stop = at + len(source)
-        rows[at:stop] = source
+        _copy(rows[at:stop], source)
         at = stop
 
 

@@ -1,0 +1,94 @@
+"""Large arrays are copied in pieces, and told in pieces: whatever their size, layout and dtype."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from workers import copying
+from workers.copying import copy_part, copy_rows, copy_whole
+
+LARGE = copying._LARGE_BYTES
+PIECE = copying._PIECE_BYTES
+
+SIZES = [LARGE - 1, LARGE, LARGE + 1, LARGE + PIECE, LARGE + 2 * PIECE - 1, LARGE + 2 * PIECE + 7]
+
+
+def bytes_of(num: int, seed: int = 0) -> NDArray[np.uint8]:
+    return np.random.default_rng(seed).integers(1, 256, num, np.uint8)
+
+
+def slot(num_bytes: int, dtype: Any = np.uint8) -> tuple[NDArray[Any], memoryview]:
+    memory = bytearray(num_bytes)
+    return np.frombuffer(memory, dtype), memoryview(memory)
+
+
+@pytest.mark.parametrize("num_bytes", SIZES)
+def test_every_byte_of_a_large_array_is_copied(num_bytes: int) -> None:
+    rows, (target, flat) = bytes_of(num_bytes), slot(num_bytes)
+    copy_whole(target, flat, rows)
+    assert np.array_equal(target, rows)
+
+
+@pytest.mark.parametrize("num_bytes", SIZES)
+def test_a_part_is_copied_to_its_place_and_no_further(num_bytes: int) -> None:
+    rows, (target, flat) = bytes_of(num_bytes + 30), slot(num_bytes + 50)
+    copy_part(target, flat, 20, rows, 10, 10 + num_bytes)
+    assert np.array_equal(target[20 : 20 + num_bytes], rows[10 : 10 + num_bytes])
+    assert not target[:20].any() and not target[20 + num_bytes :].any()
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        lambda rows: rows[::2],
+        lambda rows: rows[::-1],
+        lambda rows: rows.astype(">i8"),
+        lambda rows: np.asfortranarray(rows),
+    ],
+    ids=["strided", "backwards", "another byte order", "columns first"],
+)
+@pytest.mark.parametrize("is_told", [False, True])
+def test_so_is_one_that_does_not_lie_there_as_it_will(
+    layout: Callable[[NDArray[Any]], NDArray[Any]], is_told: bool
+) -> None:
+    rows = layout(bytes_of(2 * LARGE + 32).view("i8").reshape(-1, 2))
+    memory, told = bytearray(rows.nbytes), bytearray()
+    target = np.frombuffer(memory, "i8").reshape(rows.shape)
+    copy_whole(target, memoryview(memory), rows, told.extend if is_told else None)
+    assert np.array_equal(target, rows)
+    assert told == (memory if is_told else b"")
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_rows_on_another_axis_are_copied(order: Literal["C", "F"]) -> None:
+    rows = bytes_of(LARGE + 1024).reshape(1024, -1).copy(order)
+    target = np.zeros((1024, rows.shape[1] + 3), np.uint8)
+    copy_rows(target, None, 1, 3, target.shape[1], [rows])
+    assert np.array_equal(target[:, 3:], rows) and not target[:, :3].any()
+
+
+@pytest.mark.parametrize("sizes", [(LARGE + 5, 1, 3 * PIECE), (PIECE, PIECE - 1, PIECE + 1)])
+def test_what_is_told_is_what_comes_to_lie_there(sizes: tuple[int, ...]) -> None:
+    arrays = [bytes_of(num, i) for i, num in enumerate(sizes)]
+    (target, flat), told = slot(sum(sizes)), list[bytes]()
+    copy_rows(target, flat, 0, 0, sum(sizes), arrays, lambda piece: told.append(bytes(piece)))
+    assert b"".join(told) == bytes(flat) == b"".join(map(bytes, arrays))
+    assert max(map(len, told)) == PIECE
+
+
+def test_who_had_to_wait_for_the_gil_lets_go_of_it_no_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rows, (target, flat), sizes = bytes_of(4 * PIECE), slot(4 * PIECE), list[int]()
+    times = itertools.chain([0.0, 1e-5, 1.0, 1.1], itertools.count(2.0, 1e-9))
+    monkeypatch.setattr(time, "monotonic", lambda: next(times))
+    copy_whole(target, flat, rows, lambda piece: sizes.append(len(piece)))
+    assert sizes[0] == PIECE and set(sizes[1:]) == {copying._KEEP_GIL_BYTES}
+    assert sum(sizes) == 4 * PIECE and np.array_equal(target, rows)
