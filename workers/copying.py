@@ -34,11 +34,17 @@ _LARGE_BYTES = 8 * 1024 * 1024
 """Larger arrays are copied in pieces. Smaller ones would have others leave the caches that are
 about to be used."""
 
-_KEEP_GIL_BYTES = 64 * 1024
-"""Of so much python-xxhash makes a sum without letting go of the GIL."""
-
 _LONG_S = 0.0005
-"""What takes as long has waited for the GIL: to copy a piece takes 30 µs."""
+"""What takes as long has waited, for the GIL or for a disk: to copy a piece takes 30 µs."""
+
+_PAUSE_S = 1.0
+"""For so long after that nothing that is told is copied in pieces."""
+
+
+class _Waits:
+    """When that is over. Threads share it without a lock: what that may spoil is one copy."""
+
+    until = 0.0
 
 
 def copy_rows(
@@ -123,24 +129,23 @@ def _copy_seen(
     seen: Callable[[memoryview], None],
 ) -> None:  # fmt: skip
     """Copy arrays to where byte `at` of `flat` is, and tell the bytes that they become there: each
-    piece when it has been copied, while a cache holds it. Both let go of the GIL, until it took
-    long to get it back: beside a thread that computes in Python it would each time."""
-    target, num_bytes = np.frombuffer(flat, np.uint8), _PIECE_BYTES
+    piece when it has been copied, while a cache holds it. Both let go of the GIL. So where a piece
+    took long, what is left is one piece: beside a thread that computes in Python each waits."""
+    target, is_held_up = np.frombuffer(flat, np.uint8), time.monotonic() < _Waits.until
+    num_bytes = len(flat) if is_held_up else _PIECE_BYTES
     for array in arrays:
         source = np.ascontiguousarray(array, dtype).reshape(-1).view(np.uint8)
-        start = 0
-        while start < len(source):
-            began, piece = time.monotonic(), source[start : start + num_bytes]
-            end = at + len(piece)
-            if num_bytes > _KEEP_GIL_BYTES:
-                target[at:end] = piece
-            else:
-                flat[at:end] = piece.data
-            if time.monotonic() - began > _LONG_S:
-                num_bytes = _KEEP_GIL_BYTES
-            for first in range(0, len(piece), num_bytes):
-                seen(piece[first : first + num_bytes].data)
-            at, start = end, start + len(piece)
+        copied = told = 0
+        while told < len(source):
+            began, piece = time.monotonic(), source[copied : copied + num_bytes]
+            target[at + copied : at + copied + len(piece)] = piece
+            copied += len(piece)
+            if copied < len(source) and (now := time.monotonic()) - began > _LONG_S:
+                num_bytes, _Waits.until = len(flat), now + _PAUSE_S
+                continue
+            seen(source[told:copied].data)
+            told = copied
+        at += copied
 
 
 def _copy(target: NDArray[Any], source: NDArray[Any]) -> None:

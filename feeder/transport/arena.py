@@ -107,6 +107,12 @@ class ArenaSlots:
         """Give back to the system what was more than queues' arenas need: that takes 5 ms."""
         self._spare.clear()
 
+    def forget(self) -> None:
+        """Let go of all of it: nobody comes any more."""
+        self.on_spare = lambda: None
+        self._reserve.clear()
+        self._spare.clear()
+
     # ---- the enqueuer's
 
     def take(self, device: int, columns: Columns, rows: int) -> ArenaSlot:
@@ -265,8 +271,7 @@ class ArenaSlots:
         """Nobody will take or be sent a slot any more."""
         for device in range(len(self._pools)):
             self.retire(device)
-        self._reserve.clear()
-        self._spare.clear()
+        self.forget()
 
     def close(self) -> None:
         """Who takes a slot gets `ClosedError`, who waits for one too. Arenas stay as they are:

@@ -136,7 +136,6 @@ class ServedFeed:
                 self._changed.wait_for(
                     lambda: self._asked is not None or self._closed or self._has_spare
                 )
-                self._has_spare = False
                 old, self._old = self._old, None
                 asked, self._asked = self._asked, None
                 number, is_over = self._number, self._closed
@@ -150,11 +149,13 @@ class ServedFeed:
                     self.slots.drop()
                     return
                 else:
+                    self._has_spare = False
                     self.slots.let_go()
             except StuckWorkerError as error:
                 self.stuck = error
                 if self._closed:
                     logger.error("%s", error)
+                    self.slots.forget()
                     return
                 self._fail(number, error)
             except FeedError as error:

@@ -20,6 +20,12 @@ PIECE = copying._PIECE_BYTES
 SIZES = [LARGE - 1, LARGE, LARGE + 1, LARGE + PIECE, LARGE + 2 * PIECE - 1, LARGE + 2 * PIECE + 7]
 
 
+@pytest.fixture(autouse=True)
+def nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(copying._Waits, "until", 0.0)
+    monkeypatch.setattr(copying, "_LONG_S", 10.0)  # However slow the machine is.
+
+
 def bytes_of(num: int, seed: int = 0) -> NDArray[np.uint8]:
     return np.random.default_rng(seed).integers(1, 256, num, np.uint8)
 
@@ -83,12 +89,45 @@ def test_what_is_told_is_what_comes_to_lie_there(sizes: tuple[int, ...]) -> None
     assert max(map(len, told)) == PIECE
 
 
-def test_who_had_to_wait_for_the_gil_lets_go_of_it_no_more(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    rows, (target, flat), sizes = bytes_of(4 * PIECE), slot(4 * PIECE), list[int]()
-    times = itertools.chain([0.0, 1e-5, 1.0, 1.1], itertools.count(2.0, 1e-9))
+def test_who_had_to_wait_for_the_gil_asks_for_it_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
+    arrays, (target, flat), sizes = [bytes_of(4 * PIECE)] * 2, slot(8 * PIECE), list[int]()
+    times = itertools.chain([0.0, 0.0, 1e-5, 1.0, 21.0], itertools.count(21.0, 1e-9))
     monkeypatch.setattr(time, "monotonic", lambda: next(times))
-    copy_whole(target, flat, rows, lambda piece: sizes.append(len(piece)))
-    assert sizes[0] == PIECE and set(sizes[1:]) == {copying._KEEP_GIL_BYTES}
-    assert sum(sizes) == 4 * PIECE and np.array_equal(target, rows)
+    for _ in range(2):
+        copy_rows(target, flat, 0, 0, len(target), arrays, lambda piece: sizes.append(len(piece)))
+        assert np.array_equal(target, np.concatenate(arrays))
+    assert sizes == [PIECE, 3 * PIECE, 4 * PIECE, 4 * PIECE, 4 * PIECE]
+    monkeypatch.setattr(time, "monotonic", lambda: 21.1 + copying._PAUSE_S)
+    copy_rows(target, flat, 0, 0, len(target), arrays, lambda piece: sizes.append(len(piece)))
+    assert set(sizes[5:]) == {PIECE}
+
+
+def test_told_rows_of_several_bytes_come_to_lie_behind_others() -> None:
+    rows = [bytes_of(PIECE, i).view("i8").reshape(-1, 4) for i in range(2)]
+    memory, told = bytearray(3 * PIECE), bytearray()
+    target, first = np.frombuffer(memory, "i8").reshape(-1, 4), len(rows[0])
+    copy_rows(target, memoryview(memory), 0, first, 3 * first, rows, told.extend)
+    assert np.array_equal(target[first:], np.concatenate(rows)) and not target[:first].any()
+    assert told == memory[PIECE:]
+
+
+@pytest.mark.parametrize("copies", [copy_whole, copy_part, copy_rows])
+def test_a_large_array_is_copied_in_pieces_by_one_call(
+    monkeypatch: pytest.MonkeyPatch, copies: Any
+) -> None:
+    rows, (target, flat), copyto, seen = bytes_of(LARGE), slot(LARGE), np.copyto, list[Any]()
+
+    def noted(to: NDArray[Any], of: NDArray[Any]) -> None:
+        seen.append((to.shape, to.strides, of.shape, of.strides))
+        copyto(to, of)
+
+    monkeypatch.setattr(np, "copyto", noted)
+    if copies is copy_whole:
+        copy_whole(target, flat, rows)
+    elif copies is copy_part:
+        copy_part(target, flat, 0, rows, 0, LARGE)
+    else:
+        copy_rows(target, flat, 0, 0, LARGE, [rows])
+    pieces = (LARGE // PIECE - 1, PIECE + 1), (PIECE, 1)
+    assert seen == [(*pieces, *pieces)]
+    assert np.array_equal(target, rows)
