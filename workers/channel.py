@@ -213,7 +213,7 @@ class Channel:
                     self._wake_fetcher(time.monotonic())
                 elif lead.times != seen:
                     pause, seen = LOOK_S, lead.times
-                    self._take_open(dispatch.slow_lanes)
+                    self._take_open(dispatch.slow_lanes(time.monotonic()))
                 else:
                     pause = SLOW_S if lead.active else self._look()
         finally:

@@ -94,10 +94,10 @@ class Dispatch:
             if lane.running:
                 lane.is_quick = False
 
-    @property
-    def slow_lanes(self) -> Sequence[Lane]:
-        """Those that are held by a fetcher and whose calls take their time."""
-        return [lane for lane in self._rota.lanes if lane.running and not lane.is_quick]
+    def slow_lanes(self, now: float) -> Sequence[Lane]:
+        """Those whose calls take their time, and that a fetcher has held since the last look."""
+        slow = [lane for lane in self._rota.lanes if lane.running and not lane.is_quick]
+        return [lane for lane in slow if now - lane.called_at > LOOK_S]
 
     def take_open(self, lanes: Sequence[Lane], now: float, *, marked: bool) -> bool:
         """Take what fetchers that hold some lanes have got so far; whether that was anything."""

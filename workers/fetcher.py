@@ -105,12 +105,14 @@ class Fetching:
         are_small = num_bytes < DROP_GIL_BYTES * max(1, num_calls)
         pace = self._paces[lane.number]
         lane.is_quick = pace.note(num_calls, took, waited, ended) and are_small
-        floods = num_calls == 1 and _PART_BYTES <= num_bytes > took * _FLOOD_BYTES_PER_S
+        is_fast = num_bytes > took * _FLOOD_BYTES_PER_S
+        floods = is_fast and num_calls == 1 and num_bytes >= _PART_BYTES
         # What somebody holds anyway, or gets as it is, is not memory that is written again.
         lane.floods = floods and not self.passes and any(map(is_unshared, lane.chunks))
         # A batch that is passed on is made in less time than it takes to wake another thread. But
         # a lane that waits for something else has to go on waiting: the merge waits for it, too.
-        lane.leads = self.passes and waited < computed and took < _LEADING_CALL_S * num_calls
+        computes = is_fast or waited < computed
+        lane.leads = self.passes and computes and took < _LEADING_CALL_S * num_calls
         stats.count(lane.number, num_calls, rows, num_bytes, ended)
         if num_calls:
             self._failures[lane.number] = 0

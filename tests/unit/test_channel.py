@@ -382,6 +382,15 @@ def test_beside_a_lead_what_a_slow_call_has_got_before_is_taken_at_each_look(
         enqueuer.result()
 
 
+def test_what_has_been_called_since_the_last_look_is_not_slow(aloof: Channel) -> None:
+    first, second, _, _ = aloof._rota.lanes
+    for lane in (first, second):
+        lane.running, lane.called_at = True, 100.0
+    second.is_quick = False
+    assert not aloof._dispatch.slow_lanes(100.0 + 0.9 * dispatch_module.LOOK_S)
+    assert aloof._dispatch.slow_lanes(100.0 + 1.1 * dispatch_module.LOOK_S) == [second]
+
+
 def test_who_leads_and_waits_for_room_is_idle(
     aloof: Channel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
