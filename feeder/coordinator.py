@@ -139,8 +139,9 @@ class Coordinator:
     def start(self) -> None:
         """Start the feeds that are not started: first every `init_fun`, then all threads."""
         self._check_usable()
-        new = [name for name in self if not all(s.started for s in self._feeds[name].streams)]
-        for name in new:
+        for name in [
+            name for name in self if not all(s.started for s in self._feeds[name].streams)
+        ]:
             for stream in self._feeds[name].streams:
                 if stream.config.init_fun is not None and not stream.initialised:
                     stream.config.init_fun(self._feeds[name], self)
@@ -148,9 +149,7 @@ class Coordinator:
         running.add(self)
         if self._saver is not None and not self._saver.is_running:
             self._saver.start()
-        for stream in self._streams():
-            if not stream.started:
-                stream.start()
+        running.start_all([s for s in self._streams() if not s.started], STOP_DEADLINE_S)
 
     def stop(
         self, input_source_name: str | None = None, *, deadline_s: float = STOP_DEADLINE_S

@@ -1,10 +1,11 @@
-"""The coordinators of this process that run: stopped at its end, and told of a fork."""
+"""What runs in this process: started together, stopped at its end, and told of a fork."""
 
 from __future__ import annotations
 
 import atexit
 import os
 import weakref
+from collections.abc import Sequence
 from typing import Protocol
 
 
@@ -18,7 +19,34 @@ class Runs(Protocol):
         """This is a forked child, which has none of them."""
 
 
+class Starts(Protocol):
+    """What starts threads."""
+
+    def start(self) -> None:
+        """Start them."""
+
+    def close(self) -> None:
+        """Wake them, so that they end."""
+
+    def join(self, deadline_s: float) -> None:
+        """Wait until they have."""
+
+
 _running: weakref.WeakSet[Runs] = weakref.WeakSet()
+
+
+def start_all(streams: Sequence[Starts], deadline_s: float) -> None:
+    """Start all; where one cannot be started, as where the system has no more threads, none runs
+    on: nobody leaves a `with` that was not entered."""
+    try:
+        for stream in streams:
+            stream.start()
+    except BaseException:
+        for stream in streams:
+            stream.close()
+        for stream in streams:
+            stream.join(deadline_s)
+        raise
 
 
 def add(runs: Runs) -> None:

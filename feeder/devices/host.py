@@ -88,7 +88,7 @@ class HostQueue:
         with self._lock:
             if self._ending is None:
                 self._ending = ending
-            self._wake_user()
+            self._filled.notify_all()
 
     def get(self) -> list[Batch] | Place:
         """All batches that are there, waiting for the first; after them the end of the stream.

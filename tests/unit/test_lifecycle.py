@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import feeder
+from feeder.devices import host
 from unit.small import WAIT_S, Aside, Counted, Held, Pure, chunk, ids, make
 
 
@@ -305,3 +306,46 @@ def test_of_nested_blocks_the_outermost_stops() -> None:
         assert next(coordinator["train"]).step == first.step + 1
     with pytest.raises(feeder.ClosedError):
         next(coordinator["train"])
+
+
+@pytest.mark.parametrize("nth", [1, 2, 4, 6])
+def test_where_a_thread_cannot_be_started_none_is_left_and_nothing_hangs(
+    monkeypatch: pytest.MonkeyPatch, nth: int
+) -> None:
+    started, start = [], threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        started.append(thread)
+        if len(started) == nth:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    coordinator = make(Counted(), num_worker_threads=2)
+    make(Counted(), num_worker_threads=2, coordinator=coordinator, input_source_name="val")
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with pytest.raises(RuntimeError, match="can't start"):
+        coordinator.start()
+    assert not feeder_threads()
+    coordinator.start()
+    for name in ("train", "val"):
+        with pytest.raises(feeder.ClosedError):
+            next(coordinator[name])
+
+
+def test_the_end_is_told_to_all_who_wait_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    queue, come = host.HostQueue(4, lambda: "it"), threading.Semaphore(0)
+    monkeypatch.setattr(host, "_SLOW_S", 10 * WAIT_S)  # Nobody looks by himself.
+    wait = queue._filled.wait
+
+    def noted(seconds: float) -> bool:
+        come.release()
+        return wait(seconds)
+
+    monkeypatch.setattr(queue._filled, "wait", noted)
+    waiting = [Aside(queue.get) for _ in range(3)]
+    for _ in waiting:
+        assert come.acquire(timeout=WAIT_S)
+    queue.finish(feeder.FeedError("over"))
+    for aside in waiting:
+        with pytest.raises(feeder.FeedError, match="over"):
+            aside.result()
