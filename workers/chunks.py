@@ -75,19 +75,20 @@ class Schema:
 
     def _fix(self, chunks: Sequence[RawChunk]) -> None:
         """Take dtypes and row shapes from the first of the chunks that has rows and is sound."""
-        known, self.columns = self.columns, None
+        # Found before it is told: a snapshot may ask for the columns meanwhile.
+        found: Columns | None = None
         for chunk in chunks:
-            rows = self._defect(chunk)
+            rows = self._defect(chunk, None)
             if isinstance(rows, ChunkError):
                 break
             if rows:
-                self.columns = self._columns_of(chunk)
+                found = self._columns_of(chunk)
                 self._fixed = True
                 break
-        if known is not None:
-            if self.columns is not None:
-                _compare(known, self.columns, ragged=self.ragged)
-            self.columns = known
+        if self.columns is None:
+            self.columns = found
+        elif found is not None:
+            _compare(self.columns, found, ragged=self.ragged)
 
     def _columns_of(self, chunk: RawChunk) -> Columns:
         return tuple(
@@ -105,7 +106,7 @@ class Schema:
 
     def count_rows(self, chunks: Sequence[Any]) -> int:
         """The rows of chunks that nobody will look at; 0 for one that is none."""
-        counts = (self._defect(chunk) for chunk in chunks)
+        counts = (self._defect(chunk, self.columns) for chunk in chunks)
         return sum(count for count in counts if isinstance(count, int))
 
     def _arrange_uniform(self, chunks: Sequence[RawChunk]) -> Arranged | None:
@@ -134,7 +135,7 @@ class Schema:
         columns: tuple[list[NDArray[Any]], ...] = tuple([] for _ in self.names)
         rows: list[int] = []
         for chunk in chunks:
-            of_chunk = self._defect(chunk)
+            of_chunk = self._defect(chunk, self.columns)
             if isinstance(of_chunk, ChunkError):
                 of_chunk.call = len(rows)
                 return Arranged(columns=columns, rows=rows, error=of_chunk)
@@ -143,8 +144,8 @@ class Schema:
             rows.append(of_chunk)
         return Arranged(columns=columns, rows=rows)
 
-    def _defect(self, chunk: Any) -> int | ChunkError:
-        """The rows of a chunk, or what is wrong with it."""
+    def _defect(self, chunk: Any, columns: Columns | None) -> int | ChunkError:
+        """The rows of a chunk, or what is wrong with it, where `columns` are known by them too."""
         if isinstance(chunk, Mapping):
             return _chunk_error(f"keys {sorted(map(str, chunk))!r}", sorted(self.names))
         if not isinstance(chunk, tuple):
@@ -159,8 +160,8 @@ class Schema:
                     f"column {name!r} has {array.shape[axis]} rows, {self.names[0]!r} has {rows}",
                     column=name, got=array.shape[axis], expected=rows,
                 )  # fmt: skip
-            if defect is None and self.columns is not None and array.shape[axis]:
-                defect = self._misfit(self.columns[i], array)
+            if defect is None and columns is not None and array.shape[axis]:
+                defect = self._misfit(columns[i], array)
             if defect is not None:
                 return defect
             rows = int(array.shape[axis])

@@ -147,3 +147,24 @@ def test_a_dtype_in_native_order(dtype: str) -> None:
 
 
 # ---- digests
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+def test_who_asks_while_the_first_chunk_is_looked_at_finds_what_was_known(
+    monkeypatch: pytest.MonkeyPatch, is_known: bool
+) -> None:
+    known = (Column(name="x", axis=0, dtype=np.dtype("i8"), shape=(3,)),)
+    schema, asked, look = (
+        Schema(("x",), (0,), known=known if is_known else None),
+        [],
+        Schema._defect,
+    )
+
+    def noted(schema: Schema, *args: Any) -> Any:
+        asked.append(schema.columns)
+        return look(schema, *args)
+
+    monkeypatch.setattr(Schema, "_defect", noted)
+    assert schema.arrange([(np.zeros((0, 3), "i8"),), (np.ones((2, 3), "i8"),)]).rows == [0, 2]
+    assert asked == [known if is_known else None] * len(asked) and len(asked) == 2
+    assert schema.columns == known
