@@ -139,9 +139,8 @@ class Coordinator:
     def start(self) -> None:
         """Start the feeds that are not started: first every `init_fun`, then all threads."""
         self._check_usable()
-        for name in [
-            name for name in self if not all(s.started for s in self._feeds[name].streams)
-        ]:
+        new = [name for name in self if not all(s.started for s in self._feeds[name].streams)]
+        for name in new:
             for stream in self._feeds[name].streams:
                 if stream.config.init_fun is not None and not stream.initialised:
                     stream.config.init_fun(self._feeds[name], self)
