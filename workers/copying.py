@@ -9,7 +9,6 @@ longer than the switch is worth does NumPy do it, and other threads run meanwhil
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -33,18 +32,6 @@ _PIECE_BYTES = 512 * 1024
 _LARGE_BYTES = 8 * 1024 * 1024
 """Larger arrays are copied in pieces. Smaller ones would have others leave the caches that are
 about to be used."""
-
-_LONG_S = 0.0005
-"""What takes as long has waited, for the GIL or for a disk: to copy a piece takes 30 µs."""
-
-_PAUSE_S = 1.0
-"""For so long after that nothing that is told is copied in pieces."""
-
-
-class _Waits:
-    """When that is over. Threads share it without a lock: what that may spoil is one copy."""
-
-    until = 0.0
 
 
 def copy_rows(
@@ -128,24 +115,15 @@ def _copy_seen(
     flat: memoryview, at: int, arrays: Sequence[Any], dtype: np.dtype[Any],
     seen: Callable[[memoryview], None],
 ) -> None:  # fmt: skip
-    """Copy arrays to where byte `at` of `flat` is, and tell the bytes that they become there: each
-    piece when it has been copied, while a cache holds it. Both let go of the GIL. So where a piece
-    took long, what is left is one piece: beside a thread that computes in Python each waits."""
-    target, is_held_up = np.frombuffer(flat, np.uint8), time.monotonic() < _Waits.until
-    num_bytes = len(flat) if is_held_up else _PIECE_BYTES
+    """Copy arrays to where byte `at` of `flat` is, and tell the bytes that they become there: of
+    each when it has been copied, while a cache may hold it. Both let go of the GIL, and beside a
+    thread that computes in Python each time waits, so each is done at once."""
+    target = np.frombuffer(flat, np.uint8)
     for array in arrays:
         source = np.ascontiguousarray(array, dtype).reshape(-1).view(np.uint8)
-        copied = told = 0
-        while told < len(source):
-            began, piece = time.monotonic(), source[copied : copied + num_bytes]
-            target[at + copied : at + copied + len(piece)] = piece
-            copied += len(piece)
-            if copied < len(source) and (now := time.monotonic()) - began > _LONG_S:
-                num_bytes, _Waits.until = len(flat), now + _PAUSE_S
-                continue
-            seen(source[told:copied].data)
-            told = copied
-        at += copied
+        _copy(target[at : at + len(source)], source)
+        seen(source.data)
+        at += len(source)
 
 
 def _copy(target: NDArray[Any], source: NDArray[Any]) -> None:

@@ -1,9 +1,7 @@
-"""Large arrays are copied in pieces, and told in pieces: whatever their size, layout and dtype."""
+"""Large arrays are copied in pieces, and then told: whatever their size, layout and dtype."""
 
 from __future__ import annotations
 
-import itertools
-import time
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -18,12 +16,6 @@ LARGE = copying._LARGE_BYTES
 PIECE = copying._PIECE_BYTES
 
 SIZES = [LARGE - 1, LARGE, LARGE + 1, LARGE + PIECE, LARGE + 2 * PIECE - 1, LARGE + 2 * PIECE + 7]
-
-
-@pytest.fixture(autouse=True)
-def nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(copying._Waits, "until", 0.0)
-    monkeypatch.setattr(copying, "_LONG_S", 10.0)  # However slow the machine is.
 
 
 def bytes_of(num: int, seed: int = 0) -> NDArray[np.uint8]:
@@ -86,20 +78,7 @@ def test_what_is_told_is_what_comes_to_lie_there(sizes: tuple[int, ...]) -> None
     (target, flat), told = slot(sum(sizes)), list[bytes]()
     copy_rows(target, flat, 0, 0, sum(sizes), arrays, lambda piece: told.append(bytes(piece)))
     assert b"".join(told) == bytes(flat) == b"".join(map(bytes, arrays))
-    assert max(map(len, told)) == PIECE
-
-
-def test_who_had_to_wait_for_the_gil_asks_for_it_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
-    arrays, (target, flat), sizes = [bytes_of(4 * PIECE)] * 2, slot(8 * PIECE), list[int]()
-    times = itertools.chain([0.0, 0.0, 1e-5, 1.0, 21.0], itertools.count(21.0, 1e-9))
-    monkeypatch.setattr(time, "monotonic", lambda: next(times))
-    for _ in range(2):
-        copy_rows(target, flat, 0, 0, len(target), arrays, lambda piece: sizes.append(len(piece)))
-        assert np.array_equal(target, np.concatenate(arrays))
-    assert sizes == [PIECE, 3 * PIECE, 4 * PIECE, 4 * PIECE, 4 * PIECE]
-    monkeypatch.setattr(time, "monotonic", lambda: 21.1 + copying._PAUSE_S)
-    copy_rows(target, flat, 0, 0, len(target), arrays, lambda piece: sizes.append(len(piece)))
-    assert set(sizes[5:]) == {PIECE}
+    assert tuple(map(len, told)) == sizes
 
 
 def test_told_rows_of_several_bytes_come_to_lie_behind_others() -> None:
@@ -111,23 +90,39 @@ def test_told_rows_of_several_bytes_come_to_lie_behind_others() -> None:
     assert told == memory[PIECE:]
 
 
+def note_calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """How many pieces how far apart each call of NumPy copies from now on."""
+    copyto, calls = np.copyto, list[tuple[int, int]]()
+
+    def noted(to: NDArray[Any], of: NDArray[Any]) -> None:
+        assert (to.shape, to.strides) == (of.shape, of.strides)
+        calls.append((len(to), to.strides[0]))
+        copyto(to, of)
+
+    monkeypatch.setattr(np, "copyto", noted)
+    return calls
+
+
 @pytest.mark.parametrize("copies", [copy_whole, copy_part, copy_rows])
 def test_a_large_array_is_copied_in_pieces_by_one_call(
     monkeypatch: pytest.MonkeyPatch, copies: Any
 ) -> None:
-    rows, (target, flat), copyto, seen = bytes_of(LARGE), slot(LARGE), np.copyto, list[Any]()
-
-    def noted(to: NDArray[Any], of: NDArray[Any]) -> None:
-        seen.append((to.shape, to.strides, of.shape, of.strides))
-        copyto(to, of)
-
-    monkeypatch.setattr(np, "copyto", noted)
+    rows, (target, flat), calls = bytes_of(LARGE), slot(LARGE), note_calls(monkeypatch)
     if copies is copy_whole:
         copy_whole(target, flat, rows)
     elif copies is copy_part:
         copy_part(target, flat, 0, rows, 0, LARGE)
     else:
         copy_rows(target, flat, 0, 0, LARGE, [rows])
-    pieces = (LARGE // PIECE - 1, PIECE + 1), (PIECE, 1)
-    assert seen == [(*pieces, *pieces)]
+    assert calls == [(LARGE // PIECE - 1, PIECE)]
+    assert np.array_equal(target, rows)
+
+
+def test_a_large_array_that_is_told_lets_go_of_the_gil_twice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (target, flat), calls, told = slot(2 * LARGE), note_calls(monkeypatch), list[Any]()
+    rows = bytes_of(len(target))
+    copy_whole(target, flat, rows, lambda whole: told.append((len(whole), len(calls))))
+    assert calls == [(2 * LARGE // PIECE - 1, PIECE)] and told == [(len(rows), 1)]
     assert np.array_equal(target, rows)
