@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from feeder.errors import ConfigError
 from feeder.protocol.checks import ALIGNMENT, layout
 from workers.chunks import Columns
 from workers.slots import Seen
@@ -28,6 +30,18 @@ _KEEP_SLOTS = 2
 _KEEP_TINY_SLOTS = 256
 
 Arrays = tuple[NDArray[Any], ...]
+Made = TypeVar("Made")
+
+
+def _made(make: Callable[[], Made], columns: Columns, rows: int) -> Made:
+    """A new slot; raises `ConfigError` where there is no memory for it."""
+    try:
+        return make()
+    except (MemoryError, OverflowError, ValueError) as error:
+        raise ConfigError(
+            f"a batch of {rows} rows takes {layout(columns, rows).num_bytes} bytes of memory, "
+            f"which the system does not give ({type(error).__name__}); make batch_size smaller"
+        ) from error
 
 
 class HostSlot:
@@ -103,12 +117,12 @@ class HostSlots:
 
     def take(self, device: int, columns: Columns, rows: int) -> HostSlot:
         """A slot for a batch of `rows` rows: the one that came back last, which the cache may
-        still hold, or a new one."""
+        still hold, or a new one. Raises `ConfigError` where there is no memory for it."""
         try:
             return self._free.pop()
         except IndexError:
             self.num_made += 1
-            slot = HostSlot(columns, rows, self)
+            slot = _made(lambda: HostSlot(columns, rows, self), columns, rows)
             some = _KEEP_SLOTS + _KEEP_BYTES // slot.num_bytes
             self._keep = max(self._least, min(some, _KEEP_TINY_SLOTS))
             return slot
@@ -143,8 +157,8 @@ class PrivateSlots:
     passes, reserved = True, False
 
     def take(self, device: int, columns: Columns, rows: int) -> PrivateSlot:
-        """New memory for a batch of `rows` rows."""
-        return PrivateSlot(columns, rows)
+        """New memory for a batch of `rows` rows. Raises `ConfigError` where there is none."""
+        return _made(lambda: PrivateSlot(columns, rows), columns, rows)
 
     def adopt(self, device: int, columns: Columns, arrays: Arrays) -> Arrays:
         """Arrays that belong to the feeder alone, made writable."""

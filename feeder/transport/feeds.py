@@ -154,7 +154,7 @@ class ServedFeed:
             except StuckWorkerError as error:
                 self.stuck = error
                 if self._closed:
-                    logger.error("%s", error)
+                    logger.error("%s", str(error))  # not what its traceback holds
                     self.slots.forget()
                     return
                 self._fail(number, error)
@@ -210,14 +210,23 @@ class ServedFeed:
         run = Run(pipeline, outboxes)
         for outbox in outboxes:
             outbox.wake = self._wake
-        pipeline.start()
+        try:
+            pipeline.start()
+        except BaseException:  # as where the system has no more threads
+            self._drop(run)
+            raise
         point("server.started")
         with self._changed:
             is_wanted = number == self._number
             if is_wanted:
                 self.run = run
-        self._wake()
         if not is_wanted:
-            run.close()
-            self.slots.close()
-            run.join(_JOIN_S)
+            self._drop(run)
+        self._wake()
+
+    def _drop(self, run: Run) -> None:
+        """End a run that nobody has had; it is waited for like one that was halted."""
+        with self._changed:
+            self._old = run
+        run.close()
+        self.slots.close()

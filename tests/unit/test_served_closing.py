@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import threading
+from typing import Any
+
 import numpy as np
 import pytest
 
 import feeder
 from conformance.served import TRANSPORTS, serving
+from feeder.transport import feeds as served_feeds
 from feeds import make
 from leaks import held
+from unit.small import WAIT_S
 
 
 def endless() -> feeder.Coordinator:
@@ -26,3 +31,33 @@ def test_a_server_closed_under_its_consumer_keeps_no_descriptor_of_it(transport:
         next(consumer)
     assert held().descriptors["file descriptor of anon_inode:[pidfd]"] == before
     consumer.close()
+
+
+def num_arenas() -> int:
+    return sum(num for what, num in held().descriptors.items() if "memfd:feeder" in what)
+
+
+def test_it_lets_go_of_memory_that_was_ready_though_a_fetch_function_does_not_return(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    called, goes_on = threading.Event(), threading.Event()
+
+    def stuck(call: feeder.Call) -> Any:
+        called.set()
+        goes_on.wait()
+        return [np.full(4, call.index)]
+
+    monkeypatch.setattr(served_feeds, "_CLOSE_S", 0.1)
+    before = num_arenas()
+    try:
+        with (
+            pytest.raises(feeder.StuckWorkerError, match="fetcher 0"),
+            serving(lambda: make(stuck, input_blob_names=["id"], batch_size=4)) as server,
+        ):
+            consumer = feeder.connect(server.addresses[0])
+            assert called.wait(WAIT_S)
+            assert num_arenas() > before
+        assert num_arenas() == before
+    finally:
+        goes_on.set()
+        consumer.close()

@@ -152,3 +152,31 @@ def test_the_stack_of_a_call_that_does_not_return_is_logged(
         go_on.set()
     (told,) = failures(caplog)
     assert "has not returned" in told and "in hang" in told
+
+
+def test_where_a_thread_cannot_be_started_none_is_left_and_the_next_consumer_is_served(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    start, is_short, started = threading.Thread.start, True, list[threading.Thread]()
+
+    def refuse(thread: threading.Thread) -> None:
+        if is_short and thread.name == "feeder train enqueuer":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+        if thread.name.startswith("feeder train fetcher"):
+            started.append(thread)
+
+    def factory() -> feeder.Coordinator:
+        return failing(lambda call: [np.full(4, call.index)], epochs=None)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with serving(factory) as server:
+        with reading(server) as consumer, pytest.raises(feeder.RemoteError, match="can't start"):
+            next(consumer)
+        assert started
+        for thread in started:
+            thread.join(END_S)
+            assert not thread.is_alive()
+        is_short = False
+        with reading(server) as consumer:
+            assert [next(consumer).step for _ in range(3)] == [0, 1, 2]

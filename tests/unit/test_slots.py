@@ -277,3 +277,15 @@ def test_a_lease_that_ends_in_another_thread_frees_the_slot() -> None:
     thread.start()
     thread.join()
     assert (slots.num_leased, len(slots._free)) == (0, 1)
+
+
+@pytest.mark.parametrize("writable", [False, True])
+@pytest.mark.parametrize("batch_size", [10**15, 10**19])
+def test_a_batch_for_which_there_is_no_memory_is_an_error_that_names_it(
+    batch_size: int, writable: bool
+) -> None:
+    with (
+        blocks(batch_size=batch_size, writable=writable, max_buffered_batches=1) as coordinator,
+        pytest.raises(feeder.ConfigError, match=rf"a batch of {batch_size} rows takes \d+ bytes"),
+    ):
+        next(coordinator["train"])
