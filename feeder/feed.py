@@ -9,6 +9,7 @@ from typing import Any
 
 from feeder.devices.cuda.queue import CudaQueue
 from feeder.errors import ClosedError, ConfigError, ResumeError
+from feeder.length import num_batches
 from feeder.metrics.figures import AS_GREATEST, FeedFigures
 from feeder.snapshot import Snapshot
 from feeder.statedict import STATE_KEY, unpack_state_dict
@@ -65,6 +66,17 @@ class DeviceFeed:
         # Out of the handler: what is raised here has nothing to do with an empty deque.
         self._refill()
         return next(self)
+
+    def __len__(self) -> int:
+        """Batches of the whole stream on this device, also after a resume, as if no record were
+        left out; `TypeError` where that is not known: it is for sources and a number of epochs."""
+        length = num_batches(self._stream.config, self._device)
+        if length is None:
+            raise TypeError("the length of this feed is not known")
+        return length
+
+    def __bool__(self) -> bool:
+        return True  # Else `if feed` would ask for its length.
 
     def work_on(self, stream: Any) -> None:
         """Say which stream of the GPU the work on its batches goes to. Raises `ConfigError`."""
@@ -177,6 +189,13 @@ class Feed:
 
     def __next__(self) -> Batch:
         return next(self._only())
+
+    def __len__(self) -> int:
+        """Batches of the whole stream, of a feed with one device; else as of `DeviceFeed`."""
+        return len(self._only())
+
+    def __bool__(self) -> bool:
+        return True
 
     def _only(self) -> DeviceFeed:
         if len(self._devices) != 1:

@@ -17,9 +17,6 @@ from workers.batch import Cut
 from workers.position import Lanes
 from workers.resuming import Resume
 
-_MANY_EPOCHS = 100_000
-"""Of so many no length is told."""
-
 
 class Recipe:
     """Makes the settings of one feed, with a fetch function that nobody has called yet.
@@ -111,27 +108,6 @@ class Recipe:
         cut, rows, columns = resume.cut, resume.rows, resume.columns
         state = self.positions.state(cut, rows, columns, with_rows=False)
         return state.token if state.rows is None else bytes(Snapshot((state,)))
-
-    def length(self, queue: int) -> int | None:
-        """Batches of the whole stream on a queue; None where the fetch function does not say how
-        many rows an epoch has, as sources do with `rows(epoch, batch_size)`."""
-        stream, num = self.config.stream, len(self.config.devices)
-        rows = getattr(stream.fetch, "rows", None)
-        if stream.epochs is None or stream.dont_rebatch or not callable(rows):
-            return None
-        size = stream.batch_size
-        counts = [int(rows(epoch, size)) for epoch in range(min(stream.epochs, _MANY_EPOCHS))]
-        if len(counts) < stream.epochs:
-            return None
-        if stream.last_batch == "carry":
-            total = -(-sum(counts) // size)
-        elif stream.last_batch == "drop":
-            total = sum(count // size for count in counts)
-        else:
-            total = sum(-(-count // size) for count in counts)
-        if stream.last_round != "uneven":
-            total = (total if stream.last_round == "drop" else total + num - 1) // num * num
-        return len(range(queue, total, num))
 
     def make(self, resume: Resume | None) -> FeedConfig:
         """The settings, with a fetch function that stands where `resume` needs it. Raises

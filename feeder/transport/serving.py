@@ -12,6 +12,7 @@ import zmq
 
 from feeder import codec
 from feeder.errors import ConfigError, FeedError, ProtocolError, RemoteError
+from feeder.length import num_batches
 from feeder.protocol import messages as say
 from feeder.protocol.coding import decode, encode
 from feeder.transport.delivery import make_fault
@@ -208,7 +209,7 @@ class Serving:
             credit=lease.credit,
             shared=self._presence.offer(peer, message.boot_id),
             lease_s=desk.lease_s,
-            length=recipe.length(lease.queue),
+            length=num_batches(recipe.config, lease.queue),
             name=recipe.name,
             number=0,
             fingerprint=codec.pack(recipe.positions.fingerprint),
@@ -234,7 +235,9 @@ class Serving:
         """Tell a peer what is wrong with what it said; a lease that it has ends."""
         self._log.warn("a consumer is refused: %s", str(error))
         found = self._leases.get(peer)
-        generation = b"" if found is None else found[1].generation
+        # One that has not been told its generation would not know that it is meant.
+        is_told = found is not None and found[1].session.state != "opening"
+        generation = found[1].generation if found is not None and is_told else b""
         self.watching.forget(peer)
         self.send(peer, make_fault(generation, error, None), ())
         self._lose(peer)

@@ -12,6 +12,7 @@ import pytest
 
 import feeder
 from conformance.served import reading, serving
+from feeder.transport import serving as serving_module
 from feeds import make
 
 END_S = 20.0
@@ -180,3 +181,19 @@ def test_where_a_thread_cannot_be_started_none_is_left_and_the_next_consumer_is_
         is_short = False
         with reading(server) as consumer:
             assert [next(consumer).step for _ in range(3)] == [0, 1, 2]
+
+
+def test_a_fault_of_the_servers_own_reaches_who_asks_for_a_queue(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(config: object, device: int) -> int:
+        raise ZeroDivisionError("a bug")
+
+    with serving(lambda: failing(lambda call: [np.full(4, call.index)], epochs=None)) as server:
+        with monkeypatch.context() as patch:
+            patch.setattr(serving_module, "num_batches", broken)
+            with pytest.raises(feeder.RemoteError, match="ZeroDivisionError: a bug"):
+                feeder.connect(server.addresses[0])
+        with reading(server) as consumer:
+            assert next(consumer).step == 0
+    caplog.clear()  # The traceback that was logged holds the server.

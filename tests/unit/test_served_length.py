@@ -1,4 +1,4 @@
-"""How many batches a consumer says there are, and how many come."""
+"""How many batches a feed, or its consumer, says there are, and how many come."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ from fetches import make_fetch
 POLICIES = list(product(("keep", "drop", "pad", "carry"), ("uneven", "drop", "pad")))
 
 
+def of_source(**settings: Any) -> feeder.Coordinator:
+    source = feeder.sources.arrays(np.arange(1, 44), num_shards=2)
+    return make(source, input_blob_names=["id"], epochs=3, **settings)
+
+
 @pytest.mark.parametrize(("last_batch", "last_round"), POLICIES)
 def test_a_feed_of_a_source_has_a_length(last_batch: str, last_round: str) -> None:
     def factory() -> feeder.Coordinator:
-        source = feeder.sources.arrays(np.arange(1, 44), num_shards=2)
-        return make(
-            source, input_blob_names=["id"], epochs=3, last_batch=last_batch,
-            last_round=last_round,
-        )  # fmt: skip
+        return of_source(last_batch=last_batch, last_round=last_round)
 
     with (
         serving(factory, queues=2) as server,
@@ -31,6 +32,29 @@ def test_a_feed_of_a_source_has_a_length(last_batch: str, last_round: str) -> No
         reading(server, queue=1, credit=64) as right,
     ):
         assert [len(left), len(right)] == [len([*left]), len([*right])]
+
+
+@pytest.mark.parametrize(("last_batch", "last_round"), POLICIES)
+def test_so_has_one_in_process_on_each_device(last_batch: str, last_round: str) -> None:
+    settings = {"last_batch": last_batch, "last_round": last_round}
+    with of_source(devices=("cpu:0", "cpu:1"), max_buffered_batches=200, **settings) as coordinator:
+        feed = coordinator["train"]
+        lengths = [len(feed.on(0)), len(feed.on(1))]
+        assert lengths == [len([*feed.on(0)]), len([*feed.on(1)])]
+        with pytest.raises(feeder.ConfigError, match="has 2 devices"):
+            len(feed)
+        assert feed
+
+
+def test_a_length_is_that_of_the_whole_stream_also_after_a_resume() -> None:
+    with of_source() as coordinator:
+        feed = coordinator["train"]
+        whole = len(feed)
+        taken = [next(feed) for _ in range(3)]
+        state = coordinator.state_dict()
+    with of_source(resume=state) as coordinator:
+        feed = coordinator["train"]
+        assert len(feed) == whole == len(taken) + len([*feed])
 
 
 @pytest.mark.parametrize("settings", [{"epochs": None}, {}])
@@ -47,3 +71,30 @@ def test_a_length_that_nobody_knows_is_none(settings: dict[str, Any]) -> None:
         pytest.raises(TypeError, match="not known"),
     ):
         len(consumer)
+    with factory() as coordinator, pytest.raises(TypeError, match="not known"):
+        len(coordinator["train"])
+
+
+class Table:
+    """A pure fetch function whose `rows` are something else."""
+
+    def __call__(self, call: feeder.Call) -> Any:
+        if call.index == 3:
+            raise StopIteration
+        return [self.rows(4 * call.index, 4)]
+
+    def rows(self, first: int, num: int) -> Any:
+        return np.arange(first, first + num)
+
+
+def test_rows_that_are_no_number_of_rows_do_no_harm() -> None:
+    def factory() -> feeder.Coordinator:
+        return make(Table(), input_blob_names=["id"], batch_size=4)
+
+    with factory() as coordinator:
+        feed = coordinator["train"]
+        with pytest.raises(TypeError, match="not known"):
+            len(feed)
+        assert feed and len([*feed]) == 3
+    with serving(factory) as server, reading(server) as consumer:
+        assert len([*consumer]) == 3

@@ -1,0 +1,36 @@
+"""How many batches a feed has, where its fetch function says how many rows an epoch has."""
+
+from __future__ import annotations
+
+from operator import index
+
+from feeder.config import FeedConfig
+
+_MANY_EPOCHS = 100_000
+"""Of so many no length is told."""
+
+
+def num_batches(config: FeedConfig, device: int) -> int | None:
+    """Batches of the whole stream on a device, or queue; None where the fetch function has no
+    `rows(epoch, batch_size)` that gives numbers, as that of sources does, or the number of epochs
+    is not known."""
+    stream, num = config.stream, len(config.devices)
+    rows = getattr(stream.fetch, "rows", None)
+    if stream.epochs is None or stream.dont_rebatch or not callable(rows):
+        return None
+    size = stream.batch_size
+    if stream.epochs > _MANY_EPOCHS:
+        return None
+    try:
+        counts = [index(rows(epoch, size)) for epoch in range(stream.epochs)]
+    except Exception:
+        return None  # It means something else by that name.
+    if stream.last_batch == "carry":
+        total = -(-sum(counts) // size)
+    elif stream.last_batch == "drop":
+        total = sum(count // size for count in counts)
+    else:
+        total = sum(-(-count // size) for count in counts)
+    if stream.last_round != "uneven":
+        total = (total if stream.last_round == "drop" else total + num - 1) // num * num
+    return len(range(device, total, num))
