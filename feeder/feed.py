@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Sequence
+from itertools import islice
 from typing import Any
 
 from feeder.devices.cuda.queue import CudaQueue
@@ -16,6 +17,7 @@ from feeder.statedict import STATE_KEY, unpack_state_dict
 from feeder.stream import Stream
 from feeder.token import name_of
 from workers.batch import Batch
+from workers.ledger import Held
 from workers.position import Place
 
 logger = logging.getLogger("feeder")
@@ -34,10 +36,10 @@ class DeviceFeed:
         self._alone = len(stream.queues) == 1
         self._ready: deque[Batch] = deque()
         self._handed = stream.counted.handed[device]
-        self._handed.num_left = self._ready.__len__
-        self._held = (0, 0, 0, 0)
+        self._held = Held(0, 0, 0, 0)
+        self._num_handed = 0  # counted where there are several devices
         # Where something is to be done at a batch: those after it, and where its round ends.
-        self._later: list[Batch] = []
+        self._later: deque[Batch] = deque()
         self._mark = 0
 
     @property
@@ -49,23 +51,26 @@ class DeviceFeed:
         return self
 
     def __next__(self) -> Batch:
-        try:
-            batch = self._ready.popleft()
-        except IndexError:
-            pass
+        while not (ready := self._ready):
+            self._refill()
+        if self._receive is None:
+            batch, is_last = ready[0], len(ready) == 1
         else:
-            if self._receive is not None:
-                batch = self._receive(batch)
-            if self._alone:
-                self._progress.place = batch.place
-            else:
-                self._progress.note(self._device, batch.place)
-            if not self._ready:
-                self._settle()
-            return batch
-        # Out of the handler: what is raised here has nothing to do with an empty deque.
-        self._refill()
-        return next(self)
+            batch, is_last = self._receive(ready.popleft()), not ready
+        if is_last:
+            self._stream.pipeline.channel.hand_out(self._device, self._held)
+        # What an interrupt takes from the user does not count as handed out, and comes next: one
+        # that comes later than this finds the user's own code.
+        if self._alone:
+            self._progress.place = batch.place
+        else:
+            self._progress.note(self._device, self._num_handed + 1, batch.place)
+            self._num_handed += 1
+        if self._receive is None:
+            del ready[0]
+        if is_last and self._mark:
+            self._reach_mark()
+        return batch
 
     def __len__(self) -> int:
         """Batches of the whole stream on this device, also after a resume, as if no record were
@@ -88,18 +93,22 @@ class DeviceFeed:
         """Wait for batches; raises what has taken the place of the next."""
         stream = self._stream
         stream.check_usable()
-        got = self._later or self._queue.get()
+        got, later, mark = self._later or self._queue.get(), deque[Batch](), 0
         if isinstance(got, Place):
             self._end(got)
             raise StopIteration
         if stream.marks is not None:
-            num, self._mark = stream.marks.first(got)
-            got, self._later = got[: num or None], got[num:] if num else []
+            num, mark = stream.marks.first(got)
+            if num:
+                got, later = deque(islice(got, num)), deque(islice(got, num, None))
         rows = sum([batch.rows for batch in got])
         num_bytes = sum([batch.held_bytes for batch in got])
         kept_rows = sum([batch.kept_rows for batch in got])
-        self._held = (len(got), rows, num_bytes, kept_rows)
-        self._ready.extend(got)
+        held = Held(len(got), rows, num_bytes, kept_rows)
+        # No call in between: an interrupt finds all of it or nothing.
+        self._held, self._later, self._mark = held, later, mark
+        self._ready = self._handed.left = got
+        self._queue.given = None
         if stream.stopped:
             # In the meantime, from another thread, which may have missed these batches.
             self.drop()
@@ -116,21 +125,18 @@ class DeviceFeed:
         if stream.marks is not None and progress.place is place:
             stream.marks.reached()
 
-    def _settle(self) -> None:
-        """All batches at hand have been handed out: they count as buffered no longer."""
-        self._stream.pipeline.channel.hand_out(self._device, *self._held)
-        if self._mark:
-            marks, place = self._stream.marks, self._progress.place
-            # With several devices the last that comes to the end of the round does it.
-            if marks is not None and place is not None and place.step == self._mark:
-                marks.reached()
-            self._mark = 0
+    def _reach_mark(self) -> None:
+        """With several devices the last that comes to the end of the round does what is to be."""
+        marks, place, mark = self._stream.marks, self._progress.place, self._mark
+        self._mark = 0
+        if marks is not None and place is not None and place.step == mark:
+            marks.reached()
 
     def drop(self) -> None:
         """Forget the batches at hand: the stream has been stopped, or this is a forked child."""
         self._handed.drop()
-        self._ready.clear()
-        self._later = []
+        # Not cleared: the user's thread may be about to hand one out.
+        self._ready, self._later = deque(), deque()
 
     def __repr__(self) -> str:
         return f"<DeviceFeed {self._stream.config.name!r} on {self.device!r}>"

@@ -7,7 +7,6 @@ import logging
 import math
 import threading
 import time
-from collections import deque
 from typing import Any
 
 from msgspec.structs import replace
@@ -41,19 +40,20 @@ class Progress:
 
     def __init__(self, num_devices: int) -> None:
         self._taken: list[float] = [0] * num_devices
-        self._ends: deque[Place] = deque()
+        self._ends: dict[int, Place] = {}
         self._rounds = 0
         self._lock = threading.Lock()
         self.place: Place | None = None
         """Where the stream stands; None before the first batch."""
 
-    def note(self, device: int, place: Place) -> None:
-        """A device, one of several, has been handed the batch that ends at `place`. With one
-        device its place is simply the stream's, and no rounds are counted."""
+    def note(self, device: int, num: int, place: Place) -> None:
+        """A device, one of several, is handed its `num`-th batch, which ends at `place`: to be
+        said again where an interrupt has come in between. With one device its place is simply the
+        stream's, and no rounds are counted."""
         with self._lock:
-            self._taken[device] += 1
-            if device == len(self._taken) - 1:
-                self._ends.append(place)
+            if device == len(self._taken) - 1 and num > self._rounds:
+                self._ends[num] = place
+            self._taken[device] = num
             self._advance()
 
     def end(self, device: int, place: Place) -> None:
@@ -66,8 +66,9 @@ class Progress:
 
     def _advance(self) -> None:
         while self._ends and self._rounds < min(self._taken):
-            self.place = self._ends.popleft()
-            self._rounds += 1
+            num = self._rounds + 1
+            self.place, self._rounds = self._ends[num], num
+            del self._ends[num]
 
 
 class Stream:

@@ -17,7 +17,7 @@ from workers.dispatch import GRACE_S, Dispatch
 from workers.errors import ClosedError, FeedError
 from workers.idle import Idle
 from workers.lead import LOOK_S
-from workers.ledger import Ledger
+from workers.ledger import Held, Ledger
 from workers.rota import Bundle, End, Lane, Rota
 from workers.silence import SLOW_S, Silence
 from workers.stats import StreamStats
@@ -251,13 +251,11 @@ class Channel:
             self._ledger.waiting[device] += batches
             self._stats.queued[device] += batches
 
-    def hand_out(
-        self, device: int, batches: int, rows: int, num_bytes: int, kept_rows: int
-    ) -> None:
-        """Batches of a device have been handed out: they are buffered no longer."""
+    def hand_out(self, device: int, held: Held) -> None:
+        """Batches of a device have been handed out: they are buffered no longer. Harmless when
+        said again, as where an interrupt came before all had been woken."""
         with self._lock:
-            self._ledger.add(-rows, -num_bytes, -kept_rows)
-            self._ledger.waiting[device] -= batches
+            self._ledger.hand_out(device, held)
             self._make_use_of_room()
 
     def _make_use_of_room(self) -> None:

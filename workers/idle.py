@@ -37,8 +37,10 @@ class Idle:
     def notify(self) -> None:
         """Wake the one that came last."""
         if self._waiting:
+            # In this order: it is the user's thread too, and an interrupt comes after a call.
+            self._waiting[-1].notify()
             self.coming += 1
-            self._waiting.pop().notify()
+            del self._waiting[-1]
 
     def notify_all(self) -> None:
         """Wake all."""

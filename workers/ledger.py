@@ -2,6 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class Held:
+    """What is buffered until a device's user has it."""
+
+    batches: int
+    rows: int
+    num_bytes: int
+    kept_rows: int
+    is_out: bool = False
+    """Whether it is counted as handed out."""
+
 
 class Ledger:
     """Counts rows and bytes from a call's return until they are handed to the user.
@@ -53,3 +67,13 @@ class Ledger:
         self.kept_rows += kept_rows
         self.peak_rows = max(self.peak_rows, self.rows)
         self.peak_bytes = max(self.peak_bytes, self.bytes)
+
+    def hand_out(self, device: int, held: Held) -> None:
+        """Count out what a device's user has, once however often it is said. There is no call in
+        between, where an interrupt could come."""
+        if not held.is_out:
+            self.rows -= held.rows
+            self.bytes -= held.num_bytes
+            self.kept_rows -= held.kept_rows
+            self.waiting[device] -= held.batches
+            held.is_out = True

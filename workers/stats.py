@@ -6,7 +6,7 @@ are counted with integers alone; time is taken only where somebody waits, or cal
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sized
 from typing import Any, NamedTuple
 
 from workers.spec import RunSpec, StreamSpec
@@ -163,8 +163,8 @@ class Handed:
     """
 
     def __init__(self) -> None:
-        self.num_left: Callable[[], int] = lambda: 0
-        """How many batches of the last group are not handed out."""
+        self.left: Sized = ()
+        """The batches of the last group that are not handed out."""
         # Batches, rows and bytes taken, and those of the last group.
         self._taken = (0, 0, 0, 1, 0, 0)
         self._shown = (0, 0, 0)
@@ -177,14 +177,14 @@ class Handed:
         )  # fmt: skip
 
     def drop(self) -> None:
-        """What is left will not be handed out; before it is forgotten."""
-        self._taken = (*self.read(), 1, 0, 0)
+        """What is left will not be handed out."""
+        self._taken, self.left = (*self.read(), 1, 0, 0), ()
 
     def read(self) -> tuple[int, int, int]:
         """Batches, rows and bytes handed out. They never fall: a reader may find the rest of a new
         group beside the counts without it."""
         batches, rows, num_bytes, num, group_rows, group_bytes = self._taken
-        left = min(num, self.num_left()) if batches else 0
+        left = min(num, len(self.left)) if batches else 0
         seen = (
             batches - left, rows - group_rows * left // num, num_bytes - group_bytes * left // num
         )  # fmt: skip

@@ -22,13 +22,17 @@ _YIELD_S = 0.001
 class HostQueue:
     """Batches on their way from the enqueuer to the user of one device, at most `capacity`.
 
-    `put` and `finish` are the enqueuer's, `get` is the user's, `close` anybody's.
+    `put` and `finish` are the enqueuer's, `get` is the user's, `close` anybody's. The user's thread
+    may be interrupted, as by Ctrl-C: Python looks for signals after each call and where a function
+    begins. What it does is therefore done by assignments that have no call between them.
     """
 
     def __init__(self, capacity: int, describe_wait: Callable[[], str]) -> None:
         self.capacity = capacity
         self._describe_wait = describe_wait
         self._batches: deque[Batch] = deque()
+        self.given: deque[Batch] | None = None
+        """What `get` gave last, until the user has put it where it will be found, and says None."""
         self._ending: Place | FeedError | None = None
         self._lock = threading.Lock()
         # The user waits here while there is no batch.
@@ -90,21 +94,24 @@ class HostQueue:
                 self._ending = ending
             self._filled.notify_all()
 
-    def get(self) -> list[Batch] | Place:
+    def get(self) -> deque[Batch] | Place:
         """All batches that are there, waiting for the first; after them the end of the stream.
+        They are `given`, and given again while that is not None.
 
         Raises the error that took the place of the next batch; `ClosedError` after `close`.
         """
         with self._lock:
-            if not self._batches and self._ending is None:
-                self._wait_for_batch()
-            if self._batches and not isinstance(self._ending, ClosedError):
-                batches = list(self._batches)
-                self._batches.clear()
+            if self.given is None:
+                if not self._batches and self._ending is None:
+                    self._wait_for_batch()
+                rest: deque[Batch] = deque()
+                if self._batches and not isinstance(self._ending, ClosedError):
+                    self.given, self._batches = self._batches, rest
+            if self.given is not None:
                 if self._enqueuer_waits:
-                    self._enqueuer_waits = False
                     self._drained.notify()
-                return batches
+                    self._enqueuer_waits = False
+                return self.given
             ending = self._ending
         assert ending is not None
         if isinstance(ending, FeedError):
@@ -116,6 +123,7 @@ class HostQueue:
         with self._lock:
             if not isinstance(self._ending, FeedError):
                 self._ending = ClosedError("the feed is stopped")
+            self.given = None
             self._batches.clear()
             self._filled.notify_all()
             self._drained.notify_all()

@@ -54,7 +54,6 @@ class Consumer:
         self._ready: deque[Batch] = deque()
         self._place: Any = None
         self._handed = Handed()
-        self._handed.num_left = self._ready.__len__
         self._began = time.monotonic()
         self._told_at = 0
         # Batches that are dropped tell of themselves, through their slots; so later than that.
@@ -83,30 +82,30 @@ class Consumer:
         return self
 
     def __next__(self) -> Batch:
-        try:
-            batch = self._ready.popleft()
-        except IndexError:
-            pass
-        else:
-            inbox = self._inbox
-            reading: Any = inbox.reading
-            if inbox.landing is not None:
-                batch = self._land(batch)
-            self._place = batch.place
-            point("consumer.handed")
-            inbox.handed = handed = inbox.handed + 1
-            if (
-                reading.lends
-                and handed - reading.base - reading.plane.num_released > self._most_held
-            ):
-                batch = self._copy(batch)
-            if handed - self._told_at >= self._tell_every:
-                self._told_at = handed
+        while not (ready := self._ready):
+            self._refill()
+        inbox, used = self._inbox, self._place
+        reading: Any = inbox.reading
+        handed = inbox.handed + 1
+        on_host = inbox.landing is None
+        batch = ready[0] if on_host else self._land(ready.popleft())
+        point("consumer.handed")
+        if reading.lends and handed - reading.base - reading.plane.num_released > self._most_held:
+            batch = self._copy(batch)
+        # What an interrupt takes from the user does not count as handed out, and comes next.
+        self._place, inbox.handed = batch.place, handed
+        if on_host:
+            del ready[0]
+        if handed - self._told_at >= self._tell_every:
+            try:
                 self._receiver.waker.wake()
-            return batch
-        # Out of the handler: what is raised here has nothing to do with an empty deque.
-        self._refill()
-        return next(self)
+                self._told_at = handed
+            except BaseException:
+                self._place, inbox.handed = used, handed - 1
+                if on_host:
+                    ready.appendleft(batch)
+                raise
+        return batch
 
     def _refill(self) -> None:
         """Wait for batches; raises what has taken the place of the next."""
@@ -117,10 +116,12 @@ class Consumer:
             self._receiver.waker.wake()
         got = self._inbox.batches.get()
         self._tell_every = 2 * self._reading.tell_every
-        if not isinstance(got, list):
+        if not isinstance(got, deque):
             self._place = got
             raise StopIteration
-        self._ready.extend(got)
+        # No call in between: an interrupt finds all of it or nothing.
+        self._ready = self._handed.left = got
+        self._inbox.batches.given = None
         rows = sum([batch.rows for batch in got])
         self._handed.take(len(got), rows, self._reading.count_bytes(got, rows))
 
@@ -251,7 +252,7 @@ class Consumer:
             return
         self._unusable = ClosedError("the consumer is closed")
         self._forgotten.detach()
-        self._ready.clear()
+        self._ready = deque()
         self._receiver.ask(self._receiver.stop)
         self._scope.close(_STOP_S)
         self._handed.drop()
@@ -266,7 +267,7 @@ class Consumer:
             "children with the spawn method"
         )
         self._handed.drop()
-        self._ready.clear()
+        self._ready = deque()
 
     def _check_forked(self) -> None:
         if isinstance(self._unusable, ForkedError):

@@ -24,6 +24,7 @@ from feeder.transport.memfd import Arena, ArenaSlot
 from workers.batch import Batch
 from workers.chunks import Columns
 from workers.errors import in_words
+from workers.ledger import Held
 from workers.position import Place
 from workers.resuming import Resume
 
@@ -208,7 +209,7 @@ class Delivery:
         for run, queue, batches in sent:
             rows = sum([batch.rows for batch in batches])
             num_bytes = sum([batch.held_bytes for batch in batches])
-            run.pipeline.channel.hand_out(queue, len(batches), rows, num_bytes, 0)
+            run.pipeline.channel.hand_out(queue, Held(len(batches), rows, num_bytes, 0))
 
     def let_go(self, lease: Lease, news: News) -> None:
         """A consumer has used batches: chunks that were kept for snapshots there are not needed
@@ -219,7 +220,7 @@ class Delivery:
             self._feed.slots.release(lease.queue, slots)
         kept_rows = sum([batch.kept_rows for batch in batches[news.num_stale :]])
         if kept_rows and news.run is not None:
-            news.run.pipeline.channel.hand_out(lease.queue, 0, 0, 0, kept_rows)
+            news.run.pipeline.channel.hand_out(lease.queue, Held(0, 0, 0, kept_rows))
 
 
 def make_fault(generation: bytes, error: FeedError, sequence: int | None) -> say.Fault:

@@ -16,6 +16,7 @@ from feeder.transport.outbox import Outbox
 from feeder.transport.recipes import Recipe
 from workers.batch import Batch
 from workers.errors import in_words
+from workers.ledger import Held
 from workers.pipeline import Pipeline
 from workers.resuming import Resume
 from workers.stats import StreamStats, num_lanes
@@ -192,7 +193,8 @@ class ServedFeed:
 
         def discard(queue: int, batch: Batch) -> None:
             self.slots.free(queue, batch.arrays)
-            pipeline.channel.hand_out(queue, 1, batch.rows, batch.held_bytes, batch.kept_rows)
+            held = Held(1, batch.rows, batch.held_bytes, batch.kept_rows)
+            pipeline.channel.hand_out(queue, held)
 
         outboxes = [
             Outbox(step, partial(discard, queue), self.account.queues[queue].starved)

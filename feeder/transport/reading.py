@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from feeder.errors import ProtocolError
@@ -94,7 +94,7 @@ class Reading:
             self._expected += len(group.slots)
         return batches
 
-    def count_bytes(self, batches: list[Batch], rows: int) -> int:
+    def count_bytes(self, batches: Sequence[Batch], rows: int) -> int:
         """Bytes of batches that have `rows` rows in all."""
         if self._is_uniform:
             return rows * self._row_bytes

@@ -16,7 +16,7 @@ from unit.small import WAIT_S, Aside
 from workers import channel as channel_module
 from workers import dispatch as dispatch_module
 from workers.channel import Channel
-from workers.ledger import Ledger
+from workers.ledger import Held, Ledger
 from workers.position import Lanes
 from workers.rota import Lane, Rota
 from workers.silence import SLOW_S, Silence
@@ -409,7 +409,7 @@ def test_who_leads_and_waits_for_room_is_idle(
     assert waits.wait(WAIT_S)
     now = time.monotonic()
     assert idle.read(now + 1) - idle.read(now) == pytest.approx(1)
-    aloof.hand_out(0, 1, aloof._ledger.max_rows, 0, 0)
+    aloof.hand_out(0, Held(1, aloof._ledger.max_rows, 0, 0))
     leader.result()
     assert idle.read(now + 9) == idle.read(now + 8)
     aloof.close()
@@ -444,7 +444,7 @@ def test_a_merge_whose_calls_the_bound_holds_back_waits_for_room(
         clocks = (stats.room, stats.chunks, stats.lanes[lane.number])
         assert [clock.since is not None for clock in clocks] == [True, False, False]
         assert lane.wanted_since is None
-    channel.hand_out(0, 1, 1000, 0, 0)
+    channel.hand_out(0, Held(1, 1000, 0, 0))
     if leads:
         assert merge.result() is None
     else:

@@ -4,6 +4,7 @@ of the device."""
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -140,13 +141,22 @@ class CudaQueue:
         `ConfigError` for what is none."""
         self._named_stream = None if stream is None else self.driver.stream_of(stream)
 
-    def get(self) -> list[Batch] | Place:
+    @property
+    def given(self) -> deque[Batch] | None:
+        """What `get` gave last, until the user has it and says None."""
+        return self._ready.given
+
+    @given.setter
+    def given(self, given: None) -> None:
+        self._ready.given = given
+
+    def get(self) -> deque[Batch] | Place:
         """All batches that are there, each to be received before it is used, waiting for the
         first; after them the end of the stream. Raises the error in the next one's place."""
         if self._failure is not None:
             raise self._failure.with_traceback(None)
         got = self._ready.get()
-        if isinstance(got, list):
+        if isinstance(got, deque):
             self._num_got += len(got)
         return got
 
