@@ -49,6 +49,8 @@ def decode(
     num_bytes = data.nbytes if isinstance(data, memoryview) else len(data)
     if num_bytes > most:
         raise ProtocolError(f"{peer} sent {num_bytes} bytes, expected at most {most}")
+    if from_consumer and num_bytes > CONTROL_BYTES:
+        _check_rest(memoryview(data), peer)
     try:
         fields = msgpack.unpackb(
             data,
@@ -69,6 +71,35 @@ def decode(
         return msgspec.convert(fields, kind, builtin_types=(bytes,))
     except Exception as error:
         raise ProtocolError(f"{peer} sent a bad {kind.__name__}: {_shown(error)}") from error
+
+
+_FIXMAPS, _BINS = range(0x80, 0x90), {0xC4: 1, 0xC5: 2, 0xC6: 4}
+"""First bytes of what is a small map, and of what is bytes: how many bytes its length has."""
+
+
+def _check_rest(data: memoryview, peer: str) -> None:
+    """Raise `ProtocolError` where a large message is more than a position beside 64 KiB of other
+    fields: each byte of these may be an object, which takes a hundred times as much."""
+    at, rest = 1, 0
+    num = data[0] - _FIXMAPS[0] if data[0] in _FIXMAPS else 0
+    for _ in range(2 * num):
+        if at < len(data) and data[at] in _BINS:
+            head = at + 1 + _BINS[data[at]]
+            at = head + int.from_bytes(data[at + 1 : head], "big")
+            continue
+        unpacker = msgpack.Unpacker()
+        unpacker.feed(data[at : at + CONTROL_BYTES])
+        try:
+            unpacker.skip()
+        except Exception:
+            break
+        at += unpacker.tell()
+        rest += unpacker.tell()
+    if at != len(data) or rest > CONTROL_BYTES:
+        raise ProtocolError(
+            f"{peer} sent {len(data)} bytes that are no message: expected a map with at most "
+            f"{CONTROL_BYTES} bytes beside its position"
+        )
 
 
 def _kind_of(fields: Any, peer: str, known: dict[str, type[Message]]) -> type[Message]:

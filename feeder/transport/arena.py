@@ -189,8 +189,8 @@ class ArenaSlots:
         if size * num > self._max_arena_bytes:
             raise TransportError(
                 f"a batch of {num_bytes} bytes needs shared memory of {size * num} bytes for "
-                f"{num} slots, but max_arena_bytes is {self._max_arena_bytes}; make batches or "
-                "credit smaller, or raise it"
+                f"{num} slots, expected at most {self._max_arena_bytes}; make batches or credit "
+                "smaller"
             )
         reserve = self._reserve.pop(device, None)
         if reserve is not None and reserve.num_backed > size * num:

@@ -191,8 +191,9 @@ class Consumer:
     def snapshot(self) -> Snapshot:
         """The position with the leftover rows, as the server has them. Raises `RemoteError` where
         the server does not know them: just after it was found again, or before the first batch
-        (`state_dict` is always there)."""
-        self._check_forked()
+        (`state_dict` is always there); `ClosedError` after `close`."""
+        if self._unusable is not None:
+            raise self._unusable
         self._inbox.tally.ask(time.monotonic())
         receiver, request = self._receiver, next(self._requests)
         receiver.ask(lambda: receiver.ask_snapshot(request))

@@ -9,25 +9,26 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import logging
 import math
 import os
 import select
 import socket
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from feeder.errors import TransportError
 from feeder.transport.attaching import ARENA, Attachment, Given, attach, peer_of
+from feeder.transport.quiet import QuietLog
 
 __all__ = ["Attachment", "Connection", "Given", "Listener", "attach"]
 
-logger = logging.getLogger("feeder")
-
 NONCE_BYTES = 16
 _BACKLOG = 128
+_MOST_AT_ONCE = 1024
+"""Peers that are accepted before anybody else is looked after."""
 
 
 class Connection:
@@ -103,13 +104,13 @@ class Listener:
         limit_s: float = 2.0,
         max_half_open: int = 64,
         clock: Callable[[], float] = time.monotonic,
-        refused: Callable[[str], None] = logger.warning,
+        refused: Callable[[str], None] | None = None,
     ) -> None:
         self.path = path
         self._limit_s = limit_s
         self._max_half_open = max_half_open
         self._clock = clock
-        self._refused = refused
+        self._refused = refused or partial(QuietLog().warn, "%s")
         self._nonces: set[bytes] = set()
         self._half_open: dict[int, _HalfOpen] = {}
         self._sock = _listen(Path(path))
@@ -136,11 +137,11 @@ class Listener:
 
     def on_readable(self) -> list[Connection]:
         """Accept whom there is; the peers that have now presented a good nonce."""
-        connections = []
+        connections: list[Connection] = []
         for descriptor, _ in self._epoll.poll(0):
             peer = self._half_open.get(descriptor)
             if peer is None:
-                self._accept()
+                connections += self._accept()
             elif (connection := self._greet(peer)) is not None:
                 connections.append(connection)
         return connections
@@ -161,26 +162,34 @@ class Listener:
             if os.stat(self.path).st_ino == self._inode:
                 os.unlink(self.path)
 
-    def _accept(self) -> None:
-        for _ in range(_BACKLOG):
+    def _accept(self) -> list[Connection]:
+        """Let in whoever has presented a good nonce by now, and see to it that the others do. Where
+        they are too many, the one that has been silent for longest makes room."""
+        connections = []
+        for _ in range(_MOST_AT_ONCE):
             try:
                 sock, _ = self._sock.accept()
             except BlockingIOError:
-                return
+                break
             except OSError as error:
                 # No descriptor is left, or the peer is gone again: the others can be served.
                 self._refused(f"a peer of {self.path!r} could not be accepted: {error}")
-                return
+                break
             sock.setblocking(False)
             pid, uid = peer_of(sock)
             peer = _HalfOpen(sock, pid, self._clock() + self._limit_s)
             if uid != os.geteuid():
                 self._drop(peer, f"is of user {uid}, expected {os.geteuid()}")
-            elif len(self._half_open) >= self._max_half_open:
-                self._drop(peer, f"came while {self._max_half_open} others had no nonce presented")
-            else:
+            elif (connection := self._greet(peer)) is not None:
+                connections.append(connection)
+            elif sock.fileno() >= 0:
+                if len(self._half_open) >= self._max_half_open:
+                    oldest = next(iter(self._half_open.values()))
+                    num = self._max_half_open
+                    self._drop(oldest, f"had presented no nonce when {num} others had not either")
                 self._half_open[sock.fileno()] = peer
                 self._epoll.register(sock, select.EPOLLIN)
+        return connections
 
     def _greet(self, peer: _HalfOpen) -> Connection | None:
         try:

@@ -13,6 +13,7 @@ from feeder.transport.accounts import FeedAccount
 from feeder.transport.arena import ArenaSlots
 from feeder.transport.faults import point
 from feeder.transport.outbox import Outbox
+from feeder.transport.quiet import QuietLog
 from feeder.transport.recipes import Recipe
 from workers.batch import Batch
 from workers.errors import in_words
@@ -69,6 +70,7 @@ class ServedFeed:
         # Counts what was asked: what is made for an older wish is thrown away.
         self._number = 0
         self._tokens, self._refilled_at = float(_REWINDS), time.monotonic()
+        self._log = QuietLog()
         config = recipe.config
         self.counted = StreamStats.of(config.stream, config.run, len(config.devices))
         """What its streams have done, one after the other."""
@@ -167,17 +169,20 @@ class ServedFeed:
                 self._fail(number, failed)
 
     def _may_rewind(self, number: int) -> bool:
-        """Wait until the feed may be begun again; False where that is wanted no more."""
+        """Wait until the feed may be begun again; False where that is wanted no more, which costs
+        nothing: who comes after those that came and went too often waits for one interval."""
         with self._changed:
-            now = time.monotonic()
-            passed, self._refilled_at = now - self._refilled_at, now
-            self._tokens = min(_REWINDS, self._tokens + passed / _REWIND_INTERVAL_S) - 1.0
-            if self._tokens >= 0.0:
-                return number == self._number
-            logger.warning("feed %r is begun again too often; it waits", self.name)
-            wait_s = -self._tokens * _REWIND_INTERVAL_S
-            self._changed.wait_for(lambda: number != self._number, wait_s)
-            return number == self._number
+            while number == self._number:
+                now = time.monotonic()
+                passed, self._refilled_at = now - self._refilled_at, now
+                self._tokens = min(_REWINDS, self._tokens + passed / _REWIND_INTERVAL_S)
+                if self._tokens >= 1.0:
+                    self._tokens -= 1.0
+                    return True
+                self._log.warn("feed %r is begun again too often; it waits", self.name)
+                wait_s = (1.0 - self._tokens) * _REWIND_INTERVAL_S
+                self._changed.wait_for(lambda: number != self._number, wait_s)
+            return False
 
     def _fail(self, number: int, error: FeedError) -> None:
         with self._changed:

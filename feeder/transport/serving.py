@@ -256,6 +256,11 @@ class Serving:
                     self._known.discard(peer)
                     self.watching.forget(peer)
                     self._lose(peer)
+                else:
+                    self._log.warn(
+                        "a peer at %s left, or was sent away, before it had asked for anything",
+                        event.endpoint,
+                    )
             elif event.kind in (zmq.EVENT_HANDSHAKE_FAILED_AUTH,
                                 zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL):  # fmt: skip
                 self._log.warn("a peer was not let in: %s", event.kind.name)

@@ -299,6 +299,7 @@ def test_nothing_comes_after_the_end(machine: Machine) -> None:
     try:
         (batch,) = queue.get()  # type: ignore[misc]
         assert queue.receive(batch)["x"].tolist() == list(range(64))
+        queue.given = None
         for _ in range(2):
             with pytest.raises(feeder.FeedError, match="first"):
                 queue.get()

@@ -406,7 +406,22 @@ BAD: dict[str, tuple[bytes, str]] = {
     "ext of 4 GiB": (b"\x81\xa1a\xc9\xff\xff\xff\xff\x01", "max_ext_len"),
     "cut off": (encode(BY_NAME["Open"])[:-1], "incomplete input"),
     "500 deep": (b"\x91" * 500 + b"\x01", "sent a list, expected a map"),
-    "100,000 deep": (b"\x91" * 100_000 + b"\x01", "not msgpack, or too deep"),
+    "60,000 deep": (b"\x91" * 60_000 + b"\x01", "not msgpack, or too deep"),
+    "100,000 deep": (b"\x91" * 100_000 + b"\x01", "65536 bytes beside its position"),
+    "large and no map": (b"\xc4\xff" + bytes(100_000), "65536 bytes beside its position"),
+    "many lists": (
+        changed("Bye", generation=["HERE"]).replace(
+            msgpack.packb("HERE"), b"\xdc\x04\x00" + (b"\xdc\x04\x00" + b"\x90" * 1024) * 1024
+        ),
+        "65536 bytes beside its position",
+    ),
+    "many fields": (
+        b"\x82" + (b"\xa4type" + msgpack.packb(["x" * 60_000])) * 2,
+        "65536 bytes beside its position",
+    ),
+    "more after a large position": (
+        encode(BY_NAME["Open"])[:-1] + bytes(100_000), "65536 bytes beside its position"
+    ),
     "500 deep in a field": (
         changed("Bye", generation=["HERE"]).replace(
             msgpack.packb("HERE"), b"\x91" * 500 + b"\x01"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import socket
 import threading
 import time
 from types import SimpleNamespace
@@ -143,3 +144,54 @@ def test_a_new_server_goes_on_without_a_queue_whose_consumer_has_had_everything(
         rest = [batch.step for batch in late]
     assert sorted([*steps, first, *rest]) == list(range(len(steps) + 1 + len(rest)))
     assert first == 1 and len(rest) >= len(steps) - 2
+
+
+def test_who_comes_after_many_that_came_and_went_waits_for_one_interval(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What is not wanted any more when its turn has come costs nothing."""
+    made, make_run = [], ServedFeed._make
+
+    def count(self: ServedFeed, *args: Any) -> None:
+        made.append(time.monotonic())
+        make_run(self, *args)
+
+    monkeypatch.setattr(ServedFeed, "_make", count)
+    monkeypatch.setattr(served_feeds, "_REWIND_INTERVAL_S", 0.2)
+    with serving(factory) as server:
+        for _ in range(60):
+            feeder.connect(server.addresses[0]).close()
+        asked = time.monotonic()
+        with reading(server) as consumer:
+            assert next(consumer).step == 0
+    # One interval by the clock of the limit, and what a slow machine takes: not sixty of them.
+    assert made[-1] - asked < 6.0
+
+
+@pytest.mark.parametrize("said", [b"", b"GET / HTTP/1.1\r\n\r\n", b"\xff" + bytes(8) + b"\x7f"])
+def test_of_who_is_hung_up_on_before_it_asks_there_is_a_line_in_the_log(said: bytes) -> None:
+    heard = Heard("before it had asked for anything")
+    logging.getLogger("feeder").addHandler(heard)
+    try:
+        with serving(factory, "tcp") as server, reading(server) as consumer:
+            port = int(server.addresses[0].rpartition(":")[2])
+            with socket.create_connection(("127.0.0.1", port)) as sock:
+                sock.sendall(said)
+            assert heard.event.wait(WAIT_S)
+            assert next(consumer).step == 0
+    finally:
+        logging.getLogger("feeder").removeHandler(heard)
+
+
+def test_of_many_who_present_no_good_nonce_there_are_few_lines(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with serving(factory) as server, reading(server) as consumer:
+        path = consumer._reading.opened.shared.path
+        for _ in range(200):
+            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
+                sock.connect(path)
+                sock.send(bytes(16))
+                assert sock.recv(1) == b""
+    lines = [record for record in caplog.records if "was sent away" in record.getMessage()]
+    assert 1 <= len(lines) < 100

@@ -396,7 +396,7 @@ def test_a_batch_beyond_the_cap_is_an_error_that_names_it() -> None:
     slots = make(2, max_arena_bytes=384)
     lend(slots, rows=4)
     assert slots.take(0, COLUMNS, 8).arena.slot_bytes == 128
-    with pytest.raises(TransportError, match=r"max_arena_bytes is 384"):
+    with pytest.raises(TransportError, match=r"expected at most 384"):
         slots.take(0, COLUMNS, 100)
 
 

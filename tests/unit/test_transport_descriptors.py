@@ -156,13 +156,29 @@ def test_who_says_nothing_is_sent_away_in_time(door: Door, path: Path) -> None:
 
 
 def test_who_says_nothing_is_bounded_in_number(path: Path) -> None:
+    """The one that has been silent for longest makes room."""
     door = Door(path, max_half_open=2)
     socks = [raw(path) for _ in range(4)]
     door.accept()
     assert len(door.refused) == 2
-    assert hung_up(socks[2]) and hung_up(socks[3])
+    assert hung_up(socks[0]) and hung_up(socks[1])
     for sock in socks:
         sock.close()
+    door.listener.close()
+
+
+def test_who_presents_its_nonce_comes_in_however_many_say_nothing(path: Path) -> None:
+    door = Door(path, max_half_open=2)
+    silent = [raw(path) for _ in range(3)]
+    nonces = [bytes([i]) * 16 for i in range(100)]
+    for nonce in nonces:
+        door.listener.expect(nonce)
+    attachments = [attach(str(path), nonce, WAIT_S) for nonce in nonces]
+    connections = door.accept()
+    assert [connection.nonce for connection in connections] == nonces
+    assert len(door.refused) == 1 and hung_up(silent[0])
+    for end in (*connections, *attachments, *silent):
+        end.close()
     door.listener.close()
 
 
