@@ -25,6 +25,7 @@ from feeder.transport.lease import Lease, Peer
 from feeder.transport.presence import Presence
 from feeder.transport.quiet import QuietLog
 from feeder.transport.security import read_event
+from feeder.transport.strangers import Strangers
 from feeder.transport.waker import Waker
 from feeder.transport.watching import Watching
 
@@ -50,6 +51,7 @@ class Serving:
         self._known: set[Peer] = set()
         self._stopping: str | None = None
         self._log = QuietLog()
+        self._strangers = Strangers(self._log)
         self._tell_at = time.monotonic() + _TELL_S
         self._expires_at = math.inf
         self._poller = zmq.Poller()
@@ -107,7 +109,7 @@ class Serving:
     def _look_at_clock(self, now: float) -> None:
         """Do what is due at `now`: whoever spoke up to then must have been heard."""
         deadlines = [desk.expire(now) for desk in self._desks.values()]
-        self._expires_at = min(self._presence.expire(now), *deadlines)
+        self._expires_at = min(self._presence.expire(now), self._strangers.expire(now), *deadlines)
         if now >= self._tell_at:
             self._tell_at = now + _TELL_S
             for desk in self._desks.values():
@@ -155,7 +157,8 @@ class Serving:
         if isinstance(message, say.Open | say.Look):
             # What broke before it came must be known first: its descriptor may be this one's now.
             self._look_at_events(peer.router, self._doors[peer.router])
-            self._descriptors[peer.router, frame.get(zmq.SRCFD)] = peer
+            self._descriptors[peer.router, descriptor := frame.get(zmq.SRCFD)] = peer
+            self._strangers.knows(peer.router, descriptor)
             self._greet(peer, message)
             return
         if peer not in self._known:
@@ -250,17 +253,13 @@ class Serving:
 
     def _look_at_events(self, number: int, door: Door) -> None:
         while (event := read_event(door.monitor)) is not None:
+            self._strangers.hear(number, event)
             if event.kind == zmq.EVENT_DISCONNECTED:
                 peer = self._descriptors.pop((number, event.value), None)
                 if peer is not None:
                     self._known.discard(peer)
                     self.watching.forget(peer)
                     self._lose(peer)
-                else:
-                    self._log.warn(
-                        "a peer at %s left, or was sent away, before it had asked for anything",
-                        event.endpoint,
-                    )
             elif event.kind in (zmq.EVENT_HANDSHAKE_FAILED_AUTH,
                                 zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL):  # fmt: skip
                 self._log.warn("a peer was not let in: %s", event.kind.name)
