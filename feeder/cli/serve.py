@@ -76,7 +76,7 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def allow_many_consumers() -> None:
-    """Let the process have as many descriptors as it may: a consumer takes four, and where there is
+    """Let the process have as many descriptors as it may: a consumer takes six, and where there is
     none for the next connection to a unix socket, ZeroMQ ends the process."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _DESCRIPTORS)

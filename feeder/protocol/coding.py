@@ -73,16 +73,19 @@ def decode(
         raise ProtocolError(f"{peer} sent a bad {kind.__name__}: {_shown(error)}") from error
 
 
-_FIXMAPS, _BINS = range(0x80, 0x90), {0xC4: 1, 0xC5: 2, 0xC6: 4}
-"""First bytes of what is a small map, and of what is bytes: how many bytes its length has."""
+_FIXMAPS, _MAP16, _BINS = range(0x80, 0x90), 0xDE, {0xC4: 1, 0xC5: 2, 0xC6: 4}
+"""First bytes of maps, and of what is bytes: how many bytes its length has."""
 
 
 def _check_rest(data: memoryview, peer: str) -> None:
     """Raise `ProtocolError` where a large message is more than a position beside 64 KiB of other
     fields: each byte of these may be an object, which takes a hundred times as much."""
-    at, rest = 1, 0
-    num = data[0] - _FIXMAPS[0] if data[0] in _FIXMAPS else 0
-    for _ in range(2 * num):
+    at, rest, num = 1, 0, 0
+    if data[0] in _FIXMAPS:
+        num = data[0] - _FIXMAPS[0]
+    elif data[0] == _MAP16:
+        at, num = 3, int.from_bytes(data[1:3], "big")
+    for _ in range(2 * min(num, _MAX_KEYS)):
         if at < len(data) and data[at] in _BINS:
             head = at + 1 + _BINS[data[at]]
             at = head + int.from_bytes(data[at + 1 : head], "big")

@@ -556,3 +556,11 @@ def test_a_small_message_does_not_take_much_memory(data: bytes) -> None:
     finally:
         tracemalloc.stop()
     assert peak < 16 * 1024 * 1024
+
+
+def test_a_large_position_may_be_in_a_map_of_either_size() -> None:
+    message = msgspec.structs.replace(BY_NAME["Open"], token=bytes(200_000))
+    data = encode(message)
+    assert decode(data, from_consumer=True) == message
+    wide = b"\xde" + (data[0] - 0x80).to_bytes(2, "big") + data[1:]
+    assert decode(wide, from_consumer=True) == message
