@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from feeder.checkpoint.policy import Checkpointing
     from feeder.checkpoint.store import CheckpointStore
     from feeder.coordinator import Coordinator
+    from feeder.devicefeed import DeviceFeed
     from feeder.errors import (
         AuthError,
         CheckpointError,
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
         StuckWorkerError,
         TransportError,
     )
-    from feeder.feed import DeviceFeed, Feed
+    from feeder.feed import Feed
     from feeder.snapshot import Snapshot
     from feeder.transport.connecting import connect
     from feeder.transport.consumer import Consumer
@@ -89,7 +90,7 @@ _HOMES = {
     "Consumer": "feeder.transport.consumer",
     "Coordinator": "feeder.coordinator",
     "Cut": "workers.batch",
-    "DeviceFeed": "feeder.feed",
+    "DeviceFeed": "feeder.devicefeed",
     "Feed": "feeder.feed",
     "Server": "feeder.transport.server",
     "Snapshot": "feeder.snapshot",

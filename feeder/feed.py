@@ -1,145 +1,21 @@
-"""A feed: a named stream of batches, and what each of its devices sees of it."""
+"""A feed: a named stream of batches."""
 
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Sequence
-from itertools import islice
 from typing import Any
 
-from feeder.devices.cuda.queue import CudaQueue
-from feeder.errors import ClosedError, ConfigError, ResumeError
-from feeder.length import num_batches
+from feeder.devicefeed import DeviceFeed
+from feeder.errors import ConfigError, ResumeError
 from feeder.metrics.figures import AS_GREATEST, FeedFigures
 from feeder.snapshot import Snapshot
 from feeder.statedict import STATE_KEY, unpack_state_dict
 from feeder.stream import Stream
 from feeder.token import name_of
 from workers.batch import Batch
-from workers.ledger import Held
-from workers.position import Place
 
 logger = logging.getLogger("feeder")
-
-
-class DeviceFeed:
-    """The batches of one device, in order: an iterator, used by one thread at a time."""
-
-    def __init__(self, stream: Stream, device: int) -> None:
-        self._stream = stream
-        self._device = device
-        self._queue = queue = stream.queues[device]
-        # What a GPU's queue still has to do for a batch when it is handed out.
-        self._receive = queue.receive if isinstance(queue, CudaQueue) else None
-        self._progress = stream.progress
-        self._alone = len(stream.queues) == 1
-        self._ready: deque[Batch] = deque()
-        self._handed = stream.counted.handed[device]
-        self._held = Held(0, 0, 0, 0)
-        self._num_handed = 0  # counted where there are several devices
-        # Where something is to be done at a batch: those after it, and where its round ends.
-        self._later: deque[Batch] = deque()
-        self._mark = 0
-
-    @property
-    def device(self) -> str:
-        """The name of the device."""
-        return self._stream.config.devices[self._device]
-
-    def __iter__(self) -> DeviceFeed:
-        return self
-
-    def __next__(self) -> Batch:
-        while not (ready := self._ready):
-            self._refill()
-        if self._receive is None:
-            batch, is_last = ready[0], len(ready) == 1
-        else:
-            batch, is_last = self._receive(ready.popleft()), not ready
-        if is_last:
-            self._stream.pipeline.channel.hand_out(self._device, self._held)
-        # What an interrupt takes from the user does not count as handed out, and comes next: one
-        # that comes later than this finds the user's own code.
-        if self._alone:
-            self._progress.place = batch.place
-        else:
-            self._progress.note(self._device, self._num_handed + 1, batch.place)
-            self._num_handed += 1
-        if self._receive is None:
-            del ready[0]
-        if is_last and self._mark:
-            self._reach_mark()
-        return batch
-
-    def __len__(self) -> int:
-        """Batches of the whole stream on this device, also after a resume, as if no record were
-        left out; `TypeError` where that is not known: it is for sources and a number of epochs."""
-        length = num_batches(self._stream.config, self._device)
-        if length is None:
-            raise TypeError("the length of this feed is not known")
-        return length
-
-    def __bool__(self) -> bool:
-        return True  # Else `if feed` would ask for its length.
-
-    def work_on(self, stream: Any) -> None:
-        """Say which stream of the GPU the work on its batches goes to. Raises `ConfigError`."""
-        if not isinstance(self._queue, CudaQueue):
-            raise ConfigError(f"stream is {stream!r}, but {self.device!r} is no GPU; leave it out")
-        self._queue.work_on(stream)
-
-    def _refill(self) -> None:
-        """Wait for batches; raises what has taken the place of the next."""
-        stream = self._stream
-        stream.check_usable()
-        got, later, mark = self._later or self._queue.get(), deque[Batch](), 0
-        if isinstance(got, Place):
-            self._end(got)
-            raise StopIteration
-        if stream.marks is not None:
-            num, mark = stream.marks.first(got)
-            if num:
-                got, later = deque(islice(got, num)), deque(islice(got, num, None))
-        rows = sum([batch.rows for batch in got])
-        num_bytes = sum([batch.held_bytes for batch in got])
-        kept_rows = sum([batch.kept_rows for batch in got])
-        held = Held(len(got), rows, num_bytes, kept_rows)
-        # No call in between: an interrupt finds all of it or nothing.
-        self._held, self._later, self._mark = held, later, mark
-        self._ready = self._handed.left = got
-        self._queue.given = None
-        if stream.stopped:
-            # In the meantime, from another thread, which may have missed these batches.
-            self.drop()
-            raise ClosedError(f"feed {stream.config.name!r} is stopped")
-        self._handed.take(len(got), rows, num_bytes)
-
-    def _end(self, place: Place) -> None:
-        """There are no more batches: the stream has ended at `place`."""
-        stream, progress = self._stream, self._progress
-        # A stream that had ended before it began stays where it was, leftover and all.
-        if stream.pipeline.start_cut.finished or progress.place is place:
-            return
-        progress.end(self._device, place)
-        if stream.marks is not None and progress.place is place:
-            stream.marks.reached()
-
-    def _reach_mark(self) -> None:
-        """With several devices the last that comes to the end of the round does what is to be."""
-        marks, place, mark = self._stream.marks, self._progress.place, self._mark
-        self._mark = 0
-        if marks is not None and place is not None and place.step == mark:
-            marks.reached()
-
-    def drop(self) -> None:
-        """Forget the batches at hand: the stream has been stopped, or this is a forked child."""
-        self._handed.drop()
-        # Not cleared: the user's thread may be about to hand one out.
-        self._ready, self._later = deque(), deque()
-
-    def __repr__(self) -> str:
-        return f"<DeviceFeed {self._stream.config.name!r} on {self.device!r}>"
 
 
 class Feed:

@@ -94,8 +94,12 @@ class Snapshot:
         return b"".join((_MAGIC, numbers, digest, *parts))
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> Snapshot:
-        """Read a snapshot; raises `SnapshotFormatError` for anything that is not a whole one."""
+    def from_bytes(cls, data: bytes, *, most_header_bytes: int | None = None) -> Snapshot:
+        """Read a snapshot; raises `SnapshotFormatError` for anything that is not a whole one.
+
+        `most_header_bytes` is for what a stranger sends: each byte beside the rows may be an
+        object, which takes a hundred times as much.
+        """
         view = memoryview(data)
         if len(view) < _HEAD_BYTES or bytes(view[:8]) != _MAGIC:
             raise SnapshotFormatError(f"{len(view)} bytes are no snapshot, expected {_MAGIC!r}...")
@@ -112,6 +116,12 @@ class Snapshot:
         if version != SNAPSHOT_VERSION:
             raise SnapshotFormatError(
                 f"snapshot has version {version}, expected {SNAPSHOT_VERSION}; update feeder"
+            )
+        header_bytes = int.from_bytes(body[:4], "little")
+        if most_header_bytes is not None and header_bytes > most_header_bytes:
+            raise SnapshotFormatError(
+                f"snapshot has a header of {header_bytes} bytes, expected at most "
+                f"{most_header_bytes}; take one of this feed alone"
             )
         return cls(_parse(body))
 

@@ -34,9 +34,11 @@ def unpack_state_dict(state_dict: dict[str, bytes]) -> Snapshot | bytes:
     return unpack_position(position)
 
 
-def unpack_position(data: bytes) -> Snapshot | bytes:
-    """A snapshot from its bytes; a token as it is."""
-    return data if is_token(data) else Snapshot.from_bytes(data)
+def unpack_position(data: bytes, *, most_header_bytes: int | None = None) -> Snapshot | bytes:
+    """A snapshot from its bytes (see `Snapshot.from_bytes`); a token as it is."""
+    if is_token(data):
+        return data
+    return Snapshot.from_bytes(data, most_header_bytes=most_header_bytes)
 
 
 def read_position(resume: Any) -> Snapshot | bytes:

@@ -1,11 +1,8 @@
-"""One stream of a feed as the user's side sees it: its pipeline, its device queues, and how far
-batches have been handed out."""
+"""One stream of a feed as the user's side sees it: its pipeline and its device queues."""
 
 from __future__ import annotations
 
 import logging
-import math
-import threading
 import time
 from typing import Any
 
@@ -19,6 +16,7 @@ from feeder.metrics.figures import FeedFigures, QueueFigures, State, flatten
 from feeder.metrics.making import Condition, make_feed
 from feeder.metrics.verdict import judge
 from feeder.positions import Positions
+from feeder.progress import Progress
 from feeder.snapshot import Snapshot, StreamState
 from workers.pipeline import Pipeline
 from workers.position import Place
@@ -29,46 +27,6 @@ logger = logging.getLogger("feeder")
 
 _LOG_EVERY_S = 60.0
 _TINY_QUEUE_BATCHES = 1024
-
-
-class Progress:
-    """How far the devices of one stream have come: the newest round that all of them have.
-
-    The position is that of the last batch handed out; with several devices, that of the last
-    batch of the newest round that every device has been handed.
-    """
-
-    def __init__(self, num_devices: int) -> None:
-        self._taken: list[float] = [0] * num_devices
-        self._ends: dict[int, Place] = {}
-        self._rounds = 0
-        self._lock = threading.Lock()
-        self.place: Place | None = None
-        """Where the stream stands; None before the first batch."""
-
-    def note(self, device: int, num: int, place: Place) -> None:
-        """A device, one of several, is handed its `num`-th batch, which ends at `place`: to be
-        said again where an interrupt has come in between. With one device its place is simply the
-        stream's, and no rounds are counted."""
-        with self._lock:
-            if device == len(self._taken) - 1 and num > self._rounds:
-                self._ends[num] = place
-            self._taken[device] = num
-            self._advance()
-
-    def end(self, device: int, place: Place) -> None:
-        """A device has been told that the stream ended, at `place`."""
-        with self._lock:
-            self._taken[device] = math.inf
-            self._advance()
-            if min(self._taken) == math.inf:
-                self.place = place
-
-    def _advance(self) -> None:
-        while self._ends and self._rounds < min(self._taken):
-            num = self._rounds + 1
-            self.place, self._rounds = self._ends[num], num
-            del self._ends[num]
 
 
 class Stream:

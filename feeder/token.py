@@ -93,6 +93,10 @@ def _open(token: bytes) -> list[Any]:
     if not is_token(token) or len(token) < _HEAD_BYTES:
         raise SnapshotFormatError(f"{len(token)} bytes are no token, expected b'FT...'")
     body = token[_HEAD_BYTES:]
+    if len(body) > _MAX_BYTES:
+        raise SnapshotFormatError(
+            f"token has a body of {len(body)} bytes, expected at most {_MAX_BYTES}"
+        )
     if token[3:_HEAD_BYTES] != xxhash.xxh3_64_digest(body):
         raise SnapshotFormatError(f"token of {len(token)} bytes is truncated or corrupt")
     if token[2] != TOKEN_VERSION:

@@ -165,25 +165,25 @@ class Handed:
     def __init__(self) -> None:
         self.left: Sized = ()
         """The batches of the last group that are not handed out."""
-        # Batches, rows and bytes taken, and those of the last group.
-        self._taken = (0, 0, 0, 1, 0, 0)
+        self.taken = (0, 0, 0, 1, 0, 0)
+        """Batches, rows and bytes taken, and those of the last group."""
         self._shown = (0, 0, 0)
 
-    def take(self, batches: int, rows: int, num_bytes: int) -> None:
-        """The user has taken a group: after what is left of it can be told."""
-        taken = self._taken
-        self._taken = (
+    def after(self, batches: int, rows: int, num_bytes: int) -> tuple[int, int, int, int, int, int]:
+        """What `taken` becomes where the user takes a group: to be assigned after `left`."""
+        taken = self.taken
+        return (
             taken[0] + batches, taken[1] + rows, taken[2] + num_bytes, batches, rows, num_bytes
         )  # fmt: skip
 
     def drop(self) -> None:
         """What is left will not be handed out."""
-        self._taken, self.left = (*self.read(), 1, 0, 0), ()
+        self.taken, self.left = (*self.read(), 1, 0, 0), ()
 
     def read(self) -> tuple[int, int, int]:
         """Batches, rows and bytes handed out. They never fall: a reader may find the rest of a new
         group beside the counts without it."""
-        batches, rows, num_bytes, num, group_rows, group_bytes = self._taken
+        batches, rows, num_bytes, num, group_rows, group_bytes = self.taken
         left = min(num, len(self.left)) if batches else 0
         seen = (
             batches - left, rows - group_rows * left // num, num_bytes - group_bytes * left // num

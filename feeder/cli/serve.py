@@ -7,7 +7,6 @@ import contextlib
 import functools
 import inspect
 import os
-import resource
 import signal
 import threading
 from collections.abc import Iterator
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
     from feeder.transport.server import Server
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
-_DESCRIPTORS = 65536
 
 
 def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
@@ -68,20 +66,10 @@ def main(arguments: argparse.Namespace) -> int:
     checkpoints = make_checkpoints(settings.checkpoint)
     resume = settings.checkpoint["resume"].value
     told = {key: one.value for key, one in settings.server.items()}
-    allow_many_consumers()
     with blaming(settings.server):
         server = feeder.serve(feeds, **told, checkpoints=checkpoints, resume=resume)
     run(server)
     return 0 if server.failure is None else 1
-
-
-def allow_many_consumers() -> None:
-    """Let the process have as many descriptors as it may: a consumer takes six, and where there is
-    none for the next connection to a unix socket, ZeroMQ ends the process."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _DESCRIPTORS)
-    if soft != resource.RLIM_INFINITY and soft < most:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def run(server: Server) -> None:

@@ -130,8 +130,8 @@ class HostQueue:
 
     def _wait_for_batch(self) -> None:
         started = time.monotonic()
-        self.starved.start(started)
         try:
+            self.starved.start(started)
             while not self._batches and self._ending is None:
                 self._user_waits = True
                 if not self._filled.wait(_SLOW_S):
@@ -143,7 +143,8 @@ class HostQueue:
     def _wake_user(self) -> None:
         if self._user_waits:
             self._user_waits = False
-            self._filled.notify()
+            # All: a wait that was interrupted may have left its mark, and would be woken alone.
+            self._filled.notify_all()
 
     def _raise_closed(self) -> None:
         if isinstance(self._ending, FeedError):

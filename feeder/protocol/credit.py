@@ -1,6 +1,9 @@
-"""How many batches may be under way where nobody has said so: by bytes, as far as they go."""
+"""How many batches may be under way where nobody has said so, and how many bytes at most."""
 
 from __future__ import annotations
+
+MAX_ARENA_BYTES = 16 * 1024**3
+"""Shared memory for the slots of one queue."""
 
 _CREDIT_BYTES = 32 * 1024 * 1024
 _MIN_CREDIT, _MAX_CREDIT = 4, 64

@@ -8,13 +8,15 @@ from msgspec import Meta, Struct
 
 from feeder import errors
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 """Version of the messages; both sides must be of the same."""
 
 CONTROL_BYTES = 64 * 1024
 """A consumer's message is at most so large, a token not counted."""
 TOKEN_BYTES = 64 * 1024 + 64
 """A token without leftover rows is at most so large."""
+HEADER_BYTES = 256 * 1024
+"""What a snapshot from a consumer holds beside rows is at most so large."""
 ROWS_BYTES = 256 * 1024 * 1024
 """A token or snapshot with leftover rows is at most so large."""
 SEEN_BYTES = 64 * 1024 * 1024
@@ -23,6 +25,10 @@ MAX_ITEMS = 1024
 """A list in a message has at most so many items; more go in several messages."""
 MAX_TEXT = 64 * 1024
 """A text from the server has at most so many characters, a remote traceback too."""
+MAX_CREDIT = 1024
+"""A consumer may ask for so many batches under way, and to keep so many."""
+RECEIPT_BYTES = 8
+"""Length of what shows that an answer has been read."""
 
 MAX_COUNT = 2**63 - 1
 """The largest count."""
@@ -34,7 +40,9 @@ KINDS = "|".join(
 Count = Annotated[int, Meta(ge=0, le=MAX_COUNT)]
 Seconds = Annotated[float, Meta(ge=0, le=1e12)]
 Positive = Annotated[int, Meta(ge=1, le=MAX_COUNT)]
+Credit = Annotated[int, Meta(ge=0, le=MAX_CREDIT)]
 Generation = Annotated[bytes, Meta(min_length=24, max_length=24)]
+Receipt = Annotated[bytes, Meta(max_length=RECEIPT_BYTES)]
 Name = Annotated[str, Meta(max_length=1024)]
 Text = Annotated[str, Meta(max_length=MAX_TEXT)]
 Rows = Annotated[bytes, Meta(max_length=ROWS_BYTES)]

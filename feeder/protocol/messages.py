@@ -14,18 +14,22 @@ from msgspec import Meta
 from feeder.protocol.batches import Batches as Batches
 from feeder.protocol.batches import Group as Group
 from feeder.protocol.batches import Span as Span
+from feeder.protocol.fields import HEADER_BYTES as HEADER_BYTES
 from feeder.protocol.fields import (
     KINDS,
     MAX_COUNT,
     SEEN_BYTES,
     Count,
     Counts,
+    Credit,
     Generation,
     Name,
     Positive,
+    Receipt,
     Rows,
     Text,
 )
+from feeder.protocol.fields import MAX_CREDIT as MAX_CREDIT
 from feeder.protocol.fields import MAX_ITEMS as MAX_ITEMS
 from feeder.protocol.fields import MAX_TEXT as MAX_TEXT
 from feeder.protocol.fields import PROTOCOL_VERSION as PROTOCOL_VERSION
@@ -47,9 +51,9 @@ class Open(Message, frozen=True, kw_only=True):
     """Number of the queue."""
     token: Rows | None
     """Where to go on; None is wherever the queue stands."""
-    credit: Count
+    credit: Credit
     """Batches that may be under way; 0 is the server's choice."""
-    hold: Count
+    hold: Credit
     """Batches that the user may keep beside them."""
     intent: Literal["start", "rejoin"]
     """Whether a trainer starts from its checkpoint, or comes back after a lost connection."""
@@ -93,8 +97,9 @@ class Snapshot(Message, frozen=True, kw_only=True):
     """The consumer asks for the state of the feed after so many of its batches."""
 
     generation: Generation
-    request: Count
     sequence: Count
+    receipt: Receipt
+    """That of the last answer in this lease, which has been read; empty before the first."""
 
 
 class Bye(Message, frozen=True, kw_only=True):
@@ -108,6 +113,8 @@ class Look(Message, frozen=True, kw_only=True):
 
     version: Count
     """`PROTOCOL_VERSION` of the monitor."""
+    receipt: Receipt
+    """That of the last answer over this connection; empty before the first."""
 
 
 class Spec(Message, frozen=True, kw_only=True):
@@ -165,9 +172,10 @@ class State(Message, frozen=True, kw_only=True):
     """The answer to `Snapshot`."""
 
     generation: Generation
-    request: Count
     data: Rows | None
     """None where that state is not known any more."""
+    receipt: Receipt
+    """Random: it comes with the next question."""
 
 
 class Seen(Message, frozen=True, kw_only=True):
@@ -175,6 +183,8 @@ class Seen(Message, frozen=True, kw_only=True):
 
     data: Annotated[bytes, Meta(max_length=SEEN_BYTES)]
     """`feeder.metrics.figures.Figures` as JSON."""
+    receipt: Receipt
+    """Random: it comes with the next question."""
 
 
 class Fault(Message, frozen=True, kw_only=True):

@@ -9,7 +9,7 @@ discarded.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from feeder.errors import LeaseLost, ResumeError
@@ -48,6 +48,17 @@ class Seats:
         """The number of the first batch of a queue from batch `step` of the stream on."""
         num = len(self.seats)
         return step + (queue - step) % num
+
+    def first_steps(self, steps: dict[int, int], missing: Collection[int]) -> list[float]:
+        """The numbers of all queues' first batches: those in `steps` go on there, those that are
+        missing begin with the oldest of them, and the others have had everything."""
+        base = min(steps.values(), default=0)
+        return [
+            self.first_step(steps.get(queue, base), queue)
+            if queue in steps or queue in missing
+            else math.inf
+            for queue in range(len(self.seats))
+        ]
 
     def check(
         self, queue: int, step: int, who: str, *, rejoins: bool, takes_over: bool, undecided: bool

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from feeder.errors import ClosedError, ProtocolError, TransportError
 from feeder.protocol.checks import ALIGNMENT, Layout, layout
+from feeder.protocol.credit import MAX_ARENA_BYTES
 from feeder.transport.memfd import SLOTS_PER_ARENA, Arena, ArenaSlot, Leased
 from feeder.transport.pages import Pages
 from feeder.transport.pool import Pool
@@ -49,7 +50,7 @@ class ArenaSlots:
         num_devices: int,
         num_slots: Callable[[int, int], int],
         *,
-        max_arena_bytes: int = 16 * 2**30,
+        max_arena_bytes: int = MAX_ARENA_BYTES,
     ) -> None:
         self._num_slots = num_slots
         self._max_arena_bytes = max_arena_bytes

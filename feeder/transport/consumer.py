@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+import contextlib
 import logging
 import os
 import time
@@ -33,6 +33,8 @@ from workers.stats import Handed
 logger = logging.getLogger("feeder")
 
 _STOP_S = 5.0
+_ANSWER_S = 10.0
+"""How long a server may take to answer a question."""
 
 _open: weakref.WeakSet[Consumer] = weakref.WeakSet()
 
@@ -58,7 +60,6 @@ class Consumer:
         self._told_at = 0
         # Batches that are dropped tell of themselves, through their slots; so later than that.
         self._tell_every = 1
-        self._requests = itertools.count()
         self._unusable: FeedError | None = None
         self._copies = False
         self._loaded: bytes | None = None
@@ -84,7 +85,7 @@ class Consumer:
     def __next__(self) -> Batch:
         while not (ready := self._ready):
             self._refill()
-        inbox, used = self._inbox, self._place
+        inbox = self._inbox
         reading: Any = inbox.reading
         handed = inbox.handed + 1
         on_host = inbox.landing is None
@@ -92,19 +93,14 @@ class Consumer:
         point("consumer.handed")
         if reading.lends and handed - reading.base - reading.plane.num_released > self._most_held:
             batch = self._copy(batch)
+        if handed - self._told_at > self._tell_every:
+            # Of those before this one: what the server has been told is not taken back.
+            self._receiver.waker.wake()
+            self._told_at = handed - 1
         # What an interrupt takes from the user does not count as handed out, and comes next.
         self._place, inbox.handed = batch.place, handed
         if on_host:
             del ready[0]
-        if handed - self._told_at >= self._tell_every:
-            try:
-                self._receiver.waker.wake()
-                self._told_at = handed
-            except BaseException:
-                self._place, inbox.handed = used, handed - 1
-                if on_host:
-                    ready.appendleft(batch)
-                raise
         return batch
 
     def _refill(self) -> None:
@@ -119,11 +115,12 @@ class Consumer:
         if not isinstance(got, deque):
             self._place = got
             raise StopIteration
+        rows, counted, queue = sum([batch.rows for batch in got]), self._handed, self._inbox.batches
+        taken = counted.after(len(got), rows, self._reading.count_bytes(got, rows))
         # No call in between: an interrupt finds all of it or nothing.
-        self._ready = self._handed.left = got
-        self._inbox.batches.given = None
-        rows = sum([batch.rows for batch in got])
-        self._handed.take(len(got), rows, self._reading.count_bytes(got, rows))
+        self._ready = counted.left = got
+        counted.taken = taken
+        queue.given = None
 
     def _land(self, batch: Batch) -> Batch:
         """The batch on the GPU."""
@@ -178,7 +175,7 @@ class Consumer:
 
     def load_state_dict(self, state_dict: dict[str, bytes]) -> None:
         """Go on from a state dict; before the first batch alone. Raises `ResumeError`."""
-        self._check_forked()
+        self._check_usable()
         if self._place is not None:
             raise ResumeError("batches have been handed out already; load the state into a fresh "
                               "consumer")  # fmt: skip
@@ -192,12 +189,11 @@ class Consumer:
         """The position with the leftover rows, as the server has them. Raises `RemoteError` where
         the server does not know them: just after it was found again, or before the first batch
         (`state_dict` is always there); `ClosedError` after `close`."""
-        if self._unusable is not None:
-            raise self._unusable
+        self._check_usable()
         self._inbox.tally.ask(time.monotonic())
-        receiver, request = self._receiver, next(self._requests)
-        receiver.ask(lambda: receiver.ask_snapshot(request))
-        data = self._inbox.wait_for_answer(request)
+        question, data = self._receiver.ask_snapshot(), None
+        with contextlib.suppress(TimeoutError):
+            data = question.result(_ANSWER_S)
         if data is None:
             raise RemoteError(
                 "the server does not know the leftover rows here; take a batch and ask again, or "
@@ -269,6 +265,11 @@ class Consumer:
         )
         self._handed.drop()
         self._ready = deque()
+
+    def _check_usable(self) -> None:
+        error = self._unusable or self._receiver.failure
+        if error is not None:
+            raise error.with_traceback(None)
 
     def _check_forked(self) -> None:
         if isinstance(self._unusable, ForkedError):

@@ -5,12 +5,15 @@ The state of the conversation without its connection: the I/O thread owns both.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import secrets
+from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future, InvalidStateError
 from typing import Any
 
-from feeder.errors import FeedError, TransportError
+from feeder.errors import FeedError, ProtocolError, TransportError
 from feeder.protocol import messages as say
 from feeder.protocol.session import CONSUMER, Session
 from feeder.transport.attaching import Attachment
@@ -49,6 +52,10 @@ class Conversation:
         # Queues that the feed waits for, and those that it need not wait for any more.
         self._waiting: tuple[int, ...] = ()
         self._ended: tuple[int, ...] = ()
+        # Snapshots that are wanted; the first has been asked for where `_is_asking`.
+        self._questions: deque[Future[bytes | None]] = deque()
+        self._is_asking = False
+        self._receipt = b""
         self._session = Session(CONSUMER)
         self.rejoins = wish.rejoins
         """Whether this consumer goes on alone, wherever the others stand."""
@@ -119,6 +126,34 @@ class Conversation:
             )
         )
 
+    def ask_snapshot(self, question: Future[bytes | None]) -> None:
+        """Ask for the state after what has been handed out, once the answer before has come."""
+        self._questions.append(question)
+        self._ask()
+
+    def _ask(self) -> None:
+        inbox = self._inbox
+        while self._questions and not self._is_asking:
+            if (
+                inbox.reading is not None
+                and self.state in ("streaming", "ended")
+                and inbox.reading.ask_snapshot(inbox.handed, self._receipt)
+            ):
+                self._is_asking = True
+            else:
+                self._answer(None)
+
+    def _answer(self, data: bytes | None) -> None:
+        self._is_asking = False
+        # Who asked may have given up.
+        with contextlib.suppress(InvalidStateError):
+            self._questions.popleft().set_result(data)
+
+    def drop_questions(self) -> None:
+        """Nobody will answer what was asked."""
+        while self._questions:
+            self._answer(None)
+
     # ---- said by the server
 
     def hear(self, message: say.Message, frames: list[Any]) -> FeedError | None:
@@ -140,7 +175,7 @@ class Conversation:
             case say.Waiting():
                 self._waiting, self._ended = message.queues, message.ended
             case say.State():
-                self._inbox.answer(message.request, message.data)
+                self._take_state(message)
             case say.End():
                 self._take_end(message)
             case say.Fault():
@@ -166,7 +201,7 @@ class Conversation:
     def _take_lease(self, opened: say.Opened) -> None:
         inbox, wish = self._inbox, self._wish
         plane = Plane(opened, wish.plane, wish.checksum, self._wake, inbox.tally, inbox.landing)
-        self._waiting = ()
+        self._waiting, self._receipt = (), b""
         self._generation = opened.generation
         reading = Reading(opened, plane, inbox.received, self._tell, inbox.report)
         if inbox.reading is not None:
@@ -188,6 +223,13 @@ class Conversation:
         self._inbox.received += len(batches)
         self._inbox.batches.put(batches)
         point("consumer.put")
+
+    def _take_state(self, message: say.State) -> None:
+        if not self._is_asking:
+            raise ProtocolError("a snapshot came that was not asked for")
+        self._receipt = message.receipt
+        self._answer(message.data)
+        self._ask()
 
     def _take_end(self, message: say.End) -> None:
         self._last, self._token = None, message.token

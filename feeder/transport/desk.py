@@ -6,7 +6,7 @@ import logging
 import math
 import time
 
-from feeder.errors import ConfigError, LeaseLost, ProtocolError
+from feeder.errors import ConfigError, FeedError, LeaseLost, ProtocolError
 from feeder.protocol import messages as say
 from feeder.protocol.credit import credit_for
 from feeder.protocol.seats import Seats
@@ -54,7 +54,8 @@ class Desk:
             )
         resume = self.feed.recipe.origin
         if message.token is not None:
-            resume = positions.find_in(unpack_position(message.token))
+            position = unpack_position(message.token, most_header_bytes=say.HEADER_BYTES)
+            resume = positions.find_in(position)
         step = 0 if resume is None else resume.cut.step
         rejoins = message.intent == "rejoin"
         old = self.leases[queue]
@@ -99,10 +100,12 @@ class Desk:
     def _evict(self, old: Lease, who: str, *, fences: bool) -> None:
         """Make room for a newcomer whose right has been checked."""
         self.feed.account.fenced += fences
-        error = LeaseLost(f"queue {old.queue} was taken over by {who}")
-        self._send(old.peer, make_fault(old.generation, error, None), ())
+        self._send_away(old, LeaseLost(f"queue {old.queue} was taken over by {who}"))
+
+    def _send_away(self, lease: Lease, error: FeedError) -> None:
+        self._send(lease.peer, make_fault(lease.generation, error, None), ())
         # Its connection is left to it: a hang-up would come before the error.
-        self.end(old, hangs_up=False)
+        self.end(lease, hangs_up=False)
 
     def end(self, lease: Lease, *, hangs_up: bool = True) -> None:
         """A lease is over: what it may look at is never written again."""
@@ -211,13 +214,7 @@ class Desk:
         }
         steps = {queue: 0 if at is None else at.cut.step for queue, at in positions.items()}
         oldest = min(steps, key=lambda queue: steps[queue]) if steps else None
-        base = 0 if oldest is None else steps[oldest]
-        first_steps = [
-            self.seats.first_step(steps.get(queue, base), queue)
-            if queue in steps or queue in missing
-            else math.inf
-            for queue in range(self.num_queues)
-        ]
+        first_steps = self.seats.first_steps(steps, missing)
         self.used.begin(first_steps)
         self.feed.begin(None if oldest is None else positions[oldest], first_steps)
 
@@ -255,9 +252,10 @@ class Desk:
 
     def snapshot(self, lease: Lease, message: say.Snapshot) -> None:
         """A consumer asks where it stands, leftover rows and all."""
+        lease.answers.check(message.receipt)
         place = lease.place_after(message.sequence)
         data = None if place is None else self._delivery.state(place)
-        answer = say.State(generation=lease.generation, request=message.request, data=data)
+        answer = say.State(generation=lease.generation, data=data, receipt=lease.answers.make())
         self._send(lease.peer, answer, ())
 
     # ---- what consumers are sent
@@ -265,7 +263,10 @@ class Desk:
     def pump(self) -> None:
         """Send what there is, to everybody who has credit."""
         for lease in self.leases:
-            if lease is not None and not lease.ended and lease.session.state == "streaming":
+            if lease is not None and lease.excess is not None:
+                self._send_away(lease, lease.excess)
+                self.seats.lose(lease.queue)
+            elif lease is not None and not lease.ended and lease.session.state == "streaming":
                 try:
                     self._pump(lease)
                 except Exception as error:

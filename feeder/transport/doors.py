@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from feeder.transport.addresses import Address
+from feeder.transport.limits import raise_limit
 from feeder.transport.security import Security, Socket, bind, watch
 
 _MAX_CREDIT = 1024
@@ -18,10 +19,13 @@ class Door:
     router: Socket
     monitor: Socket
     addresses: list[Address]
+    most_bytes: int
+    """The longest frame that it takes."""
 
 
 def open_doors(security: Security, addresses: Sequence[Address]) -> list[Door]:
     """Listen at all addresses. Raises `ConfigError` where the system refuses."""
+    raise_limit()
     doors: list[Door] = []
     for kind in ((False, "ipc"), (False, "tcp"), (True, "tcp")):
         chosen = [a for a in addresses if (security.encrypts(a), a.scheme) == kind]
@@ -30,5 +34,7 @@ def open_doors(security: Security, addresses: Sequence[Address]) -> list[Door]:
             router = security.make_router(_MAX_CREDIT, curve=kind[0], max_message_bytes=most_bytes)
             monitor = watch(router)
             bound = [bind(router, address) for address in chosen]
-            doors.append(Door(router=router, monitor=monitor, addresses=bound))
+            doors.append(
+                Door(router=router, monitor=monitor, addresses=bound, most_bytes=most_bytes)
+            )
     return doors

@@ -14,8 +14,6 @@ from feeder.protocol.messages import Report
 from feeder.transport.accounts import Tally
 from feeder.transport.reading import Reading
 
-_ANSWER_S = 10.0
-
 
 class Inbox:
     """Batches that have come and were not taken yet, and what the user's thread waits for else.
@@ -28,8 +26,6 @@ class Inbox:
         self.landing = landing
         """The GPU that batches go to; None where they stay on the host."""
         self._changed = threading.Condition()
-        self._answers: dict[int, bytes | None] = {}
-        self._asked: set[int] = set()
         self.batches = self._make_queue()
         """The batches; credit bounds their number."""
         self.tally = Tally()
@@ -84,22 +80,6 @@ class Inbox:
         """What has come to be since the server was last told."""
         return self.tally.news(self.batches.starved.read(time.monotonic()))
 
-    def expect(self, request: int) -> None:
-        """The server has been asked for a snapshot."""
-        self._asked.add(request)
-
-    def answer(self, request: int, data: bytes | None) -> None:
-        """A snapshot has come that was asked for."""
-        with self._changed:
-            self._asked.discard(request)
-            self._answers[request] = data
-            self._changed.notify_all()
-
-    def drop_questions(self) -> None:
-        """Nobody will answer what was asked."""
-        for request in list(self._asked):
-            self.answer(request, None)
-
     # ---- the user's thread's
 
     def wait_for_opened(self, num_restarts: int) -> None:
@@ -114,9 +94,3 @@ class Inbox:
             )
             if self.num_opened <= self._opened_before and self.failure is not None:
                 raise self.failure
-
-    def wait_for_answer(self, request: int) -> bytes | None:
-        """Wait for a snapshot; None where the server does not know it, or none comes in time."""
-        with self._changed:
-            self._changed.wait_for(lambda: request in self._answers or self.failure, _ANSWER_S)
-            return self._answers.pop(request, None)

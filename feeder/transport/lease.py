@@ -9,7 +9,9 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from feeder.protocol.credit import credit_for
+from feeder.errors import ConfigError
+from feeder.protocol.credit import MAX_ARENA_BYTES, credit_for
+from feeder.protocol.receipts import Receipts
 from feeder.protocol.session import SERVER, Session
 from feeder.transport.descriptors import Connection
 from feeder.transport.feeds import Run
@@ -85,6 +87,8 @@ class Lease:
     """Whether that was an error."""
     is_over: bool = False
     """Whether it has ended for any reason."""
+    excess: ConfigError | None = None
+    """Why it cannot be given what it asks for: so it alone is told, and not the feed."""
     run: Run | None = None
     """The run whose batches it was last sent."""
     sent: deque[Batch] = field(default_factory=deque)
@@ -93,8 +97,15 @@ class Lease:
     """How many of those, the first ones, are of earlier runs."""
     used_place: Place | None = None
     """Where the last used batch ended: a snapshot may still be asked for there."""
+    answers: Receipts = field(default_factory=Receipts)
+    """The snapshots that it was given."""
     told: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
     """The queues that it was last told are waited for, and those that have ended."""
+
+    @property
+    def told_generation(self) -> bytes:
+        """The generation that its consumer knows; empty until it has been told."""
+        return b"" if self.session.state == "opening" else self.generation
 
     @property
     def room(self) -> int:
@@ -125,10 +136,18 @@ class Lease:
         return self.is_settled and not self.failed
 
     def num_slots(self, slot_bytes: int) -> int:
-        """How many slots an arena for it needs."""
+        """How many slots an arena for it needs; as many as for nobody where it wants too much."""
         self.credit = self.credit or credit_for(slot_bytes)
         spare = max(_SPARE_SLOTS, min(self.credit, _SPARE_BYTES // slot_bytes))
-        return self.credit + self.hold + spare
+        num = self.credit + self.hold + spare
+        usual = credit_for(slot_bytes)
+        if num * slot_bytes <= MAX_ARENA_BYTES or num <= usual + 1 + spare:
+            return num
+        self.excess = ConfigError(
+            f"credit is {self.credit} and hold {self.hold}: for batches of {slot_bytes} bytes that "
+            f"is shared memory of {num * slot_bytes} bytes, expected at most {MAX_ARENA_BYTES}"
+        )
+        return usual
 
     def note(self, batches: list[Batch], run: Run) -> None:
         """Batches go out."""

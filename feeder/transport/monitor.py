@@ -37,6 +37,7 @@ class Monitor:
         self._security = Security(None if keys is None else ClientKeys.read(keys))
         self._wire: Wire | None = None
         self._session = Session(CONSUMER)
+        self._receipt = b""
 
     @property
     def address(self) -> str:
@@ -56,9 +57,9 @@ class Monitor:
         wire = self._wire
         if wire is None:
             wire = self._wire = Wire(self._security, self._address, _MAX_BYTES)
-            self._session = Session(CONSUMER)
+            self._session, self._receipt = Session(CONSUMER), b""
             self._session.on("connect")
-        message = say.Look(version=say.PROTOCOL_VERSION)
+        message = say.Look(version=say.PROTOCOL_VERSION, receipt=self._receipt)
         self._session.on("Look")
         wire.send(encode(message))
         while (left_s := ends - time.monotonic()) > 0:
@@ -77,6 +78,7 @@ class Monitor:
             self._session.on(type(message).__name__)
             match message:
                 case say.Seen():
+                    self._receipt = message.receipt
                     return _figures(message.data)
                 case say.Fault():
                     raise error_of(message)

@@ -12,17 +12,19 @@ _LOG_EVERY_S = 1.0
 
 
 class QuietLog:
-    """Warnings, at most one a second. Belongs to one thread."""
+    """Warnings, at most one a second of each text. Belongs to one thread."""
 
     def __init__(self) -> None:
-        self._logged_at, self._silenced = -math.inf, 0
+        # Of each text: when it was logged, and how often it was not since.
+        self._said: dict[str, tuple[float, int]] = {}
 
     def warn(self, text: str, what: str | None) -> None:
-        """Log `text % what`, or count it for the next time."""
+        """Log `text % what`, or count it for the next time; there are few texts."""
         now = time.monotonic()
-        if now - self._logged_at < _LOG_EVERY_S:
-            self._silenced += 1
+        logged_at, silenced = self._said.get(text, (-math.inf, 0))
+        if now - logged_at < _LOG_EVERY_S:
+            self._said[text] = logged_at, silenced + 1
             return
-        more = f" ({self._silenced} more like it)" if self._silenced else ""
-        self._logged_at, self._silenced = now, 0
+        more = f" ({silenced} more like it)" if silenced else ""
+        self._said[text] = now, 0
         logger.warning(text + more, what)

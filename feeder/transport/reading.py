@@ -129,14 +129,15 @@ class Reading:
             self.renew_at = time.monotonic() + min(_TELL_S, self.opened.lease_s / 3)
             slots = self.plane.take_released()
 
-    def ask_snapshot(self, request: int, handed: int) -> bool:
-        """Ask for the state after so many batches; False where this lease cannot know it."""
+    def ask_snapshot(self, handed: int, receipt: bytes) -> bool:
+        """Ask for the state after so many batches, with the receipt of the last answer; False
+        where this lease cannot know it."""
         if handed <= self.base:
             return False
         self.tell(handed)
         self._tell(
             say.Snapshot(
-                generation=self.opened.generation, request=request, sequence=handed - self.base
+                generation=self.opened.generation, sequence=handed - self.base, receipt=receipt
             )
         )
         return True

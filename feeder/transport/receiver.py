@@ -7,6 +7,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
 
 from feeder.devices.cuda.landing import Landing
 from feeder.errors import (
@@ -72,6 +73,11 @@ class Receiver:
 
     # ---- asked by the user's thread
 
+    @property
+    def failure(self) -> FeedError | None:
+        """Why nothing can be asked any more; None where something can."""
+        return self.inbox.failure if self._over else None
+
     def ask(self, what: Callable[[], None]) -> None:
         """Have something done by the I/O thread; from any thread."""
         self._asked.append(what)
@@ -90,13 +96,11 @@ class Receiver:
         self.inbox.batches.close()
         reading.leave(self.inbox.handed)
 
-    def ask_snapshot(self, request: int) -> None:
-        """Ask for the state after what has been handed out by now; done by the I/O thread."""
-        reading, handed = self.inbox.reading, self.inbox.handed
-        is_there = reading is not None and self._talk.state in ("streaming", "ended")
-        self.inbox.expect(request)
-        if not is_there or reading is None or not reading.ask_snapshot(request, handed):
-            self.inbox.answer(request, None)
+    def ask_snapshot(self) -> Future[bytes | None]:
+        """Ask for the state after what has been handed out; None where it is not known."""
+        question: Future[bytes | None] = Future()
+        self.ask(lambda: self._talk.ask_snapshot(question))
+        return question
 
     def reopen(self, token: bytes) -> None:
         """Start elsewhere, before any batch was handed out; done by the I/O thread."""
@@ -277,6 +281,6 @@ class Receiver:
         wire, self._wire = self._wire, None
         if wire is not None:
             wire.close()
-        self.inbox.drop_questions()
+        self._talk.drop_questions()
         if self.inbox.reading is not None:
             self.inbox.reading.plane.close()

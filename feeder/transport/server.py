@@ -273,7 +273,8 @@ def serve(
             a trainer's own checkpoint says goes before it.
 
     Returns:
-        The server, which serves until it is closed.
+        The server, which serves until it is closed. The process is let have up to 65,536
+        descriptors, where the system allows it.
 
     Raises:
         ConfigError: An argument is wrong, or an address is taken.

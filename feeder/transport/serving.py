@@ -15,6 +15,7 @@ from feeder.errors import ConfigError, FeedError, ProtocolError, RemoteError
 from feeder.length import num_batches
 from feeder.protocol import messages as say
 from feeder.protocol.coding import decode, encode
+from feeder.transport.callers import Callers, Key
 from feeder.transport.delivery import make_fault
 from feeder.transport.descriptors import Listener
 from feeder.transport.desk import Desk
@@ -25,7 +26,6 @@ from feeder.transport.lease import Lease, Peer
 from feeder.transport.presence import Presence
 from feeder.transport.quiet import QuietLog
 from feeder.transport.security import read_event
-from feeder.transport.strangers import Strangers
 from feeder.transport.waker import Waker
 from feeder.transport.watching import Watching
 
@@ -51,7 +51,7 @@ class Serving:
         self._known: set[Peer] = set()
         self._stopping: str | None = None
         self._log = QuietLog()
-        self._strangers = Strangers(self._log)
+        self._callers = Callers(self._log, self._is_served, [door.most_bytes for door in doors])
         self._tell_at = time.monotonic() + _TELL_S
         self._expires_at = math.inf
         self._poller = zmq.Poller()
@@ -82,6 +82,7 @@ class Serving:
         finally:
             self._farewell()
             self.watching.close()
+            self._callers.close()
 
     def _step(self, timeout_ms: int) -> None:
         now = time.monotonic()
@@ -109,7 +110,7 @@ class Serving:
     def _look_at_clock(self, now: float) -> None:
         """Do what is due at `now`: whoever spoke up to then must have been heard."""
         deadlines = [desk.expire(now) for desk in self._desks.values()]
-        self._expires_at = min(self._presence.expire(now), self._strangers.expire(now), *deadlines)
+        self._expires_at = min(self._presence.expire(now), self._callers.look(now), *deadlines)
         if now >= self._tell_at:
             self._tell_at = now + _TELL_S
             for desk in self._desks.values():
@@ -153,12 +154,12 @@ class Serving:
                 self._refuse(peer, RemoteError(f"{type(error).__name__}: {error}"))
 
     def _handle(self, peer: Peer, frame: Any) -> None:
+        self._callers.understand(key := (peer.router, frame.get(zmq.SRCFD)))
         message = decode(frame.buffer, from_consumer=True)
         if isinstance(message, say.Open | say.Look):
             # What broke before it came must be known first: its descriptor may be this one's now.
             self._look_at_events(peer.router, self._doors[peer.router])
-            self._descriptors[peer.router, descriptor := frame.get(zmq.SRCFD)] = peer
-            self._strangers.knows(peer.router, descriptor)
+            self._descriptors[key] = peer
             self._greet(peer, message)
             return
         if peer not in self._known:
@@ -237,13 +238,17 @@ class Serving:
     def _refuse(self, peer: Peer, error: FeedError) -> None:
         """Tell a peer what is wrong with what it said; a lease that it has ends."""
         self._log.warn("a consumer is refused: %s", str(error))
-        found = self._leases.get(peer)
-        # One that has not been told its generation would not know that it is meant.
-        is_told = found is not None and found[1].session.state != "opening"
-        generation = found[1].generation if found is not None and is_told else b""
+        _, lease = self._leases.get(peer, (None, None))
+        generation = b"" if lease is None else lease.told_generation
         self.watching.forget(peer)
         self.send(peer, make_fault(generation, error, None), ())
         self._lose(peer)
+
+    def _is_served(self, key: Key) -> bool:
+        """Whether the peer at a connection holds a queue, or looks on."""
+        peer = self._descriptors.get(key)
+        found = None if peer is None else self._leases.get(peer)
+        return self.watching.knows(peer) if found is None else not found[1].is_over
 
     def _forget(self, peer: Peer) -> None:
         self._leases.pop(peer, None)
@@ -253,7 +258,7 @@ class Serving:
 
     def _look_at_events(self, number: int, door: Door) -> None:
         while (event := read_event(door.monitor)) is not None:
-            self._strangers.hear(number, event)
+            self._callers.hear(number, event)
             if event.kind == zmq.EVENT_DISCONNECTED:
                 peer = self._descriptors.pop((number, event.value), None)
                 if peer is not None:
@@ -291,6 +296,5 @@ class Serving:
             self.send(peer, message, ())
 
     def close(self) -> None:
-        """Hang up on everybody; when the thread has ended and its sockets are closed, so that
-        what was said last comes first."""
+        """Hang up on everybody, when its sockets are closed: what was said last comes first."""
         self._presence.close()

@@ -12,6 +12,7 @@ from feeder.errors import ClosedError
 from feeder.metrics.figures import Figures, to_json
 from feeder.metrics.making import make_figures
 from feeder.protocol import messages as say
+from feeder.protocol.receipts import Receipts
 from feeder.protocol.session import SERVER, Session
 from feeder.transport.desk import Desk
 from feeder.transport.lease import Peer
@@ -26,7 +27,7 @@ class Watching:
 
     def __init__(self, desks: dict[str, Desk]) -> None:
         self._desks = desks
-        self._sessions: dict[Peer, Session] = {}
+        self._sessions: dict[Peer, tuple[Session, Receipts]] = {}
         self._asked: deque[Future[Figures]] = deque()
         self._made_at = -math.inf
         self._figures: Figures | None = None
@@ -66,18 +67,23 @@ class Watching:
 
     # ---- monitors
 
-    def knows(self, peer: Peer) -> bool:
+    def knows(self, peer: Peer | None) -> bool:
         """Whether a peer is a monitor."""
         return peer in self._sessions
 
     def hear(self, peer: Peer, message: say.Message) -> say.Seen:
-        """The answer to a monitor. Raises `ProtocolError` where it says anything but `Look`."""
-        session = self._sessions.setdefault(peer, Session(SERVER))
+        """The answer to a monitor. Raises `ProtocolError` where it says anything but `Look`,
+        or has not read the last answer."""
+        if peer not in self._sessions:
+            self._sessions[peer] = Session(SERVER), Receipts()
+        session, answers = self._sessions[peer]
         session.on(type(message).__name__)
+        assert isinstance(message, say.Look)  # The session's states see to that.
+        answers.check(message.receipt)
         session.on("Seen")
         figures = self.figures(time.monotonic())
         self._data = self._data or to_json(figures)
-        return say.Seen(data=self._data)
+        return say.Seen(data=self._data, receipt=answers.make())
 
     def forget(self, peer: Peer) -> None:
         """A peer is gone, or has been sent away."""

@@ -45,7 +45,9 @@ def boot_id() -> str:
 
 def wait_for(waker: Readable, timeout_s: float) -> None:
     """Wait until the waker is woken, at most so long."""
-    select.select([waker], [], [], None if timeout_s == math.inf else timeout_s)
+    poll = select.poll()  # select() takes no descriptor above 1023.
+    poll.register(waker, select.POLLIN)
+    poll.poll(None if timeout_s == math.inf else math.ceil(1000 * timeout_s))
 
 
 class Wire:

@@ -15,7 +15,7 @@ from typing import Any
 from unittest import mock
 
 from contenders import Contender, Take, product
-from feeder.feed import DeviceFeed
+from feeder.devicefeed import DeviceFeed
 from fetches import SMALL, constant, fresh
 from harness import Measures, Settings, interleave, rate_of
 from report import Goal, Report, rate_cells, spread
@@ -25,7 +25,7 @@ from workers.fetcher import Fetching
 from workers.stats import Crowd, Stopwatch, StreamStats
 
 COUNTING: tuple[tuple[type, str, tuple[str, ...]], ...] = (
-    (DeviceFeed, "_refill", ("self._handed.take(",)),
+    (DeviceFeed, "_refill", ("self._handed.after(", "self._handed.taken =")),
     (Dealer, "_count", ("self._made.count(",)),
     (Fetching, "fill", ("stats.begin(", "stats.count(")),
     (Channel, "acquire", ("self._stats.idle.change(1", "self._stats.idle.change(-1")),

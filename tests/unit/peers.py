@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
+import select
+import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -14,6 +18,7 @@ import zmq
 from feeder import Server
 from feeder.protocol import messages as say
 from feeder.protocol.coding import decode, encode
+from feeder.transport.addresses import parse
 from feeder.transport.desk import Desk
 
 WAIT_S = 8.0
@@ -74,6 +79,89 @@ def peer_of(address: str) -> Iterator[Peer]:
         dealer.linger = 0
         dealer.connect(address)
         yield Peer(dealer)
+
+
+GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
+READY = b"\x04\x1c\x05READY\x0bSocket-Type\x00\x00\x00\x06DEALER"
+_MORE, _LONG, _COMMAND = 1, 2, 4
+
+
+def raw_socket(address: str) -> socket.socket:
+    place = parse(address)
+    if place.scheme == "tcp":
+        return socket.create_connection((place.host, place.port), WAIT_S)
+    with contextlib.ExitStack() as stack:
+        sock = stack.enter_context(socket.socket(socket.AF_UNIX))
+        sock.connect(place.path)
+        sock.settimeout(WAIT_S)
+        stack.pop_all()
+    return sock
+
+
+def is_hung_up(sock: socket.socket) -> bool:
+    """Read to the end of a connection."""
+    try:
+        while sock.recv(1 << 16):
+            pass
+    except ConnectionResetError:
+        pass
+    return True
+
+
+class RawPeer(Peer):
+    """A peer that speaks ZMTP by hand: what ZeroMQ would not send, such as half a message."""
+
+    def __init__(self, address: str) -> None:
+        self.sock = raw_socket(address)
+        self._file = self.sock.makefile("rb")
+        self.sock.sendall(GREETING)
+        self._file.read(len(GREETING))
+        self.sock.sendall(READY)
+        self._frame()
+
+    def say(self, *frames: Any, more: bool = False) -> None:
+        """Send frames; where there are `more` to come the message does not end."""
+        for i, frame in enumerate(frames):
+            data = frame if isinstance(frame, bytes) else encode(frame)
+            flags = _LONG | (_MORE if more or i < len(frames) - 1 else 0)
+            self.sock.sendall(bytes([flags]) + len(data).to_bytes(8, "big") + data)
+
+    def hear(self, kind: type[say.Message]) -> Any:
+        while True:
+            flags, data = self._frame()
+            if not flags & _COMMAND and isinstance(
+                message := decode(data, from_consumer=False), kind | say.Fault
+            ):
+                assert isinstance(message, kind), message
+                return message
+            while flags & _MORE:
+                flags, _ = self._frame()
+
+    def goes_on_until_hung_up(self, num_bytes: int = 60_000) -> None:
+        """Send frames of one message, always one more, until the server hangs up."""
+        ends = time.monotonic() + WAIT_S
+        self.sock.settimeout(0.1)
+        with contextlib.suppress(ConnectionError):
+            while not self._has_ended():
+                assert time.monotonic() < ends, "nobody hung up"
+                # A server that has closed may leave the bytes that were sent before unread.
+                with contextlib.suppress(TimeoutError):
+                    self.say(bytes(num_bytes), more=True)
+
+    def _has_ended(self) -> bool:
+        while select.select([self.sock], [], [], 0)[0]:
+            if not self.sock.recv(1 << 16):
+                return True
+        return False
+
+    def _frame(self) -> tuple[int, bytes]:
+        (flags,) = self._file.read(1)
+        size = int.from_bytes(self._file.read(8 if flags & _LONG else 1), "big")
+        return flags, self._file.read(size)
+
+    def close(self) -> None:
+        self._file.close()
+        self.sock.close()
 
 
 class Stalled:

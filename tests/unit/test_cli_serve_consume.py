@@ -6,7 +6,6 @@ from __future__ import annotations
 import ctypes
 import os
 import re
-import resource
 import select
 import signal
 import socket
@@ -659,24 +658,3 @@ def test_doctor_tells_silence_and_strangers(
     assert "nobody listens there (1 s waited)" in lines[0]
     assert "somebody listens there, but does not answer" in lines[1]
     assert "one to listen at" in lines[2]
-
-
-@pytest.mark.parametrize(
-    ("limits", "wanted"),
-    [
-        ((1024, 4096), (4096, 4096)),
-        ((1024, 10**6), (65536, 10**6)),
-        ((1024, resource.RLIM_INFINITY), (65536, resource.RLIM_INFINITY)),
-        ((4096, 4096), None),
-        ((100_000, 10**6), None),
-        ((resource.RLIM_INFINITY, resource.RLIM_INFINITY), None),
-    ],
-)
-def test_serve_lets_itself_have_descriptors_for_many_consumers(
-    monkeypatch: pytest.MonkeyPatch, limits: tuple[int, int], wanted: tuple[int, int] | None
-) -> None:
-    got: list[tuple[int, int]] = []
-    monkeypatch.setattr(resource, "getrlimit", lambda kind: limits)
-    monkeypatch.setattr(resource, "setrlimit", lambda kind, new: got.append(new))
-    serve.allow_many_consumers()
-    assert got == ([] if wanted is None else [wanted])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import socket
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from threading import Thread
@@ -11,24 +10,35 @@ from typing import Any
 
 import msgpack
 import pytest
+import xxhash
 import zmq
 
 import feeder
 from conformance.served import serving
 from feeder import Coordinator, ProtocolError
+from feeder import snapshot as snapshot_module
+from feeder import token as token_module
 from feeder.protocol import messages as say
 from feeder.protocol.coding import encode
-from feeder.transport.addresses import parse
+from feeder.transport import lease as lease_module
 from feeder.transport.attaching import attach
 from feeder.transport.security import MAX_POSITION_BYTES, MAX_REQUEST_BYTES
 from feeder.transport.wire import boot_id
 from feeds import make
 from fetches import BATCH_SIZE, make_rows
-from unit.peers import OPEN, WAIT_S, Peer, peer_of, used
+from unit.peers import (
+    GREETING,
+    OPEN,
+    READY,
+    WAIT_S,
+    Peer,
+    is_hung_up,
+    peer_of,
+    raw_socket,
+    used,
+)
 
 WIRED = msgpack.packb({"type": "Open", **OPEN})
-GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
-READY = b"\x04\x19\x05READY\x0bSocket-Type\x00\x00\x00\x06DEALER"
 schemes = pytest.mark.parametrize("scheme", ("ipc", "tcp"))
 
 
@@ -146,7 +156,7 @@ UNKNOWN = b"g" * 24
 BEFORE_OPEN: dict[str, say.Message] = {
     "Used": used(UNKNOWN, 0),
     "Attached": say.Attached(generation=UNKNOWN, plane="frames", reason=""),
-    "Snapshot": say.Snapshot(generation=UNKNOWN, request=0, sequence=0),
+    "Snapshot": say.Snapshot(generation=UNKNOWN, sequence=0, receipt=b""),
     "Bye": say.Bye(generation=UNKNOWN),
 }
 
@@ -246,26 +256,6 @@ def test_oversize_message_ends_the_connection(address: str) -> None:
         monitor.close()
 
 
-def raw_socket(address: str) -> socket.socket:
-    place = parse(address)
-    if place.scheme == "tcp":
-        return socket.create_connection((place.host, place.port), WAIT_S)
-    sock = socket.socket(socket.AF_UNIX)
-    sock.settimeout(WAIT_S)
-    sock.connect(place.path)
-    return sock
-
-
-def is_hung_up(sock: socket.socket) -> bool:
-    """Read to the end of a connection."""
-    try:
-        while sock.recv(1 << 16):
-            pass
-    except ConnectionResetError:
-        pass
-    return True
-
-
 RAW: dict[str, bytes] = {
     "silence": b"",
     "half a greeting": GREETING[:11],
@@ -323,3 +313,114 @@ def test_crowd_of_bad_peers_is_logged_once_a_second(
             peer.is_refused("ProtocolError")
     refusals = [record for record in caplog.records if "is refused" in record.message]
     assert 1 <= len(refusals) < 30
+
+
+# ---- answers that nobody reads
+
+
+def ask_snapshot(peer: Peer, generation: bytes, receipt: bytes) -> None:
+    peer.say(say.Snapshot(generation=generation, sequence=1, receipt=receipt))
+
+
+@schemes
+def test_a_snapshot_is_given_to_whoever_has_read_the_last(peer: Peer) -> None:
+    generation, receipt = peer.streams(), b""
+    for _ in range(3):
+        ask_snapshot(peer, generation, receipt)
+        state = peer.hear(say.State)
+        assert state.data is not None and len(state.receipt) == 8 and state.receipt != receipt
+        receipt = state.receipt
+    # Of two at once the first alone is answered.
+    ask_snapshot(peer, generation, receipt)
+    ask_snapshot(peer, generation, receipt)
+    peer.hear(say.State)
+    peer.is_refused("ProtocolError", "before the answer to the last one was read")
+
+
+@pytest.mark.parametrize("receipt", [b"", bytes(8)])
+def test_a_receipt_that_was_not_given(peer: Peer, receipt: bytes) -> None:
+    generation = peer.streams()
+    ask_snapshot(peer, generation, b"")
+    peer.hear(say.State)
+    ask_snapshot(peer, generation, receipt)
+    peer.is_refused("ProtocolError", "before the answer to the last one was read")
+
+
+def test_a_lease_has_receipts_of_its_own(peer: Peer) -> None:
+    for _ in range(2):
+        generation = peer.streams()
+        ask_snapshot(peer, generation, b"")
+        peer.hear(say.State)
+        peer.say(say.Bye(generation=generation))
+        peer.hear(say.Farewell)
+
+
+def test_a_monitor_that_reads_nothing_is_answered_once(address: str) -> None:
+    look = say.Look(version=say.PROTOCOL_VERSION, receipt=b"")
+    with peer_of(address) as peer:
+        for _ in range(50):
+            peer.say(look)
+        peer.hear(say.Seen)
+        peer.is_refused("ProtocolError", "before the answer to the last one was read")
+
+
+# ---- positions that would take much
+
+
+def token_of(body: bytes) -> bytes:
+    return b"FT\x01" + xxhash.xxh3_64_digest(body) + body
+
+
+def snapshot_of(header: bytes) -> bytes:
+    body = len(header).to_bytes(4, "little") + header
+    numbers = (1).to_bytes(4, "little") + len(body).to_bytes(8, "little")
+    return b"FEEDSNAP" + numbers + xxhash.xxh3_128_digest(numbers + body) + body
+
+
+NESTED = b"\xdc\xff\xff" + b"\x90" * 65535
+BOMBS = {
+    "token": token_of(b"\xdd" + (10**6).to_bytes(4, "big") + b"\x90" * 10**6),
+    "snapshot": snapshot_of(b"\xdc\x00\x10" + NESTED * 16),
+}
+
+
+@pytest.mark.parametrize("bomb", BOMBS.values(), ids=BOMBS)
+def test_a_position_of_many_small_values_is_not_unpacked(
+    monkeypatch: pytest.MonkeyPatch, peer: Peer, bomb: bytes
+) -> None:
+    for module in (token_module, snapshot_module):
+        monkeypatch.setattr(module.msgpack, "unpackb", small_only(msgpack.unpackb))
+    peer.say(changed(token=bomb))
+    peer.is_refused("SnapshotFormatError", "expected at most")
+
+
+def small_only(unpackb: Any) -> Any:
+    def unpack(data: Any, *args: Any, **kwargs: Any) -> Any:
+        # The message itself holds the position as bytes.
+        assert len(data) < 10**5 or kwargs, "unpacked"
+        return unpackb(data, *args, **kwargs)
+
+    return unpack
+
+
+# ---- wishes
+
+
+def test_who_wants_more_memory_than_a_queue_may_have_is_told_so_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(lease_module, "MAX_ARENA_BYTES", 64 * 1024)
+    with (
+        serving(factory, queues=2) as server,
+        feeder.connect(server.addresses[0], feed="good", queue=0) as good,
+    ):
+        wish = {"feed": "good", "queue": 1, "credit": 1024, "hold": 1000}
+        with (
+            feeder.connect(server.addresses[0], **wish) as greedy,
+            pytest.raises(feeder.ConfigError, match=r"credit is 1024 and hold 1000: .*65536"),
+        ):
+            next(greedy)
+        with feeder.connect(server.addresses[0], feed="good", queue=1, credit=64) as modest:
+            steps = [next(queue).step for _ in range(20) for queue in (good, modest)]
+        assert steps == list(range(40))
+        assert good.stats()["reconnects"] == 0

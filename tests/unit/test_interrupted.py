@@ -8,7 +8,10 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from itertools import islice
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,12 +19,15 @@ import pytest
 
 import feeder
 from conformance.served import TRANSPORTS, served
+from feeder.devicefeed import DeviceFeed
 from feeder.devices.host import HostQueue
-from feeder.stream import Progress
+from feeder.progress import Progress
+from feeder.stream import Stream
+from feeder.transport.desk import Desk
 from feeder.transport.waker import Waker
 from feeds import make
 from workers.channel import Channel
-from workers.stats import Handed
+from workers.stats import Handed, Stopwatch
 
 NUM_BATCHES, ROWS = 60, 8_000
 STREAMS = {"in process": None, **TRANSPORTS}
@@ -66,7 +72,7 @@ def read(batches: Any, ids: list[int]) -> None:
 
 WHERE = {
     "the batches are taken": (HostQueue, "get", [*STREAMS]),
-    "they are counted": (Handed, "take", [*STREAMS]),
+    "they are counted": (Handed, "after", [*STREAMS]),
     "they are let go of": (Channel, "hand_out", ["in process"]),
     "the server is told": (Waker, "wake", [*TRANSPORTS]),
 }
@@ -93,7 +99,9 @@ def test_an_interrupt_in_a_call_loses_nothing(
                 read(batches, ids)
         state, num_used = state_dict(), len(ids)
         read(batches, ids)
+        stats = batches.stats()
     assert ids == list(range(NUM_BATCHES))
+    assert stats["handed_batches" if stream == "in process" else "batches"] == NUM_BATCHES
     check_position(state, num_used)
 
 
@@ -115,24 +123,134 @@ def interrupt_once(patch: pytest.MonkeyPatch, owner: type, name: str, *, is_done
 
 
 @pytest.mark.parametrize("is_done", [False, True])
-@pytest.mark.parametrize("device", [0, 1])
-def test_nor_does_one_of_several_devices(
-    monkeypatch: pytest.MonkeyPatch, device: int, is_done: bool
-) -> None:
+def test_nor_does_one_of_several_devices(monkeypatch: pytest.MonkeyPatch, is_done: bool) -> None:
     with reading("in process", 2) as (feed, state_dict):
         left, right = feed.on(0), feed.on(1)
         ids = [int(next(queue)["id"][0]) for _ in range(3) for queue in (left, right)]
-        ids += [int(next(left)["id"][0])] if device else []
+        ids += [int(next(left)["id"][0])]
         with monkeypatch.context() as patch:
             interrupt_once(patch, Progress, "note", is_done=is_done)
             with pytest.raises(Interrupt):
-                next(feed.on(device))
-        ids += [int(next(feed.on(i))["id"][0]) for i in range(device, 2)]
+                next(right)
+        check_position(state_dict(), 6)
+        ids += [int(next(right)["id"][0])]
         assert ids == list(range(8))
         state = state_dict()
         rest = [int(batch["id"][0]) for pair in zip(left, right, strict=True) for batch in pair]
     assert ids + rest == list(range(NUM_BATCHES))
     check_position(state, 8)
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_the_server_is_told_of_what_the_loop_has_alone(
+    monkeypatch: pytest.MonkeyPatch, transport: str
+) -> None:
+    told, is_told = list[int](), threading.Semaphore(0)
+    use = Desk.use
+
+    def note(desk: Desk, lease: Any, message: Any) -> None:
+        use(desk, lease, message)
+        told.append(message.sequence)
+        is_told.release()
+
+    monkeypatch.setattr(Desk, "use", note)
+    with reading(transport) as (batches, _):
+        ids: list[int] = []
+        for num in (7, 3, 6, 8, 5):
+            read(islice(batches, num), ids)
+            with monkeypatch.context() as patch:
+                interrupt_once(patch, Waker, "wake", is_done=True)
+                with suppress(Interrupt):
+                    read(islice(batches, num), ids)
+            while is_told.acquire(blocking=False):
+                pass
+            # It tells where it stands by itself, also one who has nothing new to tell.
+            assert is_told.acquire(timeout=10.0)
+            assert told[-1] <= len(ids)
+        read(batches, ids)
+    assert ids == list(range(NUM_BATCHES))
+
+
+@pytest.mark.parametrize("is_done", [False, True])
+@pytest.mark.parametrize("num_devices", [1, 2])
+@pytest.mark.parametrize("every", [2, 10])
+def test_an_interrupt_at_a_mark_loses_neither_the_batch_nor_the_mark(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, every: int, num_devices: int, is_done: bool
+) -> None:
+    policy = feeder.Checkpointing(tmp_path, every_batches=every)
+    with factory(num_devices, coordinator=feeder.Coordinator(policy)) as coordinator:
+        feed, ids, marked = coordinator["train"], list[int](), list[int]()
+        (stream,) = feed.streams
+        assert stream.marks is not None
+        monkeypatch.setattr(stream.marks, "reached", lambda: marked.append(step_of(stream)))
+        while len(ids) < NUM_BATCHES:
+            queue = feed.on(len(ids) % num_devices)
+            with monkeypatch.context() as patch:
+                interrupt_once(patch, DeviceFeed, "_reach_mark", is_done=is_done)
+                try:
+                    ids.append(int(next(queue)["id"][0]))
+                except Interrupt:
+                    check_position(coordinator.state_dict(), len(ids) // num_devices * num_devices)
+                    ids.append(int(next(queue)["id"][0]))
+        for queue in map(feed.on, range(num_devices)):
+            assert list(queue) == []
+    assert ids == list(range(NUM_BATCHES))
+    assert sorted(set(marked)) == [*range(every, NUM_BATCHES + 1, every)]
+
+
+def step_of(stream: Stream) -> int:
+    place = stream.progress.place
+    assert place is not None
+    return place.step
+
+
+def test_an_interrupt_at_the_end_does_not_lose_the_last_checkpoint(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    policy = feeder.Checkpointing(tmp_path, every_batches=1000)
+    with factory(coordinator=feeder.Coordinator(policy)) as coordinator:
+        ids: list[int] = []
+        marks = coordinator["train"].streams[0].marks
+        assert marks is not None
+        reached, interrupts = marks.reached, [Interrupt()]
+
+        def interrupted() -> None:
+            if interrupts:
+                raise interrupts.pop()
+            reached()
+
+        monkeypatch.setattr(marks, "reached", interrupted)
+        with pytest.raises(Interrupt):
+            read(coordinator["train"], ids)
+        read(coordinator["train"], ids)
+        assert ids == list(range(NUM_BATCHES)) and not interrupts
+
+
+def test_a_wait_that_was_interrupted_does_not_hold_up_the_next() -> None:
+    queue = HostQueue(4, lambda: "")
+    # What is left of a wait that is interrupted as it begins.
+    stale = threading.Lock()
+    stale.acquire()
+    queue._filled._waiters.append(stale)
+    got: list[Any] = []
+    reader = threading.Thread(target=lambda: got.append(queue.get()))
+    reader.start()
+    while not queue._user_waits:
+        threading.Event().wait(0.001)
+    queue.put([SimpleNamespace()])
+    reader.join(5.0)
+    queue.close()
+    reader.join()
+    assert len(got[0]) == 1
+
+
+def test_the_clock_of_a_wait_that_was_interrupted_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+    queue = HostQueue(4, lambda: "")
+    with monkeypatch.context() as patch:
+        interrupt_once(patch, Stopwatch, "start", is_done=True)
+        with pytest.raises(Interrupt):
+            queue.get()
+    assert queue.waited_since is None
 
 
 # A finaliser that is interrupted says so to nobody else.

@@ -28,7 +28,7 @@ from feeder.transport.monitor import Monitor
 from unit.peers import OPEN, peer_of
 from unit.small import WAIT_S, Aside, Pure, make
 
-LOOK = say.Look(version=say.PROTOCOL_VERSION)
+LOOK = say.Look(version=say.PROTOCOL_VERSION, receipt=b"")
 
 
 @pytest.fixture(autouse=True)
@@ -233,9 +233,12 @@ def test_a_monitor_finds_a_server_again(tmp_path: Path) -> None:
 
 def test_a_raw_monitor_may_ask_again_and_again() -> None:
     with serving(factory) as server, peer_of(server.addresses[0]) as peer:
+        look = LOOK
         for _ in range(3):
-            peer.say(LOOK)
-            assert peer.hear(say.Seen).data.startswith(b'{"version"')
+            peer.say(look)
+            seen = peer.hear(say.Seen)
+            assert seen.data.startswith(b'{"version"')
+            look = say.Look(version=say.PROTOCOL_VERSION, receipt=seen.receipt)
 
 
 @pytest.mark.parametrize("message", [
@@ -267,7 +270,7 @@ def no_seat_is_taken(server: feeder.Server) -> bool:
 
 def test_a_monitor_of_another_version_is_told_so() -> None:
     with serving(factory) as server, peer_of(server.addresses[0]) as peer:
-        peer.say(say.Look(version=1))
+        peer.say(say.Look(version=1, receipt=b""))
         peer.is_refused("ProtocolError", "version 1 of the protocol")
 
 

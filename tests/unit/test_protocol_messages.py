@@ -48,6 +48,8 @@ from feeder.protocol.messages import (
 
 SECONDS = st.floats(0, 1e12)
 COUNTS = st.integers(0, 2**63 - 1)
+CREDITS = st.integers(0, 1024)
+RECEIPTS = st.binary(max_size=8)
 ONE_UP = st.integers(1, 2**63 - 1)
 NAMES = st.text(max_size=20)
 TOKENS = st.binary(max_size=60)
@@ -107,7 +109,7 @@ def groups(draw: st.DrawFn, *, frames: bool = False) -> Group:
 MESSAGES: dict[type[Message], st.SearchStrategy[Any]] = {
     Open: st.builds(
         Open, version=st.just(PROTOCOL_VERSION), feed=NAMES, queue=COUNTS,
-        token=st.none() | TOKENS, credit=COUNTS, hold=COUNTS,
+        token=st.none() | TOKENS, credit=CREDITS, hold=CREDITS,
         intent=st.sampled_from(["start", "rejoin"]), takeover=st.booleans(), who=NAMES,
         boot_id=NAMES, checksum=st.just("auto") | CHECKSUMS, ended=LISTS,
         consumer=st.binary(min_size=16, max_size=16), attempt=COUNTS,
@@ -120,9 +122,9 @@ MESSAGES: dict[type[Message], st.SearchStrategy[Any]] = {
         Used, generation=GENERATIONS, sequence=COUNTS, slots=LISTS,
         report=st.builds(Report, SECONDS, SECONDS, COUNTS, COUNTS),
     ),
-    Look: st.builds(Look, version=st.just(PROTOCOL_VERSION)),
-    Seen: st.builds(Seen, data=TOKENS),
-    Snapshot: st.builds(Snapshot, generation=GENERATIONS, request=COUNTS, sequence=COUNTS),
+    Look: st.builds(Look, version=st.just(PROTOCOL_VERSION), receipt=RECEIPTS),
+    Seen: st.builds(Seen, data=TOKENS, receipt=RECEIPTS),
+    Snapshot: st.builds(Snapshot, generation=GENERATIONS, sequence=COUNTS, receipt=RECEIPTS),
     Bye: st.builds(Bye, generation=GENERATIONS),
     Opened: st.builds(
         Opened, generation=GENERATIONS, credit=COUNTS, shared=st.none() | OFFERS,
@@ -141,7 +143,7 @@ MESSAGES: dict[type[Message], st.SearchStrategy[Any]] = {
         | st.tuples(groups(frames=True)),
     ),
     Waiting: st.builds(Waiting, generation=GENERATIONS, queues=LISTS, ended=LISTS),
-    State: st.builds(State, generation=GENERATIONS, request=COUNTS, data=st.none() | TOKENS),
+    State: st.builds(State, generation=GENERATIONS, data=st.none() | TOKENS, receipt=RECEIPTS),
     Fault: st.builds(
         Fault, generation=GENERATIONS | st.just(b""), sequence=st.none() | COUNTS,
         kind=st.sampled_from(["FetchError", "ChunkError", "LeaseLost", "ProtocolError"]),
@@ -170,9 +172,9 @@ EXAMPLES: list[Message] = [
     ),
     Attached(generation=G, plane="shared", reason=""),
     Used(generation=G, sequence=1, slots=(1, 2), report=Report(0.5, 0.0, 0, 1)),
-    Look(version=PROTOCOL_VERSION),
-    Seen(data=b"{}"),
-    Snapshot(generation=G, request=1, sequence=2),
+    Look(version=PROTOCOL_VERSION, receipt=b""),
+    Seen(data=b"{}", receipt=b"r"),
+    Snapshot(generation=G, sequence=2, receipt=b""),
     Bye(generation=G),
     Opened(
         generation=G, credit=8,
@@ -183,7 +185,7 @@ EXAMPLES: list[Message] = [
     Arena(generation=G, number=0, slot_bytes=64, num_slots=4),
     Batches(generation=G, groups=(GROUP, TOLD)),
     Waiting(generation=G, queues=(1,), ended=()),
-    State(generation=G, request=1, data=b"s"),
+    State(generation=G, data=b"s", receipt=b"r"),
     Fault(generation=b"", sequence=None, kind="LeaseLost", text="t", fields={"call": 1}, note=""),
     End(generation=G, sequence=3, token=b"t"),
     Farewell(generation=b"", reason="stop"),
@@ -382,7 +384,7 @@ BAD: dict[str, tuple[bytes, str]] = {
     "ndim": (column(shape=[1] * 32), "length <= 31"),
     "axis": (column(axis=3), "expected at most 2"),
     "row overflows": (column(shape=[2**40, 2**40]), "more than"),
-    "version": (changed("Open", version=9), "version 9 of the protocol, expected 2; use the same"),
+    "version": (changed("Open", version=9), "version 9 of the protocol, expected 3; use the same"),
     "monitor's version": (changed("Look", version=1), "version 1 of the protocol, expected 2"),
     "version true": (changed("Open", version=True), "version True of the protocol"),
     "type of no message": (changed("Bye", type="Message"), "'Message', expected one of Open"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import socket
 import threading
 import time
@@ -11,14 +10,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import zmq
 
 import feeder
 from conformance.served import reading, serving
 from feeder.protocol import messages as say
 from feeder.transport import feeds as served_feeds
 from feeder.transport import reading as reading_module
-from feeder.transport import strangers
 from feeder.transport.desk import Desk
 from feeder.transport.feeds import ServedFeed
 from feeds import make
@@ -198,39 +195,3 @@ def test_of_many_who_present_no_good_nonce_there_are_few_lines(
                 assert sock.recv(1) == b""
     lines = [record for record in caplog.records if "was sent away" in record.getMessage()]
     assert 1 <= len(lines) < 100
-
-
-@pytest.mark.parametrize("scheme", ["tcp", "ipc"])
-def test_who_never_ends_a_message_is_hung_up_on_and_nobody_else(
-    monkeypatch: pytest.MonkeyPatch, scheme: str
-) -> None:
-    monkeypatch.setattr(strangers, "_LIMIT_S", 0.3)
-    monkeypatch.setattr(strangers, "_AGAIN_S", 0.1)
-    lost: list[str] = []
-    monkeypatch.setattr(Desk, "lose", lambda self, lease: lost.append(lease.who))
-    with (
-        serving(factory, scheme) as server,
-        reading(server) as consumer,
-        zmq.Context() as context,
-        context.socket(zmq.DEALER) as peer,
-    ):
-        peer.linger, peer.reconnect_ivl = 0, -1
-        monitor = peer.get_monitor_socket(zmq.EVENT_DISCONNECTED)
-        peer.connect(server.addresses[0])
-        peer.send(bytes(1000), zmq.SNDMORE)
-        peer.send(bytes(1000), zmq.SNDMORE)
-        assert monitor.poll(1000 * WAIT_S)
-        peer.disable_monitor()
-        monitor.close()
-        assert [next(consumer).step for _ in range(20)] == list(range(20))
-        assert lost == []
-
-
-def test_what_is_not_the_same_connection_any_more_is_left_alone() -> None:
-    left, right = socket.socketpair()
-    with left, right:
-        strangers._hang_up(left.fileno(), os.fstat(right.fileno()).st_ino)
-        left.sendall(b"still")
-        assert right.recv(5) == b"still"
-        strangers._hang_up(left.fileno(), os.fstat(left.fileno()).st_ino)
-        assert right.recv(1) == b""

@@ -58,3 +58,8 @@ def test_a_server_that_does_not_know_its_peers_takes_none_and_the_consumer_says_
             feeder.connect(server.addresses[0], resume=state)
         with reading(server) as consumer:
             assert next(consumer).step == 0
+        with reading(server) as consumer:
+            # Also when it is asked again, which nobody is there to do any more.
+            for ask in (*[lambda: consumer.load_state_dict(state)] * 2, consumer.snapshot):
+                with pytest.raises(feeder.ConfigError, match="takes at most 131072"):
+                    ask()

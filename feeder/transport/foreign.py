@@ -1,0 +1,97 @@
+"""Sockets that are ZeroMQ's, looked at from outside: it hands over whole messages alone.
+
+A number may be another connection's by the time that it is looked at. So a socket is known by its
+inode too, and is looked at through a copy of its descriptor, which nobody else closes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import socket
+import struct
+import sys
+import termios
+import weakref
+from collections.abc import Iterator
+from typing import NamedTuple
+
+_RECEIVED = struct.Struct("=Q")
+# `tcpi_bytes_received` of Linux' struct tcp_info, since 4.1.
+_RECEIVED_AT = 128
+
+
+class Foreign(NamedTuple):
+    """A connected socket of somebody else's in this process."""
+
+    descriptor: int
+    """Its number."""
+    inode: int
+    """What tells it from one that has this number later; -1 where it is gone already."""
+
+    @classmethod
+    def at(cls, descriptor: int) -> Foreign:
+        """The one that has this number now."""
+        return cls(descriptor, _inode(descriptor))
+
+
+class Window:
+    """What such sockets are looked at through, and shut: two descriptors, so that it can be done
+    where none is left. Used by one thread."""
+
+    def __init__(self) -> None:
+        self._nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        self._copy = os.dup(self._nothing)
+        self.close = weakref.finalize(self, _close, self._nothing, self._copy)
+        """Nothing is looked at any more; harmless when done before."""
+
+    def received(self, foreign: Foreign) -> int | None:
+        """Bytes that it has received since it was connected; None where the system does not count
+        them, as of unix sockets, or it is gone."""
+        size = _RECEIVED_AT + _RECEIVED.size
+        with contextlib.suppress(OSError), self._open(foreign) as sock:
+            if sock.family != socket.AF_UNIX:
+                told = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, size)
+                return _RECEIVED.unpack_from(told, _RECEIVED_AT)[0] if len(told) == size else None
+        return None
+
+    def unread(self, foreign: Foreign) -> int:
+        """Bytes that have come and lie there unread; 0 where it is gone."""
+        with contextlib.suppress(OSError), self._open(foreign) as sock:
+            return int.from_bytes(fcntl.ioctl(sock, termios.FIONREAD, bytes(4)), sys.byteorder)
+        return 0
+
+    def hang_up(self, foreign: Foreign) -> None:
+        """Shut it down, where it is still there: who owns it finds that and closes it."""
+        with contextlib.suppress(OSError), self._open(foreign) as sock:
+            sock.shutdown(socket.SHUT_RDWR)
+
+    @contextlib.contextmanager
+    def _open(self, foreign: Foreign) -> Iterator[socket.socket]:
+        """A copy of it. Raises `OSError` where it is gone."""
+        os.dup2(foreign.descriptor, self._copy, inheritable=False)
+        try:
+            if _inode(self._copy) != foreign.inode:
+                raise OSError(errno.EBADF, "another has its number now")
+            sock = socket.socket(fileno=self._copy)
+            try:
+                yield sock
+            finally:
+                sock.detach()
+        finally:
+            # Else its peer would not see that its owner closes it.
+            os.dup2(self._nothing, self._copy, inheritable=False)
+
+
+def _close(*descriptors: int) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)
+
+
+def _inode(descriptor: int) -> int:
+    try:
+        return os.fstat(descriptor).st_ino
+    except OSError:
+        return -1
