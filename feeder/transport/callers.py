@@ -54,6 +54,8 @@ class _Caller:
     """Whether a message has come ever."""
     was_heard: bool = False
     """Whether a message has come since it was last looked at."""
+    is_counted: bool = True
+    """Whether the system counts its bytes."""
     base: int = 0
     """What it had sent when it was last looked at after a message."""
     num_bytes: int = 0
@@ -67,7 +69,8 @@ class _Caller:
 
     def measure(self, window: Window, now: float) -> bool:
         """Find out what it has sent since; whether it may be in the middle of a message."""
-        received = window.received(self.socket)
+        received = window.received(self.socket) if self.is_counted else None
+        self.is_counted = received is not None
         if self.was_heard:
             self.was_heard, self.base, self.num_bytes = False, received or 0, 0
             self.num_quiet = self.num_unread = 0
@@ -101,6 +104,8 @@ class Callers:
         # Those who hold no queue, in the order in which they came to be so, and the others.
         self._strangers: dict[Key, _Caller] = {}
         self._served: dict[Key, _Caller] = {}
+        # How many have come since the last look where few descriptors were left.
+        self._num_short = 0
         self._look_at = math.inf
         self._window = Window()
 
@@ -112,7 +117,7 @@ class Callers:
             most = self._most_bytes[router]
             self._strangers[key] = _Caller(Foreign.at(event.value), event.endpoint, most, now)
             self._look_at = min(self._look_at, now + _LOOK_CLOSELY_S)
-            self._make_room(event.value)
+            self._num_short += are_few_left(event.value)
         elif event.kind == zmq.EVENT_DISCONNECTED:
             self._served.pop(key, None)
             stranger = self._strangers.pop(key, None)
@@ -126,7 +131,9 @@ class Callers:
             caller.was_heard = caller.has_spoken = True
 
     def look(self, now: float) -> float:
-        """Hang up on whoever has to be; when to look again. What came until `now` was read."""
+        """Hang up on whoever has to be; when to look again. What came until `now` was read, and
+        all events: an inode was right, or its connection is known to be gone."""
+        self._make_room()
         if now >= self._look_at:
             self._sort(now)
             callers = list(chain(self._strangers.items(), self._served.items()))
@@ -166,15 +173,17 @@ class Callers:
             caller.late_at = now
         return now >= caller.late_at + _AGAIN_S
 
-    def _make_room(self, descriptor: int) -> None:
-        """Somebody has come. Where there are too many, or few descriptors are left, hang up on the
-        stranger who has been here for longest."""
-        is_short = are_few_left(descriptor)
-        while self._strangers and (is_short or len(self._strangers) > _MOST_STRANGERS):
+    def _make_room(self) -> None:
+        """Where there are too many strangers, hang up on those who have been here for longest;
+        where few descriptors are left, on one for each who came."""
+        num, self._num_short = self._num_short, 0
+        while self._strangers and (num > 0 or len(self._strangers) > _MOST_STRANGERS):
             oldest = next(iter(self._strangers))
-            if not self._is_served(oldest):
-                return self._hang_up(oldest, f"{len(self._strangers)} peers hold no queue")
-            self._served[oldest] = self._strangers.pop(oldest)
+            if self._is_served(oldest):
+                self._served[oldest] = self._strangers.pop(oldest)
+            else:
+                self._hang_up(oldest, f"{len(self._strangers)} peers hold no queue")
+                num -= 1
 
     def _hang_up(self, key: Key, why: str) -> None:
         caller = self._strangers.pop(key, None) or self._served.pop(key)

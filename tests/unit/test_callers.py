@@ -215,15 +215,18 @@ def test_the_oldest_stranger_makes_room(server: Server, monkeypatch: pytest.Monk
     server.served.add(pairs[0][1].fileno())
     monkeypatch.setattr(callers, "are_few_left", lambda descriptor: True)
     pairs += [server.accept("unix") for _ in range(2)]
+    server.callers.look(server.now)
     assert [is_open(ours, theirs) for theirs, ours in pairs] == [True, False, False, True, True]
     server.served |= {ours.fileno() for _, ours in pairs}
     last = server.accept("unix")
+    server.callers.look(server.now)
     assert not is_open(*last[::-1])
 
 
 def test_strangers_are_so_many_at_most(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(callers, "_MOST_STRANGERS", 2)
     pairs = [server.accept("unix") for _ in range(3)]
+    server.callers.look(server.now)
     assert [is_open(ours, theirs) for theirs, ours in pairs] == [False, True, True]
 
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -27,6 +27,7 @@ from feeder.transport.desk import Desk
 from feeder.transport.waker import Waker
 from feeds import make
 from workers.channel import Channel
+from workers.position import Place
 from workers.stats import Handed, Stopwatch
 
 NUM_BATCHES, ROWS = 60, 8_000
@@ -141,6 +142,20 @@ def test_nor_does_one_of_several_devices(monkeypatch: pytest.MonkeyPatch, is_don
     check_position(state, 8)
 
 
+def test_a_device_may_take_its_last_batch_back_whatever_the_others_do() -> None:
+    progress, places = Progress(2), [cast(Place, SimpleNamespace(step=i)) for i in range(200)]
+    for num in range(1, 90):
+        progress.handed[0] = num, places[2 * num - 2]
+        progress.note(num, places[2 * num - 1])
+        progress.handed[1] = num, places[2 * num - 1]
+        assert progress.place is places[2 * num - 1]
+    # Meanwhile the other is about to be handed its next.
+    progress.note(90, places[179])
+    progress.handed[0] = 88, places[174]
+    assert progress.place is places[175]
+    assert len(progress._ends) <= 4
+
+
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_the_server_is_told_of_what_the_loop_has_alone(
     monkeypatch: pytest.MonkeyPatch, transport: str
@@ -204,26 +219,31 @@ def step_of(stream: Stream) -> int:
     return place.step
 
 
-def test_an_interrupt_at_the_end_does_not_lose_the_last_checkpoint(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize("every", [10, 1000])
+def test_what_is_interrupted_at_a_mark_or_the_end_is_done_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, every: int
 ) -> None:
-    policy = feeder.Checkpointing(tmp_path, every_batches=1000)
+    policy = feeder.Checkpointing(tmp_path, every_batches=every)
     with factory(coordinator=feeder.Coordinator(policy)) as coordinator:
-        ids: list[int] = []
-        marks = coordinator["train"].streams[0].marks
-        assert marks is not None
-        reached, interrupts = marks.reached, [Interrupt()]
+        feed, ids, marked = coordinator["train"], list[int](), list[int]()
+        (stream,) = feed.streams
+        assert stream.marks is not None
 
-        def interrupted() -> None:
-            if interrupts:
-                raise interrupts.pop()
-            reached()
+        def reached() -> None:
+            marked.append(step_of(stream))
+            if len(marked) % 2:
+                raise Interrupt
 
-        monkeypatch.setattr(marks, "reached", interrupted)
-        with pytest.raises(Interrupt):
-            read(coordinator["train"], ids)
-        read(coordinator["train"], ids)
-        assert ids == list(range(NUM_BATCHES)) and not interrupts
+        monkeypatch.setattr(stream.marks, "reached", reached)
+        while True:
+            try:
+                read(feed, ids)
+            except Interrupt:
+                continue
+            break
+    assert ids == list(range(NUM_BATCHES))
+    marks = [*range(every, NUM_BATCHES + 1, every), NUM_BATCHES]
+    assert marked == [mark for mark in marks for _ in range(2)]
 
 
 def test_a_wait_that_was_interrupted_does_not_hold_up_the_next() -> None:
