@@ -6,6 +6,7 @@ import gc
 import subprocess
 import sys
 import threading
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -119,6 +120,24 @@ def test_snapshots_are_taken_from_another_thread() -> None:
             done.set()
             reader.join(WAIT_S)
     assert len(snapshots) == 50
+
+
+def test_snapshots_go_on_with_another_server(tmp_path: Path) -> None:
+    def factory() -> feeder.Coordinator:
+        fetch = lambda call: [np.full(7, call.index)]  # noqa: E731
+        return make(fetch, input_blob_names=["id"], batch_size=4, epochs=None)
+
+    address = f"ipc://{tmp_path}/feed"
+    with feeder.serve(factory, address) as server, feeder.connect(address) as consumer:
+        for _ in range(3):
+            for _ in range(1 + consumer.stats()["prefetched_batches"]):
+                step = next(consumer).step
+            for _ in range(2):
+                state = consumer.snapshot().states[0]
+                assert state.summary[2] == step + 1
+            server.close()
+            server = feeder.serve(factory, address)
+        server.close()
 
 
 def test_a_consumer_that_is_forgotten_gives_its_queue_back() -> None:
