@@ -262,7 +262,9 @@ class Channel:
         if self._idle:
             self._wake_fetcher(time.monotonic())
         if self._ledger.below_bound or self._ledger.starving:
-            self._room.notify()
+            # All: the user's thread may have been interrupted here, and one that it had woken be
+            # listed still, who would be woken alone. Nobody waits but who makes batches.
+            self._room.notify_all()
 
     def learn(self, row_bytes: int) -> None:
         """All rows of the stream have so many bytes."""

@@ -109,7 +109,7 @@ class HostQueue:
                     self.given, self._batches = self._batches, rest
             if self.given is not None:
                 if self._enqueuer_waits:
-                    self._drained.notify()
+                    self._drained.notify_all()  # as in `_wake_user`
                     self._enqueuer_waits = False
                 return self.given
             ending = self._ending

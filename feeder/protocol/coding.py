@@ -7,6 +7,7 @@ of the message. Nothing else than a message or a `ProtocolError` comes out.
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import msgpack
@@ -28,6 +29,12 @@ _MAX_UTF8_BYTES = 4
 _MOST_BYTES = CONTROL_BYTES + ROWS_BYTES
 
 _encoder = msgspec.msgpack.Encoder()
+
+# Once here, in one thread: msgspec learns of a type when it is first converted to, and two threads
+# that do so at once may crash (0.22).
+for _kind in (*FROM_CONSUMER.values(), *FROM_SERVER.values()):
+    with contextlib.suppress(msgspec.ValidationError):
+        msgspec.convert({}, _kind)
 
 
 def encode(message: Message) -> bytes:

@@ -27,8 +27,11 @@ _SLOWEST_BYTES = 64 * 1024
 
 _LOOK_S, _LOOK_CLOSELY_S = 0.25, 0.1
 """How often they are looked at, and where some may be in the middle of a message."""
-_SLACK_BYTES = 1024 * 1024
+_SLACK_BYTES = 64 * 1024
 """What a peer may send beside a message as long as may be before one has come."""
+_STRANGERS_BYTES = 16 * 1024 * 1024
+"""What all who hold no queue may have sent so, or four times what one may: a frame of two bytes
+takes 64 in ZeroMQ."""
 _UNREAD_S, _UNREAD_LOOKS, _QUIET_LOOKS = 2.0, 3, 4
 """Of a unix socket nobody counts the bytes: it is seen at so many looks that some lie there, for
 so long, and no message has come of them. The slower a peer is, the more seldom that is seen: so
@@ -138,6 +141,7 @@ class Callers:
             self._sort(now)
             callers = list(chain(self._strangers.items(), self._served.items()))
             is_restless = [self._look(key, caller, now) for key, caller in callers]
+            self._bound_strangers()
             self._look_at = now + (_LOOK_CLOSELY_S if any(is_restless) else _LOOK_S)
         if not self._strangers and not self._served:
             self._look_at = math.inf
@@ -172,6 +176,17 @@ class Callers:
         if caller.late_at is None:
             caller.late_at = now
         return now >= caller.late_at + _AGAIN_S
+
+    def _bound_strangers(self) -> None:
+        """Where strangers have sent too much in all, hang up on those who have sent most."""
+        for router, most in enumerate(self._most_bytes):
+            sent = {key: c.num_bytes for key, c in self._strangers.items() if key[0] == router}
+            over = sum(sent.values()) - max(_STRANGERS_BYTES, 4 * most)
+            for key in sorted(sent, key=sent.__getitem__, reverse=True):
+                if over <= 0:
+                    break
+                over -= sent[key]
+                self._hang_up(key, f"strangers sent {sum(sent.values())} bytes in all")
 
     def _make_room(self) -> None:
         """Where there are too many strangers, hang up on those who have been here for longest;

@@ -52,9 +52,9 @@ class Conversation:
         # Queues that the feed waits for, and those that it need not wait for any more.
         self._waiting: tuple[int, ...] = ()
         self._ended: tuple[int, ...] = ()
-        # Snapshots that are wanted; the first has been asked for where `_is_asking`.
+        # Snapshots that are wanted, and the one that has been asked for.
         self._questions: deque[Future[bytes | None]] = deque()
-        self._is_asking = False
+        self._asked: Future[bytes | None] | None = None
         self._receipt = b""
         self._session = Session(CONSUMER)
         self.rejoins = wish.rejoins
@@ -92,6 +92,7 @@ class Conversation:
         """Ask for the queue over a new connection."""
         self._session = Session(CONSUMER)
         self._session.on("connect")
+        self._asked = None
         self._open()
 
     def restart(self, token: bytes) -> bool:
@@ -133,26 +134,23 @@ class Conversation:
 
     def _ask(self) -> None:
         inbox = self._inbox
-        while self._questions and not self._is_asking:
+        while self._questions and self._asked is None:
+            question = self._questions.popleft()
             if (
                 inbox.reading is not None
                 and self.state in ("streaming", "ended")
                 and inbox.reading.ask_snapshot(inbox.handed, self._receipt)
             ):
-                self._is_asking = True
+                self._asked = question
             else:
-                self._answer(None)
-
-    def _answer(self, data: bytes | None) -> None:
-        self._is_asking = False
-        # Who asked may have given up.
-        with contextlib.suppress(InvalidStateError):
-            self._questions.popleft().set_result(data)
+                _answer(question, None)
 
     def drop_questions(self) -> None:
-        """Nobody will answer what was asked."""
-        while self._questions:
-            self._answer(None)
+        """Nobody waits for answers any more; one may still be on its way."""
+        for question in (*self._questions, self._asked):
+            if question is not None:
+                _answer(question, None)
+        self._questions.clear()
 
     # ---- said by the server
 
@@ -225,10 +223,11 @@ class Conversation:
         point("consumer.put")
 
     def _take_state(self, message: say.State) -> None:
-        if not self._is_asking:
+        question, self._asked = self._asked, None
+        if question is None:
             raise ProtocolError("a snapshot came that was not asked for")
         self._receipt = message.receipt
-        self._answer(message.data)
+        _answer(question, message.data)
         self._ask()
 
     def _take_end(self, message: say.End) -> None:
@@ -237,3 +236,9 @@ class Conversation:
         place: Any = RemotePlace(self._reading.identity, message.token)
         self._inbox.batches.finish(place)
         point("consumer.end")
+
+
+def _answer(question: Future[bytes | None], data: bytes | None) -> None:
+    # Who asked may have given up, or have been answered before.
+    with contextlib.suppress(InvalidStateError):
+        question.set_result(data)

@@ -256,7 +256,8 @@ class Desk:
         place = lease.place_after(message.sequence)
         data = None if place is None else self._delivery.state(place)
         answer = say.State(generation=lease.generation, data=data, receipt=lease.answers.make())
-        self._send(lease.peer, answer, ())
+        if not self._send(lease.peer, answer, ()):
+            self.lose(lease)
 
     # ---- what consumers are sent
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from feeder.transport.addresses import Address
 from feeder.transport.limits import raise_limit
+from feeder.transport.reception import Reception
 from feeder.transport.security import Security, Socket, bind, watch
 
 _MAX_CREDIT = 1024
@@ -21,6 +22,11 @@ class Door:
     addresses: list[Address]
     most_bytes: int
     """The longest frame that it takes."""
+    reception: Reception = field(init=False)
+    """What comes to it."""
+
+    def __post_init__(self) -> None:
+        self.reception = Reception(self.router)
 
 
 def open_doors(security: Security, addresses: Sequence[Address]) -> list[Door]:

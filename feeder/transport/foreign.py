@@ -71,10 +71,14 @@ class Window:
     @contextlib.contextmanager
     def _open(self, foreign: Foreign) -> Iterator[socket.socket]:
         """A copy of it. Raises `OSError` where it is gone."""
+        gone = OSError(errno.EBADF, "another has its number now")
+        # Before it is copied too: to close the copy of a file would end its locks.
+        if _inode(foreign.descriptor) != foreign.inode:
+            raise gone
         os.dup2(foreign.descriptor, self._copy, inheritable=False)
         try:
             if _inode(self._copy) != foreign.inode:
-                raise OSError(errno.EBADF, "another has its number now")
+                raise gone
             sock = socket.socket(fileno=self._copy)
             try:
                 yield sock

@@ -268,6 +268,7 @@ class Receiver:
     def _fail(self, error: FeedError) -> None:
         """Nothing more will come."""
         self.inbox.fail(error)
+        self._talk.drop_questions()
         if not self._holds_lease:
             self._close_wire()
             self._rest()

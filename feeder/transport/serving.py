@@ -31,7 +31,6 @@ from feeder.transport.watching import Watching
 
 logger = logging.getLogger("feeder")
 
-_MESSAGES_AT_ONCE = 256
 _TELL_S = 5.0
 
 
@@ -137,15 +136,12 @@ class Serving:
     # ---- receiving
 
     def _receive(self, number: int, door: Door) -> None:
-        for _ in range(_MESSAGES_AT_ONCE):
-            if not int(door.router.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
-                return
-            identity, *frames = door.router.recv_multipart(zmq.DONTWAIT, copy=False)
-            peer = Peer(number, identity.bytes)
+        for identity, frame, _, num in door.reception.read():
+            peer = Peer(number, identity)
             try:
-                if len(frames) != 1:
-                    raise ProtocolError(f"a message of {len(frames)} frames, expected 1")
-                self._handle(peer, frames[0])
+                if num != 1:
+                    raise ProtocolError(f"a message of {num} frames, expected 1")
+                self._handle(peer, frame)
             except FeedError as error:
                 self._refuse(peer, error)
             except Exception as error:

@@ -192,8 +192,8 @@ FEEDING = (
         harm="A stop with full device queues waits for a thread that nobody wakes, and then blames "
         "it for being stuck.",
         file="feeder/devices/host.py",
-        old="self._drained.notify_all()",
-        new="pass",
+        old="            self._drained.notify_all()\n\n    def _wait",
+        new="            pass\n\n    def _wait",
         tests=(_GAPS + "test_a_stop_wakes_an_enqueuer_in_the_middle_of_a_group",),
     ),
     Bug(

@@ -13,7 +13,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import zmq
@@ -26,10 +27,11 @@ from feeder.transport.callers import Callers
 from feeder.transport.desk import Desk
 from feeder.transport.foreign import Foreign, Window
 from feeder.transport.quiet import QuietLog
+from feeder.transport.reception import Reception
 from feeder.transport.security import Event
 from feeds import make
 from fetches import BATCH_SIZE, make_rows
-from unit.peers import OPEN, WAIT_S, RawPeer, raw_socket
+from unit.peers import OPEN, WAIT_S, RawPeer, is_hung_up, raw_socket
 
 MOST = 1000
 LIMIT_S, AGAIN_S, SLACK = callers._LIMIT_S, callers._AGAIN_S, callers._SLACK_BYTES
@@ -141,8 +143,8 @@ def send_and_read(theirs: socket.socket, ours: socket.socket, num_bytes: int) ->
 
 def test_a_position_over_a_slow_link_has_more_time(server: Server) -> None:
     theirs, ours = server.accept("tcp")
-    send_and_read(theirs, ours, 3 * PACE)
-    server.look(LIMIT_S + 2.9)
+    send_and_read(theirs, ours, PACE)
+    server.look(LIMIT_S + 0.9)
     server.look(AGAIN_S)
     assert is_open(ours, theirs)
     server.look(AGAIN_S)
@@ -228,6 +230,72 @@ def test_strangers_are_so_many_at_most(server: Server, monkeypatch: pytest.Monke
     pairs = [server.accept("unix") for _ in range(3)]
     server.callers.look(server.now)
     assert [is_open(ours, theirs) for theirs, ours in pairs] == [False, True, True]
+
+
+def test_all_strangers_together_are_bounded(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(callers, "_STRANGERS_BYTES", 5000)
+    pairs = [server.accept("tcp") for _ in range(4)]
+    for (theirs, ours), num in zip(pairs, (1500, 2000, 1000, 2400), strict=True):
+        send_and_read(theirs, ours, num)
+    server.served.add(pairs[3][1].fileno())
+    server.look(0.1)
+    assert all(is_open(ours, theirs) for theirs, ours in pairs)
+    send_and_read(*pairs[2], 1600)
+    server.look(0.1)
+    assert [is_open(ours, theirs) for theirs, ours in pairs] == [True, True, False, True]
+
+
+# ---- messages of many frames
+
+
+class Frames:
+    """A ROUTER with messages of so many frames."""
+
+    def __init__(self, *messages: int) -> None:
+        self.more = [i < num for num in messages for i in range(num + 1)]
+        self.num_read = 0
+
+    def getsockopt(self, option: int) -> int:
+        return zmq.POLLIN if self.num_read < len(self.more) else 0
+
+    def recv(self, flags: int, copy: bool = True) -> Any:
+        i, self.num_read = self.num_read, self.num_read + 1
+        return b"who" if copy else SimpleNamespace(more=self.more[i])
+
+
+def test_a_message_of_many_frames_takes_no_turn_for_itself() -> None:
+    frames = Frames(1, 5000, 1)
+    reception, turns = Reception(cast(Any, frames)), list[list[int]]()
+    while frames.getsockopt(zmq.EVENTS):
+        before = frames.num_read
+        turns.append([received.num for received in reception.read()])
+        assert frames.num_read - before <= 1100
+    assert [num for turn in turns for num in turn] == [1, 5000, 1]
+    assert len(turns) >= 5
+
+
+def test_messages_are_bounded_at_each_turn_too() -> None:
+    frames = Frames(*[1] * 1000)
+    reception = Reception(cast(Any, frames))
+    assert 100 < len(list(reception.read())) < 500
+
+
+@pytest.mark.parametrize("num", [2, 100_000])
+def test_who_sends_many_frames_is_refused_and_nobody_waits(num: int) -> None:
+    with (
+        serving(factory, "tcp") as server,
+        reading(server) as consumer,
+        closing(RawPeer(server.addresses[0])) as peer,
+    ):
+        peer.sock.sendall(b"\1\0" * (num - 1) + b"\0\0")
+        if num == 2:
+            assert f"{num} frames" in peer.hear(say.Fault).text
+        else:
+            assert is_hung_up(peer.sock)
+        assert [next(consumer).step for _ in range(20)] == list(range(20))
+        assert consumer.stats()["reconnects"] == 0
 
 
 # ---- sockets of others

@@ -316,3 +316,57 @@ def test_interrupts_at_any_moment_lose_nothing(stream: str, num: int) -> None:
                 check_position(state, num_used)
     finally:
         signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_several_interrupts_of_one_feed_hang_nothing() -> None:
+    is_on, chance = False, random.Random(3)
+
+    def interrupt(number: int, frame: object) -> None:
+        nonlocal is_on
+        if is_on:
+            is_on = False
+            raise Interrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        for _ in range(250):
+            with reading("in process") as (batches, _):
+                ids: list[int] = []
+                for _ in range(6):
+                    batch = None
+                    signal.setitimer(signal.ITIMER_REAL, chance.uniform(2e-5, 3e-3))
+                    try:
+                        is_on = True
+                        for batch in batches:
+                            ids.append(int(batch["id"][0]))
+                    except (Interrupt, RuntimeError):
+                        if batch is not None and batch.step == len(ids):
+                            ids.append(batch.step)
+                    finally:
+                        is_on = False
+                        signal.setitimer(signal.ITIMER_REAL, 0)
+                read(batches, ids)
+            assert ids == list(range(NUM_BATCHES))
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_a_producer_that_was_to_be_woken_is_not_held_up_by_an_interrupt() -> None:
+    queue = HostQueue(1, lambda: "")
+    batch: Any = SimpleNamespace()
+    queue.put([batch])
+    # What is left where the one who wakes is interrupted as it does so.
+    stale = threading.Lock()
+    stale.acquire()
+    queue._drained._waiters.append(stale)
+    writer = threading.Thread(target=lambda: queue.put([batch]))
+    writer.start()
+    while not queue._enqueuer_waits:
+        threading.Event().wait(0.001)
+    queue.get()
+    writer.join(5.0)
+    is_stuck = writer.is_alive()
+    queue.close()
+    writer.join()
+    assert not is_stuck

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 import tracemalloc
+from pathlib import Path
 from typing import Any
 
 import msgpack
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 
 from feeder import errors
 from feeder.errors import ProtocolError
+from feeder.protocol import coding
 from feeder.protocol.coding import decode, encode
 from feeder.protocol.fields import TOKEN_BYTES
 from feeder.protocol.messages import (
@@ -566,3 +568,17 @@ def test_a_large_position_may_be_in_a_map_of_either_size() -> None:
     assert decode(data, from_consumer=True) == message
     wide = b"\xde" + (data[0] - 0x80).to_bytes(2, "big") + data[1:]
     assert decode(wide, from_consumer=True) == message
+
+
+def test_every_type_is_known_before_a_thread_reads_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    known: list[type] = []
+    convert = msgspec.convert
+
+    def note(value: Any, kind: type) -> Any:
+        known.append(kind)
+        return convert(value, kind)
+
+    monkeypatch.setattr(msgspec, "convert", note)
+    source = Path(coding.__file__).read_text()
+    exec(compile(source, coding.__file__, "exec"), {"__name__": "coding"})
+    assert set(known) == set(MESSAGES)
