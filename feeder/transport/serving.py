@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -32,6 +33,7 @@ from feeder.transport.watching import Watching
 logger = logging.getLogger("feeder")
 
 _TELL_S = 5.0
+_MOST_OPENS = 16  # Over one connection, where each may leave a lease's batches unread.
 
 
 class Serving:
@@ -46,8 +48,8 @@ class Serving:
         self.waker = waker
         self._leases: dict[Peer, tuple[Desk, Lease]] = {}
         self._descriptors: dict[tuple[int, int], Peer] = {}
-        # Connected peers that have asked for a queue at some time.
-        self._known: set[Peer] = set()
+        # How often each of the connected peers has asked for a queue.
+        self._known: Counter[Peer] = Counter()
         self._stopping: str | None = None
         self._log = QuietLog()
         self._callers = Callers(self._log, self._is_served, [door.most_bytes for door in doors])
@@ -198,7 +200,9 @@ class Serving:
             if not self._leases[peer][1].is_over:
                 raise ProtocolError("a consumer that has a queue asks for one")
             self._lose(peer)
-        self._known.add(peer)
+        self._known[peer] += 1
+        if self._known[peer] > _MOST_OPENS:
+            raise ProtocolError(f"a queue was asked for {_MOST_OPENS} times; connect anew")
         point("server.open")
         desk = self._find(message.feed)
         lease = desk.open(peer, message)
@@ -258,7 +262,7 @@ class Serving:
             if event.kind == zmq.EVENT_DISCONNECTED:
                 peer = self._descriptors.pop((number, event.value), None)
                 if peer is not None:
-                    self._known.discard(peer)
+                    del self._known[peer]
                     self.watching.forget(peer)
                     self._lose(peer)
             elif event.kind in (zmq.EVENT_HANDSHAKE_FAILED_AUTH,

@@ -355,6 +355,18 @@ def test_a_lease_has_receipts_of_its_own(peer: Peer) -> None:
         peer.hear(say.Farewell)
 
 
+def test_a_connection_is_good_for_so_many_leases(address: str) -> None:
+    with peer_of(address) as peer:
+        for _ in range(16):
+            generation = peer.opens().generation
+            peer.say(say.Bye(generation=generation))
+            peer.hear(say.Farewell)
+        peer.say(say.Open(**OPEN))
+        peer.is_refused("ProtocolError", "16 times; connect anew")
+    with peer_of(address) as peer:
+        peer.opens()
+
+
 def test_a_monitor_that_reads_nothing_is_answered_once(address: str) -> None:
     look = say.Look(version=say.PROTOCOL_VERSION, receipt=b"")
     with peer_of(address) as peer:
