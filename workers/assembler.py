@@ -15,7 +15,7 @@ import numpy as np
 from workers.batch import Batch, Leftover
 from workers.calls import not_repeatable
 from workers.chunks import Columns, Schema
-from workers.copying import copy_part, copy_rows, copy_whole, is_sole_owner, pieces_of
+from workers.copying import copy_part, copy_rows, is_sole_owner, keep_or_copy, pieces_of
 from workers.errors import ResumeError
 from workers.position import Frame, Place, Position, Span
 from workers.runs import Run
@@ -225,13 +225,13 @@ class Assembler:
             _let_go(run, i, j)
 
     def _copy_whole(self, run: Run, i: int) -> Arrays:
-        """Chunk i, which is a whole batch, in a slot."""
+        """Chunk i, which is a whole batch, in a slot, or kept by it."""
         columns = self._schema.columns
         assert columns is not None
         slot = self._slots.take(self.device, columns, self._size)
         self._copied += 1
-        for arrays, target, flat in zip(run.columns, slot.arrays, slot.flats, strict=True):
-            copy_whole(target, flat, arrays[i], slot.seen)
+        for number, arrays in enumerate(run.columns):
+            keep_or_copy(slot, number, arrays[i])
             arrays[i] = None
         return slot.lease(self._size)
 

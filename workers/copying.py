@@ -17,10 +17,13 @@ from numpy.typing import NDArray
 
 from workers.chunks import part_of
 from workers.memory import Memory, Pool
-from workers.slots import Seen
+from workers.slots import Seen, Slot
 
 DROP_GIL_BYTES = 256 * 1024
 """Arrays at least so large are copied by NumPy."""
+
+_KEPT_BYTES = 256 * 1024
+"""Smaller arrays are not worth a part of a message."""
 
 _JOIN_BYTES = 8 * 1024
 """Arrays at most so large, on average, are joined; above it the second copy costs more than the
@@ -66,6 +69,21 @@ def copy_rows(
     except (BufferError, ValueError, TypeError):
         # Not contiguous, or of a dtype that the buffer protocol does not know.
         _copy_each(target, axis, at, arrays)
+
+
+def keep_or_copy(slot: Slot, number: int, array: NDArray[Any]) -> None:
+    """Put an array that is all of a slot's column of that number there: as it is, where the slot
+    takes that and the array is large and has the very bytes that a copy would have; else copied."""
+    target, is_large = slot.arrays[number], array.nbytes >= _KEPT_BYTES
+    if slot.kept is not None and is_large and _is_like(array, target):
+        slot.kept[number] = array
+    else:
+        copy_whole(target, slot.flats[number], array, slot.seen)
+
+
+def _is_like(array: NDArray[Any], target: NDArray[Any]) -> bool:
+    is_alike = array.dtype == target.dtype and array.shape == target.shape
+    return is_alike and array.flags.c_contiguous
 
 
 def copy_whole(

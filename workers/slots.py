@@ -11,6 +11,9 @@ from workers.chunks import Columns
 
 Arrays = tuple[NDArray[Any], ...]
 
+Kept = dict[int, NDArray[Any]] | None
+"""Columns that are not copied, by number; None where each has to be."""
+
 Seen = Callable[[memoryview], None] | None
 """Is told the bytes that are copied, in order, where somebody wants to know."""
 
@@ -22,6 +25,8 @@ class Slot(Protocol):
     """One writable array per column."""
     flats: tuple[memoryview | None, ...]
     """The memory of each as bytes, where its rows lie one after another."""
+    kept: Kept
+    """Takes columns that one array is all of, where whoever reads them takes them from anywhere."""
     seen: Seen
     """To be told the bytes of the only column, if only of large arrays."""
 

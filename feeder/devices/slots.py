@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from feeder.errors import ConfigError
 from feeder.protocol.checks import ALIGNMENT, layout
 from workers.chunks import Columns
-from workers.slots import Seen
+from workers.slots import Kept, Seen
 
 # Free slots count in no bound, so few are kept: as many as take 16 MiB, which is what the enqueuer
 # hands over at once, and two more. Of two batches that a user lets go of while a third is being
@@ -49,6 +49,8 @@ class HostSlot:
 
     __slots__ = ("_memory", "_places", "_pool", "_readable", "arrays", "flats", "num_bytes", "rows")
 
+    kept: Kept = None
+    """What is handed out lies here."""
     seen: Seen = None
     """Nobody asks."""
 
@@ -172,6 +174,8 @@ class PrivateSlot:
 
     __slots__ = ("arrays", "axes", "flats", "rows")
 
+    kept: Kept = None
+    """What is handed out lies here."""
     seen: Seen = None
     """Nobody asks."""
 

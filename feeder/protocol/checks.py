@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -14,8 +14,10 @@ from workers.chunks import Column
 ALIGNMENT = 64
 """Columns begin at multiples of so many bytes."""
 
-MAX_PIECE_BYTES = 2**20
-"""A frame is at most so large."""
+MAX_FRAME_BYTES = 31 * 2**20
+"""A frame is at most so large: malloc keeps no more than 32 MiB that it was given back."""
+
+_PIECE_BYTES = 2**20
 
 # One KiB of each 64: any 64 KiB in a row hold a byte that is looked at.
 _BLOCK_BYTES = 1024
@@ -61,25 +63,33 @@ def layout(columns: Iterable[Column], rows: int) -> Layout:
     return Layout(tuple(places), max(size, ALIGNMENT))
 
 
-def checksum(memory: memoryview, mode: Literal["off", "sampled", "full"], seed: int = 0) -> int:
+def checksum(memory: memoryview, mode: Literal["off", "sampled", "full"]) -> int:
     """A checksum of contiguous memory, from 0 to 2**64 - 1.
 
     `"full"` is xxh3_64 of all bytes. `"sampled"` looks at the first KiB of every 64 KiB and at the
     last KiB; up to 32 KiB at all. It notices 64 KiB in a row that changed, perhaps not less.
-    `"off"` is 0. `seed` takes the checksum of what lies before, where memory comes in parts.
+    `"off"` is 0.
     """
     if mode == "off":
         return 0
     if mode == "sampled" and memory.nbytes > _WHOLE_BYTES:
-        return _sampled(memory, seed)
-    return xxhash.xxh3_64_intdigest(memory, seed)
+        return _sampled(memory)
+    return xxhash.xxh3_64_intdigest(memory)
 
 
-def _sampled(memory: memoryview, seed: int) -> int:
+def full_checksum(memories: Iterable[memoryview]) -> int:
+    """The full checksum of memory that lies in several places."""
+    hasher = xxhash.xxh3_64()
+    for memory in memories:
+        hasher.update(memory)
+    return int(hasher.intdigest())
+
+
+def _sampled(memory: memoryview) -> int:
     num_blocks = -(-(memory.nbytes - _BLOCK_BYTES) // _STRIDE_BYTES)
     shape, strides = (num_blocks, _BLOCK_BYTES), (_STRIDE_BYTES, 1)
     blocks = np.ndarray(shape, np.uint8, memory, 0, strides)
-    hasher = xxhash.xxh3_64(seed=seed)
+    hasher = xxhash.xxh3_64()
     # Copies that malloc keeps: it gives larger ones back, and new pages cost ten times the rest.
     for first in range(0, num_blocks, _BLOCKS_AT_ONCE):
         hasher.update(blocks[first : first + _BLOCKS_AT_ONCE].tobytes())
@@ -87,7 +97,11 @@ def _sampled(memory: memoryview, seed: int) -> int:
     return int(hasher.intdigest())
 
 
-def pieces(memory: memoryview, max_bytes: int = MAX_PIECE_BYTES) -> list[memoryview]:
-    """Contiguous memory in order, in parts of at most `max_bytes`; views, not copies."""
-    flat = memory.cast("B")
-    return [flat[start : start + max_bytes] for start in range(0, flat.nbytes, max_bytes)]
+def pieces(memories: Sequence[memoryview], max_bytes: int = MAX_FRAME_BYTES) -> list[memoryview]:
+    """The memory of a batch, in order, as frames: as it lies, so that its consumer need not copy
+    it, or where it has more than `max_bytes` in parts of 1 MiB; views, not copies."""
+    flats = [memory.cast("B") for memory in memories]
+    if sum(map(len, flats)) <= max_bytes:
+        return flats
+    size = min(max_bytes, _PIECE_BYTES)
+    return [flat[at : at + size] for flat in flats for at in range(0, len(flat), size)]

@@ -14,16 +14,23 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from feeder.errors import ClosedError, ProtocolError, TransportError
 from feeder.protocol.checks import ALIGNMENT, Layout, layout
 from feeder.protocol.credit import MAX_ARENA_BYTES
-from feeder.transport.memfd import SLOTS_PER_ARENA, Arena, ArenaSlot, Leased
+from feeder.transport.memfd import (
+    NOTHING,
+    SLOTS_PER_ARENA,
+    Arena,
+    ArenaSlot,
+    Leased,
+    Wanted,
+)
 from feeder.transport.pages import Pages
 from feeder.transport.pool import Pool
 from workers.chunks import Column, Columns
+from workers.copying import keep_or_copy
 from workers.stats import Stopwatch
 
 _RESERVE_BYTES = 24 * 1024 * 1024
@@ -66,7 +73,7 @@ class ArenaSlots:
         self.on_spare: Callable[[], None] = lambda: None
         """Called by the I/O thread where it is time to `let_go`."""
         self._numbers = itertools.count()
-        self._watched = [False] * num_devices
+        self._wanted = [NOTHING] * num_devices
         self._closed = False
         self._known: tuple[Columns | None, int, Layout] = (None, 0, Layout((), 0))
         self.num_made = 0
@@ -135,13 +142,14 @@ class ArenaSlots:
                 # Else a consumer that connects now waits until a batch for nobody is copied.
                 raise ClosedError("the feed is stopped")
             slot.arrange(columns, rows, places)
-        if self._watched[device] or slot.seen is not None:
-            slot.watch(self._watched[device])
+        wanted = self._wanted[device]
+        if wanted is not NOTHING or slot.wanted is not NOTHING:
+            slot.prepare(wanted)
         return slot
 
     def adopt(self, device: int, columns: Columns, arrays: Arrays) -> Leased:
-        """A copy, in a slot, of arrays of any number of rows and, but for their axes that are
-        rows, of any shape."""
+        """Arrays of any number of rows and, but for their axes that are rows, of any shape, copied
+        to a slot or kept by it."""
         rows = arrays[0].shape[columns[0].axis]
         shapes = tuple(
             array.shape[: column.axis] + array.shape[column.axis + 1 :]
@@ -153,8 +161,8 @@ class ArenaSlots:
                 for column, shape in zip(columns, shapes, strict=True)
             )
         slot = self.take(device, columns, rows)
-        for target, array in zip(slot.arrays, arrays, strict=True):
-            np.copyto(target, array)
+        for number, array in enumerate(arrays):
+            keep_or_copy(slot, number, array)
         return slot.lease(rows)
 
     def _find(self, device: int, num_bytes: int) -> ArenaSlot:
@@ -183,10 +191,10 @@ class ArenaSlots:
     def _open(self, device: int, pool: Pool, num_bytes: int, consumer: int) -> None:
         """Make an arena, at least twice as large as those that were too small."""
         size = max(num_bytes, 2 * pool.most_bytes)
-        if size * self._wanted(device, size) > self._max_arena_bytes:
+        if size * self._num_wanted(device, size) > self._max_arena_bytes:
             size = num_bytes
         size += -size % ALIGNMENT
-        num = self._wanted(device, size)
+        num = self._num_wanted(device, size)
         if size * num > self._max_arena_bytes:
             raise TransportError(
                 f"a batch of {num_bytes} bytes needs shared memory of {size * num} bytes for "
@@ -206,15 +214,15 @@ class ArenaSlots:
             pool.add(arena)
             self.num_made += num
 
-    def _wanted(self, device: int, slot_bytes: int) -> int:
+    def _num_wanted(self, device: int, slot_bytes: int) -> int:
         num = self._num_slots(device, slot_bytes)
         return min(max(1, num), SLOTS_PER_ARENA)
 
     # ---- the I/O thread's
 
-    def watch(self, device: int, *, wanted: bool) -> None:
-        """Have full checksums made of a queue's batches while they are copied, or not."""
-        self._watched[device] = wanted
+    def prepare(self, device: int, wanted: Wanted) -> None:
+        """Have a queue's batches made as its consumer wants them."""
+        self._wanted[device] = wanted
 
     def release(self, device: int, slot_numbers: Iterable[int]) -> None:
         """The consumer needs these no more; those of retired arenas are ignored. Who waits for a

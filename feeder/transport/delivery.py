@@ -127,7 +127,7 @@ class Delivery:
             slot.sent = True
         lease.note(batches, run)
         point("server.before_send")
-        frames = () if lease.shared else pieces(slots[0].memory)
+        frames = () if lease.shared else pieces(batches[0].arrays.memories)  # type: ignore[attr-defined]
         is_sent = self._send(lease.peer, message, frames)
         point("server.sent")
         self._sent.append((run, lease.queue, batches))

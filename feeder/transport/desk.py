@@ -132,7 +132,7 @@ class Desk:
         """A consumer can take batches."""
         lease.session.on("Attached")
         lease.shared = message.plane == "shared"
-        self.feed.slots.watch(lease.queue, wanted=lease.mode == "full")
+        self.feed.slots.prepare(lease.queue, lease.wanted)
         if lease.shared and lease.connection is None:
             raise ProtocolError("plane is 'shared', but no connection to the unix socket was made")
         if message.reason:

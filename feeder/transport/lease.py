@@ -15,6 +15,7 @@ from feeder.protocol.receipts import Receipts
 from feeder.protocol.session import SERVER, Session
 from feeder.transport.descriptors import Connection
 from feeder.transport.feeds import Run
+from feeder.transport.memfd import NOTHING, Wanted
 from workers.batch import Batch
 from workers.position import Place
 
@@ -118,6 +119,14 @@ class Lease:
         if self.checksum == "auto":
             return "sampled" if self.shared else "full"
         return self.checksum  # type: ignore[return-value]
+
+    @property
+    def wanted(self) -> Wanted:
+        """How its batches are to be made. ZeroMQ sends a column from anywhere; a sample is taken
+        of a batch that lies in one place."""
+        if not (self.shared or self.mode == "sampled"):
+            return Wanted(sums=self.mode == "full", keeps=True)
+        return Wanted(sums=True) if self.mode == "full" else NOTHING
 
     @property
     def has_attached(self) -> bool:

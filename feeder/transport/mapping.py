@@ -11,8 +11,10 @@ from __future__ import annotations
 import mmap
 import os
 import weakref
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -111,16 +113,11 @@ class MappedArena:
                 f"the server gave {length} of {rows} rows in slot {self._first + index}, expected "
                 "no more than it is laid out for"
             )
-        arrays = tuple([np.ndarray(shape, dtype, root, at) for shape, dtype, _, at, _ in places])
         lease = _Lease(root, self._release)
         lease.index = index
         self._leases[index] = lease
-        if length == rows:
-            return arrays
-        return tuple(
-            array[(slice(None),) * place.axis + (slice(length),)]
-            for array, place in zip(arrays, places, strict=True)
-        )
+        arrays = tuple([np.ndarray(shape, dtype, root, at) for shape, dtype, _, at, _ in places])
+        return _first(arrays, places, rows, length)
 
     @property
     def num_leased(self) -> int:
@@ -132,6 +129,41 @@ class MappedArena:
         del self._leases[lease.index]
         self._released.append(self._first + lease.index)
         self._wake()
+
+
+def view(memories: Sequence[memoryview], layout: Layout, rows: int, length: int) -> Arrays | None:
+    """The first `length` rows of each column, read-only, where it lies in memories that make a
+    batch laid out for `rows` rows; None where one is cut in two. A column that does not lie as its
+    dtype wants is copied."""
+    starts = list(accumulate(map(len, memories), initial=0))
+    # Arrays of bytes: one of a memoryview itself would refer to what that is a view of.
+    roots = [np.frombuffer(memory.toreadonly(), np.uint8) for memory in memories]
+    arrays = []
+    for shape, dtype, _, offset, num_bytes in layout.places:
+        i = bisect_right(starts, offset, hi=len(memories)) - 1
+        if offset + num_bytes > starts[i + 1]:
+            return None
+        array = np.ndarray(shape, dtype, roots[i], offset - starts[i])
+        if not array.flags.aligned:
+            array = np.ndarray(shape, dtype, array.tobytes())
+        arrays.append(array)
+    return _first(tuple(arrays), layout.places, rows, length)
+
+
+def _first(arrays: Arrays, places: Sequence[Place], rows: int, length: int) -> Arrays:
+    if length == rows:
+        return arrays
+    return tuple(
+        array[(slice(None),) * place.axis + (slice(length),)]
+        for array, place in zip(arrays, places, strict=True)
+    )
+
+
+def keep_freed_memory() -> None:
+    """Have glibc's malloc keep up to 64 MiB of what is freed. Else messages of some megabytes are
+    made of new pages again and again, which takes as long as to copy them: it maps what is larger
+    than 128 KiB, or than the largest of up to 32 MiB that was ever mapped and freed."""
+    np.empty(32 * 2**20 - 2**16, np.uint8)  # Nothing is written: it costs some microseconds.
 
 
 class FrameSlots:

@@ -7,18 +7,18 @@ descriptor can neither write nor change the size.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
 from feeder.errors import TransportError
-from feeder.protocol.checks import Layout
+from feeder.protocol.checks import Layout, full_checksum
 from feeder.transport.pages import Pages
 from workers.chunks import Columns
-from workers.slots import Seen
+from workers.slots import Kept, Seen
 
 SLOTS_PER_ARENA = 2**16
 """A slot's number is its arena's times this, plus its index there."""
@@ -94,10 +94,30 @@ class Arena:
         )
 
 
+class Wanted(NamedTuple):
+    """What is to be done with the batches of a queue."""
+
+    sums: bool = False
+    """Whether full checksums of them are to be made."""
+    keeps: bool = False
+    """Whether large columns may stay where they were fetched to."""
+
+
+NOTHING = Wanted()
+"""Each column is copied, and that is all."""
+
+
 class Leased(tuple[NDArray[Any], ...]):
     """The arrays of a batch, which know their slot."""
 
     slot: ArenaSlot
+    parts: Sequence[memoryview] = ()
+    """The memory of the batch in order, where columns lie where they were fetched to."""
+
+    @property
+    def memories(self) -> Sequence[memoryview]:
+        """The memory of the batch as it is laid out, in order."""
+        return self.parts or (self.slot.memory,)
 
 
 class Sum:
@@ -126,7 +146,8 @@ class ArenaSlot:
 
     __slots__ = (
         "_memory", "_places", "_sum", "_views", "arena", "arrays", "checked_s", "checksum",
-        "columns", "flats", "memory", "number", "rows", "seen", "sent",
+        "columns", "flats", "kept", "memory", "number", "rows", "seen", "sent",
+        "wanted",
     )  # fmt: skip
 
     def __init__(self, arena: Arena, index: int) -> None:
@@ -139,8 +160,12 @@ class ArenaSlot:
         """The rows that it is laid out for."""
         self.sent = False
         """Whether the consumer has been sent it and not given it back."""
+        self.wanted = NOTHING
+        """What the consumer of its queue wants."""
+        self.kept: Kept = None
+        """Takes columns, where they will be sent from where they lie."""
         self.seen: Seen = None
-        """Takes the bytes that are copied here into the checksum, where `watch` asked for it."""
+        """Takes the bytes that are copied here into the checksum, where that is wanted."""
         self.checksum: int | None = None
         """The full checksum of the batch, where it was made while that was copied."""
         self.checked_s = 0.0
@@ -165,11 +190,14 @@ class ArenaSlot:
             for shape, dtype, _, offset, _ in places.places
         )
 
-    def watch(self, wanted: bool) -> None:
-        """From now on make the full checksum of what is copied here, or do not. Done of a single
-        large column alone: there it saves that all is read from memory once more."""
+    def prepare(self, wanted: Wanted) -> None:
+        """Take the next batch as its queue's consumer wants it. Bytes are told to `seen` of a
+        single large column alone: there it saves that all is read from memory once more."""
+        self.wanted = wanted
         self.seen = self.checksum = None
-        if wanted and len(self.flats) == 1 and self.flats[0] and len(self.memory) >= _WATCH_BYTES:
+        self.kept = {} if wanted.keeps else None
+        is_single = len(self.flats) == 1 and self.flats[0] and len(self.memory) >= _WATCH_BYTES
+        if wanted.sums and is_single:
             self._sum = Sum()
             self.seen = self._sum.add
 
@@ -178,6 +206,8 @@ class ArenaSlot:
         if self.seen is not None and self._sum.num_bytes == self._places[0].num_bytes:
             self._sum.add(self.memory[self._sum.num_bytes :])
             self.checksum, self.checked_s = self._sum.digest(), self._sum.seconds
+        if self.kept:
+            return self._lease_kept(self.kept)
         arrays = self._views
         if rows != self.rows:
             arrays = tuple(
@@ -186,4 +216,22 @@ class ArenaSlot:
             )
         leased = Leased(arrays)
         leased.slot = self
+        return leased
+
+    def _lease_kept(self, kept: dict[int, NDArray[Any]]) -> Leased:
+        """A batch of which some columns are elsewhere: what is here is the memory between them."""
+        arrays, parts, at = list(self._views), [], 0
+        for number, array in kept.items():
+            place = self._places[number]
+            arrays[number] = array.view(np.ndarray)
+            arrays[number].flags.writeable = False
+            parts += [self.memory[at : place.offset], array.reshape(-1).view(np.uint8).data]
+            at = place.offset + place.num_bytes
+        self.kept = None
+        leased = Leased(arrays)
+        leased.slot, leased.parts = self, [part for part in (*parts, self.memory[at:]) if part]
+        if self.wanted.sums:
+            began = time.monotonic()
+            self.checksum = full_checksum(leased.parts)
+            self.checked_s = time.monotonic() - began
         return leased

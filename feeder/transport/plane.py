@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -16,16 +16,18 @@ from feeder.devices.cuda.pinned import PinnedSlot
 from feeder.devices.slots import HostSlot
 from feeder.errors import ConfigError, ProtocolError, TransportError
 from feeder.protocol import messages as say
-from feeder.protocol.checks import Layout, checksum, layout
+from feeder.protocol.checks import Layout, checksum, full_checksum, layout
 from feeder.transport.accounts import Tally
 from feeder.transport.attaching import Attachment, attach
-from feeder.transport.mapping import FrameSlots, MappedArena
+from feeder.transport.mapping import FrameSlots, MappedArena, keep_freed_memory, view
 from feeder.transport.memfd import SLOTS_PER_ARENA
 from workers.chunks import Columns
 
 logger = logging.getLogger("feeder")
 
 _ATTACH_S = 2.0
+_LARGE_BYTES = 64 * 1024
+"""Smaller batches in frames are copied: they are to lie at multiples of 64 bytes."""
 
 Arrays = tuple[NDArray[Any], ...]
 
@@ -91,6 +93,8 @@ class Plane:
         """The columns of the batches, the rows of a full one, and how many may be under way."""
         self._columns, self._rows, self._layout = columns, rows, layout(columns, rows)
         self._frames = FrameSlots(credit)
+        if self.kind == "frames" and self._layout.num_bytes >= _LARGE_BYTES:
+            keep_freed_memory()
         if self._landing is not None:
             self._landing.check(columns)
 
@@ -116,17 +120,16 @@ class Plane:
             columns, rows = _shaped(columns, group), group.length
             whole = layout(columns, rows)
         if group.slots[0] < 0:
-            yield self._take_frames(group, frames, columns, rows)
+            yield self._take_frames(group, frames, columns, rows, whole)
             return
-        checked, length = self._mode != "off", group.length
+        length = group.length
         for at, slot in enumerate(group.slots):
             number, index = divmod(slot, SLOTS_PER_ARENA)
             arena = self._arenas.get(number)
             if arena is None:
                 raise ProtocolError(f"slot {slot} is in an arena that was not announced")
             root = arena.root(index, whole.num_bytes)
-            if checked:
-                self._check(root.data, group, at)
+            self._check([root.data], group, at)
             arrays = arena.lend(index, root, whole.places, rows, length)
             if self._landing is None:
                 yield arrays
@@ -139,38 +142,46 @@ class Plane:
                 yield bounce.lease(length)
 
     def _take_frames(
-        self, group: say.Group, frames: list[Any], columns: Columns, rows: int
+        self, group: say.Group, frames: list[Any], columns: Columns, rows: int, whole: Layout
     ) -> Arrays:
+        memories = [frame.buffer for frame in frames]
+        num_bytes = sum(map(len, memories))
+        if num_bytes != whole.num_bytes:
+            raise ProtocolError(f"frames hold {num_bytes} bytes, expected {whole.num_bytes}")
+        is_in_parts = len(memories) > 1 and self._mode == "sampled"
+        if self._landing is None and num_bytes >= _LARGE_BYTES and not is_in_parts:
+            arrays = view(memories, whole, rows, group.length)
+            if arrays is not None:
+                self._check(memories, group, 0)
+                return arrays
         slot: HostSlot | PinnedSlot
         if self._landing is None:
             slot = self._frames.take(0, columns, rows)
         else:
             slot = self._landing.take(columns, rows)
         at, memory = 0, slot.memory
-        for frame in frames:
-            data = frame.buffer
-            if at + len(data) > len(memory):
-                raise ProtocolError(f"frames hold more than the {len(memory)} bytes of a batch")
+        for data in memories:
             # Not by NumPy, and not summed up one by one, though the caches hold it now: both let go
             # of the interpreter, and beside a busy trainer each time costs as much as ten frames.
             memory[at : at + len(data)] = data
             at += len(data)
-        if at != len(memory):
-            raise ProtocolError(f"frames hold {at} bytes, expected {len(memory)}")
-        if self._mode != "off":
-            self._check(memory, group, 0)
+        self._check([memory], group, 0)
         return slot.lease(group.length)
 
-    def _check(self, memory: memoryview, group: say.Group, at: int) -> None:
+    def _check(self, memories: Sequence[memoryview], group: say.Group, at: int) -> None:
+        if self._mode == "off":
+            return
         began = time.monotonic()
-        found = checksum(memory, self._mode)
+        is_whole = len(memories) == 1
+        found = checksum(memories[0], self._mode) if is_whole else full_checksum(memories)
         self._tally.checked_s += time.monotonic() - began
         if found != group.checksums[at]:
             self._tally.corrupt += 1
             raise ProtocolError(
-                f"batch {group.step + at * group.stride} is corrupt: its {len(memory)} bytes do "
-                f"not give the checksum that was sent ({self._mode}): they were changed on the "
-                "way, or by the fetch function after it had returned them (FEEDER_DEBUG=1 tells)"
+                f"batch {group.step + at * group.stride} is corrupt: its "
+                f"{sum(map(len, memories))} bytes do not give the checksum that was sent "
+                f"({self._mode}): they were changed on the way, or by the fetch function after it "
+                "had returned them (FEEDER_DEBUG=1 tells)"
             )
 
     @property

@@ -7,12 +7,15 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from types import FunctionType, ModuleType
 from typing import Any, NamedTuple
+from unittest import mock
 
 import pytest
 
 import feeder
 import feeds
 from feeder import Batch, Consumer, Coordinator, Server, Snapshot
+from feeder.transport import plane as planes
+from workers import copying
 
 
 class Transport(NamedTuple):
@@ -82,6 +85,10 @@ def served(
     scheme, plane = TRANSPORTS[transport]
     positions = resume if isinstance(resume, list) else [resume] * num_queues
     with ExitStack() as stack:
+        if transport == "tcp":
+            # Here what is done with large arrays alone is done with all.
+            stack.enter_context(mock.patch.object(copying, "_KEPT_BYTES", 0))
+            stack.enter_context(mock.patch.object(planes, "_LARGE_BYTES", 0))
         server = stack.enter_context(serving(coordinator, scheme, queues=num_queues))
         kind = settings.pop("device", "cpu")
         consumers = [

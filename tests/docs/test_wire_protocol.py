@@ -18,7 +18,7 @@ import feeder
 from conformance.served import serving
 from docs.pages import ROOT, block_titled, section, table
 from feeder.protocol import messages as say
-from feeder.protocol.checks import ALIGNMENT, MAX_PIECE_BYTES
+from feeder.protocol.checks import ALIGNMENT, MAX_FRAME_BYTES, pieces
 from feeder.protocol.session import CONSUMER, SERVER, Table
 from feeder.transport.memfd import SLOTS_PER_ARENA
 from feeder.transport.security import MAX_REQUEST_BYTES
@@ -58,7 +58,9 @@ def test_the_numbers_are_those_in_force() -> None:
     assert f"texts {say.MAX_TEXT:,}" in text
     assert f"multiple of {ALIGNMENT} bytes" in text
     assert f"arena number · {SLOTS_PER_ARENA:,} + slot" in text
-    assert MAX_PIECE_BYTES == 2**20 and "at most 1 MiB" in text
+    assert f"at most {MAX_FRAME_BYTES // 2**20} MiB, else" in text
+    assert {len(part) for part in pieces([memoryview(bytes(MAX_FRAME_BYTES + 2**20))])} == {2**20}
+    assert "frames of at most 1 MiB" in text
 
 
 def in_words(moves: Table) -> str:

@@ -171,11 +171,11 @@ FEEDING = (
         harm="Bytes that changed on the way are trained on: over a network nothing else sums up "
         "what came, but for the sixteen bits of TCP.",
         file="feeder/transport/plane.py",
-        old='        if self._mode != "off":\n            self._check(memory, group, 0)\n',
+        old="                self._check(memories, group, 0)\n",
         new="",
         tests=(
-            "tests/unit/test_served_frames.py::"
-            "test_a_spoiled_batch_is_refused_and_comes_again[flip-full-batch 2 is corrupt]",
+            "tests/unit/test_served_frames.py::test_a_spoiled_batch_is_refused_and_comes_again"
+            "[looked at-flip-full-batch 2 is corrupt]",
         ),
     ),
     Bug(

@@ -16,7 +16,7 @@ from conformance.served import reading, serving
 from feeder.protocol.checks import checksum
 from feeder.transport import delivery
 from feeder.transport.arena import ArenaSlots
-from feeder.transport.memfd import ArenaSlot
+from feeder.transport.memfd import ArenaSlot, Wanted
 from unit.small import make
 from workers.chunks import Column, Columns
 from workers.copying import copy_part, copy_rows, copy_whole
@@ -34,7 +34,7 @@ def columns(*axes: int, dtype: str = "f4", width: int = WIDTH) -> Columns:
 
 def slot_for(of: Columns, *, wanted: bool = True) -> ArenaSlot:
     slots = ArenaSlots(2, lambda device, slot_bytes: 2)
-    slots.watch(1, wanted=wanted)
+    slots.prepare(1, Wanted(sums=wanted))
     assert slots.take(0, of, ROWS).seen is None
     return slots.take(1, of, ROWS)
 
@@ -82,7 +82,7 @@ def test_what_is_made_while_rows_are_copied_is_the_checksum_of_the_slot(
     slot.lease(ROWS)
     assert slot.checksum == checksum(slot.memory, "full")
     assert slot.checked_s > 0
-    slot.watch(True)
+    slot.prepare(Wanted(sums=True))
     copy(slot)
     slot.lease(ROWS)
     assert slot.checksum == checksum(slot.memory, "full")
@@ -115,7 +115,7 @@ def test_else_none_is_made(of: Columns, copy: Callable[[ArenaSlot], None]) -> No
 def test_none_is_made_where_it_is_not_wanted_any_more() -> None:
     slots = ArenaSlots(1, lambda device, slot_bytes: 1)
     for wanted in (True, False):
-        slots.watch(0, wanted=wanted)
+        slots.prepare(0, Wanted(sums=wanted))
         slot = slots.take(0, columns(0), ROWS)
         COPIES["whole"](slot)
         arrays = slot.lease(ROWS)

@@ -14,12 +14,14 @@ import feeder
 from conformance.served import reading, serving
 from feeder.protocol.checks import pieces
 from feeder.transport import delivery
+from feeder.transport import plane as planes
 from feeder.transport.wire import Wire
 
 STEPS = 5
-ROWS = 3
-ROW_ITEMS = 8
-"""Of 8 bytes: a batch is 192 bytes, which go in three frames of at most 80."""
+ROWS = 4
+ROW_ITEMS = 2
+NAMES = ("x", "y", "z")
+"""Of 64 bytes each: a batch is 192 bytes, which go in three frames."""
 
 
 def frame(data: bytes) -> zmq.Frame:
@@ -56,10 +58,15 @@ def swap(frames: list[Any]) -> None:
     frames[0], frames[1] = frames[1], frames[0]
 
 
-def fetch(call: feeder.Call) -> tuple[np.ndarray]:
+def columns(step: int) -> tuple[np.ndarray, ...]:
+    first = np.arange(ROWS * ROW_ITEMS).reshape(ROWS, ROW_ITEMS) + 100 * step
+    return tuple(first + 1000 * i for i in range(len(NAMES)))
+
+
+def fetch(call: feeder.Call) -> tuple[np.ndarray, ...]:
     if call.index == STEPS:
         raise StopIteration
-    return (np.arange(ROWS * ROW_ITEMS).reshape(ROWS, ROW_ITEMS) + call.index,)
+    return columns(call.index)
 
 
 @pytest.mark.parametrize(
@@ -69,18 +76,24 @@ def fetch(call: feeder.Call) -> tuple[np.ndarray]:
         (flip, "sampled", "batch 2 is corrupt"),
         (swap, "full", "batch 2 is corrupt"),
         (swap, "sampled", "batch 2 is corrupt"),
-        (drop, "off", "frames hold 160 bytes, expected 192"),
+        (drop, "off", "frames hold {without_last} bytes, expected 192"),
         (drop_all, "full", "frames hold 0 bytes, expected 192"),
         (shorten, "full", "frames hold 191 bytes, expected 192"),
-        (lengthen, "off", "frames hold more than the 192 bytes of a batch"),
-        (repeat, "full", "frames hold more than the 192 bytes of a batch"),
+        (lengthen, "off", "frames hold 193 bytes, expected 192"),
+        (repeat, "full", "frames hold {with_another} bytes, expected 192"),
     ],
 )
+@pytest.mark.parametrize(
+    ("frame_bytes", "last_bytes", "least_bytes"), [(64, 64, 0), (80, 32, 0), (64, 64, 10_000)],
+    ids=["looked at", "copied, as columns are cut", "copied, as it is small"],
+)  # fmt: skip
 def test_a_spoiled_batch_is_refused_and_comes_again(
     spoil: Callable[[list[Any]], None], checksum: str, says: str,
+    frame_bytes: int, last_bytes: int, least_bytes: int,
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
     receive, seen = Wire.receive, 0
+    says = says.format(without_last=192 - last_bytes, with_another=192 + last_bytes)
 
     def receive_spoiled(wire: Wire) -> Iterator[tuple[Any, list[Any]]]:
         nonlocal seen
@@ -93,9 +106,10 @@ def test_a_spoiled_batch_is_refused_and_comes_again(
             yield data, frames
 
     monkeypatch.setattr(Wire, "receive", receive_spoiled)
-    monkeypatch.setattr(delivery, "pieces", partial(pieces, max_bytes=80))
+    monkeypatch.setattr(delivery, "pieces", partial(pieces, max_bytes=frame_bytes))
+    monkeypatch.setattr(planes, "_LARGE_BYTES", least_bytes)
     coordinator = feeder.init_data_input_workers(
-        ["x"], fetch, ROWS, coordinator=feeder.Coordinator()
+        NAMES, fetch, ROWS, coordinator=feeder.Coordinator()
     )
     with (
         serving(coordinator) as server,
@@ -103,7 +117,9 @@ def test_a_spoiled_batch_is_refused_and_comes_again(
     ):
         for step, batch in enumerate(consumer):
             assert batch.step == step
-            assert np.array_equal(batch["x"].ravel(), np.arange(ROWS * ROW_ITEMS) + step)
+            assert all(
+                np.array_equal(*pair) for pair in zip(batch.arrays, columns(step), strict=True)
+            )
         assert step == STEPS - 1
         stats = consumer.stats()
     assert stats["reconnects"] == 1

@@ -7,15 +7,18 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from feeder.errors import ProtocolError, TransportError
 from feeder.protocol.checks import layout
 from feeder.transport.arena import SLOTS_PER_ARENA, Arena, ArenaSlots
-from feeder.transport.mapping import FrameSlots, MappedArena
+from feeder.transport.mapping import FrameSlots, MappedArena, view
 from workers.chunks import Column
 
 COLUMNS = (
@@ -160,6 +163,45 @@ def test_what_cannot_be_mapped_is_an_error_and_its_descriptor_is_closed() -> Non
     arena = Arena(4096, 1)
     with pytest.raises(TransportError, match="8192 bytes of shared memory cannot be mapped"):
         MappedArena(os.dup(arena.descriptor), 0, 4096, 2, deque(), lambda: None)
+
+
+LAID_OUT = (
+    Column(name="id", axis=0, dtype=np.dtype(np.int64), shape=()),
+    Column(name="nothing", axis=0, dtype=np.dtype("f4"), shape=(0,)),
+    Column(name="image", axis=1, dtype=np.dtype(np.uint8), shape=(3, 50)),
+    Column(name="wide", axis=0, dtype=np.dtype("g"), shape=(2,)),
+    Column(name="none", axis=0, dtype=np.dtype("S0"), shape=()),
+)
+WHOLE = layout(LAID_OUT, ROWS)
+
+
+@given(
+    st.lists(st.integers(0, WHOLE.num_bytes), max_size=4), st.integers(0, 15),
+    st.integers(0, ROWS), st.randoms(),
+)  # fmt: skip
+def test_columns_are_looked_at_where_they_lie_unless_one_is_cut(
+    cuts: list[int], shift: int, length: int, rng: Any
+) -> None:
+    memory = rng.randbytes(WHOLE.num_bytes)
+    ends = [0, *sorted(cuts), len(memory)]
+    parts = [
+        memoryview(bytearray(bytes(shift) + memory[start:stop]))[shift:]
+        for start, stop in pairwise(ends)
+    ]
+    arrays = view(parts, WHOLE, ROWS, length)
+    if any(p.offset < cut < p.offset + p.num_bytes for cut in cuts for p in WHOLE.places):
+        assert arrays is None
+        return
+    assert arrays is not None
+    for array, (shape, dtype, axis, offset, _) in zip(arrays, WHOLE.places, strict=True):
+        wanted = np.ndarray(shape, dtype, memory, offset)
+        assert array.tobytes() == wanted[(slice(None),) * axis + (slice(length),)].tobytes()
+        assert array.dtype == dtype and array.flags.aligned
+        with pytest.raises(ValueError, match="WRITEABLE"):
+            array.flags.writeable = True
+        is_there = [np.may_share_memory(array, np.frombuffer(part, np.uint8)) for part in parts]
+        if array.nbytes and dtype.alignment == 1:
+            assert any(is_there), "it was copied"
 
 
 def test_frames_are_written_into_memory_that_is_used_again() -> None:

@@ -19,7 +19,7 @@ from feeder.errors import DeviceError, FeedError
 from feeder.protocol.checks import ALIGNMENT, Layout, layout
 from feeder.protocol.credit import credit_for
 from workers.chunks import Columns
-from workers.slots import Seen
+from workers.slots import Kept, Seen
 from workers.stats import Stopwatch
 
 Arrays = tuple[NDArray[Any], ...]
@@ -48,6 +48,8 @@ class PinnedSlot:
         "views",
     )  # fmt: skip
 
+    kept: Kept = None
+    """What is handed out lies here."""
     seen: Seen = None
     """Nobody asks."""
 
