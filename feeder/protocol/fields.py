@@ -8,6 +8,8 @@ from msgspec import Meta, Struct
 
 from feeder import errors
 
+MAX_OPENS = 16
+"""How often a queue may be asked for over one connection: each lease may leave batches unread."""
 PROTOCOL_VERSION = 3
 """Version of the messages; both sides must be of the same."""
 

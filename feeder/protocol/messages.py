@@ -31,6 +31,7 @@ from feeder.protocol.fields import (
 )
 from feeder.protocol.fields import MAX_CREDIT as MAX_CREDIT
 from feeder.protocol.fields import MAX_ITEMS as MAX_ITEMS
+from feeder.protocol.fields import MAX_OPENS as MAX_OPENS
 from feeder.protocol.fields import MAX_TEXT as MAX_TEXT
 from feeder.protocol.fields import PROTOCOL_VERSION as PROTOCOL_VERSION
 from feeder.protocol.fields import TOKEN_BYTES as TOKEN_BYTES

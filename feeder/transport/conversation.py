@@ -46,7 +46,7 @@ class Conversation:
         self._last: Any = None
         self._token = token
         self._consumer = secrets.token_bytes(16)
-        self._attempt = 0
+        self._attempt = self._num_opens = 0
         # Of the lease in force.
         self._generation = b""
         # Queues that the feed waits for, and those that it need not wait for any more.
@@ -92,7 +92,7 @@ class Conversation:
         """Ask for the queue over a new connection."""
         self._session = Session(CONSUMER)
         self._session.on("connect")
-        self._asked = None
+        self._asked, self._num_opens = None, 0
         self._open()
 
     def restart(self, token: bytes) -> bool:
@@ -102,7 +102,7 @@ class Conversation:
         self._inbox.clear()
         self._last, self._token = None, token
         self.rejoins, self.has_ended = self._wish.rejoins, False
-        if not holds_lease or reading is None:
+        if not holds_lease or reading is None or self._num_opens >= say.MAX_OPENS:
             return False
         reading.leave(0)
         reading.plane.close()
@@ -114,6 +114,7 @@ class Conversation:
         point("consumer.before_open")
         self._generation = b""
         self._attempt += 1
+        self._num_opens += 1
         self._session.on("Open")
         self._tell(
             self._wish.ask(
@@ -138,7 +139,7 @@ class Conversation:
             question = self._questions.popleft()
             if (
                 inbox.reading is not None
-                and self.state in ("streaming", "ended")
+                and self.state in ("streaming", "ended", "failed")
                 and inbox.reading.ask_snapshot(inbox.handed, self._receipt)
             ):
                 self._asked = question
@@ -177,8 +178,7 @@ class Conversation:
             case say.End():
                 self._take_end(message)
             case say.Fault():
-                if message.generation in (b"", self._generation):
-                    return error_of(message)
+                return error_of(message)
             case say.Farewell():
                 return TransportError(f"the server stopped: {message.reason}")
         return None
@@ -192,7 +192,7 @@ class Conversation:
     def _is_of_old(self, message: say.Message) -> bool:
         """Whether it speaks of a lease that is over."""
         generation = getattr(message, "generation", b"")
-        if not generation or isinstance(message, say.Opened | say.Fault):
+        if not generation or isinstance(message, say.Opened):
             return False
         return bool(generation != self._generation)
 

@@ -35,8 +35,9 @@ logger = logging.getLogger("feeder")
 _FAREWELL_S = 1.0
 """How long a server may take to say goodbye."""
 
-_TURN_S = 0.25
-"""How long one of several addresses is tried before the next."""
+_TURN_S, _ANSWER_S = 0.25, 5.0
+"""How long one of several addresses is tried before the next: twice as long in each round, and from
+where a server is there on until it may have answered."""
 
 
 _MAX_UNSHARED = 10
@@ -58,7 +59,7 @@ class Receiver:
         self._connect = connect
         self._at_end = at_end
         self._wire: Wire | None = None
-        self._turn = 0
+        self._turn = self._num_tries = 0
         self._turn_ends = math.inf
         self._give_up_at = time.monotonic() + wish.timeout_s
         self._broken_at = -1
@@ -194,7 +195,9 @@ class Receiver:
         self._wire = self._connect(address)
         self._wire.wake_with(self.waker)
         if len(addresses) > 1:
-            self._turn_ends = time.monotonic() + _TURN_S
+            round_ = min(16, self._num_tries // len(addresses))
+            self._turn_ends = time.monotonic() + _TURN_S * 2**round_
+            self._num_tries += 1
         self._talk.begin()
 
     def _say(self, message: say.Message) -> None:
@@ -211,7 +214,7 @@ class Receiver:
                 error = self._talk.hear(message, frames)
                 if isinstance(message, say.Opened):
                     self._turn_ends = self._give_up_at = math.inf
-                    self._num_unshared = 0
+                    self._num_unshared = self._num_tries = 0
                     wire.watch(self._talk.connection)
                 elif error is not None and isinstance(message, say.Farewell):
                     self._lose(str(error), on_purpose=True)
@@ -241,6 +244,8 @@ class Receiver:
 
     def _on_trouble(self, wire: Wire) -> None:
         error = wire.trouble()
+        if wire.connected_at is not None and self._turn_ends < math.inf:
+            self._turn_ends = max(self._turn_ends, wire.connected_at + _ANSWER_S)
         if isinstance(error, AuthError) and not self.inbox.num_opened:
             self._fail(error)
         elif error is not None:
@@ -254,6 +259,8 @@ class Receiver:
         state = self._talk.state
         self._close_wire()
         if state in ("failed", "refused") or (on_purpose and self._talk.has_ended):
+            if state == "refused":
+                self.inbox.fail(TransportError(why))  # Unless a reason was told before.
             self._rest()
             return
         if self.inbox.num_opened:

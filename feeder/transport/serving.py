@@ -33,7 +33,6 @@ from feeder.transport.watching import Watching
 logger = logging.getLogger("feeder")
 
 _TELL_S = 5.0
-_MOST_OPENS = 16  # Over one connection, where each may leave a lease's batches unread.
 
 
 class Serving:
@@ -201,8 +200,8 @@ class Serving:
                 raise ProtocolError("a consumer that has a queue asks for one")
             self._lose(peer)
         self._known[peer] += 1
-        if self._known[peer] > _MOST_OPENS:
-            raise ProtocolError(f"a queue was asked for {_MOST_OPENS} times; connect anew")
+        if self._known[peer] > say.MAX_OPENS:
+            raise ProtocolError(f"a queue was asked for {say.MAX_OPENS} times; connect anew")
         point("server.open")
         desk = self._find(message.feed)
         lease = desk.open(peer, message)

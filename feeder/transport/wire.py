@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import select
+import time
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -54,7 +55,8 @@ class Wire:
     """One connection, which ZeroMQ tries to make until it stands. Belongs to one thread."""
 
     def __init__(self, security: Security, address: Address, max_message_bytes: int) -> None:
-        self._connected = False
+        self.connected_at: float | None = None
+        """Since when (monotonic clock) a server is there; None while none is known to be."""
         self._num_refused = 0
         self._address, self._most_bytes = address, security.most_request_bytes(address)
         self._needed = 2 if security.encrypts(address) else math.inf
@@ -118,10 +120,10 @@ class Wire:
         """What is wrong with the connection, if anything."""
         while (event := read_event(self._monitor)) is not None:
             if event.kind == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-                self._connected = True
-            elif event.kind == zmq.EVENT_DISCONNECTED and self._connected:
+                self.connected_at = time.monotonic()
+            elif event.kind == zmq.EVENT_DISCONNECTED and self.connected_at is not None:
                 return TransportError(f"the connection to {event.endpoint} broke")
-            elif not self._connected and (error := meaning(event)) is not None:
+            elif self.connected_at is None and (error := meaning(event)) is not None:
                 # A server that is being killed ends a handshake without a word too.
                 silent = event.kind == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
                 self._num_refused += 1
