@@ -139,7 +139,7 @@ class Conversation:
             question = self._questions.popleft()
             if (
                 inbox.reading is not None
-                and self.state in ("streaming", "ended", "failed")
+                and self.state in ("streaming", "ended")
                 and inbox.reading.ask_snapshot(inbox.handed, self._receipt)
             ):
                 self._asked = question

@@ -130,20 +130,3 @@ def test_a_state_may_be_loaded_more_often_than_a_connection_is_good_for() -> Non
         for _ in range(40):
             consumer.load_state_dict(state)
         assert [batch.step for batch in consumer] == list(range(5))
-
-
-def test_a_feed_that_has_failed_still_gives_a_snapshot() -> None:
-    good = Pure(5, rows=3)
-
-    def fetch(call: feeder.Call) -> Any:
-        if call.index == 3:
-            raise ValueError("this is raised")
-        return good(call)
-
-    with serving(lambda: make(fetch)) as server, reading(server) as consumer:
-        assert [next(consumer).step, next(consumer).step] == [0, 1]
-        with pytest.raises(FetchError):
-            next(consumer)
-        snapshot = consumer.snapshot()
-    with make(good, resume=snapshot) as coordinator:
-        assert next(coordinator["train"])["id"].tolist() == [203, 301, 302, 303]
