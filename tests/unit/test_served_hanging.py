@@ -21,25 +21,13 @@ from feeder.transport.feeds import ServedFeed
 from feeds import make
 from fetches import BATCH_SIZE, make_fetch, make_rows
 from unit.peers import OPEN, WAIT_S, Stalled, peer_of, used
+from unit.small import Heard
 
 LEASE_S = 0.3
 
 
 def factory() -> feeder.Coordinator:
     return make(lambda call: make_rows(0, 0, call.index, BATCH_SIZE), epochs=None)
-
-
-class Heard(logging.Handler):
-    """Sets an event when a line with some words is logged."""
-
-    def __init__(self, words: str) -> None:
-        super().__init__()
-        self.words = words
-        self.event = threading.Event()
-
-    def emit(self, record: logging.LogRecord) -> None:
-        if self.words in record.getMessage():
-            self.event.set()
 
 
 def test_a_hung_consumer_loses_its_queue_after_its_lease_and_not_before() -> None:

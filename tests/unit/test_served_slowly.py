@@ -16,7 +16,7 @@ import pytest
 import feeder
 from conformance.served import reading, serving
 from feeder.errors import FetchError
-from unit.small import Pure, make
+from unit.small import Heard, Pure, make
 
 LATENCY_S = 0.15
 """Each way. A queue is held after four ways: later than an address that is silent is given up."""
@@ -89,26 +89,13 @@ def test_the_first_of_two_addresses_may_answer_late() -> None:
         assert [batch.step for batch in consumer] == list(range(5))
 
 
-class Told(logging.Handler):
-    """Waits for a line of the log."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self._text = text
-        self.told = threading.Event()
-
-    def emit(self, record: logging.LogRecord) -> None:
-        if self._text in record.getMessage():
-            self.told.set()
-
-
 def test_an_error_of_the_lease_before_is_none_of_the_next() -> None:
     """It is on its way while the consumer starts elsewhere."""
 
     def fetch(call: feeder.Call) -> Any:
         raise ValueError("this is raised")
 
-    logging.getLogger("feeder").addHandler(handler := Told("this is raised"))
+    logging.getLogger("feeder").addHandler(handler := Heard("this is raised"))
     try:
         with (
             serving(lambda: make(fetch), "tcp") as server,
@@ -116,7 +103,7 @@ def test_an_error_of_the_lease_before_is_none_of_the_next() -> None:
             feeder.connect(address, timeout=10.0) as consumer,
         ):
             state = consumer.state_dict()
-            assert handler.told.wait(10.0)
+            assert handler.event.wait(10.0)
             consumer.load_state_dict(state)
             with pytest.raises(FetchError, match="this is raised"):
                 next(consumer)
