@@ -11,6 +11,7 @@ from itertools import chain
 import zmq
 
 from feeder.transport.foreign import Foreign, Window
+from feeder.transport.lease import Peer
 from feeder.transport.limits import are_few_left
 from feeder.transport.quiet import QuietLog
 from feeder.transport.security import Event
@@ -42,7 +43,7 @@ _MOST_STRANGERS = 4096
 
 
 @dataclass(slots=True)
-class _Caller:
+class Caller:
     """One connection."""
 
     socket: Foreign
@@ -69,6 +70,10 @@ class _Caller:
     """At how many of those looks some lay there unread."""
     unread_since: float = 0.0
     """When they did so first."""
+    peer: Peer | None = None
+    """Who has asked for something over it."""
+    num_opens: int = 0
+    """How often it has asked for a queue."""
 
     def measure(self, window: Window, now: float) -> bool:
         """Find out what it has sent since; whether it may be in the middle of a message."""
@@ -94,19 +99,21 @@ class Callers:
     ZeroMQ bounds a frame, but neither how many make a message nor how long one takes, and hands
     over whole messages alone: of a peer that goes on for ever nothing is known but its descriptor.
     Where a unix socket's listener finds no descriptor for a newcomer libzmq ends the process: so
-    some are kept free. `is_served` says whether a connection's peer holds a queue or looks on,
-    `most_bytes` how long a message to each ROUTER may be.
+    some are kept free. `is_served` says whether a peer holds a queue or looks on; `lose` is told
+    who is gone; `most_bytes` is how long a message to each ROUTER may be.
     """
 
     def __init__(
-        self, log: QuietLog, is_served: Callable[[Key], bool], most_bytes: list[int]
-    ) -> None:
+        self, log: QuietLog, is_served: Callable[[Peer], bool], lose: Callable[[Peer], None],
+        most_bytes: list[int],
+    ) -> None:  # fmt: skip
         self._log = log
-        self._is_served = is_served
+        self._serves = is_served
+        self._lose = lose
         self._most_bytes = most_bytes
         # Those who hold no queue, in the order in which they came to be so, and the others.
-        self._strangers: dict[Key, _Caller] = {}
-        self._served: dict[Key, _Caller] = {}
+        self._strangers: dict[Key, Caller] = {}
+        self._served: dict[Key, Caller] = {}
         # How many have come since the last look where few descriptors were left.
         self._num_short = 0
         self._look_at = math.inf
@@ -118,20 +125,31 @@ class Callers:
         if event.kind == zmq.EVENT_ACCEPTED:
             self._served.pop(key, None)
             most = self._most_bytes[router]
-            self._strangers[key] = _Caller(Foreign.at(event.value), event.endpoint, most, now)
+            self._strangers[key] = Caller(Foreign.at(event.value), event.endpoint, most, now)
             self._look_at = min(self._look_at, now + _LOOK_CLOSELY_S)
             self._num_short += are_few_left(event.value)
         elif event.kind == zmq.EVENT_DISCONNECTED:
-            self._served.pop(key, None)
-            stranger = self._strangers.pop(key, None)
-            if stranger is not None and not stranger.has_spoken:
+            caller = self._served.pop(key, None) or self._strangers.pop(key, None)
+            if caller is not None and caller.peer is not None:
+                self._lose(caller.peer)
+            elif caller is not None and not caller.has_spoken:
                 self._log.warn("a peer at %s left before it had asked for anything", event.endpoint)
 
-    def understand(self, key: Key) -> None:
-        """A whole message has come over it."""
+    def understand(self, key: Key) -> Caller | None:
+        """A whole message has come over a connection; None where that is not known, or gone."""
         caller = self._served.get(key) or self._strangers.get(key)
         if caller is not None:
             caller.was_heard = caller.has_spoken = True
+        return caller
+
+    def enter(self, caller: Caller, peer: Peer) -> None:
+        """A peer asks for something over a connection: when that breaks, it is lost. One that was
+        there before it is gone: its last words were read when another had its descriptor."""
+        before = caller.peer
+        if before != peer:
+            caller.peer, caller.num_opens = peer, 0
+            if before is not None:
+                self._lose(before)
 
     def look(self, now: float) -> float:
         """Hang up on whoever has to be; when to look again. What came until `now` was read, and
@@ -151,14 +169,17 @@ class Callers:
         """No connection is looked at any more."""
         self._window.close()
 
+    def _is_served(self, caller: Caller) -> bool:
+        return caller.peer is not None and self._serves(caller.peer)
+
     def _sort(self, now: float) -> None:
-        for key in [key for key in self._strangers if self._is_served(key)]:
+        for key in [key for key, c in self._strangers.items() if self._is_served(c)]:
             self._served[key] = self._strangers.pop(key)
-        for key in [key for key in self._served if not self._is_served(key)]:
+        for key in [key for key, c in self._served.items() if not self._is_served(c)]:
             caller = self._strangers[key] = self._served.pop(key)
             caller.since, caller.late_at = now, None
 
-    def _look(self, key: Key, caller: _Caller, now: float) -> bool:
+    def _look(self, key: Key, caller: Caller, now: float) -> bool:
         """Look at one; whether to look again soon."""
         is_talking = caller.measure(self._window, now)
         if caller.num_bytes > caller.most_bytes + _SLACK_BYTES:
@@ -169,7 +190,7 @@ class Callers:
             self._hang_up(key, f"it asked for nothing in {now - caller.since:.1f} s")
         return is_talking
 
-    def _is_late(self, caller: _Caller, now: float) -> bool:
+    def _is_late(self, caller: Caller, now: float) -> bool:
         if now < caller.since + _LIMIT_S + caller.num_bytes / _SLOWEST_BYTES:
             caller.late_at = None
             return False
@@ -193,8 +214,8 @@ class Callers:
         where few descriptors are left, on one for each who came."""
         num, self._num_short = self._num_short, 0
         while self._strangers and (num > 0 or len(self._strangers) > _MOST_STRANGERS):
-            oldest = next(iter(self._strangers))
-            if self._is_served(oldest):
+            oldest, caller = next(iter(self._strangers.items()))
+            if self._is_served(caller):
                 self._served[oldest] = self._strangers.pop(oldest)
             else:
                 self._hang_up(oldest, f"{len(self._strangers)} peers hold no queue")
@@ -204,3 +225,5 @@ class Callers:
         caller = self._strangers.pop(key, None) or self._served.pop(key)
         self._window.hang_up(caller.socket)
         self._log.warn("a peer was hung up on: %s", f"{why} (at {caller.endpoint})")
+        if caller.peer is not None:
+            self._lose(caller.peer)

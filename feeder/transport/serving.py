@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,7 +15,7 @@ from feeder.errors import ConfigError, FeedError, ProtocolError, RemoteError
 from feeder.length import num_batches
 from feeder.protocol import messages as say
 from feeder.protocol.coding import decode, encode
-from feeder.transport.callers import Callers, Key
+from feeder.transport.callers import Caller, Callers
 from feeder.transport.delivery import make_fault
 from feeder.transport.descriptors import Listener
 from feeder.transport.desk import Desk
@@ -46,12 +45,10 @@ class Serving:
         self._doors = doors
         self.waker = waker
         self._leases: dict[Peer, tuple[Desk, Lease]] = {}
-        self._descriptors: dict[tuple[int, int], Peer] = {}
-        # How often each of the connected peers has asked for a queue.
-        self._known: Counter[Peer] = Counter()
         self._stopping: str | None = None
         self._log = QuietLog()
-        self._callers = Callers(self._log, self._is_served, [door.most_bytes for door in doors])
+        most_bytes = [door.most_bytes for door in doors]
+        self._callers = Callers(self._log, self._is_served, self._on_gone, most_bytes)
         self._tell_at = time.monotonic() + _TELL_S
         self._expires_at = math.inf
         self._poller = zmq.Poller()
@@ -151,15 +148,20 @@ class Serving:
                 self._refuse(peer, RemoteError(f"{type(error).__name__}: {error}"))
 
     def _handle(self, peer: Peer, frame: Any) -> None:
-        self._callers.understand(key := (peer.router, frame.get(zmq.SRCFD)))
+        caller = self._callers.understand(key := (peer.router, frame.get(zmq.SRCFD)))
         message = decode(frame.buffer, from_consumer=True)
-        if isinstance(message, say.Open | say.Look):
-            # What broke before it came must be known first: its descriptor may be this one's now.
+        asks = isinstance(message, say.Open | say.Look)
+        if asks or caller is None:
+            # What has happened until it came must be known: its descriptor may be another's now.
             self._look_at_events(peer.router, self._doors[peer.router])
-            self._descriptors[key] = peer
-            self._greet(peer, message)
+            caller = self._callers.understand(key)
+        if caller is None:
+            return  # It is gone itself, and would hold a queue for as long as a lease lasts.
+        if asks:
+            self._callers.enter(caller, peer)
+            self._greet(peer, message, caller)
             return
-        if peer not in self._known:
+        if caller.num_opens == 0:
             raise ProtocolError(f"{type(message).__name__} came from one that did not say Open")
         desk, lease = self._leases.get(peer, (None, None))
         generation: bytes = message.generation  # type: ignore[attr-defined]
@@ -186,21 +188,21 @@ class Serving:
                 self._forget(peer)
                 desk.leave(lease)
 
-    def _greet(self, peer: Peer, message: say.Open | say.Look) -> None:
-        if self.watching.knows(peer) or (isinstance(message, say.Look) and peer not in self._known):
-            self.send(peer, self.watching.hear(peer, message), ())
-        elif isinstance(message, say.Open):
-            self._open(peer, message)
-        else:
+    def _greet(self, peer: Peer, message: say.Message, caller: Caller) -> None:
+        if isinstance(message, say.Look) and caller.num_opens:
             raise ProtocolError("a consumer asks as a monitor does")
+        if isinstance(message, say.Open) and not self.watching.knows(peer):
+            self._open(peer, message, caller)
+        else:
+            self.send(peer, self.watching.hear(peer, message), ())
 
-    def _open(self, peer: Peer, message: say.Open) -> None:
+    def _open(self, peer: Peer, message: say.Open, caller: Caller) -> None:
         if peer in self._leases:
             if not self._leases[peer][1].is_over:
                 raise ProtocolError("a consumer that has a queue asks for one")
             self._lose(peer)
-        self._known[peer] += 1
-        if self._known[peer] > say.MAX_OPENS:
+        caller.num_opens += 1
+        if caller.num_opens > say.MAX_OPENS:
             raise ProtocolError(f"a queue was asked for {say.MAX_OPENS} times; connect anew")
         point("server.open")
         desk = self._find(message.feed)
@@ -243,10 +245,9 @@ class Serving:
         self.send(peer, make_fault(generation, error, None), ())
         self._lose(peer)
 
-    def _is_served(self, key: Key) -> bool:
-        """Whether the peer at a connection holds a queue, or looks on."""
-        peer = self._descriptors.get(key)
-        found = None if peer is None else self._leases.get(peer)
+    def _is_served(self, peer: Peer) -> bool:
+        """Whether a peer holds a queue, or looks on."""
+        found = self._leases.get(peer)
         return self.watching.knows(peer) if found is None else not found[1].is_over
 
     def _forget(self, peer: Peer) -> None:
@@ -258,15 +259,13 @@ class Serving:
     def _look_at_events(self, number: int, door: Door) -> None:
         while (event := read_event(door.monitor)) is not None:
             self._callers.hear(number, event)
-            if event.kind == zmq.EVENT_DISCONNECTED:
-                peer = self._descriptors.pop((number, event.value), None)
-                if peer is not None:
-                    del self._known[peer]
-                    self.watching.forget(peer)
-                    self._lose(peer)
-            elif event.kind in (zmq.EVENT_HANDSHAKE_FAILED_AUTH,
-                                zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL):  # fmt: skip
+            if event.kind in (zmq.EVENT_HANDSHAKE_FAILED_AUTH,
+                              zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL):  # fmt: skip
                 self._log.warn("a peer was not let in: %s", event.kind.name)
+
+    def _on_gone(self, peer: Peer) -> None:
+        self.watching.forget(peer)
+        self._lose(peer)
 
     def _admit(self) -> None:
         """Take the unix connections that have said whose they are."""

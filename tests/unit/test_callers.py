@@ -26,6 +26,7 @@ from feeder.transport import callers, limits
 from feeder.transport.callers import Callers
 from feeder.transport.desk import Desk
 from feeder.transport.foreign import Foreign, Window
+from feeder.transport.lease import Peer
 from feeder.transport.quiet import QuietLog
 from feeder.transport.reception import Reception
 from feeder.transport.security import Event
@@ -43,7 +44,10 @@ class Server:
 
     def __init__(self) -> None:
         self.served: set[int] = set()
-        self.callers = Callers(QuietLog(), lambda key: key[1] in self.served, [MOST])
+        self.lost: list[Peer] = []
+        self.callers = Callers(
+            QuietLog(), lambda peer: int(peer.identity) in self.served, self.lost.append, [MOST]
+        )
         self.now = time.monotonic()
         self._stack = ExitStack()
         self._stack.callback(self.callers.close)
@@ -59,7 +63,11 @@ class Server:
         for sock in (theirs, ours):
             self._stack.enter_context(sock)
         self.hear(zmq.EVENT_ACCEPTED, ours.fileno())
+        self.enter(ours, b"%d" % ours.fileno())
         return theirs, ours
+
+    def enter(self, ours: socket.socket, identity: bytes) -> None:
+        self.callers.enter(self.callers._strangers[0, ours.fileno()], Peer(0, identity))
 
     def hear(self, kind: Any, descriptor: int) -> None:
         self.callers.hear(0, Event(kind=zmq.Event(kind), value=descriptor, endpoint="here"))
@@ -198,6 +206,18 @@ def test_a_consumer_that_is_stopped_is_left_alone(server: Server) -> None:
     for _ in range(100):
         server.look(1.0)
     assert is_open(ours, theirs)
+
+
+def test_whose_descriptor_another_has_is_gone(server: Server) -> None:
+    """What it said last was read when the other had come."""
+    _, ours = server.accept("unix")
+    for peer in (b"1", b"1", b"2"):
+        server.enter(ours, peer)
+    first = b"%d" % ours.fileno()
+    assert [peer.identity for peer in server.lost] == [first, b"1"]
+    server.hear(zmq.EVENT_DISCONNECTED, ours.fileno())
+    assert server.lost[2:] == [Peer(0, b"2")]
+    assert server.callers.understand((0, ours.fileno())) is None
 
 
 def test_how_often_is_looked(server: Server) -> None:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import logging
 import os
+from collections import deque
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from itertools import islice
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
 
 import pytest
+import zmq
 
 import feeder
 from conformance.served import Seen, reading, served, serving
@@ -26,11 +28,13 @@ from feeder import (
 )
 from feeder.devices import host
 from feeder.protocol import messages as say
+from feeder.transport import serving as serving_module
 from feeder.transport.keys import make_keys
+from feeder.transport.security import read_event
 from feeder.transport.serving import Serving
 from feeds import Record, assert_same, deal, expected, make, note
 from fetches import make_fetch
-from unit.peers import OPEN, peer_of
+from unit.peers import OPEN, RawPeer, peer_of
 
 EPOCHS = 2
 WAIT_S = 10.0
@@ -73,6 +77,38 @@ def test_who_died_before_it_was_heard_holds_no_queue(
     with serving(factory) as server, peer_of(server.addresses[0]) as dead:
         dead.say(say.Open(**(OPEN | {"feed": ""})))
         assert heard.wait(WAIT_S)
+        with reading(server) as consumer:
+            assert_same([note(batch) for batch in consumer], stream)
+
+
+@pytest.mark.parametrize("scheme", ("ipc", "tcp"))
+def test_nor_does_who_died_before_it_was_read(
+    monkeypatch: pytest.MonkeyPatch, stream: list[Record], scheme: str
+) -> None:
+    """As a trainer that is killed just after it said Open: the end of its connection is known when
+    that is read. ZeroMQ looks for what has ended once in a millisecond, and takes the answer."""
+    events: deque[Any] = deque()
+    send, has_ended = Serving.send, Event()
+
+    def read(monitor: Any) -> Any:
+        event = events.popleft() if events else read_event(monitor)
+        if event is not None and event.kind == zmq.EVENT_ACCEPTED and not has_ended.is_set():
+            while not events or events[-1].kind != zmq.EVENT_DISCONNECTED:
+                assert monitor.poll(WAIT_S * 1000)
+                events.append(read_event(monitor))
+            has_ended.set()
+        return event
+
+    def take(self: Serving, peer: Any, message: say.Message, frames: Any) -> bool:
+        is_ghost = peer in self._leases and self._leases[peer][1].who == "ghost"
+        return is_ghost or send(self, peer, message, frames)
+
+    monkeypatch.setattr(serving_module, "read_event", read)
+    monkeypatch.setattr(Serving, "send", take)
+    with serving(factory, scheme) as server:
+        with closing(RawPeer(server.addresses[0])) as peer:
+            peer.say(say.Open(**(OPEN | {"feed": "", "who": "ghost"})))
+        assert has_ended.wait(WAIT_S)
         with reading(server) as consumer:
             assert_same([note(batch) for batch in consumer], stream)
 
