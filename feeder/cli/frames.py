@@ -11,6 +11,7 @@ from feeder.metrics.interval import Interval, QueuePart, WorkerPart
 from feeder.metrics.verdict import Verdict
 from feeder.metrics.words import duration, size
 from feeder.status.history import History, Point
+from feeder.transport.quiet import plain
 
 _BAR = 12
 _LEVELS = "▁▂▃▄▅▆▇█"
@@ -40,11 +41,6 @@ def make_frame(history: History, place: str, trouble: str) -> RenderableType:
     for title, interval in history.intervals().items():
         parts.append(_feed(interval, verdicts[title], points[title]))
     return Group(*parts)
-
-
-def plain(text: str) -> str:
-    """A text without what could move the cursor: names and errors may hold anything."""
-    return "".join([char if char.isprintable() else "?" for char in text])
 
 
 def _feed(interval: Interval, verdict: Verdict, points: list[Point]) -> Panel:

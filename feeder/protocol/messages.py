@@ -34,6 +34,7 @@ from feeder.protocol.fields import MAX_ITEMS as MAX_ITEMS
 from feeder.protocol.fields import MAX_OPENS as MAX_OPENS
 from feeder.protocol.fields import MAX_TEXT as MAX_TEXT
 from feeder.protocol.fields import PROTOCOL_VERSION as PROTOCOL_VERSION
+from feeder.protocol.fields import ROWS_BYTES as ROWS_BYTES
 from feeder.protocol.fields import TOKEN_BYTES as TOKEN_BYTES
 from feeder.protocol.fields import Message as Message
 from feeder.protocol.parts import ColumnSpec as ColumnSpec

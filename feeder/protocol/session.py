@@ -47,8 +47,8 @@ SERVER: Table = {
                     Attached="streaming", Fault="ended", **_LOSES),
     "streaming": _stay("streaming", "Spec Arena Batches Waiting Used Snapshot "
                        "State renewed", End="ended", Fault="ended", expired="hung", **_LOSES),
-    # It has not been heard of for a lease: it is sent no batch, and a newcomer wins.
-    "hung": _stay("hung", "Spec Arena Waiting Snapshot State expired",
+    # It has not been heard of for a lease: a newcomer wins.
+    "hung": _stay("hung", "Spec Arena Batches Waiting Snapshot State expired",
                   Used="streaming", renewed="streaming", End="ended", Fault="ended", **_LOSES),
     # The stream's end, or an error, has been sent.
     "ended": _stay("ended", "Attached Used Snapshot State Waiting Fault renewed expired",

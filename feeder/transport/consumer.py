@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import time
@@ -187,20 +186,18 @@ class Consumer:
 
     def snapshot(self) -> Snapshot:
         """The position with the leftover rows, as the server has them. Raises `RemoteError` where
-        the server does not know them: just after it was found again, or before the first batch
+        there is no server, or it does not know them, as just after it was found again
         (`state_dict` is always there); `ClosedError` after `close`."""
         self._check_usable()
         self._inbox.tally.ask(time.monotonic())
-        question, data = self._receiver.ask_snapshot(), None
-        with contextlib.suppress(TimeoutError):
-            data = question.result(_ANSWER_S)
-        if data is None:
-            raise RemoteError(
-                "the server does not know the leftover rows here; take a batch and ask again, or "
-                "use state_dict()"
-            )
+        question = self._receiver.ask_snapshot()
         try:
-            return Snapshot.from_bytes(data)
+            return Snapshot.from_bytes(question.result(_ANSWER_S))
+        except TimeoutError:
+            question.cancel()
+            raise RemoteError(
+                f"no snapshot: no answer within {_ANSWER_S:g} s; use state_dict()"
+            ) from None
         except SnapshotFormatError as error:
             raise RemoteError(f"the server sent a bad snapshot: {error}") from error
 

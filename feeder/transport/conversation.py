@@ -13,7 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from typing import Any
 
-from feeder.errors import FeedError, ProtocolError, TransportError
+from feeder.errors import FeedError, ProtocolError, RemoteError, TransportError
 from feeder.protocol import messages as say
 from feeder.protocol.session import CONSUMER, Session
 from feeder.transport.attaching import Attachment
@@ -26,6 +26,13 @@ from feeder.transport.wish import Wish
 
 logger = logging.getLogger("feeder")
 
+_BESIDE_BYTES = 2048
+"""What a question for a queue holds beside a position, about."""
+_UNKNOWN = (
+    "the server does not know the leftover rows here, or they are more than 256 MiB; take a batch "
+    "and ask again"
+)
+
 
 class Conversation:
     """Who this consumer is to the server, where it stands, and what it was told."""
@@ -37,11 +44,14 @@ class Conversation:
         inbox: Inbox,
         wake: Callable[[], None],
         tell: Callable[[say.Message], None],
+        why_too_long: Callable[[int], str | None],
     ) -> None:
         self._wish = wish
         self._inbox = inbox
         self._wake = wake
         self._tell = tell
+        self._why_too_long = why_too_long
+        self._has_warned = False
         # Where the next batch comes from: after the last one that came, else at the token.
         self._last: Any = None
         self._token = token
@@ -53,9 +63,11 @@ class Conversation:
         self._waiting: tuple[int, ...] = ()
         self._ended: tuple[int, ...] = ()
         # Snapshots that are wanted, and the one that has been asked for.
-        self._questions: deque[Future[bytes | None]] = deque()
-        self._asked: Future[bytes | None] | None = None
+        self._questions: deque[Future[bytes]] = deque()
+        self._asked: Future[bytes] | None = None
         self._receipt = b""
+        # Whether the server answers: not where it has ended the lease, or the connection is gone.
+        self._is_answered = False
         self._session = Session(CONSUMER)
         self.rejoins = wish.rejoins
         """Whether this consumer goes on alone, wherever the others stand."""
@@ -112,7 +124,7 @@ class Conversation:
 
     def _open(self) -> None:
         point("consumer.before_open")
-        self._generation = b""
+        self._generation, self._is_answered = b"", True
         self._attempt += 1
         self._num_opens += 1
         self._session.on("Open")
@@ -128,29 +140,30 @@ class Conversation:
             )
         )
 
-    def ask_snapshot(self, question: Future[bytes | None]) -> None:
+    def ask_snapshot(self, question: Future[bytes]) -> None:
         """Ask for the state after what has been handed out, once the answer before has come."""
         self._questions.append(question)
         self._ask()
 
     def _ask(self) -> None:
-        inbox = self._inbox
+        inbox, reading = self._inbox, self._inbox.reading
         while self._questions and self._asked is None:
             question = self._questions.popleft()
-            if (
-                inbox.reading is not None
-                and self.state in ("streaming", "ended")
-                and inbox.reading.ask_snapshot(inbox.handed, self._receipt)
-            ):
-                self._asked = question
+            if question.cancelled():
+                continue
+            if not self._is_answered or self.state not in ("streaming", "ended", "failed"):
+                _refuse(question, str(inbox.failure or self.describe_wait()))
+            elif reading is None or not reading.ask_snapshot(inbox.handed, self._receipt):
+                _refuse(question, _UNKNOWN)
             else:
-                _answer(question, None)
+                self._asked = question
 
-    def drop_questions(self) -> None:
-        """Nobody waits for answers any more; one may still be on its way."""
+    def drop_questions(self, why: str) -> None:
+        """Nobody answers any more, though an answer may still be on its way."""
+        self._is_answered = False
         for question in (*self._questions, self._asked):
             if question is not None:
-                _answer(question, None)
+                _refuse(question, why)
         self._questions.clear()
 
     # ---- said by the server
@@ -178,7 +191,11 @@ class Conversation:
             case say.End():
                 self._take_end(message)
             case say.Fault():
-                return error_of(message)
+                error = error_of(message)
+                if message.sequence is None:
+                    # It takes no batch's place: the lease is over.
+                    self.drop_questions(str(error))
+                return error
             case say.Farewell():
                 return TransportError(f"the server stopped: {message.reason}")
         return None
@@ -217,17 +234,31 @@ class Conversation:
         batches = self._reading.read(message, frames)
         point("consumer.received")
         self._last = batches[-1].place
+        if message.groups[-1].tokens:
+            self._check_fits(message.groups[-1].tokens)
         self._waiting = ()
         self._inbox.received += len(batches)
         self._inbox.batches.put(batches)
         point("consumer.put")
+
+    def _check_fits(self, tokens: tuple[bytes, ...]) -> None:
+        """Warn once where another server could not be told of a position: that is as long as its
+        leftover rows."""
+        why = self._why_too_long(len(tokens[-1]) + _BESIDE_BYTES)
+        if why is not None and not self._has_warned:
+            self._has_warned = True
+            logger.warning("consumer: it could not go on when this server is lost: %s", why)
 
     def _take_state(self, message: say.State) -> None:
         question, self._asked = self._asked, None
         if question is None:
             raise ProtocolError("a snapshot came that was not asked for")
         self._receipt = message.receipt
-        _answer(question, message.data)
+        if message.data is None:
+            _refuse(question, _UNKNOWN)
+        else:
+            with contextlib.suppress(InvalidStateError):
+                question.set_result(message.data)
         self._ask()
 
     def _take_end(self, message: say.End) -> None:
@@ -238,7 +269,7 @@ class Conversation:
         point("consumer.end")
 
 
-def _answer(question: Future[bytes | None], data: bytes | None) -> None:
+def _refuse(question: Future[bytes], why: str) -> None:
     # Who asked may have given up, or have been answered before.
     with contextlib.suppress(InvalidStateError):
-        question.set_result(data)
+        question.set_exception(RemoteError(f"no snapshot: {why}; use state_dict()"))

@@ -202,6 +202,23 @@ class Delivery:
         positions = self._feed.recipe.positions
         return bytes(Snapshot((positions.state_at(place, self.columns, with_rows=True),)))
 
+    def show(self, lease: Lease, sequence: int, start: Resume | None) -> bool:
+        """Send a consumer the state after so many of its batches, where it is known; it began at
+        `start`. False where it is gone."""
+        place, data = lease.place_after(sequence), None
+        if place is not None:
+            data = self.state(place)
+        elif sequence == 0:
+            data = bytes(Snapshot((self._feed.recipe.state(start),)))
+        if data is not None and len(data) > say.ROWS_BYTES:
+            logger.warning(
+                "feed %r, queue %d: a snapshot of %d bytes is not sent, expected at most %d",
+                self._feed.name, lease.queue, len(data), say.ROWS_BYTES,
+            )  # fmt: skip
+            data = None
+        message = say.State(generation=lease.generation, data=data, receipt=lease.answers.make())
+        return self._send(lease.peer, message, ())
+
     def settle(self) -> None:
         """What has been sent is bounded by its consumer's credit, and counts as buffered no
         longer. Apart from the sending, since this wakes threads."""

@@ -16,6 +16,7 @@ from feeder.transport.delivery import Delivery, Send, make_fault
 from feeder.transport.faults import point
 from feeder.transport.feeds import ServedFeed
 from feeder.transport.lease import Lease, News, Peer
+from feeder.transport.quiet import plain
 from feeder.transport.used import Used
 from workers.resuming import Resume
 
@@ -48,6 +49,7 @@ class Desk:
     def open(self, peer: Peer, message: say.Open) -> Lease:
         """Seat a consumer. Raises `LeaseLost`, `ResumeError`, `ConfigError`."""
         queue, num, positions = message.queue, self.num_queues, self.feed.recipe.positions
+        who = plain(message.who)
         if queue >= num:
             raise ConfigError(
                 f"queue is {queue}, but feed {self.feed.name!r} has {num}; expected 0 to {num - 1}"
@@ -69,11 +71,11 @@ class Desk:
                 self.seats.move(lease.queue, place.step)
         undecided = message.token is None and not rejoins
         self.seats.check(
-            queue, step, message.who, rejoins=rejoins, takes_over=takes_over, undecided=undecided
+            queue, step, who, rejoins=rejoins, takes_over=takes_over, undecided=undecided
         )
         if old is not None:
-            self._evict(old, message.who, fences=not is_same)
-        self.seats.take(queue, step, message.who, rejoins=rejoins, undecided=undecided)
+            self._evict(old, who, fences=not is_same)
+        self.seats.take(queue, step, who, rejoins=rejoins, undecided=undecided)
         if rejoins:
             self.seats.end(message.ended)
         self.feed.account.open(rejoins=rejoins)
@@ -81,7 +83,7 @@ class Desk:
             peer=peer,
             queue=queue,
             generation=self._run_id + self.feed.account.opened.to_bytes(8, "big"),
-            who=message.who,
+            who=who,
             consumer=message.consumer,
             attempt=message.attempt,
             credit=message.credit,
@@ -137,7 +139,7 @@ class Desk:
             raise ProtocolError("plane is 'shared', but no connection to the unix socket was made")
         if message.reason:
             logger.info("feed %r, queue %d: frames, because %s", self.feed.name, lease.queue,
-                        message.reason)  # fmt: skip
+                        plain(message.reason))  # fmt: skip
         resume = self._resumes[lease.queue]
         if resume is not None and resume.cut.finished:
             # It had everything before: it need not wait until the others have.
@@ -253,10 +255,7 @@ class Desk:
     def snapshot(self, lease: Lease, message: say.Snapshot) -> None:
         """A consumer asks where it stands, leftover rows and all."""
         lease.answers.check(message.receipt)
-        place = lease.place_after(message.sequence)
-        data = None if place is None else self._delivery.state(place)
-        answer = say.State(generation=lease.generation, data=data, receipt=lease.answers.make())
-        if not self._send(lease.peer, answer, ()):
+        if not self._delivery.show(lease, message.sequence, self._resumes[lease.queue]):
             self.lose(lease)
 
     # ---- what consumers are sent

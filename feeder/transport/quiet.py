@@ -11,6 +11,12 @@ logger = logging.getLogger("feeder")
 _LOG_EVERY_S = 1.0
 
 
+def plain(text: str) -> str:
+    """A text without what could move a terminal's cursor or begin another line: what peers say of
+    themselves, names and errors may hold anything. Any thread."""
+    return "".join([char if char.isprintable() else "?" for char in text])
+
+
 class QuietLog:
     """Warnings, at most one a second of each text. Belongs to one thread."""
 

@@ -132,7 +132,7 @@ class Reading:
     def ask_snapshot(self, handed: int, receipt: bytes) -> bool:
         """Ask for the state after so many batches, with the receipt of the last answer; False
         where this lease cannot know it."""
-        if handed <= self.base:
+        if handed < self.base:
             return False
         self.tell(handed)
         self._tell(

@@ -61,7 +61,7 @@ class Receiver:
         self._wire: Wire | None = None
         self._turn = self._num_tries = 0
         self._turn_ends = math.inf
-        self._give_up_at = time.monotonic() + wish.timeout_s
+        self._wait_at_most(wish.timeout_s)
         self._broken_at = -1
         self._num_unshared = 0
         self._asked: deque[Callable[[], None]] = deque()
@@ -70,7 +70,9 @@ class Receiver:
         """Wakes the I/O thread."""
         self.inbox = Inbox(lambda: self._talk.describe_wait(), landing)
         """What has come."""
-        self._talk = Conversation(wish, token, self.inbox, self.waker.wake, self._say)
+        self._talk = Conversation(
+            wish, token, self.inbox, self.waker.wake, self._say, self._why_too_long
+        )
 
     # ---- asked by the user's thread
 
@@ -91,15 +93,15 @@ class Receiver:
             self._over = True
             return
         self._leaving = True
-        self._give_up_at = time.monotonic() + _FAREWELL_S
+        self._wait_at_most(_FAREWELL_S)
         # What nobody has taken goes back with the goodbye.
         self.inbox.fail(ClosedError("the consumer is closed"))
         self.inbox.batches.close()
         reading.leave(self.inbox.handed)
 
-    def ask_snapshot(self) -> Future[bytes | None]:
-        """Ask for the state after what has been handed out; None where it is not known."""
-        question: Future[bytes | None] = Future()
+    def ask_snapshot(self) -> Future[bytes]:
+        """Ask for the state after what has been handed out."""
+        question: Future[bytes] = Future()
         self.ask(lambda: self._talk.ask_snapshot(question))
         return question
 
@@ -108,7 +110,7 @@ class Receiver:
         if self._wire is not None:
             self._wire.unwatch()
         self._resting = False
-        self._give_up_at = time.monotonic() + self.wish.timeout_s
+        self._wait_at_most(self.wish.timeout_s)
         if not self._talk.restart(token):
             self._close_wire()
 
@@ -177,13 +179,15 @@ class Receiver:
         if self._leaving:
             self._over = True
             return
-        limit = self.wish.reconnect_s if self.inbox.num_opened else self.wish.timeout_s
         self._fail(
             ConnectTimeout(
-                f"no answer from {', '.join(self.wish.addresses)} within {limit} s; does "
+                f"no answer from {', '.join(self.wish.addresses)} within {self._limit_s} s; does "
                 "`feeder serve` run there?"
             )
         )
+
+    def _wait_at_most(self, limit_s: float) -> None:
+        self._limit_s, self._give_up_at = limit_s, time.monotonic() + limit_s
 
     # ---- the connection
 
@@ -203,6 +207,9 @@ class Receiver:
     def _say(self, message: say.Message) -> None:
         if self._wire is not None:
             self._wire.send(encode(message))
+
+    def _why_too_long(self, num_bytes: int) -> str | None:
+        return None if self._wire is None else self._wire.why_too_long(num_bytes)
 
     def _receive(self, wire: Wire) -> None:
         try:
@@ -270,12 +277,11 @@ class Receiver:
         if self.inbox.num_opened and not self._talk.has_ended:
             point("consumer.lost")
             logger.warning("consumer: %s; looking for a server", why)
-            self._give_up_at = time.monotonic() + self.wish.reconnect_s
+            self._wait_at_most(self.wish.reconnect_s)
 
     def _fail(self, error: FeedError) -> None:
         """Nothing more will come."""
         self.inbox.fail(error)
-        self._talk.drop_questions()
         if not self._holds_lease:
             self._close_wire()
             self._rest()
@@ -289,6 +295,6 @@ class Receiver:
         wire, self._wire = self._wire, None
         if wire is not None:
             wire.close()
-        self._talk.drop_questions()
+        self._talk.drop_questions("the connection has ended")
         if self.inbox.reading is not None:
             self.inbox.reading.plane.close()

@@ -86,9 +86,12 @@ class Recipe:
 
     def start_state(self) -> StreamState:
         """Where such consumers begin, with the leftover rows where they are known."""
-        origin = self.origin or Resume(cut=self.start_cut(), rows=(), columns=None)
-        cut, rows, columns = origin.cut, origin.rows, origin.columns
-        return self.positions.state(cut, rows, columns, with_rows=True)
+        return self.state(self.origin)
+
+    def state(self, resume: Resume | None, *, with_rows: bool = True) -> StreamState:
+        """A position that a consumer came with, or the start of the feed's stream."""
+        at = resume or Resume(cut=self.start_cut(), rows=(), columns=None)
+        return self.positions.state(at.cut, at.rows, at.columns, with_rows=with_rows)
 
     def start_cut(self) -> Cut:
         """The start of the feed's stream."""
@@ -101,12 +104,8 @@ class Recipe:
         )  # fmt: skip
 
     def token(self, resume: Resume | None) -> bytes:
-        """A position that a consumer came with, or the start, as it is told: a snapshot where
-        leftover rows go with it."""
-        if resume is None:
-            resume = Resume(cut=self.start_cut(), rows=(), columns=None)
-        cut, rows, columns = resume.cut, resume.rows, resume.columns
-        state = self.positions.state(cut, rows, columns, with_rows=False)
+        """The same as it is told: a snapshot where leftover rows go with it."""
+        state = self.state(resume, with_rows=False)
         return state.token if state.rows is None else bytes(Snapshot((state,)))
 
     def make(self, resume: Resume | None) -> FeedConfig:

@@ -97,14 +97,20 @@ class Wire:
             self._hung_up = True
         return Ready(self._dealer in ready, self._monitor in ready or self._hung_up)
 
+    def why_too_long(self, num_bytes: int) -> str | None:
+        """Why no server there takes a message of so many bytes; None where it does."""
+        if num_bytes <= self._most_bytes:
+            return None
+        return (
+            f"{self._address}: a position with leftover rows makes a message of {num_bytes} "
+            f"bytes, and a server without keys takes at most {self._most_bytes}; use a unix "
+            "socket or keys, or resume from a token"
+        )
+
     def send(self, data: bytes) -> None:
         """Send a message, sooner or later. Raises `ConfigError` where no server takes it."""
-        if len(data) > self._most_bytes:
-            raise ConfigError(
-                f"{self._address}: a position with leftover rows makes a message of {len(data)} "
-                f"bytes, and a server without keys takes at most {self._most_bytes}; use a unix "
-                "socket or keys, or resume from a token"
-            )
+        if (why := self.why_too_long(len(data))) is not None:
+            raise ConfigError(why)
         with contextlib.suppress(zmq.Again):
             self._dealer.send(data)
 

@@ -72,8 +72,8 @@ SHOWING = (
         name="monitors with seats",
         harm="Who was let in to look may take a trainer's queue.",
         file="feeder/transport/serving.py",
-        old="        if self.watching.knows(peer) or (",
-        new="        if (",
+        old="        if isinstance(message, say.Open) and not self.watching.knows(peer):",
+        new="        if isinstance(message, say.Open):",
         tests=(_MONITOR + "test_a_monitor_that_wants_more_is_refused",),
     ),
     Bug(

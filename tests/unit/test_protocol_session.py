@@ -24,7 +24,7 @@ LEGAL = {
         "Attached": "opened ended fenced draining",
         "Spec": "opened streaming hung",
         "Arena": "opened streaming hung",
-        "Batches": "streaming",
+        "Batches": "streaming hung",
         "Used": "opened streaming hung ended fenced draining",
         "Snapshot": "streaming hung ended fenced draining",
         "State": "streaming hung ended",

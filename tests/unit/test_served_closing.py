@@ -61,12 +61,3 @@ def test_it_lets_go_of_memory_that_was_ready_though_a_fetch_function_does_not_re
     finally:
         goes_on.set()
         consumer.close()
-
-
-def test_a_consumer_that_is_closed_is_asked_for_no_snapshot() -> None:
-    with serving(endless) as server:
-        consumer = feeder.connect(server.addresses[0])
-        next(consumer)
-        consumer.close()
-        with pytest.raises(feeder.ClosedError):
-            consumer.snapshot()

@@ -16,6 +16,7 @@ from feeder.protocol.checks import pieces
 from feeder.transport import delivery
 from feeder.transport import plane as planes
 from feeder.transport.wire import Wire
+from unit.small import make
 
 STEPS = 5
 ROWS = 4
@@ -125,3 +126,23 @@ def test_a_spoiled_batch_is_refused_and_comes_again(
     assert stats["reconnects"] == 1
     assert stats["checksum_failures"] == ("corrupt" in says)
     assert sum(says in message for message in caplog.messages) == 1
+
+
+@pytest.mark.parametrize(("scheme", "rows"), [("tcp", 40_000), ("tcp", 1000), ("ipc", 40_000)])
+def test_positions_that_no_server_takes_are_told_of_once(
+    caplog: pytest.LogCaptureFixture, scheme: str, rows: int
+) -> None:
+    """Of what cannot be fetched again the leftover rows go with each position."""
+
+    def factory() -> feeder.Coordinator:
+        fetch = lambda call: [np.full(rows, call.index)]  # noqa: E731
+        return make(fetch, ["x"], 2 * rows // 5, epochs=None, repeatable=False)
+
+    with serving(factory, scheme) as server, reading(server) as consumer:
+        for _ in range(6):
+            next(consumer)
+        num_bytes = len(consumer.state_dict()["feeder"])
+    told = [line for line in caplog.messages if "could not go on when this server is lost" in line]
+    assert len(told) == ((scheme, rows) == ("tcp", 40_000))
+    assert (num_bytes > 2**17) == (rows == 40_000)
+    assert all("use a unix socket or keys" in line for line in told)

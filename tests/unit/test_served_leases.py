@@ -113,6 +113,22 @@ def test_nor_does_who_died_before_it_was_read(
             assert_same([note(batch) for batch in consumer], stream)
 
 
+def test_what_a_peer_says_of_itself_moves_no_terminals_cursor(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "feeder")
+    said = "someone\n\x1b[2J\u202efeeder: all is well"
+    with serving(factory) as server, peer_of(server.addresses[0]) as peer:
+        generation = peer.opens(feed="", who=said).generation
+        peer.say(say.Attached(generation=generation, plane="frames", reason=said))
+        peer.hear(say.Batches)
+        with pytest.raises(LeaseLost, match=r"held by someone\?\?\[2J\?feeder: all is well; pid"):
+            feeder.connect(server.addresses[0])
+    lines = [record.getMessage() for record in caplog.records]
+    assert any("frames, because someone??[2J?feeder" in line for line in lines)
+    assert all(line.isprintable() for line in lines)
+
+
 def test_second_consumer_is_told_who_holds_the_queue(address: str) -> None:
     holder = rf"queue 0 is held by pid {os.getpid()} on .*takeover=True"
     with pytest.raises(LeaseLost, match=holder):

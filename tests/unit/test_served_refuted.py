@@ -6,7 +6,6 @@ import gc
 import subprocess
 import sys
 import threading
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,6 @@ import pytest
 
 import feeder
 from conformance.served import reading, serving
-from feeder.transport.desk import Desk
 from feeds import make
 from unit.peers import WAIT_S
 
@@ -98,85 +96,6 @@ def test_a_state_that_was_refused_leaves_no_trace() -> None:
             assert consumer.state_dict() == before
             consumer.load_state_dict(state)
             assert next(consumer).step == 1
-
-
-def test_snapshots_are_taken_from_another_thread() -> None:
-    def factory() -> feeder.Coordinator:
-        fetch = lambda call: [np.full(7, call.index)]  # noqa: E731
-        return make(fetch, input_blob_names=["id"], batch_size=4, epochs=None)
-
-    done = threading.Event()
-    with serving(factory) as server, reading(server) as consumer:
-        next(consumer)
-
-        def read() -> None:
-            while not done.is_set():
-                next(consumer)
-
-        reader = threading.Thread(target=read)
-        reader.start()
-        try:
-            snapshots = [consumer.snapshot() for _ in range(50)]
-        finally:
-            done.set()
-            reader.join(WAIT_S)
-    assert len(snapshots) == 50
-
-
-def test_snapshots_go_on_with_another_server(tmp_path: Path) -> None:
-    def factory() -> feeder.Coordinator:
-        fetch = lambda call: [np.full(7, call.index)]  # noqa: E731
-        return make(fetch, input_blob_names=["id"], batch_size=4, epochs=None)
-
-    address = f"ipc://{tmp_path}/feed"
-    with feeder.serve(factory, address) as server, feeder.connect(address) as consumer:
-        for _ in range(3):
-            for _ in range(1 + consumer.stats()["prefetched_batches"]):
-                step = next(consumer).step
-            for _ in range(2):
-                state = consumer.snapshot().states[0]
-                assert state.summary[2] == step + 1
-            server.close()
-            server = feeder.serve(factory, address)
-        server.close()
-
-
-@pytest.mark.parametrize("how", ["taken over", "server gone"])
-def test_a_snapshot_that_nobody_answers_is_not_waited_for(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, how: str
-) -> None:
-    def factory() -> feeder.Coordinator:
-        fetch = lambda call: [np.full(7, call.index)]  # noqa: E731
-        return make(fetch, input_blob_names=["id"], batch_size=4, epochs=None)
-
-    asked, errors = threading.Event(), list[BaseException]()
-    address = f"ipc://{tmp_path}/feed"
-
-    def ask(consumer: feeder.Consumer) -> None:
-        try:
-            consumer.snapshot()
-        except feeder.FeedError as error:
-            errors.append(error)
-
-    with feeder.serve(factory, address) as server, feeder.connect(address) as consumer:
-        next(consumer)
-        with monkeypatch.context() as patch:
-            patch.setattr(Desk, "snapshot", lambda *args: asked.set())
-            thread = threading.Thread(target=ask, args=(consumer,))
-            thread.start()
-            assert asked.wait(WAIT_S)
-            if how == "taken over":
-                state = consumer.state_dict()
-                feeder.connect(address, resume=state, takeover=True).close()
-            else:
-                server.close()
-            thread.join(4.0)
-        assert not thread.is_alive() and len(errors) == 1
-        if how == "server gone":
-            with feeder.serve(factory, address):
-                for _ in range(1 + consumer.stats()["prefetched_batches"]):
-                    next(consumer)
-                consumer.snapshot()
 
 
 def test_a_consumer_that_is_forgotten_gives_its_queue_back() -> None:

@@ -15,7 +15,7 @@ import pytest
 
 import feeder
 from conformance.served import reading, serving
-from feeder.errors import FetchError
+from feeder.errors import ConnectTimeout, FetchError
 from unit.small import Heard, Pure, make
 
 LATENCY_S = 0.15
@@ -117,3 +117,10 @@ def test_a_state_may_be_loaded_more_often_than_a_connection_is_good_for() -> Non
         for _ in range(40):
             consumer.load_state_dict(state)
         assert [batch.step for batch in consumer] == list(range(5))
+
+
+def test_a_server_that_is_gone_is_told_of_with_the_time_that_it_had() -> None:
+    with serving(lambda: make(Pure(5, rows=4))) as server:
+        consumer = feeder.connect(server.addresses[0], timeout=0.3, reconnect=600.0)
+    with consumer, pytest.raises(ConnectTimeout, match=r"within 0\.3 s"):
+        consumer.load_state_dict(consumer.state_dict())
