@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import time
 import weakref
 from collections import deque
@@ -21,7 +20,9 @@ from feeder.errors import (
 )
 from feeder.snapshot import Snapshot
 from feeder.statedict import STATE_KEY, unpack_state_dict
+from feeder.transport import forking
 from feeder.transport.faults import point
+from feeder.transport.forking import Lent
 from feeder.transport.reading import Reading
 from feeder.transport.receiver import Receiver
 from feeder.transport.remote import RemotePlace
@@ -34,8 +35,6 @@ logger = logging.getLogger("feeder")
 _STOP_S = 5.0
 _ANSWER_S = 10.0
 """How long a server may take to answer a question."""
-
-_open: weakref.WeakSet[Consumer] = weakref.WeakSet()
 
 
 class Consumer:
@@ -64,7 +63,7 @@ class Consumer:
         self._loaded: bytes | None = None
         self._scope = Scope()
         self._scope.start("feeder consumer", receiver.run)
-        _open.add(self)
+        forking.enter(self)
         # One that is forgotten must not hold its queue for ever.
         self._forgotten = weakref.finalize(self, receiver.ask, receiver.stop)
         self._forgotten.atexit = False
@@ -252,7 +251,7 @@ class Consumer:
         self._handed.drop()
         if self._inbox.landing is not None:
             self._inbox.landing.close()
-        _open.discard(self)
+        forking.leave(self)
 
     def fork(self) -> None:
         """This is a forked child: the sockets and the thread are the parent's."""
@@ -262,6 +261,14 @@ class Consumer:
         )
         self._handed.drop()
         self._ready = deque()
+        if self._inbox.landing is None:
+            self._inbox.drop()
+
+    @property
+    def lent(self) -> Lent | None:
+        """Where the user looks at the server's memory, where that is so."""
+        reading = self._inbox.reading
+        return reading.plane if reading is not None and reading.lends else None
 
     def _check_usable(self) -> None:
         error = self._unusable or self._receiver.failure
@@ -287,11 +294,3 @@ class Consumer:
         wish = self._receiver.wish
         way = f"{self.plane}, {self.path}" if self.path else self.plane
         return f"<Consumer of queue {wish.queue} of {wish.feed or 'the feed'!r}, {way}>"
-
-
-def _after_fork() -> None:
-    for consumer in list(_open):
-        consumer.fork()
-
-
-os.register_at_fork(after_in_child=_after_fork)

@@ -49,6 +49,12 @@ class Inbox:
             return HostQueue(2**62, self._describe_wait)
         return self.landing.make_queue(self._describe_wait)
 
+    def drop(self) -> None:
+        """In a forked child: the batches are its parent's to hand out."""
+        starved = self.batches.starved
+        self.batches = self._make_queue()
+        self.batches.starved = starved
+
     # ---- the I/O thread's
 
     def clear(self) -> None:

@@ -24,6 +24,7 @@ from feeder.devices.cuda.packed import Packed, pack
 from feeder.devices.slots import HostSlot, HostSlots
 from feeder.errors import ProtocolError, TransportError
 from feeder.protocol.checks import Layout, Place
+from feeder.transport.forking import make_own
 from feeder.transport.memfd import SLOTS_PER_ARENA
 from workers.chunks import Columns
 
@@ -123,6 +124,13 @@ class MappedArena:
     def num_leased(self) -> int:
         """Slots that somebody still looks at."""
         return len(self._leases)
+
+    def keep(self) -> None:
+        """In a forked child: have what is looked at lie in this process's own memory."""
+        for index in list(self._leases):
+            first = index * self.slot_bytes // mmap.PAGESIZE * mmap.PAGESIZE
+            end = -(-(index + 1) * self.slot_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
+            make_own(self._address + first, end - first)
 
     def _release(self, lease: weakref.ref[Any]) -> None:
         assert isinstance(lease, _Lease)

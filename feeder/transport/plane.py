@@ -50,6 +50,8 @@ class Plane:
         self._arenas: dict[int, MappedArena] = {}
         self._released: deque[int] = deque()
         self._num_taken = 0
+        # For each forked child that has not copied yet what it looks at.
+        self._freezes: set[object] = set()
         self.tell_every = 1
         """After how many slots the server is told that they are free, at the latest."""
         self._frames = FrameSlots(1)
@@ -198,8 +200,29 @@ class Plane:
         """The slots that have become free since last asked, at most as many as a message holds."""
         released = self._released
         num = min(len(released), say.MAX_ITEMS)
+        if self._freezes:
+            return ()  # Counted before: what comes back later, a child may look at.
         self._num_taken += num
         return tuple([released.popleft() for _ in range(num)])
+
+    @property
+    def num_leased(self) -> int:
+        """Slots of shared memory that are looked at, or wait for the user."""
+        return sum([arena.num_leased for arena in list(self._arenas.values())])
+
+    def freeze(self, why: object) -> None:
+        """Tell of no slot that it is free, until it is told to thaw; from any thread."""
+        self._freezes.add(why)
+
+    def thaw(self, why: object) -> None:
+        """The contrary."""
+        self._freezes.discard(why)
+        self._wake()
+
+    def keep(self) -> None:
+        """In a forked child: have what is looked at lie in this process's own memory."""
+        for arena in self._arenas.values():
+            arena.keep()
 
     def close(self) -> None:
         """No batch will come any more; arrays that exist stay as they are."""
