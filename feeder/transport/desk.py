@@ -48,16 +48,12 @@ class Desk:
 
     def open(self, peer: Peer, message: say.Open) -> Lease:
         """Seat a consumer. Raises `LeaseLost`, `ResumeError`, `ConfigError`."""
-        queue, num, positions = message.queue, self.num_queues, self.feed.recipe.positions
-        who = plain(message.who)
+        queue, num, who = message.queue, self.num_queues, plain(message.who)
         if queue >= num:
             raise ConfigError(
                 f"queue is {queue}, but feed {self.feed.name!r} has {num}; expected 0 to {num - 1}"
             )
-        resume = self.feed.recipe.origin
-        if message.token is not None:
-            position = unpack_position(message.token, most_header_bytes=say.HEADER_BYTES)
-            resume = positions.find_in(position)
+        resume = self._find(message.token)
         step = 0 if resume is None else resume.cut.step
         rejoins = message.intent == "rejoin"
         old = self.leases[queue]
@@ -98,6 +94,13 @@ class Desk:
         self._resumes[queue] = resume
         lease.session.on("Open")
         return lease
+
+    def _find(self, token: bytes | None) -> Resume | None:
+        """Where a consumer begins that comes with a position, or without one."""
+        if token is None:
+            return self.feed.recipe.origin
+        position = unpack_position(token, most_header_bytes=say.HEADER_BYTES)
+        return self.feed.recipe.positions.find_in(position)
 
     def _evict(self, old: Lease, who: str, *, fences: bool) -> None:
         """Make room for a newcomer whose right has been checked."""
