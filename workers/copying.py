@@ -73,9 +73,10 @@ def copy_rows(
 
 def keep_or_copy(slot: Slot, number: int, array: NDArray[Any]) -> None:
     """Put an array that is all of a slot's column of that number there: as it is, where the slot
-    takes that and the array is large and has the very bytes that a copy would have; else copied."""
+    takes that and the array is large, has the very bytes that a copy would have, and is no small
+    part of a larger one, which would be kept too; else copied."""
     target, is_large = slot.arrays[number], array.nbytes >= _KEPT_BYTES
-    if slot.kept is not None and is_large and _is_like(array, target):
+    if slot.kept is not None and is_large and _is_like(array, target) and not _is_part(array):
         slot.kept[number] = array
     else:
         copy_whole(target, slot.flats[number], array, slot.seen)
@@ -84,6 +85,14 @@ def keep_or_copy(slot: Slot, number: int, array: NDArray[Any]) -> None:
 def _is_like(array: NDArray[Any], target: NDArray[Any]) -> bool:
     is_alike = array.dtype == target.dtype and array.shape == target.shape
     return is_alike and array.flags.c_contiguous
+
+
+def _is_part(array: NDArray[Any]) -> bool:
+    """Whether what it is a view of is more than twice as large."""
+    base: Any = array
+    while isinstance(base.base, np.ndarray):
+        base = base.base
+    return bool(base.nbytes > 2 * array.nbytes)
 
 
 def copy_whole(

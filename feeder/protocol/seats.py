@@ -49,14 +49,11 @@ class Seats:
         num = len(self.seats)
         return step + (queue - step) % num
 
-    def first_steps(self, steps: dict[int, int], missing: Collection[int]) -> list[float]:
-        """The numbers of all queues' first batches: those in `steps` go on there, those that are
-        missing begin with the oldest of them, and the others have had everything."""
-        base = min(steps.values(), default=0)
+    def first_steps(self, steps: dict[int, int]) -> list[float]:
+        """The numbers of all queues' first batches: those in `steps` go on there. The others have
+        had everything, or will come with a position of their own: theirs are discarded."""
         return [
-            self.first_step(steps.get(queue, base), queue)
-            if queue in steps or queue in missing
-            else math.inf
+            self.first_step(steps[queue], queue) if queue in steps else math.inf
             for queue in range(len(self.seats))
         ]
 
@@ -131,9 +128,10 @@ class Seats:
             if not (seat.taken or seat.ended) or (seat.undecided and loaded)
         ]
 
-    def news(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The queues that the feed waits for, and those that have ended."""
-        ended = [i for i, seat in enumerate(self.seats) if seat.ended]
+    def news(self, have_all: Collection[int] = ()) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The queues that the feed waits for, and those that have ended, among them those whose
+        consumers are still there and have had everything."""
+        ended = [i for i, seat in enumerate(self.seats) if seat.ended or i in have_all]
         return tuple(self.missing()), tuple(ended)
 
     def _others(self, queue: int) -> list[Seat]:

@@ -122,18 +122,18 @@ class Callers:
     def hear(self, router: int, event: Event) -> None:
         """Something has happened to a connection of a router."""
         key, now = (router, event.value), time.monotonic()
+        if event.kind not in (zmq.EVENT_ACCEPTED, zmq.EVENT_DISCONNECTED):
+            return
+        caller = self._served.pop(key, None) or self._strangers.pop(key, None)
+        if caller is not None and caller.peer is not None:
+            self._lose(caller.peer)
+        elif caller is not None and not caller.has_spoken:
+            self._log.warn("a peer at %s left before it had asked for anything", event.endpoint)
         if event.kind == zmq.EVENT_ACCEPTED:
-            self._served.pop(key, None)
             most = self._most_bytes[router]
             self._strangers[key] = Caller(Foreign.at(event.value), event.endpoint, most, now)
             self._look_at = min(self._look_at, now + _LOOK_CLOSELY_S)
             self._num_short += are_few_left(event.value)
-        elif event.kind == zmq.EVENT_DISCONNECTED:
-            caller = self._served.pop(key, None) or self._strangers.pop(key, None)
-            if caller is not None and caller.peer is not None:
-                self._lose(caller.peer)
-            elif caller is not None and not caller.has_spoken:
-                self._log.warn("a peer at %s left before it had asked for anything", event.endpoint)
 
     def understand(self, key: Key) -> Caller | None:
         """A whole message has come over a connection; None where that is not known, or gone."""

@@ -178,6 +178,9 @@ class Consumer:
             raise ResumeError("batches have been handed out already; load the state into a fresh "
                               "consumer")  # fmt: skip
         position = bytes(unpack_state_dict(state_dict))
+        # What an interrupted `next` had taken, and not handed out.
+        self._handed.drop()
+        self._ready = deque()
         receiver, restarts = self._receiver, self._inbox.num_restarts + 1
         receiver.ask(lambda: receiver.reopen(position))
         self._inbox.wait_for_opened(restarts)

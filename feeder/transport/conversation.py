@@ -118,6 +118,8 @@ class Conversation:
             return False
         reading.leave(0)
         reading.plane.close()
+        self.drop_questions("another state was loaded")
+        self._asked = None
         self._session = Session(CONSUMER, "connecting")
         self._open()
         return True

@@ -11,7 +11,6 @@ from feeder.protocol import messages as say
 from feeder.protocol.credit import credit_for
 from feeder.protocol.seats import Seats
 from feeder.snapshot import StreamState
-from feeder.statedict import unpack_position
 from feeder.transport.delivery import Delivery, Send, make_fault
 from feeder.transport.faults import point
 from feeder.transport.feeds import ServedFeed
@@ -21,6 +20,9 @@ from feeder.transport.used import Used
 from workers.resuming import Resume
 
 logger = logging.getLogger("feeder")
+
+_RETURN_S = 5.0
+"""For so long a feed whose consumers all come back waits for those that do not."""
 
 
 class Desk:
@@ -53,7 +55,7 @@ class Desk:
             raise ConfigError(
                 f"queue is {queue}, but feed {self.feed.name!r} has {num}; expected 0 to {num - 1}"
             )
-        resume = self._find(message.token)
+        resume = self.feed.recipe.find(message.token)
         step = 0 if resume is None else resume.cut.step
         rejoins = message.intent == "rejoin"
         old = self.leases[queue]
@@ -94,13 +96,6 @@ class Desk:
         self._resumes[queue] = resume
         lease.session.on("Open")
         return lease
-
-    def _find(self, token: bytes | None) -> Resume | None:
-        """Where a consumer begins that comes with a position, or without one."""
-        if token is None:
-            return self.feed.recipe.origin
-        position = unpack_position(token, most_header_bytes=say.HEADER_BYTES)
-        return self.feed.recipe.positions.find_in(position)
 
     def _evict(self, old: Lease, who: str, *, fences: bool) -> None:
         """Make room for a newcomer whose right has been checked."""
@@ -190,11 +185,11 @@ class Desk:
                 self.feed.account.expired += 1
                 self.seats.lose(lease.queue)
         if self._waits_since is not None:
-            if now < (until := self._waits_since + self.lease_s):
+            if now < (until := self._waits_since + min(self.lease_s, _RETURN_S)):
                 return min(nearest, until)
             logger.warning(
                 "feed %r: nobody came for queues %r in %.0f s; it goes on without them until "
-                "their slots are full", self.feed.name, self.seats.missing(), self.lease_s,
+                "somebody does", self.feed.name, self.seats.missing(), now - self._waits_since,
             )  # fmt: skip
             self._begin(without_missing=True)
         return nearest
@@ -219,8 +214,8 @@ class Desk:
         }
         steps = {queue: 0 if at is None else at.cut.step for queue, at in positions.items()}
         oldest = min(steps, key=lambda queue: steps[queue]) if steps else None
-        first_steps = self.seats.first_steps(steps, missing)
-        self.used.begin(first_steps)
+        first_steps = self.seats.first_steps(steps)
+        self.used.begin(first_steps, lacks_some=bool(missing))
         self.feed.begin(None if oldest is None else positions[oldest], first_steps)
 
     def start_token(self, queue: int) -> bytes:
@@ -254,6 +249,8 @@ class Desk:
         self.feed.account.queues[lease.queue].hear(message.report, news.batches, now)
         self.used.note(lease.queue, [b.place for b in news.batches], self._delivery.columns)
         self._unsettled.append((lease, news))
+        if lease.has_all:
+            self.tell_waiting()
 
     def snapshot(self, lease: Lease, message: say.Snapshot) -> None:
         """A consumer asks where it stands, leftover rows and all."""
@@ -292,7 +289,8 @@ class Desk:
 
     def tell_waiting(self) -> None:
         """Tell consumers whom the feed waits for, and for whom it need not, where that is news."""
-        news = missing, ended = self.seats.news()
+        have_all = [lease.queue for lease in self.leases if lease is not None and lease.has_all]
+        news = missing, ended = self.seats.news(have_all)
         for lease in self.leases:
             if lease is not None and lease.told != news:
                 lease.told = news

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import time
@@ -26,6 +27,7 @@ from feeder.protocol.coding import decode, encode
 from feeder.transport.conversation import Conversation
 from feeder.transport.faults import point
 from feeder.transport.inbox import Inbox
+from feeder.transport.tries import Tries
 from feeder.transport.waker import Waker
 from feeder.transport.wire import Wire, wait_for
 from feeder.transport.wish import Wish
@@ -34,11 +36,6 @@ logger = logging.getLogger("feeder")
 
 _FAREWELL_S = 1.0
 """How long a server may take to say goodbye."""
-
-_TURN_S, _ANSWER_S = 0.25, 5.0
-"""How long one of several addresses is tried before the next: twice as long in each round, and from
-where a server is there on until it may have answered."""
-
 
 _MAX_UNSHARED = 10
 """How often a server that offers shared memory may fail to give it, where nothing else will do."""
@@ -59,13 +56,12 @@ class Receiver:
         self._connect = connect
         self._at_end = at_end
         self._wire: Wire | None = None
-        self._turn = self._num_tries = 0
-        self._turn_ends = math.inf
+        self._tries = Tries(wish.addresses)
         self._wait_at_most(wish.timeout_s)
-        self._broken_at = -1
-        self._num_unshared = 0
+        self._broken_at, self._num_unshared = -1, 0
         self._asked: deque[Callable[[], None]] = deque()
         self._over = self._leaving = self._resting = False
+        self._ending: FeedError | None = None
         self.waker = Waker()
         """Wakes the I/O thread."""
         self.inbox = Inbox(lambda: self._talk.describe_wait(), landing)
@@ -85,6 +81,8 @@ class Receiver:
         """Have something done by the I/O thread; from any thread."""
         self._asked.append(what)
         self.waker.wake()
+        if self._ending is not None:
+            self._end_asked(self._ending)
 
     def stop(self) -> None:
         """Say goodbye, and wait for the server's; done by the I/O thread."""
@@ -135,12 +133,21 @@ class Receiver:
         self._over = True
         self._close_wire()
         self._at_end()
+        self._ending = failure
+        self._end_asked(failure)
+
+    def _end_asked(self, failure: FeedError) -> None:
+        """Nothing is left for the thread, which has ended; nor does anybody wait for it."""
+        with contextlib.suppress(IndexError):
+            while True:
+                self._asked.popleft()()
         self.inbox.fail(failure)
 
     def _step(self) -> None:
         """Wait for something, and do what there is to do."""
-        if self._wire is None and not self._resting:
-            self._begin()
+        now = time.monotonic()
+        if self._wire is None and not self._resting and now >= self._tries.begins_at:
+            self._begin(now)
         timeout_s = max(0.0, self._look_again_at() - time.monotonic())
         wire = self._wire
         if wire is None:
@@ -162,16 +169,16 @@ class Receiver:
     def _look_again_at(self) -> float:
         reading = self.inbox.reading
         renew_at = reading.renew_at if reading is not None and self._holds_lease else math.inf
-        return min(self._give_up_at, self._turn_ends, renew_at)
+        is_idle = self._wire is not None or self._resting
+        try_at = self._tries.ends_at if is_idle else self._tries.begins_at
+        return min(self._give_up_at, try_at, renew_at)
 
     def _look_at_clock(self) -> None:
         now, reading = time.monotonic(), self.inbox.reading
         if now >= self._give_up_at:
             self._give_up()
-        elif now >= self._turn_ends:
-            self._turn_ends = math.inf
-            if not self._holds_lease:
-                self._close_wire()
+        elif now >= self._tries.ends_at and not self._holds_lease:
+            self._close_wire()
         if reading is not None and self._holds_lease and now >= reading.renew_at:
             reading.tell(self.inbox.handed, renew=True)
 
@@ -179,29 +186,18 @@ class Receiver:
         if self._leaving:
             self._over = True
             return
-        self._fail(
-            ConnectTimeout(
-                f"no answer from {', '.join(self.wish.addresses)} within {self._limit_s} s; does "
-                "`feeder serve` run there?"
-            )
-        )
+        why = f"no answer from {', '.join(self.wish.addresses)} within {self._limit_s} s"
+        self._fail(ConnectTimeout(f"{why}; does `feeder serve` run there?"))
 
     def _wait_at_most(self, limit_s: float) -> None:
         self._limit_s, self._give_up_at = limit_s, time.monotonic() + limit_s
 
     # ---- the connection
 
-    def _begin(self) -> None:
+    def _begin(self, now: float) -> None:
         """Try the next address."""
-        addresses = self.wish.addresses
-        address = addresses[self._turn % len(addresses)]
-        self._turn += 1
-        self._wire = self._connect(address)
+        self._wire = self._connect(self._tries.begin(now))
         self._wire.wake_with(self.waker)
-        if len(addresses) > 1:
-            round_ = min(16, self._num_tries // len(addresses))
-            self._turn_ends = time.monotonic() + _TURN_S * 2**round_
-            self._num_tries += 1
         self._talk.begin()
 
     def _say(self, message: say.Message) -> None:
@@ -220,8 +216,8 @@ class Receiver:
                     continue
                 error = self._talk.hear(message, frames)
                 if isinstance(message, say.Opened):
-                    self._turn_ends = self._give_up_at = math.inf
-                    self._num_unshared = self._num_tries = 0
+                    self._tries.end()
+                    self._give_up_at, self._num_unshared = math.inf, 0
                     wire.watch(self._talk.connection)
                 elif error is not None and isinstance(message, say.Farewell):
                     self._lose(str(error), on_purpose=True)
@@ -251,8 +247,7 @@ class Receiver:
 
     def _on_trouble(self, wire: Wire) -> None:
         error = wire.trouble()
-        if wire.connected_at is not None and self._turn_ends < math.inf:
-            self._turn_ends = max(self._turn_ends, wire.connected_at + _ANSWER_S)
+        self._tries.reach(wire.reached_at)
         if isinstance(error, AuthError) and not self.inbox.num_opened:
             self._fail(error)
         elif error is not None:
@@ -264,6 +259,8 @@ class Receiver:
             self._over = True
             return
         state = self._talk.state
+        if self._wire is not None and self._wire.connected_at is None:
+            self._tries.fail(time.monotonic())
         self._close_wire()
         if state in ("failed", "refused") or (on_purpose and self._talk.has_ended):
             if state == "refused":
@@ -274,7 +271,8 @@ class Receiver:
             # Also where all has come: another server would wait for this queue if it did not
             # learn that it has ended.
             self._talk.rejoins = True
-        if self.inbox.num_opened and not self._talk.has_ended:
+        if self._give_up_at == math.inf and not self._talk.has_ended:
+            # It was served: the time to come back begins.
             point("consumer.lost")
             logger.warning("consumer: %s; looking for a server", why)
             self._wait_at_most(self.wish.reconnect_s)
@@ -289,7 +287,8 @@ class Receiver:
     def _rest(self) -> None:
         """There is nobody to talk to any more."""
         self._resting = True
-        self._turn_ends = self._give_up_at = math.inf
+        self._tries.end()
+        self._give_up_at = math.inf
 
     def _close_wire(self) -> None:
         wire, self._wire = self._wire, None

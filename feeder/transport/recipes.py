@@ -12,7 +12,9 @@ from feeder.config import FeedConfig
 from feeder.coordinator import Coordinator
 from feeder.errors import ConfigError, ResumeError
 from feeder.positions import Positions
+from feeder.protocol.fields import HEADER_BYTES
 from feeder.snapshot import Snapshot, StreamState
+from feeder.statedict import unpack_position
 from workers.batch import Cut
 from workers.position import Lanes
 from workers.resuming import Resume
@@ -83,6 +85,13 @@ class Recipe:
         origin = self.positions.find_in(position)
         self.positions.check_round(origin.cut)
         self.origin = origin
+
+    def find(self, token: bytes | None) -> Resume | None:
+        """Where a consumer begins that comes with a position, or without one. Raises
+        `ResumeError`."""
+        if token is None:
+            return self.origin
+        return self.positions.find_in(unpack_position(token, most_header_bytes=HEADER_BYTES))
 
     def start_state(self) -> StreamState:
         """Where such consumers begin, with the leftover rows where they are known."""

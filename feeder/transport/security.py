@@ -40,7 +40,8 @@ RECEIVE_HWM = 64
 STALLED_TCP_MS = 10_000
 """A TCP peer that acknowledges nothing for so long is dropped; shorter than a lease."""
 BACKLOG = 128
-RECONNECT_MS, MAX_RECONNECT_MS = 10, 500
+RECONNECT_MS, MAX_RECONNECT_MS = 10, 100
+"""A consumer tries so often: servers may be there for less than a second at a time."""
 CONNECT_MS = 2000
 
 _WATCHED = (

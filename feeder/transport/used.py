@@ -27,16 +27,21 @@ class Used:
         self._ends: deque[Place] = deque()
         self._place: Place | None = None
         self._columns: Columns | None = None
+        self._stands = False
         self._state = recipe.start_state()
 
-    def begin(self, first_steps: Sequence[float]) -> None:
+    def begin(self, first_steps: Sequence[float], *, lacks_some: bool = False) -> None:
         """The feed begins at another place: of each queue the batches before its first step are
-        used. What was used before stands until a round has been used from there on."""
+        used. What was used before stands until a round has been used from there on; where the
+        feed lacks some consumers it stands until it begins anew with them."""
         self._rounds = [step if step == math.inf else step // self._num for step in first_steps]
         self._ends.clear()
+        self._stands = lacks_some
 
     def note(self, queue: int, places: Iterable[Place], columns: Columns | None) -> None:
         """A consumer has used the batches that end at these places."""
+        if self._stands:
+            return
         for place in places:
             self._rounds[queue] = (place.step - 1) // self._num + 1
             if queue == self._num - 1:

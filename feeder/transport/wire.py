@@ -57,7 +57,9 @@ class Wire:
     def __init__(self, security: Security, address: Address, max_message_bytes: int) -> None:
         self.connected_at: float | None = None
         """Since when (monotonic clock) a server is there; None while none is known to be."""
-        self._num_refused = 0
+        self.reached_at: float | None = None
+        """Since when somebody listens there."""
+        self._num_refused, self._is_tried_again = 0, False
         self._address, self._most_bytes = address, security.most_request_bytes(address)
         self._needed = 2 if security.encrypts(address) else math.inf
         self._dealer = security.make_dealer(
@@ -125,14 +127,22 @@ class Wire:
     def trouble(self) -> FeedError | None:
         """What is wrong with the connection, if anything."""
         while (event := read_event(self._monitor)) is not None:
-            if event.kind == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            if event.kind == zmq.EVENT_CONNECTED:
+                self.reached_at = time.monotonic()
+            elif event.kind == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self.connected_at = time.monotonic()
-            elif event.kind == zmq.EVENT_DISCONNECTED and self.connected_at is not None:
-                return TransportError(f"the connection to {event.endpoint} broke")
+            elif event.kind == zmq.EVENT_DISCONNECTED:
+                if self.connected_at is not None:
+                    return TransportError(f"the connection to {event.endpoint} broke")
+                if not self._is_tried_again:
+                    # ZeroMQ does not connect again to what does not speak as it does.
+                    return TransportError(f"what listens at {event.endpoint} is no server")
+                self._is_tried_again = False
             elif self.connected_at is None and (error := meaning(event)) is not None:
                 # A server that is being killed ends a handshake without a word too.
                 silent = event.kind == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
                 self._num_refused += 1
+                self._is_tried_again = silent
                 if not silent or self._num_refused >= self._needed:
                     return error
         return TransportError("the server is gone") if self._hung_up else None

@@ -270,6 +270,22 @@ def test_what_was_used_stands_until_a_round_has_been_used_from_the_new_place_on(
     assert step_of(used) == 2
 
 
+def test_what_was_used_stands_while_a_queues_consumer_is_away() -> None:
+    used, place = used_by(2)
+    used.begin([0, 1])
+    used.note(0, [place(0)], None)
+    used.note(1, [place(1)], None)
+    used.begin([np.inf, 3], lacks_some=True)
+    used.note(1, [place(3), place(5)], None)
+    assert step_of(used) == 2 and not used._ends
+    used.begin([2, 7])
+    used.note(0, [place(2), place(4)], None)
+    assert step_of(used) == 2
+    used.note(1, [place(7)], None)
+    used.note(0, [place(6)], None)
+    assert step_of(used) == 8
+
+
 def test_a_queue_that_has_had_everything_holds_nobody_back() -> None:
     used, place = used_by(2)
     used.begin([0, np.inf])

@@ -57,6 +57,7 @@ LAYOUTS: dict[str, tuple[Callable[[NDArray[Any]], NDArray[Any]], bool]] = {
     "as it is": (lambda array: array, True),
     "read-only": (lambda array: np.frombuffer(array.tobytes(), "f4").reshape(array.shape), True),
     "a part of a larger one": (lambda array: np.concatenate([array, array])[ROWS:], True),
+    "a small part of a larger one": (lambda array: np.concatenate([array] * 3)[ROWS:-ROWS], False),
     "a subclass": (lambda array: array.view(np.recarray), True),
     "strided": (lambda array: np.repeat(array, 2, axis=0)[::2], False),
     "columns first": (np.asfortranarray, False),

@@ -107,6 +107,24 @@ def test_a_server_that_does_not_answer_is_asked_once(monkeypatch: pytest.MonkeyP
         assert consumer.snapshot().states[0].summary[2] == 1
 
 
+@pytest.mark.parametrize("asks", ["once", "twice"])
+def test_a_question_under_way_when_a_state_is_loaded_is_in_nobodys_way(
+    monkeypatch: pytest.MonkeyPatch, asks: str
+) -> None:
+    """As one that Ctrl-C has ended, or of another thread."""
+    with serving(factory) as server, reading(server) as consumer:
+        state = consumer.state_dict()
+        with monkeypatch.context() as patch:
+            patch.setattr(consumer_module, "_ANSWER_S", 0.2)
+            patch.setattr(Desk, "snapshot", lambda *args: None)
+            for _ in range(1 if asks == "once" else 2):
+                with pytest.raises(feeder.RemoteError, match="no answer"):
+                    consumer.snapshot()
+        consumer.load_state_dict(state)
+        for _ in range(2):
+            assert consumer.snapshot().states[0].summary[2] == 0
+
+
 def test_one_that_is_too_large_costs_no_connection(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -1,0 +1,49 @@
+"""Which of a consumer's addresses is tried, since when, and for how long. Rules: no clock."""
+
+from __future__ import annotations
+
+import math
+
+_TURN_S, _MAX_DOUBLED = 0.25, 2
+"""How long one of several addresses is tried before the next: twice as long in each of two rounds,
+which is enough for a host to show that somebody listens there."""
+_ANSWER_S = 5.0
+"""From then on it may take so long to give the queue."""
+_PAUSE_S = 0.1
+"""What listens there and is no server is let alone for so long."""
+
+
+class Tries:
+    """The tries of one consumer. Times are those of a monotonic clock."""
+
+    def __init__(self, addresses: tuple[str, ...]) -> None:
+        self._addresses = addresses
+        self._num = self._num_since = 0
+        self.begins_at = -math.inf
+        """When the next try may begin."""
+        self.ends_at = math.inf
+        """When this one is given up."""
+
+    def begin(self, now: float) -> str:
+        """The address to try."""
+        address = self._addresses[self._num % len(self._addresses)]
+        if len(self._addresses) > 1:
+            doubled = min(_MAX_DOUBLED, self._num_since // len(self._addresses))
+            self.ends_at = now + _TURN_S * 2**doubled
+        self._num += 1
+        self._num_since += 1
+        return address
+
+    def reach(self, at: float | None) -> None:
+        """Somebody listens there since then, or nobody as far as is known."""
+        if at is not None and self.ends_at < math.inf:
+            self.ends_at = max(self.ends_at, at + _ANSWER_S)
+
+    def fail(self, now: float) -> None:
+        """It was no server."""
+        self.begins_at = now + _PAUSE_S
+
+    def end(self) -> None:
+        """Nothing has to be tried any more: a server has given the queue, or none will."""
+        self._num_since = 0
+        self.ends_at = math.inf

@@ -1,0 +1,141 @@
+"""Servers that are away while something happens, and what is in their place meanwhile."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from queue import SimpleQueue
+from threading import Thread
+
+import pytest
+
+import feeder
+from conformance.served import reading, serving
+from feeder.transport import desk as desks
+from feeder.transport.desk import Desk
+from unit.small import Aside, Pure, make
+
+WAIT_S = 10.0
+NUM = 200
+"""Batches of each of two queues: more than there are slots for a queue that nobody holds."""
+
+
+def two_queues() -> feeder.Coordinator:
+    return make(Pure(2 * NUM, rows=4), devices=2)
+
+
+def end_one_of_two(address: str, knows: bool) -> Iterator[feeder.Consumer]:
+    """Read one queue to its end, and of the other five batches and what has come; then the server
+    goes, and the first consumer. The other goes on at the next server."""
+    with contextlib.ExitStack() as stack:
+        with feeder.serve(two_queues, address):
+            first = stack.enter_context(feeder.connect(address, queue=0))
+            other = stack.enter_context(feeder.connect(address, queue=1, credit=4, hold=250))
+            assert len(list(islice(other, 5))) == 5
+            assert len(list(first)) == NUM
+            if knows:
+                # Both are answered after what was told before.
+                first.snapshot()
+                other.snapshot()
+        first.close()
+        yield other
+
+
+@pytest.mark.parametrize("knows", [True, False])
+def test_who_ends_while_no_server_is_there_holds_nobody_back(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, knows: bool
+) -> None:
+    monkeypatch.setattr(desks, "_RETURN_S", 60.0 if knows else 0.2)
+    if not knows:
+        # As one whose server was killed before it had heard of the end.
+        monkeypatch.setattr(Desk, "tell_waiting", lambda desk: None)
+    address = f"ipc://{tmp_path}/feed"
+    for other in end_one_of_two(address, knows):
+        with feeder.serve(two_queues, address):
+            rest = Aside(lambda other=other: [batch.step for batch in other])
+            assert rest.result() == [*range(11, 2 * NUM, 2)]
+
+
+def test_who_comes_back_late_is_given_all_that_is_its_own(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(desks, "_RETURN_S", 0.2)
+    address = f"ipc://{tmp_path}/feed"
+    with feeder.serve(two_queues, address):
+        late = feeder.connect(address, queue=0)
+        other = feeder.connect(address, queue=1)
+        assert [next(consumer).step for _ in range(5) for consumer in (late, other)] == [*range(10)]
+        state = late.state_dict()
+        late.close()
+    with other, feeder.serve(two_queues, address):
+        assert [batch.step for batch in islice(other, 150)] == [*range(11, 311, 2)]
+        with feeder.connect(address, queue=0, resume=state, rejoin=True) as late:
+            rest = Aside(lambda: [batch.step for batch in other])
+            assert [batch.step for batch in late] == [*range(10, 2 * NUM, 2)]
+            assert rest.result() == [*range(311, 2 * NUM, 2)]
+
+
+@contextlib.contextmanager
+def http(port: int) -> Iterator[SimpleQueue[None]]:
+    """What answers as HTTP does, and counts how often it is asked."""
+    asked: SimpleQueue[None] = SimpleQueue()
+
+    def answer() -> None:
+        while True:
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                return
+            asked.put(None)
+            with connection, contextlib.suppress(OSError):
+                connection.sendall(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")
+                connection.settimeout(WAIT_S)
+                while connection.recv(4096):
+                    pass
+
+    with socket.create_server(("127.0.0.1", port)) as listener:
+        thread = Thread(target=answer)
+        thread.start()
+        try:
+            yield asked
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
+            thread.join(WAIT_S)
+
+
+def fifty() -> feeder.Coordinator:
+    return make(Pure(50, rows=4))
+
+
+def test_a_consumer_comes_back_to_a_server_that_something_else_stood_in_for() -> None:
+    """As a proxy, or a check of health."""
+    with serving(fifty, "tcp") as server, reading(server, credit=1) as consumer:
+        first = [next(consumer).step for _ in range(3)]
+        server.close()
+        with http(int(server.addresses[0].rpartition(":")[2])) as asked:
+            for _ in range(3):
+                asked.get(timeout=WAIT_S)
+        with feeder.serve(fifty, server.addresses[0]):
+            assert first + [batch.step for batch in consumer] == [*range(50)]
+
+
+def test_what_is_no_server_is_asked_now_and_then() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as chosen:
+        port = chosen.getsockname()[1]
+    with http(port) as asked, pytest.raises(feeder.ConnectTimeout):
+        feeder.connect(f"tcp://127.0.0.1:{port}", timeout=1.0)
+    assert 2 <= asked.qsize() <= 12
+
+
+def test_nor_has_it_longer_to_come_back_for_that() -> None:
+    with serving(fifty, "tcp") as server, reading(server, credit=1, reconnect=0.5) as consumer:
+        next(consumer)
+        server.close()
+        with (
+            http(int(server.addresses[0].rpartition(":")[2])),
+            pytest.raises(feeder.ConnectTimeout, match=r"within 0\.5 s"),
+        ):
+            list(consumer)

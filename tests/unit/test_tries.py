@@ -1,0 +1,52 @@
+"""Which address is tried, and for how long."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from feeder.transport.tries import Tries
+
+
+def test_a_single_address_is_tried_without_an_end() -> None:
+    tries = Tries(("a",))
+    assert tries.begins_at == -math.inf
+    assert tries.begin(5.0) == "a"
+    tries.reach(6.0)
+    assert tries.ends_at == math.inf
+
+
+def test_several_are_tried_in_turn_for_longer_in_each_of_two_rounds() -> None:
+    tries, now, turns = Tries(("a", "b")), 100.0, list[tuple[str, float]]()
+    for _ in range(8):
+        address = tries.begin(now)
+        turns.append((address, tries.ends_at - now))
+        now = tries.ends_at
+    assert turns == [*zip("abababab", [0.25, 0.25, 0.5, 0.5, 1.0, 1.0, 1.0, 1.0], strict=True)]
+
+
+def test_who_listens_has_time_to_answer() -> None:
+    tries = Tries(("a", "b"))
+    tries.begin(100.0)
+    tries.reach(None)
+    assert tries.ends_at == 100.25
+    for _ in range(2):
+        tries.reach(100.125)
+        assert tries.ends_at == 105.125
+
+
+def test_after_a_queue_was_given_the_next_address_is_tried_for_a_short_turn() -> None:
+    tries = Tries(("a", "b", "c"))
+    assert [tries.begin(0.0) for _ in range(5)] == ["a", "b", "c", "a", "b"]
+    tries.end()
+    assert tries.ends_at == math.inf
+    assert (tries.begin(7.0), tries.ends_at) == ("c", 7.25)
+
+
+@pytest.mark.parametrize("addresses", [("a",), ("a", "b")])
+def test_what_is_no_server_is_let_alone_for_a_moment(addresses: tuple[str, ...]) -> None:
+    tries = Tries(addresses)
+    tries.begin(10.0)
+    tries.fail(11.0)
+    assert tries.begins_at == 11.1
