@@ -141,7 +141,8 @@ class Receiver:
         with contextlib.suppress(IndexError):
             while True:
                 self._asked.popleft()()
-        self.inbox.fail(failure)
+        if self.inbox.failure is None:  # Else a finaliser would take locks for nothing.
+            self.inbox.fail(failure)
 
     def _step(self) -> None:
         """Wait for something, and do what there is to do."""
@@ -169,8 +170,8 @@ class Receiver:
     def _look_again_at(self) -> float:
         reading = self.inbox.reading
         renew_at = reading.renew_at if reading is not None and self._holds_lease else math.inf
-        is_idle = self._wire is not None or self._resting
-        try_at = self._tries.ends_at if is_idle else self._tries.begins_at
+        is_between = self._wire is None and not self._resting
+        try_at = self._tries.begins_at if is_between else self._tries.ends_at
         return min(self._give_up_at, try_at, renew_at)
 
     def _look_at_clock(self) -> None:

@@ -61,3 +61,17 @@ def test_it_lets_go_of_memory_that_was_ready_though_a_fetch_function_does_not_re
     finally:
         goes_on.set()
         consumer.close()
+
+
+def test_what_is_asked_when_a_consumers_thread_has_just_ended_is_not_waited_for() -> None:
+    with serving(endless) as server:
+        consumer = feeder.connect(server.addresses[0])
+        position = consumer.state_dict()["feeder"]
+        consumer.close()
+        receiver = consumer._receiver
+        with pytest.raises(feeder.RemoteError, match="no snapshot"):
+            receiver.ask_snapshot().result(WAIT_S)
+        restarts = receiver.inbox.num_restarts + 1
+        receiver.ask(lambda: receiver.reopen(position))
+        with pytest.raises(feeder.ClosedError):
+            receiver.inbox.wait_for_opened(restarts)

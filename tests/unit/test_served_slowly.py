@@ -124,3 +124,15 @@ def test_a_server_that_is_gone_is_told_of_with_the_time_that_it_had() -> None:
         consumer = feeder.connect(server.addresses[0], timeout=0.3, reconnect=600.0)
     with consumer, pytest.raises(ConnectTimeout, match=r"within 0\.3 s"):
         consumer.load_state_dict(consumer.state_dict())
+
+
+def test_what_an_interrupted_loop_had_taken_is_not_handed_out_after_a_state_was_loaded() -> None:
+    with serving(lambda: make(Pure(5, rows=4))) as server:
+        with reading(server) as consumer:
+            assert [next(consumer).step for _ in range(2)] == [0, 1]
+            state = consumer.state_dict()
+        with reading(server) as consumer:
+            consumer._refill()
+            consumer.load_state_dict(state)
+            assert [batch.step for batch in consumer] == [2, 3, 4]
+            assert consumer.stats()["rows"] == 12
