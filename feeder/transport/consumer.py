@@ -22,7 +22,6 @@ from feeder.snapshot import Snapshot
 from feeder.statedict import STATE_KEY, unpack_state_dict
 from feeder.transport import forking
 from feeder.transport.faults import point
-from feeder.transport.forking import Lent
 from feeder.transport.reading import Reading
 from feeder.transport.receiver import Receiver
 from feeder.transport.remote import RemotePlace
@@ -264,14 +263,10 @@ class Consumer:
         )
         self._handed.drop()
         self._ready = deque()
+        self._forgotten.detach()
+        self._receiver.waker.silence()
         if self._inbox.landing is None:
             self._inbox.drop()
-
-    @property
-    def lent(self) -> Lent | None:
-        """Where the user looks at the server's memory, where that is so."""
-        reading = self._inbox.reading
-        return reading.plane if reading is not None and reading.lends else None
 
     def _check_usable(self) -> None:
         error = self._unusable or self._receiver.failure

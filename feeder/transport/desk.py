@@ -11,6 +11,7 @@ from feeder.protocol import messages as say
 from feeder.protocol.credit import credit_for
 from feeder.protocol.seats import Seats
 from feeder.snapshot import StreamState
+from feeder.transport.beginning import Beginning
 from feeder.transport.delivery import Delivery, Send, make_fault
 from feeder.transport.faults import point
 from feeder.transport.feeds import ServedFeed
@@ -20,9 +21,6 @@ from feeder.transport.used import Used
 from workers.resuming import Resume
 
 logger = logging.getLogger("feeder")
-
-_RETURN_S = 5.0
-"""For so long a feed whose consumers all come back waits for those that do not."""
 
 
 class Desk:
@@ -43,8 +41,9 @@ class Desk:
         self.used = Used(feed.recipe)
         """How far all consumers have used the feed."""
         self._unsettled: list[tuple[Lease, News]] = []  # used, not let go of yet
-        # Since when the feed has been waiting for queues that may have had everything.
-        self._waits_since: float | None = None
+        self._beginning = Beginning(
+            feed, self.seats, self.leases, self._resumes, self._delivery, self.used
+        )
 
     # ---- coming and going
 
@@ -127,6 +126,7 @@ class Desk:
             return self.leave(lease)
         self.end(lease)
         self.seats.lose(lease.queue)
+        self._beginning.go_without(lease)
 
     def attach(self, lease: Lease, message: say.Attached) -> None:
         """A consumer can take batches."""
@@ -142,13 +142,14 @@ class Desk:
         if resume is not None and resume.cut.finished:
             # It had everything before: it need not wait until the others have.
             self._delivery.finish(lease, self.start_token(lease.queue))
-        self._begin()
+        self._beginning.begin()
 
     def leave(self, lease: Lease) -> None:
         """A consumer says goodbye."""
         has_all = lease.has_all
         self.end(lease)
         self.seats.leave(lease.queue, ended=has_all)
+        self._beginning.go_without(lease)
         self.tell_waiting()
 
     @property
@@ -184,50 +185,12 @@ class Desk:
                 )  # fmt: skip
                 self.feed.account.expired += 1
                 self.seats.lose(lease.queue)
-        if self._waits_since is not None:
-            if now < (until := self._waits_since + min(self.lease_s, _RETURN_S)):
-                return min(nearest, until)
-            logger.warning(
-                "feed %r: nobody came for queues %r in %.0f s; it goes on without them until "
-                "somebody does", self.feed.name, self.seats.missing(), now - self._waits_since,
-            )  # fmt: skip
-            self._begin(without_missing=True)
-        return nearest
-
-    # ---- where the feed stands
-
-    def _begin(self, *, without_missing: bool = False) -> None:
-        """Begin the feed's run, once every queue is there, or without those that are missing."""
-        missing = set(self.seats.missing())
-        ready = all(lease is None or lease.has_attached for lease in self.leases)
-        if not ready or (missing and not without_missing):
-            # Where everybody who is here goes on alone, one who is not may have had everything.
-            may_lack = missing and all(lease is None or lease.rejoins for lease in self.leases)
-            self._waits_since = time.monotonic() if may_lack else None
-            self.feed.halt()
-            return
-        self._waits_since = None
-        positions = {
-            queue: self._position(queue)
-            for queue, lease in enumerate(self.leases)
-            if lease is not None and not lease.ended
-        }
-        steps = {queue: 0 if at is None else at.cut.step for queue, at in positions.items()}
-        oldest = min(steps, key=lambda queue: steps[queue]) if steps else None
-        first_steps = self.seats.first_steps(steps)
-        self.used.begin(first_steps, lacks_some=bool(missing))
-        self.feed.begin(None if oldest is None else positions[oldest], first_steps)
+                self._beginning.go_without(lease)
+        return min(nearest, self._beginning.look(now, self.lease_s))
 
     def start_token(self, queue: int) -> bytes:
         """Where a queue that has just been opened stands."""
         return self.feed.recipe.token(self._resumes[queue])
-
-    def _position(self, queue: int) -> Resume | None:
-        """Where a queue stands: after the last batch that it was sent."""
-        lease = self.leases[queue]
-        if lease is None or lease.place is None:
-            return self._resumes[queue]
-        return self._delivery.find(lease.place)
 
     # ---- what consumers say
 

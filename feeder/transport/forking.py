@@ -7,6 +7,7 @@ were, and until it has, or is dead, its parent tells of no slot that it is free.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import logging
 import mmap
@@ -14,8 +15,7 @@ import os
 import select
 import threading
 import weakref
-from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 logger = logging.getLogger("feeder")
 
@@ -23,13 +23,11 @@ _COPY_S = 10.0
 """How long a child may take."""
 _MAP_FIXED = 0x10
 
+_T = TypeVar("_T")
+
 
 class Lent(Protocol):
     """Memory of a server's that is looked at."""
-
-    @property
-    def num_leased(self) -> int:
-        """Slots that are."""
 
     def freeze(self, why: object) -> None:
         """Tell of none that it is free, until it is told to thaw; from any thread."""
@@ -42,94 +40,136 @@ class Lent(Protocol):
 
 
 class Owner(Protocol):
-    """Who hands it out."""
-
-    @property
-    def lent(self) -> Lent | None:
-        """What it hands out, where that is a server's memory."""
+    """What belongs to the parent."""
 
     def fork(self) -> None:
-        """This is a forked child: it hands out no more, and has let go of what it did not."""
+        """This is a forked child: batches that were not handed out are let go of, and connections
+        too."""
 
 
-@dataclass(slots=True, eq=False)
 class _Fork:
-    """A fork under way. The child has the other end of the pipe until it is ready, or dead."""
+    """A fork under way. The child has the other end of a pipe until it is ready, or dead."""
 
-    lent: list[Lent]
-    reads: int
-    writes: int
+    def __init__(self) -> None:
+        self._lent: list[Lent] = []
+        self._is_over = False
+        self._ends: tuple[int, ...] = ()
 
-    def wait(self) -> None:
-        """Wait for the child."""
+    def begin(self, lent: list[Lent]) -> None:
+        """Freeze it."""
+        for each in lent:
+            self.freeze(each)
+        with contextlib.suppress(OSError):
+            self._ends = os.pipe()
+
+    def freeze(self, lent: Lent) -> None:
+        """Also what is lent while it is under way."""
+        self._lent.append(lent)
+        lent.freeze(self)
+        if self._is_over:
+            lent.thaw(self)
+
+    def end_in_parent(self) -> None:
+        """Wait for the child, in a thread of its own. Where no descriptor is left for a pipe
+        nobody knows when it is ready, and it has to be quick."""
+        if not self._ends:
+            return self._thaw()
+        os.close(self._ends[1])
+        try:
+            threading.Thread(target=self._wait, name="feeder fork", daemon=True).start()
+        except RuntimeError:
+            self._wait()  # No thread can be started.
+
+    def end_in_child(self) -> None:
+        """It is ready."""
+        for descriptor in self._ends:
+            os.close(descriptor)
+
+    def _wait(self) -> None:
         poll = select.poll()
-        poll.register(self.reads, 0)
+        poll.register(self._ends[0], 0)
         if not poll.poll(_COPY_S * 1000):
             logger.warning("a forked child did not copy the batches that it has in %.0f s: they "
                            "are written again under it", _COPY_S)  # fmt: skip
-        self.end()
+        os.close(self._ends[0])
+        self._thaw()
 
-    def end(self) -> None:
-        """The child is ready."""
-        os.close(self.reads)
-        for lent in self.lent:
+    def _thaw(self) -> None:
+        self._is_over = True
+        for lent in self._lent:
             lent.thaw(self)
 
 
 _owners: weakref.WeakValueDictionary[int, Owner] = weakref.WeakValueDictionary()
-_under_way: dict[int, _Fork] = {}
-"""By the thread that forks."""
+_lent: weakref.WeakValueDictionary[int, Lent] = weakref.WeakValueDictionary()
+_one_at_a_time = threading.Lock()
+"""From before a fork until both ends of the pipe are where they belong: another thread's child
+would keep the pipe open for as long as it lives."""
+_fork: _Fork | None = None
 
 
 def enter(owner: Owner) -> None:
-    """See to its memory in forked children, for as long as it is there."""
+    """Tell it of forks, for as long as it is there."""
     _owners[id(owner)] = owner
 
 
 def leave(owner: Owner) -> None:
-    """What it handed out is not written again."""
+    """It is closed."""
     _owners.pop(id(owner), None)
 
 
-def _those_here() -> list[Owner]:
+def lend(lent: Lent) -> None:
+    """See to memory in forked children, for as long as it is there; from any thread."""
+    _lent[id(lent)] = lent
+    if (fork := _fork) is not None:
+        fork.freeze(lent)
+
+
+def forget(lent: Lent) -> None:
+    """It is not written again."""
+    _lent.pop(id(lent), None)
+
+
+def _those_in(known: weakref.WeakValueDictionary[int, _T]) -> list[_T]:
     # At once: other threads make such, and end them.
-    return [owner for ref in _owners.valuerefs() if (owner := ref()) is not None]
+    return [each for ref in known.valuerefs() if (each := ref()) is not None]
 
 
 def _begin() -> None:
     """This thread is about to fork."""
-    lent = [each for owner in _those_here() if (each := owner.lent) is not None]
-    if lent := [each for each in lent if each.num_leased]:
-        _under_way[threading.get_ident()] = fork = _Fork(lent, *os.pipe())
-        for each in lent:
-            each.freeze(fork)
+    global _fork
+    _one_at_a_time.acquire()
+    if _owners:
+        # Known first: what is lent from here on is frozen by who lends it.
+        _fork = _Fork()
+        _fork.begin(_those_in(_lent))
 
 
 def _end_in_parent() -> None:
     """It has forked, or could not."""
-    fork = _under_way.pop(threading.get_ident(), None)
-    if fork is not None:
-        os.close(fork.writes)
-        try:
-            threading.Thread(target=fork.wait, name="feeder fork", daemon=True).start()
-        except RuntimeError:
-            fork.wait()  # No thread can be started.
+    global _fork
+    fork, _fork = _fork, None
+    try:
+        if fork is not None:
+            fork.end_in_parent()
+    finally:
+        with contextlib.suppress(RuntimeError):  # An interrupt may have come before it was taken.
+            _one_at_a_time.release()
 
 
 def _end_in_child() -> None:
-    for owner in _those_here():
-        owner.fork()
-    _owners.clear()
-    fork = _under_way.get(threading.get_ident())
+    global _fork, _one_at_a_time
+    fork, _fork, _one_at_a_time = _fork, None, threading.Lock()
     try:
-        for lent in () if fork is None else fork.lent:
+        for owner in _those_in(_owners):
+            owner.fork()
+        for lent in _those_in(_lent):
             lent.keep()
     finally:
-        # Those of other threads as well, whose children would be waited for until this one ends.
-        for other in _under_way.values():
-            os.close(other.reads)
-            os.close(other.writes)
-        _under_way.clear()
+        _owners.clear()
+        _lent.clear()
+        if fork is not None:
+            fork.end_in_child()
 
 
 os.register_at_fork(before=_begin, after_in_parent=_end_in_parent, after_in_child=_end_in_child)

@@ -50,9 +50,12 @@ def _close_sockets(places: set[Any]) -> None:
                 continue
         except OSError:
             continue  # Closed by now: it was the listing's own.
-        with socket.socket(fileno=os.dup(descriptor)) as copy:
-            if _place(copy) in places:
-                os.close(descriptor)
+        # Looked at as it is: there may be no descriptor left for a copy.
+        sock = socket.socket(fileno=descriptor)
+        is_ours = _place(sock) in places
+        sock.detach()
+        if is_ours:
+            os.close(descriptor)
 
 
 def _descriptors() -> Iterable[int]:

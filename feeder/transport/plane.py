@@ -17,6 +17,7 @@ from feeder.devices.slots import HostSlot
 from feeder.errors import ConfigError, ProtocolError, TransportError
 from feeder.protocol import messages as say
 from feeder.protocol.checks import Layout, checksum, full_checksum, layout
+from feeder.transport import forking
 from feeder.transport.accounts import Tally
 from feeder.transport.attaching import Attachment, attach
 from feeder.transport.mapping import FrameSlots, MappedArena, keep_freed_memory, view
@@ -68,6 +69,8 @@ class Plane:
             self.reason = "the server is on another host, or offers none"
         else:
             self._attach(opened.shared)
+        if self.lends:
+            forking.lend(self)
         auto = "full" if self.connection is None else "sampled"
         self._mode: Any = auto if checksum == "auto" else checksum
         if wanted == "shared" and self.connection is None:
@@ -205,11 +208,6 @@ class Plane:
         self._num_taken += num
         return tuple([released.popleft() for _ in range(num)])
 
-    @property
-    def num_leased(self) -> int:
-        """Slots of shared memory that are looked at, or wait for the user."""
-        return sum([arena.num_leased for arena in list(self._arenas.values())])
-
     def freeze(self, why: object) -> None:
         """Tell of no slot that it is free, until it is told to thaw; from any thread."""
         self._freezes.add(why)
@@ -225,7 +223,9 @@ class Plane:
             arena.keep()
 
     def close(self) -> None:
-        """No batch will come any more; arrays that exist stay as they are."""
+        """No batch will come any more; arrays that exist stay as they are: the server does not
+        write again what it gave to a lease that is over."""
+        forking.forget(self)
         if self.connection is not None:
             self.connection.close()
         if self._landing is not None:

@@ -69,6 +69,12 @@ class Recipe:
         """The feed's settings."""
         return self.positions.config
 
+    @property
+    def goes_back(self) -> bool:
+        """Whether the feed can be made again."""
+        stream = self.config.stream
+        return self._factory is not None or stream.pure or stream.seekable
+
     def _config(self, coordinator: Coordinator) -> FeedConfig:
         streams = coordinator[self.name].streams
         if len(streams) != 1:
@@ -124,8 +130,7 @@ class Recipe:
         if coordinator is None and self._factory is not None:
             coordinator = make_coordinator(self._factory)
         if coordinator is None:
-            stream = self.config.stream
-            if not (stream.pure or stream.seekable):
+            if not self.goes_back:
                 raise ResumeError(
                     f"feed {self.name!r} has to go back, and its fetch function can only be put "
                     "back by a new one: serve a factory (MODULE:FUNCTION) instead of a "

@@ -7,8 +7,8 @@ import math
 _TURN_S, _MAX_DOUBLED = 0.25, 2
 """How long one of several addresses is tried before the next: twice as long in each of two rounds,
 which is enough for a host to show that somebody listens there."""
-_ANSWER_S = 5.0
-"""From then on it may take so long to give the queue."""
+_ANSWER_S, _MOST_ANSWER_S = 1.0, 8.0
+"""From then on it may take so long to give the queue: twice as long in each round."""
 _PAUSE_S = 0.1
 """What listens there and is no server is let alone for so long."""
 
@@ -37,7 +37,8 @@ class Tries:
     def reach(self, at: float | None) -> None:
         """Somebody listens there since then, or nobody as far as is known."""
         if at is not None and self.ends_at < math.inf:
-            self.ends_at = max(self.ends_at, at + _ANSWER_S)
+            round_ = min(16, (self._num_since - 1) // len(self._addresses))
+            self.ends_at = max(self.ends_at, at + min(_MOST_ANSWER_S, _ANSWER_S * 2**round_))
 
     def fail(self, now: float) -> None:
         """It was no server."""

@@ -16,15 +16,19 @@ class Waker:
 
     def __init__(self) -> None:
         self._descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._awake = False
+        self._awake = self._is_silent = False
 
     def fileno(self) -> int:
         """What to poll."""
         return self._descriptor
 
+    def silence(self) -> None:
+        """In a forked child: wake nobody, since the number may become a file's."""
+        self._is_silent = True
+
     def wake(self) -> None:
         """Make the descriptor readable."""
-        if not self._awake:
+        if not self._awake and not self._is_silent:
             self._awake = True
             os.eventfd_write(self._descriptor, 1)
 

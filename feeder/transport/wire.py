@@ -14,7 +14,9 @@ from typing import Any, NamedTuple, Protocol
 import zmq
 
 from feeder.errors import ConfigError, FeedError, TransportError
+from feeder.transport import forking
 from feeder.transport.addresses import Address
+from feeder.transport.foreign import Foreign
 from feeder.transport.security import Security, connect, meaning, read_event, unwatch, watch
 
 _MESSAGES_AT_ONCE = 64
@@ -60,6 +62,7 @@ class Wire:
         self.reached_at: float | None = None
         """Since when somebody listens there."""
         self._num_refused, self._is_tried_again = 0, False
+        self._connection: Foreign | None = None
         self._address, self._most_bytes = address, security.most_request_bytes(address)
         self._needed = 2 if security.encrypts(address) else math.inf
         self._dealer = security.make_dealer(
@@ -71,6 +74,7 @@ class Wire:
         self._poller.register(self._monitor, zmq.POLLIN)
         self._watched: Readable | None = None
         self._hung_up = False
+        forking.enter(self)
         connect(self._dealer, address)
 
     def wake_with(self, waker: Readable) -> None:
@@ -128,7 +132,9 @@ class Wire:
         """What is wrong with the connection, if anything."""
         while (event := read_event(self._monitor)) is not None:
             if event.kind == zmq.EVENT_CONNECTED:
-                self.reached_at = time.monotonic()
+                # The first time: a forwarder with nobody behind it lets in again and again.
+                self.reached_at = self.reached_at or time.monotonic()
+                self._connection = Foreign.at(event.value)
             elif event.kind == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self.connected_at = time.monotonic()
             elif event.kind == zmq.EVENT_DISCONNECTED:
@@ -147,7 +153,13 @@ class Wire:
                     return error
         return TransportError("the server is gone") if self._hung_up else None
 
+    def fork(self) -> None:
+        """In a forked child: else the connection would not break when the parent is killed."""
+        if self._connection is not None:
+            self._connection.close()
+
     def close(self) -> None:
         """End the connection; what has not gone out is lost."""
+        forking.leave(self)
         unwatch(self._dealer, self._monitor)
         self._dealer.close(linger=0)

@@ -294,3 +294,54 @@ def test_a_queue_that_has_had_everything_holds_nobody_back() -> None:
     used.begin([np.inf, 1])
     used.note(1, [place(1), place(3)], None)
     assert step_of(used) == 4
+
+
+def position_of(server: feeder.Server, *heard: feeder.Consumer) -> int:
+    """The first batch that not everybody has used, once the server has heard of what they used."""
+    for consumer in heard:
+        consumer.snapshot()
+    step: int = server._position().states[0].summary[2]
+    return step
+
+
+@pytest.mark.parametrize("comes_back", [False, True])
+def test_what_was_sent_and_is_not_used_is_not_stored(tmp_path: Path, comes_back: bool) -> None:
+    """Also where another trainer comes back, from whose place on the feed is made again."""
+    wish = {"queue": 1, "credit": 8}
+    with (
+        serving(factory(), queues=2, checkpoints=tmp_path) as server,
+        reading(server, queue=0, credit=8) as slow,
+    ):
+        fast = feeder.connect(server.addresses[0], **wish)
+        assert [next(slow).step for _ in range(2)] == [0, 2]
+        assert [next(fast).step for _ in range(4)] == [1, 3, 5, 7]
+        if comes_back:
+            state = fast.state_dict()
+            fast.close()
+            fast = feeder.connect(server.addresses[0], resume=state, rejoin=True, **wish)
+        with fast:
+            for _ in range(5):
+                next(fast)
+            assert position_of(server, fast, slow) == 4
+            for _ in range(5):
+                next(slow)
+            assert position_of(server, slow) == 14
+
+
+def test_nor_is_what_a_consumer_had_when_it_lost_its_server(tmp_path: Path) -> None:
+    address = f"ipc://{tmp_path}/feed"
+    with feeder.serve(factory(), address, queues=2):
+        slow = feeder.connect(address, queue=0, credit=16)
+        fast = feeder.connect(address, queue=1, credit=2)
+        assert (next(slow).step, next(fast).step) == (0, 1)
+        for _ in range(100):  # At each some of what has been made may have come.
+            if (had := slow.stats()["prefetched_batches"]) >= 6:
+                break
+            slow.snapshot()
+        assert had >= 6
+    with slow, fast, feeder.serve(factory(), address, queues=2) as server:
+        assert [next(fast).step for _ in range(5)] == [*range(3, 12, 2)]
+        assert position_of(server, fast) == 0
+        for _ in range(had + 1):
+            step = next(slow).step
+        assert 0 < position_of(server, slow) <= step + 2

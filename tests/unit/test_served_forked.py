@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
+import socket
+import tempfile
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -64,32 +68,47 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return slots
 
 
+def fork_and_go_on(
+    consumer: feeder.Consumer, held: list[feeder.Batch], rows: int = ROWS, *, waits: bool = False
+) -> None:
+    """Let a child look at batches after its parent has let go of them and gone on; the parent may
+    wait until the child is there."""
+    has_gone_on, goes_on = os.pipe()
+    is_there, comes = os.pipe()
+    parts = [held[-1]["id"][5:]]
+    step = held[-1].step
+
+    def look() -> None:
+        os.close(comes)
+        os.close(goes_on)
+        assert os.read(has_gone_on, 1) == b""
+        check(*held)
+        assert parts[0].tolist() == [step] * (rows - 5)
+        with pytest.raises(feeder.ForkedError):
+            next(consumer)
+
+    pid = child(look)
+    os.close(comes)
+    try:
+        assert not waits or os.read(is_there, 1) == b""
+        last = held[-1].step
+        held.clear()
+        parts.clear()
+        for step in range(last + 1, last + 301):
+            check(batch := next(consumer))
+            assert batch.step == step
+    finally:
+        for descriptor in (goes_on, has_gone_on, is_there):
+            os.close(descriptor)
+        assert os.waitpid(pid, 0)[1] == 0
+
+
 @pytest.mark.parametrize(
     ("plane", "rows"), [("shared", ROWS), ("shared", 100_000), ("frames", ROWS)]
 )
 def test_a_child_keeps_what_it_looks_at(plane: Any, rows: int) -> None:
-    has_gone_on, goes_on = os.pipe()
     with serving(lambda: factory(rows)) as server, reading(server, plane=plane, hold=4) as consumer:
-        held = [next(consumer) for _ in range(3)]
-        parts = [held[1]["id"][5:]]
-
-        def look() -> None:
-            os.close(goes_on)
-            assert os.read(has_gone_on, 1) == b""
-            check(*held)
-            assert parts[0].tolist() == [1] * (rows - 5)
-            with pytest.raises(feeder.ForkedError):
-                next(consumer)
-
-        pid = child(look)
-        held.clear()
-        parts.clear()
-        for step in range(3, 300):
-            check(batch := next(consumer))
-            assert batch.step == step
-        os.close(goes_on)
-        assert os.waitpid(pid, 0)[1] == 0
-    os.close(has_gone_on)
+        fork_and_go_on(consumer, [next(consumer) for _ in range(3)], rows)
 
 
 def test_until_it_has_copied_them_its_parent_tells_of_none(
@@ -143,6 +162,100 @@ def test_nor_is_one_that_could_not_be_made(monkeypatch: pytest.MonkeyPatch) -> N
         assert [next(consumer).step for _ in range(100)] == [*range(1, 101)]
 
 
+def test_what_is_handed_out_while_a_fork_begins_is_kept_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As by another thread, while the hooks of other libraries run."""
+    begin = forking._Fork.begin
+
+    def go_on(fork: Any, lent: Any) -> None:
+        begin(fork, lent)
+        held.append(next(consumer))
+
+    monkeypatch.setattr(forking._Fork, "begin", go_on)
+    with serving(factory) as server, reading(server) as consumer:
+        held = [next(consumer)]
+        fork_and_go_on(consumer, held)
+
+
+def test_where_no_descriptor_is_left_the_child_copies_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail() -> tuple[int, int]:
+        raise OSError(errno.EMFILE, "too many open files")
+
+    monkeypatch.setattr(forking, "os", SimpleNamespace(pipe=fail, close=os.close))
+    with serving(factory) as server, reading(server) as consumer:
+        fork_and_go_on(consumer, [next(consumer)], waits=True)
+
+
+class Slots:
+    """What is lent, and by how many forks it is frozen."""
+
+    def __init__(self) -> None:
+        self.frozen: set[object] = set()
+
+    def freeze(self, why: object) -> None:
+        self.frozen.add(why)
+
+    def thaw(self, why: object) -> None:
+        self.frozen.discard(why)
+
+    def keep(self) -> None:
+        pass
+
+
+def test_what_is_lent_while_a_fork_is_under_way_is_frozen_until_it_is_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fork = forking._Fork()
+    monkeypatch.setattr(forking, "_fork", fork)
+    early, late = Slots(), Slots()
+    forking.lend(early)
+    assert early.frozen == {fork}
+    fork.end_in_parent()
+    assert not early.frozen
+    # It had looked before the fork was over.
+    forking.lend(late)
+    assert not late.frozen
+    for slots in (early, late):
+        forking.forget(slots)
+
+
+def test_a_child_has_no_connection_and_wakes_nobody() -> None:
+    """Else a trainer that is killed would hold its queue for as long as its child lives."""
+    with serving(factory, "tcp") as server, reading(server) as consumer:
+        port = int(server.addresses[0].rpartition(":")[2])
+        next(consumer)
+        waker = consumer._receiver.waker
+
+        def look() -> None:
+            assert not list(connections(port))
+            with tempfile.TemporaryFile() as file:
+                os.dup2(file.fileno(), waker.fileno())
+                for _ in range(2):
+                    waker.wake()
+                    waker._awake = False
+                assert os.fstat(file.fileno()).st_size == 0
+
+        assert len(list(connections(port))) >= 2
+        assert os.waitpid(child(look), 0)[1] == 0
+        assert [next(consumer).step for _ in range(100)] == [*range(1, 101)]
+
+
+def connections(port: int) -> Iterator[int]:
+    """The descriptors of connections from and to a port."""
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            sock = socket.socket(fileno=int(name))
+            ends = [sock.getsockname()]
+            with contextlib.suppress(OSError):
+                ends.append(sock.getpeername())
+            descriptor = sock.detach()
+            if any(isinstance(end, tuple) and end[1] == port for end in ends):
+                yield descriptor
+
+
 def test_children_that_several_threads_make_at_once() -> None:
     with serving(factory) as server, reading(server) as consumer:
         held = next(consumer)
@@ -154,4 +267,4 @@ def test_children_that_several_threads_make_at_once() -> None:
         forks = [Aside(fork_often) for _ in range(3)]
         assert [next(consumer).step for _ in range(500)] == [*range(1, 501)]
         assert [fork.result() for fork in forks] == [[0] * 10] * 3
-        assert not forking._under_way
+        assert forking._fork is None

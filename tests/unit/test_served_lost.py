@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import socket
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from itertools import islice
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 import feeder
 from conformance.served import reading, serving
-from feeder.transport import desk as desks
+from feeder.protocol import messages as say
+from feeder.protocol.seats import Seats
+from feeder.transport import beginning
+from feeder.transport.beginning import Beginning
 from feeder.transport.desk import Desk
+from unit.peers import OPEN, RawPeer
 from unit.small import Aside, Pure, make
 
 WAIT_S = 10.0
@@ -48,7 +57,7 @@ def end_one_of_two(address: str, knows: bool) -> Iterator[feeder.Consumer]:
 def test_who_ends_while_no_server_is_there_holds_nobody_back(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, knows: bool
 ) -> None:
-    monkeypatch.setattr(desks, "_RETURN_S", 60.0 if knows else 0.2)
+    monkeypatch.setattr(beginning, "_RETURN_S", 60.0 if knows else 0.2)
     if not knows:
         # As one whose server was killed before it had heard of the end.
         monkeypatch.setattr(Desk, "tell_waiting", lambda desk: None)
@@ -62,7 +71,7 @@ def test_who_ends_while_no_server_is_there_holds_nobody_back(
 def test_who_comes_back_late_is_given_all_that_is_its_own(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(desks, "_RETURN_S", 0.2)
+    monkeypatch.setattr(beginning, "_RETURN_S", 0.2)
     address = f"ipc://{tmp_path}/feed"
     with feeder.serve(two_queues, address):
         late = feeder.connect(address, queue=0)
@@ -139,3 +148,108 @@ def test_nor_has_it_longer_to_come_back_for_that() -> None:
             pytest.raises(feeder.ConnectTimeout, match=r"within 0\.5 s"),
         ):
             list(consumer)
+
+
+@contextlib.contextmanager
+def forwarder() -> Iterator[str]:
+    """What lets everybody in and has nobody behind it."""
+
+    def let_in() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                listener.accept()[0].close()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = Thread(target=let_in)
+        thread.start()
+        try:
+            yield f"tcp://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
+            thread.join(WAIT_S)
+
+
+@contextlib.contextmanager
+def silent() -> Iterator[str]:
+    """A server that is stopped, as far as others see."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield f"tcp://127.0.0.1:{listener.getsockname()[1]}"
+
+
+@pytest.mark.parametrize("other", [forwarder, silent])
+def test_the_second_address_is_tried_whatever_is_at_the_first(
+    other: Callable[[], contextlib.AbstractContextManager[str]],
+) -> None:
+    with serving(fifty, "tcp") as server, other() as address:
+        addresses = [address, server.addresses[0]]
+        with feeder.connect(addresses, credit=1, timeout=4.0, reconnect=4.0) as consumer:
+            first = [next(consumer).step for _ in range(3)]
+            server.close()
+            with feeder.serve(fifty, server.addresses[0]):
+                assert first + [batch.step for batch in consumer] == [*range(50)]
+
+
+@pytest.mark.parametrize("how", ["dies", "says goodbye", "hangs"])
+def test_who_is_lost_before_it_could_take_batches_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    monkeypatch.setattr(beginning, "_RETURN_S", 0.2)
+    with serving(two_queues, lease=0.5) as server:
+        peer = RawPeer(server.addresses[0])
+        with closing(peer):
+            peer.say(say.Open(**(OPEN | {"feed": "", "queue": 1, "intent": "rejoin"})))
+            generation = peer.hear(say.Opened).generation
+            with reading(server, queue=0, rejoin=True) as consumer:
+                consumer.snapshot()  # Answered once it can take batches.
+                if how == "dies":
+                    peer.close()
+                elif how == "says goodbye":
+                    peer.say(say.Bye(generation=generation))
+                assert [batch.step for batch in islice(consumer, NUM)] == [*range(0, 2 * NUM, 2)]
+
+
+class Feed:
+    """A feed that is begun and halted, and whether it could be made again."""
+
+    name = "train"
+
+    def __init__(self, goes_back: bool) -> None:
+        self.recipe = SimpleNamespace(goes_back=goes_back)
+        self.begun = list[list[float]]()
+
+    def begin(self, resume: Any, first_steps: list[float]) -> None:
+        self.begun.append(first_steps)
+
+    def halt(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(("goes_back", "wait_s"), [(True, beginning._RETURN_S), (False, 30.0)])
+def test_how_long_those_who_come_back_wait_for_others(goes_back: bool, wait_s: float) -> None:
+    """Where the feed could not go back for who comes later, for as long as for one that hangs."""
+    seats, feed = Seats(2), Feed(goes_back)
+    seats.take(0, 0, "me", rejoins=True, undecided=False)
+    me = SimpleNamespace(
+        queue=0, has_attached=True, rejoins=True, ended=False, has_all=False, place=None,
+        used_place=None,
+    )  # fmt: skip
+    nobody: Any = SimpleNamespace(begin=lambda *args, **settings: None)
+    leases: Any = [me, None]
+    begins = Beginning(cast(Any, feed), seats, leases, [None, None], nobody, nobody)
+    assert begins.look(0.0, 30.0) == math.inf
+    for _ in range(2):  # The time does not begin anew.
+        begins.begin()
+        until = begins.look(0.0, 30.0)
+        assert 0.0 <= time.monotonic() + wait_s - until < 5.0
+        assert not feed.begun
+    # Who hangs before it can take batches is not here.
+    seats.take(1, 0, "other", rejoins=True, undecided=False)
+    seats.lose(1)
+    other = SimpleNamespace(queue=1, has_attached=False, rejoins=True)
+    leases[1] = other
+    begins.go_without(cast(Any, other))
+    assert begins.look(until - 0.01, 30.0) == until
+    assert begins.look(until, 30.0) == math.inf
+    assert feed.begun == [[0, math.inf]]
+    begins.go_without(cast(Any, other))
+    assert len(feed.begun) == 1

@@ -33,7 +33,7 @@ def test_who_listens_has_time_to_answer() -> None:
     assert tries.ends_at == 100.25
     for _ in range(2):
         tries.reach(100.125)
-        assert tries.ends_at == 105.125
+        assert tries.ends_at == 101.125
 
 
 def test_after_a_queue_was_given_the_next_address_is_tried_for_a_short_turn() -> None:

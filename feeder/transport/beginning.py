@@ -1,0 +1,99 @@
+"""When the run of a served feed begins, and where: once its consumers are there, at the oldest of
+their positions. Belongs to the I/O thread."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+
+from feeder.protocol.seats import Seats
+from feeder.transport.delivery import Delivery
+from feeder.transport.feeds import ServedFeed
+from feeder.transport.lease import Lease
+from feeder.transport.used import Used
+from workers.resuming import Resume
+
+logger = logging.getLogger("feeder")
+
+_RETURN_S = 5.0
+"""For so long a feed whose consumers all come back waits for those that do not."""
+
+
+class Beginning:
+    """Of one feed. `leases` and `resumes` are its desk's: who holds each queue, and the position
+    that its last consumer came with."""
+
+    def __init__(
+        self, feed: ServedFeed, seats: Seats, leases: list[Lease | None],
+        resumes: list[Resume | None], delivery: Delivery, used: Used,
+    ) -> None:  # fmt: skip
+        self._feed = feed
+        self._seats = seats
+        self._leases = leases
+        self._resumes = resumes
+        self._delivery = delivery
+        self._used = used
+        self._is_halted = False
+        # Since when the feed has been waiting for queues that may have had everything.
+        self._waits_since: float | None = None
+
+    def begin(self, *, without_missing: bool = False) -> None:
+        """Begin the run, once every queue is there, or without those that are missing."""
+        missing = set(self._seats.missing())
+        here = [lease for lease in self._leases if lease is not None and self._is_here(lease)]
+        ready = all(lease.has_attached for lease in here)
+        self._is_halted = not ready or bool(missing and not without_missing)
+        if self._is_halted:
+            # Where everybody who is here goes on alone, one who is not may have had everything.
+            may_lack = ready and missing and all(lease.rejoins for lease in here)
+            self._waits_since = (self._waits_since or time.monotonic()) if may_lack else None
+            self._feed.halt()
+            return
+        self._waits_since = None
+        positions = {lease.queue: self._position(lease) for lease in here if not lease.ended}
+        steps = {queue: 0 if at is None else at.cut.step for queue, at in positions.items()}
+        oldest = min(steps, key=lambda queue: steps[queue]) if steps else None
+        # What was sent is not used yet.
+        used = {lease.queue: self._used_step(lease) for lease in here if not lease.has_all}
+        self._used.begin(self._seats.first_steps(used), lacks_some=bool(missing))
+        first_steps = self._seats.first_steps(steps)
+        self._feed.begin(None if oldest is None else positions[oldest], first_steps)
+
+    def go_without(self, lease: Lease) -> None:
+        """A consumer is lost: nobody waits any more until it can take batches."""
+        if self._is_halted and not lease.has_attached:
+            self.begin()
+
+    def look(self, now: float, lease_s: float) -> float:
+        """Begin without those that did not come back in time; when to look again."""
+        if self._waits_since is None:
+            return math.inf
+        # Where the feed could not go back for who is late, they have a lease's time.
+        wait_s = min(lease_s, _RETURN_S if self._feed.recipe.goes_back else math.inf)
+        if now < (until := self._waits_since + wait_s):
+            return until
+        logger.warning(
+            "feed %r: nobody came for queues %r in %.0f s; it goes on without them until somebody "
+            "does", self._feed.name, self._seats.missing(), now - self._waits_since,
+        )  # fmt: skip
+        self.begin(without_missing=True)
+        return math.inf
+
+    def _is_here(self, lease: Lease) -> bool:
+        """Whether it is not one that hangs before it can take batches."""
+        return lease.has_attached or self._seats.seats[lease.queue].alive
+
+    def _position(self, lease: Lease) -> Resume | None:
+        """Where a queue stands: after the last batch that it was sent."""
+        if lease.place is None:
+            return self._resumes[lease.queue]
+        return self._delivery.find(lease.place)
+
+    def _used_step(self, lease: Lease) -> int:
+        """Where the user of a queue stands. One who comes back has told where its next batch comes
+        from, and may not have used what came before."""
+        resume = self._resumes[lease.queue]
+        if lease.used_place is not None:
+            return lease.used_place.step
+        return 0 if lease.rejoins or resume is None else resume.cut.step
