@@ -102,10 +102,10 @@ class _Fork:
 
 _owners: weakref.WeakValueDictionary[int, Owner] = weakref.WeakValueDictionary()
 _lent: weakref.WeakValueDictionary[int, Lent] = weakref.WeakValueDictionary()
-_one_at_a_time = threading.Lock()
+_one_at_a_time = threading.RLock()
 """From before a fork until both ends of the pipe are where they belong: another thread's child
-would keep the pipe open for as long as it lives."""
-_fork: _Fork | None = None
+would keep the pipe open for as long as it lives. A signal's handler may fork meanwhile."""
+_under_way: list[_Fork] = []
 
 
 def enter(owner: Owner) -> None:
@@ -121,7 +121,7 @@ def leave(owner: Owner) -> None:
 def lend(lent: Lent) -> None:
     """See to memory in forked children, for as long as it is there; from any thread."""
     _lent[id(lent)] = lent
-    if (fork := _fork) is not None:
+    for fork in list(_under_way):
         fork.freeze(lent)
 
 
@@ -137,29 +137,26 @@ def _those_in(known: weakref.WeakValueDictionary[int, _T]) -> list[_T]:
 
 def _begin() -> None:
     """This thread is about to fork."""
-    global _fork
     _one_at_a_time.acquire()
-    if _owners:
-        # Known first: what is lent from here on is frozen by who lends it.
-        _fork = _Fork()
-        _fork.begin(_those_in(_lent))
+    # Known first: what is lent from here on is frozen by who lends it.
+    _under_way.append(fork := _Fork())
+    if _lent:
+        fork.begin(_those_in(_lent))
 
 
 def _end_in_parent() -> None:
     """It has forked, or could not."""
-    global _fork
-    fork, _fork = _fork, None
     try:
-        if fork is not None:
-            fork.end_in_parent()
+        if _under_way:  # An interrupt may have come before it was known, or the lock taken.
+            _under_way.pop().end_in_parent()
     finally:
-        with contextlib.suppress(RuntimeError):  # An interrupt may have come before it was taken.
+        with contextlib.suppress(RuntimeError):
             _one_at_a_time.release()
 
 
 def _end_in_child() -> None:
-    global _fork, _one_at_a_time
-    fork, _fork, _one_at_a_time = _fork, None, threading.Lock()
+    global _one_at_a_time
+    _one_at_a_time = threading.RLock()
     try:
         for owner in _those_in(_owners):
             owner.fork()
@@ -168,8 +165,8 @@ def _end_in_child() -> None:
     finally:
         _owners.clear()
         _lent.clear()
-        if fork is not None:
-            fork.end_in_child()
+        while _under_way:
+            _under_way.pop().end_in_child()
 
 
 os.register_at_fork(before=_begin, after_in_parent=_end_in_parent, after_in_child=_end_in_child)

@@ -209,7 +209,7 @@ def test_what_is_lent_while_a_fork_is_under_way_is_frozen_until_it_is_over(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     fork = forking._Fork()
-    monkeypatch.setattr(forking, "_fork", fork)
+    monkeypatch.setattr(forking, "_under_way", [fork])
     early, late = Slots(), Slots()
     forking.lend(early)
     assert early.frozen == {fork}
@@ -256,6 +256,23 @@ def connections(port: int) -> Iterator[int]:
                 yield descriptor
 
 
+def test_a_handler_may_fork_while_a_fork_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    begin, pids = forking._Fork.begin, list[int]()
+
+    def fork_within(fork: Any, lent: Any) -> None:
+        begin(fork, lent)
+        if not pids:
+            pids.append(0)
+            pids[0] = child(lambda: check(*held))
+
+    monkeypatch.setattr(forking._Fork, "begin", fork_within)
+    with serving(factory) as server, reading(server) as consumer:
+        held = [next(consumer)]
+        fork_and_go_on(consumer, held)
+        assert os.waitpid(pids[0], 0)[1] == 0
+        assert not forking._under_way
+
+
 def test_children_that_several_threads_make_at_once() -> None:
     with serving(factory) as server, reading(server) as consumer:
         held = next(consumer)
@@ -267,4 +284,4 @@ def test_children_that_several_threads_make_at_once() -> None:
         forks = [Aside(fork_often) for _ in range(3)]
         assert [next(consumer).step for _ in range(500)] == [*range(1, 501)]
         assert [fork.result() for fork in forks] == [[0] * 10] * 3
-        assert forking._fork is None
+        assert not forking._under_way
