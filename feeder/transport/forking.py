@@ -21,6 +21,8 @@ logger = logging.getLogger("feeder")
 
 _COPY_S = 10.0
 """How long a child may take."""
+_BLIND_S = 1.0
+"""How long it is taken to, where no descriptor is left for a pipe to it."""
 _MAP_FIXED = 0x10
 
 _T = TypeVar("_T")
@@ -70,11 +72,13 @@ class _Fork:
             lent.thaw(self)
 
     def end_in_parent(self) -> None:
-        """Wait for the child, in a thread of its own. Where no descriptor is left for a pipe
-        nobody knows when it is ready, and it has to be quick."""
-        if not self._ends:
-            return self._thaw()
-        os.close(self._ends[1])
+        """Wait for the child, in a thread of its own."""
+        if not self._lent:
+            self._is_over = True
+            if not self._lent:  # Nothing was lent just then.
+                return
+        if self._ends:
+            os.close(self._ends[1])
         try:
             threading.Thread(target=self._wait, name="feeder fork", daemon=True).start()
         except RuntimeError:
@@ -87,14 +91,14 @@ class _Fork:
 
     def _wait(self) -> None:
         poll = select.poll()
-        poll.register(self._ends[0], 0)
-        if not poll.poll(_COPY_S * 1000):
-            logger.warning("a forked child did not copy the batches that it has in %.0f s: they "
-                           "are written again under it", _COPY_S)  # fmt: skip
-        os.close(self._ends[0])
-        self._thaw()
-
-    def _thaw(self) -> None:
+        if self._ends:
+            poll.register(self._ends[0], 0)
+            if not poll.poll(_COPY_S * 1000):
+                logger.warning("a forked child did not copy the batches that it has in %.0f s: "
+                               "they are written again under it", _COPY_S)  # fmt: skip
+            os.close(self._ends[0])
+        else:
+            poll.poll(_BLIND_S * 1000)
         self._is_over = True
         for lent in self._lent:
             lent.thaw(self)

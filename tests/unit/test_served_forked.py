@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import tempfile
+import threading
 import traceback
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -68,18 +69,13 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return slots
 
 
-def fork_and_go_on(
-    consumer: feeder.Consumer, held: list[feeder.Batch], rows: int = ROWS, *, waits: bool = False
-) -> None:
-    """Let a child look at batches after its parent has let go of them and gone on; the parent may
-    wait until the child is there."""
+def fork_and_go_on(consumer: feeder.Consumer, held: list[feeder.Batch], rows: int = ROWS) -> None:
+    """Let a child look at batches after its parent has let go of them and gone on."""
     has_gone_on, goes_on = os.pipe()
-    is_there, comes = os.pipe()
     parts = [held[-1]["id"][5:]]
     step = held[-1].step
 
     def look() -> None:
-        os.close(comes)
         os.close(goes_on)
         assert os.read(has_gone_on, 1) == b""
         check(*held)
@@ -88,9 +84,7 @@ def fork_and_go_on(
             next(consumer)
 
     pid = child(look)
-    os.close(comes)
     try:
-        assert not waits or os.read(is_there, 1) == b""
         last = held[-1].step
         held.clear()
         parts.clear()
@@ -98,7 +92,7 @@ def fork_and_go_on(
             check(batch := next(consumer))
             assert batch.step == step
     finally:
-        for descriptor in (goes_on, has_gone_on, is_there):
+        for descriptor in (goes_on, has_gone_on):
             os.close(descriptor)
         assert os.waitpid(pid, 0)[1] == 0
 
@@ -185,8 +179,9 @@ def test_where_no_descriptor_is_left_the_child_copies_all_the_same(
         raise OSError(errno.EMFILE, "too many open files")
 
     monkeypatch.setattr(forking, "os", SimpleNamespace(pipe=fail, close=os.close))
+    monkeypatch.setattr(forking, "_BLIND_S", 0.2)
     with serving(factory) as server, reading(server) as consumer:
-        fork_and_go_on(consumer, [next(consumer)], waits=True)
+        fork_and_go_on(consumer, [next(consumer)])
 
 
 class Slots:
@@ -194,12 +189,14 @@ class Slots:
 
     def __init__(self) -> None:
         self.frozen: set[object] = set()
+        self.is_thawed = threading.Event()
 
     def freeze(self, why: object) -> None:
         self.frozen.add(why)
 
     def thaw(self, why: object) -> None:
         self.frozen.discard(why)
+        self.is_thawed.set()
 
     def keep(self) -> None:
         pass
@@ -213,8 +210,9 @@ def test_what_is_lent_while_a_fork_is_under_way_is_frozen_until_it_is_over(
     early, late = Slots(), Slots()
     forking.lend(early)
     assert early.frozen == {fork}
+    monkeypatch.setattr(forking, "_BLIND_S", 0.01)
     fork.end_in_parent()
-    assert not early.frozen
+    assert early.is_thawed.wait(10.0)
     # It had looked before the fork was over.
     forking.lend(late)
     assert not late.frozen
