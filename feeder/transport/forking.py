@@ -59,10 +59,11 @@ class _Fork:
 
     def begin(self, lent: list[Lent]) -> None:
         """Freeze it."""
+        if lent:
+            with contextlib.suppress(OSError):
+                self._ends = os.pipe()
         for each in lent:
             self.freeze(each)
-        with contextlib.suppress(OSError):
-            self._ends = os.pipe()
 
     def freeze(self, lent: Lent) -> None:
         """Also what is lent while it is under way."""
@@ -144,8 +145,7 @@ def _begin() -> None:
     _one_at_a_time.acquire()
     # Known first: what is lent from here on is frozen by who lends it.
     _under_way.append(fork := _Fork())
-    if _lent:
-        fork.begin(_those_in(_lent))
+    fork.begin(_those_in(_lent))
 
 
 def _end_in_parent() -> None:
