@@ -92,11 +92,13 @@ class Seats:
             holder=who, alive=True, step=self.first_step(step, queue), undecided=undecided
         )
 
-    def hear(self, queue: int, *, uses: bool) -> None:
-        """The holder lives; and whether it has used a batch."""
+    def hear(self, queue: int, *, uses: bool) -> bool:
+        """The holder lives; and whether it has used a batch. Whether that is news."""
         seat = self.seats[queue]
+        before = seat.alive, seat.undecided
         seat.alive = True
         seat.undecided = seat.undecided and not uses
+        return before != (seat.alive, seat.undecided)
 
     def move(self, queue: int, step: int) -> None:
         """The holder has used the batches before `step`."""

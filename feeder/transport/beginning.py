@@ -57,12 +57,15 @@ class Beginning:
         # What was sent is not used yet.
         used = {lease.queue: self._used_step(lease) for lease in here if not lease.has_all}
         self._used.begin(self._seats.first_steps(used), lacks_some=bool(missing))
+        if not positions:
+            return self._feed.halt()  # Everybody has had everything.
         first_steps = self._seats.first_steps(steps)
         self._feed.begin(None if oldest is None else positions[oldest], first_steps)
 
-    def go_without(self, lease: Lease) -> None:
-        """A consumer is lost: nobody waits any more until it can take batches."""
-        if self._is_halted and not lease.has_attached:
+    def look_again(self) -> None:
+        """A consumer is gone, or is heard of that was taken for lost, or has decided: nobody may be
+        missing any more."""
+        if self._is_halted:
             self.begin()
 
     def look(self, now: float, lease_s: float) -> float:
@@ -81,8 +84,10 @@ class Beginning:
         return math.inf
 
     def _is_here(self, lease: Lease) -> bool:
-        """Whether it is not one that hangs before it can take batches."""
-        return lease.has_attached or self._seats.seats[lease.queue].alive
+        """Whether it is not one that hangs before it can take batches. A feed that cannot go back
+        for it waits."""
+        alive = self._seats.seats[lease.queue].alive
+        return lease.has_attached or alive or not self._feed.recipe.goes_back
 
     def _position(self, lease: Lease) -> Resume | None:
         """Where a queue stands: after the last batch that it was sent."""

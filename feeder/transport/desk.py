@@ -126,11 +126,13 @@ class Desk:
             return self.leave(lease)
         self.end(lease)
         self.seats.lose(lease.queue)
-        self._beginning.go_without(lease)
+        self._beginning.look_again()
 
     def attach(self, lease: Lease, message: say.Attached) -> None:
         """A consumer can take batches."""
         lease.session.on("Attached")
+        lease.expires = time.monotonic() + self.lease_s
+        self.seats.hear(lease.queue, uses=False)
         lease.shared = message.plane == "shared"
         self.feed.slots.prepare(lease.queue, lease.wanted)
         if lease.shared and lease.connection is None:
@@ -149,7 +151,7 @@ class Desk:
         has_all = lease.has_all
         self.end(lease)
         self.seats.leave(lease.queue, ended=has_all)
-        self._beginning.go_without(lease)
+        self._beginning.look_again()
         self.tell_waiting()
 
     @property
@@ -185,7 +187,7 @@ class Desk:
                 )  # fmt: skip
                 self.feed.account.expired += 1
                 self.seats.lose(lease.queue)
-                self._beginning.go_without(lease)
+                self._beginning.look_again()
         return min(nearest, self._beginning.look(now, self.lease_s))
 
     def start_token(self, queue: int) -> bytes:
@@ -202,7 +204,8 @@ class Desk:
                 f"used {sequence} batches, expected from {lease.used} to {lease.sequence}"
             )
         lease.expires = (now := time.monotonic()) + self.lease_s
-        self.seats.hear(lease.queue, uses=sequence > 0)
+        if self.seats.hear(lease.queue, uses=sequence > 0):
+            self._beginning.look_again()
         if message.slots:
             if not lease.shared:
                 raise ProtocolError("slots are released that were never given")

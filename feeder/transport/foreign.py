@@ -36,10 +36,20 @@ class Foreign(NamedTuple):
         """The one that has this number now."""
         return cls(descriptor, _inode(descriptor))
 
-    def close(self) -> None:
-        """Close it, in a forked child, where nobody else uses it."""
-        if self.inode != -1 and _inode(self.descriptor) == self.inode:
-            os.close(self.descriptor)
+    def close(self, endpoint: str) -> None:
+        """Close it, in a forked child, where nobody else uses it, and it leads there: its number
+        may have been a file's or another socket's by the time that it was noted."""
+        if self.inode == -1 or _inode(self.descriptor) != self.inode:
+            return
+        with contextlib.suppress(OSError):
+            sock = socket.socket(fileno=self.descriptor)
+            try:
+                name = sock.getpeername()
+            finally:
+                sock.detach()
+            told = f":{name[1]}" if isinstance(name, tuple) else f"ipc://{os.fsdecode(name)}"
+            if name and endpoint.endswith(told):
+                os.close(self.descriptor)
 
 
 class Window:

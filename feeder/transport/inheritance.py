@@ -9,11 +9,14 @@ bound.
 from __future__ import annotations
 
 import os
+import resource
 import socket
 import stat
 import weakref
 from collections.abc import Iterable
 from typing import Any, Protocol
+
+_MOST = 65_536
 
 
 class Listening(Protocol):
@@ -59,7 +62,11 @@ def _close_sockets(places: set[Any]) -> None:
 
 
 def _descriptors() -> Iterable[int]:
-    return [int(name) for name in os.listdir("/proc/self/fd")]
+    try:
+        return [int(name) for name in os.listdir("/proc/self/fd")]
+    except OSError:  # as where none is left to list them with
+        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        return range(_MOST if limit == resource.RLIM_INFINITY else min(limit, _MOST))
 
 
 def _place(sock: socket.socket) -> Any:

@@ -62,7 +62,7 @@ class Wire:
         self.reached_at: float | None = None
         """Since when somebody listens there."""
         self._num_refused, self._is_tried_again = 0, False
-        self._connection: Foreign | None = None
+        self._connection: tuple[Foreign, str] | None = None
         self._address, self._most_bytes = address, security.most_request_bytes(address)
         self._needed = 2 if security.encrypts(address) else math.inf
         self._dealer = security.make_dealer(
@@ -134,7 +134,7 @@ class Wire:
             if event.kind == zmq.EVENT_CONNECTED:
                 # The first time: a forwarder with nobody behind it lets in again and again.
                 self.reached_at = self.reached_at or time.monotonic()
-                self._connection = Foreign.at(event.value)
+                self._connection = Foreign.at(event.value), event.endpoint
             elif event.kind == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self.connected_at = time.monotonic()
             elif event.kind == zmq.EVENT_DISCONNECTED:
@@ -156,7 +156,8 @@ class Wire:
     def fork(self) -> None:
         """In a forked child: else the connection would not break when the parent is killed."""
         if self._connection is not None:
-            self._connection.close()
+            connection, endpoint = self._connection
+            connection.close(endpoint)
 
     def close(self) -> None:
         """End the connection; what has not gone out is lost."""

@@ -341,6 +341,26 @@ def test_a_descriptor_that_is_closed_or_no_socket_is_nothing() -> None:
             window.hang_up(foreign)
 
 
+def test_in_a_child_no_more_is_closed_than_what_leads_there(tmp_path: Path) -> None:
+    """A number may be a file's by the time that it is noted."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        theirs = socket.create_connection(("127.0.0.1", port))
+        with theirs, open(tmp_path / "file", "w") as file:
+            for descriptor in (file.fileno(), theirs.fileno(), listener.fileno(), 10**6):
+                Foreign.at(descriptor).close("tcp://127.0.0.1:1")
+                Foreign.at(descriptor).close("ipc:///nowhere")
+            Foreign.at(file.fileno()).close(f"tcp://127.0.0.1:{port}")
+            for open_one in (file.fileno(), theirs.fileno(), listener.fileno()):
+                os.fstat(open_one)
+            Foreign(theirs.fileno(), 1).close(f"tcp://127.0.0.1:{port}")
+            os.fstat(theirs.fileno())
+            Foreign.at(theirs.fileno()).close(f"tcp://127.0.0.1:{port}")
+            with pytest.raises(OSError):
+                os.fstat(theirs.fileno())
+            theirs.detach()
+
+
 def test_an_owner_that_closes_is_seen_to_close() -> None:
     with closing(Window()) as window:
         left, right = socket.socketpair()

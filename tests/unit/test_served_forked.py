@@ -20,7 +20,7 @@ import pytest
 import feeder
 from conformance.served import reading, serving
 from feeder.protocol import messages as say
-from feeder.transport import forking
+from feeder.transport import forking, inheritance
 from feeder.transport.desk import Desk
 from feeder.transport.plane import Plane
 from unit.small import Aside, make
@@ -252,6 +252,19 @@ def connections(port: int) -> Iterator[int]:
             descriptor = sock.detach()
             if any(isinstance(end, tuple) and end[1] == port for end in ends):
                 yield descriptor
+
+
+def test_where_no_descriptor_is_left_those_of_a_server_are_found_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(path: str) -> list[str]:
+        raise OSError(errno.EMFILE, "too many open files")
+
+    listed = set(inheritance._descriptors())
+    with monkeypatch.context() as patch:
+        patch.setattr(inheritance.os, "listdir", fail)
+        found = set(inheritance._descriptors())
+    assert {0, 1, 2} <= listed & found
 
 
 def test_a_handler_may_fork_while_a_fork_begins(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import socket
 import time
@@ -24,8 +25,8 @@ from feeder.protocol.seats import Seats
 from feeder.transport import beginning
 from feeder.transport.beginning import Beginning
 from feeder.transport.desk import Desk
-from unit.peers import OPEN, RawPeer
-from unit.small import Aside, Pure, make
+from unit.peers import OPEN, RawPeer, peer_of, used
+from unit.small import Aside, Heard, Pure, make
 
 WAIT_S = 10.0
 NUM = 200
@@ -245,11 +246,78 @@ def test_how_long_those_who_come_back_wait_for_others(goes_back: bool, wait_s: f
     # Who hangs before it can take batches is not here.
     seats.take(1, 0, "other", rejoins=True, undecided=False)
     seats.lose(1)
-    other = SimpleNamespace(queue=1, has_attached=False, rejoins=True)
-    leases[1] = other
-    begins.go_without(cast(Any, other))
+    if goes_back:  # Else it is waited for.
+        leases[1] = SimpleNamespace(queue=1, has_attached=False, rejoins=True)
+    begins.look_again()
     assert begins.look(until - 0.01, 30.0) == until
     assert begins.look(until, 30.0) == math.inf
     assert feed.begun == [[0, math.inf]]
-    begins.go_without(cast(Any, other))
+    begins.look_again()
     assert len(feed.begun) == 1
+
+
+def test_who_was_undecided_and_goes_on_ends_the_others_wait() -> None:
+    """As a trainer that compiles for long, while another is put back to its own checkpoint."""
+    with serving(two_queues) as server, reading(server, queue=0, credit=4) as late:
+        with reading(server, queue=1, credit=4) as early:
+            assert [next(early).step for _ in range(6)] == [*range(1, 12, 2)]
+            state = early.state_dict()
+        with reading(server, queue=1, credit=4, resume=state) as early:
+            rest = Aside(lambda: [batch.step for batch in early])
+            assert [batch.step for batch in late] == [*range(0, 2 * NUM, 2)]
+            assert rest.result() == [*range(13, 2 * NUM, 2)]
+
+
+@pytest.mark.parametrize("when", ["before it is ready", "after"])
+def test_who_was_taken_for_hung_and_goes_on_ends_the_others_wait(when: str) -> None:
+    heard = Heard("was not heard of")
+    logging.getLogger("feeder").addHandler(heard)
+    try:
+        with serving(two_queues, lease=0.5) as server, peer_of(server.addresses[0]) as peer:
+            generation = peer.opens(feed="", queue=0).generation
+            attached = say.Attached(generation=generation, plane="frames", reason="")
+            if when == "after":
+                peer.say(attached)
+            assert heard.event.wait(WAIT_S)
+            with reading(server, queue=1) as consumer:
+                consumer.snapshot()  # Answered once it can take batches.
+                peer.say(attached if when != "after" else used(generation, 0))
+                assert next(consumer).step == 1
+                peer.hear(say.Batches)
+    finally:
+        logging.getLogger("feeder").removeHandler(heard)
+
+
+def test_where_everybody_has_had_everything_nothing_is_fetched() -> None:
+    calls: list[int] = []
+
+    def fetch(call: feeder.Call) -> Any:
+        calls.append(call.index)
+        return Pure(20, rows=4)(call)
+
+    with serving(lambda: make(fetch)) as server:
+        with reading(server) as consumer:
+            assert len(list(consumer)) == 20
+            state = consumer.state_dict()
+        calls.clear()
+        with reading(server, resume=state) as consumer:
+            assert not list(consumer)
+            consumer.snapshot()
+    assert not calls
+
+
+def test_a_feed_that_cannot_go_back_waits_for_who_hangs_before_it_is_ready() -> None:
+    seats, feed = Seats(2), Feed(goes_back=False)
+    for queue in range(2):
+        seats.take(queue, 0, "somebody", rejoins=True, undecided=False)
+    seats.lose(1)
+    here, late = (
+        SimpleNamespace(queue=i, has_attached=not i, rejoins=True, ended=False, place=None)
+        for i in range(2)
+    )
+    nobody: Any = SimpleNamespace(begin=lambda *args, **settings: None)
+    leases: Any = [here, late]
+    begins = Beginning(cast(Any, feed), seats, leases, [None, None], nobody, nobody)
+    begins.begin()
+    assert begins.look(math.inf, 30.0) == math.inf
+    assert not feed.begun
