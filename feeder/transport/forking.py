@@ -109,7 +109,7 @@ _owners: weakref.WeakValueDictionary[int, Owner] = weakref.WeakValueDictionary()
 _lent: weakref.WeakValueDictionary[int, Lent] = weakref.WeakValueDictionary()
 _one_at_a_time = threading.RLock()
 """From before a fork until both ends of the pipe are where they belong: another thread's child
-would keep the pipe open for as long as it lives. A signal's handler may fork meanwhile."""
+would keep the pipe open for as long as it lives."""
 _under_way: list[_Fork] = []
 
 

@@ -267,23 +267,6 @@ def test_where_no_descriptor_is_left_those_of_a_server_are_found_all_the_same(
     assert {0, 1, 2} <= listed & found
 
 
-def test_a_handler_may_fork_while_a_fork_begins(monkeypatch: pytest.MonkeyPatch) -> None:
-    begin, pids = forking._Fork.begin, list[int]()
-
-    def fork_within(fork: Any, lent: Any) -> None:
-        begin(fork, lent)
-        if not pids:
-            pids.append(0)
-            pids[0] = child(lambda: check(*held))
-
-    monkeypatch.setattr(forking._Fork, "begin", fork_within)
-    with serving(factory) as server, reading(server) as consumer:
-        held = [next(consumer)]
-        fork_and_go_on(consumer, held)
-        assert os.waitpid(pids[0], 0)[1] == 0
-        assert not forking._under_way
-
-
 def test_children_that_several_threads_make_at_once() -> None:
     with serving(factory) as server, reading(server) as consumer:
         held = next(consumer)
