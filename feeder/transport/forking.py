@@ -53,6 +53,7 @@ class _Fork:
     """A fork under way. The child has the other end of a pipe until it is ready, or dead."""
 
     def __init__(self) -> None:
+        self.thread = threading.get_ident()
         self._lent: list[Lent] = []
         self._is_over = False
         self._ends: tuple[int, ...] = ()
@@ -151,7 +152,8 @@ def _begin() -> None:
 def _end_in_parent() -> None:
     """It has forked, or could not."""
     try:
-        if _under_way:  # An interrupt may have come before it was known, or the lock taken.
+        # An interrupt may have come before the lock was taken, and it is another thread's.
+        if _under_way and _under_way[-1].thread == threading.get_ident():
             _under_way.pop().end_in_parent()
     finally:
         with contextlib.suppress(RuntimeError):
@@ -162,10 +164,12 @@ def _end_in_child() -> None:
     global _one_at_a_time
     _one_at_a_time = threading.RLock()
     try:
-        for owner in _those_in(_owners):
-            owner.fork()
-        for lent in _those_in(_lent):
-            lent.keep()
+        for do in (*(each.fork for each in _those_in(_owners)),
+                   *(each.keep for each in _those_in(_lent))):  # fmt: skip
+            try:
+                do()
+            except Exception:
+                logger.exception("a forked child does not let go of what is its parent's")
     finally:
         _owners.clear()
         _lent.clear()

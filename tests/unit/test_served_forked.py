@@ -279,3 +279,39 @@ def test_children_that_several_threads_make_at_once() -> None:
         assert [next(consumer).step for _ in range(500)] == [*range(1, 501)]
         assert [fork.result() for fork in forks] == [[0] * 10] * 3
         assert not forking._under_way
+
+
+class Broken:
+    """What a child cannot let go of."""
+
+    def fork(self) -> None:
+        raise OSError("not now")
+
+
+def test_what_a_child_cannot_let_go_of_does_not_keep_it_from_copying() -> None:
+    broken = Broken()
+    with serving(factory) as server, reading(server) as consumer:
+        forking.enter(broken)
+        try:
+            fork_and_go_on(consumer, [next(consumer) for _ in range(3)])
+        finally:
+            forking.leave(broken)
+
+
+def test_a_fork_that_was_interrupted_as_it_waited_ends_no_other() -> None:
+    """Its own hook before it failed."""
+    has_begun, may_end = threading.Event(), threading.Event()
+
+    def fork() -> None:
+        forking._begin()
+        has_begun.set()
+        assert may_end.wait(10.0)
+        forking._end_in_parent()
+
+    other = Aside(fork)
+    assert has_begun.wait(10.0)
+    forking._end_in_parent()
+    assert len(forking._under_way) == 1
+    may_end.set()
+    other.result()
+    assert not forking._under_way
