@@ -187,8 +187,9 @@ class Receiver:
         if self._leaving:
             self._over = True
             return
-        why = f"no answer from {', '.join(self.wish.addresses)} within {self._limit_s} s"
-        self._fail(ConnectTimeout(f"{why}; does `feeder serve` run there?"))
+        where = ", ".join(self.wish.addresses)
+        why = f"no answer from {where} within {self._limit_s} s; does `feeder serve` run there?"
+        self._fail(self._tries.refusal or ConnectTimeout(why))
 
     def _wait_at_most(self, limit_s: float) -> None:
         self._limit_s, self._give_up_at = limit_s, time.monotonic() + limit_s
@@ -249,7 +250,7 @@ class Receiver:
     def _on_trouble(self, wire: Wire) -> None:
         error = wire.trouble()
         self._tries.reach(wire.reached_at)
-        if isinstance(error, AuthError) and not self.inbox.num_opened:
+        if isinstance(error, AuthError) and not self.inbox.num_opened and self._tries.refuse(error):
             self._fail(error)
         elif error is not None:
             self._lose(str(error))
@@ -269,8 +270,7 @@ class Receiver:
             self._rest()
             return
         if self.inbox.num_opened:
-            # Also where all has come: another server would wait for this queue if it did not
-            # learn that it has ended.
+            # Also where all has come: else another server would wait for this queue.
             self._talk.rejoins = True
         if self._give_up_at == math.inf and not self._talk.has_ended:
             # It was served: the time to come back begins.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+from feeder.errors import AuthError
+
 _TURN_S, _MAX_DOUBLED = 0.25, 2
 """How long one of several addresses is tried before the next: twice as long in each of two rounds,
 which is enough for a host to show that somebody listens there."""
@@ -23,6 +25,9 @@ class Tries:
         """When the next try may begin."""
         self.ends_at = math.inf
         """When this one is given up."""
+        self._refused_by: set[int] = set()
+        self.refusal: AuthError | None = None
+        """What one of them said that does not take this client; None where none did."""
 
     def begin(self, now: float) -> str:
         """The address to try."""
@@ -44,7 +49,15 @@ class Tries:
         """It was no server."""
         self.begins_at = now + _PAUSE_S
 
+    def refuse(self, why: AuthError) -> bool:
+        """It does not take this client; whether every address has said so. A forwarder with nobody
+        behind it looks the same."""
+        self.refusal = why
+        self._refused_by.add((self._num - 1) % len(self._addresses))
+        return len(self._refused_by) == len(self._addresses)
+
     def end(self) -> None:
         """Nothing has to be tried any more: a server has given the queue, or none will."""
-        self._num_since = 0
+        self._num_since, self.refusal = 0, None
+        self._refused_by.clear()
         self.ends_at = math.inf

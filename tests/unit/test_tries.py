@@ -6,6 +6,7 @@ import math
 
 import pytest
 
+from feeder.errors import AuthError
 from feeder.transport.tries import Tries
 
 
@@ -50,3 +51,25 @@ def test_what_is_no_server_is_let_alone_for_a_moment(addresses: tuple[str, ...])
     tries.begin(10.0)
     tries.fail(11.0)
     assert tries.begins_at == 11.1
+
+
+def test_a_client_is_refused_once_every_address_has_said_so() -> None:
+    tries, errors = Tries(("a", "b")), [AuthError("a refuses"), AuthError("b refuses")]
+    assert tries.refusal is None
+    for error, all_have in [(errors[0], False), (None, False), (errors[0], False),
+                            (errors[1], True)]:  # fmt: skip
+        tries.begin(0.0)
+        if error is not None:
+            assert tries.refuse(error) == all_have
+    assert tries.refusal is errors[1]
+
+
+def test_what_was_refused_before_a_queue_was_given_is_forgotten() -> None:
+    tries = Tries(("a", "b"))
+    tries.begin(0.0)
+    assert not tries.refuse(AuthError("a refuses"))
+    tries.begin(0.0)
+    tries.end()
+    assert tries.refusal is None
+    assert not tries.refuse(AuthError("b refuses"))
+    assert Tries(("a",)).begin(0.0) == "a"
