@@ -90,6 +90,8 @@ class Used(Message, frozen=True, kw_only=True):
 
     generation: Generation
     sequence: Count
+    pending: Count
+    """Batches of this consumer's earlier leases that are still to be handed to the user."""
     slots: Counts
     """Slots that nobody looks at any more, in any order: arena number * 2**16 + slot."""
     report: Report

@@ -87,6 +87,7 @@ class Desk:
             hold=message.hold,
             checksum=message.checksum,
             rejoins=rejoins,
+            pending=int(rejoins),
             expires=time.monotonic() + self.lease_s,
         )
         self.leases[queue] = lease
@@ -125,7 +126,10 @@ class Desk:
         if lease.has_all:
             return self.leave(lease)
         self.end(lease)
-        self.seats.lose(lease.queue)
+        self._lose_holder(lease.queue)
+
+    def _lose_holder(self, queue: int) -> None:
+        self.seats.lose(queue)
         self._beginning.look_again()
 
     def attach(self, lease: Lease, message: say.Attached) -> None:
@@ -186,8 +190,7 @@ class Desk:
                     "so it hangs", self.feed.name, lease.who, lease.queue, self.lease_s,
                 )  # fmt: skip
                 self.feed.account.expired += 1
-                self.seats.lose(lease.queue)
-                self._beginning.look_again()
+                self._lose_holder(lease.queue)
         return min(nearest, self._beginning.look(now, self.lease_s))
 
     def start_token(self, queue: int) -> bytes:
@@ -211,11 +214,13 @@ class Desk:
                 raise ProtocolError("slots are released that were never given")
             self.feed.slots.release(lease.queue, message.slots)
             point("server.released")
+        lease.pending = message.pending
         news = lease.use(sequence)
         self.feed.account.queues[lease.queue].hear(message.report, news.batches, now)
         self.used.note(lease.queue, [b.place for b in news.batches], self._delivery.columns)
         self._unsettled.append((lease, news))
         if lease.has_all:
+            self.used.leave_out(lease.queue, self._delivery.columns)
             self.tell_waiting()
 
     def snapshot(self, lease: Lease, message: say.Snapshot) -> None:
@@ -231,7 +236,7 @@ class Desk:
         for lease in self.leases:
             if lease is not None and lease.excess is not None:
                 self._send_away(lease, lease.excess)
-                self.seats.lose(lease.queue)
+                self._lose_holder(lease.queue)
             elif lease is not None and not lease.ended and lease.session.state == "streaming":
                 try:
                     self._pump(lease)

@@ -82,6 +82,8 @@ class Lease:
     """Number of the next batch to be sent."""
     used: int = 0
     """Batches that have been handed to the user."""
+    pending: int = 0
+    """Those of its earlier leases that have not, as far as is known."""
     ended: bool = False
     """Whether it has been sent the end, or an error in its place."""
     failed: bool = False
@@ -137,7 +139,7 @@ class Lease:
     def is_settled(self) -> bool:
         """Whether the consumer has been sent the end, or an error in its place, and has used all
         that came before."""
-        return self.ended and self.used == self.sequence
+        return self.ended and self.used == self.sequence and not self.pending
 
     @property
     def has_all(self) -> bool:

@@ -43,7 +43,7 @@ class Reading:
         self._tell = tell
         self._report = report
         self._expected = 0
-        self._told = 0
+        self._told = -1  # Where nothing is pending is news, also before the first batch.
         self._names: tuple[str, ...] = ()
         self._row_bytes = 0
         self._is_uniform = True
@@ -114,15 +114,15 @@ class Reading:
     def tell(self, handed: int, *, renew: bool = False) -> None:
         """Tell how many batches have been handed out and which slots nobody looks at any more,
         where that is news or is to be renewed."""
-        used = max(0, handed - self.base)
+        used = handed - self.base
         slots = self.plane.take_released()
         while slots or used > self._told or renew:
-            renew, self._told = False, used
+            renew, self._told = False, max(used, self._told)
             point("consumer.before_used")
             self._tell(
                 say.Used(
-                    generation=self.opened.generation, sequence=used, slots=slots,
-                    report=self._report(),
+                    generation=self.opened.generation, sequence=max(0, used),
+                    pending=max(0, -used), slots=slots, report=self._report(),
                 )
             )  # fmt: skip
             point("consumer.used")

@@ -46,6 +46,15 @@ class Used:
             self._rounds[queue] = (place.step - 1) // self._num + 1
             if queue == self._num - 1:
                 self._ends.append(place)
+        self._settle(columns)
+
+    def leave_out(self, queue: int, columns: Columns | None) -> None:
+        """A consumer has used everything."""
+        if not self._stands:
+            self._rounds[queue] = math.inf
+            self._settle(columns)
+
+    def _settle(self, columns: Columns | None) -> None:
         used = min(self._rounds)
         while self._ends and self._ends[0].step <= used * self._num:
             self._columns, self._place = columns, self._ends.popleft()

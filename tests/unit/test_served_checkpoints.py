@@ -296,6 +296,21 @@ def test_a_queue_that_has_had_everything_holds_nobody_back() -> None:
     assert step_of(used) == 4
 
 
+def test_a_queue_that_has_used_its_last_batches_after_all_holds_nobody_back() -> None:
+    used, place = used_by(2)
+    used.begin([0, 1])
+    used.note(1, [place(1), place(3)], None)
+    used.begin([np.inf, 5], lacks_some=True)
+    used.leave_out(0, None)
+    assert step_of(used) == 0
+    used.begin([0, 1])
+    used.note(1, [place(1), place(3)], None)
+    used.leave_out(0, None)
+    assert step_of(used) == 4
+    used.leave_out(1, None)
+    assert step_of(used) == 4
+
+
 def position_of(server: feeder.Server, *heard: feeder.Consumer) -> int:
     """The first batch that not everybody has used, once the server has heard of what they used."""
     for consumer in heard:

@@ -12,7 +12,7 @@ from contextlib import closing
 from itertools import islice
 from pathlib import Path
 from queue import SimpleQueue
-from threading import Thread
+from threading import Event, Thread
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -24,13 +24,20 @@ from feeder.protocol import messages as say
 from feeder.protocol.seats import Seats
 from feeder.transport import beginning
 from feeder.transport.beginning import Beginning
+from feeder.transport.conversation import Conversation
 from feeder.transport.desk import Desk
+from feeder.transport.keys import make_keys
+from feeder.transport.serving import Serving
 from unit.peers import OPEN, RawPeer, peer_of, used
 from unit.small import Aside, Heard, Pure, make
 
 WAIT_S = 10.0
 NUM = 200
 """Batches of each of two queues: more than there are slots for a queue that nobody holds."""
+
+
+def ten() -> feeder.Coordinator:
+    return make(Pure(10, rows=4))
 
 
 def two_queues() -> feeder.Coordinator:
@@ -67,6 +74,48 @@ def test_who_ends_while_no_server_is_there_holds_nobody_back(
         with feeder.serve(two_queues, address):
             rest = Aside(lambda other=other: [batch.step for batch in other])
             assert rest.result() == [*range(11, 2 * NUM, 2)]
+
+
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_who_comes_back_with_its_last_batches_unused_holds_the_end_up(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, goes_on: bool
+) -> None:
+    """Else its server ends, and who would start from its checkpoint finds none."""
+    has_come, told = Event(), SimpleQueue[int]()
+    take_end, use = Conversation._take_end, Desk.use
+
+    def note_end(talk: Conversation, message: say.End) -> None:
+        take_end(talk, message)
+        has_come.set()
+
+    def note_use(desk: Desk, lease: Any, message: say.Used) -> None:
+        told.put(message.pending)
+        use(desk, lease, message)
+
+    monkeypatch.setattr(Conversation, "_take_end", note_end)
+    monkeypatch.setattr(Desk, "use", note_use)
+    # As servers that are killed.
+    monkeypatch.setattr(Serving, "_farewell", lambda serving: None)
+    address, settings = f"ipc://{tmp_path}/feed", {"exit_when": "acknowledged"}
+    with feeder.serve(ten, address):
+        consumer = feeder.connect(address, credit=20)
+        steps = [next(consumer).step for _ in range(3)]
+        state = consumer.state_dict()
+        assert has_come.wait(WAIT_S)
+    with consumer, feeder.serve(ten, address, **settings) as server:
+        # The second one comes where the first has not ended the server.
+        for _ in range(2):
+            while told.get(timeout=WAIT_S) != 7:
+                pass
+        assert not server.wait(0.0)
+        if goes_on:
+            steps += [batch.step for batch in consumer]
+        else:
+            consumer.close()
+            with feeder.connect(address, resume=state) as again:
+                steps += [batch.step for batch in again]
+        assert server.wait(WAIT_S)
+        assert steps == [*range(10)]
 
 
 def test_who_comes_back_late_is_given_all_that_is_its_own(
@@ -177,17 +226,31 @@ def silent() -> Iterator[str]:
         yield f"tcp://127.0.0.1:{listener.getsockname()[1]}"
 
 
+@pytest.mark.parametrize("has_keys", [False, True])
 @pytest.mark.parametrize("other", [forwarder, silent])
 def test_the_second_address_is_tried_whatever_is_at_the_first(
-    other: Callable[[], contextlib.AbstractContextManager[str]],
+    other: Callable[[], contextlib.AbstractContextManager[str]], tmp_path: Path, has_keys: bool
 ) -> None:
-    with serving(fifty, "tcp") as server, other() as address:
-        addresses = [address, server.addresses[0]]
-        with feeder.connect(addresses, credit=1, timeout=4.0, reconnect=4.0) as consumer:
+    keys = tmp_path if has_keys else None
+    if has_keys:
+        make_keys(tmp_path)
+    with serving(fifty, "tcp", keys=keys) as server, other() as address:
+        addresses, waits = [address, server.addresses[0]], {"timeout": 4.0, "reconnect": 4.0}
+        with feeder.connect(addresses, credit=1, keys=keys, **waits) as consumer:
             first = [next(consumer).step for _ in range(3)]
             server.close()
-            with feeder.serve(fifty, server.addresses[0]):
+            with feeder.serve(fifty, server.addresses[0], keys=keys):
                 assert first + [batch.step for batch in consumer] == [*range(50)]
+
+
+@pytest.mark.parametrize(("other", "limit_s"), [(forwarder, 60.0), (silent, 1.5)])
+def test_a_client_whom_no_address_takes_is_told_so(
+    other: Callable[[], contextlib.AbstractContextManager[str]], limit_s: float, tmp_path: Path
+) -> None:
+    """At once where all refuse; where some are silent, instead of that nobody answered."""
+    make_keys(tmp_path)
+    with forwarder() as first, other() as second, pytest.raises(feeder.AuthError, match="refuses"):
+        feeder.connect([first, second], keys=tmp_path, timeout=limit_s)
 
 
 @pytest.mark.parametrize("how", ["dies", "says goodbye", "hangs"])
