@@ -167,8 +167,9 @@ class Saver:
                 self._termination.pass_on()
 
     def _save(self, snapshot: Snapshot, step: int | None) -> None:
-        """Store a position, unless nothing has happened since the last was stored."""
-        if step is None and _tokens(snapshot) == self._saved:
+        """Store a position, unless nothing has happened since the last was stored, or there are no
+        feeds yet: nobody could resume from that."""
+        if step is None and _tokens(snapshot) in ([], self._saved):
             return
         try:
             self._store(snapshot, step)

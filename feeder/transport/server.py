@@ -75,16 +75,19 @@ class Server:
             recipes = make_recipes(coordinator, factory, queues)
             if resume is not None:
                 begin_at(recipes, resume, None if checkpoints is None else checkpoints.place)
+            run_id = secrets.token_bytes(16)
+            # Before anything is stored: a checkpoint has all feeds in it.
+            self._feeds = [self._feed(recipe, run_id, lease_s) for recipe in recipes]
             if checkpoints is not None:
                 self._saver = self._keep(checkpoints)
-            self._open(recipes, addresses, keys, lease_s, exit_when, status)
+            self._open(addresses, keys, exit_when, status)
         except BaseException:
             self._stack.close()
             raise
 
     def _open(
-        self, recipes: Sequence[Recipe], addresses: Sequence[Address], keys: ServerKeys | None,
-        lease_s: float, exit_when: str, status: str | int | None,
+        self, addresses: Sequence[Address], keys: ServerKeys | None, exit_when: str,
+        status: str | int | None,
     ) -> None:  # fmt: skip
         claims = [self._stack.enter_context(claim(address)) for address in addresses]
         security = self._stack.enter_context(Security(keys, is_server=True))
@@ -97,14 +100,9 @@ class Server:
         self._places = {a.port if a.scheme == "tcp" else a.path for d in doors for a in d.addresses}
         self._places.add(listener.path)
         inheritance.add(self)
-        run_id = secrets.token_bytes(16)
-        self.queues = {recipe.name: len(recipe.config.devices) for recipe in recipes}
+        self.queues = {name: desk.num_queues for name, desk in self._desks.items()}
         """The number of queues of each feed, by its name."""
-        self._feeds: list[ServedFeed] = []
-        desks = self._desks
-        for recipe in recipes:
-            self._feeds.append(self._feed(recipe, desks, run_id, lease_s))
-        self._serving = Serving(desks, doors, listener, self._waker, exit_when=exit_when)
+        self._serving = Serving(self._desks, doors, listener, self._waker, exit_when=exit_when)
         self.status_url = self._show_status(status)
         """The address of the status page; None where there is none."""
         for feed in self._feeds:
@@ -122,9 +120,8 @@ class Server:
     def _position(self) -> Snapshot:
         return Snapshot(tuple(desk.state() for desk in self._desks.values()))
 
-    def _feed(
-        self, recipe: Recipe, desks: dict[str, Desk], run_id: bytes, lease_s: float
-    ) -> ServedFeed:
+    def _feed(self, recipe: Recipe, run_id: bytes, lease_s: float) -> ServedFeed:
+        desks = self._desks
         slots = ArenaSlots(
             len(recipe.config.devices),
             lambda queue, slot_bytes: desks[recipe.name].num_slots(queue, slot_bytes),

@@ -273,6 +273,18 @@ def test_every_t_seconds_it_is_stored_where_something_has_happened(tmp_path: Pat
     assert steps(store)[-1] in (2, 3)
 
 
+def test_without_feeds_nothing_is_stored(tmp_path: Path) -> None:
+    """Nobody could resume from that."""
+    store = Watched(tmp_path)
+    with feeder.Coordinator(checkpoints=feeder.Checkpointing(store, every_s=0.01)) as coordinator:
+        assert coordinator._saver is not None
+        coordinator._saver.mark()
+        make(Pure(num_calls=33), coordinator=coordinator)
+        coordinator.start()
+        store.wait()
+    assert all(store.get(name).meta["feeds"] for name in store.names())
+
+
 # ---- what goes wrong
 
 

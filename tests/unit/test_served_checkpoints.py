@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from feeder.checkpoint.store import CheckpointStore
 from feeder.protocol import messages as say
 from feeder.transport import receiver
 from feeder.transport.recipes import Recipe
+from feeder.transport.server import Server
 from feeder.transport.serving import Serving
 from feeder.transport.used import Used
 from unit.peers import Stalled, peer_of, used
@@ -115,6 +117,27 @@ def test_it_is_stored_every_so_often(tmp_path: Path) -> None:
             next(consumer)
         next(consumer)  # which tells that ten have been used
         assert saved.wait(WAIT_S)
+
+
+def test_nothing_is_stored_before_all_feeds_are_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody could resume from that: the next server would not start."""
+    stored, open_all, save = SimpleQueue[int](), Server._open, CheckpointStore.save
+
+    def note(store: CheckpointStore, snapshot: feeder.Snapshot, *args: Any) -> str:
+        name = save(store, snapshot, *args)
+        stored.put(len(snapshot.states))
+        return name
+
+    def wait(server: Server, *args: Any) -> None:
+        assert stored.get(timeout=WAIT_S) == 1
+        open_all(server, *args)
+
+    monkeypatch.setattr(CheckpointStore, "save", note)
+    monkeypatch.setattr(Server, "_open", wait)
+    with serving(factory(), checkpoints=feeder.Checkpointing(tmp_path, every_s=0.01)):
+        pass
 
 
 def test_what_was_said_before_a_server_stopped_is_stored(
@@ -350,13 +373,15 @@ def test_nor_is_what_a_consumer_had_when_it_lost_its_server(tmp_path: Path) -> N
         fast = feeder.connect(address, queue=1, credit=2)
         assert (next(slow).step, next(fast).step) == (0, 1)
         for _ in range(100):  # At each some of what has been made may have come.
-            if (had := slow.stats()["prefetched_batches"]) >= 6:
+            if slow.stats()["prefetched_batches"] >= 6:
                 break
             slow.snapshot()
-        assert had >= 6
     with slow, fast, feeder.serve(factory(), address, queues=2) as server:
         assert [next(fast).step for _ in range(5)] == [*range(3, 12, 2)]
         assert position_of(server, fast) == 0
-        for _ in range(had + 1):
+        # The other has come back too, and more may have come until its server was gone.
+        reading_again = slow._receiver.inbox.reading
+        assert reading_again is not None and reading_again.base >= 7
+        for _ in range(reading_again.base):
             step = next(slow).step
         assert 0 < position_of(server, slow) <= step + 2
