@@ -19,6 +19,10 @@ _CREDENTIALS = struct.Struct("3i")
 _INT = struct.Struct("i")
 
 
+class OwnLimitError(TransportError):
+    """What the server gave cannot be taken here: a limit of this process is in the way."""
+
+
 def peer_of(sock: socket.socket) -> tuple[int, int]:
     """Process id and user id of the other end, as the kernel noted them when it connected."""
     data = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
@@ -50,7 +54,7 @@ class Attachment:
         """The next arena, checked: it is as large as it is said to be, and cannot shrink.
 
         Raises `TransportError` where the server hangs up, `ConnectTimeout` where nothing comes
-        within the time given to `attach`, and `ProtocolError`.
+        within the time given to `attach`, `OwnLimitError`, and `ProtocolError`.
         """
         try:
             # Not socket.recv_fds, which ignores flags: a child would inherit the descriptor.
@@ -77,6 +81,11 @@ class Attachment:
     def _check(self, data: bytes, descriptors: list[int], flags: int) -> Given:
         if not data and not descriptors:
             raise TransportError(f"the server at {self._path!r} hung up")
+        if flags & socket.MSG_CTRUNC and not descriptors:
+            raise OwnLimitError(
+                f"shared memory came from {self._path!r}, and this process has no descriptor left "
+                "for it; raise its limit (ulimit -n)"
+            )
         if len(data) != ARENA.size or len(descriptors) != 1 or flags & socket.MSG_CTRUNC:
             raise ProtocolError(
                 f"{len(data)} bytes and {len(descriptors)} descriptors came from {self._path!r}, "

@@ -22,6 +22,7 @@ from feeder.snapshot import Snapshot
 from feeder.statedict import STATE_KEY, unpack_state_dict
 from feeder.transport import forking
 from feeder.transport.faults import point
+from feeder.transport.inbox import Loading
 from feeder.transport.reading import Reading
 from feeder.transport.receiver import Receiver
 from feeder.transport.remote import RemotePlace
@@ -53,13 +54,13 @@ class Consumer:
         self._ready: deque[Batch] = deque()
         self._place: Any = None
         self._handed = Handed()
-        self._began = time.monotonic()
         self._told_at = 0
         # Batches that are dropped tell of themselves, through their slots; so later than that.
         self._tell_every = 1
         self._unusable: FeedError | None = None
         self._copies = False
         self._loaded: bytes | None = None
+        self._num_loads = 0
         self._scope = Scope()
         self._scope.start("feeder consumer", receiver.run)
         forking.enter(self)
@@ -104,6 +105,8 @@ class Consumer:
         """Wait for batches; raises what has taken the place of the next."""
         if self._unusable is not None:
             raise self._unusable
+        if isinstance(self._ready, Loading):
+            self._finish_loading(self._ready)
         if not len(self._inbox.batches):
             # Nothing is there: what has been used and let go of must be known before the wait.
             self._receiver.waker.wake()
@@ -165,8 +168,9 @@ class Consumer:
         self._inbox.tally.ask(time.monotonic())
         if self._place is not None:
             return {STATE_KEY: self._place.state(self._reading.columns)}
-        if self._loaded is not None:
-            return {STATE_KEY: self._loaded}
+        loaded = self._ready.position if isinstance(self._ready, Loading) else self._loaded
+        if loaded is not None:
+            return {STATE_KEY: loaded}
         reading = self._reading
         return {STATE_KEY: RemotePlace(reading.identity, reading.opened.token).state(None)}
 
@@ -177,13 +181,23 @@ class Consumer:
             raise ResumeError("batches have been handed out already; load the state into a fresh "
                               "consumer")  # fmt: skip
         position = bytes(unpack_state_dict(state_dict))
-        # What an interrupted `next` had taken, and not handed out.
+        self._num_loads += 1
+        # What an interrupted `next` had taken, and not handed out, goes with this.
+        self._ready = Loading(self._num_loads, position)
+        self._finish_loading(self._ready)
+
+    def _finish_loading(self, state: Loading) -> None:
+        """Wait until a server has given the queue where a state says; also one whose loading was
+        interrupted."""
         self._handed.drop()
+        self._receiver.ask(lambda: self._receiver.reopen(state.number, state.position))
+        try:
+            self._inbox.wait_for_opened(state.number)
+            self._loaded = state.position
+        except FeedError:
+            self._ready = deque()  # It is refused.
+            raise
         self._ready = deque()
-        receiver, restarts = self._receiver, self._inbox.num_restarts + 1
-        receiver.ask(lambda: receiver.reopen(position))
-        self._inbox.wait_for_opened(restarts)
-        self._loaded = position
 
     def snapshot(self) -> Snapshot:
         """The position with the leftover rows, as the server has them. Raises `RemoteError` where
@@ -219,25 +233,9 @@ class Consumer:
     def stats(self) -> dict[str, Any]:
         """What the consumer has done, in a flat dictionary of numbers, and the plane by name.
         Seconds include a wait under way. Any thread may call it at any time."""
-        inbox, tally, now = self._inbox, self._inbox.tally, time.monotonic()
         _, rows, num_bytes = self._handed.read()
-        starved_s, age_s = inbox.batches.starved.read(now), now - self._began
-        asked_at = tally.asked_at
-        return {
-            "batches": inbox.handed,
-            "rows": rows,
-            "bytes": num_bytes,
-            "prefetched_batches": inbox.received - inbox.handed,
-            "reconnects": max(0, inbox.num_opened - 1),
-            "starved_s": starved_s,
-            "starved_share": starved_s / max(age_s, 1e-9),
-            "checked_s": tally.checked_s,
-            "checksum_failures": tally.corrupt,
-            "position_age_s": age_s if asked_at is None else now - asked_at,
-            "age_s": age_s,
-            "plane": self.plane,
-            "path": self.path,
-        }
+        figures = self._inbox.stats(rows, num_bytes)
+        return {**figures, "plane": self.plane, "path": self.path}
 
     # ---- life
 

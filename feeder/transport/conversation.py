@@ -11,6 +11,7 @@ import secrets
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
+from dataclasses import replace
 from typing import Any
 
 from feeder.errors import FeedError, ProtocolError, RemoteError, TransportError
@@ -107,18 +108,31 @@ class Conversation:
         self._asked, self._num_opens = None, 0
         self._open()
 
-    def restart(self, token: bytes) -> bool:
-        """Start at another place, before any batch was handed out. False where what was asked
-        before is still on its way: it takes another connection then."""
-        holds_lease, reading = self.holds_lease, self._inbox.reading
-        self._inbox.clear()
+    def restart(self, number: int, token: bytes) -> bool:
+        """Start at another place, before any batch was handed out. False where that takes another
+        connection."""
+        self._inbox.clear(number)
         self._last, self._token = None, token
         self.rejoins, self.has_ended = self._wish.rejoins, False
-        if not holds_lease or reading is None or self._num_opens >= say.MAX_OPENS:
+        return self._open_anew("another state was loaded")
+
+    def do_without_shared(self, why: str) -> bool:
+        """Go on with frames: shared memory cannot be taken here. False where that takes another
+        connection."""
+        logger.info("consumer: frames, because %s", why)
+        self._wish = replace(self._wish, plane="frames", why_frames=why[:500])
+        self.rejoins = True
+        return self._open_anew("the server was asked for frames")
+
+    def _open_anew(self, why: str) -> bool:
+        """Leave the lease, and ask for the queue over the same connection; False where what was
+        asked before is still on its way."""
+        reading = self._inbox.reading
+        if not self.holds_lease or reading is None or self._num_opens >= say.MAX_OPENS:
             return False
-        reading.leave(0)
+        reading.leave(self._inbox.handed)
         reading.plane.close()
-        self.drop_questions("another state was loaded")
+        self.drop_questions(why)
         self._asked = None
         self._session = Session(CONSUMER, "connecting")
         self._open()
@@ -216,8 +230,8 @@ class Conversation:
         return bool(generation != self._generation)
 
     def _take_lease(self, opened: say.Opened) -> None:
-        inbox, wish = self._inbox, self._wish
-        plane = Plane(opened, wish.plane, wish.checksum, self._wake, inbox.tally, inbox.landing)
+        inbox = self._inbox
+        plane = Plane(opened, self._wish, self._wake, inbox.tally, inbox.landing)
         self._waiting, self._receipt = (), b""
         self._generation = opened.generation
         reading = Reading(opened, plane, inbox.received, self._tell, inbox.report)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
+from typing import Any
 
 from feeder.devices.cuda.landing import Landing
 from feeder.devices.cuda.queue import CudaQueue
@@ -13,6 +15,20 @@ from feeder.errors import FeedError
 from feeder.protocol.messages import Report
 from feeder.transport.accounts import Tally
 from feeder.transport.reading import Reading
+from workers.batch import Batch
+
+
+class Loading(deque[Batch]):
+    """No batches: what the user's thread has in their place until the consumer stands at the
+    position of a state dict. One assignment drops those before and says where to go on, so an
+    interrupt finds both or nothing."""
+
+    def __init__(self, number: int, position: bytes) -> None:
+        super().__init__()
+        self.number = number
+        """How often a state was loaded, this one counted."""
+        self.position = position
+        """Where to go on."""
 
 
 class Inbox:
@@ -23,9 +39,12 @@ class Inbox:
 
     def __init__(self, describe_wait: Callable[[], str], landing: Landing | None = None) -> None:
         self._describe_wait = describe_wait
+        self._began = time.monotonic()
         self.landing = landing
         """The GPU that batches go to; None where they stay on the host."""
-        self._changed = threading.Condition()
+        # The user's thread may be interrupted: it takes the lock itself, which is one step.
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
         self.batches = self._make_queue()
         """The batches; credit bounds their number."""
         self.tally = Tally()
@@ -39,7 +58,7 @@ class Inbox:
         self.num_opened = 0
         """How often a server has given the queue."""
         self.num_restarts = 0
-        """How often the consumer has started elsewhere."""
+        """The number of the state that was loaded last."""
         self._opened_before = 0
         self.failure: FeedError | None = None
         """Why nothing more will come."""
@@ -57,20 +76,20 @@ class Inbox:
 
     # ---- the I/O thread's
 
-    def clear(self) -> None:
-        """Nothing has come: the consumer starts elsewhere."""
-        with self._changed:
+    def clear(self, number: int) -> None:
+        """Nothing has come: the consumer starts where state `number` says."""
+        with self._lock:
             starved = self.batches.starved
             self.batches = self._make_queue()
             self.batches.starved = starved
             self.received = 0
             self.failure = None
-            self.num_restarts += 1
+            self.num_restarts = number
             self._opened_before = self.num_opened
 
     def open(self, reading: Reading) -> None:
         """A server has given the queue."""
-        with self._changed:
+        with self._lock:
             self.reading = reading
             self.num_opened += 1
             self._changed.notify_all()
@@ -78,9 +97,28 @@ class Inbox:
     def fail(self, error: FeedError) -> None:
         """Nothing more will come, for the first reason that was given."""
         self.batches.finish(error)
-        with self._changed:
+        with self._lock:
             self.failure = self.failure or error
             self._changed.notify_all()
+
+    def stats(self, rows: int, num_bytes: int) -> dict[str, Any]:
+        """What has come and been done; `rows` and `num_bytes` of it have been handed out. Any
+        thread may ask."""
+        tally, now = self.tally, time.monotonic()
+        starved_s, age_s, asked_at = self.batches.starved.read(now), now - self._began, tally.asked_at
+        return {
+            "batches": self.handed,
+            "rows": rows,
+            "bytes": num_bytes,
+            "prefetched_batches": self.received - self.handed,
+            "reconnects": max(0, self.num_opened - 1),
+            "starved_s": starved_s,
+            "starved_share": starved_s / max(age_s, 1e-9),
+            "checked_s": tally.checked_s,
+            "checksum_failures": tally.corrupt,
+            "position_age_s": age_s if asked_at is None else now - asked_at,
+            "age_s": age_s,
+        }
 
     def report(self) -> Report:
         """What has come to be since the server was last told."""
@@ -88,13 +126,13 @@ class Inbox:
 
     # ---- the user's thread's
 
-    def wait_for_opened(self, num_restarts: int) -> None:
-        """Wait until a server has given the queue after so many restarts; raises what came
-        instead."""
-        with self._changed:
+    def wait_for_opened(self, number: int) -> None:
+        """Wait until a server has given the queue at state `number`, 0 where none was loaded;
+        raises what came instead."""
+        with self._lock:
             self._changed.wait_for(
                 lambda: (
-                    self.num_restarts >= num_restarts
+                    self.num_restarts >= number
                     and (self.num_opened > self._opened_before or self.failure)
                 )
             )

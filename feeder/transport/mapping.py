@@ -22,8 +22,9 @@ from numpy.typing import NDArray
 
 from feeder.devices.cuda.packed import Packed, pack
 from feeder.devices.slots import HostSlot, HostSlots
-from feeder.errors import ProtocolError, TransportError
+from feeder.errors import ProtocolError
 from feeder.protocol.checks import Layout, Place
+from feeder.transport.attaching import OwnLimitError
 from feeder.transport.forking import make_own
 from feeder.transport.memfd import SLOTS_PER_ARENA
 from workers.chunks import Columns
@@ -44,7 +45,7 @@ class MappedArena:
     One thread calls it. When the last array over a slot is gone, the slot's number is put on
     `released` and `wake()` is called: from any thread, perhaps from inside the garbage collector,
     so `wake` must take no lock that anybody may hold. The mapping goes with the last array over
-    it and with this. Raises `TransportError` where it cannot be mapped.
+    it and with this. Raises `OwnLimitError` where it cannot be mapped.
     """
 
     def __init__(
@@ -65,7 +66,7 @@ class MappedArena:
         try:
             memory = mmap.mmap(descriptor, slot_bytes * num_slots, prot=mmap.PROT_READ)
         except (OSError, ValueError, OverflowError) as error:
-            raise TransportError(
+            raise OwnLimitError(
                 f"{slot_bytes * num_slots} bytes of shared memory cannot be mapped: {error}"
             ) from error
         finally:

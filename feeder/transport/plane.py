@@ -22,6 +22,7 @@ from feeder.transport.accounts import Tally
 from feeder.transport.attaching import Attachment, attach
 from feeder.transport.mapping import FrameSlots, MappedArena, keep_freed_memory, view
 from feeder.transport.memfd import SLOTS_PER_ARENA
+from feeder.transport.wish import Wish
 from workers.chunks import Columns
 
 logger = logging.getLogger("feeder")
@@ -39,8 +40,7 @@ class Plane:
     def __init__(
         self,
         opened: say.Opened,
-        wanted: str,
-        checksum: str,
+        wish: Wish,
         wake: Callable[[], None],
         tally: Tally,
         landing: Landing | None = None,
@@ -63,8 +63,8 @@ class Plane:
         """The unix connection that descriptors come over; None where frames come."""
         self.reason = ""
         """Why frames come."""
-        if wanted == "frames":
-            self.reason = "frames were asked for"
+        if wish.plane == "frames":
+            self.reason = wish.why_frames
         elif opened.shared is None:
             self.reason = "the server is on another host, or offers none"
         else:
@@ -72,8 +72,8 @@ class Plane:
         if self.lends:
             forking.lend(self)
         auto = "full" if self.connection is None else "sampled"
-        self._mode: Any = auto if checksum == "auto" else checksum
-        if wanted == "shared" and self.connection is None:
+        self._mode: Any = auto if wish.checksum == "auto" else wish.checksum
+        if wish.plane == "shared" and self.connection is None:
             kind = ConfigError if opened.shared is None else TransportError
             raise kind(f"there is no shared memory to this server: {self.reason}")
 

@@ -24,10 +24,11 @@ from feeder.errors import (
 )
 from feeder.protocol import messages as say
 from feeder.protocol.coding import decode, encode
+from feeder.transport.attaching import OwnLimitError
 from feeder.transport.conversation import Conversation
 from feeder.transport.faults import point
 from feeder.transport.inbox import Inbox
-from feeder.transport.tries import Tries
+from feeder.transport.tries import Patience, Tries
 from feeder.transport.waker import Waker
 from feeder.transport.wire import Wire, wait_for
 from feeder.transport.wish import Wish
@@ -36,9 +37,6 @@ logger = logging.getLogger("feeder")
 
 _FAREWELL_S = 1.0
 """How long a server may take to say goodbye."""
-
-_MAX_UNSHARED = 10
-"""How often a server that offers shared memory may fail to give it, where nothing else will do."""
 
 
 class Receiver:
@@ -53,12 +51,12 @@ class Receiver:
         landing: Landing | None = None,
     ) -> None:
         self.wish = wish
-        self._connect = connect
-        self._at_end = at_end
+        self._connect, self._at_end = connect, at_end
         self._wire: Wire | None = None
         self._tries = Tries(wish.addresses)
+        # What was broken on its way comes again; who gave no memory may just have been killed.
+        self._broken, self._unshared = Patience(1), Patience(10)
         self._wait_at_most(wish.timeout_s)
-        self._broken_at, self._num_unshared = -1, 0
         self._asked: deque[Callable[[], None]] = deque()
         self._over = self._leaving = self._resting = False
         self._ending: FeedError | None = None
@@ -103,13 +101,16 @@ class Receiver:
         self.ask(lambda: self._talk.ask_snapshot(question))
         return question
 
-    def reopen(self, token: bytes) -> None:
-        """Start elsewhere, before any batch was handed out; done by the I/O thread."""
+    def reopen(self, number: int, token: bytes) -> None:
+        """Start where state `number` says, unless that was done, before any batch was handed out;
+        done by the I/O thread."""
+        if number <= self.inbox.num_restarts:
+            return
         if self._wire is not None:
             self._wire.unwatch()
         self._resting = False
         self._wait_at_most(self.wish.timeout_s)
-        if not self._talk.restart(token):
+        if not self._talk.restart(number, token):
             self._close_wire()
 
     @property
@@ -219,33 +220,27 @@ class Receiver:
                 error = self._talk.hear(message, frames)
                 if isinstance(message, say.Opened):
                     self._tries.end()
-                    self._give_up_at, self._num_unshared = math.inf, 0
+                    self._give_up_at = math.inf
                     wire.watch(self._talk.connection)
                 elif error is not None and isinstance(message, say.Farewell):
-                    self._lose(str(error), on_purpose=True)
+                    self._lose(str(error), rests=self._talk.has_ended)
                 elif error is not None:
                     self._fail(error)
                 if self._wire is not wire:
                     return
         except ProtocolError as error:
-            if self._broken_at == self.inbox.received:
-                self._fail(error)
-            else:
-                # Once more: what was broken on its way comes again.
-                self._broken_at = self.inbox.received
+            self._lose_over(error, is_last=self._broken.ends(self.inbox.received))
+        except OwnLimitError as error:
+            wire.unwatch()
+            if self.wish.plane == "shared":
+                self._lose_over(TransportError(*error.args), is_last=True)
+            elif not self._talk.do_without_shared(str(error)):
                 self._lose(str(error))
         except TransportError as error:
             # Its shared memory cannot be had: it may have been killed just now.
-            self._num_unshared += 1
-            if self._num_unshared > _MAX_UNSHARED:
-                self._fail(error)
-            else:
-                self._lose(str(error))
+            self._lose_over(error, is_last=self._unshared.ends(self.inbox.received))
         except (ConfigError, DeviceError) as error:
-            # The server would go on sending what cannot be taken.
-            self._fail(error)
-            self._close_wire()
-            self._rest()
+            self._lose_over(error, is_last=True)
 
     def _on_trouble(self, wire: Wire) -> None:
         error = wire.trouble()
@@ -255,7 +250,13 @@ class Receiver:
         elif error is not None:
             self._lose(str(error))
 
-    def _lose(self, why: str, *, on_purpose: bool = False) -> None:
+    def _lose_over(self, error: FeedError, *, is_last: bool) -> None:
+        """What came cannot be taken: the server would go on sending it."""
+        if is_last:
+            self.inbox.fail(error)
+        self._lose(str(error), rests=is_last)
+
+    def _lose(self, why: str, *, rests: bool = False) -> None:
         """The connection is gone: look for a server again, where there is more to come."""
         if self._leaving:
             self._over = True
@@ -264,11 +265,10 @@ class Receiver:
         if self._wire is not None and self._wire.connected_at is None:
             self._tries.fail(time.monotonic())
         self._close_wire()
-        if state in ("failed", "refused") or (on_purpose and self._talk.has_ended):
+        if rests or state in ("failed", "refused"):
             if state == "refused":
                 self.inbox.fail(TransportError(why))  # Unless a reason was told before.
-            self._rest()
-            return
+            return self._rest()
         if self.inbox.num_opened:
             # Also where all has come: else another server would wait for this queue.
             self._talk.rejoins = True

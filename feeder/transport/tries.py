@@ -61,3 +61,18 @@ class Tries:
         self._num_since, self.refusal = 0, None
         self._refused_by.clear()
         self.ends_at = math.inf
+
+
+class Patience:
+    """How often a server may give what cannot be taken before it gives a batch."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._num, self._received = 0, -1
+
+    def ends(self, received: int) -> bool:
+        """Once more; so many batches have come. Whether that is too often."""
+        if received != self._received:
+            self._num, self._received = 0, received
+        self._num += 1
+        return self._num > self._most

@@ -29,6 +29,8 @@ class Wish:
     """Whether to take the queue from a consumer that lives."""
     plane: Literal["auto", "shared", "frames"]
     """How batches are to come."""
+    why_frames: str = "frames were asked for"
+    """Why in frames, where they are to come so."""
     checksum: Literal["auto", "off", "sampled", "full"]
     """How they are checked."""
     timeout_s: float

@@ -72,6 +72,6 @@ def test_what_is_asked_when_a_consumers_thread_has_just_ended_is_not_waited_for(
         with pytest.raises(feeder.RemoteError, match="no snapshot"):
             receiver.ask_snapshot().result(WAIT_S)
         restarts = receiver.inbox.num_restarts + 1
-        receiver.ask(lambda: receiver.reopen(position))
+        receiver.ask(lambda: receiver.reopen(restarts, position))
         with pytest.raises(feeder.ClosedError):
             receiver.inbox.wait_for_opened(restarts)

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from feeder.errors import AuthError
-from feeder.transport.tries import Tries
+from feeder.transport.tries import Patience, Tries
 
 
 def test_a_single_address_is_tried_without_an_end() -> None:
@@ -73,3 +73,10 @@ def test_what_was_refused_before_a_queue_was_given_is_forgotten() -> None:
     assert tries.refusal is None
     assert not tries.refuse(AuthError("b refuses"))
     assert Tries(("a",)).begin(0.0) == "a"
+
+
+def test_patience_is_counted_from_the_last_batch_on() -> None:
+    patience = Patience(2)
+    assert [patience.ends(received) for received in (0, 0, 5, 5, 5)] == [
+        False, False, False, False, True,
+    ]  # fmt: skip

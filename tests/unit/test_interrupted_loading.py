@@ -1,0 +1,144 @@
+"""A trainer that is interrupted, as by Ctrl-C, while its consumer loads a state: the state counts,
+and is gone on from."""
+
+from __future__ import annotations
+
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+import feeder
+from conformance.served import reading, serving
+from feeder.transport.inbox import Inbox
+from feeder.transport.receiver import Receiver
+from unit.small import WAIT_S, Aside, Pure, make
+
+NUM, AT = 40, 10
+
+
+class Interrupt(BaseException):
+    """What a signal's handler raises, as KeyboardInterrupt is."""
+
+
+def factory(**settings: Any) -> feeder.Coordinator:
+    return make(Pure(NUM, rows=4), **settings)
+
+
+@pytest.fixture(scope="module")
+def state() -> dict[str, bytes]:
+    """After ten batches."""
+    with factory() as coordinator:
+        for _ in range(AT):
+            next(coordinator["train"])
+        return coordinator.state_dict()
+
+
+@pytest.fixture
+def _held_up(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
+    """The I/O thread does not come to it until it is let, and the user is interrupted as it
+    waits."""
+    may_go_on, is_first = threading.Event(), [True]
+    reopen, wait = Receiver.reopen, Inbox.wait_for_opened
+
+    def wait_and_reopen(receiver: Receiver, *args: Any) -> None:
+        assert may_go_on.wait(WAIT_S)
+        reopen(receiver, *args)
+
+    def interrupt_once(inbox: Inbox, number: int) -> None:
+        if number and is_first:
+            is_first.clear()
+            raise Interrupt
+        wait(inbox, number)
+
+    monkeypatch.setattr(Receiver, "reopen", wait_and_reopen)
+    monkeypatch.setattr(Inbox, "wait_for_opened", interrupt_once)
+    yield may_go_on.set
+    may_go_on.set()
+
+
+@pytest.mark.parametrize("has_batches", [False, True])
+@pytest.mark.parametrize("had_taken", [False, True])
+def test_what_was_loaded_comes_and_is_told(
+    _held_up: Callable[[], None], state: dict[str, bytes], has_batches: bool, had_taken: bool
+) -> None:
+    num_queues = 1 if has_batches or had_taken else 2
+    with serving(factory, queues=num_queues) as server, reading(server, queue=0) as consumer:
+        if has_batches:
+            while not consumer.stats()["prefetched_batches"]:
+                consumer.snapshot()
+        if had_taken:
+            consumer._refill()  # As by a `next` that was interrupted.
+        with pytest.raises(Interrupt):
+            consumer.load_state_dict(state)
+        assert consumer.state_dict() == state
+        steps = Aside(lambda: [next(consumer).step for _ in range(8)])
+        _held_up()
+        if num_queues == 2:
+            with reading(server, queue=1, resume=state):
+                assert steps.result() == [*range(AT, AT + 16, 2)]
+        else:
+            assert steps.result() == [*range(AT, AT + 8)]
+
+
+def test_another_may_be_loaded_after_it(
+    _held_up: Callable[[], None], state: dict[str, bytes]
+) -> None:
+    with serving(factory) as server, reading(server) as consumer:
+        start = consumer.state_dict()
+        with pytest.raises(Interrupt):
+            consumer.load_state_dict(state)
+        _held_up()
+        consumer.load_state_dict(start)
+        assert consumer.state_dict() == start
+        assert [batch.step for batch in consumer] == [*range(NUM)]
+
+
+def test_a_state_that_is_refused_does_not_count(state: dict[str, bytes]) -> None:
+    with serving(lambda: factory(batch_size=5)) as server, reading(server) as consumer:
+        start = consumer.state_dict()
+        for _ in range(2):
+            with pytest.raises(feeder.ResumeError, match="batch_size: 4 then, 5 now"):
+                consumer.load_state_dict(state)
+            assert consumer.state_dict() == start
+        consumer.load_state_dict(start)
+        assert next(consumer).step == 0
+
+
+def test_interrupts_at_any_moment_hang_nothing(state: dict[str, bytes]) -> None:
+    is_on, chance = False, random.Random(5)
+
+    def interrupt(number: int, frame: object) -> None:
+        nonlocal is_on
+        if is_on:
+            is_on = False
+            raise Interrupt
+
+    def step_of(position: dict[str, bytes]) -> int:
+        return feeder.Snapshot.from_bytes(position["feeder"]).states[0].summary[2]
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    lengths = [0.003]
+    try:
+        for _ in range(40):
+            # A server of its own: rewinds are rate-limited.
+            with serving(factory) as server, reading(server) as consumer:
+                longest = sorted(lengths)[len(lengths) // 2]
+                began = time.monotonic()
+                with suppress(Interrupt):
+                    is_on = True
+                    signal.setitimer(signal.ITIMER_REAL, chance.uniform(2e-5, longest))
+                    consumer.load_state_dict(state)
+                    is_on = False
+                lengths.append(time.monotonic() - began)
+                step = step_of(consumer.state_dict())
+                assert step in (0, AT)
+                assert [batch.step for batch in consumer] == [*range(step, NUM)]
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
