@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+from feeder.devices.bell import Bell
 from workers.batch import Batch
 from workers.errors import ClosedError, FeedError
 from workers.position import Place
@@ -35,8 +36,8 @@ class HostQueue:
         """What `get` gave last, until the user has put it where it will be found, and says None."""
         self._ending: Place | FeedError | None = None
         self._lock = threading.Lock()
-        # The user waits here while there is no batch.
-        self._filled = threading.Condition(self._lock)
+        # The user waits for these while there is no batch.
+        self._bells: list[Bell] = []
         self._user_waits = self._user_waited = False
         # The enqueuer waits here while there is no room.
         self._drained = threading.Condition(self._lock)
@@ -92,7 +93,7 @@ class HostQueue:
         with self._lock:
             if self._ending is None:
                 self._ending = ending
-            self._filled.notify_all()
+            self._ring()
 
     def get(self) -> deque[Batch] | Place:
         """All batches that are there, waiting for the first; after them the end of the stream.
@@ -100,23 +101,12 @@ class HostQueue:
 
         Raises the error that took the place of the next batch; `ClosedError` after `close`.
         """
-        with self._lock:
-            if self.given is None:
-                if not self._batches and self._ending is None:
-                    self._wait_for_batch()
-                rest: deque[Batch] = deque()
-                if self._batches and not isinstance(self._ending, ClosedError):
-                    self.given, self._batches = self._batches, rest
-            if self.given is not None:
-                if self._enqueuer_waits:
-                    self._drained.notify_all()  # as in `_wake_user`
-                    self._enqueuer_waits = False
-                return self.given
-            ending = self._ending
-        assert ending is not None
-        if isinstance(ending, FeedError):
-            raise ending.with_traceback(None)
-        return ending
+        got = self._take(None)
+        if got is None:
+            got = self._wait_for_batch()
+        if isinstance(got, FeedError):
+            raise got.with_traceback(None)
+        return got
 
     def close(self) -> None:
         """End the queue at once: what is in it is dropped, and whoever waits is woken."""
@@ -125,26 +115,47 @@ class HostQueue:
                 self._ending = ClosedError("the feed is stopped")
             self.given = None
             self._batches.clear()
-            self._filled.notify_all()
+            self._ring()
             self._drained.notify_all()
 
-    def _wait_for_batch(self) -> None:
+    def _take(self, bell: Bell | None) -> deque[Batch] | Place | FeedError | None:
+        """What is there; else the bell is hung up, where there is one."""
+        rest: deque[Batch] = deque()
+        with self._lock:
+            if self.given is None and self._batches and not isinstance(self._ending, ClosedError):
+                self.given, self._batches = self._batches, rest
+            if self.given is not None:
+                if self._enqueuer_waits:
+                    self._drained.notify_all()  # as in `_wake_user`
+                    self._enqueuer_waits = False
+                return self.given
+            if self._ending is None and bell is not None:
+                self._bells.append(bell)
+                self._user_waits = True
+            return self._ending
+
+    def _wait_for_batch(self) -> deque[Batch] | Place | FeedError:
         started = time.monotonic()
         try:
             self.starved.start(started)
-            while not self._batches and self._ending is None:
-                self._user_waits = True
-                if not self._filled.wait(_SLOW_S):
+            while (got := self._take(bell := Bell())) is None:
+                if not bell.wait(_SLOW_S):
                     waited = time.monotonic() - started
                     logger.warning("no batch for %.0f s: %s", waited, self._describe_wait())
         finally:
             self.starved.stop(time.monotonic())
+        return got
 
     def _wake_user(self) -> None:
         if self._user_waits:
             self._user_waits = False
             # All: a wait that was interrupted may have left its mark, and would be woken alone.
-            self._filled.notify_all()
+            self._ring()
+
+    def _ring(self) -> None:
+        for bell in self._bells:
+            bell.ring()
+        self._bells = []
 
     def _raise_closed(self) -> None:
         if isinstance(self._ending, FeedError):

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from feeder.devices.bell import Bell
 from feeder.devices.cuda.landing import Landing
 from feeder.devices.cuda.queue import CudaQueue
 from feeder.devices.host import HostQueue
@@ -42,9 +43,8 @@ class Inbox:
         self._began = time.monotonic()
         self.landing = landing
         """The GPU that batches go to; None where they stay on the host."""
-        # The user's thread may be interrupted: it takes the lock itself, which is one step.
         self._lock = threading.Lock()
-        self._changed = threading.Condition(self._lock)
+        self._bells: list[Bell] = []
         self.batches = self._make_queue()
         """The batches; credit bounds their number."""
         self.tally = Tally()
@@ -53,6 +53,8 @@ class Inbox:
         """Batches received since the start."""
         self.handed = 0
         """Batches handed to the user since the start."""
+        self.begun = False
+        """Whether the user has asked for a batch."""
         self.reading: Reading | None = None
         """The lease, or the last one."""
         self.num_opened = 0
@@ -82,7 +84,7 @@ class Inbox:
             starved = self.batches.starved
             self.batches = self._make_queue()
             self.batches.starved = starved
-            self.received = 0
+            self.received, self.begun = 0, False
             self.failure = None
             self.num_restarts = number
             self._opened_before = self.num_opened
@@ -92,20 +94,21 @@ class Inbox:
         with self._lock:
             self.reading = reading
             self.num_opened += 1
-            self._changed.notify_all()
+            self._ring()
 
     def fail(self, error: FeedError) -> None:
         """Nothing more will come, for the first reason that was given."""
         self.batches.finish(error)
         with self._lock:
             self.failure = self.failure or error
-            self._changed.notify_all()
+            self._ring()
 
     def stats(self, rows: int, num_bytes: int) -> dict[str, Any]:
         """What has come and been done; `rows` and `num_bytes` of it have been handed out. Any
         thread may ask."""
         tally, now = self.tally, time.monotonic()
-        starved_s, age_s, asked_at = self.batches.starved.read(now), now - self._began, tally.asked_at
+        starved_s, age_s = self.batches.starved.read(now), now - self._began
+        asked_at = tally.asked_at
         return {
             "batches": self.handed,
             "rows": rows,
@@ -120,6 +123,11 @@ class Inbox:
             "age_s": age_s,
         }
 
+    def _ring(self) -> None:
+        for bell in self._bells:
+            bell.ring()
+        self._bells = []
+
     def report(self) -> Report:
         """What has come to be since the server was last told."""
         return self.tally.news(self.batches.starved.read(time.monotonic()))
@@ -129,12 +137,12 @@ class Inbox:
     def wait_for_opened(self, number: int) -> None:
         """Wait until a server has given the queue at state `number`, 0 where none was loaded;
         raises what came instead."""
-        with self._lock:
-            self._changed.wait_for(
-                lambda: (
-                    self.num_restarts >= number
-                    and (self.num_opened > self._opened_before or self.failure)
-                )
-            )
-            if self.num_opened <= self._opened_before and self.failure is not None:
-                raise self.failure
+        while True:
+            with self._lock:
+                if self.num_restarts >= number:
+                    if self.num_opened > self._opened_before:
+                        return
+                    if self.failure is not None:
+                        raise self.failure
+                self._bells.append(bell := Bell())
+            bell.wait()

@@ -11,6 +11,7 @@ import pytest
 
 import feeder
 from feeder.devices import host
+from feeder.devices.bell import Bell
 from unit.small import WAIT_S, Aside, Counted, Held, Pure, chunk, ids, make
 
 
@@ -335,13 +336,13 @@ def test_where_a_thread_cannot_be_started_none_is_left_and_nothing_hangs(
 def test_the_end_is_told_to_all_who_wait_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     queue, come = host.HostQueue(4, lambda: "it"), threading.Semaphore(0)
     monkeypatch.setattr(host, "_SLOW_S", 10 * WAIT_S)  # Nobody looks by himself.
-    wait = queue._filled.wait
+    wait = Bell.wait
 
-    def noted(seconds: float) -> bool:
+    def noted(bell: Bell, seconds: float) -> bool:
         come.release()
-        return wait(seconds)
+        return wait(bell, seconds)
 
-    monkeypatch.setattr(queue._filled, "wait", noted)
+    monkeypatch.setattr(Bell, "wait", noted)
     waiting = [Aside(queue.get) for _ in range(3)]
     for _ in waiting:
         assert come.acquire(timeout=WAIT_S)

@@ -10,6 +10,7 @@ import pytest
 
 import feeder
 from feeder.devices import host
+from feeder.devices.bell import Bell
 from feeder.devices.host import HostQueue
 from unit.small import WAIT_S, Aside, make
 
@@ -25,14 +26,14 @@ def queue(monkeypatch: pytest.MonkeyPatch) -> HostQueue:
 
 def take_beside(queue: HostQueue, monkeypatch: pytest.MonkeyPatch) -> Aside:
     """A user who waits for a batch."""
-    waits, wait = threading.Event(), queue._filled.wait
+    waits, wait = threading.Event(), Bell.wait
 
-    def noted(seconds: float) -> bool:
+    def noted(bell: Bell, seconds: float) -> bool:
         waits.set()
-        return wait(seconds)
+        return wait(bell, seconds)
 
     with monkeypatch.context() as patch:
-        patch.setattr(queue._filled, "wait", noted)
+        patch.setattr(Bell, "wait", noted)
         user = Aside(queue.get)
         assert waits.wait(WAIT_S)
     return user
@@ -62,20 +63,20 @@ def test_nobody_waits_long(queue: HostQueue, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(host, "_YIELD_S", 0.001)
     with queue._lock:
         # A user who is woken and does not come: it is not told.
-        monkeypatch.setattr(queue._filled, "notify_all", lambda: None)
+        monkeypatch.setattr(queue, "_ring", lambda: None)
     queue.put([ANY])
     queue.yield_to_user()
     assert len(queue) == 1
     monkeypatch.undo()
     with queue._lock:
-        queue._filled.notify()
+        queue._ring()
     assert [*user.result()] == [ANY]
 
 
 def test_a_close_ends_the_moment(queue: HostQueue, monkeypatch: pytest.MonkeyPatch) -> None:
     user = take_beside(queue, monkeypatch)
     with monkeypatch.context() as patch:
-        patch.setattr(queue._filled, "notify_all", lambda: None)
+        patch.setattr(queue, "_ring", lambda: None)
         queue.put([ANY])
     waits, wait = threading.Event(), queue._drained.wait
 
