@@ -24,9 +24,9 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     """Add the command's parser."""
     parser = commands.add_parser(
         "consume",
-        description="Read batches until the stream ends, --limit is reached or SIGINT comes; then "
-        "say how fast they came and the digest of all their bytes, which is the same however they "
-        "were transported.",
+        description="Read batches until the stream ends, --limit is reached or SIGINT, SIGTERM or "
+        "SIGHUP comes; then say how fast they came and the digest of all their bytes, which is the "
+        "same however they were transported.",
     )
     add = parser.add_argument
     add(
@@ -150,13 +150,18 @@ class Reader:
 
 @contextlib.contextmanager
 def interrupts() -> Iterator[int]:
-    """An eventfd that becomes readable at SIGINT, which does nothing else."""
+    """An eventfd that becomes readable at SIGINT, SIGTERM and SIGHUP, which do nothing else; the
+    last is left alone where it is ignored, as `nohup` has it."""
     descriptor = os.eventfd(0)
-    before = signal.signal(signal.SIGINT, lambda *_: os.eventfd_write(descriptor, 1))
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        numbers.append(signal.SIGHUP)
+    before = [signal.signal(one, lambda *_: os.eventfd_write(descriptor, 1)) for one in numbers]
     try:
         yield descriptor
     finally:
-        signal.signal(signal.SIGINT, before)
+        for one, handler in zip(numbers, before, strict=True):
+            signal.signal(one, handler)
         os.close(descriptor)
 
 

@@ -124,16 +124,33 @@ def private_path() -> Path:
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
     if os.path.isabs(runtime):
         return Path(runtime, "feeder")
+    return _in_tmp()
+
+
+def _in_tmp() -> Path:
     return Path("/tmp", f"feeder-{os.geteuid()}")
 
 
-def private_directory(*, create: bool = True) -> Path:
+def private_file(name: str) -> Path:
+    """Return where a socket of ours may lie that peers are told of: in this user's directory of
+    sockets, or in that of /tmp where there is no such, or it is too long. Raises `ConfigError`."""
+    try:
+        path = private_directory() / name
+        if len(os.fsencode(path)) <= MAX_PATH_BYTES:
+            return path
+    except ConfigError:
+        if private_path() == _in_tmp():
+            raise
+    return private_directory(_in_tmp()) / name
+
+
+def private_directory(path: Path | None = None, *, create: bool = True) -> Path:
     """Return this user's directory of sockets, checked, and made where it is missing.
 
     ConfigError where it is not this user's own directory with mode 0700: whoever owns it could
     put a server of their own in the place of ours.
     """
-    path = private_path()
+    path = path or private_path()
     if create:
         try:
             path.mkdir(mode=0o700, exist_ok=True)

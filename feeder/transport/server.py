@@ -21,7 +21,7 @@ from feeder.errors import ConfigError, FeedError, ForkedError, RemoteError
 from feeder.metrics.figures import Figures
 from feeder.snapshot import Snapshot
 from feeder.transport import inheritance
-from feeder.transport.addresses import Address, private_directory
+from feeder.transport.addresses import Address, private_file
 from feeder.transport.arena import ArenaSlots
 from feeder.transport.arguments import check_arguments, check_checkpoints
 from feeder.transport.claims import claim
@@ -137,7 +137,7 @@ class Server:
         """The unix socket where consumers of this host fetch descriptors. It is named after an
         address, which one server holds at a time: a killed one's file is taken over."""
         name = xxhash.xxh3_64_hexdigest(self.addresses[0].encode())
-        listener = Listener(str(private_directory() / f"{name}.arenas"))
+        listener = Listener(str(private_file(f"{name}.arenas")))
         self._stack.callback(listener.close)
         return listener
 

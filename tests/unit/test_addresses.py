@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import feeder
 from feeder.errors import ConfigError
 from feeder.transport.addresses import (
     MAX_PATH_BYTES,
@@ -21,9 +22,11 @@ from feeder.transport.addresses import (
     default_address,
     parse,
     private_directory,
+    private_file,
     private_path,
 )
 from feeder.transport.claims import claim
+from unit.small import Pure, make
 
 HOLDER = """
 import sys
@@ -230,6 +233,35 @@ def test_a_directory_that_cannot_be_made_is_told(
         claim(default_address())
     with pytest.raises(ConfigError, match="no directory of sockets"):
         private_directory(create=False)
+
+
+def test_what_peers_are_told_of_lies_in_tmp_where_there_is_no_runtime_directory(
+    runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with sudo or cron; or where its path is too long for a socket."""
+    assert private_file("x.arenas") == runtime / "feeder/x.arenas"
+    long = runtime / ("l" * 90)
+    long.mkdir()
+    other = Path(f"/tmp/feeder-{os.geteuid()}/x.arenas")
+    for value in (long, runtime / "none"):
+        monkeypatch.setenv("XDG_RUNTIME_DIR", str(value))
+        assert private_file("x.arenas") == other
+    monkeypatch.setenv("XDG_RUNTIME_DIR", "")
+    monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    monkeypatch.setattr(Path, "mkdir", lambda *args, **settings: None)
+    with pytest.raises(ConfigError, match=r"/tmp/feeder-12345"):
+        private_file("x.arenas")
+
+
+def test_a_server_with_an_address_of_its_own_needs_no_runtime_directory(
+    runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", f"{runtime}/none")
+    with (
+        feeder.serve(lambda: make(Pure()), f"ipc://{runtime}/own.sock") as server,
+        feeder.connect(server.addresses[0]) as consumer,
+    ):
+        assert (next(consumer).step, consumer.plane) == (0, "shared")
 
 
 def test_a_live_address_cannot_be_claimed_by_a_second_process() -> None:

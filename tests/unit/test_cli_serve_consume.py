@@ -241,6 +241,24 @@ def test_serve_stops_while_a_consumer_reads() -> None:
     assert "Traceback" not in err
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_consume_saves_its_position_however_it_is_told_to_end(
+    folder: Path, number: signal.Signals
+) -> None:
+    words = ("--feed=more", "--every=1", "--limit=100000000", f"--save={folder}/position")
+    with serving("make_two"), started("consume", *words) as consumer:
+        assert consumer.stdout is not None and consumer.stderr is not None
+        lines = [read_line(consumer)]
+        consumer.send_signal(number)
+        # The reader has read ahead of that line.
+        lines += consumer.stdout.read().splitlines()
+        assert f"position saved: {folder}/position" in consumer.stderr.read()
+        assert consumer.wait(END_S) == 0
+    assert re.fullmatch("xxh3 [0-9a-f]{32}", lines[-1])
+    steps = [line.split()[1] for line in lines if line.startswith("step")]
+    assert Snapshot.read(folder / "position").states[0].summary[2] == int(steps[-1]) + 1
+
+
 def test_serve_tells_a_fetch_function_that_hangs() -> None:
     with serving("make_slow") as (process, _):
         assert digest_in(run("consume", "--limit=2"))
