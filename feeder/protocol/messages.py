@@ -92,6 +92,8 @@ class Used(Message, frozen=True, kw_only=True):
     sequence: Count
     pending: Count
     """Batches of this consumer's earlier leases that are still to be handed to the user."""
+    begun: bool
+    """Whether the user has asked for a batch: it means to start where it stands."""
     slots: Counts
     """Slots that nobody looks at any more, in any order: arena number * 2**16 + slot."""
     report: Report

@@ -51,6 +51,8 @@ class Beginning:
             self._feed.halt()
             return
         self._waits_since = None
+        for lease in here:
+            lease.takes_part = True
         positions = {lease.queue: self._position(lease) for lease in here if not lease.ended}
         steps = {queue: 0 if at is None else at.cut.step for queue, at in positions.items()}
         oldest = min(steps, key=lambda queue: steps[queue]) if steps else None

@@ -107,6 +107,7 @@ class Consumer:
             raise self._unusable
         if isinstance(self._ready, Loading):
             self._finish_loading(self._ready)
+        self._inbox.begun = True
         if not len(self._inbox.batches):
             # Nothing is there: what has been used and let go of must be known before the wait.
             self._receiver.waker.wake()

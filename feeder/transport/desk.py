@@ -6,7 +6,7 @@ import logging
 import math
 import time
 
-from feeder.errors import ConfigError, FeedError, LeaseLost, ProtocolError
+from feeder.errors import ConfigError, FeedError, LeaseLost, ProtocolError, ResumeError
 from feeder.protocol import messages as say
 from feeder.protocol.credit import credit_for
 from feeder.protocol.seats import Seats
@@ -62,10 +62,7 @@ class Desk:
             raise ProtocolError("a consumer's question came after a later one of its own")
         is_same = old is not None and old.consumer == message.consumer
         takes_over = message.takeover or is_same
-        for lease in self.leases:
-            place = None if lease is None else lease.place_after(lease.used)
-            if lease is not None and place is not None:
-                self.seats.move(lease.queue, place.step)
+        self._move_seats()
         undecided = message.token is None and not rejoins
         self.seats.check(
             queue, step, who, rejoins=rejoins, takes_over=takes_over, undecided=undecided
@@ -96,6 +93,28 @@ class Desk:
         self._resumes[queue] = resume
         lease.session.on("Open")
         return lease
+
+    def _move_seats(self) -> None:
+        for lease in self.leases:
+            place = None if lease is None else lease.place_after(lease.used)
+            if lease is not None and place is not None:
+                self.seats.move(lease.queue, place.step)
+
+    def _may_begin(self, lease: Lease) -> bool:
+        """Whether a consumer that has loaded no state, and asks for a batch, fits the others: else
+        all would wait for ever. It is told."""
+        seat = self.seats.seats[lease.queue]
+        if lease.takes_part or not seat.undecided:
+            return True
+        self._move_seats()
+        try:
+            self.seats.check(lease.queue, int(seat.step), lease.who, rejoins=False,
+                             takes_over=True, undecided=False)  # fmt: skip
+        except ResumeError as error:
+            self._send_away(lease, error)
+            self._lose_holder(lease.queue)
+            return False
+        return True
 
     def _evict(self, old: Lease, who: str, *, fences: bool) -> None:
         """Make room for a newcomer whose right has been checked."""
@@ -207,7 +226,9 @@ class Desk:
                 f"used {sequence} batches, expected from {lease.used} to {lease.sequence}"
             )
         lease.expires = (now := time.monotonic()) + self.lease_s
-        if self.seats.hear(lease.queue, uses=sequence > 0):
+        if message.begun and not self._may_begin(lease):
+            return
+        if self.seats.hear(lease.queue, uses=message.begun or sequence > 0):
             self._beginning.look_again()
         if message.slots:
             if not lease.shared:

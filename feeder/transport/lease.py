@@ -82,6 +82,8 @@ class Lease:
     """Number of the next batch to be sent."""
     used: int = 0
     """Batches that have been handed to the user."""
+    takes_part: bool = False
+    """Whether the feed has run for it."""
     pending: int = 0
     """Those of its earlier leases that have not, as far as is known."""
     ended: bool = False
@@ -164,6 +166,8 @@ class Lease:
         """Batches go out."""
         if run is not self.run:
             self.run, self.num_stale = run, len(self.sent)
+        if self.told[0]:
+            self.told = (), self.told[1]  # Batches tell that nobody is waited for.
         self.sent.extend(batches)
         self.place = batches[-1].place
         self.sequence += len(batches)

@@ -43,6 +43,7 @@ class Reading:
         self._tell = tell
         self._report = report
         self._expected = 0
+        self._has_begun = False
         self._told = -1  # Where nothing is pending is news, also before the first batch.
         self._names: tuple[str, ...] = ()
         self._row_bytes = 0
@@ -111,10 +112,12 @@ class Reading:
 
     # ---- what the server is told
 
-    def tell(self, handed: int, *, renew: bool = False) -> None:
-        """Tell how many batches have been handed out and which slots nobody looks at any more,
-        where that is news or is to be renewed."""
+    def tell(self, handed: int, *, begun: bool = False, renew: bool = False) -> None:
+        """Tell how many batches have been handed out and which slots nobody looks at any more, and
+        that the user has begun, where that is news or is to be renewed."""
         used = handed - self.base
+        renew = renew or begun > self._has_begun
+        self._has_begun = self._has_begun or begun
         slots = self.plane.take_released()
         while slots or used > self._told or renew:
             renew, self._told = False, max(used, self._told)
@@ -122,7 +125,8 @@ class Reading:
             self._tell(
                 say.Used(
                     generation=self.opened.generation, sequence=max(0, used),
-                    pending=max(0, -used), slots=slots, report=self._report(),
+                    pending=max(0, -used), begun=self._has_begun, slots=slots,
+                    report=self._report(),
                 )
             )  # fmt: skip
             point("consumer.used")

@@ -163,7 +163,7 @@ class Receiver:
         self.waker.clear()
         reading = self.inbox.reading
         if reading is not None and not self._leaving and self._talk.state in ("streaming", "ended"):
-            reading.tell(self.inbox.handed)
+            reading.tell(self.inbox.handed, begun=self.inbox.begun)
         while self._asked:
             self._asked.popleft()()
         self._look_at_clock()

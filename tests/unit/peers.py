@@ -32,7 +32,9 @@ OPEN: dict[str, Any] = {
 def used(generation: bytes, sequence: int, slots: tuple[int, ...] = ()) -> say.Used:
     """Return what a consumer says that has seen nothing worth telling."""
     report = say.Report(0.0, 0.0, 0, 0)
-    return say.Used(generation=generation, sequence=sequence, pending=0, slots=slots, report=report)
+    return say.Used(
+        generation=generation, sequence=sequence, pending=0, begun=False, slots=slots, report=report
+    )
 
 
 class Peer:

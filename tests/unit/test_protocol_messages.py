@@ -121,7 +121,8 @@ MESSAGES: dict[type[Message], st.SearchStrategy[Any]] = {
         reason=NAMES,
     ),
     Used: st.builds(
-        Used, generation=GENERATIONS, sequence=COUNTS, pending=COUNTS, slots=LISTS,
+        Used, generation=GENERATIONS, sequence=COUNTS, pending=COUNTS, begun=st.booleans(),
+        slots=LISTS,
         report=st.builds(Report, SECONDS, SECONDS, COUNTS, COUNTS),
     ),
     Look: st.builds(Look, version=st.just(PROTOCOL_VERSION), receipt=RECEIPTS),
@@ -173,7 +174,10 @@ EXAMPLES: list[Message] = [
         ended=(), consumer=bytes(16), attempt=0,
     ),
     Attached(generation=G, plane="shared", reason=""),
-    Used(generation=G, sequence=1, pending=0, slots=(1, 2), report=Report(0.5, 0.0, 0, 1)),
+    Used(
+        generation=G, sequence=1, pending=0, begun=False, slots=(1, 2),
+        report=Report(0.5, 0.0, 0, 1),
+    ),
     Look(version=PROTOCOL_VERSION, receipt=b""),
     Seen(data=b"{}", receipt=b"r"),
     Snapshot(generation=G, sequence=2, receipt=b""),
