@@ -43,6 +43,9 @@ _KEEPS_GIL_BYTES = 64 * 1024 if int(xxhash.VERSION.partition(".")[0]) >= 4 else 
 _LONGEST_PATH = 255
 """Of a longer one, which may be a position's text, messages show the ends."""
 
+_LOOK_BYTES = 1024 * 1024
+"""So much is read of a file that is no snapshot."""
+
 _FS = durable.OsFs()
 
 Rows = tuple[NDArray[Any], ...]
@@ -156,7 +159,9 @@ class Snapshot:
         """Read one from a file; raises `CheckpointError` and `SnapshotFormatError`."""
         try:
             with open(path, "rb") as file:
-                data = file.read()
+                # What is none may have no end, as /dev/zero.
+                is_one = file.peek(len(_MAGIC)).startswith(_MAGIC)
+                data = file.read(-1 if is_one else _LOOK_BYTES)
         except (OSError, ValueError) as error:  # ValueError: NUL in the path
             reason = error.strerror if isinstance(error, OSError) else error
             raise CheckpointError(

@@ -65,6 +65,8 @@ def main(arguments: argparse.Namespace) -> int:
 
     if arguments.save is not None and not arguments.save.absolute().parent.is_dir():
         raise ConfigError(f"--save is {str(arguments.save)!r}, whose folder is missing")
+    if arguments.save is not None and arguments.save.exists() and not arguments.save.is_file():
+        raise ConfigError(f"--save is {str(arguments.save)!r}, which is there and no file")
     consumer = feeder.connect(
         arguments.addresses or None,
         feed=arguments.feed,

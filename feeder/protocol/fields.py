@@ -25,6 +25,10 @@ SEEN_BYTES = 64 * 1024 * 1024
 """The figures of all feeds are at most so large."""
 MAX_ITEMS = 1024
 """A list in a message has at most so many items; more go in several messages."""
+MAX_NAME = 1024
+"""A name has at most so many characters."""
+MAX_AXES = 31
+"""A column has at most so many axes beside the rows."""
 MAX_TEXT = 64 * 1024
 """A text from the server has at most so many characters, a remote traceback too."""
 MAX_CREDIT = 1024
@@ -45,10 +49,10 @@ Positive = Annotated[int, Meta(ge=1, le=MAX_COUNT)]
 Credit = Annotated[int, Meta(ge=0, le=MAX_CREDIT)]
 Generation = Annotated[bytes, Meta(min_length=24, max_length=24)]
 Receipt = Annotated[bytes, Meta(max_length=RECEIPT_BYTES)]
-Name = Annotated[str, Meta(max_length=1024)]
+Name = Annotated[str, Meta(max_length=MAX_NAME)]
 Text = Annotated[str, Meta(max_length=MAX_TEXT)]
 Rows = Annotated[bytes, Meta(max_length=ROWS_BYTES)]
-Shape = Annotated[tuple[Count, ...], Meta(max_length=31)]
+Shape = Annotated[tuple[Count, ...], Meta(max_length=MAX_AXES)]
 DType = Annotated[
     str, Meta(max_length=32, pattern=r"^[<>|]([biufcSU][0-9]+|[mM]8(\[[0-9a-zA-Z]+\])?)\Z")
 ]

@@ -25,7 +25,6 @@ from feeder.transport.faults import point
 from feeder.transport.inbox import Loading
 from feeder.transport.reading import Reading
 from feeder.transport.receiver import Receiver
-from feeder.transport.remote import RemotePlace
 from workers.batch import Batch
 from workers.scope import Scope
 from workers.stats import Handed
@@ -170,10 +169,7 @@ class Consumer:
         if self._place is not None:
             return {STATE_KEY: self._place.state(self._reading.columns)}
         loaded = self._ready.position if isinstance(self._ready, Loading) else self._loaded
-        if loaded is not None:
-            return {STATE_KEY: loaded}
-        reading = self._reading
-        return {STATE_KEY: RemotePlace(reading.identity, reading.opened.token).state(None)}
+        return {STATE_KEY: loaded or self._inbox.start}
 
     def load_state_dict(self, state_dict: dict[str, bytes]) -> None:
         """Go on from a state dict; before the first batch alone. Raises `ResumeError`."""

@@ -22,7 +22,7 @@ from feeder.transport.faults import point
 from feeder.transport.inbox import Inbox
 from feeder.transport.plane import Plane
 from feeder.transport.reading import Reading
-from feeder.transport.remote import RemotePlace, error_of
+from feeder.transport.remote import RemotePlace, columns_in, error_of
 from feeder.transport.wish import Wish
 
 logger = logging.getLogger("feeder")
@@ -235,8 +235,10 @@ class Conversation:
         self._waiting, self._receipt = (), b""
         self._generation = opened.generation
         reading = Reading(opened, plane, inbox.received, self._tell, inbox.report)
-        if inbox.reading is not None:
-            reading.columns = inbox.reading.columns
+        before = None if inbox.reading is None else inbox.reading.columns
+        reading.columns = before or columns_in(self._token, opened.name)
+        # Once: a later server is asked for what comes after all that has been received.
+        start = inbox.start or RemotePlace(reading.identity, opened.token).state(reading.columns)
         point("consumer.opened")
         self._session.on("Attached")
         reading.begin()
@@ -244,7 +246,7 @@ class Conversation:
             self._token = opened.token
         if inbox.num_opened:
             logger.info("consumer: a server is there again")
-        inbox.open(reading)
+        inbox.open(reading, start)
 
     def _take_batches(self, message: say.Batches, frames: list[Any]) -> None:
         batches = self._reading.read(message, frames)

@@ -15,6 +15,7 @@ from feeder.errors import ConfigError, FeedError, RemoteError
 from feeder.protocol import messages as say
 from feeder.protocol.checks import checksum, pieces
 from feeder.protocol.credit import credit_for
+from feeder.protocol.fields import MAX_AXES
 from feeder.snapshot import Snapshot
 from feeder.transport.faults import point
 from feeder.transport.feeds import Run, ServedFeed
@@ -179,6 +180,11 @@ class Delivery:
                 raise ConfigError(
                     f"column {column.name!r} has dtype {column.dtype}, which cannot be served; "
                     "give each field a column of its own"
+                )
+            if len(column.shape) > MAX_AXES:
+                raise ConfigError(
+                    f"column {column.name!r} has {len(column.shape)} axes beside the rows, "
+                    f"expected at most {MAX_AXES}; flatten it"
                 )
         spec = say.Spec(
             generation=lease.generation,

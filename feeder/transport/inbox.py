@@ -49,6 +49,8 @@ class Inbox:
         """The batches; credit bounds their number."""
         self.tally = Tally()
         """What this consumer counts of itself."""
+        self.start = b""
+        """Where the consumer stood when it was first given the queue, as a state dict has it."""
         self.received = 0
         """Batches received since the start."""
         self.handed = 0
@@ -89,10 +91,10 @@ class Inbox:
             self.num_restarts = number
             self._opened_before = self.num_opened
 
-    def open(self, reading: Reading) -> None:
+    def open(self, reading: Reading, start: bytes) -> None:
         """A server has given the queue."""
         with self._lock:
-            self.reading = reading
+            self.reading, self.start = reading, start
             self.num_opened += 1
             self._ring()
 

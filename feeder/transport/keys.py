@@ -158,7 +158,8 @@ def make_keys(directory: str | os.PathLike[str], name: str = DEFAULT_CLIENT) -> 
         raise ConfigError(f"client name {name!r}, expected letters, digits and '._-'")
     folder, clients = Path(directory), Path(directory, CLIENTS)
     try:
-        clients.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for made in (folder, clients):  # Who may write there says who comes in.
+            made.mkdir(mode=0o700, parents=True, exist_ok=True)
         client = (clients / (name + PUBLIC), folder / (name + SECRET))
         server = (folder / (SERVER + PUBLIC), folder / (SERVER + SECRET))
         _require_none(client)

@@ -49,7 +49,7 @@ class Reading:
         self._row_bytes = 0
         self._is_uniform = True
         self.columns: Columns | None = None
-        """The columns, once the server has told them."""
+        """The columns, where the server has told them or the position has them."""
         self.credit = max(1, opened.credit)
         """Batches that may be under way."""
         self.renew_at = time.monotonic() + min(_TELL_S, opened.lease_s / 3)
@@ -83,7 +83,7 @@ class Reading:
     def read(self, message: say.Batches, frames: list[Any]) -> list[Batch]:
         """The batches of a message. Raises `ProtocolError` where they are not the next ones, or
         not what was sent."""
-        if self.columns is None:
+        if not self._names:
             raise ProtocolError("batches came before their columns")
         batches: list[Batch] = []
         for group in message.groups:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +12,7 @@ from feeder.config import FeedConfig
 from feeder.coordinator import Coordinator
 from feeder.errors import ConfigError, ResumeError
 from feeder.positions import Positions
-from feeder.protocol.fields import HEADER_BYTES
+from feeder.protocol.fields import HEADER_BYTES, MAX_ITEMS, MAX_NAME
 from feeder.snapshot import Snapshot, StreamState
 from feeder.statedict import unpack_position
 from workers.batch import Cut
@@ -42,6 +42,7 @@ class Recipe:
         """What the feed's positions mean."""
         self.origin: Resume | None = None
         """Where consumers begin that come without a position; None for the feed's beginning."""
+        _check_names(name, self.config.stream.names)
         if self.config.stream.order == "arrival" and len(self.config.devices) > 1:
             raise ConfigError(
                 f"feed {name!r} has order='arrival' and {len(self.config.devices)} queues: what "
@@ -147,6 +148,22 @@ class Recipe:
             self._next = coordinator
             raise
         return config
+
+
+def _check_names(feed: str, columns: Sequence[str]) -> None:
+    """Whether consumers can be told of them. Raises `ConfigError`."""
+    if len(columns) > MAX_ITEMS:
+        raise ConfigError(
+            f"feed {feed!r} has {len(columns)} columns, expected at most {MAX_ITEMS}; a served "
+            "batch holds no more: stack them"
+        )
+    for kind, name in [("feed", feed), *(("column", column) for column in columns)]:
+        # Surrogates stand for what is no text, as in names of files.
+        if len(name) > MAX_NAME or name != name.encode(errors="ignore").decode():
+            raise ConfigError(
+                f"{kind} name {name[:50]!r} has {len(name)} characters, expected at most "
+                f"{MAX_NAME}, all of which UTF-8 has; what is served is told of by name"
+            )
 
 
 def make_recipes(

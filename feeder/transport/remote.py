@@ -129,6 +129,14 @@ def columns_of(spec: say.Spec) -> Columns:
     )  # fmt: skip
 
 
+def columns_in(position: bytes | None, name: str) -> Columns | None:
+    """The columns of a feed, where a position that its server has taken has them."""
+    if position is None or is_token(position):
+        return None
+    states = Snapshot.from_bytes(position).states
+    return next((state.columns for state in states if state.name == name), None)
+
+
 def error_of(fault: say.Fault) -> FeedError:
     """The error that a server tells, with its traceback there as a note."""
     kind = getattr(errors, fault.kind)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import stat
 import subprocess
 import sys
 from collections.abc import Callable
@@ -63,8 +64,9 @@ def test_inspect_tells_an_error_in_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "snapshot").write_bytes(b"no snapshot")
-    assert run(["inspect", str(tmp_path / "snapshot")]) == 1
-    assert capsys.readouterr().err.startswith("feeder: ")
+    for path in (tmp_path / "snapshot", "/dev/zero"):
+        assert run(["inspect", str(path)]) == 1
+        assert capsys.readouterr().err.startswith("feeder: ")
 
 
 def test_keygen_makes_keys_for_both_sides(
@@ -76,6 +78,16 @@ def test_keygen_makes_keys_for_both_sides(
     assert f"scp -p '{tmp_path}/a dir/server.key' '{tmp_path}/a dir/client.key_secret'" in told
     client = ClientKeys.read(tmp_path / "a dir", "client")
     assert ServerKeys.read(tmp_path / "a dir").allowed == {client.public}
+
+
+def test_whoever_is_let_in_is_said_by_this_user_alone(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        assert run(["keygen", str(tmp_path / "new")]) == 0
+    finally:
+        os.umask(before)
+    for folder in (tmp_path / "new", tmp_path / "new/clients"):
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 
 
 def test_keygen_adds_clients_and_overwrites_nothing(

@@ -566,6 +566,8 @@ def test_consume_tells_an_error_of_the_feed_and_saves() -> None:
         (["--queue=5"], 2, "queue is 5"),
         (["--resume=missing"], 1, "'missing'"),
         (["--save=no/such/folder"], 2, "whose folder is missing"),
+        (["--save=/dev/null"], 2, "is there and no file"),
+        (["--resume=/dev/zero"], 1, "are no snapshot"),
         (["--keys=nowhere"], 2, "nowhere"),
     ],
     ids=lambda words: words[0] if isinstance(words, list) else "",

@@ -14,6 +14,7 @@ import feeder
 from conformance.served import reading, serving
 from feeder.transport import serving as serving_module
 from feeds import make
+from unit import small
 
 END_S = 20.0
 
@@ -197,3 +198,45 @@ def test_a_fault_of_the_servers_own_reaches_who_asks_for_a_queue(
         with reading(server) as consumer:
             assert next(consumer).step == 0
     caplog.clear()  # The traceback that was logged holds the server.
+
+
+WRONG: dict[str, tuple[Any, list[str], str]] = {
+    "columns": (
+        lambda call: [np.zeros(4)] * 1025, [f"c{i}" for i in range(1025)],
+        "feed 'train' has 1025 columns, expected at most 1024",
+    ),
+    "a long name": (
+        lambda call: [np.zeros(4)], ["x" * 1025],
+        "column name 'x+' has 1025 characters, expected at most 1024",
+    ),
+    "a name that is no text": (
+        lambda call: [np.zeros(4)], ["x\udc80"],
+        r"column name 'x\\udc80' has 2 characters, .*UTF-8",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("fetch", "names", "told"), WRONG.values(), ids=WRONG)
+def test_names_that_consumers_cannot_be_told_are_refused(
+    fetch: Any, names: list[str], told: str
+) -> None:
+    with pytest.raises(feeder.ConfigError, match=told):
+        feeder.serve(lambda: small.make(fetch, names), "tcp://127.0.0.1:0")
+
+
+@pytest.mark.parametrize(
+    ("array", "told"),
+    [
+        (np.zeros((4, *[1] * 32)), "column 'id' has 32 axes beside the rows, expected at most 31"),
+        (np.zeros(4, [("a", "i4")]), r"column 'id' has dtype .*, which cannot be served; give"),
+    ],
+)
+def test_columns_that_consumers_cannot_be_told_are_an_error_of_the_feed(
+    array: Any, told: str
+) -> None:
+    if array.ndim > 32 and np.lib.NumpyVersion(np.__version__) < "2.0.0":
+        pytest.skip("NumPy 1 has no such arrays")
+    with serving(lambda: small.make(lambda call: [array])) as server, reading(server) as consumer:
+        for _ in range(2):
+            with pytest.raises(feeder.ConfigError, match=told):
+                next(consumer)

@@ -118,6 +118,28 @@ def test_who_comes_back_with_its_last_batches_unused_holds_the_end_up(
         assert steps == [*range(10)]
 
 
+def test_before_the_first_batch_the_position_stays_though_the_server_does_not(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The next one is asked for what comes after all that was received."""
+    monkeypatch.setattr(Serving, "_farewell", lambda serving: None)
+    address = f"ipc://{tmp_path}/feed"
+    with feeder.serve(fifty, address):
+        consumer = feeder.connect(address, credit=4)
+        state = consumer.state_dict()
+        while not consumer.stats()["prefetched_batches"]:
+            consumer.snapshot()
+        assert consumer.state_dict() == state
+    with consumer, feeder.serve(fifty, address):
+        while not consumer.stats()["reconnects"]:
+            with contextlib.suppress(feeder.RemoteError):
+                consumer.snapshot()
+        assert consumer.state_dict() == state
+        with make(Pure(50, rows=4)) as whole:
+            assert whole.state_dict() == state
+        assert [batch.step for batch in consumer] == [*range(50)]
+
+
 def test_who_comes_back_late_is_given_all_that_is_its_own(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
