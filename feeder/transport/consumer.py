@@ -205,11 +205,6 @@ class Consumer:
         question = self._receiver.ask_snapshot()
         try:
             return Snapshot.from_bytes(question.result(_ANSWER_S))
-        except TimeoutError:
-            question.cancel()
-            raise RemoteError(
-                f"no snapshot: no answer within {_ANSWER_S:g} s; use state_dict()"
-            ) from None
         except SnapshotFormatError as error:
             raise RemoteError(f"the server sent a bad snapshot: {error}") from error
 

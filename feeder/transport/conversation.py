@@ -5,22 +5,21 @@ The state of the conversation without its connection: the I/O thread owns both.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import secrets
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future, InvalidStateError
 from dataclasses import replace
 from typing import Any
 
-from feeder.errors import FeedError, ProtocolError, RemoteError, TransportError
+from feeder.errors import FeedError, ProtocolError, TransportError
 from feeder.protocol import messages as say
 from feeder.protocol.session import CONSUMER, Session
 from feeder.transport.attaching import Attachment
 from feeder.transport.faults import point
 from feeder.transport.inbox import Inbox
 from feeder.transport.plane import Plane
+from feeder.transport.question import Question
 from feeder.transport.reading import Reading
 from feeder.transport.remote import RemotePlace, columns_in, error_of
 from feeder.transport.wish import Wish
@@ -64,8 +63,8 @@ class Conversation:
         self._waiting: tuple[int, ...] = ()
         self._ended: tuple[int, ...] = ()
         # Snapshots that are wanted, and the one that has been asked for.
-        self._questions: deque[Future[bytes]] = deque()
-        self._asked: Future[bytes] | None = None
+        self._questions: deque[Question] = deque()
+        self._asked: Question | None = None
         self._receipt = b""
         # Whether the server answers: not where it has ended the lease, or the connection is gone.
         self._is_answered = False
@@ -156,7 +155,7 @@ class Conversation:
             )
         )
 
-    def ask_snapshot(self, question: Future[bytes]) -> None:
+    def ask_snapshot(self, question: Question) -> None:
         """Ask for the state after what has been handed out, once the answer before has come."""
         self._questions.append(question)
         self._ask()
@@ -165,12 +164,12 @@ class Conversation:
         inbox, reading = self._inbox, self._inbox.reading
         while self._questions and self._asked is None:
             question = self._questions.popleft()
-            if question.cancelled():
+            if question.given_up:
                 continue
             if not self._is_answered or self.state not in ("streaming", "ended", "failed"):
-                _refuse(question, str(inbox.failure or self.describe_wait()))
+                question.refuse(str(inbox.failure or self.describe_wait()))
             elif reading is None or not reading.ask_snapshot(inbox.handed, self._receipt):
-                _refuse(question, _UNKNOWN)
+                question.refuse(_UNKNOWN)
             else:
                 self._asked = question
 
@@ -179,7 +178,7 @@ class Conversation:
         self._is_answered = False
         for question in (*self._questions, self._asked):
             if question is not None:
-                _refuse(question, why)
+                question.refuse(why)
         self._questions.clear()
 
     # ---- said by the server
@@ -273,10 +272,9 @@ class Conversation:
             raise ProtocolError("a snapshot came that was not asked for")
         self._receipt = message.receipt
         if message.data is None:
-            _refuse(question, _UNKNOWN)
+            question.refuse(_UNKNOWN)
         else:
-            with contextlib.suppress(InvalidStateError):
-                question.set_result(message.data)
+            question.answer(message.data)
         self._ask()
 
     def _take_end(self, message: say.End) -> None:
@@ -285,9 +283,3 @@ class Conversation:
         place: Any = RemotePlace(self._reading.identity, message.token)
         self._inbox.batches.finish(place)
         point("consumer.end")
-
-
-def _refuse(question: Future[bytes], why: str) -> None:
-    # Who asked may have given up, or have been answered before.
-    with contextlib.suppress(InvalidStateError):
-        question.set_exception(RemoteError(f"no snapshot: {why}; use state_dict()"))

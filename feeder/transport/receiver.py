@@ -8,7 +8,6 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future
 
 from feeder.devices.cuda.landing import Landing
 from feeder.errors import (
@@ -28,6 +27,7 @@ from feeder.transport.attaching import OwnLimitError
 from feeder.transport.conversation import Conversation
 from feeder.transport.faults import point
 from feeder.transport.inbox import Inbox
+from feeder.transport.question import Question
 from feeder.transport.tries import Patience, Tries
 from feeder.transport.waker import Waker
 from feeder.transport.wire import Wire, wait_for
@@ -95,9 +95,9 @@ class Receiver:
         self.inbox.batches.close()
         reading.leave(self.inbox.handed)
 
-    def ask_snapshot(self) -> Future[bytes]:
+    def ask_snapshot(self) -> Question:
         """Ask for the state after what has been handed out."""
-        question: Future[bytes] = Future()
+        question = Question()
         self.ask(lambda: self._talk.ask_snapshot(question))
         return question
 

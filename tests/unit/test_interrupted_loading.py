@@ -1,5 +1,5 @@
-"""A trainer that is interrupted, as by Ctrl-C, while its consumer loads a state: the state counts,
-and is gone on from."""
+"""A trainer that is interrupted, as by Ctrl-C, while its consumer loads a state, which counts, and
+is gone on from; or while it asks for a snapshot."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -110,8 +109,10 @@ def test_a_state_that_is_refused_does_not_count(state: dict[str, bytes]) -> None
         assert next(consumer).step == 0
 
 
-def test_interrupts_at_any_moment_hang_nothing(state: dict[str, bytes]) -> None:
-    is_on, chance = False, random.Random(5)
+@pytest.fixture
+def interrupted() -> Iterator[Callable[[float, Callable[[], object]], None]]:
+    """What has a call interrupted so many seconds after it has begun, where it is not over."""
+    is_on = False
 
     def interrupt(number: int, frame: object) -> None:
         nonlocal is_on
@@ -119,26 +120,48 @@ def test_interrupts_at_any_moment_hang_nothing(state: dict[str, bytes]) -> None:
             is_on = False
             raise Interrupt
 
-    def step_of(position: dict[str, bytes]) -> int:
-        return feeder.Snapshot.from_bytes(position["feeder"]).states[0].summary[2]
+    def call(after_s: float, what: Callable[[], object]) -> None:
+        nonlocal is_on
+        try:
+            is_on = True
+            signal.setitimer(signal.ITIMER_REAL, after_s)
+            what()
+            is_on = False
+        except Interrupt:
+            pass
 
     before = signal.signal(signal.SIGALRM, interrupt)
-    lengths = [0.003]
     try:
-        for _ in range(40):
-            # A server of its own: rewinds are rate-limited.
-            with serving(factory) as server, reading(server) as consumer:
-                longest = sorted(lengths)[len(lengths) // 2]
-                began = time.monotonic()
-                with suppress(Interrupt):
-                    is_on = True
-                    signal.setitimer(signal.ITIMER_REAL, chance.uniform(2e-5, longest))
-                    consumer.load_state_dict(state)
-                    is_on = False
-                lengths.append(time.monotonic() - began)
-                step = step_of(consumer.state_dict())
-                assert step in (0, AT)
-                assert [batch.step for batch in consumer] == [*range(step, NUM)]
+        yield call
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+
+
+def step_of(position: dict[str, bytes]) -> int:
+    return feeder.Snapshot.from_bytes(position["feeder"]).states[0].summary[2]
+
+
+def test_interrupts_at_any_moment_hang_nothing(interrupted: Any, state: dict[str, bytes]) -> None:
+    lengths, chance = [0.003], random.Random(5)
+    for _ in range(40):
+        # A server of its own: rewinds are rate-limited.
+        with serving(factory) as server, reading(server) as consumer:
+            began = time.monotonic()
+            after_s = chance.uniform(2e-5, sorted(lengths)[len(lengths) // 2])
+            interrupted(after_s, lambda: consumer.load_state_dict(state))
+            lengths.append(time.monotonic() - began)
+            step = step_of(consumer.state_dict())
+            assert step in (0, AT)
+            assert [batch.step for batch in consumer] == [*range(step, NUM)]
+
+
+def test_nor_do_they_break_snapshots(interrupted: Any) -> None:
+    chance = random.Random(9)
+    with serving(factory) as server, reading(server) as consumer:
+        next(consumer)
+        state = consumer.snapshot()
+        for _ in range(2000):
+            interrupted(chance.uniform(1e-5, 1e-3), consumer.snapshot)
+        assert bytes(consumer.snapshot()) == bytes(state)
+        assert [batch.step for batch in consumer] == [*range(1, NUM)]
