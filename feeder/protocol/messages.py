@@ -59,6 +59,8 @@ class Open(Message, frozen=True, kw_only=True):
     """Batches that the user may keep beside them."""
     intent: Literal["start", "rejoin"]
     """Whether a trainer starts from its checkpoint, or comes back after a lost connection."""
+    undecided: bool
+    """Whether it came without a position, and its user may still load a state."""
     takeover: bool
     """Whether to take the queue from a consumer that lives."""
     consumer: Annotated[bytes, Meta(min_length=16, max_length=16)]

@@ -27,13 +27,24 @@ class Seat:
     """Number in the stream of the next batch that its consumer expects."""
     undecided: bool = False
     """Whether it was opened at the very start and has used nothing: it may still load a state."""
+    starts: bool = False
+    """Whether the holder starts a run of training, and does not come back within one."""
+    takes_part: bool = False
+    """Whether the feed has run for the holder."""
     ended: bool = False
     """Whether its last consumer has had everything: it need not be there again."""
+    had_ended: bool = False
+    """Whether that was so of the last holder for whom the feed had run."""
 
     @property
     def taken(self) -> bool:
         """Whether a living consumer holds it."""
         return self.holder is not None and self.alive
+
+    @property
+    def begins_anew(self) -> bool:
+        """Whether a holder wants the feed to run who had no part in it yet: all are to come."""
+        return self.taken and self.starts and not self.takes_part
 
 
 class Seats:
@@ -58,9 +69,11 @@ class Seats:
         ]
 
     def check(
-        self, queue: int, step: int, who: str, *, rejoins: bool, takes_over: bool, undecided: bool
-    ) -> None:
-        """Whether somebody may open a queue at a position; changes nothing.
+        self, queue: int, step: int, who: str, *, rejoins: bool = False, takes_over: bool = False,
+        undecided: bool = False, apart_from: Collection[int] = (),
+    ) -> None:  # fmt: skip
+        """Whether somebody may open a queue at a position, apart from where the holders of some
+        queues stand; changes nothing.
 
         Raises `LeaseLost` where a living consumer holds the queue, and `ResumeError` where other
         queues stand at other rounds.
@@ -74,7 +87,8 @@ class Seats:
         if rejoins or undecided:
             return
         rounds = {i: s.step // len(self.seats) for i, s in enumerate(self.seats)
-                  if i != queue and s.taken and not s.undecided}  # fmt: skip
+                  if i != queue and i not in apart_from and s.taken
+                  and not s.undecided}  # fmt: skip
         mine = self.first_step(step, queue) // len(self.seats)
         if any(other != mine for other in rounds.values()):
             told = ", ".join(f"queue {i} at round {int(r)}" for i, r in rounds.items())
@@ -85,18 +99,18 @@ class Seats:
 
     def take(self, queue: int, step: int, who: str, *, rejoins: bool, undecided: bool) -> None:
         """Seat a consumer whose right has been checked."""
-        if not rejoins:
-            for seat in self._others(queue):
-                seat.ended = False
+        before = self.seats[queue]
         self.seats[queue] = Seat(
-            holder=who, alive=True, step=self.first_step(step, queue), undecided=undecided
-        )
+            holder=who, alive=True, step=self.first_step(step, queue), undecided=undecided,
+            starts=not rejoins,
+            had_ended=before.ended or (before.had_ended and not before.takes_part),
+        )  # fmt: skip
 
     def hear(self, queue: int, *, uses: bool) -> bool:
         """The holder lives; and whether it has used a batch. Whether that is news."""
         seat = self.seats[queue]
         before = seat.alive, seat.undecided
-        seat.alive = True
+        seat.alive, seat.ended = True, False
         seat.undecided = seat.undecided and not uses
         return before != (seat.alive, seat.undecided)
 
@@ -107,6 +121,7 @@ class Seats:
     def leave(self, queue: int, *, ended: bool) -> None:
         """The holder has gone of its own will."""
         seat = self.seats[queue]
+        ended = ended or (seat.had_ended and not seat.takes_part)
         self.seats[queue] = Seat(step=math.inf if ended else seat.step, ended=ended)
 
     def end(self, queues: Iterable[int]) -> None:
@@ -117,24 +132,28 @@ class Seats:
 
     def lose(self, queue: int) -> None:
         """The holder's connection is dead, or its lease has run out."""
-        self.seats[queue].alive = False
+        seat = self.seats[queue]
+        seat.alive, seat.ended = False, seat.had_ended and not seat.takes_part
 
     def missing(self) -> list[int]:
         """The queues that the feed waits for: nobody holds them, or their consumer stands at the
         very start, unused, while another has loaded a state."""
         begun = self._origin + len(self.seats)
         loaded = any(s.taken and not s.undecided and s.step >= begun for s in self.seats)
+        ended = self._ended()
         return [
             i
             for i, seat in enumerate(self.seats)
-            if not (seat.taken or seat.ended) or (seat.undecided and loaded)
+            if not (seat.taken or i in ended) or (seat.undecided and loaded)
         ]
 
     def news(self, have_all: Collection[int] = ()) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """The queues that the feed waits for, and those that have ended, among them those whose
         consumers are still there and have had everything."""
-        ended = [i for i, seat in enumerate(self.seats) if seat.ended or i in have_all]
-        return tuple(self.missing()), tuple(ended)
+        return tuple(self.missing()), tuple(sorted(self._ended() | {*have_all}))
 
-    def _others(self, queue: int) -> list[Seat]:
-        return [seat for i, seat in enumerate(self.seats) if i != queue]
+    def _ended(self) -> set[int]:
+        """The queues that have ended, as long as nobody wants the feed to run again."""
+        if any(seat.begins_anew for seat in self.seats):
+            return set()
+        return {i for i, seat in enumerate(self.seats) if seat.ended}

@@ -6,7 +6,9 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections.abc import Sequence
 
+from feeder.errors import ResumeError
 from feeder.protocol.seats import Seats
 from feeder.transport.delivery import Delivery
 from feeder.transport.feeds import ServedFeed
@@ -52,7 +54,7 @@ class Beginning:
             return
         self._waits_since = None
         for lease in here:
-            lease.takes_part = True
+            self._seats.seats[lease.queue].takes_part = True
         positions = {lease.queue: self._position(lease) for lease in here if not lease.ended}
         steps = {queue: 0 if at is None else at.cut.step for queue, at in positions.items()}
         oldest = min(steps, key=lambda queue: steps[queue]) if steps else None
@@ -84,6 +86,40 @@ class Beginning:
         )  # fmt: skip
         self.begin(without_missing=True)
         return math.inf
+
+    def move_seats(self) -> None:
+        """Note how far consumers have used their queues."""
+        for lease in self._leases:
+            place = None if lease is None else lease.place_after(lease.used)
+            if lease is not None and place is not None:
+                self._seats.move(lease.queue, place.step)
+
+    def starts(self, lease: Lease) -> bool:
+        """Whether a consumer whose user asks for a batch starts where it stands: not where it has
+        loaded no state, and others have gone on."""
+        seat = self._seats.seats[lease.queue]
+        if seat.takes_part or lease.rejoins or not seat.undecided:
+            return True
+        self.move_seats()
+        return self._out_of_step(lease) is None
+
+    def refusal(self, lease: Lease, now: float, lease_s: float) -> ResumeError | None:
+        """What it is told where it has not been able to for a lease's time, since all would wait
+        for ever; until then the others may be replaced."""
+        # Who has been sent everything leaves by itself.
+        leaving = [other.queue for other in self._leases if other is not None and other.ended]
+        error = self._out_of_step(lease, leaving)
+        since = lease.out_of_step_since or now
+        lease.out_of_step_since = None if error is None else since
+        return error if now >= since + lease_s else None
+
+    def _out_of_step(self, lease: Lease, apart_from: Sequence[int] = ()) -> ResumeError | None:
+        step = int(self._seats.seats[lease.queue].step)
+        try:
+            self._seats.check(lease.queue, step, lease.who, takes_over=True, apart_from=apart_from)
+        except ResumeError as error:
+            return error
+        return None
 
     def _is_here(self, lease: Lease) -> bool:
         """Whether it is not one that hangs before it can take batches. A feed that cannot go back

@@ -12,6 +12,7 @@ from typing import Any
 
 from feeder.errors import (
     ClosedError,
+    ConfigError,
     FeedError,
     ForkedError,
     RemoteError,
@@ -191,9 +192,18 @@ class Consumer:
         try:
             self._inbox.wait_for_opened(state.number)
             self._loaded = state.position
-        except FeedError:
+        except (ConfigError, ResumeError):
             self._ready = deque()  # It is refused.
             raise
+        except FeedError:
+            self._drop_ready()
+            raise
+        self._ready = deque()
+
+    def _drop_ready(self) -> None:
+        """Nothing more is handed out. A state that was to be gone on from stays the position."""
+        if isinstance(self._ready, Loading):
+            self._loaded = self._ready.position
         self._ready = deque()
 
     def snapshot(self) -> Snapshot:
@@ -202,6 +212,9 @@ class Consumer:
         (`state_dict` is always there); `ClosedError` after `close`."""
         self._check_usable()
         self._inbox.tally.ask(time.monotonic())
+        state = self._ready
+        if isinstance(state, Loading):  # It may have been interrupted before that was asked.
+            self._receiver.ask(lambda: self._receiver.reopen(state.number, state.position))
         question = self._receiver.ask_snapshot()
         try:
             return Snapshot.from_bytes(question.result(_ANSWER_S))
@@ -237,7 +250,7 @@ class Consumer:
             return
         self._unusable = ClosedError("the consumer is closed")
         self._forgotten.detach()
-        self._ready = deque()
+        self._drop_ready()
         self._receiver.ask(self._receiver.stop)
         self._scope.close(_STOP_S)
         self._handed.drop()

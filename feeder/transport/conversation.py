@@ -55,6 +55,7 @@ class Conversation:
         # Where the next batch comes from: after the last one that came, else at the token.
         self._last: Any = None
         self._token = token
+        self._has_position = token is not None or wish.rejoins
         self._consumer = secrets.token_bytes(16)
         self._attempt = self._num_opens = 0
         # Of the lease in force.
@@ -111,7 +112,7 @@ class Conversation:
         """Start at another place, before any batch was handed out. False where that takes another
         connection."""
         self._inbox.clear(number)
-        self._last, self._token = None, token
+        self._last, self._token, self._has_position = None, token, True
         self.rejoins, self.has_ended = self._wish.rejoins, False
         return self._open_anew("another state was loaded")
 
@@ -147,6 +148,7 @@ class Conversation:
             self._wish.ask(
                 token=self._token if self._last is None else self._last.token,
                 rejoins=self.rejoins,
+                undecided=not (self._has_position or self._inbox.begun or self._inbox.received),
                 # Once: later another may hold the queue by right.
                 takes_over=self._wish.takes_over and not self._inbox.num_opened,
                 consumer=self._consumer,

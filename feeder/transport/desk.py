@@ -6,7 +6,7 @@ import logging
 import math
 import time
 
-from feeder.errors import ConfigError, FeedError, LeaseLost, ProtocolError, ResumeError
+from feeder.errors import ConfigError, FeedError, LeaseLost, ProtocolError
 from feeder.protocol import messages as say
 from feeder.protocol.credit import credit_for
 from feeder.protocol.seats import Seats
@@ -40,6 +40,7 @@ class Desk:
         self._delivery = Delivery(feed, send)
         self.used = Used(feed.recipe)
         """How far all consumers have used the feed."""
+        self._finished: Resume | None = None
         self._unsettled: list[tuple[Lease, News]] = []  # used, not let go of yet
         self._beginning = Beginning(
             feed, self.seats, self.leases, self._resumes, self._delivery, self.used
@@ -62,8 +63,8 @@ class Desk:
             raise ProtocolError("a consumer's question came after a later one of its own")
         is_same = old is not None and old.consumer == message.consumer
         takes_over = message.takeover or is_same
-        self._move_seats()
-        undecided = message.token is None and not rejoins
+        self._beginning.move_seats()
+        undecided = message.undecided and (message.token is None or rejoins)
         self.seats.check(
             queue, step, who, rejoins=rejoins, takes_over=takes_over, undecided=undecided
         )
@@ -93,28 +94,6 @@ class Desk:
         self._resumes[queue] = resume
         lease.session.on("Open")
         return lease
-
-    def _move_seats(self) -> None:
-        for lease in self.leases:
-            place = None if lease is None else lease.place_after(lease.used)
-            if lease is not None and place is not None:
-                self.seats.move(lease.queue, place.step)
-
-    def _may_begin(self, lease: Lease) -> bool:
-        """Whether a consumer that has loaded no state, and asks for a batch, fits the others: else
-        all would wait for ever. It is told."""
-        seat = self.seats.seats[lease.queue]
-        if lease.takes_part or not seat.undecided:
-            return True
-        self._move_seats()
-        try:
-            self.seats.check(lease.queue, int(seat.step), lease.who, rejoins=False,
-                             takes_over=True, undecided=False)  # fmt: skip
-        except ResumeError as error:
-            self._send_away(lease, error)
-            self._lose_holder(lease.queue)
-            return False
-        return True
 
     def _evict(self, old: Lease, who: str, *, fences: bool) -> None:
         """Make room for a newcomer whose right has been checked."""
@@ -166,6 +145,7 @@ class Desk:
         resume = self._resumes[lease.queue]
         if resume is not None and resume.cut.finished:
             # It had everything before: it need not wait until the others have.
+            self._finished = resume
             self._delivery.finish(lease, self.start_token(lease.queue))
         self._beginning.begin()
 
@@ -185,8 +165,10 @@ class Desk:
 
     def state(self) -> StreamState:
         """How far the feed has been used by all; any thread may ask."""
-        ending = self._delivery.ending
-        if ending is not None and self.acknowledged:
+        ending, finished = self._delivery.ending, self._finished
+        if (ending or finished) and self.acknowledged:
+            if ending is None:
+                return self.feed.recipe.state(finished)  # All came back with it.
             self.used.end(ending, self._delivery.columns)
         return self.used.state()
 
@@ -226,9 +208,13 @@ class Desk:
                 f"used {sequence} batches, expected from {lease.used} to {lease.sequence}"
             )
         lease.expires = (now := time.monotonic()) + self.lease_s
-        if message.begun and not self._may_begin(lease):
-            return
-        if self.seats.hear(lease.queue, uses=message.begun or sequence > 0):
+        starts = message.begun and self._beginning.starts(lease)
+        if message.begun and not starts:
+            error = self._beginning.refusal(lease, now, self.lease_s)
+            if error is not None:
+                self._send_away(lease, error)
+                return self._lose_holder(lease.queue)
+        if self.seats.hear(lease.queue, uses=starts or sequence > 0):
             self._beginning.look_again()
         if message.slots:
             if not lease.shared:

@@ -82,8 +82,8 @@ class Lease:
     """Number of the next batch to be sent."""
     used: int = 0
     """Batches that have been handed to the user."""
-    takes_part: bool = False
-    """Whether the feed has run for it."""
+    out_of_step_since: float | None = None
+    """Since when its user has asked for a batch that others keep it from: they have gone on."""
     pending: int = 0
     """Those of its earlier leases that have not, as far as is known."""
     ended: bool = False

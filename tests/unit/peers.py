@@ -24,7 +24,7 @@ from feeder.transport.desk import Desk
 WAIT_S = 8.0
 OPEN: dict[str, Any] = {
     "version": say.PROTOCOL_VERSION, "feed": "plain", "queue": 0, "token": None, "credit": 4,
-    "hold": 1, "intent": "start", "takeover": False, "consumer": b"c" * 16,
+    "hold": 1, "intent": "start", "undecided": True, "takeover": False, "consumer": b"c" * 16,
     "attempt": 0, "ended": (), "who": "somebody", "boot_id": "", "checksum": "auto",
 }  # fmt: skip
 

@@ -100,7 +100,7 @@ def changed(**fields: Any) -> bytes:
     return msgpack.packb({name: value for name, value in left.items() if value is not ...})
 
 
-assert WIRED[0] == 0x8F
+assert WIRED[:3] == b"\xde\x00\x10"
 BAD_BYTES: dict[str, bytes] = {
     "nothing": b"",
     "no msgpack": b"\xc1",
@@ -115,7 +115,7 @@ BAD_BYTES: dict[str, bytes] = {
     "type that is a list": changed(type=["Open"]),
     "missing key": changed(hold=...),
     "extra key": changed(load="os.system"),
-    "key twice": b"\xde\x00\x10" + WIRED[1:] + msgpack.packb("queue") + msgpack.packb(0),
+    "key twice": b"\xde\x00\x11" + WIRED[3:] + msgpack.packb("queue") + msgpack.packb(0),
     "text for a number": changed(queue="0"),
     "truth for a number": changed(credit=True),
     "number for truth": changed(takeover=1),

@@ -112,7 +112,8 @@ MESSAGES: dict[type[Message], st.SearchStrategy[Any]] = {
     Open: st.builds(
         Open, version=st.just(PROTOCOL_VERSION), feed=NAMES, queue=COUNTS,
         token=st.none() | TOKENS, credit=CREDITS, hold=CREDITS,
-        intent=st.sampled_from(["start", "rejoin"]), takeover=st.booleans(), who=NAMES,
+        intent=st.sampled_from(["start", "rejoin"]), undecided=st.booleans(),
+        takeover=st.booleans(), who=NAMES,
         boot_id=NAMES, checksum=st.just("auto") | CHECKSUMS, ended=LISTS,
         consumer=st.binary(min_size=16, max_size=16), attempt=COUNTS,
     ),
@@ -170,7 +171,7 @@ TOLD = Group(1, 0, 1, 1, 1, 2, 2, (6, 7), (0, 0), None, (), SPAN, (3, 4), (0, 1)
 EXAMPLES: list[Message] = [
     Open(
         version=PROTOCOL_VERSION, feed="", queue=0, token=None, credit=0, hold=1,
-        intent="start", takeover=False, who="pid 1", boot_id="", checksum="auto",
+        intent="start", undecided=True, takeover=False, who="pid 1", boot_id="", checksum="auto",
         ended=(), consumer=bytes(16), attempt=0,
     ),
     Attached(generation=G, plane="shared", reason=""),
@@ -569,9 +570,14 @@ def test_a_small_message_does_not_take_much_memory(data: bytes) -> None:
 def test_a_large_position_may_be_in_a_map_of_either_size() -> None:
     message = msgspec.structs.replace(BY_NAME["Open"], token=bytes(200_000))
     data = encode(message)
+    assert (data[0], len(msgpack.unpackb(data))) == (0xDE, 16)
     assert decode(data, from_consumer=True) == message
-    wide = b"\xde" + (data[0] - 0x80).to_bytes(2, "big") + data[1:]
-    assert decode(wide, from_consumer=True) == message
+    fields = msgpack.unpackb(data)
+    del fields["attempt"]
+    small = msgpack.packb(fields)
+    assert small[0] == 0x8F
+    with pytest.raises(ProtocolError, match="missing required field `attempt`"):
+        decode(small, from_consumer=True)
 
 
 def test_every_type_is_known_before_a_thread_reads_one(monkeypatch: pytest.MonkeyPatch) -> None:

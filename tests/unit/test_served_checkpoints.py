@@ -175,6 +175,27 @@ def test_when_all_has_been_used_the_end_is_stored(tmp_path: Path) -> None:
         assert server.wait(WAIT_S)
 
 
+def test_also_where_all_came_back_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their server was killed when they had received everything."""
+    address = f"ipc://{tmp_path}/feed"
+    with (
+        monkeypatch.context() as patch,
+        feeder.serve(factory(), address, checkpoints=tmp_path / "run"),
+    ):
+        patch.setattr(Serving, "_farewell", lambda serving: None)
+        consumer = feeder.connect(address, credit=NUM_BATCHES + 2)
+        seen = ids([next(consumer)])
+        while not consumer._receiver._talk.has_ended:
+            consumer.snapshot()
+    assert step_in(tmp_path / "run") <= 1
+    settings: dict[str, Any] = {"resume": "latest", "exit_when": "acknowledged"}
+    with feeder.serve(factory(), address, checkpoints=tmp_path / "run", **settings) as server:
+        with consumer:
+            assert seen + ids(consumer) == whole()[0]
+        assert server.wait(WAIT_S)
+    assert step_in(tmp_path / "run") == NUM_BATCHES + 1
+
+
 def test_a_server_that_nobody_used_stores_where_it_began(tmp_path: Path) -> None:
     with serving(factory(), checkpoints=tmp_path):
         pass

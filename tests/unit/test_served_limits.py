@@ -6,7 +6,7 @@ import errno
 import mmap
 import socket
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from itertools import islice
 from types import SimpleNamespace
 from typing import Any
@@ -70,6 +70,22 @@ def test_one_that_cannot_any_more_goes_on_where_it_was(
         assert steps + [batch.step for batch in left] == [*range(0, 2 * NUM, 2)]
         assert others.result() == [*range(1, 2 * NUM, 2)]
         assert left.plane == "frames"
+
+
+@pytest.mark.usefixtures("_no_memory")
+def test_before_the_first_batch_a_state_may_still_be_loaded() -> None:
+    with make(Pure(2 * NUM, rows=4)) as whole:
+        assert len(list(islice(whole["train"], 10))) == 10
+        state = whole.state_dict()
+    with serving(two_queues) as server, ExitStack() as stack:
+        both = [stack.enter_context(reading(server, queue=queue)) for queue in range(2)]
+        while any(one.plane == "shared" for one in both):
+            for one in both:
+                with suppress(feeder.RemoteError):
+                    one.snapshot()
+        for one in reversed(both):
+            one.load_state_dict(state)
+        assert [next(one).step for _ in range(3) for one in both] == [*range(10, 16)]
 
 
 @pytest.mark.usefixtures("_no_memory")
