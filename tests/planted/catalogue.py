@@ -183,8 +183,8 @@ FEEDING = (
         harm="An error is raised as soon as it is known, and the batches before it, which were "
         "good, are never handed out: the step at which a run fails depends on timing.",
         file="feeder/devices/host.py",
-        old="if self._batches and not isinstance(self._ending, ClosedError):",
-        new="if self._batches and not isinstance(self._ending, FeedError):",
+        old="and self._batches and not isinstance(self._ending, ClosedError):",
+        new="and self._batches and not isinstance(self._ending, FeedError):",
         tests=(_GAPS + "test_batches_before_an_error_arrive_however_early_it_is_known",),
     ),
     Bug(
@@ -192,8 +192,8 @@ FEEDING = (
         harm="A stop with full device queues waits for a thread that nobody wakes, and then blames "
         "it for being stuck.",
         file="feeder/devices/host.py",
-        old="            self._drained.notify_all()\n\n    def _wait",
-        new="            pass\n\n    def _wait",
+        old="            self._drained.notify_all()\n\n    def _take",
+        new="            pass\n\n    def _take",
         tests=(_GAPS + "test_a_stop_wakes_an_enqueuer_in_the_middle_of_a_group",),
     ),
     Bug(
