@@ -32,20 +32,23 @@ from workers.chunks import Columns
 Arrays = tuple[NDArray[Any], ...]
 
 
-class _Lease(weakref.ref):  # type: ignore[type-arg]
-    """A weak reference to a root array that knows the index of its slot."""
+class Lease(weakref.ref):  # type: ignore[type-arg]
+    """A weak reference to a root array that knows the number of its slot."""
 
-    __slots__ = ("index",)
-    index: int
+    __slots__ = ("bell", "slot")
+    slot: int
+    bell: weakref.ref[Any]
 
 
 class MappedArena:
     """An arena of the server's, mapped to be read. Takes the descriptor over and closes it.
 
-    One thread calls it. When the last array over a slot is gone, the slot's number is put on
-    `released` and `wake()` is called: from any thread, perhaps from inside the garbage collector,
-    so `wake` must take no lock that anybody may hold. The mapping goes with the last array over
-    it and with this. Raises `OwnLimitError` where it cannot be mapped.
+    One thread calls it. When the last array over a slot is gone, its lease is put on `released`,
+    for that thread to `take_back`, and then `wake()` is called: from any thread, perhaps from
+    inside the garbage collector, so `wake` must take no lock that anybody may hold. An interrupt
+    may end `wake`, but the lease is on `released` by then, as no Python code puts it there. The
+    mapping goes with the last array over it and with this. Raises `OwnLimitError` where it cannot
+    be mapped.
     """
 
     def __init__(
@@ -54,7 +57,7 @@ class MappedArena:
         number: int,
         slot_bytes: int,
         num_slots: int,
-        released: deque[int],
+        released: deque[Lease],
         wake: Callable[[], None],
     ) -> None:
         self.slot_bytes = slot_bytes
@@ -62,7 +65,7 @@ class MappedArena:
         self._first = number * SLOTS_PER_ARENA
         self._released = released
         self._wake = wake
-        self._leases: dict[int, _Lease] = {}
+        self._leases: dict[int, Lease] = {}
         try:
             memory = mmap.mmap(descriptor, slot_bytes * num_slots, prot=mmap.PROT_READ)
         except (OSError, ValueError, OverflowError) as error:
@@ -115,8 +118,10 @@ class MappedArena:
                 f"the server gave {length} of {rows} rows in slot {self._first + index}, expected "
                 "no more than it is laid out for"
             )
-        lease = _Lease(root, self._release)
-        lease.index = index
+        # Of a root's callbacks the one that was added last is called first.
+        bell = weakref.ref(root, self._ring)
+        lease = Lease(root, self._released.append)
+        lease.bell, lease.slot = bell, self._first + index
         self._leases[index] = lease
         arrays = tuple([np.ndarray(shape, dtype, root, at) for shape, dtype, _, at, _ in places])
         return _first(arrays, places, rows, length)
@@ -124,19 +129,24 @@ class MappedArena:
     @property
     def num_leased(self) -> int:
         """Slots that somebody still looks at."""
-        return len(self._leases)
+        return len(self._looked_at())
+
+    def take_back(self, lease: Lease) -> int:
+        """The number of a slot that was released; it may be given again."""
+        del self._leases[lease.slot - self._first]
+        return lease.slot
 
     def keep(self) -> None:
         """In a forked child: have what is looked at lie in this process's own memory."""
-        for index in list(self._leases):
+        for index in self._looked_at():
             first = index * self.slot_bytes // mmap.PAGESIZE * mmap.PAGESIZE
             end = -(-(index + 1) * self.slot_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
             make_own(self._address + first, end - first)
 
-    def _release(self, lease: weakref.ref[Any]) -> None:
-        assert isinstance(lease, _Lease)
-        del self._leases[lease.index]
-        self._released.append(self._first + lease.index)
+    def _looked_at(self) -> list[int]:
+        return [index for index, lease in list(self._leases.items()) if lease() is not None]
+
+    def _ring(self, bell: weakref.ref[Any]) -> None:
         self._wake()
 
 

@@ -20,7 +20,7 @@ from feeder.protocol.checks import Layout, checksum, full_checksum, layout
 from feeder.transport import forking
 from feeder.transport.accounts import Tally
 from feeder.transport.attaching import Attachment, attach
-from feeder.transport.mapping import FrameSlots, MappedArena, keep_freed_memory, view
+from feeder.transport.mapping import FrameSlots, Lease, MappedArena, keep_freed_memory, view
 from feeder.transport.memfd import SLOTS_PER_ARENA
 from feeder.transport.wish import Wish
 from workers.chunks import Columns
@@ -49,7 +49,7 @@ class Plane:
         self._tally = tally
         self._landing = landing
         self._arenas: dict[int, MappedArena] = {}
-        self._released: deque[int] = deque()
+        self._released: deque[Lease] = deque()
         self._num_taken = 0
         # For each forked child that has not copied yet what it looks at.
         self._freezes: set[object] = set()
@@ -206,7 +206,13 @@ class Plane:
         if self._freezes:
             return ()  # Counted before: what comes back later, a child may look at.
         self._num_taken += num
-        return tuple([released.popleft() for _ in range(num)])
+        return tuple([self._take_back(released.popleft()) for _ in range(num)])
+
+    def _take_back(self, lease: Lease) -> int:
+        arena = self._arenas.get(lease.slot // SLOTS_PER_ARENA)
+        if arena is not None:
+            arena.take_back(lease)
+        return lease.slot
 
     def freeze(self, why: object) -> None:
         """Tell of no slot that it is free, until it is told to thaw; from any thread."""

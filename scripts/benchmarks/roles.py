@@ -64,6 +64,16 @@ def hold(address: str) -> None:
         del batch
 
 
+def annoy(kind: str, address: str) -> None:
+    """A peer that misbehaves, from the first refusal on."""
+    from annoying import annoying, go_on
+
+    turns = annoying(kind, address)
+    next(turns)
+    _tell(address)
+    go_on(turns)
+
+
 def _tell(address: str) -> None:
     print(time.monotonic(), address, flush=True)
 
@@ -73,7 +83,12 @@ def _wait_for_parent() -> None:
     sys.stdin.read()
 
 
-ROLES: Mapping[str, Callable[..., None]] = {"serve": serve, "push": push, "hold": hold}
+ROLES: Mapping[str, Callable[..., None]] = {
+    "serve": serve,
+    "push": push,
+    "hold": hold,
+    "annoy": annoy,
+}
 
 
 def main() -> None:

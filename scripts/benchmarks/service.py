@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from busy import consumers_beside_busy
 from command import run_cases
 from harness import Settings
+from hostile import beside_hostile
 from latencies import connecting, failover, killed_consumer, readiness
 from report import Report
 from throughput import checksums, images_frames, images_shared, small_shared, vectors_shared
@@ -30,6 +31,7 @@ CASES: Mapping[str, Callable[[Settings], Report]] = {
     "ready": readiness,
     "killed-consumer": killed_consumer,
     "failover": failover,
+    "hostile": beside_hostile,
 }
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable
 from itertools import pairwise
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -18,7 +20,7 @@ from hypothesis import strategies as st
 from feeder.errors import ProtocolError, TransportError
 from feeder.protocol.checks import layout
 from feeder.transport.arena import SLOTS_PER_ARENA, Arena, ArenaSlots
-from feeder.transport.mapping import FrameSlots, MappedArena, view
+from feeder.transport.mapping import FrameSlots, Lease, MappedArena, view
 from workers.chunks import Column
 
 COLUMNS = (
@@ -33,7 +35,7 @@ class Pair:
 
     def __init__(self) -> None:
         self.slots = ArenaSlots(1, lambda device, slot_bytes: 3)
-        self.released: deque[int] = deque()
+        self.released: deque[Lease] = deque()
         self.num_wakes = 0
         slot = self.slots.take(0, COLUMNS, ROWS)
         self.slots.free(0, slot.lease(ROWS))
@@ -45,6 +47,11 @@ class Pair:
 
     def wake(self) -> None:
         self.num_wakes += 1
+
+    def take_released(self) -> list[int]:
+        """The numbers of the slots that have been released since last asked."""
+        leases = [self.released.popleft() for _ in range(len(self.released))]
+        return [self.mapped.take_back(lease) for lease in leases]
 
     def send(self, first: int, length: int = ROWS) -> tuple[int, Any]:
         """Write a batch; the number of its slot and the batch as the consumer sees it."""
@@ -105,8 +112,9 @@ def test_a_view_of_any_kind_keeps_its_slot(look: Callable[[Any], Any], column: i
     gc.collect()
     assert (pair.mapped.num_leased, list(pair.released), pair.num_wakes) == (1, [], 0)
     del view
-    assert (pair.mapped.num_leased, list(pair.released), pair.num_wakes) == (0, [number], 1)
-    pair.slots.release(0, pair.released)
+    assert (pair.mapped.num_leased, pair.num_wakes) == (0, 1)
+    assert (released := pair.take_released()) == [number]
+    pair.slots.release(0, released)
 
 
 def test_a_slot_is_lent_again_after_it_came_back() -> None:
@@ -115,7 +123,7 @@ def test_a_slot_is_lent_again_after_it_came_back() -> None:
         _, arrays = pair.send(first)
         assert arrays[0][0] == first
         del arrays
-        pair.slots.release(0, [pair.released.popleft()])
+        pair.slots.release(0, pair.take_released())
     assert pair.num_wakes == 49 and pair.slots.num_made == 3
 
 
@@ -129,6 +137,44 @@ def test_a_batch_in_a_cycle_comes_back_from_inside_the_collector() -> None:
     thread.start()
     thread.join(10.0)
     assert len(pair.released) == 1
+
+
+def test_who_is_woken_finds_the_slot_released() -> None:
+    pair, found = Pair(), []
+    pair.mapped._wake = lambda: found.append(len(pair.released))
+    _, arrays = pair.send(1)
+    del arrays
+    assert found == [1]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_an_interrupt_in_the_finaliser_loses_no_slot() -> None:
+    """As it begins: Python looks for signals where a function does."""
+    pair = Pair()
+    number, arrays = pair.send(1)
+
+    def interrupt(frame: FrameType, event: str, argument: Any) -> None:
+        raise KeyboardInterrupt
+
+    before = sys.gettrace()
+    sys.settrace(interrupt)
+    try:
+        del arrays
+    finally:
+        sys.settrace(before)
+    assert pair.num_wakes == 0
+    assert pair.take_released() == [number]
+
+
+def test_a_slot_comes_again_once_it_was_taken_back_and_not_before() -> None:
+    pair = Pair()
+    number, arrays = pair.send(1)
+    del arrays
+    assert pair.mapped.num_leased == 0
+    with pytest.raises(ProtocolError, match="expected one that was released"):
+        pair.view(number)
+    pair.take_released()
+    assert pair.view(number)[0][0] == 1
 
 
 def test_batches_outlive_the_mapping_and_the_server() -> None:
