@@ -59,6 +59,7 @@ class Positions:
             self._compare(state)
             cut = self.id.decode(state.token, epochs)
             resume = Resume(cut=cut, rows=state.rows, columns=state.columns)
+        self._check_lanes(resume.cut)
         self._check_repeatable(resume)
         return resume
 
@@ -97,6 +98,15 @@ class Positions:
             raise ResumeError(
                 f"the position is before batch {cut.step}, which is no multiple of {num} devices; "
                 "resume with a number of devices that divides it"
+            )
+
+    def _check_lanes(self, cut: Cut) -> None:
+        stream, found = self.config.stream, len(cut.position.calls)
+        expected = 1 if stream.pure else stream.num_workers
+        if found != expected:
+            raise ResumeError(
+                f"the position of feed {self.config.name!r} is one of {found} workers, expected "
+                f"{expected}"
             )
 
     def _check_repeatable(self, resume: Resume) -> None:

@@ -7,10 +7,12 @@ list: source name, stream number, fingerprint digest, epoch, index, step, positi
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import msgpack
+import msgspec
 import xxhash
+from msgspec import Meta
 
 from feeder import codec
 from feeder.errors import ConfigError, ResumeError, SnapshotFormatError
@@ -21,6 +23,20 @@ TOKEN_VERSION = 1
 _MAGIC = b"FT"
 _HEAD_BYTES = 11
 _MAX_BYTES = 64 * 1024
+
+_Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+_Bits64 = Annotated[int, Meta(ge=0)]
+_Digest = Annotated[bytes, Meta(min_length=8, max_length=8)]
+# Epoch, turn, live lanes as bits, and of each lane calls, rows, mark; then what is done already.
+_PositionFields = tuple[
+    _Count, _Count, bytes, list[_Count], list[_Count], list[bytes | None], list[_Count]
+]
+# Lane, call, taken, rows, digest, mark.
+_LeftoverFields = tuple[_Count, _Count, _Count, _Count, _Bits64, bytes | None]
+_Fields = tuple[
+    str, _Count, _Digest, _Count, _Count, _Count, _PositionFields, _LeftoverFields | None
+]
+_DECODER: msgspec.msgpack.Decoder[_Fields] = msgspec.msgpack.Decoder(_Fields)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +65,8 @@ class StreamId:
         return b"".join((_MAGIC, bytes((TOKEN_VERSION,)), xxhash.xxh3_64_digest(body), body))
 
     def decode(self, token: bytes, epochs: int | None) -> Cut:
-        """The cut of a token of this stream; raises `ResumeError` where it is another's."""
+        """The cut of a token of this stream. Raises `ResumeError` where it is another's, and
+        `SnapshotFormatError` where it is none."""
         name, number, fingerprint, epoch, index, step, position, leftover = _open(token)
         if (name, number) != (self.name, self.number):
             raise ResumeError(
@@ -61,13 +78,14 @@ class StreamId:
                 f"the token of feed {name!r} was made with other settings (a snapshot would tell "
                 "which); resume with the batch size, names, workers, seed and order of then"
             )
+        at = _position(position)
         return Cut(
             epoch=epoch,
             index=index,
             step=step,
             finished=epochs is not None and epoch >= epochs,
-            position=_position(position),
-            leftover=None if leftover is None else _leftover(leftover),
+            position=at,
+            leftover=None if leftover is None else _leftover(leftover, at),
             encode=self.encode,
         )
 
@@ -89,7 +107,7 @@ def name_of(token: bytes) -> tuple[str, int]:
     return name, number
 
 
-def _open(token: bytes) -> list[Any]:
+def _open(token: bytes) -> _Fields:
     if not is_token(token) or len(token) < _HEAD_BYTES:
         raise SnapshotFormatError(f"{len(token)} bytes are no token, expected b'FT...'")
     body = token[_HEAD_BYTES:]
@@ -103,8 +121,10 @@ def _open(token: bytes) -> list[Any]:
         raise SnapshotFormatError(
             f"token has version {token[2]}, expected {TOKEN_VERSION}; update feeder"
         )
-    fields: list[Any] = msgpack.unpackb(body)
-    return fields
+    try:
+        return _DECODER.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise SnapshotFormatError(f"token cannot be read: {error}") from error
 
 
 def _position_fields(position: Position) -> list[Any]:
@@ -116,10 +136,15 @@ def _position_fields(position: Position) -> list[Any]:
     return [epoch, turn, bits.to_bytes(-(-len(calls) // 8), "little"), calls, rows, marks, done]
 
 
-def _position(fields: list[Any]) -> Position:
+def _position(fields: _PositionFields) -> Position:
     epoch, turn, live, calls, rows, marks, done = fields
-    bits = int.from_bytes(live, "little")
-    alive = tuple(bool(bits >> lane & 1) for lane in range(len(calls)))
+    num, bits = len(calls), int.from_bytes(live, "little")
+    alive = tuple(bool(bits >> lane & 1) for lane in range(num))
+    if not (len(rows) == len(marks) == num > turn and bits < 1 << num and any(alive)):
+        raise SnapshotFormatError(
+            f"token cannot be read: it says {num} calls, {len(rows)} rows, {len(marks)} marks, live "
+            f"{bits:b} and turn {turn}, expected as much of each lane"
+        )
     return Position(epoch, turn, alive, tuple(calls), tuple(rows), tuple(marks), tuple(done))
 
 
@@ -130,6 +155,13 @@ def _leftover_fields(leftover: Leftover | None) -> list[Any] | None:
             leftover.mark]  # fmt: skip
 
 
-def _leftover(fields: list[Any]) -> Leftover:
+def _leftover(fields: _LeftoverFields, position: Position) -> Leftover:
     lane, call, taken, rows, digest, mark = fields
+    # In the order of arrival calls behind it may be done, which a token before this one listed.
+    is_near = lane < len(position.calls) and position.calls[lane] <= call + _MAX_BYTES
+    if not (is_near and taken < rows):
+        raise SnapshotFormatError(
+            f"token cannot be read: it says that {taken} of {rows} rows of call {call} of lane "
+            f"{lane} are taken, and that the lanes have made {position.calls} calls"
+        )
     return Leftover(lane=lane, call=call, taken=taken, rows=rows, digest=digest, mark=mark)

@@ -204,32 +204,33 @@ class Assembler:
             self._freed_later += rows[i] if taken else 0
         if stop == start:
             return
+        slot, filled = self._take(), self._filled
+        end = self._filled = filled + stop - start
+        for axis, arrays, target, flat in zip(
+            self._schema.axes, run.columns, slot.arrays, slot.flats, strict=True
+        ):
+            if i == j and flat is not None:
+                copy_part(target, flat, filled, arrays[i], taken, last, slot.seen)
+                continue
+            pieces = pieces_of(arrays, rows, axis, i, taken, j, last)
+            if self._has_empty:
+                pieces = [piece for piece in pieces if piece.shape[axis]]
+            copy_rows(target, flat, axis, filled, end, pieces, slot.seen)
+        if i < j:
+            _let_go(run, i, j)
+
+    def _take(self) -> Slot:
+        """The slot of the next batch, perhaps one that dropped rows were written to."""
         columns = self._schema.columns
         assert columns is not None
         if self._slot is None:
             self._slot = self._slots.take(self.device, columns, self._size)
             self._copied += 1
-        slot, filled = self._slot, self._filled
-        end = self._filled = filled + stop - start
-        for column, arrays, target, flat in zip(
-            columns, run.columns, slot.arrays, slot.flats, strict=True
-        ):
-            if i == j and flat is not None:
-                copy_part(target, flat, filled, arrays[i], taken, last, slot.seen)
-                continue
-            pieces = pieces_of(arrays, rows, column.axis, i, taken, j, last)
-            if self._has_empty:
-                pieces = [piece for piece in pieces if piece.shape[column.axis]]
-            copy_rows(target, flat, column.axis, filled, end, pieces, slot.seen)
-        if i < j:
-            _let_go(run, i, j)
+        return self._slot
 
     def _copy_whole(self, run: Run, i: int) -> Arrays:
         """Chunk i, which is a whole batch, in a slot, or kept by it."""
-        columns = self._schema.columns
-        assert columns is not None
-        slot = self._slots.take(self.device, columns, self._size)
-        self._copied += 1
+        slot, self._slot = self._take(), None
         for number, arrays in enumerate(run.columns):
             keep_or_copy(slot, number, arrays[i])
             arrays[i] = None

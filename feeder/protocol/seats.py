@@ -25,6 +25,8 @@ class Seat:
     """Whether the holder's connection is, as far as is known, alive and its lease in force."""
     step: float = 0
     """Number in the stream of the next batch that its consumer expects."""
+    finished: bool = False
+    """Whether it came with everything: then `step` is how many batches the stream has."""
     undecided: bool = False
     """Whether it was opened at the very start and has used nothing: it may still load a state."""
     starts: bool = False
@@ -70,7 +72,7 @@ class Seats:
 
     def check(
         self, queue: int, step: int, who: str, *, rejoins: bool = False, takes_over: bool = False,
-        undecided: bool = False, apart_from: Collection[int] = (),
+        undecided: bool = False, finished: bool = False, apart_from: Collection[int] = (),
     ) -> None:  # fmt: skip
         """Whether somebody may open a queue at a position, apart from where the holders of some
         queues stand; changes nothing.
@@ -86,23 +88,33 @@ class Seats:
             )
         if rejoins or undecided:
             return
-        rounds = {i: s.step // len(self.seats) for i, s in enumerate(self.seats)
+        others = {i: self._rounds(s.step, finished=s.finished) for i, s in enumerate(self.seats)
                   if i != queue and i not in apart_from and s.taken
                   and not s.undecided}  # fmt: skip
-        mine = self.first_step(step, queue) // len(self.seats)
-        if any(other != mine for other in rounds.values()):
-            told = ", ".join(f"queue {i} at round {int(r)}" for i, r in rounds.items())
+        first = step if finished else self.first_step(step, queue)
+        mine = self._rounds(first, finished=finished)
+        if any(not other & mine for other in others.values()):
+            told = ", ".join(f"queue {i} at round {max(rounds)}" for i, rounds in others.items())
             raise ResumeError(
-                f"queue {queue} would start at round {mine}, but {told}; start all trainers from "
-                "one checkpoint, or rejoin=True for one that goes on alone"
+                f"queue {queue} would start at round {max(mine)}, but {told}; start all trainers "
+                "from one checkpoint, or rejoin=True for one that goes on alone"
             )
 
-    def take(self, queue: int, step: int, who: str, *, rejoins: bool, undecided: bool) -> None:
+    def _rounds(self, step: float, *, finished: bool) -> set[int]:
+        """The round of a step. Of the last one some queues may have had a batch, and for the others
+        there was none: who has had everything stands before it and after it."""
+        num = len(self.seats)
+        return {int(step // num), int(-(-step // num))} if finished else {int(step // num)}
+
+    def take(
+        self, queue: int, step: int, who: str, *, rejoins: bool, undecided: bool,
+        finished: bool = False,
+    ) -> None:  # fmt: skip
         """Seat a consumer whose right has been checked."""
         before = self.seats[queue]
         self.seats[queue] = Seat(
-            holder=who, alive=True, step=self.first_step(step, queue), undecided=undecided,
-            starts=not rejoins,
+            holder=who, alive=True, step=step if finished else self.first_step(step, queue),
+            finished=finished, undecided=undecided, starts=not rejoins,
             had_ended=before.ended or (before.had_ended and not before.takes_part),
         )  # fmt: skip
 

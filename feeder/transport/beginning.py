@@ -114,9 +114,12 @@ class Beginning:
         return error if now >= since + lease_s else None
 
     def _out_of_step(self, lease: Lease, apart_from: Sequence[int] = ()) -> ResumeError | None:
-        step = int(self._seats.seats[lease.queue].step)
+        seat = self._seats.seats[lease.queue]
         try:
-            self._seats.check(lease.queue, step, lease.who, takes_over=True, apart_from=apart_from)
+            self._seats.check(
+                lease.queue, int(seat.step), lease.who, takes_over=True, finished=seat.finished,
+                apart_from=apart_from,
+            )  # fmt: skip
         except ResumeError as error:
             return error
         return None

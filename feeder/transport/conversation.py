@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from feeder.errors import FeedError, ProtocolError, TransportError
+from feeder.errors import FeedError, ProtocolError, ResumeError, TransportError
 from feeder.protocol import messages as say
 from feeder.protocol.session import CONSUMER, Session
 from feeder.transport.attaching import Attachment
@@ -115,6 +115,20 @@ class Conversation:
         self._last, self._token, self._has_position = None, token, True
         self.rejoins, self.has_ended = self._wish.rejoins, False
         return self._open_anew("another state was loaded")
+
+    def come_back(self) -> None:
+        """Ask the next server as one that goes on within its run; where the feed has not run for
+        this consumer, as far as it knows, as one that starts with all others still."""
+        self.rejoins |= bool(self._inbox.received or self.has_ended or self._ended)
+
+    def comes_back_after(self, error: FeedError) -> bool:
+        """Whether it was refused as the others have gone on meanwhile, and asks again as above."""
+        is_late = isinstance(error, ResumeError) and self._inbox.num_opened and not self.rejoins
+        if not is_late or self._num_opens >= say.MAX_OPENS:
+            return False
+        self.rejoins, self._session = True, Session(CONSUMER, "connecting")
+        self._open()
+        return True
 
     def do_without_shared(self, why: str) -> bool:
         """Go on with frames: shared memory cannot be taken here. False where that takes another

@@ -57,6 +57,7 @@ class Desk:
             )
         resume = self.feed.recipe.find(message.token)
         step = 0 if resume is None else resume.cut.step
+        finished = resume is not None and resume.cut.finished
         rejoins = message.intent == "rejoin"
         old = self.leases[queue]
         if old is not None and old.consumer == message.consumer and old.attempt > message.attempt:
@@ -64,13 +65,15 @@ class Desk:
         is_same = old is not None and old.consumer == message.consumer
         takes_over = message.takeover or is_same
         self._beginning.move_seats()
-        undecided = message.undecided and (message.token is None or rejoins)
         self.seats.check(
-            queue, step, who, rejoins=rejoins, takes_over=takes_over, undecided=undecided
-        )
+            queue, step, who, rejoins=rejoins, takes_over=takes_over, undecided=message.undecided,
+            finished=finished,
+        )  # fmt: skip
         if old is not None:
             self._evict(old, who, fences=not is_same)
-        self.seats.take(queue, step, who, rejoins=rejoins, undecided=undecided)
+        self.seats.take(
+            queue, step, who, rejoins=rejoins, undecided=message.undecided, finished=finished
+        )
         if rejoins:
             self.seats.end(message.ended)
         self.feed.account.open(rejoins=rejoins)
@@ -104,6 +107,12 @@ class Desk:
         self._send(lease.peer, make_fault(lease.generation, error, None), ())
         # Its connection is left to it: a hang-up would come before the error.
         self.end(lease, hangs_up=False)
+
+    def _dismiss(self, lease: Lease, error: FeedError) -> None:
+        """A lease is over for what its consumer has done, or wants."""
+        if self.leases[lease.queue] is lease:
+            self._send_away(lease, error)
+            self._lose_holder(lease.queue)
 
     def end(self, lease: Lease, *, hangs_up: bool = True) -> None:
         """A lease is over: what it may look at is never written again."""
@@ -212,8 +221,7 @@ class Desk:
         if message.begun and not starts:
             error = self._beginning.refusal(lease, now, self.lease_s)
             if error is not None:
-                self._send_away(lease, error)
-                return self._lose_holder(lease.queue)
+                return self._dismiss(lease, error)
         if self.seats.hear(lease.queue, uses=starts or sequence > 0):
             self._beginning.look_again()
         if message.slots:
@@ -242,8 +250,7 @@ class Desk:
         """Send what there is, to everybody who has credit."""
         for lease in self.leases:
             if lease is not None and lease.excess is not None:
-                self._send_away(lease, lease.excess)
-                self._lose_holder(lease.queue)
+                self._dismiss(lease, lease.excess)
             elif lease is not None and not lease.ended and lease.session.state == "streaming":
                 try:
                     self._pump(lease)
@@ -253,7 +260,11 @@ class Desk:
         # Last: the threads that this wakes want the interpreter, which each send lets go of.
         unsettled, self._unsettled = self._unsettled, []
         for lease, news in unsettled:
-            self._delivery.let_go(lease, news)
+            try:
+                self._delivery.let_go(lease, news)
+            except ProtocolError as error:
+                logger.exception("feed %r, queue %d", self.feed.name, lease.queue)
+                self._dismiss(lease, error)
         self._delivery.settle()
         self.feed.make_use_of_room()
 

@@ -217,6 +217,7 @@ class Receiver:
                 if self._leaving:
                     self._over = self._over or isinstance(message, say.Farewell)
                     continue
+                was_asking = self._talk.state == "opening"
                 error = self._talk.hear(message, frames)
                 if isinstance(message, say.Opened):
                     self._tries.end()
@@ -224,7 +225,7 @@ class Receiver:
                     wire.watch(self._talk.connection)
                 elif error is not None and isinstance(message, say.Farewell):
                     self._lose(str(error), rests=self._talk.has_ended)
-                elif error is not None:
+                elif error is not None and not (was_asking and self._talk.comes_back_after(error)):
                     self._fail(error)
                 if self._wire is not wire:
                     return
@@ -269,9 +270,7 @@ class Receiver:
             if state == "refused":
                 self.inbox.fail(TransportError(why))  # Unless a reason was told before.
             return self._rest()
-        if self.inbox.num_opened:
-            # Also where all has come: else another server would wait for this queue.
-            self._talk.rejoins = True
+        self._talk.come_back()
         if self._give_up_at == math.inf and not self._talk.has_ended:
             # It was served: the time to come back begins.
             point("consumer.lost")

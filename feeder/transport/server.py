@@ -193,8 +193,8 @@ class Server:
 
     @property
     def failure(self) -> FeedError | None:
-        """The error of a feed that its consumers were told, where the server is over for that
-        (`exit_when="acknowledged"`); else None."""
+        """Why the server is over by itself before everything was used: the error of a feed that its
+        consumers were told (`exit_when="acknowledged"`), or of its own thread; else None."""
         return self._serving.ending.failure
 
     def close(self) -> None:

@@ -76,6 +76,7 @@ class Serving:
         except Exception as error:
             logger.exception("the server's I/O thread failed")
             self._stopping = f"it failed: {type(error).__name__}: {error}"
+            self.ending.failure = RemoteError(f"the server failed: {type(error).__name__}: {error}")
         finally:
             self._farewell()
             self.watching.close()

@@ -34,12 +34,12 @@ def make_spec(**settings: Any) -> StreamSpec:
 class Stage:
     """An assembler and what feeds it: one worker whose calls give so many rows each."""
 
-    def __init__(self, slots: Any = None, **settings: Any) -> None:
+    def __init__(self, slots: Any = None, num_devices: int = 1, **settings: Any) -> None:
         self.spec = make_spec(**settings)
         self.schema = Schema(self.spec.names, self.spec.axes, ragged=self.spec.dont_rebatch)
         self.frame = Frame(LANES, lambda cut: b"", self.spec.epochs)
         self.assembler = Assembler(
-            self.spec, self.frame, self.schema, slots or HostSlots(), num_devices=1,
+            self.spec, self.frame, self.schema, slots or HostSlots(), num_devices=num_devices,
             epoch=0, index=0, step=0, expected=None,
         )  # fmt: skip
         self.position = LANES.origin()
@@ -87,6 +87,38 @@ def test_batches_are_the_rows_cut_at_every_fifth(seed: int, slots: Any) -> None:
     rest = ids_of(stage.end_epoch())
     assert rest == ([list(range(num - num % 5 + 1, num + 1))] if num % 5 else [])
     assert [batch.step for batch in got] == [batch.index for batch in got] == [*range(len(got))]
+
+
+class DealtSlots(PrivateSlots):
+    """Slots that tell which device they were taken for."""
+
+    passes = False
+
+    def __init__(self) -> None:
+        self.devices: dict[int, int] = {}
+        self.taken: list[Any] = []
+
+    def take(self, device: int, columns: Any, rows: int) -> Any:
+        slot = super().take(device, columns, rows)
+        self.taken.append(slot)  # Else another may be where it was.
+        self.devices[id(slot.arrays[0])] = device
+        return slot
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_a_batch_lies_in_a_slot_of_its_own_device(seed: int) -> None:
+    """Also after rows were dropped, and between chunks that are whole batches."""
+    chance, slots = random.Random(seed), DealtSlots()
+    stage = Stage(slots, num_devices=3, last_batch="drop", epochs=None)
+    for _ in range(20):
+        batches = [
+            batch
+            for _ in range(chance.randint(1, 4))
+            for batch in stage.run([chance.choice([2, 3, 5]) for _ in range(4)])
+        ]
+        for batch in batches:
+            assert slots.devices[id(batch.arrays[0])] == batch.step % 3
+        stage.end_epoch()
 
 
 @pytest.mark.parametrize("seed", range(30))
