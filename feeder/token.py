@@ -142,8 +142,8 @@ def _position(fields: _PositionFields) -> Position:
     alive = tuple(bool(bits >> lane & 1) for lane in range(num))
     if not (len(rows) == len(marks) == num > turn and bits < 1 << num and any(alive)):
         raise SnapshotFormatError(
-            f"token cannot be read: it says {num} calls, {len(rows)} rows, {len(marks)} marks, live "
-            f"{bits:b} and turn {turn}, expected as much of each lane"
+            f"token cannot be read: it says {num} calls, {len(rows)} rows, {len(marks)} marks, "
+            f"live {bits:b} and turn {turn}, expected as much of each lane"
         )
     return Position(epoch, turn, alive, tuple(calls), tuple(rows), tuple(marks), tuple(done))
 

@@ -8,8 +8,9 @@ import math
 import time
 from collections.abc import Sequence
 
-from feeder.errors import ResumeError
+from feeder.errors import FeedError, ResumeError
 from feeder.protocol.seats import Seats
+from feeder.transport.agreement import Agreement, Stand
 from feeder.transport.delivery import Delivery
 from feeder.transport.feeds import ServedFeed
 from feeder.transport.lease import Lease
@@ -37,6 +38,7 @@ class Beginning:
         self._delivery = delivery
         self._used = used
         self._is_halted = False
+        self._agreement: Agreement | None = None
         # Since when the feed has been waiting for queues that may have had everything.
         self._waits_since: float | None = None
 
@@ -64,7 +66,36 @@ class Beginning:
         if not positions:
             return self._feed.halt()  # Everybody has had everything.
         first_steps = self._seats.first_steps(steps)
-        self._feed.begin(None if oldest is None else positions[oldest], first_steps)
+        self._agreement = self._agree(positions)
+        start = None if oldest is None else positions[oldest]
+        self._feed.begin(start, first_steps, self._agreement.look)
+
+    def _agree(self, positions: dict[int, Resume | None]) -> Agreement:
+        if self._agreement is not None:
+            self._agreement.settle()
+        recipe, stands = self._feed.recipe, []
+        for queue, at in positions.items():
+            lease = self._leases[queue]
+            assert lease is not None
+            # Who came without a position was told it by this server.
+            lease.agrees = lease.agrees or at is None or at is recipe.origin
+            stands.append(Stand(lease, recipe.start_cut() if at is None else at.cut))
+        return Agreement(stands, recipe.config.stream)
+
+    def find_doubted(self) -> list[tuple[Lease, FeedError]]:
+        """Those who came with a position for which the feed has failed, where others do not stand
+        there: each with what it is to be told."""
+        run, agreement = self._feed.run, self._agreement
+        failure = self._feed.failure if run is None else run.failure
+        if failure is None or agreement is None:
+            return []
+        agreement.settle()
+        doubted = [one for one in agreement.doubted(failure) if self._leases[one.queue] is one]
+        others = [one for one in self._leases if one and not one.ended and one not in doubted]
+        if not others:
+            return []  # Everybody is told.
+        self._agreement = None
+        return [(lease, _unfit(lease, failure)) for lease in doubted]
 
     def look_again(self) -> None:
         """A consumer is gone, or is heard of that was taken for lost, or has decided: nobody may be
@@ -143,3 +174,10 @@ class Beginning:
         if lease.used_place is not None:
             return lease.used_place.step
         return 0 if lease.rejoins or resume is None else resume.cut.step
+
+
+def _unfit(lease: Lease, failure: FeedError) -> FeedError:
+    """What somebody is told with whose position the feed cannot go on."""
+    if isinstance(failure, ResumeError):
+        return failure
+    return ResumeError(f"the feed cannot go on at the position of queue {lease.queue}: {failure}")

@@ -248,6 +248,11 @@ class Desk:
 
     def pump(self) -> None:
         """Send what there is, to everybody who has credit."""
+        doubted = self._beginning.find_doubted()
+        for holder, error in doubted:
+            self._dismiss(holder, error)
+        if doubted:
+            self._beginning.begin()
         for lease in self.leases:
             if lease is not None and lease.excess is not None:
                 self._dismiss(lease, lease.excess)

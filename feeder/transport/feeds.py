@@ -12,7 +12,7 @@ from feeder.errors import FeedError, RemoteError, StuckWorkerError
 from feeder.transport.accounts import FeedAccount
 from feeder.transport.arena import ArenaSlots
 from feeder.transport.faults import point
-from feeder.transport.outbox import Outbox
+from feeder.transport.outbox import Look, Outbox
 from feeder.transport.quiet import QuietLog
 from feeder.transport.recipes import Recipe
 from workers.batch import Batch
@@ -37,6 +37,12 @@ class Run:
         self.pipeline = pipeline
         self.outboxes = outboxes
         """One for each queue."""
+
+    @property
+    def failure(self) -> FeedError | None:
+        """The error that it ended with; None while there is none."""
+        result = self.outboxes[0].result  # All are told, this one first.
+        return result if isinstance(result, FeedError) else None
 
     def close(self) -> None:
         """Wake everything that waits, so that it ends."""
@@ -63,7 +69,7 @@ class ServedFeed:
         self.slots = slots
         slots.on_spare = self._let_go
         self._wake = wake
-        self._asked: tuple[Resume | None, list[float]] | None = None
+        self._asked: tuple[Resume | None, list[float], Look] | None = None
         self._closed = self._has_spare = False
         self._changed = threading.Condition()
         self._old: Run | None = None
@@ -92,14 +98,15 @@ class ServedFeed:
         """The feed's name."""
         return self.recipe.name
 
-    def begin(self, resume: Resume | None, first_steps: list[float]) -> None:
-        """Go on at another place; of each queue the batches before its first step are discarded."""
+    def begin(self, resume: Resume | None, first_steps: list[float], look: Look) -> None:
+        """Go on at another place; of each queue the batches before its first step are discarded.
+        `look` sees all first, in order."""
         self.halt()
         self.account.begun += 1
         self.started_at = self.started_at or time.monotonic()
         with self._changed:
             if not self._closed:
-                self._asked = (resume, first_steps)
+                self._asked = (resume, first_steps, look)
             self._changed.notify_all()
 
     def halt(self) -> None:
@@ -190,7 +197,9 @@ class ServedFeed:
                 self.failure = error
         self._wake()
 
-    def _make(self, number: int, resume: Resume | None, first_steps: list[float]) -> None:
+    def _make(
+        self, number: int, resume: Resume | None, first_steps: list[float], look: Look
+    ) -> None:
         point("server.rewind")
         config = self.recipe.make(resume)
         # A fetch function that was called before goes back to the start as well.
@@ -202,8 +211,10 @@ class ServedFeed:
             pipeline.channel.hand_out(queue, held)
 
         outboxes = [
-            Outbox(step, partial(discard, queue), self.account.queues[queue].starved)
-            for queue, step in enumerate(first_steps)
+            Outbox(step, look, partial(discard, queue), account.starved)
+            for step, queue, account in zip(
+                first_steps, range(len(first_steps)), self.account.queues, strict=True
+            )
         ]
         if len(self.counted.lanes) != num_lanes(config.stream, config.run):
             # A factory may give another number of threads each time.

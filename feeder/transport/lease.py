@@ -71,6 +71,8 @@ class Lease:
     """When its right ends unless it is heard of (monotonic clock)."""
     place: Place | None = None
     """Where the last batch that it was sent ended."""
+    agrees: bool = False
+    """Whether its position is known to be one of the feed's stream."""
     session: Session = field(default_factory=lambda: Session(SERVER))
     shared: bool = False
     """Whether its batches go through shared memory."""

@@ -13,6 +13,9 @@ from workers.errors import ClosedError, FeedError
 from workers.position import Place
 from workers.stats import Stopwatch
 
+Look = Callable[[list[Batch]], None]
+"""Sees batches before they are queued; what it raises ends the run."""
+
 
 class Outbox:
     """Batches of one queue that are not sent yet. Slots bound their number: it never waits.
@@ -22,9 +25,14 @@ class Outbox:
     """
 
     def __init__(
-        self, first_step: float, discard: Callable[[Batch], None], starved: Stopwatch
+        self,
+        first_step: float,
+        look: Look,
+        discard: Callable[[Batch], None],
+        starved: Stopwatch,
     ) -> None:
         self._first_step = first_step
+        self._look = look
         self._discard = discard
         self._batches: deque[Batch] = deque()
         self._ending: Place | FeedError | None = None
@@ -47,7 +55,8 @@ class Outbox:
 
     def put(self, batches: list[Batch]) -> None:
         """Add batches in order; those that the consumer has had before are discarded. Raises
-        `ClosedError` where the queue is closed."""
+        `ClosedError` where the queue is closed, and what `look` raises, which sees all."""
+        self._look(batches)
         wanted = batches
         if batches[0].step < self._first_step:
             wanted = [batch for batch in batches if batch.step >= self._first_step]

@@ -97,7 +97,7 @@ def test_a_feed_that_is_closed_is_not_begun_again() -> None:
     recipe: Any = SimpleNamespace(name="train", config=config)
     feed = ServedFeed(recipe, SimpleNamespace(drop=lambda: None), lambda: None)  # type: ignore[arg-type]
     feed.close()
-    feed.begin(None, [0])
+    feed.begin(None, [0], lambda batches: None)
     feed.run_maker()
     assert (feed.run, feed.failure) == (None, None)
 
