@@ -207,6 +207,8 @@ def _parse(body: memoryview) -> tuple[StreamState, ...]:
         for name, number, fingerprint, token, columns, placed, summary in msgpack.unpackb(
             body[4:end]
         ):
+            if not (isinstance(token, bytes) and isinstance(fingerprint, dict)):
+                raise TypeError("a stream without a token and a fingerprint")
             rows = None
             if placed is not None:
                 rows, end = _read_rows(body, placed, end)

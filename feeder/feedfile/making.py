@@ -51,7 +51,10 @@ def _check_unstored(table: Table) -> None:
         if table[key].origin != DEFAULT:
             raise ConfigError(f"{key} is {table[key].value!r}, and url does not say where to store")
     if table["resume"].value == "latest":
-        raise ConfigError("resume is 'latest', and url does not say of which checkpoints")
+        raise ConfigError(
+            "resume is 'latest', and nothing says of which checkpoints: give url, or "
+            "--checkpoint-dir"
+        )
 
 
 def _add(coordinator: Coordinator, name: str, table: Table) -> None:

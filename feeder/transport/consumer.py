@@ -249,9 +249,10 @@ class Consumer:
         if isinstance(self._unusable, ForkedError):
             return
         self._unusable = ClosedError("the consumer is closed")
-        self._forgotten.detach()
         self._drop_ready()
         self._receiver.ask(self._receiver.stop)
+        # Not before: where this is interrupted, who forgets the consumer ends it.
+        self._forgotten.detach()
         self._scope.close(_STOP_S)
         self._handed.drop()
         if self._inbox.landing is not None:

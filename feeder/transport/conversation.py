@@ -109,8 +109,7 @@ class Conversation:
         self._open()
 
     def restart(self, number: int, token: bytes) -> bool:
-        """Start at another place, before any batch was handed out. False where that takes another
-        connection."""
+        """Start elsewhere, before a batch was handed out; False where that takes a connection."""
         self._inbox.clear(number)
         self._last, self._token, self._has_position = None, token, True
         self.rejoins, self.has_ended = self._wish.rejoins, False
@@ -253,6 +252,7 @@ class Conversation:
         before = None if inbox.reading is None else inbox.reading.columns
         reading.columns = before or columns_in(self._token, opened.name)
         # Once: a later server is asked for what comes after all that has been received.
+        # Once: a later server is asked for what comes after all that has been received.
         start = inbox.start or RemotePlace(reading.identity, opened.token).state(reading.columns)
         point("consumer.opened")
         self._session.on("Attached")
@@ -275,8 +275,7 @@ class Conversation:
         point("consumer.put")
 
     def _check_fits(self, tokens: tuple[bytes, ...]) -> None:
-        """Warn once where another server could not be told of a position: that is as long as its
-        leftover rows."""
+        """Warn once where another server could not be told a position, with its leftover rows."""
         why = self._why_too_long(len(tokens[-1]) + _BESIDE_BYTES)
         if why is not None and not self._has_warned:
             self._has_warned = True

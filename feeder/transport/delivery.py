@@ -87,7 +87,9 @@ class Delivery:
         if isinstance(ending, FeedError):
             return self.fail(lease, ending)
         lease.place = self.ending = ending
-        return self.finish(lease, self._token(ending))
+        # Also to whom no batch came: its position is the one that the feed gives in process.
+        is_shown = self.columns is None or self._show_columns(lease)
+        return is_shown and self.finish(lease, self._token(ending))
 
     def finish(self, lease: Lease, token: bytes) -> bool:
         """Send the end of the stream."""

@@ -12,7 +12,7 @@ from feeder.devices.bell import Bell
 from feeder.devices.cuda.landing import Landing
 from feeder.devices.cuda.queue import CudaQueue
 from feeder.devices.host import HostQueue
-from feeder.errors import FeedError
+from feeder.errors import ClosedError, FeedError
 from feeder.protocol.messages import Report
 from feeder.transport.accounts import Tally
 from feeder.transport.reading import Reading
@@ -84,6 +84,8 @@ class Inbox:
         """Nothing has come: the consumer starts where state `number` says."""
         with self._lock:
             starved = self.batches.starved
+            # One thread reads at a time; another one that waits has nothing to wait for any more.
+            self.batches.finish(ClosedError("another thread has loaded a state"))
             self.batches = self._make_queue()
             self.batches.starved = starved
             self.received, self.begun = 0, False

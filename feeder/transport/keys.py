@@ -155,7 +155,9 @@ def make_keys(directory: str | os.PathLike[str], name: str = DEFAULT_CLIENT) -> 
     Returns the files written. Nothing is overwritten: ConfigError where the client is there.
     """
     if name == SERVER or not _CLIENT_NAME.fullmatch(name):
-        raise ConfigError(f"client name {name!r}, expected letters, digits and '._-'")
+        raise ConfigError(
+            f"client name {name!r}, expected letters, digits and '._-', and another than {SERVER!r}"
+        )
     folder, clients = Path(directory), Path(directory, CLIENTS)
     try:
         for made in (folder, clients):  # Who may write there says who comes in.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
+import traceback
 
 logger = logging.getLogger("feeder")
 
@@ -34,3 +35,7 @@ class QuietLog:
         more = f" ({silenced} more like it)" if silenced else ""
         self._said[text] = now, 0
         logger.warning(text + more, what)
+
+    def fail(self, text: str, error: Exception) -> None:
+        """The same for an error that nobody has thought of, with its traceback."""
+        self.warn(text, "".join(traceback.format_exception(error)))

@@ -43,6 +43,10 @@ class Recipe:
         self.origin: Resume | None = None
         """Where consumers begin that come without a position; None for the feed's beginning."""
         _check_names(name, self.config.stream.names)
+        if len(self.config.devices) > MAX_ITEMS:
+            raise ConfigError(
+                f"feed {name!r} has {len(self.config.devices)} queues, expected at most {MAX_ITEMS}"
+            )
         if self.config.stream.order == "arrival" and len(self.config.devices) > 1:
             raise ConfigError(
                 f"feed {name!r} has order='arrival' and {len(self.config.devices)} queues: what "

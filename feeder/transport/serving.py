@@ -145,7 +145,7 @@ class Serving:
                 self._refuse(peer, error)
             except Exception as error:
                 # A bug of ours: the other consumers are served all the same.
-                logger.exception("a consumer's message could not be handled")
+                self._log.fail("a consumer's message could not be handled: %s", error)
                 self._refuse(peer, RemoteError(f"{type(error).__name__}: {error}"))
 
     def _handle(self, peer: Peer, frame: Any) -> None:

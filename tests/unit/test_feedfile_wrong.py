@@ -168,7 +168,8 @@ CHECKPOINT_WRONG = {
     ),
     "newest without a place": (
         "[checkpoint]\nresume = 'latest'\n",
-        "feed.toml:2: resume is 'latest', and url does not say of which checkpoints",
+        "feed.toml:2: resume is 'latest', and nothing says of which checkpoints: give url, or "
+        "--checkpoint-dir",
     ),
 }
 
