@@ -3,6 +3,7 @@ is gone on from; or while it asks for a snapshot."""
 
 from __future__ import annotations
 
+import gc
 import random
 import signal
 import threading
@@ -198,3 +199,41 @@ def test_nor_do_they_break_snapshots(interrupted: Any) -> None:
             interrupted(chance.uniform(1e-5, 1e-3), consumer.snapshot)
         assert bytes(consumer.snapshot()) == bytes(state)
         assert [batch.step for batch in consumer] == [*range(1, NUM)]
+
+
+def test_another_thread_that_waits_for_a_batch_is_told_that_a_state_was_loaded(
+    state: dict[str, bytes],
+) -> None:
+    """It waited at a queue that nothing came to any more, also after `close`."""
+    with serving(factory, queues=2) as server, reading(server, queue=0) as consumer:
+        waits = Aside(lambda: next(consumer))
+        while consumer._inbox.batches.waited_since is None:
+            threading.Event().wait(0.001)
+        consumer.load_state_dict(state)
+        with pytest.raises(feeder.ClosedError, match="another thread has loaded a state"):
+            waits.result()
+        with reading(server, queue=1, resume=state) as other:
+            assert [next(one).step for one in (consumer, other)] == [AT, AT + 1]
+
+
+def test_a_close_that_is_interrupted_leaves_nothing_when_the_consumer_is_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupt(consumer: feeder.Consumer) -> None:
+        raise Interrupt
+
+    with serving(factory) as server:
+        consumer = feeder.connect(server.addresses[0])
+        with monkeypatch.context() as patch:
+            patch.setattr(feeder.Consumer, "_drop_ready", interrupt)
+            with pytest.raises(Interrupt):
+                consumer.close()
+        del consumer
+        gc.collect()
+        # Else the queue is held for as long as this process lives.
+        ends = time.monotonic() + WAIT_S
+        while True:
+            with suppress(feeder.LeaseLost), reading(server) as again:
+                assert next(again).step == 0
+                break
+            assert time.monotonic() < ends

@@ -75,3 +75,12 @@ def test_what_is_asked_when_a_consumers_thread_has_just_ended_is_not_waited_for(
         receiver.ask(lambda: receiver.reopen(restarts, position))
         with pytest.raises(feeder.ClosedError):
             receiver.inbox.wait_for_opened(restarts)
+
+
+def test_of_several_reasons_why_nothing_more_comes_the_first_is_told() -> None:
+    with serving(endless) as server, feeder.connect(server.addresses[0]) as consumer:
+        inbox = consumer._receiver.inbox
+        first = feeder.RemoteError("the first")
+        inbox.fail(first)
+        inbox.fail(feeder.RemoteError("the second"))
+        assert inbox.failure is first

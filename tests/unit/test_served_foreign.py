@@ -95,9 +95,11 @@ def test_who_brings_leftover_rows_of_another_run_is_told_so_alone() -> None:
         with reading(server, queue=0) as first:
             steps = [next(one).step for _ in range(10) for one in (first, innocent)]
             state = first.state_dict()
-        with reading(server, queue=0, resume=token, rejoin=True) as foreign:
-            with pytest.raises(feeder.ResumeError, match="not deterministic: .* other rows"):
-                next(foreign)
+        with (
+            reading(server, queue=0, resume=token, rejoin=True) as foreign,
+            pytest.raises(feeder.ResumeError, match=r"not deterministic: .* other rows"),
+        ):
+            next(foreign)
         with reading(server, queue=0, resume=state, rejoin=True) as again:
             steps += [next(one).step for _ in range(10) for one in (again, innocent)]
     assert steps == [*range(40)]
@@ -118,9 +120,11 @@ def test_who_brings_a_cursor_that_cannot_be_sought_is_told_so_alone() -> None:
         with reading(server, queue=0) as first:
             steps = [next(one).step for _ in range(10) for one in (first, innocent)]
             state = first.state_dict()
-        with reading(server, queue=0, resume=token, rejoin=True) as foreign:
-            with pytest.raises(feeder.ResumeError, match="position of queue 0: .*no such place"):
-                next(foreign)
+        with (
+            reading(server, queue=0, resume=token, rejoin=True) as foreign,
+            pytest.raises(feeder.ResumeError, match=r"position of queue 0: .*no such place"),
+        ):
+            next(foreign)
         with reading(server, queue=0, resume=state, rejoin=True) as again:
             steps += [next(one).step for _ in range(10) for one in (again, innocent)]
     assert steps == [*range(40)]
@@ -162,7 +166,7 @@ def test_positions_of_one_run_agree_wherever_they_are(form: Any, last_batch: str
                     continue
                 states[i, len(rows[i])] = one.state_dict()
                 del left[i]
-    for (i, num) in states:
+    for i, num in states:
         rest[i, num] = [row for batch in rows[i][num:] for row in batch]
     least = min(map(len, rows.values()))
     for shift in range(0, least, 2):

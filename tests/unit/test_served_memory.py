@@ -9,6 +9,7 @@ import textwrap
 import threading
 from itertools import islice
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -18,9 +19,11 @@ import feeder
 from conformance.served import TRANSPORTS, reading, served, serving
 from feeder import Call, Coordinator
 from feeder.protocol import messages as say
+from feeder.transport import reading as reading_module
 from feeder.transport.arena import ArenaSlots
+from feeder.transport.desk import Desk
 from feeds import make
-from unit.peers import peer_of
+from unit.peers import WAIT_S, peer_of
 from workers.pipeline import Pipeline
 
 NUM_BATCHES, ROWS = 300, 4
@@ -260,3 +263,24 @@ def test_consumer_of_another_user_gets_no_shared_memory() -> None:
         batches += list(good)
         assert_whole(batches)
     assert len(batches) == NUM_BATCHES
+
+
+def test_a_slot_that_is_let_go_of_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not when the consumer says that it lives: the server may have nowhere to write."""
+    told = SimpleQueue[tuple[int, ...]]()
+    use = Desk.use
+
+    def note(desk: Desk, lease: Any, message: say.Used) -> None:
+        use(desk, lease, message)
+        told.put(message.slots)
+
+    monkeypatch.setattr(Desk, "use", note)
+    monkeypatch.setattr(reading_module, "_TELL_S", 300.0)
+    with serving(factory, lease=900) as server, reading(server, credit=2) as consumer:
+        batch = next(consumer)
+        consumer.snapshot()  # Answered after what it has used was told.
+        while not told.empty():
+            assert told.get() == ()
+        del batch
+        while not told.get(timeout=WAIT_S):
+            pass

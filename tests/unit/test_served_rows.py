@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -85,3 +86,44 @@ def test_a_server_that_does_not_know_its_peers_takes_none_and_the_consumer_says_
             for ask in (*[lambda: consumer.load_state_dict(state)] * 2, consumer.snapshot):
                 with pytest.raises(feeder.ConfigError, match="takes at most 131072"):
                     ask()
+
+
+@pytest.mark.parametrize("plane", ["shared", "frames"])
+def test_a_slot_that_dropped_rows_were_written_to_stays_with_its_queue(plane: str) -> None:
+    """What came next as a whole left it for the batch after that, which is another queue's."""
+    rows = (4, 2, 2, 2)
+
+    def fetch(call: feeder.Call) -> Any:
+        if call.index == len(rows):
+            raise StopIteration
+        return (np.arange(rows[call.index]) + 10 * call.index + 100 * call.epoch,)
+
+    def dropping() -> feeder.Coordinator:
+        return small.make(fetch, devices=3, epochs=30, last_batch="drop")
+
+    expected = [
+        [100 * epoch + row for row in batch]
+        for epoch in range(30)
+        for batch in ([0, 1, 2, 3], [10, 11, 20, 21])
+    ]
+    with serving(dropping) as server, ExitStack() as stack:
+        readers = [stack.enter_context(reading(server, queue=i, plane=plane)) for i in range(3)]
+        got = [
+            small.Aside(lambda one=one: [batch["id"].tolist() for batch in one]) for one in readers
+        ]
+        assert [one.result() for one in got] == [expected[i::3] for i in range(3)]
+        assert [one.stats()["reconnects"] for one in readers] == [0, 0, 0]
+
+
+def test_a_queue_without_a_batch_ends_at_the_position_that_the_feed_gives() -> None:
+    def one() -> feeder.Coordinator:
+        return small.make(small.Pure(1, rows=4), devices=2)
+
+    with one() as feed:
+        for queue in range(2):
+            assert len(list(feed["train"].on(queue))) == 1 - queue
+        expected = feed.state_dict()
+    with serving(one) as server, ExitStack() as stack:
+        readers = [stack.enter_context(reading(server, queue=i)) for i in range(2)]
+        assert [len(list(one)) for one in readers] == [1, 0]
+        assert [one.state_dict() for one in readers] == [expected] * 2

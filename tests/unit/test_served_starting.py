@@ -16,6 +16,7 @@ from feeder.protocol.seats import Seats
 from feeder.transport import beginning
 from feeder.transport.delivery import Delivery
 from feeder.transport.desk import Desk
+from unit.peers import OPEN, peer_of
 from unit.small import WAIT_S, Aside, Pure, make
 
 NUM = 7
@@ -74,9 +75,12 @@ def test_a_job_that_had_everything_may_be_started_from_its_checkpoint(
 def test_nobody_starts_long_before_one_that_had_everything(
     ends: list[list[dict[str, bytes]]], queue: int, num: int
 ) -> None:
-    with serving(seven) as server, reading(server, queue=1 - queue, resume=ends[1 - queue][-1]):
-        with pytest.raises(feeder.ResumeError, match=f"queue {queue} would start at round {num}"):
-            feeder.connect(server.addresses[0], queue=queue, resume=ends[queue][num])
+    with (
+        serving(seven) as server,
+        reading(server, queue=1 - queue, resume=ends[1 - queue][-1]),
+        pytest.raises(feeder.ResumeError, match=f"queue {queue} would start at round {num}"),
+    ):
+        feeder.connect(server.addresses[0], queue=queue, resume=ends[queue][num])
 
 
 def test_the_rounds_of_queues_that_had_everything() -> None:
@@ -139,7 +143,7 @@ def test_one_that_has_got_nothing_while_the_others_went_on_comes_back(
     pump, is_held = Delivery.pump, True
 
     def hold(delivery: Delivery, lease: Any, run: Any) -> bool:
-        return is_held and lease.queue == 1 or pump(delivery, lease, run)
+        return (is_held and lease.queue == 1) or pump(delivery, lease, run)
 
     monkeypatch.setattr(Delivery, "pump", hold)
     with serving(many) as server, ExitStack() as stack:
@@ -151,3 +155,30 @@ def test_one_that_has_got_nothing_while_the_others_went_on_comes_back(
         break_connections(server.addresses[0].removeprefix("ipc://"))
         assert [next(pair[0]).step for _ in range(37)] == [*range(6, 80, 2)]
         assert got.result() == [*range(1, 80, 2)]
+
+
+# ---- what peers say of themselves and of others
+
+
+def test_a_queue_whose_consumer_lives_has_not_ended_whatever_others_say() -> None:
+    seats = Seats(2)
+    seats.take(0, 6, "one that lives", rejoins=True, undecided=False)
+    seats.end((0, 1))
+    assert seats.seats[0].taken and not seats.seats[0].ended
+    assert seats.seats[1].ended
+
+
+def test_a_question_that_comes_after_a_later_one_of_its_own_is_refused() -> None:
+    """Two connections of one consumer: what was sent over the first may come last."""
+    with serving(many) as server:
+        (address,) = server.addresses
+        wish = {"feed": "train", "consumer": b"the same.a trainer"[:16]}
+        with peer_of(address) as late, peer_of(address) as early:
+            generation = early.opens(**wish, attempt=5).generation
+            late.say(say.Open(**(OPEN | wish | {"attempt": 4})))
+            late.is_refused("ProtocolError", "came after a later one of its own")
+            early.say(say.Attached(generation=generation, plane="frames", reason=""))
+            with reading(server, queue=1) as other:
+                early.hear(say.Batches)
+                assert next(other).step == 1
+            late.opens(**wish, attempt=6)

@@ -113,7 +113,8 @@ def test_a_view_of_any_kind_keeps_its_slot(look: Callable[[Any], Any], column: i
     assert (pair.mapped.num_leased, list(pair.released), pair.num_wakes) == (1, [], 0)
     del view
     assert (pair.mapped.num_leased, pair.num_wakes) == (0, 1)
-    assert (released := pair.take_released()) == [number]
+    released = pair.take_released()
+    assert released == [number]
     pair.slots.release(0, released)
 
 
