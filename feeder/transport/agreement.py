@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from feeder.errors import ClosedError, ResumeError
+from feeder.errors import ClosedError, FetchError, ResumeError
 from feeder.transport.lease import Lease
 from workers.batch import Batch, Cut
 from workers.position import Place
@@ -30,9 +30,10 @@ class Agreement:
     """Of one run. `look` is the enqueuer's, all else the I/O thread's."""
 
     def __init__(self, stands: Sequence[Stand], stream: StreamSpec) -> None:
-        self._chained = not (stream.pure or stream.seekable)
+        self._stream = stream
         first, *others = sorted(stands, key=lambda stand: stand.cut.step)
         self._first = first
+        self._leases = [stand.lease for stand in stands]
         self._beside = [first.lease, *(s.lease for s in others if s.cut.step == first.cut.step)]
         # Who has not been passed yet, by step; what does not come again cannot be compared.
         self._ahead: dict[int, list[Stand]] = {}
@@ -71,16 +72,9 @@ class Agreement:
         raise self.error
 
     def _is_same(self, one: Cut, other: Cut, batch: Batch) -> bool:
-        if abs(one.epoch - other.epoch) == 1 and batch.index == 0:
-            return True  # The end of an epoch has two names.
-        return self._key(one) == self._key(other)
-
-    def _key(self, cut: Cut) -> tuple[Any, ...]:
-        at, left = cut.position, cut.leftover
-        # Without a cursor a mark is a digest of all rows so far.
-        marks = tuple(mark or b"" for mark in at.marks) if self._chained else ()
-        rest = None if left is None else (left.lane, left.call, left.taken, left.rows, left.digest)
-        return cut.epoch, cut.index, at._replace(marks=marks), rest
+        if one.epoch != other.epoch and batch.index == 0:
+            return True  # The end of an epoch has several names: epochs after it may have no batch.
+        return key(one, self._stream) == key(other, self._stream)
 
     def settle(self) -> None:
         """Note who is known to stand in the feed's stream: who agrees with one of whom that is
@@ -95,10 +89,24 @@ class Agreement:
         """Whose position may be why the run has failed."""
         if failure is self.error:
             suspects = self._doubted
+        elif self._at is self._first.cut and any(lease.agrees for lease in self._leases):
+            # It failed as it began, where it need not begin: others are known to stand elsewhere.
+            # Calls fail by themselves; those that are sought may fail for the cursor.
+            is_calls = isinstance(failure, FetchError) and not self._stream.seekable
+            suspects = [] if is_calls else self._beside
         else:
-            # It failed as it began.
-            suspects = self._beside if self._at is self._first.cut else []
+            suspects = []
         return [lease for lease in suspects if not lease.agrees]
+
+
+def key(cut: Cut, stream: StreamSpec) -> tuple[Any, ...]:
+    """What is equal of cuts that name the same place of a stream by the same name."""
+    at, left = cut.position, cut.leftover
+    # Without a cursor a mark is a digest of all rows so far.
+    is_chained = not (stream.pure or stream.seekable)
+    marks = tuple(mark or b"" for mark in at.marks) if is_chained else ()
+    rest = None if left is None else (left.lane, left.call, left.taken, left.rows, left.digest)
+    return cut.epoch, cut.index, cut.step, at._replace(marks=marks), rest
 
 
 def _describe(cut: Cut) -> str:

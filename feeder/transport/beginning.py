@@ -7,10 +7,11 @@ import logging
 import math
 import time
 from collections.abc import Sequence
+from typing import Any
 
 from feeder.errors import FeedError, ResumeError
 from feeder.protocol.seats import Seats
-from feeder.transport.agreement import Agreement, Stand
+from feeder.transport.agreement import Agreement, Stand, key
 from feeder.transport.delivery import Delivery
 from feeder.transport.feeds import ServedFeed
 from feeder.transport.lease import Lease
@@ -39,6 +40,9 @@ class Beginning:
         self._used = used
         self._is_halted = False
         self._agreement: Agreement | None = None
+        # Of each queue the last consumer that was known to stand in the stream, and where it may
+        # say that it stands when it comes back.
+        self._left: dict[int, tuple[bytes, set[tuple[Any, ...]]]] = {}
         # Since when the feed has been waiting for queues that may have had everything.
         self._waits_since: float | None = None
 
@@ -82,11 +86,29 @@ class Beginning:
             stands.append(Stand(lease, recipe.start_cut() if at is None else at.cut))
         return Agreement(stands, recipe.config.stream)
 
-    def find_doubted(self) -> list[tuple[Lease, FeedError]]:
+    def note_end(self, lease: Lease) -> None:
+        """A lease ends; its consumer may come back, with a position that it was told here."""
+        if self._agreement is not None:
+            self._agreement.settle()
+        stream, resume = self._feed.recipe.config.stream, self._resumes[lease.queue]
+        self._left.pop(lease.queue, None)
+        if not (lease.agrees and stream.repeatable and len(self._leases) > 1):
+            return
+        places = [lease.used_place, *[batch.place for batch in lease.sent]]
+        cuts = [place.cut() for place in places if place is not None]
+        cuts += [] if resume is None else [resume.cut]
+        self._left[lease.queue] = lease.consumer, {key(cut, stream) for cut in cuts}
+
+    def recognise(self, lease: Lease, resume: Resume | None) -> None:
+        """A consumer has come: it is known where it comes back with what it was told."""
+        consumer, keys = self._left.get(lease.queue, (b"", set()))
+        if consumer == lease.consumer and resume is not None:
+            lease.agrees = key(resume.cut, self._feed.recipe.config.stream) in keys
+
+    def find_doubted(self, failure: FeedError | None) -> list[tuple[Lease, FeedError]]:
         """Those who came with a position for which the feed has failed, where others do not stand
         there: each with what it is to be told."""
-        run, agreement = self._feed.run, self._agreement
-        failure = self._feed.failure if run is None else run.failure
+        agreement = self._agreement
         if failure is None or agreement is None:
             return []
         agreement.settle()

@@ -112,7 +112,7 @@ class Conversation:
         """Start elsewhere, before a batch was handed out; False where that takes a connection."""
         self._inbox.clear(number)
         self._last, self._token, self._has_position = None, token, True
-        self.rejoins, self.has_ended = self._wish.rejoins, False
+        self.rejoins, self.has_ended, self._ended = self._wish.rejoins, False, ()
         return self._open_anew("another state was loaded")
 
     def come_back(self) -> None:
@@ -122,7 +122,7 @@ class Conversation:
 
     def comes_back_after(self, error: FeedError) -> bool:
         """Whether it was refused as the others have gone on meanwhile, and asks again as above."""
-        is_late = isinstance(error, ResumeError) and self._inbox.num_opened and not self.rejoins
+        is_late = isinstance(error, ResumeError) and self._inbox.has_opened and not self.rejoins
         if not is_late or self._num_opens >= say.MAX_OPENS:
             return False
         self.rejoins, self._session = True, Session(CONSUMER, "connecting")

@@ -52,6 +52,9 @@ class Delivery:
         self._sent: list[tuple[Run, int, list[Batch]]] = []
         self.columns: Columns | None = None
         """The columns, once a batch has been there."""
+        self.judged: FeedError | None = None
+        """Why the feed has failed, where it is known that no single consumer's position is the
+        reason: what comes later is told later."""
         self.ending: Place | None = None
         """Where the stream ended, once it has."""
 
@@ -85,7 +88,7 @@ class Delivery:
     def _finish(self, lease: Lease, ending: Place | FeedError) -> bool:
         """Send the end of the stream, or the error in its place."""
         if isinstance(ending, FeedError):
-            return self.fail(lease, ending)
+            return ending is not self.judged or self.fail(lease, ending)
         lease.place = self.ending = ending
         # Also to whom no batch came: its position is the one that the feed gives in process.
         is_shown = self.columns is None or self._show_columns(lease)

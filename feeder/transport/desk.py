@@ -95,6 +95,7 @@ class Desk:
         # Also where nobody held it: an arena may be there that was made for other wishes.
         self.feed.slots.retire(queue, lambda a: a.num_slots == lease.num_slots(a.slot_bytes))
         self._resumes[queue] = resume
+        self._beginning.recognise(lease, resume)
         lease.session.on("Open")
         return lease
 
@@ -118,6 +119,7 @@ class Desk:
         """A lease is over: what it may look at is never written again."""
         if self.leases[lease.queue] is not lease:
             return
+        self._beginning.note_end(lease)
         self.leases[lease.queue], lease.is_over = None, True
         self.feed.account.queues[lease.queue].starved.stop(time.monotonic())
         self.feed.slots.retire(lease.queue, lambda arena: lease.shared)
@@ -248,11 +250,13 @@ class Desk:
 
     def pump(self) -> None:
         """Send what there is, to everybody who has credit."""
-        doubted = self._beginning.find_doubted()
+        failure = self.feed.ended_with
+        doubted = self._beginning.find_doubted(failure)
         for holder, error in doubted:
             self._dismiss(holder, error)
         if doubted:
             self._beginning.begin()
+        self._delivery.judged = failure
         for lease in self.leases:
             if lease is not None and lease.excess is not None:
                 self._dismiss(lease, lease.excess)
@@ -278,7 +282,7 @@ class Desk:
         if run is not None:
             if not self._delivery.pump(lease, run):
                 self.lose(lease)
-        elif failure is not None:
+        elif failure is not None and failure is self._delivery.judged:
             self._delivery.fail(lease, failure)
 
     def tell_waiting(self) -> None:

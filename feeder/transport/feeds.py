@@ -94,6 +94,12 @@ class ServedFeed:
         """The fetch function that did not return when a run was stopped."""
 
     @property
+    def ended_with(self) -> FeedError | None:
+        """The error that its run ended with, or that none could be made for; None without one."""
+        run = self.run
+        return self.failure if run is None else run.failure
+
+    @property
     def name(self) -> str:
         """The feed's name."""
         return self.recipe.name

@@ -72,6 +72,11 @@ class Inbox:
             return HostQueue(2**62, self._describe_wait)
         return self.landing.make_queue(self._describe_wait)
 
+    @property
+    def has_opened(self) -> bool:
+        """Whether a server has given the queue since a state was loaded last."""
+        return self.num_opened > self._opened_before
+
     def drop(self) -> None:
         """In a forked child: the batches are its parent's to hand out."""
         starved = self.batches.starved
@@ -144,7 +149,7 @@ class Inbox:
         while True:
             with self._lock:
                 if self.num_restarts >= number:
-                    if self.num_opened > self._opened_before:
+                    if self.has_opened:
                         return
                     if self.failure is not None:
                         raise self.failure

@@ -102,9 +102,10 @@ class Outbox:
 
     @property
     def ending(self) -> Place | FeedError | None:
-        """What comes after all batches; None while there are batches, or more may come."""
+        """What comes after all batches; None while there are batches, or more may come, and where
+        it is closed: batches that were dropped are still to come, from another run."""
         with self._lock:
-            return None if self._batches else self._ending
+            return None if self._batches or self._closed else self._ending
 
     def starve(self) -> None:
         """The consumer has used all that it was sent."""

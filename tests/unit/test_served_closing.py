@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,9 +12,11 @@ import pytest
 import feeder
 from conformance.served import TRANSPORTS, serving
 from feeder.transport import feeds as served_feeds
+from feeder.transport.outbox import Outbox
 from feeds import make
 from leaks import held
 from unit.small import WAIT_S
+from workers.stats import Stopwatch
 
 
 def endless() -> feeder.Coordinator:
@@ -84,3 +87,18 @@ def test_of_several_reasons_why_nothing_more_comes_the_first_is_told() -> None:
         inbox.fail(first)
         inbox.fail(feeder.RemoteError("the second"))
         assert inbox.failure is first
+
+
+def test_an_outbox_that_is_closed_with_batches_has_not_come_to_the_end() -> None:
+    """A server that was closed then told the end to a consumer that had not got the last batch,
+    which asked no other server for it."""
+    batch: Any = SimpleNamespace(step=0)
+    ending: Any = object()
+    for taken in (0, 1):
+        outbox = Outbox(0, lambda batches: None, lambda batch: None, Stopwatch())
+        outbox.put([batch])
+        outbox.finish(ending)
+        assert len(outbox.take(taken)) == taken
+        assert outbox.ending is (ending if taken else None)
+        outbox.close()
+        assert outbox.ending is None and outbox.result is ending

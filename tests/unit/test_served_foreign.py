@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from contextlib import ExitStack, suppress
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import msgpack
@@ -12,6 +15,7 @@ import xxhash
 
 import feeder
 from conformance.served import reading, serving
+from feeder.transport.agreement import Agreement, Stand
 from unit.small import Aside, Counted, Pure, Seekable, ids, make
 
 NUM = 100
@@ -178,3 +182,65 @@ def test_positions_of_one_run_agree_wherever_they_are(form: Any, last_batch: str
             ]
             got = [Aside(lambda one=one: ids(one)) for one in readers]
             assert [one.result() for one in got] == [rest[i, num] for i, num in at.items()]
+
+
+def test_one_whose_connection_broke_is_known_when_it_comes_back() -> None:
+    """It had batches of this server, and who stands ahead of it had none."""
+    token = token_after(Chunks(2), 120)
+    with serving(whole) as server, reading(server, queue=1, credit=2) as innocent:
+        with reading(server, queue=0) as first:
+            pairs = [(next(first), next(innocent)) for _ in range(20)]
+            got, seen = ids(pair[0] for pair in pairs), ids(pair[1] for pair in pairs)
+            state = first.state_dict()
+        with reading(server, queue=0, resume=token, rejoin=True, credit=2) as foreign:
+            seen += ids([next(innocent)])
+            inbox = innocent._receiver.inbox
+            innocent._receiver.ask(lambda: innocent._receiver._lose("broken by the test"))
+            while inbox.num_opened < 2:
+                threading.Event().wait(0.001)
+            rest = Aside(lambda: ids(innocent))
+            with pytest.raises(feeder.ResumeError, match=NOT_ONE):
+                list(foreign)
+        with reading(server, queue=0, resume=state, rejoin=True) as again:
+            assert got + ids(again) == rows_of(0)
+        assert seen + rest.result() == rows_of(1)
+
+
+@pytest.mark.parametrize("rejoin", [False, True])
+def test_where_a_call_fails_as_the_feed_begins_all_are_told(rejoin: bool) -> None:
+    """Nobody's position is why, also where they came from a checkpoint."""
+
+    class Broken(Chunks):
+        def __call__(self, call: feeder.Call) -> Any:
+            raise OSError("the data store is down")
+
+    with serving(whole) as server, ExitStack() as stack:
+        pair = [stack.enter_context(reading(server, queue=i)) for i in range(2)]
+        states = [(next(one), one.state_dict())[1] for one in pair]
+    with serving(lambda: make(Broken(4), devices=2)) as server, ExitStack() as stack:
+        for i, state in enumerate(states):
+            one = stack.enter_context(reading(server, queue=i, resume=state, rejoin=rejoin))
+            pair[i] = one
+        for told in [Aside(lambda one=one: next(one)) for one in pair]:
+            with pytest.raises(feeder.FetchError, match="the data store is down"):
+                told.result()
+
+
+def test_the_end_of_an_epoch_may_have_names_that_lie_further_apart() -> None:
+    """Where epochs after it give no batch, as with `last_batch="drop"`."""
+    with make(Pure(3), last_batch="drop", epochs=None) as coordinator:
+        cut = next(coordinator["train"]).cut
+        stream = coordinator["train"].streams[0].config.stream
+    first, late = replace(cut, epoch=0, index=3, step=3), replace(cut, epoch=2, index=0, step=3)
+    for one, other in ((first, late), (late, first)):
+        leases: Any = [SimpleNamespace(queue=i, who="", agrees=False) for i in range(2)]
+        agreement = Agreement([Stand(leases[0], one), Stand(leases[1], other)], stream)
+        batch: Any = SimpleNamespace(step=3, index=0, place=late)
+        agreement.look([batch])
+        agreement.settle()
+        assert all(lease.agrees for lease in leases)
+    agreement = Agreement([Stand(leases[0], first), Stand(leases[1], late)], stream)
+    batch = SimpleNamespace(step=3, index=3, place=late)
+    for error in (feeder.ResumeError, feeder.ClosedError):  # It is told once.
+        with pytest.raises(error):
+            agreement.look([batch])

@@ -182,3 +182,17 @@ def test_a_question_that_comes_after_a_later_one_of_its_own_is_refused() -> None
                 early.hear(say.Batches)
                 assert next(other).step == 1
             late.opens(**wish, attempt=6)
+
+
+def test_states_of_different_rounds_are_refused_when_they_are_loaded_too() -> None:
+    with serving(many) as server, ExitStack() as stack:
+        pair = [stack.enter_context(reading(server, queue=i)) for i in range(2)]
+        states = []
+        for _ in range(10):
+            assert [next(one).step % 2 for one in pair] == [0, 1]
+            states.append([one.state_dict() for one in pair])
+    with serving(many) as server, ExitStack() as stack:
+        pair = [stack.enter_context(reading(server, queue=i)) for i in range(2)]
+        pair[0].load_state_dict(states[9][0])
+        with pytest.raises(feeder.ResumeError, match="would start at round 3, but queue 0 at"):
+            pair[1].load_state_dict(states[2][1])
