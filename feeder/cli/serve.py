@@ -29,7 +29,7 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
         "serve",
         description="Serve the feeds of a coordinator, or of a configuration, to consumers in "
         "other processes, on this host or others, until SIGTERM or SIGINT. The exit status is 0 "
-        "after a clean stop, 1 where it ended by itself because a feed had failed.",
+        "after a clean stop, 1 where it ended by itself because a feed, or the server, had failed.",
     )
     parser.add_argument(
         "target",
