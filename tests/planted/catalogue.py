@@ -57,6 +57,19 @@ FEEDING = (
         ),
     ),
     Bug(
+        name="another device's slot",
+        harm="Rows dropped at the end of an epoch leave a slot to the batch after the next, which "
+        "is another device's: a server is told to free what that one's consumer never had.",
+        file="workers/assembler.py",
+        old="slot, self._slot = self._take(), None",
+        new="slot = self._slots.take(self.device, self._schema.columns, self._size)",
+        tests=(
+            _ASSEMBLER + "test_a_batch_lies_in_a_slot_of_its_own_device[0]",
+            "tests/unit/test_served_rows.py::"
+            "test_a_slot_that_dropped_rows_were_written_to_stays_with_its_queue[frames]",
+        ),
+    ),
+    Bug(
         name="draws without the seed",
         harm="Another seed gives the same augmentations: five runs that were to be averaged are "
         "one run done five times.",

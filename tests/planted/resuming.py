@@ -143,4 +143,16 @@ RESUMING = (
         new="if False:",
         tests=(_FORMAT + "test_every_flipped_bit_is_refused[token]",),
     ),
+    Bug(
+        name="any position is one of the stream",
+        harm="A trainer that comes back with the checkpoint of another run has the feed begin "
+        "there, and the others are given rows of other calls under the right numbers.",
+        file="feeder/transport/agreement.py",
+        old="return key(one, self._stream) == key(other, self._stream)",
+        new="return True",
+        tests=(
+            "tests/unit/test_served_foreign.py::"
+            "test_who_brings_a_position_of_another_run_is_told_so_alone[other chunks]",
+        ),
+    ),
 )
