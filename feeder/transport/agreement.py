@@ -62,7 +62,8 @@ class Agreement:
             self._passed.append(stand.lease)
             return
         first, other = self._first.lease, stand.lease
-        self._doubted = [first, other]
+        # With whom another agrees is taken to be right.
+        self._doubted = [other] if self._passed else [first, other]
         self.error = ResumeError(
             f"the positions of queue {first.queue} ({first.who}) and queue {other.queue} "
             f"({other.who}) are not of one stream: from the one batch {batch.step} begins at "

@@ -244,3 +244,32 @@ def test_the_end_of_an_epoch_may_have_names_that_lie_further_apart() -> None:
     for error in (feeder.ResumeError, feeder.ClosedError):  # It is told once.
         with pytest.raises(error):
             agreement.look([batch])
+
+
+def test_of_three_that_a_server_does_not_know_the_one_that_differs_is_told() -> None:
+    def three(rows: int = 4) -> feeder.Coordinator:
+        return make(Chunks(rows), devices=3)
+
+    def token(rows: int, batches: int) -> bytes:
+        with three(rows) as coordinator:
+            for i in range(batches):
+                cut = next(coordinator["train"].on(i % 3)).cut
+            return cut.token()
+
+    settings: dict[str, Any] = {"rejoin": True, "credit": 2}
+    with serving(three) as server, ExitStack() as stack:
+        pair = [
+            stack.enter_context(reading(server, queue=i, resume=token(4, 13 + i), **settings))
+            for i in range(2)
+        ]
+        rest = [Aside(lambda one=one: [batch.step for batch in one]) for one in pair]
+        with (
+            reading(server, queue=2, resume=token(2, 60), **settings) as foreign,
+            pytest.raises(feeder.ResumeError, match=NOT_ONE),
+        ):
+            list(foreign)
+        with reading(server, queue=2, resume=token(4, 15), **settings) as again:
+            assert [batch.step for batch in again] == [*range(17, 2 * NUM, 3)]
+        assert [one.result() for one in rest] == [
+            [*range(15, 2 * NUM, 3)], [*range(16, 2 * NUM, 3)]
+        ]  # fmt: skip
