@@ -51,22 +51,20 @@ class Conversation:
         self._wake = wake
         self._tell = tell
         self._why_too_long = why_too_long
-        self._has_warned = False
+        self._has_warned = self._has_run = False
         # Where the next batch comes from: after the last one that came, else at the token.
         self._last: Any = None
         self._token = token
         self._has_position = token is not None or wish.rejoins
         self._consumer = secrets.token_bytes(16)
         self._attempt = self._num_opens = 0
-        # Of the lease in force.
-        self._generation = b""
+        self._generation = self._receipt = b""  # Of the lease in force.
         # Queues that the feed waits for, and those that it need not wait for any more.
         self._waiting: tuple[int, ...] = ()
         self._ended: tuple[int, ...] = ()
         # Snapshots that are wanted, and the one that has been asked for.
         self._questions: deque[Question] = deque()
         self._asked: Question | None = None
-        self._receipt = b""
         # Whether the server answers: not where it has ended the lease, or the connection is gone.
         self._is_answered = False
         self._session = Session(CONSUMER)
@@ -112,13 +110,14 @@ class Conversation:
         """Start elsewhere, before a batch was handed out; False where that takes a connection."""
         self._inbox.clear(number)
         self._last, self._token, self._has_position = None, token, True
-        self.rejoins, self.has_ended, self._ended = self._wish.rejoins, False, ()
+        self.rejoins, self._has_run, self.has_ended = self._wish.rejoins, False, False
+        self._ended = ()
         return self._open_anew("another state was loaded")
 
     def come_back(self) -> None:
         """Ask the next server as one that goes on within its run; where the feed has not run for
         this consumer, as far as it knows, as one that starts with all others still."""
-        self.rejoins |= bool(self._inbox.received or self.has_ended or self._ended)
+        self.rejoins |= bool(self._has_run or self.has_ended or self._ended)
 
     def comes_back_after(self, error: FeedError) -> bool:
         """Whether it was refused as the others have gone on meanwhile, and asks again as above."""
@@ -210,6 +209,7 @@ class Conversation:
             case say.Opened():
                 self._take_lease(message)
             case say.Spec():
+                self._has_run = True
                 self._reading.learn(message)
             case say.Arena():
                 self._reading.plane.add_arena(message)

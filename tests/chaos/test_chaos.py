@@ -39,7 +39,8 @@ def test_a_planted_bug_is_caught(plant: str, fault: str) -> None:
     only = ("--plant", plant, "--only", fault)
     status, output = run_chaos("--faults", "10", "--seed", "1", *only, limit_s=80)
     assert status == 1, output
-    assert "FAILED, Differs" in output, output
+    # A server may find out by itself that positions do not fit each other.
+    assert "FAILED, Differs" in output or "are not of one stream" in output, output
 
 
 @pytest.mark.parametrize("form", FORMS)

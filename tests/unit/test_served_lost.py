@@ -294,16 +294,22 @@ def test_who_is_lost_before_it_could_take_batches_is_not_waited_for(
                 assert [batch.step for batch in islice(consumer, NUM)] == [*range(0, 2 * NUM, 2)]
 
 
+COUNTING = ten()["train"].streams[0].config.stream
+
+
 class Feed:
     """A feed that is begun and halted, and whether it could be made again."""
 
     name = "train"
 
     def __init__(self, goes_back: bool) -> None:
-        self.recipe = SimpleNamespace(goes_back=goes_back)
+        self.recipe: Any = SimpleNamespace(
+            goes_back=goes_back, origin=None, config=SimpleNamespace(stream=COUNTING),
+            start_cut=lambda: SimpleNamespace(step=0),
+        )  # fmt: skip
         self.begun = list[list[float]]()
 
-    def begin(self, resume: Any, first_steps: list[float]) -> None:
+    def begin(self, resume: Any, first_steps: list[float], look: Any) -> None:
         self.begun.append(first_steps)
 
     def halt(self) -> None:
@@ -317,7 +323,7 @@ def test_how_long_those_who_come_back_wait_for_others(goes_back: bool, wait_s: f
     seats.take(0, 0, "me", rejoins=True, undecided=False)
     me = SimpleNamespace(
         queue=0, has_attached=True, rejoins=True, ended=False, has_all=False, place=None,
-        used_place=None,
+        used_place=None, agrees=False,
     )  # fmt: skip
     nobody: Any = SimpleNamespace(begin=lambda *args, **settings: None)
     leases: Any = [me, None]
