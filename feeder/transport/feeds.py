@@ -217,10 +217,8 @@ class ServedFeed:
             pipeline.channel.hand_out(queue, held)
 
         outboxes = [
-            Outbox(step, look, partial(discard, queue), account.starved)
-            for step, queue, account in zip(
-                first_steps, range(len(first_steps)), self.account.queues, strict=True
-            )
+            Outbox(step, look, partial(discard, queue), self.account.queues[queue].starved)
+            for queue, step in enumerate(first_steps)
         ]
         if len(self.counted.lanes) != num_lanes(config.stream, config.run):
             # A factory may give another number of threads each time.

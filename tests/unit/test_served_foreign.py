@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from types import SimpleNamespace
@@ -84,6 +85,25 @@ def test_who_brings_a_position_of_another_run_is_told_so_alone(token: Any) -> No
         assert innocent.stats()["reconnects"] == 0
 
 
+def is_refused_alone(fetch: Callable[[], Any], token: bytes, told: str) -> None:
+    """Bring a token to a queue that was left, beside one whose trainer goes on."""
+    with (
+        serving(lambda: make(fetch(), devices=2)) as server,
+        reading(server, queue=1, credit=2) as innocent,
+    ):
+        with reading(server, queue=0) as first:
+            steps = [next(one).step for _ in range(10) for one in (first, innocent)]
+            state = first.state_dict()
+        with (
+            reading(server, queue=0, resume=token, rejoin=True) as foreign,
+            pytest.raises(feeder.ResumeError, match=told),
+        ):
+            next(foreign)
+        with reading(server, queue=0, resume=state, rejoin=True) as again:
+            steps += [next(one).step for _ in range(10) for one in (again, innocent)]
+    assert steps == [*range(40)]
+
+
 def test_who_brings_leftover_rows_of_another_run_is_told_so_alone() -> None:
     """The chunk that they are of is another one here: the run fails as it begins."""
 
@@ -91,22 +111,8 @@ def test_who_brings_leftover_rows_of_another_run_is_told_so_alone() -> None:
         def __call__(self, call: feeder.Call) -> Any:
             return (-super().__call__(call)[0],)
 
-    def three() -> feeder.Coordinator:
-        return make(Pure(NUM, rows=3), devices=2)
-
     token = token_after(Others(NUM, rows=3), 7)
-    with serving(three) as server, reading(server, queue=1, credit=2) as innocent:
-        with reading(server, queue=0) as first:
-            steps = [next(one).step for _ in range(10) for one in (first, innocent)]
-            state = first.state_dict()
-        with (
-            reading(server, queue=0, resume=token, rejoin=True) as foreign,
-            pytest.raises(feeder.ResumeError, match=r"not deterministic: .* other rows"),
-        ):
-            next(foreign)
-        with reading(server, queue=0, resume=state, rejoin=True) as again:
-            steps += [next(one).step for _ in range(10) for one in (again, innocent)]
-    assert steps == [*range(40)]
+    is_refused_alone(lambda: Pure(NUM, rows=3), token, r"not deterministic: .* other rows")
 
 
 def test_who_brings_a_cursor_that_cannot_be_sought_is_told_so_alone() -> None:
@@ -116,22 +122,8 @@ def test_who_brings_a_cursor_that_cannot_be_sought_is_told_so_alone() -> None:
                 raise OSError("no such place")
             super().seek(worker_id, cursor)
 
-    def picky() -> feeder.Coordinator:
-        return make(Picky(NUM, rows=4), devices=2)
-
     token = token_after(Seekable(NUM, rows=4), 3)
-    with serving(picky) as server, reading(server, queue=1, credit=2) as innocent:
-        with reading(server, queue=0) as first:
-            steps = [next(one).step for _ in range(10) for one in (first, innocent)]
-            state = first.state_dict()
-        with (
-            reading(server, queue=0, resume=token, rejoin=True) as foreign,
-            pytest.raises(feeder.ResumeError, match=r"position of queue 0: .*no such place"),
-        ):
-            next(foreign)
-        with reading(server, queue=0, resume=state, rejoin=True) as again:
-            steps += [next(one).step for _ in range(10) for one in (again, innocent)]
-    assert steps == [*range(40)]
+    is_refused_alone(lambda: Picky(NUM, rows=4), token, r"position of queue 0: .*no such place")
 
 
 def test_a_server_that_knows_neither_refuses_both() -> None:
