@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -84,6 +85,14 @@ def resuming(settings: Settings) -> Report:
             f"{COPYTO}: {spread(copied.times(LOAD.batch_bytes / 1e9), 'GB/s')}",
         ),
     )
+
+
+def resumes_per_second(times: int) -> float:
+    """How many resumes of a pure function from a token fit into a second, by the median."""
+    form = FORMS[-1]
+    (place,) = [place for place in form.places() if place.name.endswith(": token")]
+    start = _timed_start(form, place)
+    return 1e3 / statistics.median(start()[place.name] for _ in range(times))
 
 
 def _timed_start(form: Form, place: Place) -> Callable[[], Measures]:

@@ -78,6 +78,12 @@ def snapshots(settings: Settings) -> Report:
     )
 
 
+def snapshots_per_second() -> float:
+    """How many snapshots with the largest leftovers fit into a second."""
+    kind = KINDS[-1]
+    return 1e6 / _snapshot_times(kind)[f"{kind.name}: snapshot"]
+
+
 def _snapshot_times(kind: Leftovers) -> Measures:
     """Medians over the snapshots of one feed, in microseconds."""
     with make_coordinator(kind.load, SeekableFetch(kind.load), NUM_WORKERS) as coordinator:
