@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import ipaddress
+import io
 import logging
 import os
 import socket
@@ -11,13 +11,14 @@ import threading
 import weakref
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler
+from time import monotonic
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
 from feeder.errors import ConfigError
 from feeder.metrics.figures import Figures
 from feeder.status.board import Board
-from feeder.status.routes import Answer, answer
+from feeder.status.routes import PROBES, Answer, answer
 from workers.scope import Scope
 
 logger = logging.getLogger("feeder")
@@ -26,8 +27,14 @@ LOOPBACK = "127.0.0.1"
 _REQUEST_S = 5.0
 _TROUBLE_S = 0.1
 _STOP_S = 2.0
-_MAX_REQUESTS = 32
 _BACKLOG = 64
+
+_Phase = Literal["reading", "answering", "probing"]
+
+# So many connections each phase of a request has places for. A client that is slow to ask, or slow
+# to read, takes the places of its own phase alone, so that a probe that asks at once is answered.
+_PLACES: dict[_Phase, int] = {"reading": 32, "answering": 16, "probing": 4}
+
 _HEADERS = {
     "Cache-Control": "no-store",
     "Content-Security-Policy": "default-src 'none'; connect-src 'self'; img-src 'self'; "
@@ -66,8 +73,7 @@ class StatusPort:
         host, port = parse_place(place)
         self._board = Board(look)
         self._requests = Scope()
-        self._open: set[socket.socket] = set()
-        self._lock = threading.Lock()
+        self._open = _Connections()
         self._listener = _listen(host, port)
         name, number = self._listener.getsockname()[:2]
         shown = f"[{name}]" if ":" in name else name
@@ -92,8 +98,7 @@ class StatusPort:
     def fork(self) -> None:
         """This is a forked child: the port is the parent's."""
         self._listener.close()
-        for connection in self._open:
-            connection.close()
+        self._open.close()
 
     def close(self) -> None:
         """End at once, requests under way included. Harmless when done before."""
@@ -102,31 +107,70 @@ class StatusPort:
             self._listener.shutdown(socket.SHUT_RDWR)
         self._scope.close(_STOP_S)
         self._listener.close()
-        with self._lock:
-            for connection in self._open:
-                with contextlib.suppress(OSError):
-                    connection.shutdown(socket.SHUT_RDWR)
+        self._open.hang_up()
         self._requests.close(_STOP_S)
 
     def _take(self, connection: socket.socket) -> None:
-        with self._lock:
-            is_full = len(self._open) >= _MAX_REQUESTS
-            if not is_full:
-                self._open.add(connection)
-        if is_full:
-            connection.close()
-        else:
-            self._requests.start("feeder status request", self._serve, connection)
+        self._open.enter("reading", connection)
+        self._requests.start("feeder status request", self._serve, connection)
 
     def _serve(self, connection: socket.socket) -> None:
         try:
             # A peer that hangs up, or says nothing, is of no interest.
             with contextlib.suppress(OSError):
-                _Request(connection, connection.getpeername(), self._board)
+                _Request(connection, connection.getpeername(), self._board, self._open)
         finally:
-            with self._lock:
-                self._open.discard(connection)
+            self._open.leave(connection)
             connection.close()
+
+
+class _Connections:
+    """The open connections, each in one phase of its request. Where a phase has no place left, its
+    oldest connection ends. Any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        # Dicts as ordered sets: the first is the oldest.
+        self._phases: dict[_Phase, dict[socket.socket, None]] = {phase: {} for phase in _PLACES}
+
+    def enter(self, phase: _Phase, connection: socket.socket) -> None:
+        """A connection begins a phase."""
+        with self._lock:
+            self._remove(connection)
+            places = self._phases[phase]
+            if len(places) >= _PLACES[phase]:
+                oldest = next(iter(places))
+                del places[oldest]
+                _hang_up(oldest)
+            places[connection] = None
+
+    def leave(self, connection: socket.socket) -> None:
+        """A connection ends; to be called before it is closed."""
+        with self._lock:
+            self._remove(connection)
+
+    def hang_up(self) -> None:
+        """End all connections: whoever reads from one, or writes to one, stops at once."""
+        with self._lock:
+            for places in self._phases.values():
+                for connection in places:
+                    _hang_up(connection)
+
+    def close(self) -> None:
+        """Close all connections in a forked child, where no other thread is, whose lock may be held
+        for ever."""
+        for places in self._phases.values():
+            for connection in places:
+                connection.close()
+
+    def _remove(self, connection: socket.socket) -> None:
+        for places in self._phases.values():
+            places.pop(connection, None)
+
+
+def _hang_up(connection: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
 
 
 def run_port(
@@ -172,15 +216,54 @@ def _why(error: Exception) -> str:
     return os.strerror(number).lower() if is_system and number else str(error).lower()
 
 
+class _Timed(io.RawIOBase):
+    """The bytes of a connection until a deadline, however they come: a timeout of the socket would
+    begin anew with each byte."""
+
+    def __init__(self, connection: socket.socket, deadline: float) -> None:
+        self._connection = connection
+        self._deadline = deadline
+
+    def readable(self) -> bool:
+        return True
+
+    def writable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        self._begin()
+        return self._connection.recv_into(buffer)
+
+    def write(self, data: Any) -> int:
+        self._begin()
+        self._connection.sendall(data)
+        return memoryview(data).nbytes
+
+    def _begin(self) -> None:
+        left_s = self._deadline - monotonic()
+        if left_s <= 0:
+            raise TimeoutError("the request took too long")
+        self._connection.settimeout(left_s)
+
+
 class _Request(BaseHTTPRequestHandler):
-    """One request: parsed, answered, done."""
+    """One request: parsed, answered, done, all before one deadline."""
 
     server_version, sys_version = "feeder", ""
-    timeout = _REQUEST_S
 
-    def __init__(self, connection: socket.socket, peer: Any, board: Board) -> None:
+    def __init__(
+        self, connection: socket.socket, peer: Any, board: Board, places: _Connections
+    ) -> None:
         self._board = board
+        self._places = places
         super().__init__(connection, peer, board)  # type: ignore[arg-type]
+
+    def setup(self) -> None:
+        """Read and write with one deadline for all."""
+        self.connection = self.request
+        timed = _Timed(self.connection, monotonic() + _REQUEST_S)
+        self.rfile = io.BufferedReader(timed)
+        self.wfile = timed  # type: ignore[assignment]
 
     def do_GET(self) -> None:
         """Answer."""
@@ -191,12 +274,12 @@ class _Request(BaseHTTPRequestHandler):
         self._answer(with_body=False)
 
     def _answer(self, *, with_body: bool) -> None:
+        is_probe = self.path.partition("?")[0] in PROBES
+        self._places.enter("probing" if is_probe else "answering", self.connection)
         try:
-            # By name too: a page of another host may have made its own name mean this one.
-            host = self.headers.get("Host", "")
-            named = (host.rpartition(":")[0] or host).strip("[]")
-            near = is_near(self.client_address[0]) and is_near(named)
-            found = answer(self._board, self.path, is_near=near)
+            found = answer(
+                self._board, self.path, peer=self.client_address[0], host=self.headers.get("Host")
+            )
         except Exception as error:
             logger.exception("the status page failed")
             found = Answer(500, "text/plain", f"{type(error).__name__}\n".encode())
@@ -211,16 +294,6 @@ class _Request(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None:
         """Requests are not logged."""
-
-
-def is_near(host: str) -> bool:
-    """Whether an address is of the loopback interface; of names "localhost" alone."""
-    try:
-        address = ipaddress.ip_address(host.partition("%")[0])
-    except ValueError:
-        return host == "localhost"
-    mapped = getattr(address, "ipv4_mapped", None)
-    return (mapped or address).is_loopback
 
 
 def _after_fork() -> None:

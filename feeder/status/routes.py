@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -26,11 +27,18 @@ class Answer(NamedTuple):
 Route = Callable[[Board], Answer]
 
 
-def answer(board: Board, path: str, *, is_near: bool) -> Answer:
-    """What is at a path; `is_near` where a process of this host asks. Stacks tell what a program
-    is made of, so they are for those alone."""
+def answer(board: Board, path: str, *, peer: str, host: str | None) -> Answer:
+    """What is at a path, for the peer of an address that asks with a Host header, or with none.
+
+    A page of another site, open in a browser of this host, may have made its own name mean this
+    host. Its requests come from here, and the Host header alone tells them: they get nothing.
+    Stacks tell what a program is made of, so they are for this host alone.
+    """
     path = path.partition("?")[0]
-    if path == "/debug/threads" and not is_near:
+    names_this_host = host is not None and is_near(_name_in(host))
+    if host is not None and is_near(peer) and not names_this_host:
+        return _say(403, f"the Host header is {host!r}; ask for localhost or 127.0.0.1")
+    if path == "/debug/threads" and not (is_near(peer) and names_this_host):
         return _say(403, "the stacks of threads are shown to this host alone")
     route = _ROUTES.get(path)
     if route is None:
@@ -41,6 +49,23 @@ def answer(board: Board, path: str, *, is_near: bool) -> Answer:
         return _say(501, str(error))
     except FeedError as error:
         return _say(503, str(error))
+
+
+def _name_in(host: str) -> str:
+    """A Host header without the port."""
+    if host.startswith("["):
+        return host.partition("]")[0][1:]
+    return host.partition(":")[0] if host.count(":") == 1 else host
+
+
+def is_near(host: str) -> bool:
+    """Whether an address is of the loopback interface; of names "localhost" alone."""
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return host == "localhost"
+    mapped = getattr(address, "ipv4_mapped", None)
+    return (mapped or address).is_loopback
 
 
 def _say(status: int, text: str) -> Answer:
@@ -77,6 +102,9 @@ def _readiness(board: Board) -> Answer:
     trouble = board.trouble()
     return _say(200, "ready") if trouble is None else _say(503, trouble)
 
+
+PROBES = frozenset(("/healthz", "/readyz"))
+"""What orchestrators ask for, to decide whether a process lives."""
 
 _ROUTES: dict[str, Route] = {
     "/": _file("page.html", "text/html; charset=utf-8"),

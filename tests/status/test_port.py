@@ -22,8 +22,8 @@ from feeder.errors import ClosedError, ConfigError
 from feeder.metrics.names import names
 from feeder.status import port as port_module
 from feeder.status.board import Board
-from feeder.status.port import StatusPort, is_near, parse_place
-from feeder.status.routes import answer
+from feeder.status.port import StatusPort, parse_place
+from feeder.status.routes import answer, is_near
 from feeder.transport import server as server_module
 from figures import feed, figures
 from unit.small import WAIT_S, Held, Pure, make
@@ -104,7 +104,7 @@ def test_who_asks_first_is_told_a_verdict_too() -> None:
     made = figures(feed(state="ended"))
     for path in ("/metrics", "/stats.json"):
         board = Board(lambda: made)
-        assert b"ended" in answer(board, path, is_near=True).body
+        assert b"ended" in answer(board, path, peer="127.0.0.1", host=None).body
         assert board.kinds(made) == {"train": "ended"}
 
 
@@ -207,27 +207,32 @@ def test_who_is_near(host: str, near: bool) -> None:
 
 def test_stacks_are_for_this_host_alone() -> None:
     board = Board(lambda: figures(feed()))
-    assert answer(board, "/debug/threads", is_near=True).status == 200
-    got = answer(board, "/debug/threads?x", is_near=False)
-    assert got.status == 403
-    assert b"File" not in got.body
-    assert answer(board, "/stats.json", is_near=False).status == 200
+    near, far = ("127.0.0.1", "localhost:9478"), ("10.0.0.1", "feeder.example:9478")
+    for path in PATHS:
+        assert answer(board, path, peer=near[0], host=near[1]).status == 200
+        status = 403 if path == "/debug/threads" else 200
+        assert answer(board, path, peer=far[0], host=far[1]).status == status, path
+    for peer, host in ((far[0], near[1]), (near[0], None)):
+        got = answer(board, "/debug/threads?x", peer=peer, host=host)
+        assert got.status == 403
+        assert b"File" not in got.body
 
 
 @pytest.mark.parametrize(("host", "status"), [
     ("localhost:9478", 200), ("localhost", 200), ("127.0.0.1:9478", 200), ("[::1]:9478", 200),
-    ("evil.example:9478", 403), ("evil.example", 403),
+    ("::1", 200), ("evil.example:9478", 403), ("evil.example", 403), ("", 403), ("10.0.0.1", 403),
 ])  # fmt: skip
-def test_stacks_are_for_those_who_mean_this_host(url: str, host: str, status: int) -> None:
+def test_all_is_for_those_who_mean_this_host(url: str, host: str, status: int) -> None:
     """A browser here may be told by another host's page that a name of that host is this one."""
-    connection = http.client.HTTPConnection(*place_of(url), timeout=WAIT_S)
-    try:
-        connection.request("GET", "/debug/threads", headers={"Host": host})
-        response = connection.getresponse()
-        assert response.read()
-        assert response.status == status
-    finally:
-        connection.close()
+    for path in PATHS:
+        connection = http.client.HTTPConnection(*place_of(url), timeout=WAIT_S)
+        try:
+            connection.request("GET", path, headers={"Host": host})
+            response = connection.getresponse()
+            assert response.read()
+            assert response.status == status, path
+        finally:
+            connection.close()
 
 
 def test_stacks_name_every_thread() -> None:
@@ -302,7 +307,7 @@ def test_it_closes_at_once_with_slow_clients_in_the_middle() -> None:
 
 
 def test_clients_that_say_nothing_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(port_module._Request, "timeout", 0.05)
+    monkeypatch.setattr(port_module, "_REQUEST_S", 0.05)
     with (
         StatusPort(0, lambda: figures()) as port,
         socket.create_connection(place_of(port.url)) as client,
@@ -311,24 +316,85 @@ def test_clients_that_say_nothing_are_dropped(monkeypatch: pytest.MonkeyPatch) -
         assert client.recv(1) == b""
 
 
-def test_too_many_at_once_are_sent_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(port_module, "_MAX_REQUESTS", 2)
-    with ExitStack() as stack:
-        port = stack.enter_context(StatusPort(0, lambda: figures()))
-        place = place_of(port.url)
-        held = [stack.enter_context(socket.create_connection(place)) for _ in range(2)]
-        third = stack.enter_context(socket.create_connection(place))
-        third.settimeout(WAIT_S)
-        assert third.recv(1) == b""
-        for client in held:
-            client.close()
-        for _ in range(int(WAIT_S / 0.01)):
+def test_a_byte_now_and_then_does_not_put_the_deadline_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(port_module, "_REQUEST_S", 0.3)
+    with (
+        StatusPort(0, lambda: figures()) as port,
+        socket.create_connection(place_of(port.url)) as client,
+    ):
+        client.settimeout(0.05)
+        for _ in range(int(WAIT_S / 0.05)):
             try:
-                assert get(port.url, "/healthz").status == 200
+                client.sendall(b"G")
+                if client.recv(1) == b"":
+                    return
+            except TimeoutError:
+                continue
+            except (BrokenPipeError, ConnectionResetError):
                 return
-            except (http.client.RemoteDisconnected, ConnectionResetError):
-                threading.Event().wait(0.01)
-        pytest.fail("it has not recovered")
+        pytest.fail("it still reads")
+
+
+def test_a_probe_is_answered_beside_many_slow_clients() -> None:
+    with ExitStack() as stack:
+        port = stack.enter_context(StatusPort(0, lambda: figures(feed())))
+        place = place_of(port.url)
+        for _ in range(2 * port_module._PLACES["reading"]):
+            slow = stack.enter_context(socket.create_connection(place))
+            slow.sendall(b"GET /healthz HT")
+        for path in ("/healthz", "/readyz", "/stats.json"):
+            assert get(port.url, path).status == 200
+
+
+def test_a_probe_is_answered_beside_many_answers_that_take_long() -> None:
+    """The figures are held; what is asked for needs them, but for the page itself."""
+    reading, go_on = threading.Barrier(1 + port_module._PLACES["answering"]), threading.Event()
+    is_held = threading.Event()
+
+    class Slow(Board):
+        def everything(self) -> bytes:
+            if is_held.is_set():
+                reading.wait(WAIT_S)
+                assert go_on.wait(WAIT_S)
+            return super().everything()
+
+    with ExitStack() as stack:
+        stack.enter_context(pytest.MonkeyPatch.context()).setattr(port_module, "Board", Slow)
+        port = stack.enter_context(StatusPort(0, lambda: figures(feed())))
+        stack.callback(go_on.set)
+        is_held.set()
+        for _ in range(port_module._PLACES["answering"]):
+            slow = stack.enter_context(socket.create_connection(place_of(port.url)))
+            slow.sendall(b"GET /stats.json HTTP/1.0\r\n\r\n")
+        reading.wait(WAIT_S)
+        assert get(port.url, "/healthz").status == 200
+
+
+@pytest.mark.parametrize("phase", ["reading", "answering", "probing"])
+def test_the_oldest_connection_of_a_phase_goes(phase: Any) -> None:
+    connections = port_module._Connections()
+    places = port_module._PLACES[phase]
+    with ExitStack() as stack:
+        pairs = [socket.socketpair() for _ in range(places + 2)]
+        for pair in pairs:
+            for end in pair:
+                stack.enter_context(end)
+        for here, there in pairs:
+            there.settimeout(0)
+            connections.enter("reading", here)
+            connections.enter(phase, here)
+        for at, (_, there) in enumerate(pairs):
+            if at < 2:
+                assert there.recv(1) == b""
+            else:
+                with pytest.raises(BlockingIOError):
+                    there.recv(1)
+        connections.leave(pairs[2][0])
+        with socket.socket() as another:
+            connections.enter(phase, another)
+        with pytest.raises(BlockingIOError):
+            pairs[3][1].recv(1)
+        connections.hang_up()
 
 
 GARBAGE = [b"\0\xff\n\n", b"GET\n\n", b"GET / HTTP/9.9\r\n\r\n", b"A" * 70_000 + b"\r\n\r\n",
