@@ -8,7 +8,7 @@ from itertools import islice
 from typing import Any
 
 from feeder.devices.cuda.queue import CudaQueue
-from feeder.errors import ClosedError, ConfigError
+from feeder.errors import ClosedError, ConfigError, read_again, read_by_two
 from feeder.length import num_batches
 from feeder.stream import Stream
 from workers.batch import Batch
@@ -17,7 +17,11 @@ from workers.position import Place
 
 
 class DeviceFeed:
-    """The batches of one device, in order: an iterator, used by one thread at a time."""
+    """The batches of one device, in order and once: an iterator, used by one thread at a time.
+
+    `next` raises `FeedError` while another thread is in it, and `iter` raises
+    `ConfigError` where all batches have been handed out already.
+    """
 
     def __init__(self, stream: Stream, device: int) -> None:
         self._stream = stream
@@ -34,6 +38,9 @@ class DeviceFeed:
         self._later: deque[Batch] = deque()
         self._mark = 0
         self._has_ended = False
+        # Where the end was told by a `StopIteration`.
+        self._end_is_told = False
+        self._is_read = False
 
     @property
     def device(self) -> str:
@@ -41,35 +48,49 @@ class DeviceFeed:
         return self._stream.config.devices[self._device]
 
     def __iter__(self) -> DeviceFeed:
+        stream = self._stream
+        if self._end_is_told and not stream.stopped:
+            stream.check_usable()
+            config = stream.config
+            raise read_again(f"feed {config.name!r}", config.stream.epochs)
         return self
 
     def __next__(self) -> Batch:
-        while not (ready := self._ready):
-            self._refill()
-        if self._receive is None:
-            batch, is_last = ready[0], len(ready) == 1
-        else:
-            batch, is_last = self._receive(ready.popleft()), not ready
-        if is_last:
-            self._stream.pipeline.channel.hand_out(self._device, self._held)
-        handed, device = self._progress.handed, self._device
-        before = handed[device]
-        after = before[0] + 1, batch.place
-        if self._ends_rounds:
-            self._progress.note(*after)
-        # What an interrupt takes from the user does not count as handed out, and comes next: from
-        # here on it finds the user's own code, but at a mark.
-        handed[device] = after
-        if is_last and self._mark:
-            try:
-                self._reach_mark()
-            except BaseException:
-                if self._receive is None:
-                    handed[device] = before
-                raise
-        if self._receive is None:
-            del ready[0]
-        return batch
+        # A try-lock: no call lies between the look and the mark, so no other thread comes between,
+        # and an interrupt cannot leave the mark behind, as it could leave a lock.
+        if self._is_read:
+            self._stream.check_usable()
+            raise read_by_two(f"feed {self._stream.config.name!r}")
+        try:
+            self._is_read = True
+            while not (ready := self._ready):
+                self._refill()
+            if self._receive is None:
+                batch, is_last = ready[0], len(ready) == 1
+            else:
+                batch, is_last = self._receive(ready.popleft()), not ready
+            if is_last:
+                self._stream.pipeline.channel.hand_out(self._device, self._held)
+            handed, device = self._progress.handed, self._device
+            before = handed[device]
+            after = before[0] + 1, batch.place
+            if self._ends_rounds:
+                self._progress.note(*after)
+            # What an interrupt takes from the user does not count as handed out, and comes next:
+            # from here on it finds the user's own code, but at a mark.
+            handed[device] = after
+            if is_last and self._mark:
+                try:
+                    self._reach_mark()
+                except BaseException:
+                    if self._receive is None:
+                        handed[device] = before
+                    raise
+            if self._receive is None:
+                del ready[0]
+            return batch
+        finally:
+            self._is_read = False
 
     def __len__(self) -> int:
         """Batches of the whole stream on this device, also after a resume, as if no record were
@@ -95,6 +116,7 @@ class DeviceFeed:
         got, later, mark = self._later or self._queue.get(), deque[Batch](), 0
         if isinstance(got, Place):
             self._end(got)
+            self._end_is_told = True
             raise StopIteration
         if stream.marks is not None:
             num, mark = stream.marks.first(got)

@@ -67,7 +67,7 @@ class Feed:
         return found
 
     def __iter__(self) -> DeviceFeed:
-        return self._only()
+        return iter(self._only())
 
     def __next__(self) -> Batch:
         return next(self._only())

@@ -18,6 +18,8 @@ from feeder.errors import (
     RemoteError,
     ResumeError,
     SnapshotFormatError,
+    read_again,
+    read_by_two,
 )
 from feeder.snapshot import Snapshot
 from feeder.statedict import STATE_KEY, unpack_state_dict
@@ -40,10 +42,11 @@ _ANSWER_S = 10.0
 class Consumer:
     """The batches of one queue of a served feed, in order, once: iterable and iterator.
 
-    Made by `feeder.connect`. It is read by one thread at a time; positions may be asked for by any
-    thread. When its server goes away it looks for one again, at each of its addresses, and goes on
-    where it was. Arrays may be kept for as long as they are wanted: a consumer that keeps more
-    batches than there are slots for is given private copies.
+    Made by `feeder.connect`. It is read by one thread at a time: `next` raises `FeedError` while
+    another thread is in it. Positions may be asked for by any thread. When its server goes away it
+    looks for one again, at each of its addresses, and goes on where it was. Arrays may be kept for
+    as long as they are wanted: a consumer that keeps more batches than there are slots for is given
+    private copies. `iter` raises `ConfigError` where all batches have been handed out already.
     """
 
     def __init__(self, receiver: Receiver) -> None:
@@ -59,6 +62,9 @@ class Consumer:
         self._tell_every = 1
         self._unusable: FeedError | None = None
         self._copies = False
+        self._is_read = False
+        # Where the end was told by a `StopIteration`.
+        self._end_is_told = False
         self._loaded: bytes | None = None
         self._num_loads = 0
         self._scope = Scope()
@@ -78,28 +84,40 @@ class Consumer:
     # ---- batches
 
     def __iter__(self) -> Iterator[Batch]:
+        if self._end_is_told and self._unusable is None:
+            opened = self._reading.opened
+            raise read_again(f"feed {opened.name!r}", opened.epochs)
         return self
 
     def __next__(self) -> Batch:
-        while not (ready := self._ready):
-            self._refill()
-        inbox = self._inbox
-        reading: Any = inbox.reading
-        handed = inbox.handed + 1
-        on_host = inbox.landing is None
-        batch = ready[0] if on_host else self._land(ready.popleft())
-        point("consumer.handed")
-        if reading.lends and handed - reading.base - reading.plane.num_released > self._most_held:
-            batch = self._copy(batch)
-        if handed - self._told_at > self._tell_every:
-            # Of those before this one: what the server has been told is not taken back.
-            self._receiver.waker.wake()
-            self._told_at = handed - 1
-        # What an interrupt takes from the user does not count as handed out, and comes next.
-        self._place, inbox.handed = batch.place, handed
-        if on_host:
-            del ready[0]
-        return batch
+        # A try-lock, as in `DeviceFeed`.
+        if self._is_read:
+            self._check_usable()
+            raise read_by_two("the consumer")
+        try:
+            self._is_read = True
+            while not (ready := self._ready):
+                self._refill()
+            inbox = self._inbox
+            reading: Any = inbox.reading
+            handed = inbox.handed + 1
+            on_host = inbox.landing is None
+            batch = ready[0] if on_host else self._land(ready.popleft())
+            point("consumer.handed")
+            kept = handed - reading.base - reading.plane.num_released if reading.lends else 0
+            if kept > self._most_held:
+                batch = self._copy(batch)
+            if handed - self._told_at > self._tell_every:
+                # Of those before this one: what the server has been told is not taken back.
+                self._receiver.waker.wake()
+                self._told_at = handed - 1
+            # What an interrupt takes from the user does not count as handed out, and comes next.
+            self._place, inbox.handed = batch.place, handed
+            if on_host:
+                del ready[0]
+            return batch
+        finally:
+            self._is_read = False
 
     def _refill(self) -> None:
         """Wait for batches; raises what has taken the place of the next."""
@@ -115,6 +133,7 @@ class Consumer:
         self._tell_every = 2 * self._reading.tell_every
         if not isinstance(got, deque):
             self._place = got
+            self._end_is_told = True
             raise StopIteration
         rows, counted, queue = sum([batch.rows for batch in got]), self._handed, self._inbox.batches
         taken = counted.after(len(got), rows, self._reading.count_bytes(got, rows))
