@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import msgpack
@@ -13,20 +14,34 @@ _TUPLE, _INTEGER, _ARRAY = 1, 2, 3
 _ANY_TEXT = "surrogatepass"
 
 
+# A tuple or an array in another is msgpack in msgpack, and each level takes the C stack for its
+# reader and its writer. Without a bound a small message of many levels ends the process.
+_MAX_DEPTH = 32
+
+
 def pack(value: Any) -> bytes:
     """Encode None, bool, int, float, str, bytes, list, tuple, dict, and NumPy scalars and arrays
-    without Python objects. Raises `TypeError` for anything else."""
-    packed: bytes = msgpack.packb(
-        value, default=_extend, strict_types=True, unicode_errors=_ANY_TEXT
-    )
-    return packed
+    without Python objects. Raises `TypeError` for anything else, and `ValueError` for more than 32
+    tuples in each other."""
+    return _pack(value, 0)
 
 
 def unpack(packed: bytes) -> Any:
     """The reverse of `pack`; raises `ValueError` for what is not its output."""
+    return _unpack(packed, 0)
+
+
+def _pack(value: Any, depth: int) -> bytes:
+    packed: bytes = msgpack.packb(
+        value, default=_EXTEND[depth], strict_types=True, unicode_errors=_ANY_TEXT
+    )
+    return packed
+
+
+def _unpack(packed: bytes, depth: int) -> Any:
     try:
         return msgpack.unpackb(
-            packed, ext_hook=_shrink, strict_map_key=False, unicode_errors=_ANY_TEXT
+            packed, ext_hook=_SHRINK[depth], strict_map_key=False, unicode_errors=_ANY_TEXT
         )
     except ValueError:
         raise
@@ -34,9 +49,16 @@ def unpack(packed: bytes) -> Any:
         raise ValueError(f"not msgpack: {error}") from error
 
 
-def _extend(value: Any) -> Any:
+def _below(depth: int) -> int:
+    """The depth of what an extension at `depth` holds."""
+    if depth == _MAX_DEPTH:
+        raise ValueError(f"more than {_MAX_DEPTH} tuples in each other, expected at most so many")
+    return depth + 1
+
+
+def _extend(depth: int, value: Any) -> Any:
     if isinstance(value, tuple):
-        return msgpack.ExtType(_TUPLE, pack(list(value)))
+        return msgpack.ExtType(_TUPLE, _pack(list(value), _below(depth)))
     if isinstance(value, int):
         text = str(int(value)).encode()
         return int(value) if type(value) is not int else msgpack.ExtType(_INTEGER, text)
@@ -45,7 +67,7 @@ def _extend(value: Any) -> Any:
     if isinstance(value, np.ndarray) and not value.dtype.hasobject:
         dtype = value.dtype.str if value.dtype.names is None else value.dtype.descr
         fields = [dtype, list(value.shape), value.tobytes()]
-        return msgpack.ExtType(_ARRAY, pack(fields))
+        return msgpack.ExtType(_ARRAY, _pack(fields, _below(depth)))
     if isinstance(value, (str, bytes, float, list, dict)):
         return next(base for base in _BASES if isinstance(value, base))(value)
     raise TypeError(
@@ -57,12 +79,16 @@ def _extend(value: Any) -> Any:
 _BASES: tuple[Any, ...] = (str, bytes, float, list, dict)
 
 
-def _shrink(code: int, data: bytes) -> Any:
+def _shrink(depth: int, code: int, data: bytes) -> Any:
     if code == _TUPLE:
-        return tuple(unpack(data))
+        return tuple(_unpack(data, _below(depth)))
     if code == _INTEGER:
         return int(data)
     if code == _ARRAY:
-        dtype, shape, raw = unpack(data)
+        dtype, shape, raw = _unpack(data, _below(depth))
         return np.frombuffer(bytearray(raw), dtype=dtype).reshape(shape)
     raise ValueError(f"unknown extension {code}")
+
+
+_EXTEND = [partial(_extend, depth) for depth in range(_MAX_DEPTH + 1)]
+_SHRINK = [partial(_shrink, depth) for depth in range(_MAX_DEPTH + 1)]

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from feeder import durable
 from feeder.errors import CheckpointError, SnapshotFormatError
 from feeder.placing import dtype_fields, place, read_dtype, shaped
+from feeder.token import check_fingerprint
 from workers.batch import Cut
 from workers.chunks import Column, Columns
 
@@ -207,8 +208,12 @@ def _parse(body: memoryview) -> tuple[StreamState, ...]:
         for name, number, fingerprint, token, columns, placed, summary in msgpack.unpackb(
             body[4:end]
         ):
-            if not (isinstance(token, bytes) and isinstance(fingerprint, dict)):
-                raise TypeError("a stream without a token and a fingerprint")
+            numbers = [number, *summary]
+            if not (type(name) is str and isinstance(token, bytes) and len(numbers) == 5):
+                raise TypeError("a stream without a name, a token and a summary")
+            if not all(type(n) is int and n >= 0 for n in numbers):
+                raise TypeError(f"a stream with the numbers {numbers!r}")
+            check_fingerprint(fingerprint)
             rows = None
             if placed is not None:
                 rows, end = _read_rows(body, placed, end)

@@ -96,6 +96,17 @@ def make_fingerprint(fields: dict[str, Any]) -> bytes:
     return digest
 
 
+def check_fingerprint(fingerprint: object) -> None:
+    """Raise `TypeError` or `ValueError` where a value that came from elsewhere is no fingerprint:
+    a dict of texts, whose values nest no deeper than a recursion reaches."""
+    if not isinstance(fingerprint, dict) or not all(type(name) is str for name in fingerprint):
+        raise TypeError(f"a {type(fingerprint).__name__}, expected a dict with texts as keys")
+    try:
+        repr(fingerprint)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+
+
 def is_token(data: bytes) -> bool:
     """Whether bytes look like a token."""
     return data[:2] == _MAGIC

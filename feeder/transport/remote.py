@@ -12,7 +12,7 @@ from feeder import codec, errors
 from feeder.errors import FeedError, FetchError, RemoteError
 from feeder.protocol import messages as say
 from feeder.snapshot import Snapshot, StreamState, summarise
-from feeder.token import StreamId, is_token, make_fingerprint
+from feeder.token import StreamId, check_fingerprint, is_token, make_fingerprint
 from workers.batch import Cut
 from workers.chunks import Column, Columns
 from workers.errors import ChunkError
@@ -40,8 +40,12 @@ class Identity:
 
 
 def identity_of(opened: say.Opened) -> Identity:
-    """The stream that a server says it serves."""
-    fingerprint = dict(codec.unpack(opened.fingerprint))
+    """The stream that a server says it serves. Raises `ProtocolError` where it says nonsense."""
+    try:
+        fingerprint = codec.unpack(opened.fingerprint)
+        check_fingerprint(fingerprint)
+    except (TypeError, ValueError) as error:
+        raise errors.ProtocolError(f"server sent a fingerprint that is none: {error}") from error
     return Identity(opened.name, opened.number, fingerprint, opened.epochs)
 
 

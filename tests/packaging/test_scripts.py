@@ -19,6 +19,7 @@ COMMANDS = [
     "scripts/crash-states",
     "scripts/demo",
     "scripts/docs",
+    "scripts/fuzz",
     "scripts/gpu-report",
     "scripts/planted-bugs",
     "scripts/planted-events",

@@ -1,0 +1,127 @@
+"""Whatever bytes come in, they are read or refused; nothing ends the process."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import msgpack
+import pytest
+
+import feeder
+from feeder import codec
+from feeder.snapshot import Snapshot
+from fuzz import entries
+from fuzz.campaign import Share, give_in, make_input
+from fuzz.entries import ENTRIES, Entry
+from fuzz.inputs import nested
+
+ROOT = Path(__file__).resolve().parents[2]
+NUM = {"codec": 20_000, "message": 2_000}
+
+
+def run_fuzz(*arguments: str, limit_s: float = 50.0) -> tuple[int, str]:
+    """Run a campaign in a process of its own; returns exit status and output."""
+    done = subprocess.run(
+        [sys.executable, "-m", "fuzz.campaign", *arguments],
+        env={"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"},
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        timeout=limit_s,
+    )
+    return done.returncode, done.stdout
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_hostile_bytes_are_read_or_refused(entry: str) -> None:
+    num = NUM.get(entry, 200)
+    status, output = run_fuzz("--only", entry, "--inputs", str(num), "--seed", "3")
+    assert (status, output.split()[:3]) == (0, [entry, f"{num:,}", "inputs"]), output
+
+
+@pytest.mark.parametrize("entry", [name for name in ENTRIES if name != "inspect"])
+def test_some_inputs_are_let_in(entry: str) -> None:
+    """Else what is behind the first check would not be looked at. (The command `inspect` refuses by
+    its exit status.)"""
+    made, chance, let_in, refused = ENTRIES[entry], Random(5), 0, 0
+    for _ in range(5_000):
+        try:
+            made.take(made.make(chance))
+            let_in += 1
+        except made.refusals:
+            refused += 1
+        if let_in and refused:
+            return
+    pytest.fail(f"{let_in} let in, {refused} refused")
+
+
+@pytest.mark.parametrize(("plant", "said"), [
+    ("crash", "the process ended by SIGSEGV"), ("error", "LookupError: planted"),
+    ("hang", "it was not done within 5.0 s"),
+])  # fmt: skip
+def test_a_planted_mistake_is_seen_and_can_be_had_again(
+    plant: str, said: str, tmp_path: Path
+) -> None:
+    words = ("--only", "codec", "--seed", "2", "--plant", plant, "--limit", "5")
+    status, output = run_fuzz(*words, "--inputs", "20", "--keep", str(tmp_path))
+    assert status == 1, output
+    assert "FOUND at input 7 of 'codec'" in output
+    assert said in output
+    assert "scripts/fuzz --only codec --seed 2 --first 7 --inputs 1" in output
+    assert (tmp_path / "codec-2-7").read_bytes() == make_input("codec", 2, 7)
+    assert run_fuzz(*words, "--first", "7", "--inputs", "1")[0] == 1
+
+
+def test_an_input_depends_on_its_number_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    several: list[bytes] = []
+    monkeypatch.setitem(ENTRIES, "again", Entry(ENTRIES["codec"].make, several.append))
+    assert give_in(Share("again", 1, 3, 4), lambda number: None, lambda number: None) == ""
+    assert several == [make_input("again", 1, number) for number in range(3, 7)]
+
+
+def test_nested_values_reach_depths_at_which_the_stack_would_end() -> None:
+    chance = Random(1)
+    assert max(len(nested(chance)) for _ in range(200)) > 10_000
+
+
+# ---- what ended the process, or came out as another error
+
+
+def tuples(levels: int) -> bytes:
+    """Tuples in tuples, as the codec writes them."""
+    heads, size = [b"\x90"], 1
+    for _ in range(levels):
+        head = b"\xc9" + (size + 1).to_bytes(4, "big") + b"\x01\x91"
+        heads.append(head)
+        size += len(head)
+    return b"".join(reversed(heads))
+
+
+@pytest.mark.parametrize("levels", [33, 200, 100_000])
+def test_values_that_are_nested_too_deeply_are_not_read(levels: int) -> None:
+    assert codec.unpack(tuples(32))
+    with pytest.raises(ValueError, match="more than 32 tuples"):
+        codec.unpack(tuples(levels))
+
+
+@pytest.mark.parametrize("levels", [33, 200, 5_000])
+def test_values_that_could_not_be_read_again_are_not_written(levels: int) -> None:
+    value: Any = []
+    for level in range(levels):
+        if level == 32:
+            assert codec.unpack(codec.pack(value)) == value
+        value = (value,)
+    with pytest.raises(ValueError, match="more than 32 tuples"):
+        codec.pack(value)
+
+
+@pytest.mark.parametrize("summary", [[], [0, 0, 0], [0, 0, 0, "x"], [0, 0, 0, -1], [0.0, 0, 0, 0]])
+def test_a_snapshot_with_another_summary_is_none(summary: list[Any]) -> None:
+    header = msgpack.unpackb(entries._HEADER)
+    header[0][6] = summary
+    with pytest.raises(feeder.SnapshotFormatError):
+        Snapshot.from_bytes(entries._sealed_snapshot(msgpack.packb(header)))
