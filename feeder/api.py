@@ -88,7 +88,8 @@ def init_data_input_workers(
         retries: How often a call that raised is made again (not for functions resumed by replay).
         retry_backoff_s: Seconds before the first retry; doubled each further time.
         repeatable: False where `fetch_fun`, put back, would not give the same rows again: then
-            snapshots and state dicts always carry the leftover rows.
+            snapshots and state dicts always carry the leftover rows. Refused for a function that
+            can only be put back by calling it again.
         writable: Make the arrays of batches private and writable.
         version: Your own version of `fetch_fun` and its data; a snapshot of another is refused.
         depth: Batches on each GPU, ahead of the user and beside the three that he may hold without

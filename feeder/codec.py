@@ -8,6 +8,8 @@ from typing import Any
 import msgpack
 import numpy as np
 
+from workers.dtypes import read_dtype, write_dtype
+
 _TUPLE, _INTEGER, _ARRAY = 1, 2, 3
 
 # File names on Linux may hold bytes that are no text; Python writes these as surrogates.
@@ -21,8 +23,9 @@ _MAX_DEPTH = 32
 
 def pack(value: Any) -> bytes:
     """Encode None, bool, int, float, str, bytes, list, tuple, dict, and NumPy scalars and arrays
-    without Python objects. Raises `TypeError` for anything else, and `ValueError` for more than 32
-    tuples in each other."""
+    without Python objects; NumPy scalars come back as plain numbers, equal ones. Raises `TypeError`
+    for anything that would come back as something else, as named tuples, masked arrays, dates, and
+    `ValueError` for more than 32 tuples in each other."""
     return _pack(value, 0)
 
 
@@ -57,26 +60,29 @@ def _below(depth: int) -> int:
 
 
 def _extend(depth: int, value: Any) -> Any:
-    if isinstance(value, tuple):
+    if type(value) is tuple:
         return msgpack.ExtType(_TUPLE, _pack(list(value), _below(depth)))
     if isinstance(value, int):
         text = str(int(value)).encode()
         return int(value) if type(value) is not int else msgpack.ExtType(_INTEGER, text)
-    if isinstance(value, np.generic) and not value.dtype.hasobject:
-        return value.item()
-    if isinstance(value, np.ndarray) and not value.dtype.hasobject:
-        dtype = value.dtype.str if value.dtype.names is None else value.dtype.descr
-        fields = [dtype, list(value.shape), value.tobytes()]
+    if isinstance(value, np.generic) and not isinstance(value, _NO_NUMBERS):
+        plain = value.item()  # A long double is its own. Not a number is equal to nothing.
+        if isinstance(plain, _PLAIN) and (plain == value or plain != plain):
+            return plain
+    if type(value) in (np.ndarray, np.memmap) and not value.dtype.hasobject:
+        fields = [write_dtype(value.dtype), list(value.shape), value.tobytes()]
         return msgpack.ExtType(_ARRAY, _pack(fields, _below(depth)))
     if isinstance(value, (str, bytes, float, list, dict)):
         return next(base for base in _BASES if isinstance(value, base))(value)
     raise TypeError(
         f"cannot save {type(value).__name__}; expected None, numbers, str, bytes, list, tuple, "
-        "dict or NumPy arrays"
+        "dict or NumPy arrays: anything else would not come back as what it was"
     )
 
 
 _BASES: tuple[Any, ...] = (str, bytes, float, list, dict)
+_NO_NUMBERS = (np.datetime64, np.timedelta64, np.void)
+_PLAIN = (bool, int, float, str, bytes)
 
 
 def _shrink(depth: int, code: int, data: bytes) -> Any:
@@ -86,7 +92,7 @@ def _shrink(depth: int, code: int, data: bytes) -> Any:
         return int(data)
     if code == _ARRAY:
         dtype, shape, raw = _unpack(data, _below(depth))
-        return np.frombuffer(bytearray(raw), dtype=dtype).reshape(shape)
+        return np.frombuffer(bytearray(raw), np.uint8).view(read_dtype(dtype)).reshape(shape)
     raise ValueError(f"unknown extension {code}")
 
 

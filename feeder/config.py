@@ -73,11 +73,7 @@ def make_config(settings: Mapping[str, Any], first_worker_id: int) -> FeedConfig
         dont_rebatch=_flag(settings, "dont_rebatch"),
         repeatable=_flag(settings, "repeatable"),
     )
-    if stream.dont_rebatch and stream.last_batch != "keep":
-        raise ConfigError(
-            f"last_batch is {stream.last_batch!r}: with dont_rebatch every chunk is a batch, so "
-            "nothing is left at the end of an epoch; leave it at 'keep'"
-        )
+    _check_together(stream)
     return FeedConfig(
         name=_text(settings, "input_source_name"),
         devices=devices,
@@ -89,6 +85,21 @@ def make_config(settings: Mapping[str, Any], first_worker_id: int) -> FeedConfig
         init_fun=_callable_or_none(settings, "init_fun"),
         external_loggers=_loggers(settings["external_loggers"]),
     )
+
+
+def _check_together(stream: StreamSpec) -> None:
+    """Raise `ConfigError` where settings that are sound alone contradict each other."""
+    if stream.dont_rebatch and stream.last_batch != "keep":
+        raise ConfigError(
+            f"last_batch is {stream.last_batch!r}: with dont_rebatch every chunk is a batch, so "
+            "nothing is left at the end of an epoch; leave it at 'keep'"
+        )
+    if not (stream.repeatable or stream.pure or stream.seekable):
+        raise ConfigError(
+            "repeatable is False, and the fetch function can only be put back by calls that are "
+            "made again, so its feed could never be resumed; give it cursor(worker_id) and "
+            "seek(worker_id, cursor), use fetch(call), or leave repeatable at True"
+        )
 
 
 def _in_step(fetch: Any, last_batch: Any) -> Any:

@@ -9,13 +9,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feeder import codec
+from workers import dtypes
 
 
 def place(array: NDArray[Any], blobs: list[Any]) -> list[Any]:
     """Add the bytes of an array to `blobs` and say what they are: dtype, shape and size."""
+    dtype = dtype_fields(array.dtype)
     flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     blobs.append(flat.data if flat.size else b"")
-    return [dtype_fields(array.dtype), array.shape, flat.size]
+    return [dtype, array.shape, flat.size]
 
 
 def shaped(raw: NDArray[np.uint8], dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
@@ -32,14 +34,20 @@ def size_of(dtype: np.dtype[Any], shape: tuple[int, ...]) -> int:
 
 
 def dtype_fields(dtype: np.dtype[Any]) -> Any:
-    """A dtype as a header holds it."""
-    return dtype.str if dtype.names is None else codec.pack(dtype.descr)
+    """A dtype as a header holds it. Raises `TypeError` for one that cannot be read back."""
+    fields = dtypes.write_dtype(dtype)
+    return fields if isinstance(fields, str) else codec.pack(fields)
 
 
 def read_dtype(fields: Any) -> np.dtype[Any]:
     """The reverse of `dtype_fields`."""
-    if isinstance(fields, str):
-        return np.dtype(fields)
-    # NumPy's own reader of what `descr` is knows gaps between fields for what they are.
-    dtype: np.dtype[Any] = np.lib.format.descr_to_dtype(codec.unpack(fields))
-    return dtype
+    return dtypes.read_dtype(_unpacked(fields))
+
+
+def is_nameless(fields: Any) -> bool:
+    """Whether what a header holds lacks the name of a dtype of ml_dtypes."""
+    return dtypes.is_nameless(_unpacked(fields))
+
+
+def _unpacked(fields: Any) -> Any:
+    return fields if isinstance(fields, str) else codec.unpack(fields)

@@ -110,18 +110,10 @@ class Positions:
             )
 
     def _check_repeatable(self, resume: Resume) -> None:
-        stream = self.config.stream
-        if stream.repeatable:
-            return
-        if resume.rows is None:
+        if not self.config.stream.repeatable and resume.rows is None:
             raise ResumeError(
                 f"feed {self.config.name!r} has repeatable=False: a bare token does not hold its "
                 "leftover rows; resume from a snapshot or state dict"
-            )
-        if self.is_replayed(resume.cut):
-            raise ResumeError(
-                f"feed {self.config.name!r} has repeatable=False and its fetch function has no "
-                "cursor(worker_id) and seek(worker_id, cursor): it cannot be put back"
             )
 
     def is_replayed(self, cut: Cut) -> bool:

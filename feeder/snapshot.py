@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from feeder import durable
 from feeder.errors import CheckpointError, SnapshotFormatError
-from feeder.placing import dtype_fields, place, read_dtype, shaped
+from feeder.placing import dtype_fields, is_nameless, place, read_dtype, shaped
 from feeder.token import check_fingerprint
 from workers.batch import Cut
 from workers.chunks import Column, Columns
@@ -215,6 +215,10 @@ def _parse(body: memoryview) -> tuple[StreamState, ...]:
                 raise TypeError(f"a stream with the numbers {numbers!r}")
             check_fingerprint(fingerprint)
             rows = None
+            if any(is_nameless(dtype) for _, _, dtype, _ in columns or ()):
+                # Of before the names of ml_dtypes' types were written: fetched again.
+                end += sum(size for _, _, size in placed or ())
+                columns = placed = None
             if placed is not None:
                 rows, end = _read_rows(body, placed, end)
             states.append(

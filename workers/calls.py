@@ -15,8 +15,9 @@ import xxhash
 
 from workers.batch import Call
 from workers.chunks import Schema
+from workers.cursors import MAX_BYTES
 from workers.digests import digest_chunk
-from workers.errors import FetchError, FetchTimeout, ResumeError, in_words
+from workers.errors import ConfigError, FetchError, FetchTimeout, ResumeError, in_words
 from workers.origins import origins_of
 from workers.position import Lanes, Position
 from workers.spec import RunSpec, StreamSpec
@@ -64,7 +65,9 @@ def make_calls(
     have been there before."""
     if spec.pure:
         return [IndexCalls(spec, lanes, start, lane) for lane in range(lanes.num_lanes)]
-    return [WorkerCalls(spec, run, start, lane, resumed) for lane in range(lanes.num_lanes)]
+    # Of each lane the bytes of its cursor: a token holds them all.
+    sizes = [0] * lanes.num_lanes
+    return [WorkerCalls(spec, run, start, lane, resumed, sizes) for lane in range(lanes.num_lanes)]
 
 
 class IndexCalls:
@@ -124,7 +127,13 @@ class WorkerCalls:
     one_by_one = False
 
     def __init__(
-        self, spec: StreamSpec, run: RunSpec, start: Position, lane: int, resumed: bool
+        self,
+        spec: StreamSpec,
+        run: RunSpec,
+        start: Position,
+        lane: int,
+        resumed: bool,
+        sizes: list[int],
     ) -> None:
         self._spec = spec
         self._run = run
@@ -134,6 +143,7 @@ class WorkerCalls:
         self._last_mark = start.marks[lane]
         self._resumed = resumed
         self._origins = origins_of(spec.fetch, spec.cursor)
+        self._sizes = sizes
 
     def begin(self, epoch: int) -> int:
         return 0
@@ -162,6 +172,8 @@ class WorkerCalls:
     def _first_cursor(self) -> bytes | None:
         try:
             return self._encode()
+        except ConfigError:
+            raise  # No position could hold it, and that is better known before the first row.
         except Exception:
             return None  # It is missed only where somebody has to go back there.
 
@@ -178,7 +190,28 @@ class WorkerCalls:
 
     def _encode(self) -> bytes:
         assert self._spec.cursor is not None
-        return self._run.encode_cursor(self._spec.cursor(self._worker_id))
+        cursor = self._spec.cursor(self._worker_id)
+        try:
+            mark = self._run.encode_cursor(cursor)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(
+                f"no position can hold the cursor of worker {self._worker_id}: {error}"
+            ) from error
+        if len(mark) != self._sizes[self._lane]:
+            self._check_size(len(mark))
+        return mark
+
+    def _check_size(self, num_bytes: int) -> None:
+        """Raise `ConfigError` where tokens would become too large: they hold the cursor of each
+        worker, and of the one whose rows are left over that before its last call."""
+        sizes = self._sizes
+        sizes[self._lane] = num_bytes
+        if sum(sizes) + max(sizes) > MAX_BYTES:
+            raise ConfigError(
+                f"the cursor of worker {self._worker_id} has {num_bytes} bytes; expected that all "
+                f"{len(sizes)} workers' have at most {MAX_BYTES} together, the largest counted "
+                "twice: a cursor should name a place, not hold data"
+            )
 
     def _seek(self) -> None:
         assert self._last_mark is not None and self._spec.seek is not None

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from workers.dtypes import write_dtype
 from workers.errors import ChunkError, ResumeError
 
 RawChunk = Sequence[NDArray[Any]]
@@ -160,7 +161,9 @@ class Schema:
                     f"column {name!r} has {array.shape[axis]} rows, {self.names[0]!r} has {rows}",
                     column=name, got=array.shape[axis], expected=rows,
                 )  # fmt: skip
-            if defect is None and columns is not None and array.shape[axis]:
+            if defect is None and columns is None:
+                defect = _dtype_defect(name, array.dtype)
+            elif defect is None and columns is not None and array.shape[axis]:
                 defect = self._misfit(columns[i], array)
             if defect is not None:
                 return defect
@@ -219,6 +222,16 @@ def _array_defect(name: str, axis: int, array: Any) -> ChunkError | None:
     return None
 
 
+def _dtype_defect(name: str, dtype: np.dtype[Any]) -> ChunkError | None:
+    """Why rows of a dtype could not go into a position, told when they come first and not when
+    somebody resumes."""
+    try:
+        write_dtype(native(dtype))
+    except TypeError as error:
+        return ChunkError(f"column {name!r}: {error}", column=name, got=str(dtype))
+    return None
+
+
 def hint_of_strings(got: np.dtype[Any], expected: np.dtype[Any]) -> str:
     """What to do where two dtypes are strings of different widths; empty elsewhere."""
     if got.kind != expected.kind or got.kind not in "SU":
@@ -241,12 +254,15 @@ def _without(shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
 
 def native(dtype: np.dtype[Any]) -> np.dtype[Any]:
     """The dtype in native byte order."""
-    return dtype if dtype.isnative else dtype.newbyteorder("=")
+    # Of fields that are arrays of structures NumPy does not look at the order before it changes it.
+    is_native = dtype.isnative and dtype.names is None
+    return dtype if is_native else dtype.newbyteorder("=")
 
 
 def _plain(array: NDArray[Any]) -> NDArray[Any]:
     array = array.view(np.ndarray) if type(array) is not np.ndarray else array
-    return array if array.dtype.isnative else array.astype(native(array.dtype))
+    dtype = native(array.dtype)
+    return array if array.dtype == dtype else array.astype(dtype)
 
 
 def slice_rows(

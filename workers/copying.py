@@ -11,6 +11,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
+from weakref import getweakrefcount
 
 import numpy as np
 from numpy.typing import NDArray
@@ -217,9 +218,11 @@ _GIL = getattr(sys, "_is_gil_enabled", lambda: True)()
 
 
 def is_sole_owner(arrays: Sequence[Any], i: int) -> bool:
-    """Whether nobody but this list can reach the memory of its i-th array."""
+    """Whether nobody but this list can reach the memory of its i-th array. Who has a weak reference
+    can: a fetch function may find in a cache what it returned before."""
     flags, base = arrays[i].flags, arrays[i].base
     sound, is_lent = flags.c_contiguous, type(getattr(base, "base", None)) is Memory
+    sound = sound and not getweakrefcount(arrays[i]) and not getweakrefcount(base)
     owns = base is None and flags.owndata
     del flags, base  # They refer to the array, and to what it is a view of.
     if not (sound and _GIL and (owns or is_lent)):

@@ -17,6 +17,7 @@ from dataclasses import replace
 from typing import Any
 
 from workers.batch import Cut
+from workers.errors import ConfigError
 from workers.spec import StreamSpec
 
 MAX_BYTES = 60 * 1024
@@ -33,6 +34,10 @@ def add_cursor(spec: StreamSpec, encode: Callable[[Cut], bytes]) -> Callable[[Cu
         cursor = (
             None if cut.finished else fetch.cursor(spec.call(cut.position.epoch, _first(cut) - 1))
         )
+        if not isinstance(cursor, bytes | None):
+            raise ConfigError(
+                f"cursor(call) of the fetch function gave {type(cursor).__name__}, expected bytes"
+            )
         marks = (cursor if cursor and len(cursor) <= MAX_BYTES else None,)
         return encode(replace(cut, position=cut.position._replace(marks=marks)))
 

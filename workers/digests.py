@@ -57,9 +57,10 @@ def _find_padding(dtype: np.dtype[Any]) -> NDArray[np.bool_]:
     if dtype.subdtype is not None:
         inner, shape = dtype.subdtype
         return np.tile(_find_padding(inner), math.prod(shape))
-    if dtype.char in "gG" and _HAS_80_BITS:
+    if dtype.type in (np.longdouble, np.clongdouble) and _HAS_80_BITS:
         of_one = np.arange(_LONG_DOUBLE.itemsize) >= 10
-        return np.tile(of_one if dtype.isnative else of_one[::-1], 1 + (dtype.char == "G"))
+        of_one = of_one if dtype.isnative else of_one[::-1]
+        return np.tile(of_one, dtype.itemsize // len(of_one))
     padding = np.full(dtype.itemsize, dtype.names is not None)
     for name in dtype.names or ():
         field, offset = dtype.fields[name][:2]  # type: ignore[index]

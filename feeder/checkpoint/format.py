@@ -28,7 +28,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from feeder import codec
-from feeder.errors import CheckpointError
+from feeder.errors import CheckpointError, ConfigError
 from feeder.placing import place, read_dtype, shaped, size_of
 
 CHECKPOINT_VERSION = 1
@@ -149,7 +149,10 @@ def _entry_fields(name: Any, entry: Any, blobs: list[Any]) -> list[Any]:
         raise CheckpointError(
             f"entry {name!r} has dtype {entry.dtype}: arrays of Python objects are not saved"
         )
-    dtype, shape, size = place(entry, blobs)
+    try:
+        dtype, shape, size = place(entry, blobs)
+    except TypeError as error:
+        raise CheckpointError(f"entry {name!r}: {error}") from None
     return [name, dtype, list(shape), size, xxhash.xxh3_128_digest(blobs[-1])]
 
 
@@ -193,6 +196,8 @@ def read_header(reader: Reader) -> Header:
         )
     try:
         entries, meta = _parse(bytes(header), data_bytes)
+    except ConfigError as error:
+        raise CheckpointError(f"checkpoint {reader.path!r} cannot be read here: {error}") from error
     except Exception as error:
         # What NumPy and msgpack raise for bytes that make no sense is not a small family.
         raise _damaged(reader, f"its header makes no sense: {error}") from error

@@ -165,12 +165,16 @@ def _fields(name: Any, entry: Any, blobs: list[Any]) -> list[Any]:
     if isinstance(entry, bytes):
         blobs.append(entry)
         return [None, [], len(entry)]
-    if not isinstance(entry, np.ndarray) or entry.dtype.hasobject:
+    is_array = isinstance(entry, np.ndarray) and not isinstance(entry, np.ma.MaskedArray)
+    if not is_array or entry.dtype.hasobject:
         raise CheckpointError(
             f"entry {name!r} is {type(entry).__name__}, expected bytes or a NumPy array of "
             "anything but Python objects"
         )
-    dtype, shape, size = place(entry, blobs)
+    try:
+        dtype, shape, size = place(entry, blobs)
+    except TypeError as error:
+        raise CheckpointError(f"entry {name!r}: {error}") from None
     return [dtype, list(shape), size]
 
 
@@ -232,7 +236,10 @@ def _read(transaction: Any, name: str, fields: list[Any], path: str) -> Any:
         raise _damaged(path, f"its entry {name!r} does not have {size} bytes")
     if dtype_fields is None:
         return bytes(data)
-    dtype = read_dtype(dtype_fields)
+    try:
+        dtype = read_dtype(dtype_fields)
+    except ConfigError as error:
+        raise CheckpointError(f"checkpoint {path!r} cannot be read here: {error}") from error
     if size_of(dtype, tuple(shape)) != size:
         raise _damaged(path, f"its entry {name!r} of {size} bytes is no {dtype} {shape!r}")
     raw = np.frombuffer(bytearray(data), np.uint8)

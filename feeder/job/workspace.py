@@ -51,7 +51,7 @@ class Workspace(MutableMapping[str, Any]):
                 f"{name!r} is an object of the job, and is made by it; set another name"
             )
         array = np.asarray(value)
-        if array.dtype.hasobject:
+        if array.dtype.hasobject or isinstance(value, np.ma.MaskedArray):
             raise ConfigError(
                 f"{name!r} is {type(value).__name__}, expected an array, or numbers that are one; "
                 "name other objects to the job: job.add_object(name, make)"

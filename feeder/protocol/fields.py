@@ -54,7 +54,12 @@ Text = Annotated[str, Meta(max_length=MAX_TEXT)]
 Rows = Annotated[bytes, Meta(max_length=ROWS_BYTES)]
 Shape = Annotated[tuple[Count, ...], Meta(max_length=MAX_AXES)]
 DType = Annotated[
-    str, Meta(max_length=32, pattern=r"^[<>|]([biufcSU][0-9]+|[mM]8(\[[0-9a-zA-Z]+\])?)\Z")
+    str,
+    Meta(
+        max_length=32,
+        pattern=r"^([<>|]([biufcSU][0-9]+|[mM]8(\[[0-9a-zA-Z]+\])?)"
+        r"|(b?float|b?complex|u?int)[0-9]+(_[0-9a-z]+)?)\Z",
+    ),
 ]
 Counts = Annotated[tuple[Count, ...], Meta(max_length=MAX_ITEMS)]
 

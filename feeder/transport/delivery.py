@@ -24,6 +24,7 @@ from feeder.transport.lease import Lease, News, Peer
 from feeder.transport.memfd import Arena, ArenaSlot
 from workers.batch import Batch
 from workers.chunks import Columns
+from workers.dtypes import write_dtype
 from workers.errors import in_words
 from workers.ledger import Held
 from workers.position import Place
@@ -180,8 +181,10 @@ class Delivery:
         if lease.sequence:
             return True
         assert self.columns is not None
+        columns = []
         for column in self.columns:
-            if column.dtype.kind == "V":
+            dtype = write_dtype(column.dtype)
+            if not isinstance(dtype, str) or dtype.startswith("|V"):
                 raise ConfigError(
                     f"column {column.name!r} has dtype {column.dtype}, which cannot be served; "
                     "give each field a column of its own"
@@ -191,15 +194,13 @@ class Delivery:
                     f"column {column.name!r} has {len(column.shape)} axes beside the rows, "
                     f"expected at most {MAX_AXES}; flatten it"
                 )
+            columns.append(
+                say.ColumnSpec(name=column.name, dtype=dtype, axis=column.axis, shape=column.shape)
+            )
         spec = say.Spec(
             generation=lease.generation,
             batch_size=self._stream.batch_size,
-            columns=tuple(
-                say.ColumnSpec(
-                    name=column.name, dtype=column.dtype.str, axis=column.axis, shape=column.shape
-                )
-                for column in self.columns
-            ),
+            columns=tuple(columns),
         )  # fmt: skip
         return self._send(lease.peer, spec, ())
 

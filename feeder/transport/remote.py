@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from feeder import codec, errors
 from feeder.errors import FeedError, FetchError, RemoteError
 from feeder.protocol import messages as say
@@ -15,6 +13,7 @@ from feeder.snapshot import Snapshot, StreamState, summarise
 from feeder.token import StreamId, check_fingerprint, is_token, make_fingerprint
 from workers.batch import Cut
 from workers.chunks import Column, Columns
+from workers.dtypes import read_dtype
 from workers.errors import ChunkError
 from workers.position import Frame, Lanes, Place, Position, Span
 from workers.straddler import Straddler
@@ -125,9 +124,10 @@ def _spread(runs: Sequence[tuple[int, bytes]]) -> list[bytes]:
 
 
 def columns_of(spec: say.Spec) -> Columns:
-    """The columns that a server tells."""
+    """The columns that a server tells. Raises `ConfigError` where a dtype needs ml_dtypes, which is
+    not installed."""
     return tuple(
-        Column(name=column.name, axis=column.axis, dtype=np.dtype(column.dtype),
+        Column(name=column.name, axis=column.axis, dtype=read_dtype(column.dtype),
                shape=tuple(column.shape))
         for column in spec.columns
     )  # fmt: skip

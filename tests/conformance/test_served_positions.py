@@ -37,9 +37,13 @@ def position_in(feed: Any, coordinator: Any) -> tuple[Any, ...]:
     return note(batch), place, coordinator.state_dict(), bytes(coordinator.snapshot())
 
 
+FORMS_THAT_RESUME = (
+    ("replay", True), ("seek", True), ("pure", True), ("seek", False), ("pure", False)
+)  # fmt: skip
+
+
 @transports
-@forms
-@pytest.mark.parametrize("repeatable", (True, False))
+@pytest.mark.parametrize(("form", "repeatable"), FORMS_THAT_RESUME)
 @pytest.mark.parametrize("pattern", ("ragged", "small"))
 def test_positions_are_those_of_the_feed_in_process(
     transport: str, form: str, pattern: str, repeatable: bool
@@ -61,10 +65,7 @@ def test_positions_are_those_of_the_feed_in_process(
 
 
 @transports
-@pytest.mark.parametrize(
-    ("form", "repeatable"),
-    (("replay", True), ("seek", True), ("pure", True), ("seek", False), ("pure", False)),
-)
+@pytest.mark.parametrize(("form", "repeatable"), FORMS_THAT_RESUME)
 def test_feed_moves_between_process_and_server(transport: str, form: str, repeatable: bool) -> None:
     settings = {"epochs": EPOCHS, "repeatable": repeatable}
     stream = stream_of(form)

@@ -137,7 +137,7 @@ def _run_child(share: Share, noted: str, plant: str | None) -> int:
 def run_share(share: Share, limit_s: float, plant: str | None) -> Done:
     """Run one child to its end, or to the limit."""
     with tempfile.NamedTemporaryFile(prefix="fuzz-") as noted:
-        noted.write(bytes(8))
+        noted.write(share.first.to_bytes(8, "little"))
         noted.flush()
         command = [
             sys.executable, "-m", "fuzz.campaign", "--child", noted.name, "--only", share.entry,

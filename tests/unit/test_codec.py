@@ -7,12 +7,15 @@ import enum
 import math
 from typing import Any, NamedTuple
 
+import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from feeder.codec import pack, unpack
+
+BF16 = ml_dtypes.bfloat16
 
 KEYS = st.one_of(
     st.text(), st.integers(), st.binary(), st.booleans(), st.tuples(st.integers(), st.text())
@@ -82,6 +85,11 @@ ARRAYS = {
     "a state of MT19937": np.random.MT19937(1).state["state"]["key"],
     "not contiguous": np.arange(12).reshape(3, 4)[:, ::2],
     "Fortran order": np.asfortranarray(np.arange(6).reshape(2, 3)),
+    "bfloat16": np.arange(3).astype(BF16),
+    "float8_e5m2": np.arange(3).astype(ml_dtypes.float8_e5m2),
+    "int4": np.arange(3).astype(ml_dtypes.int4).reshape(3, 1),
+    "structured with bfloat16": np.array([(1, 2.5)], dtype=[("x", BF16), ("y", "f8")]),
+    "gaps": np.ones(2, np.dtype([("x", "i1"), ("y", "f8")], align=True)),
     "structured": np.array([(1, 2.5)], dtype=[("x", ">i4"), ("y", "f8")]),
 }
 
@@ -119,7 +127,8 @@ class Name(str):
     ("value", "plain"),
     [
         (np.int64(3), 3), (np.float32(0.5), 0.5), (np.bool_(True), True), (np.str_("a"), "a"),
-        (Colour.RED, 3), (Place("a", 2), ("a", 2)), (Name("a"), "a"), (bytearray(b"a"), b"a"),
+        (Colour.RED, 3), (Name("a"), "a"), (bytearray(b"a"), b"a"), (BF16(1.5), 1.5),
+        (np.float32("inf"), math.inf), (np.float64("nan"), math.nan),
     ],
     ids=repr,
 )  # fmt: skip
@@ -129,7 +138,25 @@ def test_relatives_of_plain_values_become_plain(value: Any, plain: Any) -> None:
 
 @pytest.mark.parametrize(
     "value",
-    [object(), {1, 2}, 1j, print, np.array([None]), np.zeros(1, [("x", object)]), range(3)],
+    [
+        object(),
+        {1, 2},
+        1j,
+        print,
+        np.array([None]),
+        np.zeros(1, [("x", object)]),
+        range(3),
+        Place("a", 2),
+        np.ma.array([1, 2], mask=[True, False]),
+        np.zeros(1, "i4").view(np.recarray),
+        np.datetime64("2026-01-01"),
+        np.datetime64(5, "ns"),
+        np.timedelta64(5, "ns"),
+        np.longdouble("0.1"),
+        np.void(b"abc"),
+        np.zeros(1, "i4,i4")[0],
+        np.complex64(1j),
+    ],
     ids=lambda value: type(value).__name__,
 )
 def test_anything_else_is_refused_by_its_type(value: Any) -> None:

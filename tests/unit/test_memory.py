@@ -7,6 +7,7 @@ import os
 import platform
 import subprocess
 import sys
+import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -166,10 +167,14 @@ def test_a_view_that_somebody_holds_is_an_owner(view_of: Callable[[Any], Any]) -
     assert is_sole_owner(arrays, 0)
 
 
-@pytest.mark.parametrize("held", ["array", "root", "memory"])
+@pytest.mark.parametrize("held", ["array", "root", "memory", "weak array", "weak root"])
 def test_a_reference_that_somebody_holds_is_an_owner(held: str) -> None:
     arrays = [lent(Pool())]
-    holder = {"array": arrays[0], "root": arrays[0].base, "memory": arrays[0].base.base}[held]
+    holder: Any = {"array": arrays[0], "root": arrays[0].base, "memory": arrays[0].base.base}[
+        held.split()[-1]
+    ]
+    if held.startswith("weak"):
+        holder = weakref.ref(holder)
     assert not is_sole_owner(arrays, 0)
     del holder
     assert is_sole_owner(arrays, 0)

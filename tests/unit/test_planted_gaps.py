@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import threading
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 import pytest
 
 import feeder
 from unit.small import WAIT_S, Pure, Seekable, chunk, ids, make
+from workers.memory import Pool
 
 
 def wait_until_all_is_enqueued() -> None:
@@ -130,6 +132,30 @@ def test_a_cache_of_the_fetch_function_is_not_the_users_to_write() -> None:
             batch["id"][:] = 0
     assert seen == 2 * [int(row) for index in range(6) for row in chunk(0, index, 4)[0]]
     assert all(array.all() for (array,) in cache.values())
+
+
+@pytest.mark.parametrize("rows", (4, 2**17), ids=("own memory", "memory of the pool"))
+def test_nor_is_what_it_may_find_by_a_weak_reference(rows: int) -> None:
+    """The second epoch finds an array for as long as the user keeps its batch, if that is it."""
+    cache: WeakValueDictionary[int, Any] = WeakValueDictionary()
+    pool = Pool()
+
+    def fetch(call: feeder.Call) -> Any:
+        if call.index == 3:
+            raise StopIteration
+        array = cache.get(call.index)
+        if array is None:
+            array = cache[call.index] = pool.empty((rows,), np.int64)
+            array[:] = call.index + 1
+        return [array]
+
+    kept, seen = [], []
+    with make(fetch, batch_size=rows, epochs=2, writable=True, num_threads=1) as coordinator:
+        for batch in coordinator["train"]:
+            kept.append(batch)
+            seen.append(set(batch["id"].tolist()))
+            batch["id"][:] = 0
+    assert seen == 2 * [{1}, {2}, {3}]
 
 
 def test_a_stop_wakes_an_enqueuer_in_the_middle_of_a_group(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -97,6 +97,10 @@ SETTINGS: list[tuple[dict[str, Any], str]] = [
     ({"dont_rebatch": True, "last_batch": "pad"},
      "last_batch is 'pad': with dont_rebatch every chunk is a batch, so nothing is left at the end "
      "of an epoch; leave it at 'keep'"),
+    ({"repeatable": False},
+     "repeatable is False, and the fetch function can only be put back by calls that are made "
+     "again, so its feed could never be resumed; give it cursor(worker_id) and seek(worker_id, "
+     "cursor), use fetch(call), or leave repeatable at True"),
     ({"retries": 2},
      "retries is 2: a call can only be made again by a pure fetch(call), or where the fetch "
      "function has cursor(worker_id) and seek(worker_id, cursor)"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from feeder.errors import ConfigError
@@ -13,8 +14,8 @@ from workers.chunks import Columns
 
 Arrays = tuple[NDArray[Any], ...]
 
-_ON_GPUS = frozenset("?bhilqBHILQefdFD")
-"""NumPy's codes of the dtypes that GPUs have arrays of."""
+_ON_GPUS = frozenset(map(np.dtype, "?bhilqBHILQefdFD"))
+"""The dtypes that GPUs have arrays of. Of other packages' types NumPy's codes may be the same."""
 
 
 class Packed(tuple[NDArray[Any], ...]):
@@ -58,7 +59,7 @@ def pack(
 def check_dtypes(device: str, columns: Columns) -> None:
     """Raise `ConfigError` where a GPU has no arrays of a column's dtype."""
     for column in columns:
-        if column.dtype.char not in _ON_GPUS:
+        if column.dtype not in _ON_GPUS:
             raise ConfigError(
                 f"column {column.name!r} has dtype {column.dtype}, of which {device!r} has no "
                 "arrays; expected booleans, integers, or real or complex numbers of at most 8 "
