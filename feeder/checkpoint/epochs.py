@@ -53,6 +53,10 @@ class Epochs:
         """Whether an epoch was committed, whole or not."""
         return any(self._number(name) == epoch for name in self._names())
 
+    def is_newest(self, epoch: int) -> bool:
+        """Whether the last that was committed, whole or not, is of this epoch."""
+        return self._number(self._names()[-1]) == epoch
+
     def is_complete(self, epoch: int) -> bool:
         """Whether an epoch was committed, and all its parts are there."""
         try:

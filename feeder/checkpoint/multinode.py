@@ -142,6 +142,13 @@ class MultiNodeCheckpointManager:
             requests={node: NoteEntries() for node in self._files}, settle=self._settle_init
         )
 
+    def put_back(self, epoch: int) -> None:
+        """Make an epoch of the past the one to go on from, durably: also a run that is killed
+        before it saves anything leaves it so, and not what was saved after it. Call it after
+        `init`, in this process. An epoch that is read elsewhere (`path_prefix`) is not noted.
+        Raises `CheckpointError`, also where another run has taken over."""
+        self._timeline().put_back(epoch)
+
     def save(self, epoch: int) -> Operation:
         """Write the parts of an epoch. It exists once `write_checkpoint_metadata` has run."""
         generation = self._timeline().take_back(epoch)
