@@ -53,6 +53,10 @@ class Epochs:
         """Whether an epoch was committed, whole or not."""
         return any(self._number(name) == epoch for name in self._names())
 
+    def before(self, epoch: int) -> int | None:
+        """The last epoch before one that was committed, whole or not; None where there is none."""
+        return max((e for e in map(self._number, self._names()) if e < epoch), default=None)
+
     def is_newest(self, epoch: int) -> bool:
         """Whether the last that was committed, whole or not, is of this epoch."""
         return self._number(self._names()[-1]) == epoch
