@@ -10,6 +10,7 @@ from contextlib import closing
 
 from feeder.checkpoint.format import DamagedError
 from feeder.checkpoint.manifest import Manifest, is_manifest
+from feeder.checkpoint.passing import is_unread, passing_over
 from feeder.checkpoint.places import MANIFESTS, Place, read_manifest_name
 from feeder.checkpoint.store import CheckpointStore
 from feeder.errors import CheckpointError
@@ -36,12 +37,11 @@ class Epochs:
         names = self._names()
         self.check_others()
         for name in reversed(names):
-            try:
+            # A manifest that is removed meanwhile is no reason to say that there is no folder.
+            with passing_over():
                 manifest = self._read(name)
                 self.verify(manifest)
                 return manifest
-            except DamagedError as error:
-                logger.warning("an epoch is passed over: %s", error)
         if names:
             raise CheckpointError(
                 f"none of the {len(names)} epochs of nodes {self.nodes!r} in {self.place.url!r} is "
@@ -53,15 +53,24 @@ class Epochs:
         """Whether an epoch was committed, whole or not."""
         return any(self._number(name) == epoch for name in self._names())
 
+    def before(self, epoch: int) -> int | None:
+        """The last epoch before one that was committed, whole or not; None where there is none."""
+        return max((e for e in map(self._number, self._names()) if e < epoch), default=None)
+
+    def is_newest(self, epoch: int) -> bool:
+        """Whether the last that was committed, whole or not, is of this epoch."""
+        return self._number(self._names()[-1]) == epoch
+
     def is_complete(self, epoch: int) -> bool:
         """Whether an epoch was committed, and all its parts are there."""
         try:
             return self.has(epoch) and bool(self.find(epoch))
         except CheckpointError as error:
-            if isinstance(error, DamagedError) or isinstance(error.__cause__, FileNotFoundError):
-                logger.info("%s", error)
-                return False
-            raise
+            is_missing = isinstance(error.__cause__, FileNotFoundError)
+            if is_unread(error) or not (is_missing or isinstance(error, DamagedError)):
+                raise
+            logger.info("%s", error)
+            return False
 
     def find(self, epoch: int) -> Manifest:
         """An epoch, the newest of this number, whose parts are there and say what they should."""

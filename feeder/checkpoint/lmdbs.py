@@ -21,6 +21,7 @@ from feeder import codec
 from feeder.checkpoint.format import DamagedError, Loaded, Reader, Receipt
 from feeder.checkpoint.local import LocalFolder
 from feeder.checkpoint.names import check_name
+from feeder.checkpoint.passing import is_unread
 from feeder.durable import OsFs
 from feeder.errors import CheckpointError, ConfigError
 from feeder.placing import place, read_dtype, shaped, size_of
@@ -88,15 +89,15 @@ class LmdbDatabase:
         return Receipt(name=name, num_bytes=loaded.num_bytes, digest=loaded.digest)
 
     def exists(self, name: str) -> bool:
-        """Whether there is a file of this name that ends as these do."""
+        """Whether there is a file of this name that ends as these do. One that cannot be read
+        raises."""
         try:
             self.digest_of(name)
-        except DamagedError:
-            return False
         except CheckpointError as error:
-            if isinstance(error.__cause__, FileNotFoundError):
-                return False
-            raise
+            is_missing = isinstance(error.__cause__, FileNotFoundError)
+            if is_unread(error) or not (is_missing or isinstance(error, DamagedError)):
+                raise
+            return False
         return True
 
     def remove(self, name: str) -> None:

@@ -125,7 +125,11 @@ class LocalFolder:
             if not is_folder:
                 yield here
             elif f"{here}/".startswith(prefix[: len(here) + 1]):
-                with opened(fs, fs.open_folder(name, folder)) as inner:
+                try:
+                    handle = fs.open_folder(name, folder)
+                except FileNotFoundError:
+                    continue  # it has gone since; all else is still there
+                with opened(fs, handle) as inner:
                     yield from self._walk(inner, f"{here}/", prefix)
 
     # ---- folders

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from feeder.checkpoint.epochs import Epochs
 from feeder.checkpoint.manifest import Manifest, Part
 from feeder.checkpoint.metadata import MetadataHandler, StoreMetadata
 from feeder.checkpoint.partial import find_partial
@@ -142,6 +143,13 @@ class MultiNodeCheckpointManager:
             requests={node: NoteEntries() for node in self._files}, settle=self._settle_init
         )
 
+    def put_back(self, epoch: int) -> None:
+        """Make an epoch of the past the one to go on from, durably: also a run that is killed
+        before it saves anything leaves it so, and not what was saved after it. Call it after
+        `init`, in this process. An epoch that is read elsewhere (`path_prefix`) is not noted.
+        Raises `CheckpointError`, also where another run has taken over."""
+        self._timeline().put_back(epoch)
+
     def save(self, epoch: int) -> Operation:
         """Write the parts of an epoch. It exists once `write_checkpoint_metadata` has run."""
         generation = self._timeline().take_back(epoch)
@@ -181,15 +189,18 @@ class MultiNodeCheckpointManager:
         self, epoch: int, path_prefix: str | None = None, path_type: str | None = None
     ) -> Operation:
         """Load an epoch into the workspaces of all nodes. Raises `ResumeError` where the nodes'
-        feeds stand at different steps."""
+        feeds stand at different steps, and `CheckpointError` where a node's part lacks an array or
+        object that the epoch before holds."""
         place, manifest = self._find(epoch, path_prefix, path_type)
         manifest.check_steps(place.url)
+        before = Epochs(place, list(self._files.values())).before(epoch)
         requests = {
             node: LoadPart(
                 url=place.url,
                 db_type=place.db_type,
                 name=place.part(file, epoch),
                 digest=manifest.parts[file].digest,
+                before=None if before is None else place.part(file, before),
             )
             for node, file in self._files.items()
         }

@@ -13,14 +13,21 @@ import importlib
 import os
 import secrets
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
 from feeder.checkpoint.names import is_name
 from feeder.errors import CheckpointError, ConfigError
 
-_CONNECT_S, _REQUEST_S, _MAX_RETRIES = 5, 300, 10
+_CONNECT_S, _REQUEST_S = 5, 300
+# Time alone bounds how often a call is made again: obstore's own limit of ten ends after 12 s.
+_MAX_RETRIES = 1_000_000
+_FIRST_PAUSE_S, _MAX_PAUSE_S = 0.1, 15.0
+# obstore makes requests and reads again by itself, but not a listing whose answer was cut. It has
+# no class for that error; one that a server refuses says "list request" here, and is final.
+_CUT_LISTING = "list response body"
 # Written beside each object: whose it is.
 _MARK = "feeder-put"
 _ALLOW_HTTP = ("AWS_ALLOW_HTTP", "AZURE_ALLOW_HTTP", "ALLOW_HTTP")
@@ -52,9 +59,18 @@ class ObjectReader:
 class ObjectFolder:
     """A place in an object store."""
 
-    def __init__(self, url: str, retry_s: float) -> None:
+    def __init__(
+        self,
+        url: str,
+        retry_s: float,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        wait: Callable[[float], object] | None = None,
+    ) -> None:
         self.url = url.rstrip("/")
         self._retry_s = retry_s
+        self._clock = clock
+        self._wait = wait or threading.Event().wait
         self._store: Any = None
         self._mutex = threading.Lock()
 
@@ -98,12 +114,21 @@ class ObjectFolder:
         """The objects that may be checkpoints, by their names."""
         folder = prefix.rpartition("/")[0]
         with self.calling("list", folder) as (obstore, store):
-            found = [
-                str(meta["path"])
-                for page in obstore.list(store, prefix=folder or None)
-                for meta in page
-            ]
+            found = self._list(obstore, store, folder)
         return [name for name in found if is_name(name) and name.startswith(prefix)]
+
+    def _list(self, obstore: Any, store: Any, folder: str) -> list[str]:
+        """A whole listing: one that is cut is asked for anew, for `retry_s` seconds."""
+        end, pause_s = self._clock() + self._retry_s, _FIRST_PAUSE_S
+        while True:
+            try:
+                pages = obstore.list(store, prefix=folder or None)
+                return [str(meta["path"]) for page in pages for meta in page]
+            except obstore.exceptions.GenericError as error:
+                if _CUT_LISTING not in str(error) or self._clock() + pause_s > end:
+                    raise
+            self._wait(pause_s)
+            pause_s = min(2 * pause_s, _MAX_PAUSE_S)
 
     # ---- life
 
@@ -169,5 +194,10 @@ def _connect(obstore: Any, url: str, retry_s: float) -> Any:
         retry_config={
             "max_retries": _MAX_RETRIES,
             "retry_timeout": timedelta(seconds=retry_s),
+            "backoff": {
+                "init_backoff": timedelta(seconds=_FIRST_PAUSE_S),
+                "max_backoff": timedelta(seconds=_MAX_PAUSE_S),
+                "base": 2,
+            },
         },
     )

@@ -15,6 +15,7 @@ import msgspec
 
 from feeder.checkpoint.databases import Database, open_database
 from feeder.checkpoint.format import DamagedError, Loaded
+from feeder.checkpoint.passing import passing_over
 from feeder.errors import CheckpointError
 
 
@@ -43,6 +44,8 @@ class LoadPart(msgspec.Struct, frozen=True, kw_only=True, tag="load"):
     name: str
     digest: bytes
     """What the manifest says its digest is."""
+    before: str | None = None
+    """The name of this node's part of the epoch before, where there is one."""
 
 
 PartRequest = NoteEntries | SavePart | LoadPart
@@ -93,7 +96,8 @@ def save_part(request: SavePart, entries: Mapping[str, Any], steps: dict[str, in
 
 
 def load_part(request: LoadPart) -> tuple[Loaded, PartReceipt]:
-    """Read a part, checked to be the one that its manifest means. Raises `CheckpointError`."""
+    """Read a part, checked to be the one that its manifest means, and to hold what the one of the
+    epoch before does. Raises `CheckpointError`."""
     start = time.monotonic_ns()
     with closing(open_database(request.db_type, request.url, "nobody")) as database:
         loaded = database.get(request.name)
@@ -102,6 +106,8 @@ def load_part(request: LoadPart) -> tuple[Loaded, PartReceipt]:
                 f"checkpoint {database.path_of(request.name)!r} is another than its manifest "
                 "says; put back the one that it was, or resume from another epoch"
             )
+        if request.before is not None:
+            _check_nothing_lost(database, request.before, loaded)
     return loaded, PartReceipt(
         digest=loaded.digest,
         num_bytes=loaded.num_bytes,
@@ -109,6 +115,20 @@ def load_part(request: LoadPart) -> tuple[Loaded, PartReceipt]:
         entries=list(loaded.entries),
         steps=dict(loaded.meta.get("steps", {})),
     )
+
+
+def _check_nothing_lost(database: Database, before: str, loaded: Loaded) -> None:
+    """Raise where an epoch lacks what the one before it holds. The names are settled by the init
+    group, once: a part with fewer is of a node that had lost its workspace when it was saved."""
+    held: list[str] = []
+    with passing_over():
+        held = database.entry_names(before)
+    if missing := [name for name in held if name not in loaded.entries]:
+        raise CheckpointError(
+            f"checkpoint {database.path_of(loaded.name)!r} lacks {missing!r}, which the epoch "
+            f"before holds ({database.path_of(before)!r}): its node had lost its workspace when it "
+            "was saved; resume from another epoch"
+        )
 
 
 def _remove(database: Database, name: str) -> None:

@@ -12,6 +12,13 @@ from feeder.errors import CheckpointError
 logger = logging.getLogger("feeder")
 
 
+def is_unread(error: CheckpointError) -> bool:
+    """Whether something is there that could not be read: no right to it, a bad sector. Only what
+    the system calls missing counts as nothing."""
+    cause = error.__cause__
+    return isinstance(cause, OSError) and not isinstance(cause, FileNotFoundError)
+
+
 @contextlib.contextmanager
 def passing_over() -> Iterator[None]:
     """Go on behind the block where it raises because a checkpoint is damaged, which is said, or

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import threading
 import weakref
@@ -14,14 +13,12 @@ from typing import Any
 from feeder.checkpoint import format, sequence
 from feeder.checkpoint.backends import open_backend
 from feeder.checkpoint.feeds import SNAPSHOT_ENTRY, make_meta
-from feeder.checkpoint.format import Header, Loaded, Reader, Receipt
+from feeder.checkpoint.format import DamagedError, Header, Loaded, Reader, Receipt
 from feeder.checkpoint.names import check_name, check_prefix, check_writer, in_order
-from feeder.checkpoint.passing import leaving, passing_over
+from feeder.checkpoint.passing import is_unread, leaving, passing_over
 from feeder.durable import Fs
 from feeder.errors import CheckpointError, ConfigError, SnapshotFormatError
 from feeder.snapshot import Snapshot
-
-logger = logging.getLogger("feeder")
 
 _NUM_NAMED = 5
 _stores: weakref.WeakSet[CheckpointStore] = weakref.WeakSet()
@@ -129,21 +126,31 @@ class CheckpointStore:
             return Receipt(name=name, num_bytes=reader.size, digest=header.digest)
 
     def exists(self, name: str) -> bool:
-        """Whether there is a checkpoint of this name, damaged or not."""
+        """Whether there is a checkpoint of this name, damaged or not. A file that cannot be read
+        raises."""
         return self._is_checkpoint(check_name(name))
 
     def names(self, prefix: str = "") -> list[str]:
         """The checkpoints whose names begin so, damaged ones too, from old to new: in the order
-        of their names, where digits count as numbers. Other files are left out."""
+        of their names, where digits count as numbers. Other files are left out; one that cannot be
+        read, which may be either, raises."""
         found = self._backend.names(check_prefix(prefix))
         return sorted(filter(self._is_checkpoint, found), key=in_order)
 
     def latest(self, prefix: str = "") -> str | None:
         """The newest checkpoint that is complete and valid, None where there is none. Damaged
-        ones are named in the log and passed over; one of a newer version raises."""
+        ones are named in the log and passed over; one of a newer version raises, and so does one
+        that cannot be read, where no older one is valid."""
+        unread: CheckpointError | None = None
         for name in reversed(self.names(prefix)):
             with passing_over():
-                return self.verify(name).name
+                try:
+                    return self.verify(name).name
+                except DamagedError as error:
+                    unread = unread or (error if is_unread(error) else None)
+                    raise
+        if unread is not None:
+            raise unread
         return None
 
     def path_of(self, name: str) -> str:
@@ -158,21 +165,26 @@ class CheckpointStore:
         except CheckpointError as error:
             if not isinstance(error.__cause__, FileNotFoundError):
                 raise
-            folder = name.rpartition("/")[0]
-            there = self.names(f"{folder}/" if folder else "")[-_NUM_NAMED:]
             raise CheckpointError(
-                f"there is no checkpoint {self.path_of(name)!r}; the newest there are {there!r}"
+                f"there is no checkpoint {self.path_of(name)!r}; the newest there are "
+                f"{self._names_beside(name)!r}"
             ) from error.__cause__
+
+    def _names_beside(self, name: str) -> list[str]:
+        """The newest names in the folder of a name, for messages: no file is opened for it."""
+        folder = name.rpartition("/")[0]
+        with contextlib.suppress(CheckpointError):
+            found = self._backend.names(f"{folder}/" if folder else "")
+            return sorted(found, key=in_order)[-_NUM_NAMED:]
+        return []
 
     def _is_checkpoint(self, name: str) -> bool:
         try:
             with self._backend.open(name) as reader:
                 return format.is_checkpoint(reader)
         except CheckpointError as error:
+            # A file that cannot be read may be a checkpoint: nobody may begin anew beside it.
             if isinstance(error.__cause__, FileNotFoundError):
-                return False
-            if isinstance(error.__cause__, PermissionError):
-                logger.warning("%s; it is left out", error)
                 return False
             raise
 
@@ -227,8 +239,12 @@ class CheckpointStore:
         return [] if self.is_empty() else self._retire(keep, self.find()[0])
 
     def _retire(self, keep: int, whole: str) -> list[str]:
-        removed = []
-        for name in list(filter(self._is_checkpoint, self.sequence_names()))[:-keep]:
+        found, removed = [], []
+        for name in self.sequence_names():
+            with leaving():
+                if self._is_checkpoint(name):
+                    found.append(name)
+        for name in found[:-keep]:
             if name != whole:
                 with leaving():
                     self.remove(name)

@@ -50,6 +50,21 @@ class Timeline:
     def take_back(self, epoch: int) -> int:
         """Let an epoch exist no longer, so that its parts can be written; returns the generation
         of this run. Raises `CheckpointError` where another run has taken over."""
+        generation = self._check_alone()
+        self._epochs.take_back(epoch)
+        return generation
+
+    def put_back(self, epoch: int) -> None:
+        """Make an epoch of the past the newest, as of this run: its manifest is written once more,
+        with the same parts. So it stays the one to go on from where this run ends before it has
+        saved anything. Nothing is written where it is the newest, or lies in another place."""
+        if self._epochs.has(epoch) and not self._epochs.is_newest(epoch):
+            self._check_alone()
+            manifest = self._epochs.find(epoch)
+            self.commit(epoch, manifest.finished_by, manifest.parts)
+
+    def _check_alone(self) -> int:
+        """The generation of this run. Raises `CheckpointError` where another run has taken over."""
         newest = self._epochs.generation()
         if self._generation is None:
             self._generation = newest + 1
@@ -59,7 +74,6 @@ class Timeline:
                 f"another run of nodes {self._epochs.nodes!r} has saved into "
                 f"{self._epochs.place.url!r}; end one of the two, or give it another place"
             )
-        self._epochs.take_back(epoch)
         return self._generation
 
     def commit(self, epoch: int, finished_by: str, parts: Mapping[str, Part]) -> Manifest:

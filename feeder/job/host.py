@@ -11,7 +11,7 @@ import numpy as np
 
 from feeder import codec
 from feeder.checkpoint.parts import LoadPart, NoteEntries, SavePart, load_part, save_part
-from feeder.errors import ConfigError
+from feeder.errors import ConfigError, RemoteError
 from feeder.job.definition import Condition, Job
 from feeder.job.groups import TaskGroup
 from feeder.job.messages import (
@@ -41,16 +41,27 @@ class NodeHost:
         self.workspace = Workspace(job.objects.get(node))
         self._job = job
         self._find_group = find_group
+        self._has_begun = False
         self.ended = False
         """Whether it has been told to stop everything."""
 
     def answer(self, request: Request) -> Any:
-        """Do what is asked, and return plain values and arrays. Raises whatever a task does."""
+        """Do what is asked, and return plain values and arrays. Raises whatever a task does, and
+        `RemoteError` where it was never told to begin."""
+        # A node that was started again, as Ray starts an actor again, has lost its workspace. The
+        # session does not know: it must not go on with an empty one, and save that.
+        if not self._has_begun and not isinstance(request, Plan | Begin | End):
+            raise RemoteError(
+                f"node {self.node!r} was started again since the session was opened, and has lost "
+                "its workspace; run the job again, which goes on from the last checkpoint"
+            )
         match request:
             case Plan():
                 return self._job.plan()
             case Begin():
-                return self.workspace.begin()
+                self.workspace.begin()
+                self._has_begun = True
+                return None
             case RunTasks():
                 return self._run(self._find_group(request.key))
             case Evaluate():

@@ -32,7 +32,8 @@ class JobRunner:
         checkpoint_manager: Saves an epoch when it is done, and before the first; without one
             nothing is saved.
         resume_from_epoch: The epoch to go on from; by default the newest that is complete, where
-            there is one.
+            there is one. That the job was put back to it is noted before it goes on, so that
+            later runs, which name none, do not go on from what was saved after it.
         upload_task_group_builder: Makes what is run once when all epochs are done.
         on_save_error: "warn": a save that fails is logged and counted (`failed_saves`), and the
             job goes on; "raise": it ends the job. Only what storage does counts as such.
@@ -97,6 +98,7 @@ class JobRunner:
             return 0, False
         nodes = self.job.nodes_to_checkpoint()
         manager.set_params(nodes)
+        is_asked = self.resume_from_epoch is not None
         epoch = manager.get_resume_from_epoch_id(self.resume_from_epoch)
         self.resume_from_epoch = epoch
         if epoch is None:
@@ -105,11 +107,25 @@ class JobRunner:
             self.save_checkpoints(0, session)
             return 0, False
         session.run(manager.init(nodes, retrieve_from_epoch=epoch))
+        if is_asked:
+            self._put_back(manager, epoch)
         session.run(manager.load(epoch))
         manager.report_checkpoint_stats(LOAD)
         finished = self._is_finished(manager.finished_by(epoch), epoch)
         logger.info("the job goes on from epoch %d%s", epoch, ", its last" if finished else "")
         return epoch, finished
+
+    def _put_back(self, manager: MultiNodeCheckpointManager, epoch: int) -> None:
+        """Note an epoch that the user asked for, before anything is done with it."""
+        try:
+            manager.put_back(epoch)
+        except CheckpointError as error:
+            if self._on_save_error == "raise":
+                raise
+            logger.warning(
+                "it cannot be noted that the job was put back to epoch %d; until its next save, "
+                "a run that names no epoch goes on from the newest: %s", epoch, error,
+            )  # fmt: skip
 
     def save_checkpoints(self, epoch: int, session: Session, finished_by: str = "") -> None:
         """Save an epoch on all nodes, and commit it. Raises `CheckpointError` where storage fails

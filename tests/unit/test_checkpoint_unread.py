@@ -1,0 +1,175 @@
+"""What is there and cannot be read is an error, never "nothing": else a run would begin anew."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import feeder
+from crashes.failing import FailingFs
+from crashes.positions import snapshot_at, step_of
+from feeder.checkpoint.store import CheckpointStore
+from feeder.durable import Fs, OsFs
+from feeder.job import JobRunner, LocalSession, MultiNodeCheckpointManager
+from jobs import NODES, make_three
+
+CALLS: dict[str, Callable[[CheckpointStore], Any]] = {
+    "latest": lambda store: store.latest(),
+    "names": lambda store: store.names(),
+    "exists": lambda store: store.exists("feed.00000001"),
+    "load": lambda store: store.load(),
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with two positions, of steps 0 and 1."""
+    with CheckpointStore(tmp_path / "store") as store:
+        store.save(snapshot_at(0))
+        store.save(snapshot_at(1))
+    return tmp_path / "store"
+
+
+class Refusing(OsFs):
+    """Files or folders of some names cannot be opened."""
+
+    def __init__(self, error: int, *names: str) -> None:
+        self._error, self._names = error, names
+
+    def open(self, name: str, folder: int, flags: int = os.O_RDONLY) -> int:
+        self._refuse(name)
+        return super().open(name, folder, flags)
+
+    def open_folder(self, path: str, inside: int | None = None) -> int:
+        self._refuse(os.path.basename(path))
+        return super().open_folder(path, inside)
+
+    def _refuse(self, name: str) -> None:
+        if name in self._names:
+            raise OSError(self._error, os.strerror(self._error))
+
+
+@pytest.mark.parametrize("error", [errno.EACCES, errno.EIO, errno.ESTALE], ids=errno.errorcode.get)
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+@pytest.mark.parametrize("refused", ["feed.00000001", "store"])
+def test_what_cannot_be_opened_is_not_nothing(
+    folder: Path, error: int, call: Callable[[CheckpointStore], Any], refused: str
+) -> None:
+    store = CheckpointStore(folder, fs=Refusing(error, refused))
+    with pytest.raises(feeder.CheckpointError, match=os.strerror(error)) as caught:
+        call(store)
+    assert str(folder) in str(caught.value)
+
+
+def test_a_folder_that_cannot_be_opened_is_not_empty(folder: Path) -> None:
+    store = CheckpointStore(folder, fs=Refusing(errno.EACCES, "store"))
+    with pytest.raises(feeder.CheckpointError, match="Permission denied; give this user the right"):
+        store.is_empty()
+    with pytest.raises(feeder.CheckpointError, match="Permission denied"):
+        feeder.init_data_input_workers(
+            ["x"], lambda call: [call.index], 1, resume="latest",
+            coordinator=feeder.Coordinator(feeder.Checkpointing(store)),
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("error", [errno.EACCES, errno.EIO], ids=errno.errorcode.get)
+def test_the_newest_whose_bytes_cannot_be_read_is_not_nothing(tmp_path: Path, error: int) -> None:
+    with CheckpointStore(tmp_path) as store:
+        store.put("only", {"x": b"something"})
+    counting = FailingFs("read", 1000, error)
+    assert CheckpointStore(tmp_path, fs=counting).latest() == "only"
+    assert counting.calls["read"] > 3
+    for number in range(1, counting.calls["read"] + 1):
+        store = CheckpointStore(tmp_path, fs=FailingFs("read", number, error, lasting=True))
+        with pytest.raises(feeder.CheckpointError, match=os.strerror(error)):
+            store.latest()
+
+
+def test_one_folder_that_goes_meanwhile_hides_no_other(tmp_path: Path) -> None:
+    with CheckpointStore(tmp_path) as store:
+        for name in ("a", "going/b", "staying/c"):
+            store.put(name, {})
+    store = CheckpointStore(tmp_path, fs=Refusing(errno.ENOENT, "going"))
+    assert store.names() == ["a", "staying/c"]
+
+
+def test_an_old_one_that_cannot_be_read_keeps_no_other_from_being_removed(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with CheckpointStore(folder, keep=1, fs=Refusing(errno.EACCES, "feed.00000000")) as store:
+        store.save(snapshot_at(2))
+    assert "an old checkpoint stays: cannot read" in caplog.text
+    whole = CheckpointStore(folder)
+    assert (whole.names(), step_of(whole.load())) == (["feed.00000000", "feed.00000002"], 2)
+
+
+def test_a_missing_one_is_told_also_beside_one_that_cannot_be_read(folder: Path) -> None:
+    store = CheckpointStore(folder, fs=Refusing(errno.EACCES, "feed.00000001"))
+    with pytest.raises(feeder.CheckpointError, match="there is no checkpoint '.*/other'; the newe"):
+        store.get("other")
+
+
+# ---- epochs of a job
+
+
+@pytest.fixture(params=["file", pytest.param("lmdb", marks=pytest.mark.needs("lmdb"))])
+def trained(request: pytest.FixtureRequest, tmp_path: Path) -> MultiNodeCheckpointManager:
+    """The manager of a job that is done."""
+    manager = MultiNodeCheckpointManager(tmp_path, request.param)
+    with LocalSession() as session:
+        JobRunner(make_three(), manager).train(session)
+    return manager
+
+
+def put_under(monkeypatch: pytest.MonkeyPatch, fs: Fs) -> None:
+    for module in ("backends", "lmdbs"):
+        monkeypatch.setattr(f"feeder.checkpoint.{module}.OsFs", lambda: fs)
+
+
+@pytest.mark.parametrize("refused", ["trainer_1.4", "trainer_0.g1.4", "manifests"])
+@pytest.mark.parametrize("error", [errno.EACCES, errno.EIO], ids=errno.errorcode.get)
+def test_an_epoch_that_cannot_be_read_is_not_missing(
+    trained: MultiNodeCheckpointManager, monkeypatch: pytest.MonkeyPatch, error: int, refused: str
+) -> None:
+    put_under(monkeypatch, Refusing(error, refused))
+    manager = MultiNodeCheckpointManager(trained._db_prefix, trained._place.db_type)
+    manager.set_params(NODES)
+    calls: list[Callable[[], Any]] = [
+        lambda: manager.exists(4), manager.get_resume_from_epoch_id,
+        lambda: manager.load_blobs_locally(NODES, ["trainer_1/total"], 4, LocalSession()),
+    ]  # fmt: skip
+    for call in calls:
+        with pytest.raises(feeder.CheckpointError, match=os.strerror(error)):
+            call()
+
+
+def test_a_bad_sector_is_no_missing_part(
+    trained: MultiNodeCheckpointManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_under(monkeypatch, FailingFs("read", 1, errno.EIO, lasting=True))
+    database = trained._place.open("nobody")
+    with pytest.raises(feeder.CheckpointError, match="Input/output error"):
+        database.exists("trainer_1.4")
+
+
+def test_a_manifest_that_goes_meanwhile_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with LocalSession() as session:
+        JobRunner(make_three(), MultiNodeCheckpointManager(tmp_path)).train(session)
+    manager = MultiNodeCheckpointManager(tmp_path)
+    manager.set_params(NODES)
+    real = CheckpointStore.get
+
+    def get(store: CheckpointStore, name: str, *args: Any) -> Any:
+        (tmp_path / "manifests/trainer_0.g1.4").unlink(missing_ok=True)
+        return real(store, name, *args)
+
+    monkeypatch.setattr("feeder.checkpoint.epochs.Epochs.check_others", lambda self: None)
+    monkeypatch.setattr(CheckpointStore, "get", get)
+    assert manager.get_resume_from_epoch_id() == 3
