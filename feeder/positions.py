@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+from dataclasses import replace
 
 from feeder.config import FeedConfig
 from feeder.errors import ReplayWarning, ResumeError
@@ -24,7 +25,10 @@ class Positions:
         self.number = number
         self.fingerprint = config.fingerprint()
         """The declared fields that must be equal for a position to fit."""
-        self.id = StreamId(config.name, number, make_fingerprint(self.fingerprint))
+        stream, older = config.stream, None
+        if stream.ignores_worker_ids:
+            older = make_fingerprint({**self.fingerprint, **stream.worker_fields})
+        self.id = StreamId(config.name, number, make_fingerprint(self.fingerprint), older)
 
     # ---- written down
 
@@ -57,7 +61,8 @@ class Positions:
             resume = Resume(cut=self.id.decode(state, epochs))
         else:
             self._compare(state)
-            cut = self.id.decode(state.token, epochs)
+            then = make_fingerprint(state.fingerprint)
+            cut = replace(self.id, older=then).decode(state.token, epochs)
             resume = Resume(cut=cut, rows=state.rows, columns=state.columns)
         self._check_lanes(resume.cut)
         self._check_repeatable(resume)
@@ -77,7 +82,10 @@ class Positions:
 
     def _compare(self, state: StreamState) -> None:
         """Raise `ResumeError` with every field in which a snapshot's feed differs from this."""
-        then, now = state.fingerprint, self.fingerprint
+        then, now, stream = state.fingerprint, self.fingerprint, self.config.stream
+        if stream.ignores_worker_ids:
+            # Positions of before these were left out have them.
+            then = {name: then[name] for name in then if name not in stream.worker_fields}
         differences = [
             f"{name}: {then.get(name)!r} then, {now.get(name)!r} now"
             for name in {**then, **now}

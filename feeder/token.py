@@ -49,6 +49,8 @@ class StreamId:
     """Which stream of that name: they are numbered in the order of their making."""
     fingerprint: bytes
     """Digest of the declared fields."""
+    older: bytes | None = None
+    """The digest that tokens of the same stream had before worker ids were left out of it."""
 
     def encode(self, cut: Cut) -> bytes:
         """The token of a cut. Raises `ConfigError` where cursors make it larger than 64 KiB."""
@@ -73,7 +75,7 @@ class StreamId:
                 f"the token is of feed {name!r}, stream {number}; expected {self.name!r}, "
                 f"stream {self.number}"
             )
-        if fingerprint != self.fingerprint:
+        if fingerprint not in (self.fingerprint, self.older):
             raise ResumeError(
                 f"the token of feed {name!r} was made with other settings (a snapshot would tell "
                 "which); resume with the batch size, names, workers, seed and order of then"

@@ -60,6 +60,17 @@ class StreamSpec:
         """The worker ids of the stream."""
         return range(self.first_worker_id, self.first_worker_id + self.num_workers)
 
+    @property
+    def ignores_worker_ids(self) -> bool:
+        """Whether the stream is the same whatever the worker ids of its calls are: a source says
+        so, which goes by the index of a call alone."""
+        return self.pure and bool(getattr(self.fetch, "ignores_worker_ids", False))
+
+    @property
+    def worker_fields(self) -> dict[str, Any]:
+        """The fields of the fingerprint that say which worker ids there are."""
+        return {"num_worker_threads": self.num_workers, "first_worker_id": self.first_worker_id}
+
     def worker_id(self, lane: int, number: int) -> int:
         """The worker id of a call: of the pure form by its index, else by its lane."""
         return self.first_worker_id + (number % self.num_workers if self.pure else lane)
@@ -76,8 +87,7 @@ class StreamSpec:
             "names": list(self.names),
             "batch_columns": list(self.axes),
             "batch_size": self.batch_size,
-            "num_worker_threads": self.num_workers,
-            "first_worker_id": self.first_worker_id,
+            **({} if self.ignores_worker_ids else self.worker_fields),
             "seed": self.seed,
             "last_batch": self.last_batch,
             "last_round": self.last_round,

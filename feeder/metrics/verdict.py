@@ -253,7 +253,10 @@ def _more_of(interval: Interval) -> str:
         return "its threads are idle half of the time: look for what they share, or read ahead"
     if feed.threads < len(feed.workers):
         return f"raise num_threads from {feed.threads} to {len(feed.workers)}"
-    return "make the fetch function faster, or raise num_worker_threads"
+    # More worker ids would be another stream, in which no position of this one can be resumed.
+    return (
+        f"make the fetch function faster, or as fetch(call) raise num_threads from {feed.threads}"
+    )
 
 
 def _copy(interval: Interval) -> Verdict:

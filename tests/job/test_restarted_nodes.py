@@ -72,7 +72,7 @@ def test_a_job_ends_where_a_node_was_started_again(tmp_path: Path, when: str, la
     manager.when = when
     with Actors() as manager.session:
         runner = JobRunner(jobs.make_three(), manager)
-        with pytest.raises(feeder.RemoteError, match="node .trainer_1. was started again"):
+        with pytest.raises(feeder.RemoteError, match=r"node .trainer_1. was started again"):
             runner.train(manager.session)
     assert (runner.failed_saves, manager.get_resume_from_epoch_id()) == ([], last)
     with LocalSession() as session:

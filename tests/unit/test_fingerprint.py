@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import Any
 
 import numpy as np
 import pytest
 
 import feeder
-from unit.small import Counted, Pure, Seekable, make
+from feeder import sources
+from unit.small import Counted, Pure, Seekable, ids, make
+from workers.sources.source import Source
 
 
 def snapshot_of(fetch: Any, num_batches: int = 1, **settings: Any) -> feeder.Snapshot:
@@ -84,6 +87,49 @@ def test_another_first_worker_id_is_told() -> None:
     with pytest.raises(feeder.ResumeError) as caught:
         two_devices(3)["train"].streams[1].positions.find(second)
     assert str(caught.value) == ANOTHER + "first_worker_id: 2 then, 3 now"
+
+
+class Before(Source):
+    """A source as its positions were written before worker ids were left out of them."""
+
+    ignores_worker_ids = False
+
+
+def numbers(kind: type[Source] = Source) -> Source:
+    source = sources.arrays(np.arange(1, 101), order="feeder", random_shuffle=True)
+    source.__class__ = kind
+    return source
+
+
+@pytest.mark.parametrize("order", ["ticket", "arrival"])
+@pytest.mark.parametrize("as_token", [False, True], ids=["snapshot", "token"])
+@pytest.mark.parametrize(("before", "now"), [(1, 2), (2, 1), (2, 5)])
+def test_a_source_is_resumed_with_any_number_of_worker_ids(
+    before: int, now: int, as_token: bool, order: str
+) -> None:
+    settings: dict[str, Any] = {"batch_size": 7, "order": order, "num_threads": 1}
+    with make(numbers(), num_worker_threads=before, **settings) as coordinator:
+        batches = list(islice(coordinator["train"], 5))
+        position = batches[-1].cut.token() if as_token else coordinator.snapshot()
+        rest = ids(coordinator["train"])
+    with make(numbers(), num_worker_threads=now, resume=position, **settings) as again:
+        assert ids(again["train"]) == rest
+        assert again.state_dict() == coordinator.state_dict()
+
+
+@pytest.mark.parametrize("as_token", [False, True], ids=["snapshot", "token"])
+def test_older_positions_of_a_source_are_resumed(as_token: bool) -> None:
+    with make(numbers(Before), num_worker_threads=3) as coordinator:
+        batch = next(coordinator["train"])
+        position = batch.cut.token() if as_token else coordinator.snapshot()
+        rest = ids(coordinator["train"])
+    for now in (3, 2):
+        settings: dict[str, Any] = {"num_worker_threads": now, "resume": position}
+        if as_token and now == 2:  # Its digest has the number of then.
+            assert refuse(position, numbers(), num_worker_threads=2)
+            continue
+        with make(numbers(), **settings) as again:
+            assert ids(again["train"]) == rest
 
 
 def test_what_does_not_change_a_batch_may_differ() -> None:

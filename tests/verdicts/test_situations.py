@@ -48,7 +48,8 @@ def test_slow_fetch() -> None:
         verdict = look(read)
     assert verdict.kind == "fetch-bound"
     assert 20 <= told_ms("slowest, ", verdict.why) <= 200, "some 20 ms a call are told"
-    assert "num_worker_threads" in verdict.advice
+    assert "raise num_threads from 2" in verdict.advice
+    assert "num_worker_threads" not in verdict.advice
 
 
 def test_fewer_threads_than_workers() -> None:

@@ -47,6 +47,9 @@ class Source:
     Any thread may call it, and several sources may share records.
     """
 
+    ignores_worker_ids = True
+    """A call's rows follow from its index, epoch, seed and batch size."""
+
     def __init__(
         self, records: Records, *, list_shuffle: bool = False, **options: Unpack[OrderOptions]
     ) -> None:
