@@ -101,7 +101,7 @@ class LocalFolder:
                 reader = LocalReader(fs, file, self.path_of(name))
             yield reader
 
-    def names(self, prefix: str) -> list[str]:
+    def names(self, prefix: str, after: str = "") -> list[str]:
         """Files under the folder that may be checkpoints, by their names."""
         start = prefix.rpartition("/")[0]
         start = f"{start}/" if start else ""
@@ -114,7 +114,7 @@ class LocalFolder:
                 # mistake in its name.
                 with opened(self._fs, self._fs.open_folder(os.path.dirname(self.path))):
                     return []
-        return [name for name in found if name.startswith(prefix)]
+        return [name for name in found if name.startswith(prefix) and name > after]
 
     def _walk(self, folder: int, path: str, prefix: str) -> Iterator[str]:
         fs = self._fs
