@@ -102,7 +102,7 @@ def test_no_file_of_another_epoch_is_opened(
 
 @pytest.mark.parametrize("keep", [0, -1, 1.5, True, "3"])
 def test_a_number_to_keep_that_is_none_is_refused(tmp_path: Path, keep: Any) -> None:
-    with pytest.raises(feeder.ConfigError, match="keep is .*, expected a whole number from 1 on"):
+    with pytest.raises(feeder.ConfigError, match=r"keep is .*, expected a whole number"):
         MultiNodeCheckpointManager(tmp_path, keep=keep)
 
 

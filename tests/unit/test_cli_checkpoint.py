@@ -17,11 +17,9 @@ import pytest
 
 import feeder
 import jobs
-import jobs
 from crashes.positions import snapshot_at
 from feeder import cli
 from feeder.checkpoint.store import CheckpointStore
-from feeder.job import JobRunner, LocalSession, MultiNodeCheckpointManager
 from feeder.job import JobRunner, LocalSession, MultiNodeCheckpointManager
 from feeder.transport import receiver
 
