@@ -116,9 +116,10 @@ class OsFs:
     def list(self, folder: int) -> list[tuple[str, bool]]:
         with os.scandir(folder) as entries:
             return [
-                (entry.name, entry.is_dir(follow_symlinks=False))
+                (entry.name, not is_file)
                 for entry in entries
-                if entry.is_file(follow_symlinks=False) or entry.is_dir(follow_symlinks=False)
+                if (is_file := entry.is_file(follow_symlinks=False))
+                or entry.is_dir(follow_symlinks=False)
             ]
 
     def lock(self, file: int) -> None:

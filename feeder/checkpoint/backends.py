@@ -32,8 +32,9 @@ class Backend(Protocol):
     def open(self, name: str) -> AbstractContextManager[Reader]:
         """Its bytes, for a block."""
 
-    def names(self, prefix: str) -> list[str]:
-        """The names that begin so, of whatever can be a checkpoint by its name."""
+    def names(self, prefix: str, after: str = "") -> list[str]:
+        """The names that begin so, of whatever can be a checkpoint by its name; only those that
+        come after a name, as texts. Nothing is opened for it."""
 
     def close(self) -> None:
         """Let go of what writing needs."""

@@ -36,8 +36,9 @@ class Database(Protocol):
     def exists(self, name: str) -> bool:
         """Whether there is one of this name, damaged or not."""
 
-    def remove(self, name: str) -> None:
-        """Remove one; refuses what is none."""
+    def remove(self, name: str, *, missing_ok: bool = False) -> None:
+        """Remove one; refuses what is none. With `missing_ok`, nothing is done where there is
+        nothing."""
 
     def path_of(self, name: str) -> str:
         """Where one lies, for messages."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 
 from feeder.checkpoint.format import DamagedError
 from feeder.checkpoint.manifest import Manifest, is_manifest
-from feeder.checkpoint.passing import is_unread, passing_over
+from feeder.checkpoint.passing import is_unread, leaving, passing_over
 from feeder.checkpoint.places import MANIFESTS, Place, read_manifest_name
 from feeder.checkpoint.store import CheckpointStore
 from feeder.errors import CheckpointError
@@ -86,13 +86,21 @@ class Epochs:
         self._check_parts(manifest)
         return manifest
 
-    def generation(self) -> int:
-        """The newest generation that has committed something, 0 where there is none."""
-        return max((self._parse(name)[1] for name in self._names()), default=0)
+    def generations(self) -> dict[int, list[int]]:
+        """The generations that have committed each epoch. One listing."""
+        found: dict[int, list[int]] = {}
+        for name in self._names():
+            _, generation, epoch = self._parse(name)
+            found.setdefault(epoch, []).append(generation)
+        return found
 
-    def epochs_of(self, generation: int) -> set[int]:
-        """The epochs that a generation has committed."""
-        return {self._number(name) for name in self._names() if self._parse(name)[1] == generation}
+    def runs(self, after: int = 0) -> list[int]:
+        """The generations of the runs that have begun to save, of those after one. One listing,
+        which is short: of older runs nothing is left."""
+        prefix = self.place.run(self.nodes)
+        names = self._store.file_names(prefix, self.place.run(self.nodes, after))
+        numbers = [name.removeprefix(prefix) for name in names]
+        return sorted(int(number) for number in numbers if number.isdecimal())
 
     def path_of(self, manifest: Manifest) -> str:
         """Where a manifest lies, for messages."""
@@ -105,11 +113,51 @@ class Epochs:
         with self._store as store:
             store.put(self._name(manifest), {}, meta=manifest.meta())
 
-    def take_back(self, epoch: int) -> None:
+    def begin_run(self, generation: int, run_id: str) -> bool:
+        """Say that a run has begun to save, and whether it is the first of its generation to say
+        so. What older runs have said is removed."""
+        name = self.place.run(self.nodes, generation)
+        older = [number for number in self.runs() if number < generation]
+        with self._store as store:
+            try:
+                store.put(name, {}, meta={"run": generation, "id": run_id})
+            except CheckpointError as error:
+                if not isinstance(error.__cause__, FileExistsError):
+                    raise
+                # One that was written by a call that failed after it had done so is its own.
+                return store.header(name).meta.get("id") == run_id
+            for number in older:
+                with leaving():
+                    store.remove(self.place.run(self.nodes, number), missing_ok=True)
+        return True
+
+    def take_back(self, epoch: int, generations: Iterable[int]) -> None:
         """Let an epoch exist no longer, so that its parts can be written again."""
-        for name in self._names():
-            if self._number(name) == epoch:
-                self._store.remove(name)
+        for generation in generations:
+            name = self.place.manifest(self.nodes, generation, epoch)
+            self._store.remove(name, missing_ok=True)
+
+    def remove(self, epoch: int, generations: Iterable[int]) -> None:
+        """Remove an epoch, its parts first: where that is cut short, what is left of it is found by
+        its manifest, and removed the next time."""
+        with closing(self.place.open(self.nodes[0])) as database:
+            for node in self.nodes:
+                database.remove(self.place.part(node, epoch), missing_ok=True)
+        self.take_back(epoch, generations)
+
+    def prune(self, keep: int) -> tuple[list[int], int]:
+        """Remove the oldest epochs until `keep` are left; returns those, and how many are left.
+        The newest that is whole stays in any case, and what cannot be removed, which is named in
+        the log."""
+        known = self.generations()
+        whole = self.newest()
+        removed = []
+        for epoch in in_order(known)[:-keep]:
+            if whole is not None and epoch != whole.epoch:
+                with leaving():
+                    self.remove(epoch, known[epoch])
+                    removed.append(epoch)
+        return removed, len(known) - len(removed)
 
     # ---- names
 
@@ -125,7 +173,7 @@ class Epochs:
     def _names(self) -> list[str]:
         """The manifests of this job, from old to new."""
         key = self.nodes[0]
-        names = self._store.names(f"{self.place.manifests}{key}.g")
+        names = self._store.file_names(f"{self.place.manifests}{key}.g")
         ours = [name for name in names if self._parse(name)[0] == key]
         return sorted(ours, key=lambda name: self._parse(name)[1:])
 
@@ -141,8 +189,9 @@ class Epochs:
     def check_others(self) -> None:
         """Raise where a node of this job is in an epoch with other nodes."""
         newest: dict[str, str] = {}
-        for name in sorted(self._store.names(self.place.manifests), key=self._parse):
-            newest[self._parse(name)[0]] = name
+        for name in sorted(self._store.file_names(self.place.manifests), key=self._parse):
+            if read_manifest_name(self.place, name):
+                newest[self._parse(name)[0]] = name
         for name in newest.values():
             try:
                 manifest = Manifest.from_meta(self._store.get(name).meta, name)
@@ -187,14 +236,47 @@ class Epochs:
         )
 
 
+def in_order(generations: Mapping[int, Sequence[int]]) -> list[int]:
+    """Epochs from old to new, of the generations that have committed each."""
+    return sorted(generations, key=lambda epoch: (max(generations[epoch]), epoch))
+
+
 def read_manifests(place: Place, epoch: int) -> list[Manifest]:
     """The manifests of an epoch, of whatever jobs, from new to old. Raises `CheckpointError`."""
     store = CheckpointStore(place.url)
-    named = [(read_manifest_name(place, name), name) for name in store.names(place.manifests)]
+    named = [(read_manifest_name(place, name), name) for name in store.file_names(place.manifests)]
     found = sorted((key[1], name) for key, name in named if key is not None and key[2] == epoch)
     return [
         Manifest.from_meta(store.get(name).meta, store.path_of(name)) for _, name in found[::-1]
     ]
+
+
+def jobs_in(store: CheckpointStore) -> list[Epochs]:
+    """The epochs of each job that has any in a store. Raises `CheckpointError`."""
+    place = Place(url=store.url, db_type="file")
+    newest: dict[str, str] = {}
+    for name in sorted(store.file_names(MANIFESTS), key=lambda n: _order(place, n)):
+        if found := read_manifest_name(place, name):
+            newest[found[0]] = name
+    jobs = []
+    for name in newest.values():
+        manifest = Manifest.from_meta(store.get(name).meta, store.path_of(name))
+        jobs.append(Epochs(_place_of(store, manifest, ""), list(manifest.parts)))
+    return jobs
+
+
+def _order(place: Place, name: str) -> tuple[int, ...]:
+    return (read_manifest_name(place, name) or ("", 0, 0))[1:]
+
+
+def _place_of(store: CheckpointStore, manifest: Manifest, stem: str) -> Place:
+    """Where the parts of a manifest lie, and as what: a store's own files, or else LMDBs."""
+    place = Place(url=store.url, stem=stem, db_type="file")
+    parts = [place.part(node, manifest.epoch) for node in manifest.parts]
+    is_there = any(os.path.lexists(store.path_of(part)) for part in parts)
+    if is_there and not any(map(store.exists, parts)):
+        return dataclasses.replace(place, db_type="lmdb")
+    return place
 
 
 def verify_parts(store: CheckpointStore, name: str) -> None:
@@ -206,9 +288,4 @@ def verify_parts(store: CheckpointStore, name: str) -> None:
     manifest = Manifest.from_meta(meta, store.path_of(name))
     key = f"{min(manifest.parts)}.g{manifest.generation}.{manifest.epoch}"
     stem = name.rpartition("/")[2].removesuffix(key)
-    place = Place(url=store.url, stem=stem, db_type="file")
-    parts = [place.part(node, manifest.epoch) for node in manifest.parts]
-    is_there = any(os.path.lexists(store.path_of(part)) for part in parts)
-    if is_there and not any(map(store.exists, parts)):
-        place = dataclasses.replace(place, db_type="lmdb")
-    Epochs(place, list(manifest.parts)).verify(manifest)
+    Epochs(_place_of(store, manifest, stem), list(manifest.parts)).verify(manifest)

@@ -100,10 +100,15 @@ class LmdbDatabase:
             return False
         return True
 
-    def remove(self, name: str) -> None:
-        """Remove one; refuses what is none."""
-        self.digest_of(name)
-        self._folder.remove(name)
+    def remove(self, name: str, *, missing_ok: bool = False) -> None:
+        """Remove one; refuses what is none. With `missing_ok`, nothing is done where there is
+        nothing."""
+        try:
+            self.digest_of(name)
+            self._folder.remove(name)
+        except CheckpointError as error:
+            if not (missing_ok and isinstance(error.__cause__, FileNotFoundError)):
+                raise
 
     def path_of(self, name: str) -> str:
         """Where one lies, for messages."""

@@ -61,8 +61,11 @@ class LocalFolder:
         self._fs = fs
         self._mutex = threading.Lock()
         self._lock = WriterLock(fs, self.path, writer)
-        # Folders that are durable and hold no temporary files of this writer's past.
+        # Folders that are durable.
         self._prepared: set[str] = set()
+        # Folders that hold no temporary files of this writer's past. To look for these takes as
+        # long as there are files; so it is not done again while no other process has had the lock.
+        self._swept: set[str] = set()
 
     def path_of(self, name: str) -> str:
         """Where a checkpoint lies, for messages."""
@@ -81,7 +84,11 @@ class LocalFolder:
         with self._failing("write", name):
             self._become_writer()
             with self._folder_of(name, make=True) as folder:
-                durable.write(self._fs, folder, last, parts, replace=False, writer=self._writer)
+                try:
+                    durable.write(self._fs, folder, last, parts, replace=False, writer=self._writer)
+                except BaseException:
+                    self._swept.clear()  # what could not be taken away is looked for anew
+                    raise
 
     def remove(self, name: str) -> None:
         """Take a file away."""
@@ -101,7 +108,7 @@ class LocalFolder:
                 reader = LocalReader(fs, file, self.path_of(name))
             yield reader
 
-    def names(self, prefix: str) -> list[str]:
+    def names(self, prefix: str, after: str = "") -> list[str]:
         """Files under the folder that may be checkpoints, by their names."""
         start = prefix.rpartition("/")[0]
         start = f"{start}/" if start else ""
@@ -114,7 +121,7 @@ class LocalFolder:
                 # mistake in its name.
                 with opened(self._fs, self._fs.open_folder(os.path.dirname(self.path))):
                     return []
-        return [name for name in found if name.startswith(prefix)]
+        return [name for name in found if name.startswith(prefix) and name > after]
 
     def _walk(self, folder: int, path: str, prefix: str) -> Iterator[str]:
         fs = self._fs
@@ -150,7 +157,7 @@ class LocalFolder:
                     fs.fsync(folder)
                 folder = stack.enter_context(opened(fs, fs.open_folder(part, folder)))
                 if make and path not in self._prepared:
-                    self._sweep(folder)
+                    self._sweep(folder, path)
                     self._prepared.add(path)
             yield folder
 
@@ -164,16 +171,20 @@ class LocalFolder:
                     with opened(fs, fs.open_folder(os.path.dirname(self.path))) as parent:
                         fs.fsync(parent)
             with opened(fs, fs.open_folder(self.path)) as top:
-                self._lock.take(top)
+                if self._lock.take(top):
+                    self._swept.clear()
                 if "" not in self._prepared:
-                    self._sweep(top)
+                    self._sweep(top, "")
                     self._prepared.add("")
 
-    def _sweep(self, folder: int) -> None:
+    def _sweep(self, folder: int, path: str) -> None:
         """Remove the temporary files of a writer of this name that was killed."""
+        if path in self._swept:
+            return
         for name, is_folder in self._fs.list(folder):
             if not is_folder and durable.is_temporary(name, self._writer):
                 self._fs.unlink(name, folder)
+        self._swept.add(path)
 
     # ---- life
 

@@ -26,19 +26,21 @@ class WriterLock:
         self._writer = writer
         self._file: int | None = None
 
-    def take(self, folder: int) -> None:
-        """Take it, once. Raises `CheckpointError` naming who has it, and `OSError`."""
+    def take(self, folder: int) -> bool:
+        """Take it, once; returns whether another process may have had it since this one did.
+        Raises `CheckpointError` naming who has it, and `OSError`."""
         if self._file is not None:
-            return
+            return False
         file = self._fs.open(f".writer-{self._writer}.lock", folder, os.O_RDWR | os.O_CREAT)
         try:
-            self._lock(file)
+            is_changed = self._lock(file)
         except BaseException:
             self._fs.close(file)
             raise
         self._file = file
+        return is_changed
 
-    def _lock(self, file: int) -> None:
+    def _lock(self, file: int) -> bool:
         try:
             self._fs.lock(file)
         except BlockingIOError as error:
@@ -53,8 +55,14 @@ class WriterLock:
                 "%r lies on a file system without locks (%s): see to it that one process alone "
                 "writes there", self._path, error.strerror,
             )  # fmt: skip
+            is_exclusive = False
+        else:
+            is_exclusive = True
         name = f"process {os.getpid()} on {os.uname().nodename}".encode()[: _NAME_BYTES - 1]
-        durable.write_all(self._fs, file, name.ljust(_NAME_BYTES - 1) + b"\n")
+        line, found = name.ljust(_NAME_BYTES - 1) + b"\n", bytearray(_NAME_BYTES)
+        self._fs.read_into(file, memoryview(found), 0)
+        durable.write_all(self._fs, file, line)
+        return not is_exclusive or found != line
 
     def _holder(self, file: int) -> str:
         buffer = bytearray(_NAME_BYTES)

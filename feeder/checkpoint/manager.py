@@ -27,6 +27,7 @@ class CheckpointManager(MultiNodeCheckpointManager):
         node_name: What the node is called in files.
         db_type: "file" or "lmdb".
         metadata_handler: Who knows the last epoch; by default the manifests tell.
+        keep: How many epochs stay; None keeps all.
     """
 
     def __init__(
@@ -35,8 +36,10 @@ class CheckpointManager(MultiNodeCheckpointManager):
         node_name: str,
         db_type: str = "file",
         metadata_handler: MetadataHandler | None = None,
+        *,
+        keep: int | None = None,
     ) -> None:
-        super().__init__(db_prefix, db_type, metadata_handler)
+        super().__init__(db_prefix, db_type, metadata_handler, keep=keep)
         self._node_name = check_node(node_name)
 
     def _file_names(self, nodes: Sequence[str]) -> dict[str, str]:

@@ -43,6 +43,8 @@ class MultiNodeCheckpointManager:
             store, which all nodes reach.
         db_type: "file", files of `CheckpointStore`; or "lmdb", an LMDB each (extra `lmdb`).
         metadata_handler: Who knows the last epoch; by default the manifests tell.
+        keep: How many epochs stay in `db_prefix`: once one is committed, the oldest beyond them
+            are removed, those of a line that the job was put back from first. None keeps all.
 
     One thread uses it at a time. Methods raise `CheckpointError`, which says which file and what
     to do, and `ConfigError` for settings that are wrong.
@@ -53,7 +55,12 @@ class MultiNodeCheckpointManager:
         db_prefix: str | os.PathLike[str],
         db_type: str = "file",
         metadata_handler: MetadataHandler | None = None,
+        *,
+        keep: int | None = None,
     ) -> None:
+        if keep is not None and (type(keep) is not int or keep < 1):
+            raise ConfigError(f"keep is {keep!r}, expected a whole number from 1 on, or None")
+        self._keep = keep
         self._place = folder_place(db_prefix, db_type)
         self._db_prefix = os.fspath(db_prefix)
         self._metadata_handler = metadata_handler or StoreMetadata()
@@ -184,6 +191,8 @@ class MultiNodeCheckpointManager:
             self._metadata_handler.write(epoch=epoch)
         except OSError as error:
             raise CheckpointError(f"epoch {epoch} cannot be noted: {error}") from error
+        if self._keep is not None:
+            self._timeline().retire(self._keep)
 
     def load(
         self, epoch: int, path_prefix: str | None = None, path_type: str | None = None

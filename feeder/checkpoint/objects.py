@@ -110,19 +110,19 @@ class ObjectFolder:
             size = int(obstore.head(store, name)["size"])
         yield ObjectReader(self, name, size)
 
-    def names(self, prefix: str) -> list[str]:
+    def names(self, prefix: str, after: str = "") -> list[str]:
         """The objects that may be checkpoints, by their names."""
         folder = prefix.rpartition("/")[0]
         with self.calling("list", folder) as (obstore, store):
-            found = self._list(obstore, store, folder)
-        return [name for name in found if is_name(name) and name.startswith(prefix)]
+            found = self._list(obstore, store, folder, after)
+        return [n for n in found if is_name(n) and n.startswith(prefix) and n > after]
 
-    def _list(self, obstore: Any, store: Any, folder: str) -> list[str]:
+    def _list(self, obstore: Any, store: Any, folder: str, after: str) -> list[str]:
         """A whole listing: one that is cut is asked for anew, for `retry_s` seconds."""
         end, pause_s = self._clock() + self._retry_s, _FIRST_PAUSE_S
         while True:
             try:
-                pages = obstore.list(store, prefix=folder or None)
+                pages = obstore.list(store, prefix=folder or None, offset=after or None)
                 return [str(meta["path"]) for page in pages for meta in page]
             except obstore.exceptions.GenericError as error:
                 if _CUT_LISTING not in str(error) or self._clock() + pause_s > end:

@@ -81,7 +81,7 @@ def save_part(request: SavePart, entries: Mapping[str, Any], steps: dict[str, in
     start = time.monotonic_ns()
     with closing(open_database(request.db_type, request.url, request.writer)) as database:
         try:
-            _remove(database, request.name)
+            database.remove(request.name, missing_ok=True)
             receipt = database.put(request.name, entries, meta={**request.meta, "steps": steps})
         except OSError as error:
             path = database.path_of(request.name)
@@ -129,11 +129,3 @@ def _check_nothing_lost(database: Database, before: str, loaded: Loaded) -> None
             f"before holds ({database.path_of(before)!r}): its node had lost its workspace when it "
             "was saved; resume from another epoch"
         )
-
-
-def _remove(database: Database, name: str) -> None:
-    try:
-        database.remove(name)
-    except CheckpointError as error:
-        if not isinstance(error.__cause__, FileNotFoundError):
-            raise

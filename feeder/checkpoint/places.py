@@ -12,7 +12,7 @@ from feeder.checkpoint.databases import Database, check_db_type, open_database
 from feeder.errors import CheckpointError, ConfigError
 
 _NODE = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,39}")
-MANIFESTS = "manifests/"
+MANIFESTS, RUNS = "manifests/", "runs/"
 
 
 def check_node(name: object) -> str:
@@ -43,6 +43,12 @@ class Place:
         """The name of what commits an epoch of these nodes. A node belongs to one job in a place,
         so that the first of its nodes tells a job from others."""
         return f"{MANIFESTS}{self.stem}{min(nodes)}.g{generation}.{epoch}"
+
+    def run(self, nodes: Sequence[str], generation: int | None = None) -> str:
+        """The name of what says that a run of these nodes has begun to save, or what the names of
+        all such begin with. It is of one length, so that texts sort as the generations do."""
+        number = "" if generation is None else f"{generation:010d}"
+        return f"{RUNS}{self.stem}{min(nodes)}.{number}"
 
     @property
     def manifests(self) -> str:

@@ -80,12 +80,19 @@ class CheckpointStore:
         self._backend.create(name, parts)
         return Receipt(name=name, num_bytes=num_bytes, digest=digest)
 
-    def remove(self, name: str) -> None:
-        """Remove a checkpoint, damaged or not; refuses what is none."""
-        with self._reader(name) as reader:
-            if not format.is_checkpoint(reader):
-                raise CheckpointError(f"{reader.path!r} is no checkpoint, and is left where it is")
-        self._backend.remove(name)
+    def remove(self, name: str, *, missing_ok: bool = False) -> None:
+        """Remove a checkpoint, damaged or not; refuses what is none. With `missing_ok`, nothing is
+        done where there is nothing."""
+        try:
+            with self._backend.open(check_name(name)) if missing_ok else self._reader(name) as file:
+                if not format.is_checkpoint(file):
+                    raise CheckpointError(
+                        f"{file.path!r} is no checkpoint, and is left where it is"
+                    )
+            self._backend.remove(name)
+        except CheckpointError as error:
+            if not (missing_ok and isinstance(error.__cause__, FileNotFoundError)):
+                raise
 
     # ---- read
 
@@ -136,6 +143,11 @@ class CheckpointStore:
         read, which may be either, raises."""
         found = self._backend.names(check_prefix(prefix))
         return sorted(filter(self._is_checkpoint, found), key=in_order)
+
+    def file_names(self, prefix: str = "", after: str = "") -> list[str]:
+        """The names that begin so of all files, checkpoints or not, in no order; only those that
+        come after a name, as texts. None is opened: one listing, however many there are."""
+        return self._backend.names(check_prefix(prefix), after)
 
     def latest(self, prefix: str = "") -> str | None:
         """The newest checkpoint that is complete and valid, None where there is none. Damaged

@@ -10,7 +10,7 @@ import os
 import sys
 from typing import Any
 
-from feeder.checkpoint.epochs import verify_parts
+from feeder.checkpoint.epochs import jobs_in, verify_parts
 from feeder.checkpoint.feeds import SNAPSHOT_ENTRY
 from feeder.checkpoint.names import check_name, in_order
 from feeder.checkpoint.store import CheckpointStore
@@ -27,7 +27,7 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
         ("list", "say which are there, from old to new"),
         ("verify", "read all of them, or one; the exit status is 1 where one is damaged"),
         ("show", "say what is in one, by default in the newest that is whole"),
-        ("prune", "remove the oldest of a sequence that feeds or a server wrote"),
+        ("prune", "remove the oldest of a sequence that feeds or a server wrote, or of epochs"),
     ):
         action = actions.add_parser(name, help=line, description=line)
         action.add_argument("place", metavar="DIR", help="a folder, or s3://, gs://, az://")
@@ -37,8 +37,12 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
             action.add_argument(
                 "--keep", metavar="N", type=count(1), required=True, help="how many stay"
             )
-            action.add_argument(
+            which = action.add_mutually_exclusive_group()
+            which.add_argument(
                 "--writer", metavar="NAME", default="feed", help="whose sequence (default: feed)"
+            )
+            which.add_argument(
+                "--epochs", action="store_true", help="remove the oldest epochs of each job instead"
             )
 
 
@@ -54,6 +58,8 @@ def main(arguments: argparse.Namespace) -> int:
                 return _verify(store, arguments.name)
             case "show":
                 return _show(store, arguments.name)
+            case _ if arguments.epochs:
+                return _prune_epochs(store, arguments.keep)
             case _:
                 return _prune(store, arguments.keep)
 
@@ -155,4 +161,13 @@ def _prune(store: CheckpointStore, keep: int) -> int:
         print(f"removed {store.path_of(name)}")
     left = len(store.names(f"{store.writer}."))
     print(f"{len(removed)} removed, {left} left")
+    return 0
+
+
+def _prune_epochs(store: CheckpointStore, keep: int) -> int:
+    for epochs in jobs_in(store):
+        removed, left = epochs.prune(keep)
+        for epoch in removed:
+            print(f"removed epoch {epoch} of nodes {epochs.nodes!r}")
+        print(f"{len(removed)} removed, {left} left of nodes {epochs.nodes!r}")
     return 0

@@ -301,3 +301,25 @@ def test_a_server_goes_on_where_its_consumers_were(
         feeder.connect(address) as consumer,
     ):
         assert next(consumer).step == 30
+
+
+@pytest.mark.parametrize("db_type", ["file", pytest.param("lmdb", marks=pytest.mark.needs("lmdb"))])
+def test_prune_removes_the_oldest_epochs_but_for_the_newest_that_is_whole(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], db_type: str
+) -> None:
+    manager = MultiNodeCheckpointManager(tmp_path, db_type)
+    with LocalSession() as session:
+        JobRunner(jobs.make_three(), manager).train(session)
+    told = f"of nodes {jobs.NODES!r}"
+    place = str(tmp_path)
+    status, lines, _ = run(capsys, "prune", place, "--keep=3", "--epochs")
+    assert (status, lines) == (
+        0, [f"removed epoch 0 {told}", f"removed epoch 1 {told}", f"2 removed, 3 left {told}"],
+    )  # fmt: skip
+    (tmp_path / "trainer_1.4").unlink()
+    _, lines, _ = run(capsys, "prune", place, "--keep=1", "--epochs")
+    assert lines == [f"removed epoch 2 {told}", f"1 removed, 2 left {told}"]
+    assert (manager.get_resume_from_epoch_id(), manager.exists(3)) == (3, True)
+    assert sorted(path.name for path in tmp_path.glob("trainer_*")) == [
+        "trainer_0.3", "trainer_0.4", "trainer_1.3", "trainer_2.3", "trainer_2.4",
+    ]  # fmt: skip

@@ -1,0 +1,135 @@
+"""What a save costs does not grow with the number of epochs that are there."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import obstore
+import pytest
+
+import feeder
+import jobs
+from feeder.checkpoint.store import CheckpointStore
+from feeder.durable import OsFs
+from feeder.job import JobRunner, LocalSession, MultiNodeCheckpointManager, epoch_limiter
+from jobs import NODES
+
+# A thread of the library's own opens and closes connections.
+pytestmark = pytest.mark.foreign_sockets
+
+
+def with_epochs(num: int, url: str, **settings: Any) -> tuple[Any, MultiNodeCheckpointManager]:
+    """A session and manager that have saved so many epochs."""
+    session, manager = LocalSession(), MultiNodeCheckpointManager(url, **settings)
+    job = jobs.make_three()
+    session.open(job)
+    session.run(job.init_group)
+    session.run(manager.init(NODES))
+    for epoch in range(num):
+        save(session, manager, epoch)
+    return session, manager
+
+
+def save(session: Any, manager: MultiNodeCheckpointManager, epoch: int) -> None:
+    session.run(manager.save(epoch))
+    manager.write_checkpoint_metadata(epoch)
+
+
+@pytest.fixture
+def requests(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """Counts what is asked of object stores; of a listing also the names that it brings."""
+    counted: Counter[str] = Counter()
+
+    def counting(name: str, call: Any) -> Any:
+        def called(*args: Any, **kwargs: Any) -> Any:
+            counted[name] += 1
+            answer = call(*args, **kwargs)
+            if name == "list":
+                answer = list(answer)
+                counted["listed"] += sum(map(len, answer))
+            return answer
+
+        return called
+
+    for name in ("put", "head", "get", "get_range", "list", "delete"):
+        monkeypatch.setattr(obstore, name, counting(name, getattr(obstore, name)))
+    return counted
+
+
+@pytest.mark.parametrize("url", ["memory", "s3"], indirect=True)
+def test_as_many_requests_are_made_beside_100_epochs_as_beside_10(
+    requests: Counter[str], url: str
+) -> None:
+    seen = []
+    for num in (10, 100):
+        with with_epochs(num, f"{url}/{num}")[0] as session:
+            manager = MultiNodeCheckpointManager(f"{url}/{num}")
+            session.run(manager.init(NODES))
+            save(session, manager, num)  # the first of a run writes down that it saves
+            requests.clear()
+            save(session, manager, num + 1)
+            seen.append(Counter(requests))
+    assert seen[0] == seen[1]
+    assert sum(seen[0].values()) <= 3 * len(NODES)
+
+
+@pytest.mark.parametrize("num", [10, 100])
+def test_no_file_of_another_epoch_is_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num: int
+) -> None:
+    opened: list[str] = []
+
+    class Noting(OsFs):
+        def open(self, name: str, *args: Any) -> int:
+            opened.append(name)
+            return super().open(name, *args)
+
+    session, manager = with_epochs(num, str(tmp_path))
+    with session:
+        monkeypatch.setattr("feeder.checkpoint.backends.OsFs", Noting)
+        session.run(manager.init(NODES))
+        manager = MultiNodeCheckpointManager(tmp_path)
+        session.run(manager.init(NODES))
+        save(session, manager, num)
+        others = [name for name in opened if name.split(".")[-1] in map(str, range(num - 1))]
+        assert others == []
+
+
+# ---- keep
+
+
+@pytest.mark.parametrize("keep", [0, -1, 1.5, True, "3"])
+def test_a_number_to_keep_that_is_none_is_refused(tmp_path: Path, keep: Any) -> None:
+    with pytest.raises(feeder.ConfigError, match=r"keep is .*, expected a whole number"):
+        MultiNodeCheckpointManager(tmp_path, keep=keep)
+
+
+def test_the_newest_that_are_to_be_kept_are_and_all_else_is_removed(url: str) -> None:
+    with LocalSession() as session:
+        manager = MultiNodeCheckpointManager(url, keep=2)
+        assert JobRunner(jobs.make_three(), manager).train(session) == 4
+    assert [manager.exists(epoch) for epoch in range(5)] == [False, False, False, True, True]
+    parts = [f"{node}.{epoch}" for node in NODES for epoch in (3, 4)]
+    manifests = [f"manifests/trainer_0.g1.{epoch}" for epoch in (3, 4)]
+    assert CheckpointStore(url).names() == [*manifests, "runs/trainer_0.0000000001", *parts]
+
+
+def test_the_line_that_a_job_was_put_back_from_goes_first(tmp_path: Path) -> None:
+    with LocalSession() as session:
+        JobRunner(jobs.make_three(), MultiNodeCheckpointManager(tmp_path)).train(session)
+    with LocalSession() as session:
+        job = jobs.make_three()
+        epoch_limiter(job, 2)
+        manager = MultiNodeCheckpointManager(tmp_path, keep=2)
+        assert JobRunner(job, manager, 1).train(session) == 2
+    assert [epoch for epoch in range(5) if manager.exists(epoch)] == [1, 2]
+
+
+def test_only_the_newest_run_is_written_down(tmp_path: Path) -> None:
+    for start in (None, 1, 2):
+        with LocalSession() as session:
+            runner = JobRunner(jobs.make_three(), MultiNodeCheckpointManager(tmp_path), start)
+            assert (runner.train(session), runner.failed_saves) == (4, [])
+    assert CheckpointStore(tmp_path).names("runs/") == ["runs/trainer_0.0000000003"]
