@@ -21,6 +21,7 @@ from workers.errors import ConfigError, FetchError, FetchTimeout, ResumeError, i
 from workers.origins import origins_of
 from workers.position import Lanes, Position
 from workers.spec import RunSpec, StreamSpec
+from workers.stats import FetchStats
 
 logger = logging.getLogger("feeder")
 
@@ -219,31 +220,41 @@ class WorkerCalls:
 
 
 def fetch_again(
-    spec: StreamSpec, call: Call, timeout_s: float, pause: Callable[[float], bool]
+    spec: StreamSpec, run: RunSpec, call: Call, stats: FetchStats, pause: Callable[[float], bool]
 ) -> Any:
-    """The chunk of one call of a pure function, out of turn; None where the stream is over."""
+    """The chunk of one call of a pure function, out of turn; None where the stream is over.
+
+    A call that raises is made again as any other call is; `stats` count it for its lane."""
     began, made = time.monotonic(), f"worker {call.worker_id}, call {call.index}"
+    lane, failures = call.index % len(stats.retries), 0
     while True:
         try:
             chunk = spec.fetch(call)
         except StopIteration:
             raise not_repeatable(call.worker_id, call.index, "the epoch ended instead") from None
-        except Exception as error:
-            raise FetchError(
-                f"{made}: fetch function raised {in_words(error)}",
-                worker_id=call.worker_id,
-                call=call.index,
-            ) from error
-        if chunk is not None:
-            return as_tuple(chunk, spec.names)
-        if time.monotonic() - began > timeout_s:
-            raise FetchTimeout(
-                f"{made}: no chunk for {timeout_s} s when it was made again for the resume; it "
-                "gave one before: raise timeout",
-                worker_id=call.worker_id,
-                call=call.index,
-            )
-        if not pause(NONE_BACKOFF_S):
+        except BaseException as error:
+            stats.fail(lane, in_words(error))
+            if failures >= run.retries or not isinstance(error, Exception):
+                raise FetchError(
+                    f"{made}: fetch function raised {in_words(error)}",
+                    worker_id=call.worker_id,
+                    call=call.index,
+                ) from error
+            stats.retries[lane] += 1
+            pause_s = run.retry_backoff_s * 2**failures
+            failures += 1
+        else:
+            if chunk is not None:
+                return as_tuple(chunk, spec.names)
+            if time.monotonic() - began > run.timeout_s:
+                raise FetchTimeout(
+                    f"{made}: no chunk for {run.timeout_s} s when it was made again for the "
+                    "resume; it gave one before: raise timeout",
+                    worker_id=call.worker_id,
+                    call=call.index,
+                )
+            pause_s = NONE_BACKOFF_S
+        if not pause(pause_s):
             return None
 
 

@@ -74,7 +74,7 @@ class Pipeline:
         self._enqueuing = Enqueuing(
             spec, self.channel, self._make_merge(begin), assembler, self._dealer,
             self._fetching,
-            lambda: begin.make_run(self.schema, self.channel, run.timeout_s),
+            lambda: begin.make_run(self.schema, self.channel, run, self.stats.fetch),
             begins_epoch=begin.begins_epoch,
         )  # fmt: skip
 

@@ -13,7 +13,8 @@ from workers.channel import Channel
 from workers.chunks import Columns, Schema
 from workers.position import Lanes, Position, Span
 from workers.runs import Run
-from workers.spec import StreamSpec
+from workers.spec import RunSpec, StreamSpec
+from workers.stats import FetchStats
 from workers.straddler import Straddler
 
 Rows = tuple[NDArray[Any], ...]
@@ -85,7 +86,9 @@ class Beginning:
         """The lane whose chunk has to come first, whatever the order."""
         return None if self.expected is None else self._lane_of(self.expected)
 
-    def make_run(self, schema: Schema, channel: Channel, timeout_s: float) -> Run | None:
+    def make_run(
+        self, schema: Schema, channel: Channel, run: RunSpec, stats: FetchStats
+    ) -> Run | None:
         """The rows left over as the first run of the stream, counted into the buffers; None where
         there are none or where they come with the calls."""
         leftover, resume = self._leftover, self._resume
@@ -93,7 +96,7 @@ class Beginning:
             return None
         rows = resume.rows
         if rows is None:
-            rows = self._fetch_again(leftover, resume.cut, schema, channel, timeout_s)
+            rows = self._fetch_again(leftover, resume.cut, schema, channel, run, stats)
         if rows is None:
             return None
         lanes, lane = self._lanes, self._lane_of(leftover)
@@ -107,13 +110,19 @@ class Beginning:
         return Run(span, columns, [num_rows], leftover.taken, leftover.digest)
 
     def _fetch_again(
-        self, leftover: Leftover, cut: Cut, schema: Schema, channel: Channel, timeout_s: float
+        self,
+        leftover: Leftover,
+        cut: Cut,
+        schema: Schema,
+        channel: Channel,
+        run: RunSpec,
+        stats: FetchStats,
     ) -> Rows | None:
         """The rows left over, from a second fetch of their chunk; None where the stream is over."""
         spec, index = self._spec, leftover.call
         worker_id = spec.worker_id(leftover.lane, index)
         call = Call(index, cut.position.epoch, worker_id, spec.batch_size, spec.seed)
-        chunk = fetch_again(spec, call, timeout_s, channel.pause)
+        chunk = fetch_again(spec, run, call, stats, channel.pause)
         if chunk is None:
             return None
         arranged = schema.arrange([chunk])

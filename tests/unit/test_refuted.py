@@ -80,6 +80,39 @@ def test_a_call_that_gives_nothing_when_it_is_made_again_says_that_it_was() -> N
         next(coordinator["train"])
 
 
+@pytest.mark.parametrize("retries", [0, 1, 2, 3])
+def test_the_call_that_a_resume_makes_again_has_its_retries(retries: int) -> None:
+    failing = 0
+
+    def fetch(call: feeder.Call) -> Any:
+        nonlocal failing
+        if call.index == 0 and failing:
+            failing -= 1
+            raise OSError("the disk is away")
+        if call.index == 2:
+            raise StopIteration
+        return [np.arange(4) + 4 * call.index]
+
+    settings: dict[str, Any] = {"order": "arrival", "num_worker_threads": 1}
+    with make(fetch, ["x"], 3, **settings) as coordinator:
+        token = next(coordinator["train"]).cut.token()
+    failing = 2
+    settings |= {"retries": retries, "retry_backoff_s": 0.001, "resume": token}
+    with make(fetch, ["x"], 3, **settings) as coordinator:
+        feed = coordinator["train"]
+        if retries < 2:
+            told = "^worker 0, call 0: fetch function raised OSError: the disk is away"
+            with pytest.raises(feeder.FetchError, match=told) as caught:
+                next(feed)
+            assert (caught.value.worker_id, caught.value.call) == (0, 0)
+            assert isinstance(caught.value.__cause__, OSError)
+        else:
+            assert [batch["x"].tolist() for batch in feed] == [[3, 4, 5], [6, 7]]
+        stats = feed.stats()
+    assert stats["fetch_retries"] == min(retries, 2)
+    assert stats["fetch_errors"] == min(retries + 1, 2)
+
+
 def test_a_call_that_returned_while_nobody_waited_is_not_late() -> None:
     go_on = threading.Event()
 
