@@ -67,7 +67,8 @@ def init_data_input_workers(
         external_loggers: Objects whose ``log(dict)`` gets statistics each minute and at the stop.
         dont_rebatch: Make each chunk with rows a batch, of whatever size.
         batch_columns: The axis of each column that is rows; all 0 by default.
-        timeout: Seconds for which `fetch_fun` may give nothing while a batch is waited for.
+        timeout: Seconds for which `fetch_fun` may give nothing while a batch is waited for, or
+            another device's user may take nothing.
         max_buffered_bytes: Bound on the same rows in bytes; whichever is reached first.
         devices: A number of host queues, or names: ``("cpu:0", "cpu:1")``, or of GPUs:
             ``("cuda:0", "cuda:1")``, whose batches are arrays of CuPy. Batch number `step` goes to

@@ -44,7 +44,7 @@ class Stream:
         most = max(1, config.max_buffered_batches // num)
         self._devices = Devices(
             config.devices, self._describe_wait, capacity=most, depth=config.depth,
-            writable=config.run.writable,
+            writable=config.run.writable, look_s=config.run.timeout_s,
         )  # fmt: skip
         self.queues, self.slots = self._devices.queues, self._devices.slots
         self.progress = Progress(num)
@@ -227,14 +227,23 @@ class Stream:
         }
 
     def _describe_wait(self) -> str:
-        full = [
-            device
+        """What a device's user waits for. Raises `FeedError` where that is another device's user,
+        who has taken nothing for `timeout` seconds: often the same thread is to read it later."""
+        name, timeout_s, now = self.config.name, self.config.run.timeout_s, time.monotonic()
+        full = {
+            device: now - (queue.blocked.since or now)
             for device, queue in zip(self.config.devices, self.queues, strict=True)
             if queue.is_full
-        ]
-        if full:
-            return f"feed {self.config.name!r} waits for {full!r} to take a batch"
-        return f"feed {self.config.name!r} waits for its fetch function"
+        }
+        if not full:
+            return f"feed {name!r} waits for its fetch function"
+        waits = f"feed {name!r} waits for {[*full]!r} to take a batch"
+        if max(full.values()) >= timeout_s:
+            raise FeedError(
+                f"{waits}, which took none for {timeout_s} s: batches go to the devices in turns, "
+                "so read the devices in turns, or each in a thread of its own; or raise timeout"
+            )
+        return waits
 
     def _log_now_and_then(self) -> None:
         if self.config.external_loggers and time.monotonic() - self._logged_at >= _LOG_EVERY_S:

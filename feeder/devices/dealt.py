@@ -61,7 +61,8 @@ class DealtSlots:
 class Devices:
     """The device queues of one stream. GPUs copy in threads of their own.
 
-    `capacity` bounds each host queue, `depth` the slots of each GPU (0: by the batches' size).
+    `capacity` bounds each host queue, `depth` the slots of each GPU (0: by the batches' size). A
+    user who waits asks `describe_wait` what for every `look_s` seconds at the latest.
     Raises `ConfigError` where a GPU cannot be had.
     """
 
@@ -73,6 +74,7 @@ class Devices:
         capacity: int,
         depth: int,
         writable: bool,
+        look_s: float,
     ) -> None:
         host = PrivateSlots() if writable else HostSlots()
         self._pinned: list[PinnedSlots] = []
@@ -82,9 +84,9 @@ class Devices:
         halves: list[HostHalf | PinnedSlots] = []
         for name in names:
             if is_gpu(name):
-                halves.append(self._add_gpu(name, describe_wait, depth))
+                halves.append(self._add_gpu(name, describe_wait, depth, look_s))
             else:
-                self.queues.append(HostQueue(capacity, describe_wait))
+                self.queues.append(HostQueue(capacity, describe_wait, look_s))
                 halves.append(HostHalf(host))
         if depth and not self._gpus:
             raise ConfigError(
@@ -94,12 +96,15 @@ class Devices:
         self.slots: Slots = DealtSlots(halves) if self._gpus else host
         """Where the assembler writes."""
 
-    def _add_gpu(self, name: str, describe_wait: Callable[[], str], depth: int) -> PinnedSlots:
+    def _add_gpu(
+        self, name: str, describe_wait: Callable[[], str], depth: int, look_s: float
+    ) -> PinnedSlots:
         driver = open_driver(name)
         slots = PinnedSlots(driver, depth)
         queue = CudaQueue(
-            driver, describe_wait, depth=depth, hold=HOLD, lower=_LOWER, on_failure=slots.end
-        )
+            driver, describe_wait, depth=depth, hold=HOLD, lower=_LOWER, on_failure=slots.end,
+            look_s=look_s,
+        )  # fmt: skip
         queue.blocked = slots.blocked
         self._pinned.append(slots)
         self._gpus.append(queue)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections import deque
@@ -26,11 +27,17 @@ class HostQueue:
     `put` and `finish` are the enqueuer's, `get` is the user's, `close` anybody's. The user's thread
     may be interrupted, as by Ctrl-C: Python looks for signals after each call and where a function
     begins. What it does is therefore done by assignments that have no call between them.
+
+    Every 10 seconds of a wait, or every `look_s` where that is less, the user asks `describe_wait`
+    what for, which raises where that will not come.
     """
 
-    def __init__(self, capacity: int, describe_wait: Callable[[], str]) -> None:
+    def __init__(
+        self, capacity: int, describe_wait: Callable[[], str], look_s: float = math.inf
+    ) -> None:
         self.capacity = capacity
         self._describe_wait = describe_wait
+        self._look_s = look_s
         self._batches: deque[Batch] = deque()
         self.given: deque[Batch] | None = None
         """What `get` gave last, until the user has put it where it will be found, and says None."""
@@ -139,7 +146,7 @@ class HostQueue:
         try:
             self.starved.start(started)
             while (got := self._take(bell := Bell())) is None:
-                if not bell.wait(_SLOW_S):
+                if not bell.wait(min(_SLOW_S, self._look_s)):
                     waited = time.monotonic() - started
                     logger.warning("no batch for %.0f s: %s", waited, self._describe_wait())
         finally:

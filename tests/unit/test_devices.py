@@ -151,6 +151,27 @@ def test_the_wait_for_a_device_that_does_not_take_names_it(
         assert taker.result() == list(range(0, 1000, 2))
 
 
+@pytest.mark.parametrize("last_round", ["uneven", "drop", "pad"])
+@pytest.mark.parametrize("max_buffered_batches", [1, 7, 100])
+def test_a_device_that_is_read_to_its_end_before_the_next_raises_after_the_timeout(
+    max_buffered_batches: int, last_round: str
+) -> None:
+    settings: dict[str, Any] = {
+        "devices": 2, "max_buffered_batches": max_buffered_batches, "last_round": last_round,
+        "timeout": 0.2,
+    }  # fmt: skip
+    with make(Pure(1000, 4), **settings) as coordinator:
+        feed, steps = coordinator["train"], list[int]()
+        with pytest.raises(feeder.FeedError, match=r"'cpu:1'.* took none for 0.2 s: .*in turns"):
+            for batch in feed.on(0):
+                steps.append(batch.step)
+        # Nothing is lost: it goes on when the other is read.
+        second = Aside(lambda: [batch.step for batch in feed.on(1)])
+        steps += [batch.step for batch in feed.on(0)]
+        assert steps == list(range(0, 1000, 2))
+        assert second.result() == list(range(1, 1000, 2))
+
+
 def test_the_wait_for_a_slow_fetch_function_says_so(
     signal: Signal, monkeypatch: pytest.MonkeyPatch
 ) -> None:

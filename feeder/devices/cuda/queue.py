@@ -4,6 +4,7 @@ of the device."""
 from __future__ import annotations
 
 import logging
+import math
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -43,12 +44,13 @@ class CudaQueue:
         hold: int,
         lower: str,
         on_failure: Callable[[FeedError], None] = lambda error: None,
+        look_s: float = math.inf,
     ) -> None:
         self.driver = driver
         self._hold = hold
         self._on_failure = on_failure
         self._copier = Copier(driver, depth, hold, lower)
-        self._ready = HostQueue(_UNBOUNDED, describe_wait)
+        self._ready = HostQueue(_UNBOUNDED, describe_wait, look_s)
         self._leases = Leases(driver, self._on_lease_end)
         self._named_stream: Stream | None = None
         self._waited: tuple[int, int, int] | None = None
