@@ -69,7 +69,8 @@ def init_data_input_workers(
         batch_columns: The axis of each column that is rows; all 0 by default.
         timeout: Seconds for which `fetch_fun` may give nothing while a batch is waited for, or
             another device's user may take nothing.
-        max_buffered_bytes: Bound on the same rows in bytes; whichever is reached first.
+        max_buffered_bytes: Bound on the same rows in bytes; whichever is reached first. None is
+            1 GiB, or a quarter of the memory of the container where that is less.
         devices: A number of host queues, or names: ``("cpu:0", "cpu:1")``, or of GPUs:
             ``("cuda:0", "cuda:1")``, whose batches are arrays of CuPy. Batch number `step` goes to
             device `step` modulo their number.

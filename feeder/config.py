@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import os
 import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, get_args
 
 import msgpack
@@ -18,6 +20,9 @@ from workers.spec import LastBatch, LastRound, Order, RunSpec, StreamSpec
 
 # What a wait of the operating system can still count.
 _MAX_SECONDS = 1e9
+_MOST_DEFAULT_BYTES = 2**30
+# Where the two versions of control groups say how much memory a container may use.
+_LIMITS = ("memory.max", "memory/memory.limit_in_bytes")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +132,8 @@ def _what_it_says(fetch: Any) -> dict[str, Any]:
 
 def _run(settings: Mapping[str, Any], stream: StreamSpec) -> RunSpec:
     num_threads = settings["num_threads"]
-    max_bytes = settings["max_buffered_bytes"]
+    is_told = settings["max_buffered_bytes"] is not None
+    max_bytes = _count(settings, "max_buffered_bytes") if is_told else default_bytes()
     retries = _count(settings, "retries", least=0)
     if retries and not (stream.pure or stream.seekable):
         raise ConfigError(
@@ -137,7 +143,10 @@ def _run(settings: Mapping[str, Any], stream: StreamSpec) -> RunSpec:
     return RunSpec(
         num_threads=stream.num_workers if num_threads is None else _count(settings, "num_threads"),
         max_rows=_count(settings, "max_buffered_batches") * stream.batch_size,
-        max_bytes=None if max_bytes is None else _count(settings, "max_buffered_bytes"),
+        max_bytes=max_bytes,
+        # A bound that somebody has set holds from the first chunk on. The default lets all workers
+        # begin at once: most chunks are far smaller, and a feed should not begin slowly for it.
+        guess_bytes=max_bytes if is_told else 0,
         timeout_s=_seconds(settings, "timeout", zero=False),
         retries=retries,
         retry_backoff_s=_seconds(settings, "retry_backoff_s", zero=True),
@@ -146,6 +155,20 @@ def _run(settings: Mapping[str, Any], stream: StreamSpec) -> RunSpec:
         encode_cursor=codec.pack,
         decode_cursor=codec.unpack,
     )
+
+
+def default_bytes() -> int:
+    """The bound on bytes where none is set: 1 GiB, or a quarter of the memory if that is less."""
+    return min(_MOST_DEFAULT_BYTES, memory_bytes() // 4)
+
+
+def memory_bytes(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+    """Bytes that this process may use: the machine's memory, or its group's where that is less."""
+    most = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for name in _LIMITS:
+        with contextlib.suppress(OSError, ValueError):
+            most = min(most, int((cgroup / name).read_text()))
+    return most
 
 
 def _form(fetch: Any) -> tuple[bool, Any, Any]:

@@ -79,6 +79,7 @@ class Channel:
                 self._idle.wait(self._rota.next_ready(now))
                 self._stats.idle.change(-1, time.monotonic())
             lane.running = True
+            self._ledger.num_calling += 1
             lane.ident = threading.get_ident()
             if lane.silent_since is None:
                 lane.silent_since = now
@@ -97,6 +98,7 @@ class Channel:
         caller acquires the next one, and wakes no other fetcher for this one's sake. True where
         it is to lead before."""
         with self._lock:
+            self._ledger.num_calling -= 1
             self._ledger.add(rows, num_bytes)
             self._ledger.ahead_bytes += num_bytes
             if rows:

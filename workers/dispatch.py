@@ -163,8 +163,11 @@ class Dispatch:
         there is none."""
         ledger, rota, wanted = self._ledger, self._rota, self._wanted
         hungry = [lane for lane in wanted if not lane.bundles]
-        if not ledger.below_bound:
-            return rota.least_called(now, hungry if ledger.starving else ())
+        if not ledger.may_call(coming):
+            calling = ledger.num_calling + coming
+            # Of several that the merge waits for any will do: one at a time, where bytes are short.
+            is_enough = len(wanted) > 1 and calling and not ledger.has_bytes_for(calling)
+            return rota.least_called(now, hungry if ledger.starving and not is_enough else ())
         # While the merge waits for one lane the others may run ahead; while it is busy, what
         # they fetch would only grow cold in memory, and they would take its core.
         ahead = bool(wanted) or ledger.ahead_bytes < AHEAD_BYTES

@@ -69,7 +69,7 @@ class Dealer:
         self._policy = spec.last_round if len(queues) > 1 else "uneven"
         self._group: list[Batch] = []
         self._most_batches = min(_GROUP_BATCHES, run.max_rows // spec.batch_size // 2)
-        self._most_bytes = min(_GROUP_BYTES, (run.max_bytes or 2 * _GROUP_BYTES) // 2)
+        self._most_bytes = min(_GROUP_BYTES, run.max_bytes // 2)
         self._max_rows = run.max_rows
         self._bytes, self._goal_bytes, self._num_groups = 0, 1, 0
         self._round: list[Batch] = []  # One that is not complete yet and may have to be dropped.

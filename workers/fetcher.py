@@ -115,6 +115,7 @@ class Fetching:
         lane.leads = self.passes and computes and took < _LEADING_CALL_S * num_calls
         stats.count(lane.number, num_calls, rows, num_bytes, ended)
         if num_calls:
+            self._ledger.bundle_bytes = num_bytes
             self._failures[lane.number] = 0
             lane.backoff_s = 0.0
             lane.failure = None
@@ -244,12 +245,14 @@ class Fetching:
         All together always have half the bound: with smaller bundles threads wake each other more
         than they work."""
         batch, ledger, num_lanes = self._spec.batch_size, self._ledger, len(self._targets)
+        if not ledger.has_bytes_for(ledger.num_calling - 1):
+            return 1  # This is the one call that somebody waits for, above the bound.
         if self.row_bytes is None:
             return batch
+        max_bytes = self._run.max_bytes // 2
         if batch * self.row_bytes > _PART_BYTES:
-            return max(1, _PART_BYTES // self.row_bytes)
+            return max(1, min(_PART_BYTES, max_bytes // num_lanes) // self.row_bytes)
         batch_bytes = max(1, batch * self.row_bytes)
-        max_bytes = (self._run.max_bytes or 2 * _BUNDLE_BYTES * num_lanes) // 2
         most = _BUNDLE_BYTES
         if lane.is_quick:
             some = max(_QUICK_BYTES, _QUICK_BATCHES * batch_bytes * num_lanes)

@@ -25,9 +25,15 @@ class Ledger:
     as well: what is bounded is memory. Not thread-safe; the channel's lock guards it.
     """
 
-    def __init__(self, max_rows: int, max_bytes: int | None, num_devices: int) -> None:
+    def __init__(
+        self, max_rows: int, max_bytes: int, num_devices: int, bundle_bytes: int = 0
+    ) -> None:
         self.max_rows = max_rows
         self.max_bytes = max_bytes
+        self.bundle_bytes = bundle_bytes
+        """Bytes of the bundle that came last: what each fetcher that is calling will add."""
+        self.num_calling = 0
+        """Fetchers that are calling."""
         self.rows = 0
         """Rows buffered now, each counted once."""
         self.bytes = 0
@@ -47,11 +53,22 @@ class Ledger:
 
     @property
     def below_bound(self) -> bool:
-        """Whether calls may be started, and batches assembled, for the sake of batches to come."""
-        if self.rows + self.kept_rows >= self.max_rows:
-            return False
-        kept_bytes = self.kept_rows * self.row_bytes
-        return self.max_bytes is None or self.bytes + kept_bytes < self.max_bytes
+        """Whether batches may be assembled for the sake of batches to come."""
+        return self._has_rows() and self.has_bytes_for(0)
+
+    def may_call(self, coming: int) -> bool:
+        """Whether a fetcher may begin to call for the sake of batches to come, beside those that do
+        and `coming` more, each of which is going to add a bundle. Where nothing is buffered and
+        nobody calls one may, however large its chunk."""
+        return self._has_rows() and self.has_bytes_for(self.num_calling + coming)
+
+    def has_bytes_for(self, num_calling: int) -> bool:
+        """Whether the bound on bytes is not reached with what so many fetchers are going to add."""
+        held = self.bytes + self.kept_rows * self.row_bytes
+        return held + num_calling * self.bundle_bytes < self.max_bytes
+
+    def _has_rows(self) -> bool:
+        return self.rows + self.kept_rows < self.max_rows
 
     @property
     def starving(self) -> bool:

@@ -80,7 +80,7 @@ class Pipeline:
 
     def _make_fetching(self, start: Position) -> None:
         spec, run, lanes = self._spec, self._run, self._lanes
-        self.ledger = Ledger(run.max_rows, run.max_bytes, len(self._queues))
+        self.ledger = Ledger(run.max_rows, run.max_bytes, len(self._queues), run.guess_bytes)
         self.channel = Channel(
             Rota(lanes, start, spec.epochs),
             self.ledger,

@@ -104,8 +104,10 @@ class RunSpec:
     """Fetcher threads."""
     max_rows: int
     """Rows buffered at most, from a call's return until they are handed out."""
-    max_bytes: int | None
-    """Bytes buffered at most; None is no bound beside the rows'."""
+    max_bytes: int
+    """Bytes buffered at most, the chunks of calls under way included."""
+    guess_bytes: int
+    """Bytes that a chunk is taken for until one has been seen."""
     timeout_s: float
     """Seconds for which a fetch function may give nothing while a batch is waited for."""
     retries: int

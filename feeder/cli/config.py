@@ -46,7 +46,8 @@ def show(arguments: argparse.Namespace) -> int:
 
 def check(arguments: argparse.Namespace) -> int:
     """Make the feeds, and print what they are and what could be better."""
-    from feeder.feedfile.advice import advise, memory_bytes
+    from feeder.config import memory_bytes
+    from feeder.feedfile.advice import advise
     from feeder.feedfile.making import blaming, make_checkpoints, make_coordinator
     from feeder.transport.arguments import check_arguments
     from feeder.transport.recipes import make_recipes

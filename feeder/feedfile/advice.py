@@ -2,26 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 from collections.abc import Iterator
-from pathlib import Path
 
 from feeder.coordinator import Coordinator
 from workers.spec import RunSpec
 
 GOOD_SHARE = 0.5
 """Of the memory, for what is buffered; the rest is the trainer's and the system's."""
-_LIMITS = ("memory.max", "memory/memory.limit_in_bytes")
-
-
-def memory_bytes(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
-    """Bytes that this process may use: the machine's memory, or its group's where that is less."""
-    most = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    for name in _LIMITS:
-        with contextlib.suppress(OSError, ValueError):
-            most = min(most, int((cgroup / name).read_text()))
-    return most
 
 
 def advise(coordinator: Coordinator, *, memory: int, cpus: int) -> Iterator[str]:
@@ -38,13 +25,7 @@ def advise(coordinator: Coordinator, *, memory: int, cpus: int) -> Iterator[str]
 
 def _advise_memory(runs: dict[str, RunSpec], memory: int) -> Iterator[str]:
     good = int(memory * GOOD_SHARE)
-    for name, run in runs.items():
-        if run.max_bytes is None:
-            yield (
-                f"feed {name!r} is bounded by rows alone, {run.max_rows} of them: set "
-                f"max_buffered_bytes too, {good // len(runs)} at most for half of the memory"
-            )
-    bound = sum(run.max_bytes or 0 for run in runs.values())
+    bound = sum(run.max_bytes for run in runs.values())
     if bound > good:
         yield (
             f"max_buffered_bytes comes to {bound} bytes, and there are {memory}: lower it to "

@@ -33,7 +33,7 @@ def channel(monkeypatch: pytest.MonkeyPatch) -> Iterator[Channel]:
     lanes = Lanes(num_lanes=NUM_LANES, pure=False, arrival=False)
     channel = Channel(
         Rota(lanes, lanes.origin(), 1),
-        Ledger(1000, None, 1),
+        Ledger(1000, 10**12, 1),
         StreamStats(NUM_LANES, 1),
         timeout_s=WAIT_S,
         marked=False,

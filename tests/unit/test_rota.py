@@ -195,20 +195,20 @@ def test_the_bound_is_on_rows_and_on_bytes() -> None:
     assert (ledger.rows, ledger.bytes, ledger.below_bound) == (5, 100, False)
     ledger.add(0, -1)
     assert ledger.below_bound
-    unbounded = Ledger(10, None, 1)
-    unbounded.add(9, 10**15)
+    unbounded = Ledger(10, 10**12, 1)
+    unbounded.add(9, 10**12 - 1)
     assert unbounded.below_bound
 
 
 def test_the_most_that_was_ever_buffered_is_kept() -> None:
-    ledger = Ledger(10, None, 1)
+    ledger = Ledger(10, 10**12, 1)
     for rows, num_bytes in ((4, 40), (8, 10), (-12, -50), (3, 3)):
         ledger.add(rows, num_bytes)
     assert (ledger.rows, ledger.bytes, ledger.peak_rows, ledger.peak_bytes) == (3, 3, 12, 50)
 
 
 def test_a_device_without_a_batch_starves_whichever_it_is() -> None:
-    ledger = Ledger(1, None, 2)
+    ledger = Ledger(1, 10**12, 2)
     assert ledger.starving
     for waiting, starving in (([0, 2], True), ([2, 0], True), ([1, 2], False)):
         ledger.waiting = waiting
@@ -227,3 +227,19 @@ def test_rows_kept_beside_their_copies_count_in_the_bound() -> None:
     ledger.add(0, 0, 2)
     assert not ledger.below_bound
     assert (ledger.rows, ledger.bytes, ledger.kept_rows) == (4, 40, 6)
+
+
+def test_calls_under_way_count_as_much_as_the_last_gave() -> None:
+    ledger = Ledger(10, 100, 1)
+    ledger.num_calling = 64
+    assert ledger.may_call(64), "nothing is known of their size"
+    ledger.bundle_bytes, ledger.num_calling = 40, 0
+    assert [ledger.may_call(coming) for coming in range(4)] == [True, True, True, False]
+    ledger.num_calling = 2
+    assert [ledger.may_call(coming) for coming in range(2)] == [True, False]
+    ledger.add(1, 20)
+    assert not ledger.may_call(0)
+    assert ledger.below_bound
+    ledger.add(-1, -20)
+    ledger.num_calling, ledger.bundle_bytes = 0, 1000
+    assert ledger.may_call(0), "one call is always made"
