@@ -35,6 +35,9 @@ class Seat:
     """Whether the feed has run for the holder."""
     ended: bool = False
     """Whether its last consumer has had everything: it need not be there again."""
+    is_hearsay: bool = False
+    """Whether that is known from another queue's consumer alone, who had it from a server before
+    this one."""
     had_ended: bool = False
     """Whether that was so of the last holder for whom the feed had run."""
 
@@ -136,11 +139,19 @@ class Seats:
         ended = ended or (seat.had_ended and not seat.takes_part)
         self.seats[queue] = Seat(step=math.inf if ended else seat.step, ended=ended)
 
-    def end(self, queues: Iterable[int]) -> None:
-        """Queues that nobody holds are known to have had everything."""
-        for queue in queues:
-            if queue < len(self.seats) and self.seats[queue].holder is None:
-                self.seats[queue] = Seat(step=math.inf, ended=True)
+    def end(self, queues: Iterable[int]) -> list[int]:
+        """A consumer says that these queues have had everything. Of those that nobody holds it is
+        believed, so that nobody waits for them; returns those of which this is news."""
+        news = [
+            queue
+            for queue in queues
+            if queue < len(self.seats)
+            and self.seats[queue].holder is None
+            and not self.seats[queue].ended
+        ]
+        for queue in news:
+            self.seats[queue] = Seat(step=math.inf, ended=True, is_hearsay=True)
+        return news
 
     def lose(self, queue: int) -> None:
         """The holder's connection is dead, or its lease has run out."""

@@ -41,6 +41,8 @@ class Desk:
         self.used = Used(feed.recipe)
         """How far all consumers have used the feed."""
         self._finished: Resume | None = None
+        # Until then somebody may come for a queue that has ended by hearsay.
+        self._trusts_at = math.inf
         self._unsettled: list[tuple[Lease, News]] = []  # used, not let go of yet
         self._beginning = Beginning(
             feed, self.seats, self.leases, self._resumes, self._delivery, self.used
@@ -74,8 +76,11 @@ class Desk:
         self.seats.take(
             queue, step, who, rejoins=rejoins, undecided=message.undecided, finished=finished
         )
-        if rejoins:
-            self.seats.end(message.ended)
+        told = self.seats.end(message.ended) if rejoins else []
+        if told:
+            self._trusts_at = time.monotonic() + self.lease_s
+            logger.info("feed %r: %s says that queues %r have had everything", self.feed.name, who,
+                        told)  # fmt: skip
         self.feed.account.open(rejoins=rejoins)
         lease = Lease(
             peer=peer,
@@ -170,9 +175,15 @@ class Desk:
 
     @property
     def acknowledged(self) -> bool:
-        """Whether every queue's consumer has used everything."""
+        """Whether every queue's consumer has used everything. What this server has not seen itself
+        counts once nobody has come for the queue in a lease's time."""
         pairs = zip(self.seats.seats, self.leases, strict=True)
-        return all(seat.ended or (lease is not None and lease.has_all) for seat, lease in pairs)
+        trusts = time.monotonic() >= self._trusts_at
+        return all(
+            (seat.ended and (trusts or not seat.is_hearsay))
+            or (lease is not None and lease.has_all)
+            for seat, lease in pairs
+        )
 
     def state(self) -> StreamState:
         """How far the feed has been used by all; any thread may ask."""
@@ -203,6 +214,8 @@ class Desk:
                 )  # fmt: skip
                 self.feed.account.expired += 1
                 self._lose_holder(lease.queue)
+        if now < self._trusts_at:
+            nearest = min(nearest, self._trusts_at)
         return min(nearest, self._beginning.look(now, self.lease_s))
 
     def start_token(self, queue: int) -> bytes:

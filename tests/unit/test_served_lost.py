@@ -76,6 +76,42 @@ def test_who_ends_while_no_server_is_there_holds_nobody_back(
             assert rest.result() == [*range(11, 2 * NUM, 2)]
 
 
+def test_a_queue_that_has_ended_by_hearsay_is_waited_for_before_the_server_ends(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Whoever says it, perhaps to end the server, nobody has held the queue here."""
+    with two_queues() as whole:
+        for _ in zip(whole["train"].on(0), whole["train"].on(1), strict=True):
+            pass
+        token = whole.snapshot().states[0].token
+    address = f"ipc://{tmp_path}/feed"
+    with (
+        feeder.serve(two_queues, address, exit_when="acknowledged", lease=60) as server,
+        peer_of(address) as peer,
+    ):
+        opened = peer.opens(feed="train", intent="rejoin", undecided=False, ended=(1,), token=token)
+        generation = opened.generation
+        peer.say(say.Attached(generation=generation, plane="frames", reason=""))
+        peer.hear(say.End)
+        peer.say(used(generation, 0))
+        peer.say(say.Snapshot(generation=generation, sequence=0, receipt=b""))
+        peer.hear(say.State)
+        assert not server.wait(0.0)
+        with feeder.connect(address, queue=1, rejoin=True) as consumer:
+            assert [batch.step for batch in consumer] == [*range(1, 2 * NUM, 2)]
+        assert server.wait(WAIT_S)
+
+
+def test_what_was_known_before_a_restart_ends_the_server_after_a_lease(tmp_path: Path) -> None:
+    address = f"ipc://{tmp_path}/feed"
+    for other in end_one_of_two(address, True):
+        with feeder.serve(two_queues, address, exit_when="acknowledged", lease=0.5) as server:
+            rest = Aside(lambda other=other: [batch.step for batch in other])
+            assert rest.result() == [*range(11, 2 * NUM, 2)]
+            other.close()
+            assert server.wait(WAIT_S)
+
+
 @pytest.mark.parametrize("goes_on", [True, False])
 def test_who_comes_back_with_its_last_batches_unused_holds_the_end_up(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, goes_on: bool
