@@ -47,7 +47,7 @@ def _made(make: Callable[[], Made], columns: Columns, rows: int) -> Made:
 class HostSlot:
     """Memory for one batch on the host."""
 
-    __slots__ = ("_memory", "_places", "_pool", "_readable", "arrays", "flats", "num_bytes", "rows")
+    __slots__ = ("_memory", "_places", "_pool", "_shown", "arrays", "flats", "num_bytes", "rows")
 
     kept: Kept = None
     """What is handed out lies here."""
@@ -62,7 +62,7 @@ class HostSlot:
         memory = bytearray(size + ALIGNMENT)
         start = -np.frombuffer(memory, np.uint8).ctypes.data % ALIGNMENT
         self._memory = memoryview(memory)[start : start + size]
-        self._readable = self._memory.toreadonly()
+        self._shown = self._memory if pool.writable else self._memory.toreadonly()
         self.arrays: Arrays = tuple(
             np.ndarray(shape, dtype, self._memory, offset)
             for shape, dtype, _, offset, _ in self._places
@@ -78,9 +78,9 @@ class HostSlot:
         return self._memory
 
     def lease(self, rows: int) -> Arrays:
-        """The first `rows` rows of each column, read-only; the slot is free again when the last
-        array over them is gone."""
-        root = np.frombuffer(self._readable, np.uint8)
+        """The first `rows` rows of each column, read-only unless the pool is of writable slots;
+        the slot is free again when the last array over them is gone."""
+        root = np.frombuffer(self._shown, np.uint8)
         self._pool.watch(root, self)
         arrays = tuple(
             [np.ndarray(shape, dtype, root, offset) for shape, dtype, _, offset, _ in self._places]
@@ -110,7 +110,10 @@ class HostSlots:
 
     passes, reserved = True, False
 
-    def __init__(self, keep: int = _KEEP_SLOTS) -> None:
+    def __init__(self, keep: int = _KEEP_SLOTS, *, writable: bool = False) -> None:
+        self.writable = writable
+        """Whether what is handed out may be written into: until the slot comes back it is the
+        user's alone."""
         self._least = self._keep = keep
         self._free: deque[HostSlot] = deque()
         self._leases: dict[int, _Lease] = {}

@@ -10,7 +10,7 @@ from feeder import errors
 
 MAX_OPENS = 16
 """How often a queue may be asked for over one connection: each lease may leave batches unread."""
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 """Version of the messages; both sides must be of the same."""
 
 CONTROL_BYTES = 64 * 1024

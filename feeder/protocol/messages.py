@@ -155,6 +155,8 @@ class Opened(Message, frozen=True, kw_only=True):
     """Epochs of the stream; None is without end."""
     token: Rows
     """Where this queue stands."""
+    writable: bool
+    """Whether the feed's batches are to be the user's own, to write into."""
 
 
 class Arena(Message, frozen=True, kw_only=True):

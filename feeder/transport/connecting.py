@@ -36,6 +36,7 @@ def connect(
     takeover: bool = False,
     plane: Literal["auto", "shared", "frames"] = "auto",
     checksum: Literal["auto", "off", "sampled", "full"] = "auto",
+    writable: bool = False,
     keys: str | os.PathLike[str] | None = None,
     timeout: float = 10.0,
     reconnect: float = 600.0,
@@ -65,6 +66,10 @@ def connect(
         plane: "auto" takes shared memory on the server's host, else frames; "shared" or "frames"
             takes no other.
         checksum: "off", "sampled" or "full"; "auto" is sampled over shared memory, full in frames.
+        writable: Whether batches are copied into memory of their own, to be written into, as they
+            are too where the feed was made with `writable=True`. Else the arrays are read-only, and
+            so are their pages: who writes into them past NumPy ends the process. On a GPU every
+            batch is a copy that may be written into.
         keys: A directory that `feeder keygen` made for this client, for servers with keys.
         timeout: Seconds that the server may take to answer.
         reconnect: Seconds that the server may be away later before `next()` raises.
@@ -95,6 +100,7 @@ def connect(
         takes_over=_flag("takeover", takeover),
         plane=plane,
         checksum=checksum,
+        writable=_flag("writable", writable),
         timeout_s=_seconds("timeout", timeout),
         reconnect_s=_seconds("reconnect", reconnect),
         who=f"pid {os.getpid()} on {os.uname().nodename}",

@@ -186,21 +186,22 @@ def keep_freed_memory() -> None:
 
 
 class FrameSlots:
-    """A consumer's own memory, for batches that arrive as frames; of free slots `keep` are kept.
+    """A consumer's own memory, for batches that arrive as frames or that its user writes into; of
+    free slots `keep` are kept.
 
     One thread takes; slots come back from any.
     """
 
-    def __init__(self, keep: int) -> None:
-        self._keep = keep
+    def __init__(self, keep: int, *, writable: bool = False) -> None:
+        self._keep, self._writable = keep, writable
         self._known: tuple[Columns | None, int] = (None, 0)
-        self._slots = HostSlots(keep)
+        self._slots = HostSlots(keep, writable=writable)
 
     def take(self, device: int, columns: Columns, rows: int) -> HostSlot:
         """A slot laid out for `rows` rows, to be written through its `memory`."""
         if columns is not self._known[0] or rows != self._known[1]:
             self._known = (columns, rows)
-            self._slots = HostSlots(self._keep)
+            self._slots = HostSlots(self._keep, writable=self._writable)
         return self._slots.take(device, columns, rows)
 
     @property

@@ -221,6 +221,7 @@ class Serving:
             fingerprint=codec.pack(recipe.positions.fingerprint),
             epochs=recipe.config.stream.epochs,
             token=desk.start_token(lease.queue),
+            writable=recipe.config.run.writable,
         )
         lease.session.on("Opened")
         if not self.send(peer, answer, ()):

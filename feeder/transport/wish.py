@@ -33,6 +33,8 @@ class Wish:
     """Why in frames, where they are to come so."""
     checksum: Literal["auto", "off", "sampled", "full"]
     """How they are checked."""
+    writable: bool
+    """Whether batches are to be the user's own, to write into, whatever the feed says."""
     timeout_s: float
     """How long a server may take to answer at first."""
     reconnect_s: float

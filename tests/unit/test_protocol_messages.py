@@ -134,7 +134,7 @@ MESSAGES: dict[type[Message], st.SearchStrategy[Any]] = {
         Opened, generation=GENERATIONS, credit=COUNTS, shared=st.none() | OFFERS,
         lease_s=st.floats(0.001, 1e9),
         length=st.none() | COUNTS, name=NAMES, number=COUNTS, fingerprint=TOKENS,
-        epochs=st.none() | ONE_UP, token=TOKENS,
+        epochs=st.none() | ONE_UP, token=TOKENS, writable=st.booleans(),
     ),
     Spec: SPECS,
     Arena: st.builds(
@@ -186,7 +186,7 @@ EXAMPLES: list[Message] = [
     Opened(
         generation=G, credit=8,
         shared=Offer(path="/p", nonce=bytes(16)), lease_s=30.0, length=None, name="train",
-        number=0, fingerprint=b"f", epochs=None, token=b"t",
+        number=0, fingerprint=b"f", epochs=None, token=b"t", writable=False,
     ),
     Spec(generation=G, batch_size=2, columns=(COLUMN,)),
     Arena(generation=G, number=0, slot_bytes=64, num_slots=4),
@@ -391,8 +391,8 @@ BAD: dict[str, tuple[bytes, str]] = {
     "ndim": (column(shape=[1] * 32), "length <= 31"),
     "axis": (column(axis=3), "expected at most 2"),
     "row overflows": (column(shape=[2**40, 2**40]), "more than"),
-    "version": (changed("Open", version=9), "version 9 of the protocol, expected 4; use the same"),
-    "monitor's version": (changed("Look", version=1), "version 1 of the protocol, expected 4"),
+    "version": (changed("Open", version=9), "version 9 of the protocol, expected 5; use the same"),
+    "monitor's version": (changed("Look", version=1), "version 1 of the protocol, expected 5"),
     "version true": (changed("Open", version=True), "version True of the protocol"),
     "type of no message": (changed("Bye", type="Message"), "'Message', expected one of Open"),
     "type a list": (changed("Bye", type=["Bye"]), "type list, expected one of Open"),
