@@ -89,6 +89,11 @@ class Conversation:
         reading = self._inbox.reading
         return None if reading is None else reading.plane.connection
 
+    @property
+    def waits_for_others(self) -> bool:
+        """Whether the server gives nothing for want of other consumers."""
+        return bool(self._waiting) and self.state == "streaming"
+
     def describe_wait(self) -> str:
         """What a user who waits for a batch is told."""
         if self._waiting:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections.abc import Sequence
 
 from feeder.errors import ConfigError, FeedError, LeaseLost, ProtocolError
 from feeder.protocol import messages as say
@@ -57,10 +58,10 @@ class Desk:
             raise ConfigError(
                 f"queue is {queue}, but feed {self.feed.name!r} has {num}; expected 0 to {num - 1}"
             )
-        resume = self.feed.recipe.find(message.token)
+        rejoins = message.intent == "rejoin"
+        resume = self.feed.recipe.find(message.token, rejoins=rejoins)
         step = 0 if resume is None else resume.cut.step
         finished = resume is not None and resume.cut.finished
-        rejoins = message.intent == "rejoin"
         old = self.leases[queue]
         if old is not None and old.consumer == message.consumer and old.attempt > message.attempt:
             raise ProtocolError("a consumer's question came after a later one of its own")
@@ -76,11 +77,8 @@ class Desk:
         self.seats.take(
             queue, step, who, rejoins=rejoins, undecided=message.undecided, finished=finished
         )
-        told = self.seats.end(message.ended) if rejoins else []
-        if told:
-            self._trusts_at = time.monotonic() + self.lease_s
-            logger.info("feed %r: %s says that queues %r have had everything", self.feed.name, who,
-                        told)  # fmt: skip
+        if rejoins:
+            self._hear_of_ended(message.ended, who)
         self.feed.account.open(rejoins=rejoins)
         lease = Lease(
             peer=peer,
@@ -103,6 +101,13 @@ class Desk:
         self._beginning.recognise(lease, resume)
         lease.session.on("Open")
         return lease
+
+    def _hear_of_ended(self, queues: Sequence[int], who: str) -> None:
+        """A consumer that comes back says which queues have had everything."""
+        if news := self.seats.end(queues):
+            self._trusts_at = time.monotonic() + self.lease_s
+            logger.info("feed %r: %s says that queues %r have had everything", self.feed.name, who,
+                        news)  # fmt: skip
 
     def _evict(self, old: Lease, who: str, *, fences: bool) -> None:
         """Make room for a newcomer whose right has been checked."""

@@ -19,6 +19,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 _RECEIVED = struct.Struct("=Q")
+# Of SO_LINGER: to close is to reset the connection, without the wait after its end.
+_RESET = struct.pack("ii", 1, 0)
 # `tcpi_bytes_received` of Linux' struct tcp_info, since 4.1.
 _RECEIVED_AT = 128
 
@@ -35,6 +37,23 @@ class Foreign(NamedTuple):
     def at(cls, descriptor: int) -> Foreign:
         """The one that has this number now."""
         return cls(descriptor, _inode(descriptor))
+
+    def reset_if_own(self) -> bool:
+        """Whether it is a TCP socket that is connected to itself: two ends of one connection that
+        began at once, since the system chose the port that it was to connect to as its own. Such a
+        one leaves nothing behind when it is closed, which would keep a server from that port."""
+        with contextlib.suppress(OSError):
+            if self.inode == -1 or _inode(self.descriptor) != self.inode:
+                return False
+            sock = socket.socket(fileno=self.descriptor)
+            try:
+                if sock.family == socket.AF_UNIX or sock.getsockname() != sock.getpeername():
+                    return False
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+                return True
+            finally:
+                sock.detach()
+        return False
 
     def close(self, endpoint: str) -> None:
         """Close it, in a forked child, where nobody else uses it, and it leads there: its number

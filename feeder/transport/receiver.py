@@ -57,6 +57,7 @@ class Receiver:
         # What was broken on its way comes again; who gave no memory may just have been killed.
         self._broken, self._unshared = Patience(1), Patience(10)
         self._wait_at_most(wish.timeout_s)
+        self._move_on_at = math.inf
         self._asked: deque[Callable[[], None]] = deque()
         self._over = self._leaving = self._resting = False
         self._ending: FeedError | None = None
@@ -173,7 +174,7 @@ class Receiver:
         renew_at = reading.renew_at if reading is not None and self._holds_lease else math.inf
         is_between = self._wire is None and not self._resting
         try_at = self._tries.begins_at if is_between else self._tries.ends_at
-        return min(self._give_up_at, try_at, renew_at)
+        return min(self._give_up_at, try_at, renew_at, self._move_on_at)
 
     def _look_at_clock(self) -> None:
         now, reading = time.monotonic(), self.inbox.reading
@@ -183,6 +184,20 @@ class Receiver:
             self._close_wire()
         if reading is not None and self._holds_lease and now >= reading.renew_at:
             reading.tell(self.inbox.handed, renew=True)
+        self._look_for_others(now)
+
+    def _look_for_others(self, now: float) -> None:
+        """Where the server has waited for other consumers for long, these may be at another."""
+        reading = self.inbox.reading
+        if reading is None or self._leaving or not self._talk.waits_for_others:
+            self._move_on_at = math.inf
+        elif self._move_on_at == math.inf:
+            self._move_on_at = now + self._tries.patience_s(reading.opened.lease_s)
+        elif now >= self._move_on_at:
+            self._move_on_at = math.inf
+            self._tries.move_on()
+            reading.leave(self.inbox.handed)
+            self._lose(f"{self._talk.describe_wait()}, who may be at another address")
 
     def _give_up(self) -> None:
         if self._leaving:
@@ -230,6 +245,8 @@ class Receiver:
                 if self._wire is not wire:
                     return
         except ProtocolError as error:
+            if wire.is_own or (wire.trouble() is not None and wire.is_own):
+                return self._lose("nobody listens there")  # It has heard itself.
             self._lose_over(error, is_last=self._broken.ends(self.inbox.received))
         except OwnLimitError as error:
             wire.unwatch()
@@ -263,7 +280,7 @@ class Receiver:
             self._over = True
             return
         state = self._talk.state
-        if self._wire is not None and self._wire.connected_at is None:
+        if self._wire is not None and (self._wire.connected_at is None or self._wire.is_own):
             self._tries.fail(time.monotonic())
         self._close_wire()
         if rests or state in ("failed", "refused"):

@@ -97,11 +97,15 @@ class Recipe:
         self.positions.check_round(origin.cut)
         self.origin = origin
 
-    def find(self, token: bytes | None) -> Resume | None:
+    def find(self, token: bytes | None, *, rejoins: bool) -> Resume | None:
         """Where a consumer begins that comes with a position, or without one. Raises
-        `ResumeError`."""
+        `ResumeError`.
+
+        The stored place is where all begin together. One that comes back alone without a position
+        was lost before it had saved any: its model has seen nothing, and it begins at the start.
+        """
         if token is None:
-            return self.origin
+            return None if rejoins else self.origin
         return self.positions.find_in(unpack_position(token, most_header_bytes=HEADER_BYTES))
 
     def start_state(self) -> StreamState:

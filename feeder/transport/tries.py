@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 
 from feeder.errors import AuthError
 
@@ -13,6 +14,8 @@ _ANSWER_S, _MOST_ANSWER_S = 1.0, 8.0
 """From then on it may take so long to give the queue: twice as long in each round."""
 _PAUSE_S = 0.1
 """What listens there and is no server is let alone for so long."""
+_LEASES_AT_FIRST = 4
+"""So many times longer than elsewhere a server at the first address is waited with."""
 
 
 class Tries:
@@ -55,6 +58,20 @@ class Tries:
         self.refusal = why
         self._refused_by.add((self._num - 1) % len(self._addresses))
         return len(self._refused_by) == len(self._addresses)
+
+    def patience_s(self, lease_s: float) -> float:
+        """How long to stay with a server that waits for other consumers, who may be at another:
+        without end where there is but one address. Consumers that wait for each other at two
+        servers should not change places at once, so each adds a random part of the time."""
+        if len(self._addresses) == 1:
+            return math.inf
+        is_first = (self._num - 1) % len(self._addresses) == 0
+        return lease_s * (_LEASES_AT_FIRST if is_first else 1) * (1 + random.random())
+
+    def move_on(self) -> None:
+        """Leave the server of the present address: the first one is tried next, or the second by
+        those who are at the first."""
+        self._num = 1 if (self._num - 1) % len(self._addresses) == 0 else 0
 
     def end(self) -> None:
         """Nothing has to be tried any more: a server has given the queue, or none will."""

@@ -63,6 +63,8 @@ class Wire:
         """Since when somebody listens there."""
         self._num_refused, self._is_tried_again = 0, False
         self._connection: tuple[Foreign, str] | None = None
+        self.is_own = False
+        """Whether it leads to itself: nobody listens there."""
         self._address, self._most_bytes = address, security.most_request_bytes(address)
         self._needed = 2 if security.encrypts(address) else math.inf
         self._dealer = security.make_dealer(
@@ -135,6 +137,9 @@ class Wire:
                 # The first time: a forwarder with nobody behind it lets in again and again.
                 self.reached_at = self.reached_at or time.monotonic()
                 self._connection = Foreign.at(event.value), event.endpoint
+                if self._connection[0].reset_if_own():
+                    self.is_own = True
+                    return TransportError(f"nobody listens at {event.endpoint}")
             elif event.kind == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self.connected_at = time.monotonic()
             elif event.kind == zmq.EVENT_DISCONNECTED:
