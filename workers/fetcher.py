@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,7 +13,7 @@ from workers.calls import NONE_BACKOFF_S, LaneCalls, as_tuple
 from workers.channel import Channel
 from workers.chunks import count_bytes
 from workers.copying import DROP_GIL_BYTES, is_unshared
-from workers.digests import hash_chunk
+from workers.digests import digest_chunk, hash_chunk
 from workers.dispatch import GRACE_S
 from workers.errors import FeedError, FetchError, in_words
 from workers.ledger import Ledger
@@ -19,6 +21,8 @@ from workers.pace import Pace, Trials
 from workers.rota import End, Lane
 from workers.spec import RunSpec, StreamSpec
 from workers.stats import FetchStats
+
+logger = logging.getLogger("feeder")
 
 _MAX_NONE_BACKOFF_S = 0.25
 # Of more chunks than these the first have left the caches when they are merged. A chunk without
@@ -70,6 +74,9 @@ class Fetching:
         """Bytes of a row, once all rows are known to have the same number."""
         self.passes = False
         """Whether what was fetched last went to the user as it was, without a copy."""
+        # The first call of the run, and the digest of its rows, until it has been made again.
+        self._first: tuple[Call, int] | None = None
+        self._looks_at_first = spec.pure and spec.repeatable and not run.debug
         self.prints: dict[tuple[int, int, int], int] = {}
         """Digests of chunks as they were returned (debug switch), by lane, epoch and call; or
         `OTHER_ROWS`."""
@@ -141,6 +148,8 @@ class Fetching:
         append = chunks.append
         mark = calls.mark if self._spec.seekable else None
         note = self._print if self._run.debug else None
+        if self._looks_at_first:
+            note = self._note_first
         axis, names, first, monotonic = self._axis, self._spec.names, lane.next, time.monotonic
         target = self._targets[lane.number] = 0 if calls.one_by_one else self._target_rows(lane)
         most_calls = min(target, _MOST_CALLS)
@@ -262,23 +271,50 @@ class Fetching:
         share = max(room, ledger.max_rows // 2)
         return batch * max(1, min(some, _BUNDLE_BATCHES, share // num_lanes // batch))
 
+    def _note_first(self, lane: Lane, call: int, chunk: Any) -> None:
+        """Note the rows of the run's first call, before anybody may write into them."""
+        if not self._looks_at_first:
+            return
+        self._looks_at_first = False
+        # What is no chunk is told in its place in the stream.
+        with contextlib.suppress(Exception):
+            _, index = self._channel.describe(lane.number, call)
+            self._first = self._spec.call(lane.epoch, index), digest_chunk(chunk)
+
+    def repeat_first(self) -> None:
+        """Make the run's first call again, once, and warn where it gives other rows: so does what
+        draws from a state that all threads share, and no position of such a feed is exact. It is a
+        fetcher's thread that calls, for its calls are what the function has to bear."""
+        first, self._first = self._first, None
+        if first is None or self._channel.closed:
+            return
+        call, digest = first
+        if not self._repeats(call, digest, digest_chunk):
+            logger.warning(
+                "worker %d, call %d: the fetch function gave other rows when the call was made "
+                "again, so the feed gives other batches in each run and after a resume; draw "
+                "from call.rng (sources.samples: from info.rng) and not from random, numpy.random "
+                "or torch, whose state all threads share, or read in processes; or say "
+                "repeatable=False", call.worker_id, call.index,
+            )  # fmt: skip
+
     def _print(self, lane: Lane, call: int, chunk: Any) -> None:
         printed = hash_chunk(chunk)
         if self._spec.pure and self._spec.repeatable:
             _, index = self._channel.describe(lane.number, call)
-            if not self._repeats(self._spec.call(lane.epoch, index), printed):
+            if not self._repeats(self._spec.call(lane.epoch, index), printed, hash_chunk):
                 printed = OTHER_ROWS
         self.prints[lane.number, lane.epoch, call] = printed
 
-    def _repeats(self, call: Call, printed: int) -> bool:
+    def _repeats(self, call: Call, printed: int, digest: Callable[[Any], int]) -> bool:
         """Whether a call that is made again gives the same rows, as far as can be told."""
         try:
             again = self._spec.fetch(call)
+            return again is None or digest(as_tuple(again, self._spec.names)) == printed
         except StopIteration:
             return False
-        except Exception:
+        except BaseException:  # Such as an exit: of a call that nobody waits for it means nothing.
             return True
-        return again is None or hash_chunk(as_tuple(again, self._spec.names)) == printed
 
 
 _FULL = object()
@@ -287,8 +323,14 @@ OTHER_ROWS = -1
 """In place of a digest: a pure function gave other rows when it was called again."""
 
 
-def run_fetcher(channel: Channel, fill: Callable[[Lane], bool], lead: Callable[[], None]) -> None:
+def run_fetcher(
+    channel: Channel,
+    fill: Callable[[Lane], bool],
+    lead: Callable[[], None],
+    repeat_first: Callable[[], None],
+) -> None:
     """Thread body: hold one lane after the other until no call is left."""
     while (lane := channel.acquire()) is not None:
         if fill(lane):
             lead()
+        repeat_first()  # Not before: what came may be all that somebody waits for.

@@ -115,7 +115,7 @@ class Pipeline:
         for i in range(self._run.num_threads):
             self._scope.start(
                 f"feeder {self._name} fetcher {i}", run_fetcher, self.channel,
-                self._fetching.fill, self._enqueuing.lead,
+                self._fetching.fill, self._enqueuing.lead, self._fetching.repeat_first,
             )  # fmt: skip
         self._scope.start(
             f"feeder {self._name} enqueuer", run_enqueuer, self._enqueuing, self._dealer

@@ -199,7 +199,8 @@ def test_an_error_of_feeders_is_of_the_same_class_from_another_process(tmp_path:
         session.open(jobs.make_three())
         manager = MultiNodeCheckpointManager(tmp_path / "checkpoints")
         session.run(manager.init(NODES))
-        (tmp_path / "checkpoints").symlink_to(tmp_path / "nowhere")
+        (tmp_path / "checkpoints").mkdir()
+        (tmp_path / "checkpoints" / ".writer-trainer_1.lock").symlink_to(tmp_path / "nowhere")
         with pytest.raises(feeder.CheckpointError, match="cannot write checkpoint") as caught:
             session.run(manager.save(0))
         assert any(note.startswith("on node 'trainer_") for note in caught.value.__notes__)

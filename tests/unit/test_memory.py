@@ -200,8 +200,10 @@ def batches_of(
         return (array,)
 
     return feeder.init_data_input_workers(
-        ["x"], fetch, len(lent(pool)), 1, coordinator=feeder.Coordinator(), **settings
-    )
+        ["x"], fetch, len(lent(pool)), 1, coordinator=feeder.Coordinator(),
+        repeatable=False,  # Else the first call is made twice.
+        **settings,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("writable", [False, True])
