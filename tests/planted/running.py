@@ -34,7 +34,7 @@ RUNNING = (
         harm="A run that was thought dead writes its parts over those of the run that has taken "
         "over.",
         file="feeder/checkpoint/timeline.py",
-        old="if newest > self._generation or others:",
+        old="if not self._has_begun or self._epochs.runs(after=generation):",
         new="if False:",
         tests=(_MANAGERS + "test_a_run_that_was_overtaken_saves_nothing_more",),
     ),

@@ -54,8 +54,8 @@ STORING = (
         name="second writer let in",
         harm="Two processes that write into one folder retire each other's checkpoints.",
         file="feeder/checkpoint/local.py",
-        old="                self._lock.take(top)\n",
-        new="",
+        old="                if self._lock.take(top):\n",
+        new="                if True:\n",
         tests=(
             _STORE + "test_two_writers_of_one_name_are_refused_with_the_first_ones_name",
             _POLICY + "test_a_second_process_that_writes_there_is_refused_at_the_start",
