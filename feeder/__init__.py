@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from feeder.api import init_data_input_workers
     from feeder.checkpoint.policy import Checkpointing
     from feeder.checkpoint.store import CheckpointStore
-    from feeder.coordinator import Coordinator
-    from feeder.devicefeed import DeviceFeed
+    from feeder.feeds.coordinator import Coordinator
+    from feeder.feeds.devicefeed import DeviceFeed
     from feeder.errors import (
         AuthError,
         CheckpointError,
@@ -36,12 +36,12 @@ if TYPE_CHECKING:
         StuckWorkerError,
         TransportError,
     )
-    from feeder.feed import Feed
-    from feeder.snapshot import Snapshot
-    from feeder.transport.connecting import connect
-    from feeder.transport.consumer import Consumer
-    from feeder.transport.server import Server, serve
-    from workers.batch import Batch, Call, Cut
+    from feeder.feeds.feed import Feed
+    from feeder.state.snapshot import Snapshot
+    from feeder.service.client.connect import connect
+    from feeder.service.client.consumer import Consumer
+    from feeder.service.server.serve import Server, serve
+    from feeder.workers.stream.batch import Batch, Call, Cut
 
 __version__ = "0.1.0"
 
@@ -83,20 +83,20 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Batch": "workers.batch",
-    "Call": "workers.batch",
+    "Batch": "feeder.workers.stream.batch",
+    "Call": "feeder.workers.stream.batch",
     "CheckpointStore": "feeder.checkpoint.store",
     "Checkpointing": "feeder.checkpoint.policy",
-    "Consumer": "feeder.transport.consumer",
-    "Coordinator": "feeder.coordinator",
-    "Cut": "workers.batch",
-    "DeviceFeed": "feeder.devicefeed",
-    "Feed": "feeder.feed",
-    "Server": "feeder.transport.server",
-    "Snapshot": "feeder.snapshot",
-    "connect": "feeder.transport.connecting",
+    "Consumer": "feeder.service.client.consumer",
+    "Coordinator": "feeder.feeds.coordinator",
+    "Cut": "feeder.workers.stream.batch",
+    "DeviceFeed": "feeder.feeds.devicefeed",
+    "Feed": "feeder.feeds.feed",
+    "Server": "feeder.service.server.serve",
+    "Snapshot": "feeder.state.snapshot",
+    "connect": "feeder.service.client.connect",
     "init_data_input_workers": "feeder.api",
-    "serve": "feeder.transport.server",
+    "serve": "feeder.service.server.serve",
     "sources": "feeder.sources",
 }
 

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from feeder.coordinator import Coordinator
+from feeder.feeds.coordinator import Coordinator
 from feeder.errors import ConfigError
 
 _lock = threading.Lock()

@@ -14,9 +14,9 @@ from typing import Any, get_args
 import msgpack
 import numpy as np
 
-from feeder import codec
+from feeder.state import codec
 from feeder.errors import ConfigError
-from workers.spec import LastBatch, LastRound, Order, RunSpec, StreamSpec
+from feeder.workers.spec import LastBatch, LastRound, Order, RunSpec, StreamSpec
 
 # What a wait of the operating system can still count.
 _MAX_SECONDS = 1e9

@@ -24,7 +24,7 @@
 
 from __future__ import annotations
 
-from workers.errors import (
+from feeder.workers.errors import (
     ChunkError,
     ClosedError,
     ConfigError,

@@ -4,5 +4,5 @@
 `images`; neither is imported before such a source is made.
 """
 
-from workers.sources import *  # noqa: F403
-from workers.sources import __all__ as __all__
+from feeder.workers.sources import *  # noqa: F403
+from feeder.workers.sources import __all__ as __all__

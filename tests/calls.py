@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from itertools import count
 from typing import Any
 
-from workers.batch import Call
+from feeder.workers.stream.batch import Call
 
 
 def call(index: int, batch_size: int, epoch: int = 0, seed: int = 0) -> Call:

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from feeder.feedfile.settings import Setting, Settings, read_settings
-from feeder.feedfile.toml import parse_toml
+from feeder.config_file.settings import Setting, Settings, read_settings
+from feeder.config_file.toml import parse_toml
 
 MODULE = """
 import numpy as np

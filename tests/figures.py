@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from feeder.metrics.figures import (
+from feeder.observe.figures import (
     ConsumerFigures,
     FeedFigures,
     Figures,

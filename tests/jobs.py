@@ -18,7 +18,7 @@ import numpy as np
 
 import feeder
 import feeder.job.host
-from feeder.checkpoint import parts
+from feeder.job.checkpoints import parts
 from feeder.job import (
     Job,
     JobRunner,

@@ -5,27 +5,27 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from workers.assembler import Assembler
-from workers.batch import Cut
-from workers.calls import make_calls
-from workers.channel import Channel
-from workers.chunks import Schema
-from workers.cursors import add_cursor, seek
-from workers.digests import hash_chunk
-from workers.enqueuer import Dealer, DeviceQueue, Enqueuing, run_enqueuer
-from workers.errors import ChunkError
-from workers.fetcher import OTHER_ROWS, Fetching, run_fetcher
-from workers.ledger import Ledger
-from workers.memory import keep_freed_memory
-from workers.merge import Merge
-from workers.origins import begin_anew
-from workers.position import Frame, Lanes, Place, Position, Span
-from workers.resuming import Beginning, Resume
-from workers.rota import Bundle, Rota
-from workers.scope import Scope
-from workers.slots import Slots
-from workers.spec import RunSpec, StreamSpec
-from workers.stats import StreamStats, num_lanes
+from feeder.workers.stream.assembler import Assembler
+from feeder.workers.stream.batch import Cut
+from feeder.workers.fetch.calls import make_calls
+from feeder.workers.fetch.channel import Channel
+from feeder.workers.stream.chunks import Schema
+from feeder.workers.fetch.cursors import add_cursor, seek
+from feeder.workers.stream.digests import hash_chunk
+from feeder.workers.stream.batcher import Dealer, DeviceQueue, Enqueuing, run_enqueuer
+from feeder.workers.errors import ChunkError
+from feeder.workers.fetch.fetcher import OTHER_ROWS, Fetching, run_fetcher
+from feeder.workers.fetch.ledger import Ledger
+from feeder.workers.stream.memory import keep_freed_memory
+from feeder.workers.stream.merge import Merge
+from feeder.workers.fetch.origins import begin_anew
+from feeder.workers.stream.position import Frame, Lanes, Place, Position, Span
+from feeder.workers.stream.resuming import Beginning, Resume
+from feeder.workers.fetch.scheduler import Bundle, Rota
+from feeder.workers.fetch.threads import Scope
+from feeder.workers.stream.buffers import Slots
+from feeder.workers.spec import RunSpec, StreamSpec
+from feeder.workers.stats import StreamStats, num_lanes
 
 
 class Pipeline:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from workers.batch import Call
+from feeder.workers.stream.batch import Call
 
 LastBatch = Literal["keep", "drop", "pad", "carry"]
 LastRound = Literal["uneven", "drop", "pad"]

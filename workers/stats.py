@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sized
 from typing import Any, NamedTuple
 
-from workers.spec import RunSpec, StreamSpec
+from feeder.workers.spec import RunSpec, StreamSpec
 
 
 class Stopwatch:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from feeder.errors import CheckpointError, ResumeError
-from feeder.snapshot import Snapshot
+from feeder.state.snapshot import Snapshot
 
 SNAPSHOT_ENTRY = "snapshot"
 """The entry that holds the position of feeds."""

@@ -27,9 +27,9 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from feeder import codec
+from feeder.state import codec
 from feeder.errors import CheckpointError, ConfigError
-from feeder.placing import place, read_dtype, shaped, size_of
+from feeder.state.placing import place, read_dtype, shaped, size_of
 
 CHECKPOINT_VERSION = 1
 MAGIC = b"FEEDCKPT"

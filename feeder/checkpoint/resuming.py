@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 from feeder.checkpoint.format import MAGIC
 from feeder.checkpoint.store import CheckpointStore
 from feeder.errors import ConfigError, ResumeError
-from feeder.snapshot import Snapshot
-from feeder.statedict import read_position
+from feeder.state.snapshot import Snapshot
+from feeder.state.statedict import read_position
 
 logger = logging.getLogger("feeder")
 

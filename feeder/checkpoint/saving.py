@@ -13,10 +13,10 @@ from feeder.checkpoint.feeds import check_step
 from feeder.checkpoint.policy import Checkpointing
 from feeder.checkpoint.sigterm import Termination
 from feeder.errors import CheckpointError, FeedError
-from feeder.marks import Marks
-from feeder.snapshot import Snapshot
-from workers.errors import in_words
-from workers.scope import Scope
+from feeder.feeds.marks import Marks
+from feeder.state.snapshot import Snapshot
+from feeder.workers.errors import in_words
+from feeder.workers.fetch.threads import Scope
 
 logger = logging.getLogger("feeder")
 

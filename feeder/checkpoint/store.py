@@ -18,7 +18,7 @@ from feeder.checkpoint.names import check_name, check_prefix, check_writer, in_o
 from feeder.checkpoint.passing import is_unread, leaving, passing_over
 from feeder.durable import Fs
 from feeder.errors import CheckpointError, ConfigError, SnapshotFormatError
-from feeder.snapshot import Snapshot
+from feeder.state.snapshot import Snapshot
 
 _NUM_NAMED = 5
 _stores: weakref.WeakSet[CheckpointStore] = weakref.WeakSet()

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import zmq
 
-from feeder.transport.addresses import check_connects, parse
-from feeder.transport.keys import ClientKeys
-from feeder.transport.security import Security, Socket, connect, meaning, read_event, unwatch, watch
+from feeder.service.net.addresses import check_connects, parse
+from feeder.service.net.keys import ClientKeys
+from feeder.service.net.security import Security, Socket, connect, meaning, read_event, unwatch, watch
 
 ANSWER_S = 2.0
 SILENCE = "nobody listens there"

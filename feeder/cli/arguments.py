@@ -10,7 +10,7 @@ from feeder.errors import ConfigError
 
 def address(text: str) -> str:
     """An address, checked; wrong usage where it is none."""
-    from feeder.transport.addresses import parse
+    from feeder.service.net.addresses import parse
 
     try:
         parse(text)

@@ -10,13 +10,13 @@ import os
 import sys
 from typing import Any
 
-from feeder.checkpoint.epochs import jobs_in, verify_parts
+from feeder.job.checkpoints.epochs import jobs_in, verify_parts
 from feeder.checkpoint.feeds import SNAPSHOT_ENTRY
 from feeder.checkpoint.names import check_name, in_order
 from feeder.checkpoint.store import CheckpointStore
 from feeder.cli.arguments import count
 from feeder.errors import CheckpointError, SnapshotFormatError
-from feeder.snapshot import Snapshot
+from feeder.state.snapshot import Snapshot
 
 
 def add_parser(commands: argparse._SubParsersAction[Any]) -> None:

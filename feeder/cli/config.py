@@ -37,7 +37,7 @@ def main(arguments: argparse.Namespace) -> int:
 
 def show(arguments: argparse.Namespace) -> int:
     """Print every setting."""
-    from feeder.feedfile.showing import show
+    from feeder.config_file.showing import show
 
     for line in show(flags.read(arguments, arguments.file)):
         print(line)
@@ -47,10 +47,10 @@ def show(arguments: argparse.Namespace) -> int:
 def check(arguments: argparse.Namespace) -> int:
     """Make the feeds, and print what they are and what could be better."""
     from feeder.config import memory_bytes
-    from feeder.feedfile.advice import advise
-    from feeder.feedfile.making import blaming, make_checkpoints, make_coordinator
-    from feeder.transport.arguments import check_arguments
-    from feeder.transport.recipes import make_recipes
+    from feeder.config_file.advice import advise
+    from feeder.config_file.making import blaming, make_checkpoints, make_coordinator
+    from feeder.service.server.arguments import check_arguments
+    from feeder.service.server.recipes import make_recipes
 
     settings = flags.read(arguments, arguments.file)
     if not settings.feeds:

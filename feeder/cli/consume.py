@@ -17,7 +17,7 @@ from feeder.cli.meter import Meter, show_progress
 from feeder.errors import ClosedError, ConfigError
 
 if TYPE_CHECKING:
-    from feeder.transport.consumer import Consumer
+    from feeder.service.client.consumer import Consumer
 
 
 def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
@@ -169,7 +169,7 @@ def interrupts() -> Iterator[int]:
 
 def save(consumer: Consumer, path: Path) -> None:
     """Write the position after the last batch that was read. Raises `CheckpointError`."""
-    from feeder.snapshot import Snapshot
+    from feeder.state.snapshot import Snapshot
 
     (position,) = consumer.state_dict().values()
     Snapshot.from_bytes(position).write(path)

@@ -23,9 +23,9 @@ from feeder.cli.answering import why_not
 from feeder.cli.arguments import address
 from feeder.cli.finding import Finding, ok, problem, warning
 from feeder.errors import ConfigError
-from feeder.transport.addresses import check_private, private_path
-from feeder.transport.security import check_zmq
-from feeder.whereami import node_of, num_nodes, queue_of
+from feeder.service.net.addresses import check_private, private_path
+from feeder.service.net.security import check_zmq
+from feeder.ranks import node_of, num_nodes, queue_of
 
 MIN_PYTHON, MIN_NUMPY = (3, 11), (2, 0)
 MIN_DESCRIPTORS, GOOD_DESCRIPTORS = 256, 1024

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from feeder.cli.arguments import address, count, seconds
 
 if TYPE_CHECKING:
-    from feeder.feedfile.settings import Settings
+    from feeder.config_file.settings import Settings
 
 CONFIG = "FEEDER_CONFIG"
 """The variable that names the configuration where --config does not."""
@@ -109,8 +109,8 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
 def read(arguments: argparse.Namespace, name: str | None) -> Settings:
     """The settings: flags over the environment over the file `name`, else the one that
     FEEDER_CONFIG names, over defaults. Raises `ConfigError`."""
-    from feeder.feedfile.settings import Setting, read_settings
-    from feeder.feedfile.toml import TomlFile, read_toml
+    from feeder.config_file.settings import Setting, read_settings
+    from feeder.config_file.toml import TomlFile, read_toml
 
     given: dict[str, dict[str, Setting]] = {}
     for flag, (path, _) in _FLAGS.items():

@@ -7,11 +7,11 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from feeder.metrics.interval import Interval, QueuePart, WorkerPart
-from feeder.metrics.verdict import Verdict
-from feeder.metrics.words import duration, size
-from feeder.status.history import History, Point
-from feeder.transport.quiet import plain
+from feeder.observe.interval import Interval, QueuePart, WorkerPart
+from feeder.observe.verdict import Verdict
+from feeder.observe.humanize import duration, size
+from feeder.observe.status.history import History, Point
+from feeder.service.ratelimited_log import plain
 
 _BAR = 12
 _LEVELS = "▁▂▃▄▅▆▇█"

@@ -11,7 +11,7 @@ from typing import Any
 from feeder.cli.finding import Finding, ok, warning
 from feeder.devices.cuda.cupydriver import CupyDriver, count_gpus, import_cupy
 from feeder.errors import ConfigError
-from workers.errors import in_words
+from feeder.workers.errors import in_words
 
 DRIVER_FILE = Path("/proc/driver/nvidia/version")
 """Where the kernel says which driver it has."""

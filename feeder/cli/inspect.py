@@ -7,7 +7,7 @@ import os
 from typing import Any
 
 from feeder.checkpoint.resuming import find_position
-from feeder.snapshot import Snapshot
+from feeder.state.snapshot import Snapshot
 
 
 def add_parser(commands: argparse._SubParsersAction[Any]) -> None:

@@ -7,8 +7,8 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from feeder.transport.keys import CLIENTS, DEFAULT_CLIENT, PUBLIC, SECRET, SERVER, make_keys
-from feeder.transport.security import check_zmq
+from feeder.service.net.keys import CLIENTS, DEFAULT_CLIENT, PUBLIC, SECRET, SERVER, make_keys
+from feeder.service.net.security import check_zmq
 
 
 def add_parser(commands: argparse._SubParsersAction[Any]) -> None:

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import xxhash
 
-from feeder.metrics.words import size
-from workers.batch import Batch
+from feeder.observe.humanize import size
+from feeder.workers.stream.batch import Batch
 
 if TYPE_CHECKING:
-    from feeder.transport.consumer import Consumer
+    from feeder.service.client.consumer import Consumer
 
 REDRAW_S = 0.2
 RATE_SAMPLES = 10

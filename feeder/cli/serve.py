@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from feeder.cli import flags
 from feeder.errors import ConfigError, FeedError
-from feeder.feedfile import objects
+from feeder.config_file import objects
 
 if TYPE_CHECKING:
-    from feeder.feedfile.settings import Settings
-    from feeder.transport.server import Server
+    from feeder.config_file.settings import Settings
+    from feeder.service.server.serve import Server
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -61,7 +61,7 @@ def main(arguments: argparse.Namespace) -> int:
     settings = flags.read(arguments, arguments.config)
     feeds = choose_feeds(arguments.target, settings)
     import feeder
-    from feeder.feedfile.making import blaming, make_checkpoints
+    from feeder.config_file.making import blaming, make_checkpoints
 
     checkpoints = make_checkpoints(settings.checkpoint)
     resume = settings.checkpoint["resume"].value
@@ -110,7 +110,7 @@ def choose_feeds(named: tuple[str, str] | None, settings: Settings) -> Any:
         raise ConfigError(
             "there is nothing to serve: give MODULE:ATTR, or --config FILE with [feeds.NAME]"
         )
-    from feeder.feedfile.making import make_coordinator
+    from feeder.config_file.making import make_coordinator
 
     return functools.partial(make_coordinator, settings)
 

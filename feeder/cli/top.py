@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 from feeder.cli.arguments import address, seconds
 from feeder.cli.consume import interrupts
 from feeder.errors import ConfigError, TransportError
-from feeder.status.history import History
+from feeder.observe.status.history import History
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from feeder.transport.monitor import Monitor
+    from feeder.service.client.monitor import Monitor
 
 
 def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
@@ -49,7 +49,7 @@ def main(arguments: argparse.Namespace) -> int:
     """Draw frames."""
     if importlib.util.find_spec("rich") is None:
         raise ConfigError("feeder top needs rich: pip install 'feedworks[cli]'")
-    from feeder.transport.monitor import Monitor
+    from feeder.service.client.monitor import Monitor
 
     with Monitor(arguments.address, arguments.keys) as monitor, interrupts() as over:
         history = History()

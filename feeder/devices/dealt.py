@@ -14,8 +14,8 @@ from feeder.devices.cuda.queue import CudaQueue
 from feeder.devices.host import HostQueue
 from feeder.devices.slots import HostSlots, PrivateSlots
 from feeder.errors import ClosedError, ConfigError, FeedError
-from workers.chunks import Columns
-from workers.slots import Slot, Slots
+from feeder.workers.stream.chunks import Columns
+from feeder.workers.stream.buffers import Slot, Slots
 
 Arrays = tuple[NDArray[Any], ...]
 
@@ -42,7 +42,7 @@ class HostHalf:
 
 
 class DealtSlots:
-    """Slots of devices of several kinds (`workers.slots.Slots`)."""
+    """Slots of devices of several kinds (`feeder.workers.stream.buffers.Slots`)."""
 
     passes, reserved = False, False
 

@@ -9,11 +9,11 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from feeder.devices.bell import Bell
-from workers.batch import Batch
-from workers.errors import ClosedError, FeedError
-from workers.position import Place
-from workers.stats import Stopwatch
+from feeder.devices.one_shot_event import Bell
+from feeder.workers.stream.batch import Batch
+from feeder.workers.errors import ClosedError, FeedError
+from feeder.workers.stream.position import Place
+from feeder.workers.stats import Stopwatch
 
 logger = logging.getLogger("feeder")
 

@@ -6,7 +6,7 @@ threads, `LocalHostSession` in processes, `RaySession` (extra `ray`) on a Ray cl
 
 from __future__ import annotations
 
-from feeder.checkpoint.manager import (
+from feeder.job.checkpoints.manager import (
     CheckpointManager,
     MetadataHandler,
     MultiNodeCheckpointManager,

@@ -15,7 +15,7 @@ from typing import Any
 from feeder.job.factories import MadeJob
 from feeder.job.host import NodeHost, failure
 from feeder.job.messages import encode
-from workers.scope import Scope
+from feeder.workers.fetch.threads import Scope
 
 Requests = queue.SimpleQueue[bytes | None]
 

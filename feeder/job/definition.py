@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from typing import Any, ClassVar
 
-from feeder.checkpoint.places import check_node
+from feeder.job.checkpoints.places import check_node
 from feeder.errors import ConfigError
 from feeder.job.groups import Entered, Node, TaskGroup
 from feeder.job.workspace import check_name

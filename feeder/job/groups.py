@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any, ClassVar, TypeVar
 
-from feeder.checkpoint.places import check_node
+from feeder.job.checkpoints.places import check_node
 from feeder.errors import ConfigError
 
 LOCAL = "local"

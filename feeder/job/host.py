@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from feeder import codec
-from feeder.checkpoint.parts import LoadPart, NoteEntries, SavePart, load_part, save_part
+from feeder.state import codec
+from feeder.job.checkpoints.parts import LoadPart, NoteEntries, SavePart, load_part, save_part
 from feeder.errors import ConfigError, RemoteError
 from feeder.job.definition import Condition, Job
 from feeder.job.groups import TaskGroup
@@ -28,7 +28,7 @@ from feeder.job.messages import (
     encode,
 )
 from feeder.job.workspace import Workspace
-from workers.errors import in_words
+from feeder.workers.errors import in_words
 
 FindGroup = Callable[[tuple[str, int]], TaskGroup]
 

@@ -10,7 +10,7 @@ from feeder.job.groups import TaskGroup
 from feeder.job.host import NodeHost
 from feeder.job.messages import Request
 from feeder.job.session import STOP_DEADLINE_S, Session
-from workers.scope import Scope
+from feeder.workers.fetch.threads import Scope
 
 _Answers = queue.SimpleQueue[tuple[str, Any, BaseException | None]]
 

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from feeder import errors
-from feeder.checkpoint.parts import LoadPart, NoteEntries, SavePart
+from feeder.job.checkpoints.parts import LoadPart, NoteEntries, SavePart
 from feeder.errors import FeedError, RemoteError
 
 
@@ -51,7 +51,7 @@ class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
     """What was asked has been done."""
 
     answer: bytes
-    """What `feeder.codec` makes of the answer."""
+    """What `feeder.state.codec` makes of the answer."""
 
 
 class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):

@@ -12,7 +12,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-from feeder import codec
+from feeder.state import codec
 from feeder.errors import ConfigError, FeedError, RemoteError
 from feeder.job.definition import Job
 from feeder.job.factories import check_factory

@@ -7,14 +7,14 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from feeder import codec
+from feeder.state import codec
 from feeder.errors import FeedError, RemoteError
 from feeder.job.actor import NodeActor
 from feeder.job.definition import Job
 from feeder.job.factories import check_factory
 from feeder.job.messages import Done, End, Request, decode_reply, encode, error_of
 from feeder.job.session import STOP_DEADLINE_S, Session
-from workers.sources.extras import load
+from feeder.workers.sources.extras import load
 
 _SPREAD = {"num_cpus": 0, "scheduling_strategy": "SPREAD"}
 """What a node asks of a cluster where nothing is said: nothing, but each a machine of its own."""

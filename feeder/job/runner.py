@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from feeder.checkpoint.multinode import LOAD, PARTIAL_LOAD, SAVE, MultiNodeCheckpointManager
+from feeder.job.checkpoints.multinode import LOAD, PARTIAL_LOAD, SAVE, MultiNodeCheckpointManager
 from feeder.errors import CheckpointError, ConfigError
 from feeder.job.definition import Job
 from feeder.job.groups import UPLOAD, TaskGroup

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
-from feeder.checkpoint.parts import Operation
+from feeder.job.checkpoints.parts import Operation
 from feeder.errors import ClosedError, ConfigError, StuckWorkerError
 from feeder.job.definition import Job
 from feeder.job.groups import TaskGroup

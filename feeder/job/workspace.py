@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from feeder import codec
+from feeder.state import codec
 from feeder.checkpoint.feeds import make_meta
-from feeder.coordinator import Coordinator
+from feeder.feeds.coordinator import Coordinator
 from feeder.errors import CheckpointError, ConfigError
-from feeder.statedict import STATE_KEY
+from feeder.state.statedict import STATE_KEY
 
 FEED, STATE = "feed/", "state/"
 """What the entries of coordinators and of other objects begin with."""

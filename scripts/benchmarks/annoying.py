@@ -106,7 +106,7 @@ def _opens(**fields: Any) -> Iterator[bytes]:
     """A question for a queue with other values in some fields; `...` leaves one out."""
     import msgpack
 
-    from feeder.protocol import messages as say
+    from feeder.service.protocol import messages as say
 
     open_ = {
         "type": "Open", "version": say.PROTOCOL_VERSION, "feed": "", "queue": 0, "token": None,
@@ -124,8 +124,8 @@ def _malformed() -> Iterator[bytes]:
 
 
 def _early() -> Iterator[bytes]:
-    from feeder.protocol import messages as say
-    from feeder.protocol.coding import encode
+    from feeder.service.protocol import messages as say
+    from feeder.service.protocol.coding import encode
 
     return itertools.repeat(encode(say.Bye(generation=b"g" * 24)))
 

@@ -20,7 +20,7 @@ import numpy as np
 import feeder
 from command import run_cases
 from contenders import COLUMN, FEED
-from feeder.snapshot import StreamState
+from feeder.state.snapshot import StreamState
 from fetches import SMALL, VECTORS, Load, SeekableFetch
 from harness import Measures, Settings, Spread, interleave, rate_of, time_of
 from report import Goal, Report, figure, spread

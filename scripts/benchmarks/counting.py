@@ -15,14 +15,14 @@ from typing import Any
 from unittest import mock
 
 from contenders import Contender, Take, product
-from feeder.devicefeed import DeviceFeed
+from feeder.feeds.devicefeed import DeviceFeed
 from fetches import SMALL, constant, fresh
 from harness import Measures, Settings, interleave, rate_of
 from report import Goal, Report, rate_cells, spread
-from workers.channel import Channel
-from workers.enqueuer import Dealer
-from workers.fetcher import Fetching
-from workers.stats import Crowd, Stopwatch, StreamStats
+from feeder.workers.fetch.channel import Channel
+from feeder.workers.stream.batcher import Dealer
+from feeder.workers.fetch.fetcher import Fetching
+from feeder.workers.stats import Crowd, Stopwatch, StreamStats
 
 COUNTING: tuple[tuple[type, str, tuple[str, ...]], ...] = (
     (DeviceFeed, "_refill", ("self._handed.after(", "self._handed.taken =")),
@@ -78,7 +78,7 @@ def without(contender: Contender) -> Contender:
             for kind, name, needles in COUNTING:
                 changed = cut(inspect.getattr_static(kind, name), needles)
                 stack.enter_context(mock.patch.object(kind, name, changed))
-            stack.enter_context(mock.patch("feeder.stream.StreamStats", NoStats))
+            stack.enter_context(mock.patch("feeder.feeds.stream.StreamStats", NoStats))
             yield stack.enter_context(contender())
 
     return running

@@ -18,9 +18,9 @@ from contenders import COLUMN, FEED
 from fetches import Array
 from harness import Measures, Settings, Spread, interleave, time_of
 from report import Goal, Report, spread
-from workers.sources.libstdcxx import seed_minstd
-from workers.sources.sharding import Sharding
-from workers.sources.windowed import Window, encode_step
+from feeder.workers.sources.stores.libstdcxx import seed_minstd
+from feeder.workers.sources.orders.sharding import Sharding
+from feeder.workers.sources.orders.windowed import Window, encode_step
 
 ASKED_MS = 10
 ASKED_CURSOR_BYTES = 64

@@ -18,7 +18,7 @@ from children import ROLE, Child, Process, address_for, bounded
 from contenders import COLUMN, make_coordinator
 from factories import LOADS
 from feeder import cli
-from feeder.transport.arena import ArenaSlots
+from feeder.service.memory.arena import ArenaSlots
 from fetches import constant
 from harness import Measures, Settings, Spread, interleave, time_of
 from report import Goal, Report, spread

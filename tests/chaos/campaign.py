@@ -26,7 +26,7 @@ from chaos.plants import PLANTS
 from chaos.processes import Hang, Watch
 from chaos.soak import soak
 from chaos.streams import FORMS
-from feeder.transport.faults import POINTS
+from feeder.service.faults import POINTS
 
 FAULTS_PER_LEG = 10
 

@@ -14,7 +14,7 @@ from chaos.plants import VARIABLE as PLANT
 from chaos.processes import Child, Hang, Holds, Watch, members
 from chaos.streams import NUM_QUEUES
 from chaos.trainer import FENCED, HURRY
-from feeder.transport.faults import VARIABLE as FAULT
+from feeder.service.faults import VARIABLE as FAULT
 
 START_S = 10.0
 """How long a process may take to start."""

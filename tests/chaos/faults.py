@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
-from feeder.transport.faults import POINTS
+from feeder.service.faults import POINTS
 
 TRANSPORTS = ("shared", "ipc", "tcp")
 """Shared memory, and frames over a unix socket and over TCP."""

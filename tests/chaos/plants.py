@@ -15,7 +15,7 @@ VARIABLE = "CHAOS_PLANT"
 
 def drop_offset() -> None:
     """A resume gives the rows again that were taken of the chunk which the cut stands in."""
-    from workers.assembler import Assembler
+    from feeder.workers.stream.assembler import Assembler
 
     take_up = Assembler._take_up
 
@@ -28,9 +28,9 @@ def drop_offset() -> None:
 
 def head() -> None:
     """A consumer's state is that of the last batch received, not of the last handed out."""
-    from feeder.statedict import STATE_KEY
-    from feeder.transport.consumer import Consumer
-    from feeder.transport.remote import RemotePlace
+    from feeder.state.statedict import STATE_KEY
+    from feeder.service.client.consumer import Consumer
+    from feeder.service.client.remote import RemotePlace
 
     init, state_dict = RemotePlace.__init__, Consumer.state_dict
     received: list[Any] = []
@@ -50,7 +50,7 @@ def head() -> None:
 
 def no_discard() -> None:
     """A server gives a queue again what it had, when the feed goes back for another queue."""
-    from feeder.transport.outbox import Outbox
+    from feeder.service.server.outbox import Outbox
 
     put = Outbox.put
 
@@ -65,9 +65,9 @@ def stale() -> None:
     """A consumer that looks for a server again names the place where it first did."""
     from msgspec.structs import replace
 
-    from feeder.protocol import messages as say
-    from feeder.protocol.coding import decode, encode
-    from feeder.transport.wire import Wire
+    from feeder.service.protocol import messages as say
+    from feeder.service.protocol.coding import decode, encode
+    from feeder.service.net.sockets import Wire
 
     send = Wire.send
     named: list[bytes | None] = []

@@ -10,7 +10,7 @@ import pytest
 from chaos.faults import BLOWS, TRANSPORTS, Plan
 from chaos.running import run_chaos
 from chaos.streams import FORMS, NUM_QUEUES, Record, chain_of, make, reference
-from feeder.transport.faults import POINTS
+from feeder.service.faults import POINTS
 
 
 @pytest.mark.slow

@@ -14,8 +14,8 @@ import pytest
 import feeder
 import feeds
 from feeder import Batch, Consumer, Coordinator, Server, Snapshot
-from feeder.transport import plane as planes
-from workers import copying
+from feeder.service.client import plane as planes
+from feeder.workers.stream import copying
 
 
 class Transport(NamedTuple):

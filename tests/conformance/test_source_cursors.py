@@ -12,10 +12,10 @@ import pytest
 from calls import call
 from feeder import Batch, Coordinator, ResumeError, init_data_input_workers, sources
 from feeds import CARRIERS
-from workers.cursors import MAX_BYTES
-from workers.sources.libstdcxx import seed_minstd
-from workers.sources.sharding import Sharding
-from workers.sources.windowed import Window
+from feeder.workers.fetch.cursors import MAX_BYTES
+from feeder.workers.sources.stores.libstdcxx import seed_minstd
+from feeder.workers.sources.orders.sharding import Sharding
+from feeder.workers.sources.orders.windowed import Window
 
 BATCH_SIZE, NUM_RECORDS, FILL = 16, 20_000, 100
 FAR = 10**12 // 4096 * 4096

@@ -14,7 +14,7 @@ from feeder import ChunkError, Coordinator, init_data_input_workers
 from needs import needs
 from protos import Datum, TensorProto, TensorProtos
 from stores import encoded, picture, write_lmdb
-from workers import sources
+from feeder.workers import sources
 
 NUM_RECORDS, BATCH_SIZE, EPOCHS = 23, 4, 3
 SHARDS = {"num_shards": 2, "shard_id": 1}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from feeder.snapshot import Snapshot, StreamState
+from feeder.state.snapshot import Snapshot, StreamState
 
 
 def snapshot_at(step: int, num_bytes: int = 40) -> Snapshot:

@@ -17,9 +17,9 @@ import pytest
 import yaml
 
 from feeder import cli
-from feeder.feedfile.making import make_coordinator
-from feeder.feedfile.settings import read_settings
-from feeder.feedfile.toml import read_toml
+from feeder.config_file.making import make_coordinator
+from feeder.config_file.settings import read_settings
+from feeder.config_file.toml import read_toml
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"

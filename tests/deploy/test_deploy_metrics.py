@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from feeder.metrics.names import BUILD, METRICS, VERDICT
+from feeder.observe.prometheus import BUILD, METRICS, VERDICT
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 import feeder
-from feeder.transport.keys import ClientKeys, ServerKeys, make_keys
+from feeder.service.net.keys import ClientKeys, ServerKeys, make_keys
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"

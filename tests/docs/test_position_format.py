@@ -16,8 +16,8 @@ import xxhash
 
 import feeder
 from docs.pages import ROOT, block_titled
-from feeder import codec
-from workers.digests import digest_chunk
+from feeder.state import codec
+from feeder.workers.stream.digests import digest_chunk
 
 PAGE = ROOT / "docs/snapshot-format.md"
 BLOCK = block_titled(PAGE, "read_position.py")
@@ -306,4 +306,4 @@ def test_a_token_written_by_the_page_is_resumed_from(page: dict[str, Any]) -> No
 def test_the_page_is_of_the_versions_in_force() -> None:
     text = Path(PAGE).read_text()
     assert "This is format 1 of each" in text
-    assert feeder.snapshot.SNAPSHOT_VERSION == feeder.token.TOKEN_VERSION == 1
+    assert feeder.state.snapshot.SNAPSHOT_VERSION == feeder.state.token.TOKEN_VERSION == 1

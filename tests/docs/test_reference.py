@@ -15,11 +15,12 @@ import pytest
 import feeder
 from conformance.served import reading, serving
 from docs.pages import ROOT, blocks_of, section, table
-from feeder import errors, whereami
+from feeder import errors
+from feeder import ranks as whereami
 from feeder.cli import COMMANDS, _module
-from feeder.metrics.names import METRICS, names
-from feeder.metrics.verdict import KINDS
-from feeder.status.routes import _ROUTES
+from feeder.observe.prometheus import METRICS, names
+from feeder.observe.verdict import KINDS
+from feeder.observe.status.routes import _ROUTES
 
 DOCS = ROOT / "docs"
 

@@ -12,8 +12,8 @@ import msgpack
 import pytest
 
 import feeder
-from feeder import codec
-from feeder.snapshot import Snapshot
+from feeder.state import codec
+from feeder.state.snapshot import Snapshot
 from fuzz import entries
 from fuzz.campaign import Share, give_in, make_input
 from fuzz.entries import ENTRIES, Entry

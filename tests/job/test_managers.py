@@ -12,7 +12,7 @@ import pytest
 
 import feeder
 import jobs
-from feeder.checkpoint.manifest import Manifest, Part
+from feeder.job.checkpoints.manifest import Manifest, Part
 from feeder.checkpoint.store import CheckpointStore
 from feeder.job import (
     CheckpointManager,

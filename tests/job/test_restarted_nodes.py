@@ -10,8 +10,8 @@ import pytest
 
 import feeder
 import jobs
-from feeder import codec
-from feeder.checkpoint.parts import PartReceipt
+from feeder.state import codec
+from feeder.job.checkpoints.parts import PartReceipt
 from feeder.job import Job, JobRunner, LocalSession, MultiNodeCheckpointManager
 from feeder.job.actor import NodeActor
 from feeder.job.messages import Done, End, Plan, Request, decode_reply, encode, error_of

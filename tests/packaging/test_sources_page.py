@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import feeder
-import workers.sources
+import feeder.workers.sources
 
 ROOT = Path(__file__).parents[2]
 TELL = "import sys, json; print(json.dumps([m for m in sys.modules if m.startswith('workers')]))"
@@ -28,20 +28,20 @@ def modules_after(code: str) -> list[str]:
 
 
 def test_the_page_is_that_of_workers_and_sorted() -> None:
-    assert feeder.sources.__all__ == sorted(workers.sources.__all__)
+    assert feeder.sources.__all__ == sorted(feeder.workers.sources.__all__)
     assert set(dir(feeder.sources)) >= set(feeder.sources.__all__)
 
 
 @pytest.mark.parametrize("name", feeder.sources.__all__)
 def test_a_name_is_the_one_of_workers_and_documented(name: str) -> None:
-    assert getattr(feeder.sources, name) is getattr(workers.sources, name)
+    assert getattr(feeder.sources, name) is getattr(feeder.workers.sources, name)
     assert inspect.getdoc(getattr(feeder.sources, name))
 
 
 def test_sources_are_loaded_at_first_use_and_need_no_extra() -> None:
-    assert "workers.sources" not in modules_after("import feeder; feeder.init_data_input_workers")
-    assert "workers.sources" in modules_after("import feeder; feeder.sources")
-    assert "workers.sources" in modules_after("from feeder.sources import caffe_lmdb, image_folder")
+    assert "feeder.workers.sources" not in modules_after("import feeder; feeder.init_data_input_workers")
+    assert "feeder.workers.sources" in modules_after("import feeder; feeder.sources")
+    assert "feeder.workers.sources" in modules_after("from feeder.sources import caffe_lmdb, image_folder")
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:

@@ -19,7 +19,7 @@ FEEDING = (
         name="swapped workers",
         harm="The workers' chunks come in the reverse of their turns: a stream that is repeatable, "
         "but is another than the one promised, and another for every number of rounds at hand.",
-        file="workers/merge.py",
+        file="workers/stream/merge.py",
         old="order = [(lane + i) % lanes.num_lanes",
         new="order = [(lane - i) % lanes.num_lanes",
         tests=(
@@ -48,7 +48,7 @@ FEEDING = (
         name="epoch begun early",
         harm="A quick worker is called for the next epoch while a slow one is still in this: a "
         "fetch function that reshuffles at the epoch's end hands out rows of two epochs mixed.",
-        file="workers/rota.py",
+        file="workers/fetch/scheduler.py",
         old="if not all(self._over(lane) and not lane.running for lane",
         new="if not any(self._over(lane) and not lane.running for lane",
         tests=(
@@ -60,7 +60,7 @@ FEEDING = (
         name="another device's slot",
         harm="Rows dropped at the end of an epoch leave a slot to the batch after the next, which "
         "is another device's: a server is told to free what that one's consumer never had.",
-        file="workers/assembler.py",
+        file="workers/stream/assembler.py",
         old="slot, self._slot = self._take(), None",
         new="slot = self._slots.take(self.device, self._schema.columns, self._size)",
         tests=(
@@ -73,7 +73,7 @@ FEEDING = (
         name="draws without the seed",
         harm="Another seed gives the same augmentations: five runs that were to be averaged are "
         "one run done five times.",
-        file="workers/batch.py",
+        file="workers/stream/batch.py",
         old="return _generator(self.seed, _DRAWS_OF_CALL",
         new="return _generator(0, _DRAWS_OF_CALL",
         tests=(
@@ -85,7 +85,7 @@ FEEDING = (
         name="retry without seek",
         harm="A call that failed half-way is made again from where it broke off: its rows are "
         "skipped in silence.",
-        file="workers/calls.py",
+        file="workers/fetch/calls.py",
         old="""\
     def undo(self) -> None:
         self._seek()""",
@@ -98,7 +98,7 @@ FEEDING = (
         name="timeout ignored",
         harm="A source that has gone silent hangs the training for ever, where `timeout` was to "
         "end it: the original shipped this for three months.",
-        file="workers/silence.py",
+        file="workers/fetch/silence.py",
         old="self._timeout_s = timeout_s",
         new="self._timeout_s = 1e9",
         tests=(f"{_KEYWORDS}[timeout]",),
@@ -106,7 +106,7 @@ FEEDING = (
     Bug(
         name="bound ignored",
         harm="The fetchers run ahead without an end and the process is killed for its memory.",
-        file="workers/ledger.py",
+        file="workers/fetch/ledger.py",
         old="    def below_bound(self) -> bool:\n",
         new="    def below_bound(self) -> bool:\n        return True\n",
         tests=(
@@ -118,7 +118,7 @@ FEEDING = (
         name="leftover dropped",
         harm="Of every chunk that does not end with a batch the rest is lost: with large chunks "
         "most of the data is never seen.",
-        file="workers/assembler.py",
+        file="workers/stream/assembler.py",
         old="            i, taken = j, last\n",
         new="            i, taken = j + (last > 0), 0\n",
         tests=(
@@ -130,7 +130,7 @@ FEEDING = (
         name="leftover at the tail",
         harm="The rest of a chunk comes after chunks that were fetched later, as in the original: "
         "rows change their order, and a resumed run differs from one that was not disturbed.",
-        file="workers/assembler.py",
+        file="workers/stream/assembler.py",
         old="            i, taken = j, last\n",
         new="""\
             i, taken = j + (last > 0), 0
@@ -150,7 +150,7 @@ FEEDING = (
         name="shared chunk passed on",
         harm="An array that the fetch function keeps, in a cache perhaps, is the user's batch: "
         "what the one writes to it the other reads.",
-        file="workers/copying.py",
+        file="workers/stream/copying.py",
         old="return sys.getrefcount(arrays[i]) == _SOLE_REFERENCES",
         new="return True",
         tests=(
@@ -162,7 +162,7 @@ FEEDING = (
         name="padding counted as real",
         harm="With last_batch='pad' the repeated rows are counted in `batch.rows`: the last row of "
         "an epoch weighs many times in every mean over the data.",
-        file="workers/batch.py",
+        file="workers/stream/batch.py",
         old="        self.rows = rows\n",
         new="        self.rows = len(arrays[0])\n",
         tests=(_ASSEMBLER + "test_the_end_of_an_epoch", f"{_KEYWORDS}[last_batch]"),
@@ -183,7 +183,7 @@ FEEDING = (
         name="frames not checked",
         harm="Bytes that changed on the way are trained on: over a network nothing else sums up "
         "what came, but for the sixteen bits of TCP.",
-        file="feeder/transport/plane.py",
+        file="feeder/service/client/plane.py",
         old="                self._check(memories, group, 0)\n",
         new="",
         tests=(
@@ -213,7 +213,7 @@ FEEDING = (
         name="fetchers not woken",
         harm="A feed that has once stood at its bound stays there: nobody tells the fetchers that "
         "the user has taken batches, and the training hangs.",
-        file="workers/channel.py",
+        file="workers/fetch/channel.py",
         old="if self._idle and self._dispatch.pick(now, self._idle.coming) is not None:",
         new="if False:",
         tests=(f"{_KEYWORDS}[max_buffered_batches]",),
@@ -222,7 +222,7 @@ FEEDING = (
         name="a worker called ahead is not put back",
         harm="A function that has been called is resumed: workers of which the position has no "
         "cursor go on where they are, and the rows in between are lost without a word.",
-        file="workers/calls.py",
+        file="workers/fetch/calls.py",
         old="(is_new or not self._resumed)",
         new="True",
         tests=(
@@ -234,7 +234,7 @@ FEEDING = (
         name="two threads merge",
         harm="The enqueuer goes on while a fetcher leads: both take chunks and fill slots, and "
         "batches have rows twice, in any order.",
-        file="workers/channel.py",
+        file="workers/fetch/channel.py",
         old="if not lead.active and any(lane.bundles for lane in dispatch.awaited):",
         new="if any(lane.bundles for lane in dispatch.awaited):",
         tests=("tests/unit/test_channel.py::test_the_merge_is_one_threads_at_a_time",),
@@ -243,7 +243,7 @@ FEEDING = (
         name="a call that turned slow holds others up",
         harm="While one call of a function that was quick so far does not return, no other worker "
         "is called: in the order of arrival, too, the training hangs.",
-        file="workers/channel.py",
+        file="workers/fetch/channel.py",
         old="        self._dispatch.slow_down()\n",
         new="",
         tests=(

@@ -85,7 +85,7 @@ def copied(project: Path = ROOT) -> Iterator[Path]:
         copy = Path(folder).resolve()
         for name in COPIED:
             ignored = shutil.ignore_patterns("__pycache__")
-            shutil.copytree(project / name, copy / name, ignore=ignored)
+            shutil.copytree(project / name, copy / name, symlinks=True, ignore=ignored)
         shutil.copy(project / "pyproject.toml", copy)
         yield copy
 

@@ -15,7 +15,7 @@ RESUMING = (
         name="cut of the prefetched head",
         harm="A snapshot names the newest batch that is waiting, not the last one handed out: a "
         "resumed run skips all that was prefetched.",
-        file="feeder/devicefeed.py",
+        file="feeder/feeds/devicefeed.py",
         old="after = before[0] + 1, batch.place",
         new="after = before[0] + 1, (self._ready[-1] if self._ready else batch).place",
         tests=(_GAPS + "test_a_position_is_that_of_the_batch_handed_out_however_many_wait",),
@@ -24,7 +24,7 @@ RESUMING = (
         name="cursor read too late",
         harm="The cursor is read when a bundle is handed over, after the calls that follow in it: "
         "a resumed run skips their rows.",
-        file="workers/rota.py",
+        file="workers/fetch/scheduler.py",
         old="chunks, marks = self.chunks[:count], self.marks[:count]",
         new="chunks, marks = self.chunks[:count], self.marks[count - 1 : count] * count",
         tests=(_RESUME + "test_resumed_at_every_batch[keep-small-seek]",),
@@ -33,7 +33,7 @@ RESUMING = (
         name="turn forgotten",
         harm="A resumed run begins with worker 0, whoever's turn it was: every row comes, in "
         "another order.",
-        file="feeder/token.py",
+        file="feeder/state/token.py",
         old="return [epoch, turn, bits",
         new="return [epoch, 0, bits",
         tests=(
@@ -45,7 +45,7 @@ RESUMING = (
         name="epoch end off by one",
         harm="A run resumed between two epochs goes on at the second call of the new one: its "
         "first chunk is lost.",
-        file="workers/position.py",
+        file="workers/stream/position.py",
         old="calls = (0,) * num if self.pure else position.calls",
         new="calls = (1,) * num if self.pure else position.calls",
         tests=(_RESUME + "test_resumed_at_every_batch[keep-whole-pure]",),
@@ -54,7 +54,7 @@ RESUMING = (
         name="cursor of the epoch end lost",
         harm="A run resumed between two epochs is put back to before the end of the old one, which "
         "it ends once more: an epoch too few has rows.",
-        file="workers/merge.py",
+        file="workers/stream/merge.py",
         old="mark = end.mark or position.marks[lane]",
         new="mark = position.marks[lane]",
         tests=(_RESUME + "test_resumed_at_every_batch[keep-whole-seek]",),
@@ -63,7 +63,7 @@ RESUMING = (
         name="leftover not resumed",
         harm="The rows that the last batch before a kill left over are gone after the resume: up "
         "to a chunk is lost each time.",
-        file="workers/resuming.py",
+        file="workers/stream/resuming.py",
         old="return Run(span, columns, [num_rows], leftover.taken, leftover.digest)",
         new="return None",
         tests=(
@@ -75,7 +75,7 @@ RESUMING = (
         name="None counted in replay",
         harm="Replay takes a call that gave nothing for one that gave a chunk: it stops early and "
         "the resumed run gives rows a second time, or refuses a sound function.",
-        file="workers/calls.py",
+        file="workers/fetch/calls.py",
         old="            keep_going(NONE_BACKOFF_S)\n",
         new="            seen_calls += 1\n",
         tests=(_RESUME + "test_resumed_at_every_batch[keep-gaps-replay]",),
@@ -84,7 +84,7 @@ RESUMING = (
         name="replay not compared",
         harm="A fetch function that does not repeat itself is resumed by replay without a word: "
         "the stream goes on with other rows.",
-        file="workers/calls.py",
+        file="workers/fetch/calls.py",
         old="if keep_going(0.0) and (seen_rows != rows or",
         new="if False and (seen_rows != rows or",
         tests=(
@@ -96,7 +96,7 @@ RESUMING = (
         name="leftover digest unchecked",
         harm="A resume from a token joins half of the old chunk with half of another, and nobody "
         "is told.",
-        file="workers/straddler.py",
+        file="workers/stream/straddler.py",
         old='return "" if then.digest == self.digest else "other',
         new='return "" if True else "other',
         tests=(
@@ -108,7 +108,7 @@ RESUMING = (
         name="dealt to the wrong device",
         harm="After a resume in a later epoch the count of batches begins anew: devices get each "
         "other's batches.",
-        file="workers/resuming.py",
+        file="workers/stream/resuming.py",
         old="(cut.epoch, cut.index, cut.step) if cut",
         new="(cut.epoch, cut.index, cut.index) if cut",
         tests=(
@@ -130,7 +130,7 @@ RESUMING = (
     Bug(
         name="snapshot checksum unchecked",
         harm="A checkpoint with a flipped bit is resumed from: wrong place, wrong rows.",
-        file="feeder/snapshot.py",
+        file="feeder/state/snapshot.py",
         old="if _digest(numbers, [body]) != bytes(view[20:_HEAD_BYTES]):",
         new="if False:",
         tests=(_FORMAT + "test_every_flipped_bit_is_refused[snapshot]",),
@@ -138,7 +138,7 @@ RESUMING = (
     Bug(
         name="token checksum unchecked",
         harm="A token with a flipped bit is resumed from, at a wrong place.",
-        file="feeder/token.py",
+        file="feeder/state/token.py",
         old="if token[3:_HEAD_BYTES] != xxhash.xxh3_64_digest(body):",
         new="if False:",
         tests=(_FORMAT + "test_every_flipped_bit_is_refused[token]",),
@@ -147,7 +147,7 @@ RESUMING = (
         name="any position is one of the stream",
         harm="A trainer that comes back with the checkpoint of another run has the feed begin "
         "there, and the others are given rows of other calls under the right numbers.",
-        file="feeder/transport/agreement.py",
+        file="feeder/service/server/agreement.py",
         old="return key(one, self._stream) == key(other, self._stream)",
         new="return True",
         tests=(

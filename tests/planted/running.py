@@ -24,7 +24,7 @@ RUNNING = (
         name="newest by its number alone",
         harm="A job that diverged and was put back to an earlier epoch is resumed, after the next "
         "crash, from where it had diverged.",
-        file="feeder/checkpoint/epochs.py",
+        file="feeder/job/checkpoints/epochs.py",
         old="key=lambda name: self._parse(name)[1:])",
         new="key=lambda name: self._parse(name)[2])",
         tests=(_MANAGERS + "test_a_job_that_was_put_back_goes_on_from_there[file]",),
@@ -33,7 +33,7 @@ RUNNING = (
         name="overtaken run saves on",
         harm="A run that was thought dead writes its parts over those of the run that has taken "
         "over.",
-        file="feeder/checkpoint/timeline.py",
+        file="feeder/job/checkpoints/timeline.py",
         old="if not self._has_begun or self._epochs.runs(after=generation):",
         new="if False:",
         tests=(_MANAGERS + "test_a_run_that_was_overtaken_saves_nothing_more",),
@@ -42,7 +42,7 @@ RUNNING = (
         name="part not compared with its manifest",
         harm="The part of another epoch that has come under a part's name is loaded: nodes go on "
         "from different epochs.",
-        file="feeder/checkpoint/parts.py",
+        file="feeder/job/checkpoints/parts.py",
         old="if loaded.digest != request.digest:",
         new="if False:",
         tests=(_MANAGERS + "test_a_part_that_is_exchanged_at_the_last_moment_is_not_loaded[file]",),
@@ -51,7 +51,7 @@ RUNNING = (
         name="parts of other nodes taken",
         harm="A job that has a node in common with another writes that node's parts over the "
         "other's, which cannot be resumed any more.",
-        file="feeder/checkpoint/epochs.py",
+        file="feeder/job/checkpoints/epochs.py",
         old="if set(nodes) & set(self.nodes) and nodes != self.nodes:",
         new="if False:",
         tests=(_MANAGERS + "test_other_nodes_than_were_saved_are_refused[None-nodes2]",),
@@ -81,7 +81,7 @@ RUNNING = (
     Bug(
         name="some entries of some nodes",
         harm="Evaluation runs on a model of which the parts of one node are missing.",
-        file="feeder/checkpoint/partial.py",
+        file="feeder/job/checkpoints/partial.py",
         old="""\
                 logger.info("there is no complete checkpoint %r", database.path_of(name))
                 return None""",
@@ -96,7 +96,7 @@ RUNNING = (
         name="steps not compared",
         harm="Nodes whose feeds stand at different steps are resumed: they never see one batch of "
         "the same step again.",
-        file="feeder/checkpoint/manifest.py",
+        file="feeder/job/checkpoints/manifest.py",
         old='check_steps({name: {"feeds": part.steps} for name',
         new="check_steps({name: {} for name",
         tests=(_SESSIONS + "test_feeds_at_different_steps_are_refused_with_all_of_them[threads]",),

@@ -39,7 +39,7 @@ SHOWING = (
     Bug(
         name="waits for room not counted",
         harm="A feed that is held up by its trainer is said to be busy copying.",
-        file="workers/channel.py",
+        file="workers/fetch/channel.py",
         old="        room.start(now)",
         new="        pass",
         tests=(_STATS + "test_a_feed_that_waits_for_its_trainer_says_so",),
@@ -47,7 +47,7 @@ SHOWING = (
     Bug(
         name="news told twice",
         harm="Each second that a trainer waited is told to the server with every message after it.",
-        file="feeder/transport/accounts.py",
+        file="feeder/service/server/stats.py",
         old="        told, self._told = self._told, seen",
         new="        told = self._told",
         tests=("tests/unit/test_accounts.py::test_a_consumer_tells_what_is_new",),
@@ -55,7 +55,7 @@ SHOWING = (
     Bug(
         name="a counter that falls",
         harm="Prometheus takes a counter that falls for a restart, and adds all of it once more.",
-        file="feeder/transport/accounts.py",
+        file="feeder/service/server/stats.py",
         old="max(self._shown_s, self._waited_s + waits_s)",
         new="self._waited_s + waits_s",
         tests=("tests/unit/test_accounts.py::test_a_consumer_that_has_nothing_left_waits",),
@@ -63,7 +63,7 @@ SHOWING = (
     Bug(
         name="counts begin again",
         harm="Each time that a feed is begun again its counters are back at 0.",
-        file="feeder/transport/feeds.py",
+        file="feeder/service/server/run.py",
         old="lambda: None, self.counted,",
         new="lambda: None,",
         tests=(_MONITOR + "test_counts_go_on_when_the_feed_is_begun_again",),
@@ -71,7 +71,7 @@ SHOWING = (
     Bug(
         name="monitors with seats",
         harm="Who was let in to look may take a trainer's queue.",
-        file="feeder/transport/serving.py",
+        file="feeder/service/server/io_loop.py",
         old="        if isinstance(message, say.Open) and not self.watching.knows(peer):",
         new="        if isinstance(message, say.Open):",
         tests=(_MONITOR + "test_a_monitor_that_wants_more_is_refused",),
@@ -79,7 +79,7 @@ SHOWING = (
     Bug(
         name="any wire is the network",
         harm="A trainer beside its server is told to look at the network.",
-        file="feeder/metrics/verdict.py",
+        file="feeder/observe/verdict.py",
         old='    if consumer is None or consumer.plane != "frames":',
         new="    if consumer is None:",
         tests=(_VERDICT + "[batches in shared memory are on their way]",),
@@ -87,7 +87,7 @@ SHOWING = (
     Bug(
         name="the slowest worker is slow",
         harm="Of equal workers the one that is slower by a hair is blamed.",
-        file="feeder/metrics/verdict.py",
+        file="feeder/observe/verdict.py",
         old="_SLOWER = 3.0",
         new="_SLOWER = 0.9",
         tests=(_VERDICT + "[two workers, much alike]",),
@@ -95,7 +95,7 @@ SHOWING = (
     Bug(
         name="labels twice",
         harm="The streams of one feed overwrite each other's metrics.",
-        file="feeder/metrics/names.py",
+        file="feeder/observe/prometheus.py",
         old="else old + value",
         new="else value",
         tests=("tests/unit/test_metrics.py::test_streams_of_one_feed_are_added_up",),
@@ -103,7 +103,7 @@ SHOWING = (
     Bug(
         name="stacks for everybody",
         harm="Other hosts are shown the stacks of all threads, source lines and all.",
-        file="feeder/status/routes.py",
+        file="feeder/observe/status/routes.py",
         old='    if path == "/debug/threads" and not (is_near(peer) and names_this_host):',
         new="    if False:",
         tests=(_PORT + "test_stacks_are_for_this_host_alone",),
@@ -111,7 +111,7 @@ SHOWING = (
     Bug(
         name="a port that waits for its clients",
         harm="A server does not end while somebody has the page half asked for.",
-        file="feeder/status/port.py",
+        file="feeder/observe/status/port.py",
         old="        self._open.hang_up()\n",
         new="",
         tests=(_PORT + "test_it_closes_at_once_with_slow_clients_in_the_middle",),

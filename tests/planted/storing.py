@@ -101,7 +101,7 @@ STORING = (
         name="cut after the mark",
         harm="Nodes that count to the same batch are cut at different ones, and their checkpoint "
         "is refused when it is needed.",
-        file="feeder/marks.py",
+        file="feeder/feeds/marks.py",
         old="                    return i + 1, end\n",
         new="                    return len(batches), end\n",
         tests=(_POLICY + "test_the_cut_is_at_the_batch_though_many_were_taken_at_once",),
@@ -126,7 +126,7 @@ STORING = (
         name="fastest queue tells the round",
         harm="A server stores the position of its fastest trainer: started again, it skips what "
         "the others have not had.",
-        file="feeder/transport/used.py",
+        file="feeder/service/server/used.py",
         old="        used = min(self._rounds)\n",
         new="        used = max(self._rounds)\n",
         tests=(

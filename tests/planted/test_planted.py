@@ -22,7 +22,7 @@ FEW = (
 HARMLESS = Bug(
     name="harmless",
     harm="None.",
-    file="workers/position.py",
+    file="workers/stream/position.py",
     old="    num = len(live)\n",
     new="    num = len(tuple(live))\n",
     tests=("tests/unit/test_position.py::test_an_ended_worker_is_passed_over",),

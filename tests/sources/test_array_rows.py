@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from calls import call, epoch_of
-from workers.errors import ConfigError
-from workers.sources import arrays
+from feeder.workers.errors import ConfigError
+from feeder.workers.sources import arrays
 
 
 def test_columns_by_place(tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from calls import call, epoch_of
-from workers.errors import ConfigError
-from workers.sources import RecordError, SampleInfo, records, samples
+from feeder.workers.errors import ConfigError
+from feeder.workers.sources import RecordError, SampleInfo, records, samples
 
 
 def test_what_a_function_is_told() -> None:

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from workers.errors import ConfigError
-from workers.sources import IterableSource, RecordError, iterable
+from feeder.workers.errors import ConfigError
+from feeder.workers.sources import IterableSource, RecordError, iterable
 
 
 class Count:

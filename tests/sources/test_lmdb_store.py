@@ -18,11 +18,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stores import damage_leaf, write_lmdb
-from workers.errors import ConfigError
-from workers.sources import RecordError, extras, lmdb_store, mapped
-from workers.sources.lmdb_keys import ListedKeys, NumberedKeys
-from workers.sources.lmdb_store import LmdbStore
-from workers.sources.reading import Faults
+from feeder.workers.errors import ConfigError
+from feeder.workers.sources import RecordError
+from feeder.workers.sources import extras
+from feeder.workers.sources.stores import lmdb_store
+from feeder.workers.sources.stores import mapped
+from feeder.workers.sources.stores.lmdb_keys import ListedKeys, NumberedKeys
+from feeder.workers.sources.stores.lmdb_store import LmdbStore
+from feeder.workers.sources.reading import Faults
 
 ROOT = Path(__file__).parents[2]
 
@@ -249,9 +252,9 @@ def test_a_run_into_a_damaged_page_does_not_end_the_process(tmp_path: Path) -> N
     path = write_lmdb(tmp_path / "db", [b"%2100d" % i for i in range(400)])
     damage_leaf(path, 1)
     code = (
-        "import sys, numpy as np; from workers.sources.lmdb_store import LmdbStore\n"
-        "from workers.sources.reading import Faults\n"
-        "from workers.sources import lmdb_keys\n"
+        "import sys, numpy as np; from feeder.workers.sources.stores.lmdb_store import LmdbStore\n"
+        "from feeder.workers.sources.reading import Faults\n"
+        "from feeder.workers.sources import lmdb_keys\n"
         "lmdb_keys._NUM_SAMPLES = 1\n"
         "store, faults = LmdbStore(sys.argv[1]), Faults('skip')\n"
         "for first in range(0, 400, 40):\n"

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from workers.errors import ConfigError
-from workers.sources import Source, arrays
-from workers.sources.array_rows import ArrayRecords
+from feeder.workers.errors import ConfigError
+from feeder.workers.sources import Source, arrays
+from feeder.workers.sources.stores.array_rows import ArrayRecords
 
 
 @pytest.mark.parametrize(

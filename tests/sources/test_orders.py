@@ -11,18 +11,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from workers.errors import ResumeError
-from workers.sources import orders, windowed
-from workers.sources.orders import (
+from feeder.workers.errors import ResumeError
+from feeder.workers.sources.orders import orders
+from feeder.workers.sources.orders import windowed
+from feeder.workers.sources.orders.orders import (
     Order,
     PermutedOrder,
     ReshuffledOrder,
     SequentialOrder,
     shuffled_list,
 )
-from workers.sources.sharding import Sharding
-from workers.sources.shuffles import shuffle_again
-from workers.sources.windowed import WindowedOrder
+from feeder.workers.sources.orders.sharding import Sharding
+from feeder.workers.sources.orders.shuffles import shuffle_again
+from feeder.workers.sources.orders.windowed import WindowedOrder
 
 Make = Callable[[Sharding], Order]
 

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from workers.errors import ConfigError
-from workers.sources import caffe2_lmdb, caffe_lmdb, image_folder, tokens
-from workers.sources.paths import list_paths
+from feeder.workers.errors import ConfigError
+from feeder.workers.sources import caffe2_lmdb, caffe_lmdb, image_folder, tokens
+from feeder.workers.sources.stores.paths import list_paths
 
 TAKERS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "caffe_lmdb": (caffe_lmdb, "an LMDB folder"),

@@ -11,7 +11,7 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workers.sources.permutation import MAX_SIZE, Permutation
+from feeder.workers.sources.orders.permutation import MAX_SIZE, Permutation
 
 
 @given(size=st.integers(1, 3000), key=st.text(max_size=8))

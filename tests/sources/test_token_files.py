@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from calls import call, epoch_of
-from workers.errors import ConfigError
-from workers.sources import tokens
+from feeder.workers.errors import ConfigError
+from feeder.workers.sources import tokens
 
 
 @pytest.mark.parametrize("dtype", ["<u2", ">u2", "<i4", np.uint8])

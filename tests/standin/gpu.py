@@ -20,7 +20,7 @@ import pytest
 
 from feeder.devices.cuda import driver as drivers
 from feeder.errors import ConfigError
-from feeder.protocol.checks import Place
+from feeder.service.protocol.checks import Place
 from standin.arrays import DeviceArray
 from standin.memory import Held, Region, Registered, bytes_at
 from standin.streams import Clockwork, Event, Stream

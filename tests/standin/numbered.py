@@ -8,9 +8,9 @@ import numpy as np
 
 from feeder import Batch, Call
 from feeder.devices.cuda.packed import pack
-from feeder.protocol.checks import layout
+from feeder.service.protocol.checks import layout
 from feeds import Record, note_columns
-from workers.chunks import Column
+from feeder.workers.stream.chunks import Column
 
 ROWS = 4
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import feeder
-from feeder.status.port import StatusPort
+from feeder.observe.status.port import StatusPort
 from figures import feed, figures, queue, worker
 from status.browser import Browser, browsing, find_browser
 from unit.small import WAIT_S, Pure, make
@@ -29,7 +29,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 @pytest.fixture(autouse=True)
 def leaves_no_page(browser: Browser, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr("feeder.status.board.SAMPLE_S", 0.1)
+    monkeypatch.setattr("feeder.observe.status.board.SAMPLE_S", 0.1)
     yield
     browser.close_page()
 

@@ -19,12 +19,12 @@ import pytest
 
 import feeder
 from feeder.errors import ClosedError, ConfigError
-from feeder.metrics.names import names
-from feeder.status import port as port_module
-from feeder.status.board import Board
-from feeder.status.port import StatusPort, parse_place
-from feeder.status.routes import answer, is_near
-from feeder.transport import server as server_module
+from feeder.observe.prometheus import names
+from feeder.observe.status import port as port_module
+from feeder.observe.status.board import Board
+from feeder.observe.status.port import StatusPort, parse_place
+from feeder.observe.status.routes import answer, is_near
+from feeder.service.server import serve as server_module
 from figures import feed, figures
 from unit.small import WAIT_S, Held, Pure, make
 from unit.test_metrics import parse
@@ -423,7 +423,7 @@ def test_many_requests_leave_no_threads(url: str) -> None:
 
 
 def test_figures_are_read_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("feeder.status.board.SAMPLE_S", 0.01)
+    monkeypatch.setattr("feeder.observe.status.board.SAMPLE_S", 0.01)
     several = threading.Event()
     count = iter(range(1000))
 
@@ -440,8 +440,8 @@ def test_a_forked_child_does_not_keep_the_port() -> None:
     """Else it could not be taken again for as long as the child lives."""
     code = """
 import os
-from feeder.metrics.making import make_figures
-from feeder.status.port import StatusPort
+from feeder.observe.making import make_figures
+from feeder.observe.status.port import StatusPort
 
 port = StatusPort(0, lambda: make_figures([], 0.0))
 child = os.fork()

@@ -16,10 +16,10 @@ import pytest
 import zmq
 
 from feeder import Server
-from feeder.protocol import messages as say
-from feeder.protocol.coding import decode, encode
-from feeder.transport.addresses import parse
-from feeder.transport.desk import Desk
+from feeder.service.protocol import messages as say
+from feeder.service.protocol.coding import decode, encode
+from feeder.service.net.addresses import parse
+from feeder.service.server.group import Desk
 
 WAIT_S = 8.0
 OPEN: dict[str, Any] = {

@@ -7,9 +7,9 @@ from typing import NamedTuple
 import pytest
 
 from feeder.errors import FeedError
-from feeder.protocol.messages import Report
-from feeder.transport.accounts import FeedAccount, QueueAccount, Tally
-from feeder.transport.outbox import Outbox
+from feeder.service.protocol.messages import Report
+from feeder.service.server.stats import FeedAccount, QueueAccount, Tally
+from feeder.service.server.outbox import Outbox
 
 QUIET = Report(0.0, 0.0, 0, 0)
 

@@ -13,7 +13,7 @@ import pytest
 
 import feeder
 from feeder.errors import ConfigError
-from feeder.transport.addresses import (
+from feeder.service.net.addresses import (
     MAX_PATH_BYTES,
     Address,
     check_binds,
@@ -25,13 +25,13 @@ from feeder.transport.addresses import (
     private_file,
     private_path,
 )
-from feeder.transport.claims import claim
+from feeder.service.net.claims import claim
 from unit.small import Pure, make
 
 HOLDER = """
 import sys
-from feeder.transport.addresses import parse
-from feeder.transport.claims import claim
+from feeder.service.net.addresses import parse
+from feeder.service.net.claims import claim
 with claim(parse(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()
@@ -39,8 +39,8 @@ with claim(parse(sys.argv[1])):
 
 FORKER = """
 import os, sys
-from feeder.transport.addresses import parse
-from feeder.transport.claims import claim
+from feeder.service.net.addresses import parse
+from feeder.service.net.claims import claim
 claimed = claim(parse(sys.argv[1]))
 if os.fork():
     os.wait()

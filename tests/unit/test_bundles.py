@@ -11,7 +11,7 @@ import pytest
 
 import feeder
 from unit.small import WAIT_S
-from workers import fetcher as fetcher_module
+from feeder.workers.fetch import fetcher as fetcher_module
 
 BOUND, STOPPED_AT = 20, 40
 

@@ -21,15 +21,16 @@ import zmq
 
 import feeder
 from conformance.served import reading, serving
-from feeder.protocol import messages as say
-from feeder.transport import callers, limits
-from feeder.transport.callers import Callers
-from feeder.transport.desk import Desk
-from feeder.transport.foreign import Foreign, Window
-from feeder.transport.lease import Peer
-from feeder.transport.quiet import QuietLog
-from feeder.transport.reception import Reception
-from feeder.transport.security import Event
+from feeder.service.protocol import messages as say
+from feeder.service.net import guard as callers
+from feeder.service.net import limits
+from feeder.service.net.guard import Callers
+from feeder.service.server.group import Desk
+from feeder.service.net.kernel import Foreign, Window
+from feeder.service.server.lease import Peer
+from feeder.service.ratelimited_log import QuietLog
+from feeder.service.net.reception import Reception
+from feeder.service.net.security import Event
 from feeds import make
 from fetches import BATCH_SIZE, make_rows
 from unit.peers import OPEN, WAIT_S, RawPeer, is_hung_up, raw_socket

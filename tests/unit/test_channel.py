@@ -13,14 +13,14 @@ import pytest
 
 import feeder
 from unit.small import WAIT_S, Aside
-from workers import channel as channel_module
-from workers import dispatch as dispatch_module
-from workers.channel import Channel
-from workers.ledger import Held, Ledger
-from workers.position import Lanes
-from workers.rota import Lane, Rota
-from workers.silence import SLOW_S, Silence
-from workers.stats import StreamStats
+from feeder.workers.fetch import channel as channel_module
+from feeder.workers.fetch import policy as dispatch_module
+from feeder.workers.fetch.channel import Channel
+from feeder.workers.fetch.ledger import Held, Ledger
+from feeder.workers.stream.position import Lanes
+from feeder.workers.fetch.scheduler import Lane, Rota
+from feeder.workers.fetch.silence import SLOW_S, Silence
+from feeder.workers.stats import StreamStats
 
 NUM_LANES = 4
 

@@ -11,7 +11,7 @@ import pytest
 import xxhash
 
 import feeder
-from feeder import codec
+from feeder.state import codec
 from feeder.checkpoint import format
 from feeder.checkpoint.store import CheckpointStore
 

@@ -170,6 +170,6 @@ def test_a_manifest_that_goes_meanwhile_is_passed_over(
         (tmp_path / "manifests/trainer_0.g1.4").unlink(missing_ok=True)
         return real(store, name, *args)
 
-    monkeypatch.setattr("feeder.checkpoint.epochs.Epochs.check_others", lambda self: None)
+    monkeypatch.setattr("feeder.job.checkpoints.epochs.Epochs.check_others", lambda self: None)
     monkeypatch.setattr(CheckpointStore, "get", get)
     assert manager.get_resume_from_epoch_id() == 3

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from workers.chunks import (
+from feeder.workers.stream.chunks import (
     Arranged,
     Column,
     Schema,
@@ -16,7 +16,7 @@ from workers.chunks import (
     native,
     slice_rows,
 )
-from workers.errors import ResumeError
+from feeder.workers.errors import ResumeError
 
 
 def schema(**settings: Any) -> Schema:

@@ -21,7 +21,7 @@ from crashes.positions import snapshot_at
 from feeder import cli
 from feeder.checkpoint.store import CheckpointStore
 from feeder.job import JobRunner, LocalSession, MultiNodeCheckpointManager
-from feeder.transport import receiver
+from feeder.service.client import io_loop as receiver
 
 END_S = 20.0
 FEEDS = """

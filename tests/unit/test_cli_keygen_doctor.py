@@ -15,7 +15,7 @@ import pytest
 
 from feeder import cli
 from feeder.cli import doctor
-from feeder.transport.keys import ClientKeys, ServerKeys
+from feeder.service.net.keys import ClientKeys, ServerKeys
 
 
 @pytest.fixture(autouse=True)

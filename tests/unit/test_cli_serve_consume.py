@@ -24,7 +24,7 @@ import xxhash
 import feeder
 from feeder import cli
 from feeder.cli import answering, meter, serve
-from feeder.snapshot import Snapshot
+from feeder.state.snapshot import Snapshot
 
 READY_S = 10.0
 END_S = 20.0

@@ -21,8 +21,8 @@ import feeder
 from conformance.served import reading, serving
 from feeder import cli
 from feeder.cli.frames import make_frame, plain
-from feeder.status.history import History
-from feeder.status.port import StatusPort
+from feeder.observe.status.history import History
+from feeder.observe.status.port import StatusPort
 from figures import consumer, feed, figures, queue, service, worker
 from unit.small import Pure, make
 
@@ -208,7 +208,7 @@ def test_without_rich_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -
 def test_nobody_answers(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from feeder.transport.monitor import Monitor
+    from feeder.service.client.monitor import Monitor
 
     monkeypatch.setattr(Monitor.look, "__defaults__", (0.1,))
     assert cli.main(["top", "ipc://nobody", "--once"]) == 1

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feeder.codec import pack, unpack
+from feeder.state.codec import pack, unpack
 
 BF16 = ml_dtypes.bfloat16
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from workers import copying
-from workers.copying import copy_part, copy_rows, copy_whole
+from feeder.workers.stream import copying
+from feeder.workers.stream.copying import copy_part, copy_rows, copy_whole
 
 LARGE = copying._LARGE_BYTES
 PIECE = copying._PIECE_BYTES

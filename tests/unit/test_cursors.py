@@ -9,7 +9,7 @@ import pytest
 
 import feeder
 from unit.small import make
-from workers.cursors import MAX_BYTES
+from feeder.workers.fetch.cursors import MAX_BYTES
 
 
 class Place(NamedTuple):

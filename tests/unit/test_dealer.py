@@ -11,8 +11,8 @@ import pytest
 import feeder
 from feeder.devices.host import HostQueue
 from unit.small import make
-from workers.batch import Batch
-from workers.enqueuer import Dealer, Enqueuing
+from feeder.workers.stream.batch import Batch
+from feeder.workers.stream.batcher import Dealer, Enqueuing
 
 NUM_BATCHES, BATCH_SIZE = 400, 4
 

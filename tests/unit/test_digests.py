@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from workers.digests import digest_chunk, hash_chunk
+from feeder.workers.stream.digests import digest_chunk, hash_chunk
 
 
 def test_a_digest_tells_dtype_shape_order_and_every_byte_of_a_small_chunk() -> None:

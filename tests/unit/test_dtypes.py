@@ -15,11 +15,11 @@ import pytest
 import feeder
 from conformance.served import reading, serving
 from feeder.devices.cuda.packed import check_dtypes
-from feeder.protocol.messages import ColumnSpec
+from feeder.service.protocol.messages import ColumnSpec
 from unit.small import make
-from workers.chunks import Column, native
-from workers.digests import digest_chunk
-from workers.dtypes import read_dtype, write_dtype
+from feeder.workers.stream.chunks import Column, native
+from feeder.workers.stream.digests import digest_chunk
+from feeder.workers.stream.dtypes import read_dtype, write_dtype
 
 KINDS = [
     kind for name in dir(ml_dtypes)
@@ -63,7 +63,7 @@ def forget_packages(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPa
     """Make bfloat16 a type of a package that nobody knows, where a test says so."""
     write_dtype.cache_clear()
     if "another package" in request.node.name:
-        monkeypatch.setattr("workers.dtypes._PACKAGE", "other_dtypes")
+        monkeypatch.setattr("feeder.workers.stream.dtypes._PACKAGE", "other_dtypes")
     request.addfinalizer(write_dtype.cache_clear)
 
 
@@ -228,7 +228,7 @@ def nameless(state: bytes, monkeypatch: pytest.MonkeyPatch) -> bytes:
     """Return a snapshot as it was before names were written."""
     with monkeypatch.context() as patch:
         old = lambda dtype: dtype.str if dtype.names is None else dtype.descr  # noqa: E731
-        patch.setattr("workers.dtypes.write_dtype", old)
+        patch.setattr("feeder.workers.stream.dtypes.write_dtype", old)
         data = bytes(feeder.Snapshot.from_bytes(state))
     assert data != state
     return data

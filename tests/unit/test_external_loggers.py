@@ -22,7 +22,7 @@ class BrokenLog:
 def test_an_external_logger_that_raises_does_not_disturb_the_feed(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("feeder.stream._LOG_EVERY_S", 0.0)
+    monkeypatch.setattr("feeder.feeds.stream._LOG_EVERY_S", 0.0)
     with caplog.at_level(logging.ERROR, logger="feeder"):
         with make(Pure(), external_loggers=[BrokenLog()]) as coordinator:
             assert len(ids(coordinator["train"])) == 15
@@ -60,7 +60,7 @@ def test_the_last_verdict_says_what_held_a_stopped_feed_up() -> None:
 
 def test_statistics_are_logged_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
     log = Log()
-    monkeypatch.setattr("feeder.stream._LOG_EVERY_S", 0.0)
+    monkeypatch.setattr("feeder.feeds.stream._LOG_EVERY_S", 0.0)
     with make(Pure(), external_loggers=[log]) as coordinator:
         list(coordinator["train"])
         assert log.lines

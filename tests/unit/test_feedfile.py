@@ -13,12 +13,12 @@ import pytest
 import feeder
 from feeder.config import default_bytes, memory_bytes
 from feeder.errors import ConfigError
-from feeder.feedfile.advice import advise
-from feeder.feedfile.keys import checkpoint_keys, feed_keys, server_keys
-from feeder.feedfile.making import make_coordinator
-from feeder.feedfile.settings import Setting, Settings
-from feeder.feedfile.showing import show
-from feeder.feedfile.toml import parse_toml, read_toml
+from feeder.config_file.advice import advise
+from feeder.config_file.keys import checkpoint_keys, feed_keys, server_keys
+from feeder.config_file.making import make_coordinator
+from feeder.config_file.settings import Setting, Settings
+from feeder.config_file.showing import show
+from feeder.config_file.toml import parse_toml, read_toml
 from feedfiles import FEED, folder, read
 
 __all__ = ["folder"]

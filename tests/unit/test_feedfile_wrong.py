@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from feeder.errors import ConfigError
-from feeder.feedfile.making import blaming, make_checkpoints, make_coordinator
+from feeder.config_file.making import blaming, make_checkpoints, make_coordinator
 from feedfiles import FEED, folder, read
 
 __all__ = ["folder"]

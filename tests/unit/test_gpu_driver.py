@@ -17,10 +17,10 @@ import pytest
 import feeder
 from feeder.devices.cuda import cupydriver
 from feeder.devices.cuda.driver import open_driver
-from feeder.protocol.checks import layout
+from feeder.service.protocol.checks import layout
 from standin.cupys import imported, make_cupy
 from unit.small import Pure, make
-from workers.chunks import Column
+from feeder.workers.stream.chunks import Column
 
 
 @pytest.fixture

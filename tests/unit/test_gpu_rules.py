@@ -20,8 +20,8 @@ from feeder.devices.cuda.rules import (
     Traffic,
     Transfer,
 )
-from feeder.protocol.checks import layout
-from workers.chunks import Column
+from feeder.service.protocol.checks import layout
+from feeder.workers.stream.chunks import Column
 
 STRIDE = 128
 BYTES = Column(name="x", axis=0, dtype=np.dtype(np.uint8), shape=())

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from feeder.status.history import JUDGED_S, MAX_POINTS, History
+from feeder.observe.status.history import JUDGED_S, MAX_POINTS, History
 from figures import feed, figures, queue
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 from unit.small import WAIT_S, Aside
-from workers.idle import Idle
+from feeder.workers.fetch.idle import Idle
 
 
 class Waiters:

@@ -19,17 +19,17 @@ import pytest
 
 import feeder
 from conformance.served import TRANSPORTS, served
-from feeder.devicefeed import DeviceFeed
-from feeder.devices.bell import Bell
+from feeder.feeds.devicefeed import DeviceFeed
+from feeder.devices.one_shot_event import Bell
 from feeder.devices.host import HostQueue
-from feeder.progress import Progress
-from feeder.stream import Stream
-from feeder.transport.desk import Desk
-from feeder.transport.waker import Waker
+from feeder.feeds.progress import Progress
+from feeder.feeds.stream import Stream
+from feeder.service.server.group import Desk
+from feeder.service.net.waker import Waker
 from feeds import make
-from workers.channel import Channel
-from workers.position import Place
-from workers.stats import Handed, Stopwatch
+from feeder.workers.fetch.channel import Channel
+from feeder.workers.stream.position import Place
+from feeder.workers.stats import Handed, Stopwatch
 
 NUM_BATCHES, ROWS = 60, 8_000
 STREAMS = {"in process": None, **TRANSPORTS}

@@ -16,8 +16,8 @@ import pytest
 
 import feeder
 from conformance.served import reading, serving
-from feeder.transport.inbox import Inbox, Loading
-from feeder.transport.receiver import Receiver
+from feeder.service.client.inbox import Inbox, Loading
+from feeder.service.client.io_loop import Receiver
 from unit.small import WAIT_S, Aside, Pure, make
 
 NUM, AT = 40, 10

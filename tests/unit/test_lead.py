@@ -16,8 +16,9 @@ import pytest
 import feeder
 from feeder.devices.host import HostQueue
 from unit.small import WAIT_S, Counted, chunk, ids, make
-from workers import fetcher, pace
-from workers.enqueuer import Enqueuing
+from feeder.workers.fetch import fetcher
+from feeder.workers.fetch import pace
+from feeder.workers.stream.batcher import Enqueuing
 
 ALWAYS, NEVER = 1e9, 0.0
 

@@ -11,7 +11,7 @@ import pytest
 
 import feeder
 from feeder.devices import host
-from feeder.devices.bell import Bell
+from feeder.devices.one_shot_event import Bell
 from unit.small import WAIT_S, Aside, Counted, Held, Pure, chunk, ids, make
 
 

@@ -18,8 +18,8 @@ import pytest
 
 import feeder
 from unit.small import WAIT_S
-from workers.copying import is_sole_owner
-from workers.memory import Memory, Pool
+from feeder.workers.stream.copying import is_sole_owner
+from feeder.workers.stream.memory import Memory, Pool
 
 MIB = 1 << 20
 SHAPE = (64, 256, 64)
@@ -241,7 +241,7 @@ import resource
 
 import numpy as np
 
-from workers.memory import keep_freed_memory
+from feeder.workers.stream.memory import keep_freed_memory
 
 KEEP
 for i in range(21):

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from workers.chunks import Schema
-from workers.errors import ChunkError, FetchError
-from workers.merge import EpochEnd, Merge, Run
-from workers.position import Lanes, Position
-from workers.rota import Bundle, End
+from feeder.workers.stream.chunks import Schema
+from feeder.workers.errors import ChunkError, FetchError
+from feeder.workers.stream.merge import EpochEnd, Merge, Run
+from feeder.workers.stream.position import Lanes, Position
+from feeder.workers.fetch.scheduler import Bundle, End
 
 Chunk = tuple[int, int, int]
 """Epoch, lane and call: what a chunk in these tests is known by."""

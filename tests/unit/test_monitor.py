@@ -19,12 +19,12 @@ from feeder.errors import (
     RemoteError,
     TransportError,
 )
-from feeder.metrics.figures import FeedFigures
-from feeder.protocol import messages as say
-from feeder.protocol.checks import checksum
-from feeder.transport import server as server_module
-from feeder.transport.keys import make_keys
-from feeder.transport.monitor import Monitor
+from feeder.observe.figures import FeedFigures
+from feeder.service.protocol import messages as say
+from feeder.service.protocol.checks import checksum
+from feeder.service.server import serve as server_module
+from feeder.service.net.keys import make_keys
+from feeder.service.client.monitor import Monitor
 from unit.peers import OPEN, peer_of
 from unit.small import WAIT_S, Aside, Pure, make
 
@@ -144,7 +144,7 @@ def test_a_batch_that_came_corrupt_is_counted(monkeypatch: pytest.MonkeyPatch) -
     def wrong_once(memory: memoryview, mode: Any) -> int:
         return next(checks, None) or checksum(memory, mode)
 
-    monkeypatch.setattr("feeder.transport.plane.checksum", wrong_once)
+    monkeypatch.setattr("feeder.service.client.plane.checksum", wrong_once)
     with (
         serving(factory) as server,
         Monitor(server.addresses[0]) as monitor,
@@ -275,7 +275,7 @@ def test_a_monitor_of_another_version_is_told_so() -> None:
 
 
 def test_a_server_that_speaks_nonsense_is_no_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("feeder.transport.watching.to_json", lambda figures: b'{"feeds": 3}')
+    monkeypatch.setattr("feeder.service.server.figures.to_json", lambda figures: b'{"feeds": 3}')
     told = pytest.raises(ProtocolError, match=r"figures cannot be read.*same feeder")
     with serving(factory) as server, Monitor(server.addresses[0]) as monitor, told:
         monitor.look()
@@ -306,7 +306,7 @@ def test_a_server_that_does_not_answer_is_given_up(monkeypatch: pytest.MonkeyPat
             entered.set()
             gate.wait(WAIT_S)
 
-        monkeypatch.setattr("feeder.transport.watching.show", hang)
+        monkeypatch.setattr("feeder.service.server.figures.show", hang)
         with pytest.raises(RemoteError, match="has not answered for 0 s"):
             server.figures()
         assert entered.wait(WAIT_S)

@@ -14,7 +14,7 @@ import pytest
 import feeder
 from conformance.served import reading, serving
 from unit.small import WAIT_S, Seekable, ids, make
-from workers.origins import _known, begin_anew, origins_of
+from feeder.workers.fetch.origins import _known, begin_anew, origins_of
 
 NUM_WORKERS = 8
 WHOLE: dict[str, Any] = {"num_worker_threads": NUM_WORKERS, "num_threads": 1}

@@ -11,7 +11,7 @@ import pytest
 
 import feeder
 from unit.small import WAIT_S, Pure, Seekable, chunk, ids, make
-from workers.memory import Pool
+from feeder.workers.stream.memory import Pool
 
 
 def wait_until_all_is_enqueued() -> None:

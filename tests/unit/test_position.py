@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from workers.batch import Leftover
-from workers.digests import digest_chunk
-from workers.position import Lanes, Place, Position, Span, next_live
-from workers.straddler import Straddler
+from feeder.workers.stream.batch import Leftover
+from feeder.workers.stream.digests import digest_chunk
+from feeder.workers.stream.position import Lanes, Place, Position, Span, next_live
+from feeder.workers.stream.straddler import Straddler
 
 
 def pure(num_lanes: int, *, arrival: bool = False) -> Lanes:

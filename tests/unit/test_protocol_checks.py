@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from feeder.devices.slots import HostSlots
-from feeder.protocol.checks import checksum, full_checksum, layout, pieces
-from workers.chunks import Column
+from feeder.service.protocol.checks import checksum, full_checksum, layout, pieces
+from feeder.workers.stream.chunks import Column
 
 KIB = 1024
 

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 from feeder import errors
 from feeder.errors import ProtocolError
-from feeder.protocol import coding
-from feeder.protocol.coding import decode, encode
-from feeder.protocol.fields import TOKEN_BYTES
-from feeder.protocol.messages import (
+from feeder.service.protocol import coding
+from feeder.service.protocol.coding import decode, encode
+from feeder.service.protocol.fields import TOKEN_BYTES
+from feeder.service.protocol.messages import (
     FROM_CONSUMER,
     FROM_SERVER,
     MAX_ITEMS,

@@ -7,8 +7,8 @@ from collections import deque
 import pytest
 
 from feeder.errors import ProtocolError
-from feeder.protocol.messages import FROM_CONSUMER, FROM_SERVER
-from feeder.protocol.session import CONSUMER, SERVER, Session, Table
+from feeder.service.protocol.messages import FROM_CONSUMER, FROM_SERVER
+from feeder.service.protocol.session import CONSUMER, SERVER, Session, Table
 
 LOCAL = {"connect", "connected", "disconnected", "expired", "renewed", "taken_over", "close"}
 EVENTS = sorted({*FROM_CONSUMER, *FROM_SERVER, *LOCAL})

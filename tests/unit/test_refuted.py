@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 import feeder
-from feeder import Coordinator, init_data_input_workers, stream
+from feeder import Coordinator, init_data_input_workers
+from feeder.feeds import stream
 
 NAMES = ["first", "second"]
 

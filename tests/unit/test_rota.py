@@ -8,9 +8,9 @@ from collections import defaultdict
 import numpy as np
 import pytest
 
-from workers.ledger import Ledger
-from workers.position import Lanes
-from workers.rota import End, Rota
+from feeder.workers.fetch.ledger import Ledger
+from feeder.workers.stream.position import Lanes
+from feeder.workers.fetch.scheduler import End, Rota
 
 
 def make_rota(num_lanes: int, *, pure: bool, arrival: bool = False, epochs: int = 3) -> Rota:

@@ -17,10 +17,10 @@ import zmq
 import zmq.auth
 
 from feeder.errors import AuthError, ConfigError
-from feeder.transport import security as security_module
-from feeder.transport.addresses import Address, default_address, parse
-from feeder.transport.keys import ClientKeys, ServerKeys, make_keys, read_allowed, read_secret
-from feeder.transport.security import (
+from feeder.service.net import security as security_module
+from feeder.service.net.addresses import Address, default_address, parse
+from feeder.service.net.keys import ClientKeys, ServerKeys, make_keys, read_allowed, read_secret
+from feeder.service.net.security import (
     HWM_SLACK,
     Event,
     Security,

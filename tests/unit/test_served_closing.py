@@ -11,12 +11,12 @@ import pytest
 
 import feeder
 from conformance.served import TRANSPORTS, serving
-from feeder.transport import feeds as served_feeds
-from feeder.transport.outbox import Outbox
+from feeder.service.server import run as served_feeds
+from feeder.service.server.outbox import Outbox
 from feeds import make
 from leaks import held
 from unit.small import WAIT_S
-from workers.stats import Stopwatch
+from feeder.workers.stats import Stopwatch
 
 
 def endless() -> feeder.Coordinator:

@@ -11,9 +11,10 @@ import pytest
 import zmq
 
 import feeder
-from feeder.transport import tries, wire
-from feeder.transport.addresses import Address
-from feeder.transport.tries import Tries
+from feeder.service.client import tries
+from feeder.service.net import sockets as wire
+from feeder.service.net.addresses import Address
+from feeder.service.client.tries import Tries
 from unit.small import WAIT_S, Aside, Pure, make
 
 NUM = 20

@@ -12,9 +12,9 @@ import pytest
 
 import feeder
 from conformance.served import reading, serving
-from feeder.transport import serving as serving_module
-from feeder.transport.delivery import Delivery
-from feeder.transport.desk import Desk
+from feeder.service.server import io_loop as serving_module
+from feeder.service.server.delivery import Delivery
+from feeder.service.server.group import Desk
 from feeds import make
 from unit import small
 

@@ -16,7 +16,7 @@ import xxhash
 
 import feeder
 from conformance.served import reading, serving
-from feeder.transport.agreement import Agreement, Stand
+from feeder.service.server.agreement import Agreement, Stand
 from unit.small import Aside, Counted, Pure, Seekable, ids, make
 
 NUM = 100

@@ -19,10 +19,11 @@ import pytest
 
 import feeder
 from conformance.served import reading, serving
-from feeder.protocol import messages as say
-from feeder.transport import forking, inheritance
-from feeder.transport.desk import Desk
-from feeder.transport.plane import Plane
+from feeder.service.protocol import messages as say
+from feeder.service.memory import fork as forking
+from feeder.service.memory import inheritance
+from feeder.service.server.group import Desk
+from feeder.service.client.plane import Plane
 from unit.small import Aside, make
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")

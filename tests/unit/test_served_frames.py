@@ -12,10 +12,10 @@ import zmq
 
 import feeder
 from conformance.served import reading, serving
-from feeder.protocol.checks import pieces
-from feeder.transport import delivery
-from feeder.transport import plane as planes
-from feeder.transport.wire import Wire
+from feeder.service.protocol.checks import pieces
+from feeder.service.server import delivery
+from feeder.service.client import plane as planes
+from feeder.service.net.sockets import Wire
 from unit.small import make
 
 STEPS = 5

@@ -13,11 +13,11 @@ import pytest
 
 import feeder
 from conformance.served import reading, serving
-from feeder.protocol import messages as say
-from feeder.transport import feeds as served_feeds
-from feeder.transport import reading as reading_module
-from feeder.transport.desk import Desk
-from feeder.transport.feeds import ServedFeed
+from feeder.service.protocol import messages as say
+from feeder.service.server import run as served_feeds
+from feeder.service.client import lease as reading_module
+from feeder.service.server.group import Desk
+from feeder.service.server.run import ServedFeed
 from feeds import make
 from fetches import BATCH_SIZE, make_fetch, make_rows
 from unit.peers import OPEN, WAIT_S, Stalled, peer_of, used

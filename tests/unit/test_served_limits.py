@@ -15,8 +15,8 @@ import pytest
 
 import feeder
 from conformance.served import reading, serving
-from feeder.transport import mapping
-from feeder.transport.attaching import Attachment, OwnLimitError
+from feeder.service.memory import mapping
+from feeder.service.memory.attaching import Attachment, OwnLimitError
 from unit.small import Aside, Pure, make
 
 NUM = 60

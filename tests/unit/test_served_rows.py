@@ -10,7 +10,7 @@ import pytest
 
 import feeder
 from conformance.served import reading, serving
-from feeder.transport.security import MAX_REQUEST_BYTES
+from feeder.service.net.security import MAX_REQUEST_BYTES
 from unit import small
 
 

@@ -12,9 +12,9 @@ import pytest
 
 import feeder
 from conformance.served import reading, serving
-from feeder.protocol import messages as say
-from feeder.transport import consumer as consumer_module
-from feeder.transport.desk import Desk
+from feeder.service.protocol import messages as say
+from feeder.service.client import consumer as consumer_module
+from feeder.service.server.group import Desk
 from feeds import make
 from unit.peers import WAIT_S
 

@@ -11,11 +11,11 @@ import pytest
 import feeder
 from chaos.soak import break_connections
 from conformance.served import reading, serving
-from feeder.protocol import messages as say
-from feeder.protocol.seats import Seats
-from feeder.transport import beginning
-from feeder.transport.delivery import Delivery
-from feeder.transport.desk import Desk
+from feeder.service.protocol import messages as say
+from feeder.service.protocol.seats import Seats
+from feeder.service.server import rewind as beginning
+from feeder.service.server.delivery import Delivery
+from feeder.service.server.group import Desk
 from unit.peers import OPEN, peer_of
 from unit.small import WAIT_S, Aside, Pure, make
 

@@ -14,9 +14,9 @@ import pytest
 
 import feeder
 from conformance.served import reading, serving
-from feeder.protocol import messages as say
-from feeder.protocol.seats import Seats
-from feeder.transport.desk import Desk
+from feeder.service.protocol import messages as say
+from feeder.service.protocol.seats import Seats
+from feeder.service.server.group import Desk
 from unit.small import WAIT_S, Arrays, Aside, Pure, make
 
 NUM = 200

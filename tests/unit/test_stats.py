@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import feeder
-from feeder.metrics.figures import FeedFigures, from_json, to_json
+from feeder.observe.figures import FeedFigures, from_json, to_json
 from unit.small import WAIT_S, Aside, Counted, Held, Pure, Seekable, ids, make
-from workers.stats import BatchStats, Crowd, Stopwatch
+from feeder.workers.stats import BatchStats, Crowd, Stopwatch
 
 OLD_KEYS = {
     "batches", "buffered_bytes", "buffered_rows", "bytes", "fetch_calls", "fetch_retries",

@@ -13,7 +13,7 @@ import pytest
 
 import feeder
 from unit.small import WAIT_S, Aside, Held, Pure, chunk, ids, make
-from workers.scope import Scope
+from feeder.workers.fetch.threads import Scope
 
 FAST_S = 4.0
 """More than any stop takes on a busy machine, less than any time-out in the library."""
@@ -215,7 +215,7 @@ def test_a_stop_tells_that_a_fetch_did_not_return(caplog: pytest.LogCaptureFixtu
 
 
 def test_the_with_block_tells_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("feeder.coordinator.STOP_DEADLINE_S", 1.0)
+    monkeypatch.setattr("feeder.feeds.coordinator.STOP_DEADLINE_S", 1.0)
     fetch = Held()
     coordinator = make(fetch, input_source_name="val", num_worker_threads=1)
     with pytest.raises(feeder.StuckWorkerError) as caught, coordinator:
@@ -234,7 +234,7 @@ def test_the_with_block_tells_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_error_in_the_with_block_goes_before_a_stuck_fetch(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("feeder.coordinator.STOP_DEADLINE_S", 1.0)
+    monkeypatch.setattr("feeder.feeds.coordinator.STOP_DEADLINE_S", 1.0)
     fetch = Held()
     coordinator = make(fetch, num_worker_threads=1)
     with caplog.at_level(logging.ERROR, "feeder"), pytest.raises(ZeroDivisionError), coordinator:
@@ -248,7 +248,7 @@ def test_an_error_in_the_with_block_goes_before_a_stuck_fetch(
 def test_a_stuck_feed_does_not_keep_the_others_from_ending(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("feeder.coordinator.STOP_DEADLINE_S", 1.0)
+    monkeypatch.setattr("feeder.feeds.coordinator.STOP_DEADLINE_S", 1.0)
     fetch = Held()
     coordinator = make(fetch, num_worker_threads=1)
     make(Held(1000), input_source_name="val", coordinator=coordinator)

@@ -19,10 +19,10 @@ import numpy as np
 import pytest
 
 from feeder.errors import ClosedError, ProtocolError, TransportError
-from feeder.transport import pages
-from feeder.transport.arena import SLOTS_PER_ARENA, Arena, ArenaSlot, ArenaSlots
-from feeder.transport.pages import Pages
-from workers.chunks import Column
+from feeder.service.memory import pages
+from feeder.service.memory.arena import SLOTS_PER_ARENA, Arena, ArenaSlot, ArenaSlots
+from feeder.service.memory.pages import Pages
+from feeder.workers.stream.chunks import Column
 
 WAIT_S = 10.0
 COLUMNS = (
@@ -175,7 +175,7 @@ def test_the_memory_of_a_killed_server_is_freed() -> None:
             return next(int(line.split()[1]) for line in lines if line.startswith("Shmem:"))
 
     code = (
-        "import sys; from feeder.transport.memfd import Arena;"
+        "import sys; from feeder.service.memory.memfd import Arena;"
         "arena = Arena(2**20, 384); arena.back(383);"
         "print('made', flush=True); sys.stdin.read()"
     )

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from feeder.errors import ConnectTimeout, ProtocolError, TransportError
-from feeder.transport.arena import Arena
-from feeder.transport.descriptors import Attachment, Connection, Listener, attach
+from feeder.service.memory.arena import Arena
+from feeder.service.memory.fdpass import Attachment, Connection, Listener, attach
 
 WAIT_S = 10.0
 NONCE = bytes(range(16))
@@ -229,7 +229,7 @@ def test_another_user_is_sent_away(door: Door) -> None:
 
 FORKER = """
 import os, subprocess, sys
-from feeder.transport.descriptors import attach
+from feeder.service.memory.fdpass import attach
 attachment = attach(sys.argv[1], bytes(range(16)), 10.0)
 if sys.argv[2] == "forks":
     child = os.fork()

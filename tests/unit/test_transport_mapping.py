@@ -18,10 +18,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from feeder.errors import ProtocolError, TransportError
-from feeder.protocol.checks import layout
-from feeder.transport.arena import SLOTS_PER_ARENA, Arena, ArenaSlots
-from feeder.transport.mapping import FrameSlots, Lease, MappedArena, view
-from workers.chunks import Column
+from feeder.service.protocol.checks import layout
+from feeder.service.memory.arena import SLOTS_PER_ARENA, Arena, ArenaSlots
+from feeder.service.memory.mapping import FrameSlots, Lease, MappedArena, view
+from feeder.workers.stream.chunks import Column
 
 COLUMNS = (
     Column(name="id", axis=0, dtype=np.dtype(np.int64), shape=()),

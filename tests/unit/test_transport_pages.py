@@ -14,12 +14,12 @@ import pytest
 
 import feeder
 from feeder.errors import TransportError
-from feeder.transport import arena as arena_module
-from feeder.transport.arena import Arena, ArenaSlots
-from feeder.transport.feeds import ServedFeed
-from feeder.transport.pages import Pages
+from feeder.service.memory import arena as arena_module
+from feeder.service.memory.arena import Arena, ArenaSlots
+from feeder.service.server.run import ServedFeed
+from feeder.service.memory.pages import Pages
 from unit.small import WAIT_S, Pure
-from workers.chunks import Column
+from feeder.workers.stream.chunks import Column
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
 NUM_SLOTS = 3

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from feeder.errors import AuthError
-from feeder.transport.tries import Patience, Tries
+from feeder.service.client.tries import Patience, Tries
 
 
 def test_a_single_address_is_tried_without_an_end() -> None:

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 import feeder
-from workers.scope import Scope
-from workers.turns import SWITCH_S
+from feeder.workers.fetch.threads import Scope
+from feeder.workers.fetch.turns import SWITCH_S
 
 PYTHONS_S = 0.005
 WAIT_S = 30.0
@@ -158,7 +158,7 @@ tell()
 
 def test_a_fork_just_after_it_was_set_begins_with_the_users() -> None:
     script = """
-from workers.turns import TURNS
+from feeder.workers.fetch.turns import TURNS
 
 set_interval = sys.setswitchinterval
 

@@ -10,7 +10,7 @@ import pytest
 
 import feeder
 from feeder.devices import host
-from feeder.devices.bell import Bell
+from feeder.devices.one_shot_event import Bell
 from feeder.devices.host import HostQueue
 from unit.small import WAIT_S, Aside, make
 

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 import feeder
-from feeder.metrics.figures import FeedFigures, Figures
-from feeder.metrics.verdict import Verdict, judge
+from feeder.observe.figures import FeedFigures, Figures
+from feeder.observe.verdict import Verdict, judge
 
 WAIT_S = 10.0
 LOOK_S = 0.5

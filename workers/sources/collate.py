@@ -7,8 +7,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from workers.errors import ConfigError
-from workers.sources.reading import Columns, RecordError, stack
+from feeder.workers.errors import ConfigError
+from feeder.workers.sources.reading import Columns, RecordError, stack
 
 Collate: TypeAlias = Callable[[Sequence[Any]], Columns]
 

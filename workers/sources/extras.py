@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from workers.errors import ConfigError
+from feeder.workers.errors import ConfigError
 
 _NAMES = {"PIL.Image": "Pillow"}
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from workers.errors import ConfigError
-from workers.sources.collate import Collate, check_collate, make_columns
-from workers.sources.options import flag
-from workers.sources.reading import Columns
+from feeder.workers.errors import ConfigError
+from feeder.workers.sources.collate import Collate, check_collate, make_columns
+from feeder.workers.sources.orders.options import flag
+from feeder.workers.sources.reading import Columns
 
 _STATE_METHODS = ("state_dict", "load_state_dict")
 

@@ -21,11 +21,11 @@ from feeder.devices.cuda.pinned import empty
 from feeder.devices.cuda.rules import Block, DeviceSlot, Traffic, Transfer
 from feeder.devices.host import HostQueue
 from feeder.errors import DeviceError, FeedError
-from feeder.protocol.checks import ALIGNMENT
-from feeder.protocol.credit import credit_for
-from workers.batch import Batch
-from workers.errors import in_words
-from workers.position import Place
+from feeder.service.protocol.checks import ALIGNMENT
+from feeder.service.protocol.credit import credit_for
+from feeder.workers.stream.batch import Batch
+from feeder.workers.errors import in_words
+from feeder.workers.stream.position import Place
 
 logger = logging.getLogger("feeder")
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from feeder.errors import ConfigError
-from feeder.protocol.checks import Place
+from feeder.service.protocol.checks import Place
 
 _PORTABLE, _READ_ONLY = 1, 8
 """cudaHostRegisterPortable and cudaHostRegisterReadOnly, which CuPy does not name."""

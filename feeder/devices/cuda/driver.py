@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from feeder.errors import ConfigError
-from feeder.protocol.checks import Place
+from feeder.service.protocol.checks import Place
 
 _NAME = re.compile(r"cuda:(0|[1-9][0-9]*)")
 

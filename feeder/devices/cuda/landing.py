@@ -12,9 +12,9 @@ from feeder.devices.cuda.packed import check_dtypes
 from feeder.devices.cuda.pinned import PinnedRing, PinnedSlot, alloc_pinned, empty
 from feeder.devices.cuda.queue import CudaQueue
 from feeder.errors import FeedError
-from feeder.protocol.checks import Layout, layout
-from workers.chunks import Columns
-from workers.errors import in_words
+from feeder.service.protocol.checks import Layout, layout
+from feeder.workers.stream.chunks import Columns
+from feeder.workers.errors import in_words
 
 logger = logging.getLogger("feeder")
 

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feeder.errors import ConfigError
-from feeder.protocol.checks import Layout
-from workers.chunks import Columns
+from feeder.service.protocol.checks import Layout
+from feeder.workers.stream.chunks import Columns
 
 Arrays = tuple[NDArray[Any], ...]
 

@@ -16,11 +16,11 @@ from feeder.devices.cuda.driver import Driver, HostMemory
 from feeder.devices.cuda.packed import Packed, check_dtypes, pack
 from feeder.devices.cuda.rules import PINNED, Life
 from feeder.errors import DeviceError, FeedError
-from feeder.protocol.checks import ALIGNMENT, Layout, layout
-from feeder.protocol.credit import credit_for
-from workers.chunks import Columns
-from workers.slots import Kept, Seen
-from workers.stats import Stopwatch
+from feeder.service.protocol.checks import ALIGNMENT, Layout, layout
+from feeder.service.protocol.credit import credit_for
+from feeder.workers.stream.chunks import Columns
+from feeder.workers.stream.buffers import Kept, Seen
+from feeder.workers.stats import Stopwatch
 
 Arrays = tuple[NDArray[Any], ...]
 

@@ -14,8 +14,8 @@ from typing import Any
 
 from feeder.devices.cuda.packed import Packed
 from feeder.errors import DeviceError
-from feeder.protocol.checks import Layout
-from workers.batch import Batch
+from feeder.service.protocol.checks import Layout
+from feeder.workers.stream.batch import Batch
 
 Table = dict[str, dict[str, str]]
 

@@ -1,0 +1,202 @@
+"""What was set, and by whom: flags over the environment over the file over defaults."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from feeder.errors import ConfigError
+from feeder.config_file.keys import REQUIRED, Key, checkpoint_keys, feed_keys, server_keys, unknown
+from feeder.config_file.toml import TomlFile
+from feeder.ranks import NOBODY, node_of, num_nodes
+
+DEFAULT = "default"
+OPTIONS = "options."
+"""What the keys of a feed's source begin with."""
+SECTIONS = ("checkpoint", "feeds", "server")
+
+
+class Setting(NamedTuple):
+    """A value, and who gave it."""
+
+    value: Any
+    """The value, of its key's type."""
+    origin: str
+    """FILE:LINE, the variable of the environment, the flag, or "default"."""
+
+
+Table = dict[str, Setting]
+"""Settings by key; of the options of a source by `options.KEY`."""
+Variables = Mapping[str, Mapping[str, str]]
+"""The environment, by what the variables of a table begin with; names in full."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """The settings of a service."""
+
+    server: Table
+    """Of [server]."""
+    checkpoint: Table
+    """Of [checkpoint]."""
+    feeds: dict[str, Table]
+    """Of each [feeds.NAME]."""
+    places: dict[str, str]
+    """Where each [feeds.NAME] begins, FILE:LINE."""
+
+
+def read_settings(
+    file: TomlFile,
+    environment: Mapping[str, str],
+    flags: Mapping[str, Mapping[str, Setting]] | None = None,
+) -> Settings:
+    """Lay the settings over each other; `flags` by section.
+
+    Raises `ConfigError`, with the place in front, where a key is unknown or of a wrong type.
+    """
+    _check_names(file, file.data, SECTIONS, "table", ())
+    feeds = _child(file, file.data, "feeds")
+    variables = _sort(environment, feeds)
+    given = flags or {}
+    return Settings(
+        server=_section(file, "server", server_keys(), variables, given),
+        checkpoint=_section(file, "checkpoint", checkpoint_keys(), variables, given),
+        feeds={name: _place(_feed(file, feeds, name, variables), environment) for name in feeds},
+        places={name: file.where("feeds", name) for name in feeds},
+    )
+
+
+def _section(
+    file: TomlFile,
+    name: str,
+    keys: Mapping[str, Key],
+    variables: Variables,
+    flags: Mapping[str, Mapping[str, Setting]],
+) -> Table:
+    given = _child(file, file.data, name)
+    _check_names(file, given, keys, "key", (name,))
+    return {
+        **_defaults(keys),
+        **{key: _from_file(file, keys[key], value, (name, key)) for key, value in given.items()},
+        **_from_environment(keys, variables, _prefix(name)),
+        **flags.get(name, {}),
+    }
+
+
+def _feed(file: TomlFile, feeds: Mapping[str, Any], name: str, variables: Variables) -> Table:
+    keys, path = feed_keys(), ("feeds", name)
+    given = dict(_child(file, feeds, name, *path))
+    _check_names(file, given, keys, "key", path)
+    options = _child(file, given, "options", *path, "options")
+    given.pop("options", None)
+    found = {
+        **_defaults({key: keys[key] for key in keys if key != "options"}),
+        **{key: _from_file(file, keys[key], value, (*path, key)) for key, value in given.items()},
+        **{
+            OPTIONS + key: Setting(value, file.where(*path, "options", key))
+            for key, value in options.items()
+        },
+        **_from_environment(keys, variables, _prefix("feeds", name)),
+    }
+    return {key: found[key] for key in [*(key for key in keys if key in found), *found]}
+
+
+def _place(table: Table, environment: Mapping[str, str]) -> Table:
+    """The settings, with this node's number and the number of nodes where "node" and "nodes"
+    stand for them. Raises `ConfigError` where one is told without the other, or they differ."""
+    node, nodes = node_of(environment), num_nodes(environment)
+    placed = dict(table)
+    for key, word, told in (("shard_id", "node", node), ("num_shards", "nodes", nodes)):
+        setting = table.get(OPTIONS + key)
+        if setting is None or setting.value != word:
+            continue
+        alone = (node.teller == NOBODY) != (nodes.teller == NOBODY)
+        if alone or node.number >= nodes.number:
+            raise ConfigError(
+                f"{setting.origin}: {key} is {word!r}; the node's number is {node.number} "
+                f"({node.teller} told), the number of nodes {nodes.number} ({nodes.teller} told): "
+                "set FEEDER_NODE and FEEDER_NUM_NODES"
+            )
+        placed[OPTIONS + key] = Setting(told.number, f"{setting.origin}, told by {told.teller}")
+    return placed
+
+
+def _child(file: TomlFile, table: Mapping[str, Any], key: str, *path: str) -> Mapping[str, Any]:
+    """A table inside a table; empty where there is none."""
+    value = table.get(key, {})
+    if not isinstance(value, dict):
+        path = path or (key,)
+        raise ConfigError(f"{file.where(*path)}: {'.'.join(path)} is {value!r}, expected a table")
+    return value
+
+
+def _check_names(
+    file: TomlFile, table: Mapping[str, Any], known: Any, what: str, path: tuple[str, ...]
+) -> None:
+    for name in table:
+        if name not in known:
+            where = f" in [{'.'.join(path)}]" if path else ""
+            raise ConfigError(f"{file.where(*path, name)}: {unknown(what + where, name, known)}")
+
+
+def _defaults(keys: Mapping[str, Key]) -> Table:
+    return {
+        name: Setting(key.default, DEFAULT)
+        for name, key in keys.items()
+        if key.default is not REQUIRED
+    }
+
+
+def _from_file(file: TomlFile, key: Key, value: Any, path: tuple[str, ...]) -> Setting:
+    where = file.where(*path)
+    try:
+        return Setting(key.convert(value), where)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from error
+
+
+# ---- the environment
+
+
+def _prefix(*words: str) -> str:
+    """What the variables of a table begin with."""
+    return "FEEDER_" + "".join(re.sub(r"\W", "_", word).upper() + "_" for word in words)
+
+
+def _sort(environment: Mapping[str, str], feeds: Mapping[str, Any]) -> Variables:
+    """The variables of each table. Raises `ConfigError` for a feed that is not there."""
+    tables = [_prefix("feeds", name) for name in feeds]
+    sorted_: dict[str, dict[str, str]] = {}
+    for name, text in environment.items():
+        fitting = [p for p in (*tables, *map(_prefix, SECTIONS)) if name.startswith(p)]
+        if fitting and not _is_link(name):
+            sorted_.setdefault(max(fitting, key=len), {})[name] = text
+    for name in sorted_.get(_prefix("feeds"), {}):
+        named = ", ".join(map(repr, feeds)) or "none"
+        raise ConfigError(f"{name} is of no feed: the configuration has {named}")
+    return sorted_
+
+
+def _is_link(name: str) -> bool:
+    """Whether Kubernetes gives a variable to every pod, for a service that happens to be called
+    as a section is."""
+    return bool(re.search(r"_SERVICE_(HOST|PORT)|_PORT$|_PORT_\d+_(TCP|UDP)", name))
+
+
+def _from_environment(keys: Mapping[str, Key], variables: Variables, prefix: str) -> Table:
+    found = {}
+    for variable, text in variables.get(prefix, {}).items():
+        name = variable.removeprefix(prefix).lower()
+        is_option = "options" in keys and name.startswith("options_")
+        if name == "options" or (name not in keys and not is_option):
+            known = [prefix + key.upper() for key in keys]
+            raise ConfigError(unknown("variable", variable, known))
+        key = Key(name=name, type=Any, default=None) if is_option else keys[name]
+        try:
+            value = key.parse(text)
+        except ConfigError as error:
+            raise ConfigError(f"{variable}: {error}") from error
+        found[name.replace("_", ".", 1) if is_option else name] = Setting(value, variable)
+    return found

@@ -1,0 +1,173 @@
+"""A feed: a named stream of batches."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from feeder.feeds.devicefeed import DeviceFeed
+from feeder.errors import ConfigError, ResumeError
+from feeder.observe.figures import AS_GREATEST, FeedFigures
+from feeder.state.snapshot import Snapshot
+from feeder.state.statedict import STATE_KEY, unpack_state_dict
+from feeder.feeds.stream import Stream
+from feeder.state.token import name_of
+from feeder.workers.stream.batch import Batch
+
+logger = logging.getLogger("feeder")
+
+
+class Feed:
+    """All streams of one input source name: one, or one per device where
+    `init_data_input_workers` was called once per device.
+
+    With one device the feed is itself the iterator over its batches; with several, `on` gives
+    each device's.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._streams: list[Stream] = []
+        self._devices: dict[str, DeviceFeed] = {}
+
+    def add(self, stream: Stream) -> None:
+        """Add the stream of one more call."""
+        for i, device in enumerate(stream.config.devices):
+            self._devices[device] = DeviceFeed(stream, i)
+        self._streams.append(stream)
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """The names of the feed's devices."""
+        return tuple(self._devices)
+
+    @property
+    def streams(self) -> tuple[Stream, ...]:
+        """The streams, in the order in which they were made."""
+        return tuple(self._streams)
+
+    def on(self, device: str | int, *, stream: Any = None) -> DeviceFeed:
+        """The batches of one device, by its name or its number among the feed's devices.
+
+        On a GPU the work on them goes to `stream`: one of CuPy or PyTorch, or any object with
+        `__cuda_stream__`; without it to CuPy's current stream at each batch.
+        """
+        if isinstance(device, int) and 0 <= device < len(self._devices):
+            found = list(self._devices.values())[device]
+        elif isinstance(device, str) and device in self._devices:
+            found = self._devices[device]
+        else:
+            raise ConfigError(
+                f"feed {self.name!r} has no device {device!r}, expected one of {self.devices!r} or "
+                "its number"
+            )
+        if stream is not None:
+            found.work_on(stream)
+        return found
+
+    def __iter__(self) -> DeviceFeed:
+        return iter(self._only())
+
+    def __next__(self) -> Batch:
+        return next(self._only())
+
+    def __len__(self) -> int:
+        """Batches of the whole stream, of a feed with one device; else as of `DeviceFeed`."""
+        return len(self._only())
+
+    def __bool__(self) -> bool:
+        return True
+
+    def _only(self) -> DeviceFeed:
+        if len(self._devices) != 1:
+            raise ConfigError(
+                f"feed {self.name!r} has {len(self._devices)} devices: take the batches of each "
+                f"from feed.on(device), one of {self.devices!r}"
+            )
+        return next(iter(self._devices.values()))
+
+    # ---- position
+
+    def snapshot(self) -> Snapshot:
+        """Where the feed stands: after the last batch handed out, or with several devices after
+        the newest round handed out on all. Any thread may call it at any time; feeding goes on."""
+        return Snapshot(tuple(stream.state(with_rows=True) for stream in self._streams))
+
+    def state_dict(self) -> dict[str, bytes]:
+        """The position for a trainer's checkpoint: one key, a few hundred bytes. The leftover
+        rows are not in it (their chunk is fetched again) unless `repeatable=False`."""
+        return {STATE_KEY: pack_states(self._streams)}
+
+    def load_state_dict(self, state_dict: dict[str, bytes]) -> None:
+        """Go on from a state dict; before the start alone. Raises `ResumeError`."""
+        resume_streams(self._streams, unpack_state_dict(state_dict))
+
+    def stats(self) -> dict[str, Any]:
+        """Plain numbers of what the feed has done, in a flat dictionary that any logger takes:
+        rows, batches and bytes at each hand-over, seconds waited on both of its sides, and the
+        same for each worker and each queue. Summed over the feed's streams. Seconds include a
+        wait under way. Any thread may call it at any time."""
+        total: dict[str, Any] = {}
+        for stream, first in zip(self._streams, self._first_queues(), strict=True):
+            for key, value in stream.stats(first).items():
+                old = total.get(key, 0)
+                total[key] = max(old, value) if key in AS_GREATEST else old + value
+        return total
+
+    def figures(self, now: float) -> list[FeedFigures]:
+        """What each of its streams has done; `now` on the monotonic clock."""
+        return [
+            stream.figures(now, first)
+            for stream, first in zip(self._streams, self._first_queues(), strict=True)
+        ]
+
+    def _first_queues(self) -> list[int]:
+        """The number of each stream's first queue among those of the feed."""
+        counts = [len(stream.queues) for stream in self._streams]
+        return [sum(counts[:i]) for i in range(len(counts))]
+
+    # ---- life, for the coordinator
+
+    def close(self) -> None:
+        """Wake everything that waits, so that it ends."""
+        for stream in self._streams:
+            stream.close()
+        self._drop()
+
+    def fork(self) -> None:
+        """This is a forked child."""
+        for stream in self._streams:
+            stream.fork()
+        self._drop()
+
+    def _drop(self) -> None:
+        for device in self._devices.values():
+            device.drop()
+
+    def __repr__(self) -> str:
+        return f"<Feed {self.name!r} on {', '.join(self.devices)}>"
+
+
+def pack_states(streams: list[Stream]) -> bytes:
+    """The positions of streams, without their leftover rows where these can be fetched again."""
+    return bytes(Snapshot(tuple(stream.state(with_rows=False) for stream in streams)))
+
+
+def resume_streams(streams: Sequence[Stream], position: Snapshot | bytes) -> None:
+    """Bring streams that are not started to a position, of a snapshot or of a token: all of them,
+    or none where one does not fit."""
+    if isinstance(position, Snapshot):
+        found = [(stream, stream.find_resume(position)) for stream in streams]
+        here = {(stream.config.name, stream.number) for stream in streams}
+        for state in position.states:
+            if (state.name, state.number) not in here and len(streams) > 1:
+                logger.warning("the position of feed %r is not used: no such feed", state.name)
+    else:
+        whose = name_of(position)
+        meant = [s for s in streams if len(streams) == 1 or (s.config.name, s.number) == whose]
+        if not meant:
+            raise ResumeError(f"the token is of feed {whose[0]!r}, stream {whose[1]}, not here")
+        found = [(stream, stream.find_resume(position)) for stream in meant]
+    for stream, resume in found:
+        stream.resume(resume)

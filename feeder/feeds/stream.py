@@ -1,0 +1,265 @@
+"""One stream of a feed as the user's side sees it: its pipeline and its device queues."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any
+
+from msgspec.structs import replace
+
+from feeder.config import FeedConfig
+from feeder.devices.dealt import Devices
+from feeder.errors import ClosedError, FeedError, ForkedError, ResumeError
+from feeder.feeds.marks import Marks
+from feeder.observe.figures import FeedFigures, QueueFigures, State, flatten
+from feeder.observe.making import Condition, make_feed
+from feeder.observe.verdict import judge
+from feeder.state.positions import Positions
+from feeder.feeds.progress import Progress
+from feeder.state.snapshot import Snapshot, StreamState
+from feeder.workers.pipeline import Pipeline
+from feeder.workers.stream.position import Place
+from feeder.workers.stream.resuming import Resume
+from feeder.workers.stats import StreamStats
+
+logger = logging.getLogger("feeder")
+
+_LOG_EVERY_S = 60.0
+_TINY_QUEUE_BATCHES = 1024
+
+
+class Stream:
+    """What one call of `init_data_input_workers` makes."""
+
+    def __init__(self, config: FeedConfig, number: int) -> None:
+        self.config = config
+        self.number = number
+        self.positions = Positions(config, number)
+        self._resume: Resume | None = None
+        self._unusable: FeedError | None = ClosedError(
+            f"feed {config.name!r} is not started: use `with coordinator:` or coordinator.start()"
+        )
+        num = len(config.devices)
+        most = max(1, config.max_buffered_batches // num)
+        self._devices = Devices(
+            config.devices, self._describe_wait, capacity=most, depth=config.depth,
+            writable=config.run.writable, look_s=config.run.timeout_s,
+        )  # fmt: skip
+        self.queues, self.slots = self._devices.queues, self._devices.slots
+        self.progress = Progress(num)
+        self.counted = StreamStats.of(config.stream, config.run, num)
+        """What the stream has done."""
+        self.marks: Marks | None = None
+        """Batches at which something is to be done; None where there are none."""
+        self.initialised = self.started = self.stopped = False
+        self._started_at: float | None = None
+        self._asked_at: float | None = None
+        self._stopped_at: float | None = None
+        self._had_ended = False
+        self._logged: FeedFigures | None = None
+        self._logged_at = 0.0
+        self._logged_last = False
+        self._build()
+
+    def _build(self) -> None:
+        config, encode = self.config, self.positions.id.encode
+        self.pipeline = Pipeline(
+            config.stream, config.run, config.name, self.queues, self.slots, encode, self._resume,
+            self._log_now_and_then, self.counted,
+        )  # fmt: skip
+        self._devices.before_wait(self.pipeline.flush)
+
+    # ---- life
+
+    def start(self) -> None:
+        """Start the threads; once."""
+        self.started = True
+        self._unusable = None
+        self._started_at = self._logged_at = time.monotonic()
+        self._devices.start()
+        self.pipeline.start()
+
+    def close(self) -> None:
+        """Wake everything that waits, so that it ends."""
+        self._had_ended = self._had_ended or self._has_ended()
+        self._stopped_at = self._stopped_at or time.monotonic()
+        self.stopped = True
+        self.pipeline.close()
+        self._devices.close()
+
+    def fail(self, error: FeedError) -> None:
+        """Something beside the stream has failed: its user is told in place of a next batch."""
+        if not self.forked:
+            self._unusable = error
+        for queue in self.queues:
+            queue.finish(error)
+
+    def join(self, deadline_s: float) -> None:
+        """Wait for the threads; raises `StuckWorkerError`."""
+        end = time.monotonic() + deadline_s
+        try:
+            self.pipeline.join(deadline_s)
+            self.pipeline.forget()
+        finally:
+            self._devices.join(max(0.0, end - time.monotonic()))
+        if self.started and not self._logged_last:
+            self._logged_last = True
+            self._log()
+
+    @property
+    def forked(self) -> bool:
+        """Whether this is a forked child's copy."""
+        return isinstance(self._unusable, ForkedError)
+
+    def check_usable(self) -> None:
+        """Raise where batches cannot be had: before the start, or in a forked child."""
+        if self._unusable is not None:
+            raise self._unusable
+
+    def fork(self) -> None:
+        """This is a forked child: its copy of the stream has no threads."""
+        self._unusable = ForkedError(
+            f"feed {self.config.name!r} was made in the parent process; make it after the fork, "
+            "or start children with the spawn method"
+        )
+
+    # ---- position
+
+    def state(self, *, with_rows: bool) -> StreamState:
+        """Where the stream stands; with the leftover rows where asked and where they exist."""
+        if self.forked:
+            self.check_usable()
+        self._asked_at = time.monotonic()
+        place, resume, columns = self.progress.place, self._resume, self.pipeline.schema.columns
+        if place is not None:
+            return self.positions.state_at(place, columns, with_rows=with_rows)
+        cut = self.pipeline.start_cut
+        if resume is None:
+            return self.positions.state(cut, (), None, with_rows=with_rows)
+        return self.positions.state(cut, resume.rows, resume.columns, with_rows=with_rows)
+
+    def find_resume(self, position: Snapshot | bytes) -> Resume:
+        """What a snapshot or a token means for this stream; changes nothing. Raises
+        `ResumeError`."""
+        if self.started:
+            raise ResumeError(
+                f"feed {self.config.name!r} is started already; load its state before "
+                "coordinator.start()"
+            )
+        resume = self.positions.find_in(position)
+        self.positions.check_round(resume.cut)
+        return resume
+
+    def resume(self, resume: Resume) -> None:
+        """Go on from there; before the start alone."""
+        self._resume = resume
+        self.positions.warn_of_replay(resume.cut)
+        self._build()
+
+    # ---- what is told
+
+    def figures(self, now: float, first_queue: int = 0) -> FeedFigures:
+        """What the stream has done. Its queues are numbered from `first_queue` on."""
+        now = now if self._stopped_at is None else self._stopped_at
+        condition = Condition(
+            state=self._condition(),
+            failure=self._failure(),
+            started_at=self._started_at,
+            asked_at=self._asked_at,
+        )
+        queues = [self._queue(device, first_queue, now) for device in range(len(self.queues))]
+        blocked_s = sum([queue.blocked.read(now) for queue in self.queues])
+        return make_feed(
+            self.config, self.number, condition, self.counted, self.pipeline.ledger, queues, now,
+            blocked_s=blocked_s,
+        )  # fmt: skip
+
+    def _queue(self, device: int, first: int, now: float) -> QueueFigures:
+        stats, queue = self.counted, self.queues[device]
+        wait_s = queue.starved.read(now)
+        batches, rows, num_bytes = stats.handed[device].read()
+        return QueueFigures(
+            queue=first + device,
+            device=self.config.devices[device],
+            batches=batches,
+            rows=rows,
+            bytes=num_bytes,
+            waiting=max(0, stats.queued[device] - batches),
+            capacity=queue.capacity,
+            wait_s=wait_s,
+            starved_s=wait_s,
+            checked_s=0.0,
+            corrupt=0,
+            consumer=None,
+        )
+
+    def _failure(self) -> FeedError | None:
+        endings = [queue.ending for queue in self.queues]
+        failures = [e for e in endings if isinstance(e, FeedError)]
+        return next((e for e in failures if not isinstance(e, ClosedError)), None)
+
+    def _has_ended(self) -> bool:
+        """Whether all batches have been handed out."""
+        stats = self.counted
+        return all(
+            isinstance(queue.ending, Place) and stats.queued[i] == stats.handed[i].read()[0]
+            for i, queue in enumerate(self.queues)
+        )
+
+    def _condition(self) -> State:
+        if self._failure() is not None:
+            return "failed"
+        if self._had_ended or (not self.stopped and self._has_ended()):
+            return "ended"
+        if self.stopped:
+            return "stopped"
+        return "running" if self.started else "waiting"
+
+    def stats(self, first_queue: int = 0) -> dict[str, Any]:
+        """Plain numbers of what the stream has done."""
+        now = time.monotonic()
+        return {
+            **self.pipeline.numbers(now),
+            "queued_batches": sum(map(len, self.queues)),
+            "starved_s": sum([queue.starved.read(now) for queue in self.queues]),
+            **flatten(self.figures(now, first_queue)),
+        }
+
+    def _describe_wait(self) -> str:
+        """What a device's user waits for. Raises `FeedError` where that is another device's user,
+        who has taken nothing for `timeout` seconds: often the same thread is to read it later."""
+        name, timeout_s, now = self.config.name, self.config.run.timeout_s, time.monotonic()
+        full = {
+            device: now - (queue.blocked.since or now)
+            for device, queue in zip(self.config.devices, self.queues, strict=True)
+            if queue.is_full
+        }
+        if not full:
+            return f"feed {name!r} waits for its fetch function"
+        waits = f"feed {name!r} waits for {[*full]!r} to take a batch"
+        if max(full.values()) >= timeout_s:
+            raise FeedError(
+                f"{waits}, which took none for {timeout_s} s: batches go to the devices in turns, "
+                "so read the devices in turns, or each in a thread of its own; or raise timeout"
+            )
+        return waits
+
+    def _log_now_and_then(self) -> None:
+        if self.config.external_loggers and time.monotonic() - self._logged_at >= _LOG_EVERY_S:
+            self._log()
+
+    def _log(self) -> None:
+        now = time.monotonic()
+        figures, before = self.figures(now), self._logged
+        seconds = now - self._logged_at
+        self._logged, self._logged_at = figures, now
+        verdict = str(judge(before, figures, seconds))
+        if figures.state == "stopped":
+            verdict += f"; until then {judge(before, replace(figures, state='running'), seconds)}"
+        stats = {"input_source_name": self.config.name, "verdict": verdict, **self.stats()}
+        for external in self.config.external_loggers:
+            try:
+                external.log(dict(stats))
+            except Exception:
+                logger.exception("external logger %r failed", external)

@@ -1,0 +1,1 @@
+"""Checkpoints of a job's nodes, committed together."""

@@ -1,0 +1,115 @@
+"""Metadata handlers: who is told which epochs there are, and asked which was the last."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from feeder.job.checkpoints.epochs import Epochs
+from feeder.job.checkpoints.manifest import Manifest
+from feeder.job.checkpoints.places import Place, folder_place, stem_place
+from feeder.errors import CheckpointError, ConfigError
+
+logger = logging.getLogger("feeder")
+
+
+class MetadataHandler(Protocol):
+    """Caffe2's five methods. A manager calls them from the thread that runs the job."""
+
+    def set_params(
+        self,
+        db_prefix: str,
+        db_type: str,
+        node_names: Sequence[str],
+        path_prefix: str | None,
+        path_type: str | None,
+    ) -> None:
+        """What the checkpoints are of, and where; before anything else, and again at each run."""
+
+    def write(self, epoch: int) -> None:
+        """An epoch is complete on all nodes, durably. Raises `CheckpointError`."""
+
+    def last_epoch(self, user_epoch: int | None = None) -> int | None:
+        """The epoch to resume from, None to begin anew; `user_epoch` is what the user asked for.
+        Raises `CheckpointError`."""
+
+    def cp_accessible(self, epoch: int | None = None) -> bool:
+        """Whether an epoch can be loaded; with None, whether one can be saved."""
+
+    def report(self, action: str, durations: Mapping[str, int]) -> None:
+        """How many nanoseconds the part of each node took, by its database's name. `action` is
+        "checkpoint_save", "checkpoint_load" or "checkpoint_partial_load"."""
+
+
+class StoreMetadata:
+    """The default handler: the manifests beside the parts say which epochs there are."""
+
+    def __init__(self) -> None:
+        self._places: list[Place] = []
+        self._node_names: list[str] = []
+
+    def set_params(
+        self,
+        db_prefix: str,
+        db_type: str,
+        node_names: Sequence[str],
+        path_prefix: str | None,
+        path_type: str | None,
+    ) -> None:
+        """What the checkpoints are of, and where."""
+        self._places = [folder_place(db_prefix, db_type)]
+        if path_prefix is not None:
+            self._places.append(stem_place(path_prefix, path_type or db_type))
+        self._node_names = list(node_names)
+
+    def write(self, epoch: int) -> None:
+        """Nothing: the manifest is written already."""
+
+    def last_epoch(self, user_epoch: int | None = None) -> int | None:
+        """What the user asked for; else the newest epoch that is complete and whole, first where
+        the job saves, then where it was told to read."""
+        if user_epoch is not None:
+            return user_epoch
+        own, *others = self._known_places()
+        found = [self._newest(own), *(Epochs(p, self._node_names).newest() for p in others)]
+        return next((manifest.epoch for manifest in found if manifest is not None), None)
+
+    def cp_accessible(self, epoch: int | None = None) -> bool:
+        """Whether an epoch is complete; with None, whether there is a folder to write into."""
+        if epoch is None:
+            folder = self._known_places()[0].url
+            return "://" in folder or _is_writable(folder)
+        places = self._known_places()
+        return any(Epochs(place, self._node_names).is_complete(epoch) for place in places)
+
+    def report(self, action: str, durations: Mapping[str, int]) -> None:
+        """Log who took longest: that is what all the others waited for."""
+        if durations:
+            slowest = max(durations, key=lambda name: durations[name])
+            logger.info(
+                "%s: %d parts, the slowest %r in %.3f s",
+                action, len(durations), slowest, durations[slowest] / 1e9,
+            )  # fmt: skip
+
+    def _known_places(self) -> list[Place]:
+        if not self._places:
+            raise ConfigError("the metadata handler knows no place yet; call set_params first")
+        return self._places
+
+    def _newest(self, place: Place) -> Manifest | None:
+        try:
+            return Epochs(place, self._node_names).newest()
+        except CheckpointError as error:
+            if not isinstance(error.__cause__, FileNotFoundError):
+                raise
+            # A folder that is not there holds nothing; a place that cannot be read may.
+            logger.warning("there is nothing to resume from: %s", error)
+            return None
+
+
+def _is_writable(folder: str) -> bool:
+    """Whether files can be made in a folder, or the folder itself, where it is not there yet."""
+    there = folder if os.path.lexists(folder) else os.path.dirname(folder)
+    return os.path.isdir(there) and os.access(there, os.W_OK | os.X_OK)

@@ -1,0 +1,106 @@
+"""Where the checkpoints of a job lie, and what its files are called."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from urllib.parse import unquote, urlsplit
+
+from feeder.job.checkpoints.databases import Database, check_db_type, open_database
+from feeder.errors import CheckpointError, ConfigError
+
+_NODE = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,39}")
+MANIFESTS, RUNS = "manifests/", "runs/"
+
+
+def check_node(name: object) -> str:
+    """The name of a node; raises `ConfigError` where no file could be called by it."""
+    if isinstance(name, str) and _NODE.fullmatch(name):
+        return name
+    raise ConfigError(
+        f"node is called {name!r}, expected 1 to 40 of A-Z a-z 0-9 _ . -, not beginning with a dot"
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """A place for the parts of nodes, by epoch."""
+
+    url: str
+    """A folder as an absolute path, or a URL."""
+    stem: str = ""
+    """What every name begins with."""
+    db_type: str
+    """What the parts are written as: "file" or "lmdb"."""
+
+    def part(self, node: str, epoch: int) -> str:
+        """The name of a node's part."""
+        return f"{self.stem}{node}.{epoch}"
+
+    def manifest(self, nodes: Sequence[str], generation: int, epoch: int) -> str:
+        """The name of what commits an epoch of these nodes. A node belongs to one job in a place,
+        so that the first of its nodes tells a job from others."""
+        return f"{MANIFESTS}{self.stem}{min(nodes)}.g{generation}.{epoch}"
+
+    def run(self, nodes: Sequence[str], generation: int | None = None) -> str:
+        """The name of what says that a run of these nodes has begun to save, or what the names of
+        all such begin with. It is of one length, so that texts sort as the generations do."""
+        number = "" if generation is None else f"{generation:010d}"
+        return f"{RUNS}{self.stem}{min(nodes)}.{number}"
+
+    @property
+    def manifests(self) -> str:
+        """What the names of all manifests begin with."""
+        return MANIFESTS + self.stem
+
+    def open(self, writer: str) -> Database:
+        """What holds the parts."""
+        return open_database(self.db_type, self.url, writer)
+
+
+_MANIFEST = re.compile(r"(?P<key>.+)\.g(?P<generation>[0-9]+)\.(?P<epoch>[0-9]+)")
+
+
+def read_manifest_name(place: Place, name: str) -> tuple[str, int, int] | None:
+    """First node, generation and epoch of a manifest of a place; None where it is none."""
+    found = _MANIFEST.fullmatch(name.removeprefix(place.manifests))
+    if found is None:
+        return None
+    return found["key"], int(found["generation"]), int(found["epoch"])
+
+
+def folder_place(db_prefix: object, db_type: object) -> Place:
+    """The place that a `db_prefix` means: the folder of all files."""
+    return _place(_checked("db_prefix", db_prefix), "", db_type)
+
+
+def stem_place(path_prefix: object, db_type: object) -> Place:
+    """The place that a `path_prefix` means: what all names begin with, folder and all."""
+    folder, slash, stem = _checked("path_prefix", path_prefix).rpartition("/")
+    return _place(folder or slash or ".", check_node(stem) if stem else "", db_type)
+
+
+def _checked(setting: str, prefix: object) -> str:
+    text = os.fspath(prefix) if isinstance(prefix, os.PathLike) else prefix
+    if not isinstance(text, str) or not text or "\0" in text or ".." in text.split("/"):
+        raise CheckpointError(
+            f"{setting} is {prefix!r}, expected a path or a URL without '..' and NUL; name the "
+            "folder itself"
+        )
+    return text
+
+
+def _place(folder: str, stem: str, db_type: object) -> Place:
+    """A place. Its path is absolute: nodes may have other working folders than this process."""
+    if folder.startswith("file://"):
+        parts = urlsplit(folder)
+        if parts.netloc not in ("", "localhost"):
+            raise ConfigError(f"{folder!r} names host {parts.netloc!r}, expected file:///PATH")
+        folder = unquote(parts.path) or "/"
+    if "://" not in folder:
+        folder = os.path.abspath(folder)
+    elif db_type == "lmdb":
+        raise ConfigError(f"{folder!r} cannot hold LMDBs, which need a folder; use db_type 'file'")
+    return Place(url=folder, stem=stem, db_type=check_db_type(db_type))

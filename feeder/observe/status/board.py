@@ -1,0 +1,109 @@
+"""What the status page shows: figures that are read once a second, and what follows from them."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from feeder.errors import FeedError
+from feeder.observe.figures import Figures
+from feeder.observe.status.history import History
+
+SAMPLE_S = 1.0
+
+
+class Board:
+    """Reads figures now and then; any thread may ask for what came of it.
+
+    `look` reads the figures of the process, and raises a `FeedError` where it cannot.
+    """
+
+    def __init__(self, look: Callable[[], Figures]) -> None:
+        self._look = look
+        self._lock = threading.Lock()
+        self._closing = threading.Condition(self._lock)
+        self._history = History()
+        self._closed = False
+
+    def run_sampler(self) -> None:
+        """Thread body: read the figures once a second."""
+        is_open = True
+        while is_open:
+            began = time.monotonic()
+            self.sample()
+            is_open = self.pause(max(0.0, began + SAMPLE_S - time.monotonic()))
+
+    def pause(self, seconds: float) -> bool:
+        """Let time pass; returns at once, with False, where it is closed."""
+        with self._lock:
+            return not self._closing.wait_for(lambda: self._closed, seconds)
+
+    def sample(self) -> None:
+        """Read the figures, where they can be had."""
+        try:
+            figures = self._look()
+        except FeedError:
+            return  # What is wrong is told to whoever asks.
+        with self._lock:
+            self._history.add(figures)
+
+    def close(self) -> None:
+        """End the sampler."""
+        with self._lock:
+            self._closed = True
+            self._closing.notify_all()
+
+    # ---- what is shown
+
+    def figures(self) -> Figures:
+        """The figures now. Raises `FeedError`."""
+        return self._look()
+
+    def kinds(self, figures: Figures) -> dict[str, str]:
+        """The kind of each feed's verdict, by its title; `figures` are the latest."""
+        with self._lock:
+            self._begin(figures)
+            return {title: verdict.kind for title, verdict in self._history.verdicts().items()}
+
+    def everything(self) -> bytes:
+        """Figures, verdicts and curves as JSON, for the page. Raises `FeedError`."""
+        figures = self._look()
+        with self._lock:
+            self._begin(figures)
+            verdicts, points = self._history.verdicts(), self._history.points()
+        told: dict[str, Any] = {
+            title: {"kind": verdict.kind, "why": verdict.why, "advice": verdict.advice}
+            for title, verdict in verdicts.items()
+        }
+        return msgspec.json.encode({"figures": figures, "verdicts": told, "history": points})
+
+    def _begin(self, figures: Figures) -> None:
+        """Whoever asks before the sampler has looked is told of the time since the start."""
+        if self._history.latest is None:
+            self._history.add(figures)
+
+    def trouble(self) -> str | None:
+        """Why this process is not ready: it does not answer, or a feed has failed; else None."""
+        try:
+            failed = [feed for feed in self._look().feeds if feed.state == "failed"]
+        except FeedError as error:
+            return str(error)
+        return "; ".join(f"feed {feed.title!r}: {feed.failure}" for feed in failed) or None
+
+
+def stacks() -> str:
+    """The stack of every thread of this process."""
+    frames = sys._current_frames()
+    parts = [
+        f"{thread.name} (daemon={thread.daemon}):\n"
+        + "".join(traceback.format_stack(frames[thread.ident]))
+        for thread in threading.enumerate()
+        if thread.ident in frames
+    ]
+    return "\n".join(parts)

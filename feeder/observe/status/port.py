@@ -1,0 +1,304 @@
+"""The status port: a socket, a thread that accepts, and a thread for each request."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import os
+import socket
+import threading
+import weakref
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler
+from time import monotonic
+from types import TracebackType
+from typing import Any, Literal
+
+from feeder.errors import ConfigError
+from feeder.observe.figures import Figures
+from feeder.observe.status.board import Board
+from feeder.observe.status.routes import PROBES, Answer, answer
+from feeder.workers.fetch.threads import Scope
+
+logger = logging.getLogger("feeder")
+
+LOOPBACK = "127.0.0.1"
+_REQUEST_S = 5.0
+_TROUBLE_S = 0.1
+_STOP_S = 2.0
+_BACKLOG = 64
+
+_Phase = Literal["reading", "answering", "probing"]
+
+# So many connections each phase of a request has places for. A client that is slow to ask, or slow
+# to read, takes the places of its own phase alone, so that a probe that asks at once is answered.
+_PLACES: dict[_Phase, int] = {"reading": 32, "answering": 16, "probing": 4}
+
+_HEADERS = {
+    "Cache-Control": "no-store",
+    "Content-Security-Policy": "default-src 'none'; connect-src 'self'; img-src 'self'; "
+    "script-src 'self'; style-src 'self'; frame-ancestors 'none'; base-uri 'none'",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
+
+
+def parse_place(text: object) -> tuple[str, int]:
+    """Host and port of ``[HOST:]PORT``; the loopback interface where no host is given. Raises
+    `ConfigError`."""
+    host, _, port = str(text).rpartition(":")
+    host = host.removeprefix("[").removesuffix("]") if host.startswith("[") else host
+    if not isinstance(text, (str, int)) or isinstance(text, bool) or not _is_port(port):
+        raise ConfigError(
+            f"status is {text!r}, expected [HOST:]PORT, as in '9478' or '0.0.0.0:9478'"
+        )
+    return host or LOOPBACK, int(port)
+
+
+def _is_port(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and int(text) < 2**16
+
+
+_ports: weakref.WeakSet[StatusPort] = weakref.WeakSet()
+
+
+class StatusPort:
+    """Serves the figures that `look` reads, until it is closed. Threads of its own, a `Scope`'s.
+
+    Port 0 is the system's choice. Raises `ConfigError` where it cannot listen.
+    """
+
+    def __init__(self, place: str | int, look: Callable[[], Figures]) -> None:
+        host, port = parse_place(place)
+        self._board = Board(look)
+        self._requests = Scope()
+        self._open = _Connections()
+        self._listener = _listen(host, port)
+        name, number = self._listener.getsockname()[:2]
+        shown = f"[{name}]" if ":" in name else name
+        self.url = f"http://{shown}:{number}/"
+        """The address of the page."""
+        self._scope = Scope()
+        self._scope.start("feeder status", run_port, self._listener, self._take, self._board.pause)
+        self._scope.start("feeder status sampler", self._board.run_sampler)
+        _ports.add(self)
+
+    def __enter__(self) -> StatusPort:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def fork(self) -> None:
+        """This is a forked child: the port is the parent's."""
+        self._listener.close()
+        self._open.close()
+
+    def close(self) -> None:
+        """End at once, requests under way included. Harmless when done before."""
+        self._board.close()
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._scope.close(_STOP_S)
+        self._listener.close()
+        self._open.hang_up()
+        self._requests.close(_STOP_S)
+
+    def _take(self, connection: socket.socket) -> None:
+        self._open.enter("reading", connection)
+        self._requests.start("feeder status request", self._serve, connection)
+
+    def _serve(self, connection: socket.socket) -> None:
+        try:
+            # A peer that hangs up, or says nothing, is of no interest.
+            with contextlib.suppress(OSError):
+                _Request(connection, connection.getpeername(), self._board, self._open)
+        finally:
+            self._open.leave(connection)
+            connection.close()
+
+
+class _Connections:
+    """The open connections, each in one phase of its request. Where a phase has no place left, its
+    oldest connection ends. Any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        # Dicts as ordered sets: the first is the oldest.
+        self._phases: dict[_Phase, dict[socket.socket, None]] = {phase: {} for phase in _PLACES}
+
+    def enter(self, phase: _Phase, connection: socket.socket) -> None:
+        """A connection begins a phase."""
+        with self._lock:
+            self._remove(connection)
+            places = self._phases[phase]
+            if len(places) >= _PLACES[phase]:
+                oldest = next(iter(places))
+                del places[oldest]
+                _hang_up(oldest)
+            places[connection] = None
+
+    def leave(self, connection: socket.socket) -> None:
+        """A connection ends; to be called before it is closed."""
+        with self._lock:
+            self._remove(connection)
+
+    def hang_up(self) -> None:
+        """End all connections: whoever reads from one, or writes to one, stops at once."""
+        with self._lock:
+            for places in self._phases.values():
+                for connection in places:
+                    _hang_up(connection)
+
+    def close(self) -> None:
+        """Close all connections in a forked child, where no other thread is, whose lock may be held
+        for ever."""
+        for places in self._phases.values():
+            for connection in places:
+                connection.close()
+
+    def _remove(self, connection: socket.socket) -> None:
+        for places in self._phases.values():
+            places.pop(connection, None)
+
+
+def _hang_up(connection: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
+
+
+def run_port(
+    listener: socket.socket,
+    take: Callable[[socket.socket], None],
+    pause: Callable[[float], bool],
+) -> None:
+    """Thread body: accept connections until `pause` says that the port is closed."""
+    while True:
+        try:
+            connection, _ = listener.accept()
+        except OSError:
+            # It was shut down, the peer has gone again, or there are too many open files.
+            if not pause(_TROUBLE_S):
+                return
+            continue
+        take(connection)
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, kind, protocol, _, address = found[0]
+        listener = socket.socket(family, kind, protocol)
+    except (OSError, UnicodeError) as error:
+        raise ConfigError(f"status host {host!r} is not known here: {_why(error)}") from error
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(_BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise ConfigError(
+            f"cannot show the status at {host}:{port} ({_why(error)}): give a free port on an "
+            "interface of this host"
+        ) from error
+    return listener
+
+
+def _why(error: Exception) -> str:
+    number = getattr(error, "errno", None)
+    is_system = isinstance(error, OSError) and not isinstance(error, socket.gaierror)
+    return os.strerror(number).lower() if is_system and number else str(error).lower()
+
+
+class _Timed(io.RawIOBase):
+    """The bytes of a connection until a deadline, however they come: a timeout of the socket would
+    begin anew with each byte."""
+
+    def __init__(self, connection: socket.socket, deadline: float) -> None:
+        self._connection = connection
+        self._deadline = deadline
+
+    def readable(self) -> bool:
+        return True
+
+    def writable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        self._begin()
+        return self._connection.recv_into(buffer)
+
+    def write(self, data: Any) -> int:
+        self._begin()
+        self._connection.sendall(data)
+        return memoryview(data).nbytes
+
+    def _begin(self) -> None:
+        left_s = self._deadline - monotonic()
+        if left_s <= 0:
+            raise TimeoutError("the request took too long")
+        self._connection.settimeout(left_s)
+
+
+class _Request(BaseHTTPRequestHandler):
+    """One request: parsed, answered, done, all before one deadline."""
+
+    server_version, sys_version = "feeder", ""
+
+    def __init__(
+        self, connection: socket.socket, peer: Any, board: Board, places: _Connections
+    ) -> None:
+        self._board = board
+        self._places = places
+        super().__init__(connection, peer, board)  # type: ignore[arg-type]
+
+    def setup(self) -> None:
+        """Read and write with one deadline for all."""
+        self.connection = self.request
+        timed = _Timed(self.connection, monotonic() + _REQUEST_S)
+        self.rfile = io.BufferedReader(timed)
+        self.wfile = timed  # type: ignore[assignment]
+
+    def do_GET(self) -> None:
+        """Answer."""
+        self._answer(with_body=True)
+
+    def do_HEAD(self) -> None:
+        """Answer without the body."""
+        self._answer(with_body=False)
+
+    def _answer(self, *, with_body: bool) -> None:
+        is_probe = self.path.partition("?")[0] in PROBES
+        self._places.enter("probing" if is_probe else "answering", self.connection)
+        try:
+            found = answer(
+                self._board, self.path, peer=self.client_address[0], host=self.headers.get("Host")
+            )
+        except Exception as error:
+            logger.exception("the status page failed")
+            found = Answer(500, "text/plain", f"{type(error).__name__}\n".encode())
+        self.send_response(found.status)
+        for name, value in _HEADERS.items():
+            self.send_header(name, value)
+        self.send_header("Content-Type", found.kind)
+        self.send_header("Content-Length", str(len(found.body)))
+        self.end_headers()
+        if with_body:
+            self.wfile.write(found.body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Requests are not logged."""
+
+
+def _after_fork() -> None:
+    for port in list(_ports):
+        port.fork()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,283 @@
+"""What holds a feed up, in words, and what to change. A rule: figures in, a verdict out.
+
+The trainer's waits say whether anything is wrong; the enqueuer's two waits say on which side of it
+the cause lies. Where it waits for chunks the fetch function is slow, where it waits for room the
+trainer is, or the way to it; where it does neither, it copies. This is how bounded queues are read
+in SPDL's optimisation guide too: find the first stage whose output is waited for and whose input
+is not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import median
+
+from feeder.observe.figures import FeedFigures
+from feeder.observe.interval import Interval, QueuePart, WorkerPart
+from feeder.observe.humanize import duration, size
+
+KINDS = (
+    "starting", "waiting", "ended", "stopped", "failed", "stalled-queue", "slow-queue",
+    "trainer-bound", "tiny-batches", "checksum-bound", "network-bound", "failing-fetch",
+    "source-bound", "small-buffer", "slow-worker", "fetch-bound", "copy-bound",
+)  # fmt: skip
+"""All that a verdict may be."""
+
+STARVING = 0.05
+"""A trainer that waits for less of its time does not wait for data."""
+_STARTING_S = 1.0
+_TINY_BYTES = 64 * 1024
+_TINY_PER_S = 2000.0
+_TINY_FETCH_S = 0.0002
+_SLOWER = 3.0
+_ON_THE_WAY = 0.5
+_CHECKING = 0.25
+_FAILING = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What holds a feed up."""
+
+    kind: str
+    """One of `KINDS`."""
+    why: str
+    """What it was seen by."""
+    advice: str = ""
+    """What to change; empty where nothing is to be."""
+
+    def __str__(self) -> str:
+        return f"{self.kind} ({self.why})" + (f": {self.advice}" if self.advice else "")
+
+
+def judge(before: FeedFigures | None, after: FeedFigures, seconds: float) -> Verdict:
+    """What held a stream up between two readings of its figures, `seconds` apart; since its start
+    where `before` is None. The first rule that has something to say wins."""
+    interval = Interval(before, after, seconds)
+    return next(verdict for rule in _RULES if (verdict := rule(interval)) is not None)
+
+
+# ---- nothing to be fed
+
+
+def _over(interval: Interval) -> Verdict | None:
+    feed = interval.after
+    match feed.state:
+        case "failed":
+            return Verdict(
+                kind="failed",
+                why=feed.failure,
+                advice="cure the fetch function, and resume from the last snapshot",
+            )
+        case "ended":
+            return Verdict(kind="ended", why=f"all {feed.batches} batches are made")
+        case "stopped":
+            return Verdict(kind="stopped", why=f"after {feed.batches} batches")
+        case _:
+            return None
+
+
+def _waiting(interval: Interval) -> Verdict | None:
+    """It has not begun, or has made batches for consumers that are gone."""
+    feed, missing = interval.after, interval.after.missing
+    if feed.state != "waiting":
+        missing = tuple(q.queue for q in feed.queues if q.queue in missing and q.waiting)
+        if not missing:
+            return None
+    if missing:
+        named = ", ".join(map(str, missing))
+        return Verdict(
+            kind="waiting",
+            why=f"for a consumer on queue {named}",
+            advice="start the trainers of these queues",
+        )
+    return Verdict(kind="waiting", why="it is not started")
+
+
+def _starting(interval: Interval) -> Verdict | None:
+    feed = interval.after
+    if any(queue.batches for queue in feed.queues) or feed.age_s >= _STARTING_S:
+        return None
+    return Verdict(kind="starting", why="no batch has been taken yet")
+
+
+# ---- the trainer's side
+
+
+def _stalled(interval: Interval) -> Verdict | None:
+    """One trainer takes nothing, and another waits behind it."""
+    idle = [q for q in interval.queues if not q.batches and q.wait < STARVING and q.after.waiting]
+    hungry = [q for q in interval.queues if q.wait >= 0.5]
+    if not (idle and hungry):
+        return None
+    return Verdict(
+        kind="stalled-queue",
+        why=f"{_list(idle)} has batches that nobody takes, {_list(hungry)} waits behind it",
+        advice="look at the trainer of that queue: the queues of a feed go round together",
+    )
+
+
+def _slow_queue(interval: Interval) -> Verdict | None:
+    """One trainer is slower than another, and the feed is held back by it."""
+    if interval.room < max(interval.chunks, interval.busy):
+        return None
+    full = [
+        q for q in interval.queues if q.wait < STARVING and 2 * q.after.waiting >= q.after.capacity
+    ]
+    hungry = [q for q in interval.queues if q.wait >= STARVING]
+    if not (full and hungry):
+        return None
+    return Verdict(
+        kind="slow-queue",
+        why=f"{_list(full)} is full, and {_list(hungry)} waits behind it "
+        f"{interval.starving:.0%} of the time",
+        advice="make the trainers equally fast: the queues of a feed go round together",
+    )
+
+
+def _trainer(interval: Interval) -> Verdict | None:
+    if interval.starving >= STARVING:
+        return None
+    if not interval.taken_per_s:
+        long = duration(interval.seconds)
+        return Verdict(kind="trainer-bound", why=f"it took no batch in {long}, and waits for none")
+    return Verdict(
+        kind="trainer-bound",
+        why=f"it waits for data {interval.starving:.0%} of the time: the feed keeps up",
+    )
+
+
+# ---- between the two
+
+
+def _tiny(interval: Interval) -> Verdict | None:
+    rate, each = interval.taken_per_s, interval.batch_bytes
+    cheap = interval.fetch_s_per_batch <= _TINY_FETCH_S
+    if each > _TINY_BYTES or rate < _TINY_PER_S or not cheap:
+        return None
+    return Verdict(
+        kind="tiny-batches",
+        why=f"{size(each)} each, {rate:.0f} /s: to hand them over costs more than to make them",
+        advice="raise batch_size",
+    )
+
+
+def _transport(interval: Interval) -> Verdict | None:
+    """Batches are ready, and do not reach the trainer in time."""
+    queue = _hungriest(interval)
+    if queue is None or queue.on_the_way < _ON_THE_WAY * queue.wait:
+        return None
+    if queue.checked >= _CHECKING:
+        return Verdict(
+            kind="checksum-bound",
+            why=f"checksums take {queue.checked:.0%} of the time on queue {queue.after.queue}",
+            advice='connect with checksum="sampled", or "off"',
+        )
+    consumer = queue.after.consumer
+    if consumer is None or consumer.plane != "frames":
+        return None
+    speed = queue.batches / interval.seconds * interval.batch_bytes
+    return Verdict(
+        kind="network-bound",
+        why=f"queue {queue.after.queue} gets {size(speed)}/s while batches wait at the server",
+        advice="run the server on the trainer's host, raise credit=, or send less per row",
+    )
+
+
+def _buffer(interval: Interval) -> Verdict | None:
+    if interval.room < max(interval.chunks, interval.busy):
+        return None
+    served = interval.after.service is not None
+    return Verdict(
+        kind="small-buffer",
+        why=f"the trainer waits {interval.starving:.0%} of the time, and the feed waits for room "
+        f"{interval.room:.0%}",
+        advice="raise " + ("credit= of the consumer" if served else "max_buffered_batches")
+        + ": the trainer takes batches in bursts",
+    )  # fmt: skip
+
+
+# ---- the fetch function's side
+
+
+def _failing(interval: Interval) -> Verdict | None:
+    errors, all_calls = interval.errors, interval.calls + interval.errors
+    if not errors or errors < _FAILING * all_calls or interval.chunks < interval.busy:
+        return None
+    return Verdict(
+        kind="failing-fetch",
+        why=f"{errors} of {all_calls} calls raised, the last {interval.after.last_error}",
+        advice="cure the fetch function: each call that raises is put off and made again",
+    )
+
+
+def _source(interval: Interval) -> Verdict | None:
+    if interval.nothings <= interval.calls or interval.fetching >= 0.5:
+        return None
+    return Verdict(
+        kind="source-bound",
+        why=f"the fetch function had nothing {interval.nothings} times, and something "
+        f"{interval.calls} times",
+        advice="look at what it reads from",
+    )
+
+
+def _fetch(interval: Interval) -> Verdict | None:
+    if interval.chunks < interval.busy:
+        return None
+    slowest = max(interval.workers, key=lambda worker: worker.call_s)
+    others = [worker.call_s for worker in interval.workers if worker is not slowest]
+    if others and slowest.call_s >= _SLOWER * median(others) and _is_waited_for(interval, slowest):
+        return Verdict(
+            kind="slow-worker",
+            why=f"worker {slowest.worker}, {duration(slowest.call_s)} a call, the others "
+            f"{duration(median(others))}",
+            advice='give it less or faster data, or order="arrival" where the order may vary',
+        )
+    return Verdict(
+        kind="fetch-bound",
+        why=f"worker {slowest.worker} slowest, {duration(slowest.call_s)} a call",
+        advice=_more_of(interval),
+    )
+
+
+def _is_waited_for(interval: Interval, worker: WorkerPart) -> bool:
+    """Whether most waits for single workers were for this one; so too where none was for one."""
+    return 2 * worker.wait_s >= sum(other.wait_s for other in interval.workers)
+
+
+def _more_of(interval: Interval) -> str:
+    feed = interval.after
+    if interval.fetching < 0.5:
+        return "its threads are idle half of the time: look for what they share, or read ahead"
+    if feed.threads < len(feed.workers):
+        return f"raise num_threads from {feed.threads} to {len(feed.workers)}"
+    # More worker ids would be another stream, in which no position of this one can be resumed.
+    return (
+        f"make the fetch function faster, or as fetch(call) raise num_threads from {feed.threads}"
+    )
+
+
+def _copy(interval: Interval) -> Verdict:
+    chunks = f"chunks of {interval.chunk_rows:.3g} rows into batches of {interval.after.batch_size}"
+    return Verdict(
+        kind="copy-bound",
+        why=f"the enqueuer copies {interval.busy:.0%} of the time, {chunks}, "
+        f"{size(interval.bytes_per_s)}/s",
+        advice="return batch_size rows a call, in arrays that the fetch function keeps no hold of",
+    )
+
+
+_RULES: tuple[Callable[[Interval], Verdict | None], ...] = (
+    _over, _waiting, _starting, _stalled, _slow_queue, _trainer, _tiny, _transport, _failing,
+    _source, _buffer, _fetch, _copy,
+)  # fmt: skip
+
+
+def _hungriest(interval: Interval) -> QueuePart | None:
+    return max(interval.queues, key=lambda queue: queue.wait, default=None)
+
+
+def _list(queues: list[QueuePart]) -> str:
+    return "queue " + ", ".join(str(queue.after.queue) for queue in queues)

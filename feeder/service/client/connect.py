@@ -1,0 +1,186 @@
+"""`feeder.connect`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from feeder.devices.cuda.driver import is_gpu, open_driver
+from feeder.devices.cuda.landing import Landing
+from feeder.errors import ConfigError
+from feeder.service.net.addresses import Address, check_connects, default_address, parse
+from feeder.service.client.consumer import Consumer
+from feeder.service.net.keys import ClientKeys
+from feeder.service.client.io_loop import Receiver
+from feeder.service.net.security import Security
+from feeder.service.net.sockets import Wire
+from feeder.service.client.options import Wish
+from feeder.ranks import is_this_host, queue_of
+
+_MAX_FRAME_BYTES = 512 * 1024 * 1024
+_MAX_SECONDS = 1e9
+
+
+def connect(
+    addresses: str | Sequence[str] | None = None,
+    *,
+    feed: str = "",
+    queue: int | None = None,
+    device: str = "cpu",
+    stream: Any = None,
+    credit: int = 0,
+    hold: int = 2,
+    resume: Any = None,
+    rejoin: bool = False,
+    takeover: bool = False,
+    plane: Literal["auto", "shared", "frames"] = "auto",
+    checksum: Literal["auto", "off", "sampled", "full"] = "auto",
+    writable: bool = False,
+    keys: str | os.PathLike[str] | None = None,
+    timeout: float = 10.0,
+    reconnect: float = 600.0,
+) -> Consumer:
+    """Read the batches of a feed that `feeder serve`, or `feeder.serve`, serves.
+
+    Args:
+        addresses: Where the server is, as it was told to `feeder serve`; several are tried in
+            turn, also when the server goes away later. By default those in FEEDER_ADDRESSES, with
+            commas between them, else this user's own socket.
+        feed: The feed's input source name; may be left out where the server has but one.
+        queue: Which of the feed's queues; by default FEEDER_QUEUE, else the number that the
+            launcher gave (torchrun, Slurm, Kubernetes): among those of this node where the server
+            is on this host, else among all; else 0.
+        device: Where batches are handed out: "cpu", or a GPU such as "cuda:0", which copies them
+            from shared memory itself where its driver allows that.
+        stream: The stream that the GPU's work on batches goes to: one of CuPy or PyTorch, or any
+            object with `__cuda_stream__`; by default CuPy's current stream at each batch.
+        credit: Batches that may be on their way beyond those handed out; 0 is the server's choice,
+            by their size.
+        hold: Batches that may be kept without being copied, beside the one at hand.
+        resume: Where to go on: a state dict, a Snapshot, its bytes, a token, the path of a file, or
+            a `CheckpointStore`, its folder or URL for the newest in it. All queues of a feed must
+            start at the same round.
+        rejoin: This trainer alone comes back, wherever those of the other queues stand.
+        takeover: Take the queue from a consumer that is alive.
+        plane: "auto" takes shared memory on the server's host, else frames; "shared" or "frames"
+            takes no other.
+        checksum: "off", "sampled" or "full"; "auto" is sampled over shared memory, full in frames.
+        writable: Whether batches are copied into memory of their own, to be written into, as they
+            are too where the feed was made with `writable=True`. Else the arrays are read-only, and
+            so are their pages: who writes into them past NumPy ends the process. On a GPU every
+            batch is a copy that may be written into.
+        keys: A directory that `feeder keygen` made for this client, for servers with keys.
+        timeout: Seconds that the server may take to answer.
+        reconnect: Seconds that the server may be away later before `next()` raises.
+
+    Returns:
+        The consumer: an iterable and a context manager.
+
+    Raises:
+        ConfigError: An argument is wrong, there is no such GPU, or the server has no such feed or
+            queue.
+        ConnectTimeout: Nobody answered.
+        AuthError: The server refuses this client.
+        LeaseLost: Another consumer holds the queue.
+        ResumeError: The position does not fit the feed, or another queue's.
+    """
+    found = _addresses(addresses)
+    check_connects(found)
+    _check(plane=plane, checksum=checksum, credit=credit, hold=hold)
+    landing = _landing(device, stream, credit, hold)
+    position = None if resume is None else _position(resume)
+    wish = Wish(
+        addresses=tuple(map(str, found)),
+        feed=_name(feed),
+        queue=_queue(found) if queue is None else _count("queue", queue),
+        credit=credit,
+        hold=hold,
+        rejoins=_flag("rejoin", rejoin),
+        takes_over=_flag("takeover", takeover),
+        plane=plane,
+        checksum=checksum,
+        writable=_flag("writable", writable),
+        timeout_s=_seconds("timeout", timeout),
+        reconnect_s=_seconds("reconnect", reconnect),
+        who=f"pid {os.getpid()} on {os.uname().nodename}",
+    )
+    security = Security(None if keys is None else ClientKeys.read(keys))
+
+    def wire(address: str) -> Wire:
+        return Wire(security, parse(address), _MAX_FRAME_BYTES)
+
+    return Consumer(Receiver(wish, wire, position, security.close, landing))
+
+
+def _position(resume: Any) -> bytes:
+    from feeder.checkpoint.resuming import find_position  # only for those that resume
+
+    position = find_position(resume, None).position
+    assert position is not None
+    return bytes(position)
+
+
+def _landing(device: Any, stream: Any, credit: int, hold: int) -> Landing | None:
+    """The GPU of that name; None for "cpu"."""
+    if device == "cpu":
+        if stream is not None:
+            raise ConfigError(f"stream is {stream!r}, but device is 'cpu'; leave it out")
+        return None
+    if not isinstance(device, str) or not is_gpu(device):
+        raise ConfigError(f"device is {device!r}, expected 'cpu' or 'cuda:<number>'")
+    return Landing(open_driver(device), depth=credit, hold=hold, stream=stream)
+
+
+def _check(*, plane: str, checksum: str, credit: int, hold: int) -> None:
+    if plane not in ("auto", "shared", "frames"):
+        raise ConfigError(f"plane is {plane!r}, expected 'auto', 'shared' or 'frames'")
+    if checksum not in ("auto", "off", "sampled", "full"):
+        raise ConfigError(f"checksum is {checksum!r}, expected 'auto', 'off', 'sampled' or 'full'")
+    if _count("credit", credit) > 1024 or _count("hold", hold) > 1024:
+        raise ConfigError(f"credit is {credit} and hold {hold}, expected at most 1024 each")
+
+
+def _addresses(addresses: Any) -> list[Address]:
+    if addresses is None:
+        named = os.environ.get("FEEDER_ADDRESSES", "")
+        return [parse(text) for text in named.split(",")] if named else [default_address()]
+    texts = [addresses] if isinstance(addresses, str) else addresses
+    if not isinstance(texts, (list, tuple)) or not all(isinstance(text, str) for text in texts):
+        raise ConfigError(f"addresses is {addresses!r}, expected a text or a list of texts")
+    return [parse(text) for text in texts]
+
+
+def _seconds(name: str, value: Any) -> float:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not is_number or not 0 <= value <= _MAX_SECONDS:
+        raise ConfigError(f"{name} is {value!r} s, expected 0 to {_MAX_SECONDS:g}")
+    return float(value)
+
+
+def _flag(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ConfigError(f"{name} is {value!r}, expected True or False")
+    return value
+
+
+def _name(feed: Any) -> str:
+    if not isinstance(feed, str) or not feed.isprintable() or len(feed) > 1024:
+        raise ConfigError(f"feed is {feed!r}, expected the name of a feed, or '' for the only one")
+    return feed
+
+
+def _count(name: str, value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**31:
+        raise ConfigError(f"{name} is {value!r}, expected a whole number from 0 on")
+    return value
+
+
+def _queue(addresses: Sequence[Address]) -> int:
+    """The queue that the launcher's environment tells."""
+    return queue_of(os.environ, is_near=_is_near(addresses)).number
+
+
+def _is_near(addresses: Sequence[Address]) -> bool:
+    """Whether the servers are on this host."""
+    return all(one.is_loopback or is_this_host(one.host) for one in addresses)

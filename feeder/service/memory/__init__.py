@@ -1,0 +1,1 @@
+"""Batches in memory that processes share."""

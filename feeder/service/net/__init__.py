@@ -1,0 +1,1 @@
+"""Sockets, addresses, keys, and who may connect."""

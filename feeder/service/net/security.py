@@ -1,0 +1,299 @@
+"""Who may connect, and what a socket takes: contexts with ZAP, sockets with limits, events.
+
+With keys every TCP port speaks CURVE, on loopback too: other users of the host reach it. Unix
+sockets stay plain: the kernel guards them by directory and mode. A ROUTER speaks one mechanism,
+so a server that listens at both kinds of address has two ROUTERs.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import struct
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+import zmq
+
+from feeder.errors import AuthError, ConfigError
+from feeder.service.protocol.fields import ROWS_BYTES
+from feeder.service.net.addresses import Address
+from feeder.service.net.keys import ClientKeys, ServerKeys
+
+if TYPE_CHECKING:
+    from zmq.auth.thread import ThreadAuthenticator
+
+DOMAIN = "feeder"
+"""The ZAP domain of every socket. Having one also refuses peers of ZMTP 1.0, which need no
+handshake: garbage would pass for their messages."""
+NEEDED_LIBZMQ = (4, 3, 5)
+MAX_REQUEST_BYTES = 128 * 1024
+"""The longest frame that a server takes from anybody: it gets control messages alone."""
+MAX_POSITION_BYTES = ROWS_BYTES + MAX_REQUEST_BYTES
+"""The same from peers that are let in by their uid or their keys: positions with leftover rows."""
+HANDSHAKE_MS = 2000
+"""A peer that has not finished its handshake after so long is dropped."""
+HWM_SLACK = 16
+"""Messages that a peer may be behind beyond its credit; to exceed it means a bug."""
+RECEIVE_HWM = 64
+STALLED_TCP_MS = 10_000
+"""A TCP peer that acknowledges nothing for so long is dropped; shorter than a lease."""
+BACKLOG = 128
+RECONNECT_MS, MAX_RECONNECT_MS = 10, 100
+"""A consumer tries so often: servers may be there for less than a second at a time."""
+CONNECT_MS = 2000
+
+_WATCHED = (
+    zmq.EVENT_CONNECTED
+    | zmq.EVENT_ACCEPTED
+    | zmq.EVENT_CONNECT_RETRIED
+    | zmq.EVENT_DISCONNECTED
+    | zmq.EVENT_HANDSHAKE_SUCCEEDED
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+)
+_monitor_numbers = itertools.count()
+
+Socket = zmq.Socket[bytes]
+
+
+def check_zmq(*, curve: bool = False) -> None:
+    """Raise ConfigError unless libzmq is new enough, and can encrypt where `curve` is wanted."""
+    if (found := zmq.zmq_version_info()) < NEEDED_LIBZMQ:
+        needed = ".".join(map(str, NEEDED_LIBZMQ))
+        raise ConfigError(
+            f"libzmq is {'.'.join(map(str, found))}, expected {needed} or newer: "
+            "install the wheel of pyzmq, which brings its own"
+        )
+    if curve and not zmq.has("curve"):
+        raise ConfigError(
+            "keys are given, and this libzmq is built without CURVE: "
+            "install the wheel of pyzmq, which has it"
+        )
+
+
+class Security:
+    """A ZeroMQ context of our own with its rules of who may connect; a context manager.
+
+    `keys`: a server's, a client's, or None for plain sockets. The context is shared by threads;
+    each socket belongs to one of them. With `is_server` a thread answers for every newcomer.
+    """
+
+    def __init__(
+        self,
+        keys: ServerKeys | ClientKeys | None = None,
+        *,
+        is_server: bool | None = None,
+        io_threads: int = 1,
+    ) -> None:
+        check_zmq(curve=keys is not None)
+        self.keys = keys
+        """The keys, or None."""
+        self.context: zmq.Context[Socket] = zmq.Context(io_threads)
+        """The context that all sockets are of."""
+        self._sockets: list[Socket] = []
+        self._gate: ThreadAuthenticator | None = None
+        if isinstance(keys, ServerKeys) if is_server is None else is_server:
+            self._gate = _open_gate(self.context, keys)
+
+    def __enter__(self) -> Security:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def encrypts(self, address: Address) -> bool:
+        """Whether peers at `address` speak CURVE: with keys, over TCP."""
+        return self.keys is not None and address.scheme == "tcp"
+
+    def most_request_bytes(self, address: Address) -> int:
+        """The longest frame that a server takes at `address`."""
+        is_known = address.scheme == "ipc" or self.encrypts(address)
+        return MAX_POSITION_BYTES if is_known else MAX_REQUEST_BYTES
+
+    def make_router(
+        self, credit: int, *, curve: bool = False, max_message_bytes: int = MAX_REQUEST_BYTES
+    ) -> Socket:
+        """Make a server's ROUTER, unbound, for peers that are sent `credit` messages at most.
+
+        `send` never waits: zmq.Again where a peer is too far behind, EHOSTUNREACH where it is
+        gone. `curve` takes a server's keys; see `encrypts`.
+        """
+        socket = self._make_socket(zmq.ROUTER, credit, max_message_bytes)
+        socket.rcvhwm = RECEIVE_HWM
+        socket.router_mandatory = 1
+        socket.backlog = BACKLOG
+        # Should the thread that answers for newcomers be gone, nobody comes in.
+        socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
+        if curve:
+            assert isinstance(self.keys, ServerKeys), "a ROUTER with CURVE takes a server's keys"
+            socket.curve_secretkey = self.keys.secret
+            socket.curve_server = True
+        return socket
+
+    def make_dealer(self, credit: int, *, max_message_bytes: int, curve: bool = False) -> Socket:
+        """Make a consumer's DEALER, unconnected, that takes `credit` messages at most at once.
+
+        `max_message_bytes`: of one frame. It connects again by itself, and never waits in `send`.
+        """
+        socket = self._make_socket(zmq.DEALER, RECEIVE_HWM, max_message_bytes)
+        socket.rcvhwm = credit + HWM_SLACK
+        socket.reconnect_ivl = RECONNECT_MS
+        socket.reconnect_ivl_max = MAX_RECONNECT_MS
+        socket.connect_timeout = CONNECT_MS
+        if curve:
+            assert isinstance(self.keys, ClientKeys), "a DEALER with CURVE takes a client's keys"
+            socket.curve_publickey = self.keys.public
+            socket.curve_secretkey = self.keys.secret
+            socket.curve_serverkey = self.keys.server
+        return socket
+
+    def _make_socket(self, kind: int, credit: int, max_message_bytes: int) -> Socket:
+        socket = self.context.socket(kind)
+        socket.linger = 0
+        socket.sndtimeo = 0
+        socket.sndhwm = credit + HWM_SLACK
+        socket.maxmsgsize = max_message_bytes
+        socket.handshake_ivl = HANDSHAKE_MS
+        socket.tcp_maxrt = STALLED_TCP_MS
+        socket.zap_domain = DOMAIN.encode()
+        # Held here, so that none is closed by the garbage collector, in whatever thread that runs.
+        self._sockets = [*(held for held in self._sockets if not held.closed), socket]
+        return socket
+
+    def close(self) -> None:
+        """End the thread, close every socket of the context, and end it; harmless when done.
+
+        To be called when no other thread uses a socket of it any more. Unsent messages are lost.
+        """
+        gate, self._gate = self._gate, None
+        if gate is not None:
+            gate.stop()
+        self.context.destroy(linger=0)
+        self._sockets.clear()
+
+
+def _open_gate(
+    context: zmq.Context[Socket], keys: ServerKeys | ClientKeys | None
+) -> ThreadAuthenticator:
+    """Start the thread that says who may connect: anybody where plain, the list with CURVE."""
+    from zmq.auth.thread import ThreadAuthenticator  # brings asyncio: not for consumers
+
+    gate = ThreadAuthenticator(context)
+    allowed = keys.allowed if isinstance(keys, ServerKeys) else frozenset[bytes]()
+    gate.certs[DOMAIN] = dict.fromkeys(allowed, True)
+    gate.start()
+    return gate
+
+
+def bind(socket: Socket, address: Address) -> Address:
+    """Bind a socket; returns the address with the port that the system chose, if it did.
+
+    ConfigError where the system refuses.
+    """
+    socket.ipv6 = address.is_ipv6
+    try:
+        socket.bind(str(address))
+    except zmq.ZMQError as error:
+        raise ConfigError(
+            f"cannot listen at {str(address)!r} ({os.strerror(error.errno or 0).lower()}): "
+            "give a free port on an interface of this host"
+        ) from error
+    if address.scheme == "ipc":
+        return address
+    port = int(socket.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
+    return Address(scheme="tcp", host=address.host, port=port)
+
+
+def connect(socket: Socket, address: Address) -> None:
+    """Connect a socket to where a server listens or will listen; returns at once."""
+    socket.ipv6 = address.is_ipv6
+    try:
+        socket.connect(str(address))
+    except zmq.ZMQError as error:
+        raise ConfigError(
+            f"cannot connect to {str(address)!r} ({os.strerror(error.errno or 0).lower()})"
+        ) from error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """Something that happened to a connection."""
+
+    kind: zmq.Event
+    """What."""
+    value: int
+    """A number that depends on the kind: a file descriptor, an errno, a status."""
+    endpoint: str
+    """Where, as ZeroMQ writes it."""
+
+
+def watch(socket: Socket) -> Socket:
+    """Return a PAIR socket on which the events of `socket` arrive; see `read_event`.
+
+    It never fills, since ZeroMQ's I/O thread stands still where an event cannot be delivered:
+    so end it with `unwatch`, never by closing it alone.
+    """
+    endpoint = f"inproc://feeder-monitor-{next(_monitor_numbers)}"
+    socket.monitor(endpoint, _WATCHED)
+    monitor: Socket = socket.context.socket(zmq.PAIR)
+    monitor.linger = 0
+    monitor.rcvhwm = 0
+    monitor.connect(endpoint)
+    return monitor
+
+
+def unwatch(socket: Socket, monitor: Socket) -> None:
+    """Stop the events of `socket`, then close their PAIR; before `socket` is closed."""
+    socket.disable_monitor()
+    monitor.close(linger=0)
+
+
+def read_event(monitor: Socket) -> Event | None:
+    """Return the next event; None where there is none now, or none any more."""
+    try:
+        frames = monitor.recv_multipart(zmq.DONTWAIT)
+    except zmq.Again:
+        return None
+    number, value = struct.unpack("=Hi", frames[0])
+    kind = zmq.Event(number)
+    if kind == zmq.EVENT_MONITOR_STOPPED:
+        return None
+    return Event(kind=kind, value=value, endpoint=frames[1].decode(errors="replace"))
+
+
+def meaning(event: Event) -> AuthError | None:
+    """Return the error that an event of a consumer's socket stands for; None: it is no refusal.
+
+    Where the server ends a handshake without a word (HANDSHAKE_FAILED_NO_DETAIL), its key is not
+    the one that the consumer knows; a server that is being killed looks the same, so believe that
+    event only where no handshake has succeeded before, or where it comes again.
+    """
+    match event.kind:
+        case zmq.Event.HANDSHAKE_FAILED_AUTH:
+            why = "it does not know this client's key: add its .key file to the server's clients"
+        case zmq.Event.HANDSHAKE_FAILED_PROTOCOL:
+            why = _PROTOCOL.get(event.value, "it does not speak as a feeder's server does")
+        case zmq.Event.HANDSHAKE_FAILED_NO_DETAIL:
+            why = (
+                "it ended the handshake: it may want keys, or server.key here is not the one of "
+                "that server"
+            )
+        case _:
+            return None
+    return AuthError(f"the server at {event.endpoint!r} refuses: {why}")
+
+
+_PROTOCOL: dict[int, str] = {
+    zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH: (
+        "one side has keys and the other has none: give keys to both or to neither"
+    ),
+    zmq.PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC: "its key does not match: is server.key the one of it?",
+}

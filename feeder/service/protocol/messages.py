@@ -1,0 +1,245 @@
+"""The messages between consumer and server, and what of them may be believed.
+
+A message is one msgpack map with exactly the keys of its class, and the class's name under
+``"type"``. The types say what a field may hold; `coding` holds what comes to them. Messages made
+here are taken at their word.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from feeder.service.protocol.batches import Batches as Batches
+from feeder.service.protocol.batches import Group as Group
+from feeder.service.protocol.batches import Span as Span
+from feeder.service.protocol.fields import HEADER_BYTES as HEADER_BYTES
+from feeder.service.protocol.fields import (
+    KINDS,
+    MAX_COUNT,
+    SEEN_BYTES,
+    Count,
+    Counts,
+    Credit,
+    Generation,
+    Name,
+    Positive,
+    Receipt,
+    Rows,
+    Text,
+)
+from feeder.service.protocol.fields import MAX_CREDIT as MAX_CREDIT
+from feeder.service.protocol.fields import MAX_ITEMS as MAX_ITEMS
+from feeder.service.protocol.fields import MAX_OPENS as MAX_OPENS
+from feeder.service.protocol.fields import MAX_TEXT as MAX_TEXT
+from feeder.service.protocol.fields import PROTOCOL_VERSION as PROTOCOL_VERSION
+from feeder.service.protocol.fields import ROWS_BYTES as ROWS_BYTES
+from feeder.service.protocol.fields import TOKEN_BYTES as TOKEN_BYTES
+from feeder.service.protocol.fields import Message as Message
+from feeder.service.protocol.parts import ColumnSpec as ColumnSpec
+from feeder.service.protocol.parts import Offer as Offer
+from feeder.service.protocol.parts import Report as Report
+
+
+class Open(Message, frozen=True, kw_only=True):
+    """A consumer asks for a queue."""
+
+    version: Count
+    """`PROTOCOL_VERSION` of the consumer."""
+    feed: Name
+    """Name of the feed; empty is the only one."""
+    queue: Count
+    """Number of the queue."""
+    token: Rows | None
+    """Where to go on; None is wherever the queue stands."""
+    credit: Credit
+    """Batches that may be under way; 0 is the server's choice."""
+    hold: Credit
+    """Batches that the user may keep beside them."""
+    intent: Literal["start", "rejoin"]
+    """Whether a trainer starts from its checkpoint, or comes back after a lost connection."""
+    undecided: bool
+    """Whether it came without a position, and its user may still load a state."""
+    takeover: bool
+    """Whether to take the queue from a consumer that lives."""
+    consumer: Annotated[bytes, Meta(min_length=16, max_length=16)]
+    """Chosen at random by the consumer: it may take its own place again."""
+    attempt: Count
+    """How often this consumer has asked before; what it asked earlier counts no more."""
+    ended: Counts
+    """Queues that are known to have had everything; a server that was just started is not."""
+    who: Name
+    """The consumer, for messages."""
+    boot_id: Name
+    """The kernel's boot id; empty where frames are wanted."""
+    checksum: Literal["auto", "off", "sampled", "full"]
+    """How much of a batch's memory is to be checked."""
+
+
+class Attached(Message, frozen=True, kw_only=True):
+    """The consumer is ready for batches."""
+
+    generation: Generation
+    plane: Literal["shared", "frames"]
+    """How the batches' memory is to come."""
+    reason: Name
+    """Why not through shared memory; empty where so."""
+
+
+class Used(Message, frozen=True, kw_only=True):
+    """So many batches of the lease have been handed to the user; renews the lease."""
+
+    generation: Generation
+    sequence: Count
+    pending: Count
+    """Batches of this consumer's earlier leases that are still to be handed to the user."""
+    begun: bool
+    """Whether the user has asked for a batch: it means to start where it stands."""
+    slots: Counts
+    """Slots that nobody looks at any more, in any order: arena number * 2**16 + slot."""
+    report: Report
+
+
+class Snapshot(Message, frozen=True, kw_only=True):
+    """The consumer asks for the state of the feed after so many of its batches."""
+
+    generation: Generation
+    sequence: Count
+    receipt: Receipt
+    """That of the last answer in this lease, which has been read; empty before the first."""
+
+
+class Bye(Message, frozen=True, kw_only=True):
+    """The consumer leaves on purpose."""
+
+    generation: Generation
+
+
+class Look(Message, frozen=True, kw_only=True):
+    """A monitor asks what the feeds have done; it gets no queue, and may ask again."""
+
+    version: Count
+    """`PROTOCOL_VERSION` of the monitor."""
+    receipt: Receipt
+    """That of the last answer over this connection; empty before the first."""
+
+
+class Spec(Message, frozen=True, kw_only=True):
+    """The batches of a feed, known after its first chunk."""
+
+    generation: Generation
+    batch_size: Positive
+    columns: Annotated[tuple[ColumnSpec, ...], Meta(min_length=1, max_length=MAX_ITEMS)]
+
+
+class Opened(Message, frozen=True, kw_only=True):
+    """The consumer holds the queue."""
+
+    generation: Generation
+    credit: Count
+    """Batches that may be under way; 0 goes by their size."""
+    shared: Offer | None
+    """None where frames will come."""
+    lease_s: Annotated[float, Meta(gt=0, le=1e9)]
+    """Seconds until a lease that is not renewed ends."""
+    length: Count | None
+    """Batches of the whole stream on this queue, where known."""
+    name: Name
+    """The feed's name."""
+    number: Count
+    """Number of the stream among those of that name."""
+    fingerprint: Annotated[bytes, Meta(max_length=MAX_TEXT)]
+    """The declared fields that must be equal for a position to fit, in `feeder.state.codec`."""
+    epochs: Positive | None
+    """Epochs of the stream; None is without end."""
+    token: Rows
+    """Where this queue stands."""
+    writable: bool
+    """Whether the feed's batches are to be the user's own, to write into."""
+
+
+class Arena(Message, frozen=True, kw_only=True):
+    """A new arena; its descriptor comes over the unix socket."""
+
+    generation: Generation
+    number: Annotated[int, Meta(ge=0, lt=2**31)]
+    slot_bytes: Positive
+    num_slots: Annotated[int, Meta(ge=1, le=2**16)]
+
+
+class Waiting(Message, frozen=True, kw_only=True):
+    """Where the other queues stand."""
+
+    generation: Generation
+    queues: Counts
+    """Those that the feed waits for: nobody holds them."""
+    ended: Counts
+    """Those whose consumers have had everything, and need not be there any more."""
+
+
+class State(Message, frozen=True, kw_only=True):
+    """The answer to `Snapshot`."""
+
+    generation: Generation
+    data: Rows | None
+    """None where that state is not known any more."""
+    receipt: Receipt
+    """Random: it comes with the next question."""
+
+
+class Seen(Message, frozen=True, kw_only=True):
+    """The answer to `Look`."""
+
+    data: Annotated[bytes, Meta(max_length=SEEN_BYTES)]
+    """`feeder.observe.figures.Figures` as JSON."""
+    receipt: Receipt
+    """Random: it comes with the next question."""
+
+
+class Fault(Message, frozen=True, kw_only=True):
+    """An error of feeder that the consumer is to raise."""
+
+    generation: Annotated[bytes, Meta(max_length=24)]
+    """Empty before `Opened`."""
+    sequence: Count | None
+    """Its place among the batches; None where it takes none."""
+    kind: Annotated[str, Meta(pattern=rf"^({KINDS})\Z")]
+    """The error's class in `feeder.errors`."""
+    text: Text
+    fields: Annotated[dict[Name, Text | Annotated[int, Meta(ge=-(2**63), le=MAX_COUNT)] | None],
+                      Meta(max_length=32)]  # fmt: skip
+    """The error's fields."""
+    note: Text
+    """The remote traceback."""
+
+    def __post_init__(self) -> None:
+        if len(self.generation) not in (0, 24):
+            raise ValueError(f"generation has {len(self.generation)} bytes, expected 0 or 24")
+
+
+class End(Message, frozen=True, kw_only=True):
+    """The stream ends after `sequence` batches of the lease."""
+
+    generation: Generation
+    sequence: Count
+    token: Rows
+
+
+class Farewell(Message, frozen=True, kw_only=True):
+    """A lease has ended, or the server stops, on purpose."""
+
+    generation: Annotated[bytes, Meta(max_length=24)]
+    """The lease that has ended, as the answer to `Bye`; empty where the server stops."""
+    reason: Text
+
+
+FROM_CONSUMER: dict[str, type[Message]] = {
+    kind.__name__: kind for kind in (Open, Attached, Used, Snapshot, Bye, Look)
+}
+"""What a consumer may send, by name."""
+FROM_SERVER: dict[str, type[Message]] = {
+    kind.__name__: kind
+    for kind in (Opened, Spec, Arena, Batches, Waiting, State, Seen, Fault, End, Farewell)
+}
+"""What a server may send, by name."""

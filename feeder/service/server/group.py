@@ -1,0 +1,314 @@
+"""Where the consumers of one feed come and go, in the server's I/O thread: nothing waits."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Sequence
+
+from feeder.errors import ConfigError, FeedError, LeaseLost, ProtocolError
+from feeder.service.protocol import messages as say
+from feeder.service.protocol.credit import credit_for
+from feeder.service.protocol.seats import Seats
+from feeder.state.snapshot import StreamState
+from feeder.service.server.rewind import Beginning
+from feeder.service.server.delivery import Delivery, Send, make_fault
+from feeder.service.faults import point
+from feeder.service.server.run import ServedFeed
+from feeder.service.server.lease import Lease, News, Peer
+from feeder.service.ratelimited_log import plain
+from feeder.service.server.used import Used
+from feeder.workers.stream.resuming import Resume
+
+logger = logging.getLogger("feeder")
+
+
+class Desk:
+    """The consumers of one feed."""
+
+    def __init__(self, feed: ServedFeed, run_id: bytes, lease_s: float, send: Send) -> None:
+        self.feed = feed
+        self._run_id = run_id
+        self.lease_s = lease_s
+        """Seconds for which a consumer need not be heard of."""
+        self._send = send
+        self.num_queues = num = len(feed.recipe.config.devices)
+        origin = feed.recipe.origin
+        self.seats = Seats(num, 0 if origin is None else origin.cut.step)
+        self.leases: list[Lease | None] = [None] * num
+        self._resumes: list[Resume | None] = [None] * num
+        self._delivery = Delivery(feed, send)
+        self.used = Used(feed.recipe)
+        """How far all consumers have used the feed."""
+        self._finished: Resume | None = None
+        # Until then somebody may come for a queue that has ended by hearsay.
+        self._trusts_at = math.inf
+        self._unsettled: list[tuple[Lease, News]] = []  # used, not let go of yet
+        self._beginning = Beginning(
+            feed, self.seats, self.leases, self._resumes, self._delivery, self.used
+        )
+
+    # ---- coming and going
+
+    def open(self, peer: Peer, message: say.Open) -> Lease:
+        """Seat a consumer. Raises `LeaseLost`, `ResumeError`, `ConfigError`."""
+        queue, num, who = message.queue, self.num_queues, plain(message.who)
+        if queue >= num:
+            raise ConfigError(
+                f"queue is {queue}, but feed {self.feed.name!r} has {num}; expected 0 to {num - 1}"
+            )
+        rejoins = message.intent == "rejoin"
+        resume = self.feed.recipe.find(message.token, rejoins=rejoins)
+        step = 0 if resume is None else resume.cut.step
+        finished = resume is not None and resume.cut.finished
+        old = self.leases[queue]
+        if old is not None and old.consumer == message.consumer and old.attempt > message.attempt:
+            raise ProtocolError("a consumer's question came after a later one of its own")
+        is_same = old is not None and old.consumer == message.consumer
+        takes_over = message.takeover or is_same
+        self._beginning.move_seats()
+        self.seats.check(
+            queue, step, who, rejoins=rejoins, takes_over=takes_over, undecided=message.undecided,
+            finished=finished,
+        )  # fmt: skip
+        if old is not None:
+            self._evict(old, who, fences=not is_same)
+        self.seats.take(
+            queue, step, who, rejoins=rejoins, undecided=message.undecided, finished=finished
+        )
+        if rejoins:
+            self._hear_of_ended(message.ended, who)
+        self.feed.account.open(rejoins=rejoins)
+        lease = Lease(
+            peer=peer,
+            queue=queue,
+            generation=self._run_id + self.feed.account.opened.to_bytes(8, "big"),
+            who=who,
+            consumer=message.consumer,
+            attempt=message.attempt,
+            credit=message.credit,
+            hold=message.hold,
+            checksum=message.checksum,
+            rejoins=rejoins,
+            pending=int(rejoins),
+            expires=time.monotonic() + self.lease_s,
+        )
+        self.leases[queue] = lease
+        # Also where nobody held it: an arena may be there that was made for other wishes.
+        self.feed.slots.retire(queue, lambda a: a.num_slots == lease.num_slots(a.slot_bytes))
+        self._resumes[queue] = resume
+        self._beginning.recognise(lease, resume)
+        lease.session.on("Open")
+        return lease
+
+    def _hear_of_ended(self, queues: Sequence[int], who: str) -> None:
+        """A consumer that comes back says which queues have had everything."""
+        if news := self.seats.end(queues):
+            self._trusts_at = time.monotonic() + self.lease_s
+            logger.info("feed %r: %s says that queues %r have had everything", self.feed.name, who,
+                        news)  # fmt: skip
+
+    def _evict(self, old: Lease, who: str, *, fences: bool) -> None:
+        """Make room for a newcomer whose right has been checked."""
+        self.feed.account.fenced += fences
+        self._send_away(old, LeaseLost(f"queue {old.queue} was taken over by {who}"))
+
+    def _send_away(self, lease: Lease, error: FeedError) -> None:
+        self._send(lease.peer, make_fault(lease.generation, error, None), ())
+        # Its connection is left to it: a hang-up would come before the error.
+        self.end(lease, hangs_up=False)
+
+    def _dismiss(self, lease: Lease, error: FeedError) -> None:
+        """A lease is over for what its consumer has done, or wants."""
+        if self.leases[lease.queue] is lease:
+            self._send_away(lease, error)
+            self._lose_holder(lease.queue)
+
+    def end(self, lease: Lease, *, hangs_up: bool = True) -> None:
+        """A lease is over: what it may look at is never written again."""
+        if self.leases[lease.queue] is not lease:
+            return
+        self._beginning.note_end(lease)
+        self.leases[lease.queue], lease.is_over = None, True
+        self.feed.account.queues[lease.queue].starved.stop(time.monotonic())
+        self.feed.slots.retire(lease.queue, lambda arena: lease.shared)
+        if lease.connection is not None and hangs_up:
+            lease.connection.close()
+        self._delivery.let_go(lease, lease.use(lease.sequence))
+
+    def lose(self, lease: Lease) -> None:
+        """A lease's connection is dead."""
+        if self.leases[lease.queue] is not lease:
+            return
+        logger.info("feed %r: %s, queue %d, is gone", self.feed.name, lease.who, lease.queue)
+        if lease.has_all:
+            return self.leave(lease)
+        self.end(lease)
+        self._lose_holder(lease.queue)
+
+    def _lose_holder(self, queue: int) -> None:
+        self.seats.lose(queue)
+        self._beginning.look_again()
+
+    def attach(self, lease: Lease, message: say.Attached) -> None:
+        """A consumer can take batches."""
+        lease.session.on("Attached")
+        lease.expires = time.monotonic() + self.lease_s
+        self.seats.hear(lease.queue, uses=False)
+        lease.shared = message.plane == "shared"
+        self.feed.slots.prepare(lease.queue, lease.wanted)
+        if lease.shared and lease.connection is None:
+            raise ProtocolError("plane is 'shared', but no connection to the unix socket was made")
+        if message.reason:
+            logger.info("feed %r, queue %d: frames, because %s", self.feed.name, lease.queue,
+                        plain(message.reason))  # fmt: skip
+        resume = self._resumes[lease.queue]
+        if resume is not None and resume.cut.finished:
+            # It had everything before: it need not wait until the others have.
+            self._finished = resume
+            self._delivery.finish(lease, self.start_token(lease.queue))
+        self._beginning.begin()
+
+    def leave(self, lease: Lease) -> None:
+        """A consumer says goodbye."""
+        has_all = lease.has_all
+        self.end(lease)
+        self.seats.leave(lease.queue, ended=has_all)
+        self._beginning.look_again()
+        self.tell_waiting()
+
+    @property
+    def acknowledged(self) -> bool:
+        """Whether every queue's consumer has used everything. What this server has not seen itself
+        counts once nobody has come for the queue in a lease's time."""
+        pairs = zip(self.seats.seats, self.leases, strict=True)
+        trusts = time.monotonic() >= self._trusts_at
+        return all(
+            (seat.ended and (trusts or not seat.is_hearsay))
+            or (lease is not None and lease.has_all)
+            for seat, lease in pairs
+        )
+
+    def state(self) -> StreamState:
+        """How far the feed has been used by all; any thread may ask."""
+        ending, finished = self._delivery.ending, self._finished
+        if (ending or finished) and self.acknowledged:
+            if ending is None:
+                return self.feed.recipe.state(finished)  # All came back with it.
+            self.used.end(ending, self._delivery.columns)
+        return self.used.state()
+
+    def num_slots(self, queue: int, slot_bytes: int) -> int:
+        """How many slots a queue's arena of such slots needs; the enqueuer asks."""
+        lease = self.leases[queue]
+        return credit_for(slot_bytes) if lease is None else lease.num_slots(slot_bytes)
+
+    def expire(self, now: float) -> float:
+        """End the rights of those who were not heard of; returns when to look again."""
+        nearest = math.inf
+        for lease in self.leases:
+            if lease is None:
+                continue
+            if lease.expires > now:
+                nearest = min(nearest, lease.expires)
+            elif self.seats.seats[lease.queue].alive:
+                logger.warning(
+                    "feed %r: %s, queue %d, was not heard of for %.0f s; its connection is alive, "
+                    "so it hangs", self.feed.name, lease.who, lease.queue, self.lease_s,
+                )  # fmt: skip
+                self.feed.account.expired += 1
+                self._lose_holder(lease.queue)
+        if now < self._trusts_at:
+            nearest = min(nearest, self._trusts_at)
+        return min(nearest, self._beginning.look(now, self.lease_s))
+
+    def start_token(self, queue: int) -> bytes:
+        """Where a queue that has just been opened stands."""
+        return self.feed.recipe.token(self._resumes[queue])
+
+    # ---- what consumers say
+
+    def use(self, lease: Lease, message: say.Used) -> None:
+        """A consumer has handed out batches and let go of slots, or says that it is there."""
+        sequence = message.sequence
+        if not lease.used <= sequence <= lease.sequence:
+            raise ProtocolError(
+                f"used {sequence} batches, expected from {lease.used} to {lease.sequence}"
+            )
+        lease.expires = (now := time.monotonic()) + self.lease_s
+        starts = message.begun and self._beginning.starts(lease)
+        if message.begun and not starts:
+            error = self._beginning.refusal(lease, now, self.lease_s)
+            if error is not None:
+                return self._dismiss(lease, error)
+        if self.seats.hear(lease.queue, uses=starts or sequence > 0):
+            self._beginning.look_again()
+        if message.slots:
+            if not lease.shared:
+                raise ProtocolError("slots are released that were never given")
+            self.feed.slots.release(lease.queue, message.slots)
+            point("server.released")
+        lease.pending = message.pending
+        news = lease.use(sequence)
+        self.feed.account.queues[lease.queue].hear(message.report, news.batches, now)
+        self.used.note(lease.queue, [b.place for b in news.batches], self._delivery.columns)
+        self._unsettled.append((lease, news))
+        if lease.has_all:
+            self.used.leave_out(lease.queue, self._delivery.columns)
+            self.tell_waiting()
+
+    def snapshot(self, lease: Lease, message: say.Snapshot) -> None:
+        """A consumer asks where it stands, leftover rows and all."""
+        lease.answers.check(message.receipt)
+        if not self._delivery.show(lease, message.sequence, self._resumes[lease.queue]):
+            self.lose(lease)
+
+    # ---- what consumers are sent
+
+    def pump(self) -> None:
+        """Send what there is, to everybody who has credit."""
+        failure = self.feed.ended_with
+        doubted = self._beginning.find_doubted(failure)
+        for holder, error in doubted:
+            self._dismiss(holder, error)
+        if doubted:
+            self._beginning.begin()
+        self._delivery.judged = failure
+        for lease in self.leases:
+            if lease is not None and lease.excess is not None:
+                self._dismiss(lease, lease.excess)
+            elif lease is not None and not lease.ended and lease.session.state == "streaming":
+                try:
+                    self._pump(lease)
+                except Exception as error:
+                    # Of this consumer alone: the others are served all the same.
+                    self._delivery.fail(lease, error)
+        # Last: the threads that this wakes want the interpreter, which each send lets go of.
+        unsettled, self._unsettled = self._unsettled, []
+        for lease, news in unsettled:
+            try:
+                self._delivery.let_go(lease, news)
+            except ProtocolError as error:
+                logger.exception("feed %r, queue %d", self.feed.name, lease.queue)
+                self._dismiss(lease, error)
+        self._delivery.settle()
+        self.feed.make_use_of_room()
+
+    def _pump(self, lease: Lease) -> None:
+        run, failure = self.feed.run, self.feed.failure
+        if run is not None:
+            if not self._delivery.pump(lease, run):
+                self.lose(lease)
+        elif failure is not None and failure is self._delivery.judged:
+            self._delivery.fail(lease, failure)
+
+    def tell_waiting(self) -> None:
+        """Tell consumers whom the feed waits for, and for whom it need not, where that is news."""
+        have_all = [lease.queue for lease in self.leases if lease is not None and lease.has_all]
+        news = missing, ended = self.seats.news(have_all)
+        for lease in self.leases:
+            if lease is not None and lease.told != news:
+                lease.told = news
+                message = say.Waiting(generation=lease.generation, queues=missing, ended=ended)
+                self._send(lease.peer, message, ())

@@ -1,0 +1,297 @@
+"""`feeder.serve`: feeds for consumers in other processes."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import secrets
+import threading
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any
+
+import xxhash
+
+from feeder.checkpoint.policy import Checkpointing
+from feeder.checkpoint.saving import Saver
+from feeder.checkpoint.store import CheckpointStore
+from feeder.feeds.coordinator import Coordinator
+from feeder.errors import ConfigError, FeedError, ForkedError, RemoteError
+from feeder.observe.figures import Figures
+from feeder.state.snapshot import Snapshot
+from feeder.service.memory import inheritance
+from feeder.service.net.addresses import Address, private_file
+from feeder.service.memory.arena import ArenaSlots
+from feeder.service.server.arguments import check_arguments, check_checkpoints
+from feeder.service.net.claims import claim
+from feeder.service.memory.fdpass import Listener
+from feeder.service.server.group import Desk
+from feeder.service.net.doors import open_doors
+from feeder.service.server.run import ServedFeed
+from feeder.service.net.keys import ServerKeys
+from feeder.service.server.recipes import Recipe, begin_at, make_coordinator, make_recipes
+from feeder.service.net.security import Security
+from feeder.service.server.io_loop import Serving
+from feeder.service.net.waker import Waker
+from feeder.workers.fetch.threads import Scope
+
+logger = logging.getLogger("feeder")
+
+STOP_S = 4.5
+"""How long a stop waits for everything, fetch functions included."""
+
+SAVE_S = 10.0
+"""How long it waits at the end for that to be stored."""
+
+_LOOK_S = 2.0
+
+
+class Server:
+    """Feeds being served; made by `feeder.serve`. A context manager; `close` from any thread."""
+
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        factory: Callable[[], Any] | None,
+        addresses: Sequence[Address],
+        *,
+        queues: int | None,
+        keys: ServerKeys | None,
+        lease_s: float,
+        exit_when: str,
+        status: str | int | None = None,
+        checkpoints: Checkpointing | None = None,
+        resume: Any = None,
+    ) -> None:
+        self._stack = contextlib.ExitStack()
+        self._scope = Scope()
+        self._waker = Waker()
+        self._over = threading.Event()
+        self._desks: dict[str, Desk] = {}
+        self._saver: Saver | None = None
+        self._forked = False
+        try:
+            recipes = make_recipes(coordinator, factory, queues)
+            if resume is not None:
+                begin_at(recipes, resume, None if checkpoints is None else checkpoints.place)
+            run_id = secrets.token_bytes(16)
+            # Before anything is stored: a checkpoint has all feeds in it.
+            self._feeds = [self._feed(recipe, run_id, lease_s) for recipe in recipes]
+            if checkpoints is not None:
+                self._saver = self._keep(checkpoints)
+            self._open(addresses, keys, exit_when, status)
+        except BaseException:
+            self._stack.close()
+            raise
+
+    def _open(
+        self, addresses: Sequence[Address], keys: ServerKeys | None, exit_when: str,
+        status: str | int | None,
+    ) -> None:  # fmt: skip
+        claims = [self._stack.enter_context(claim(address)) for address in addresses]
+        security = self._stack.enter_context(Security(keys, is_server=True))
+        doors = open_doors(security, addresses)
+        for held in claims:
+            held.protect()
+        self.addresses = tuple(str(address) for door in doors for address in door.addresses)
+        """Where it listens, with the ports that the system chose."""
+        listener = self._listen()
+        self._places = {a.port if a.scheme == "tcp" else a.path for d in doors for a in d.addresses}
+        self._places.add(listener.path)
+        inheritance.add(self)
+        self.queues = {name: desk.num_queues for name, desk in self._desks.items()}
+        """The number of queues of each feed, by its name."""
+        self._serving = Serving(self._desks, doors, listener, self._waker, exit_when=exit_when)
+        self.status_url = self._show_status(status)
+        """The address of the status page; None where there is none."""
+        for feed in self._feeds:
+            feed.slots.reserve()
+            self._scope.start(f"feeder {feed.name} maker", feed.run_maker)
+        self._scope.start("feeder server", self._run)
+
+    def _keep(self, checkpoints: Checkpointing) -> Saver:
+        """Store what consumers have used."""
+        saver = Saver(checkpoints, self._position, lambda error: logger.error("%s", error))
+        self._stack.callback(saver.close, SAVE_S)
+        saver.start()
+        return saver
+
+    def _position(self) -> Snapshot:
+        return Snapshot(tuple(desk.state() for desk in self._desks.values()))
+
+    def _feed(self, recipe: Recipe, run_id: bytes, lease_s: float) -> ServedFeed:
+        desks = self._desks
+        slots = ArenaSlots(
+            len(recipe.config.devices),
+            lambda queue, slot_bytes: desks[recipe.name].num_slots(queue, slot_bytes),
+        )
+        feed = ServedFeed(recipe, slots, self._waker.wake)
+        desks[recipe.name] = Desk(
+            feed, run_id, lease_s,
+            lambda peer, message, frames: self._serving.send(peer, message, frames),
+        )  # fmt: skip
+        return feed
+
+    def _listen(self) -> Listener:
+        """The unix socket where consumers of this host fetch descriptors. It is named after an
+        address, which one server holds at a time: a killed one's file is taken over."""
+        name = xxhash.xxh3_64_hexdigest(self.addresses[0].encode())
+        listener = Listener(str(private_file(f"{name}.arenas")))
+        self._stack.callback(listener.close)
+        return listener
+
+    def _show_status(self, place: str | int | None) -> str | None:
+        if place is None:
+            return None
+        from feeder.observe.status.port import StatusPort
+
+        port = StatusPort(place, self.figures)
+        self._stack.callback(port.close)
+        return port.url
+
+    def figures(self) -> Figures:
+        """What all feeds have done; any thread may ask. Raises `ClosedError` when it is closed,
+        and `RemoteError` where the thread that serves does not answer."""
+        self._check_forked()
+        future = self._serving.watching.ask()
+        self._waker.wake()
+        try:
+            return future.result(_LOOK_S)
+        except TimeoutError:
+            future.cancel()
+            raise RemoteError(
+                f"the server's own thread has not answered for {_LOOK_S:.0f} s"
+            ) from None
+
+    def _run(self) -> None:
+        try:
+            self._serving.run()
+        finally:
+            self._over.set()
+
+    def places(self) -> set[Any]:
+        """Where its sockets are bound, for forked children to close theirs."""
+        return self._places
+
+    def fork(self) -> None:
+        """This is a forked child: the sockets and the threads are the parent's."""
+        self._forked = True
+
+    def _check_forked(self) -> None:
+        if self._forked:
+            raise ForkedError(
+                "the server was made in the parent process; make it after the fork, or start "
+                "children with the spawn method"
+            )
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until the server is over: closed, or, with `exit_when="acknowledged"`, when every
+        consumer has used everything, or a feed has failed (`failure`). True when it is."""
+        self._check_forked()
+        return self._over.wait(timeout)
+
+    @property
+    def failure(self) -> FeedError | None:
+        """Why the server is over by itself before everything was used: the error of a feed that its
+        consumers were told (`exit_when="acknowledged"`), or of its own thread; else None."""
+        return self._serving.ending.failure
+
+    def close(self) -> None:
+        """Stop serving, within 5 s; consumers look for a server again. Raises `StuckWorkerError`
+        where a fetch function does not return. In a forked child it does nothing."""
+        if self._forked:
+            return
+        for feed in self._feeds:
+            feed.close()
+        self._serving.stop("it was closed")
+        try:
+            self._scope.close(STOP_S)
+        finally:
+            if self._saver is not None and self._saver.is_running:
+                self._saver.mark()
+            self._stack.close()
+            self._serving.close()
+        for feed in self._feeds:
+            if feed.stuck is not None:
+                raise feed.stuck
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Server at {', '.join(self.addresses)}>"
+
+
+def serve(
+    feeds: Coordinator | Callable[[], Any],
+    addresses: str | Sequence[str] | None = None,
+    *,
+    queues: int | None = None,
+    keys: str | os.PathLike[str] | None = None,
+    insecure: bool = False,
+    lease: float = 30.0,
+    exit_when: str = "never",
+    status: str | int | None = None,
+    checkpoints: Checkpointing | CheckpointStore | str | os.PathLike[str] | None = None,
+    resume: Any = None,
+) -> Server:
+    """Serve feeds to consumers in other processes, on this host or others.
+
+    Args:
+        feeds: A factory: a function without arguments that returns a coordinator, as
+            `init_data_input_workers` does. It is called again when a feed has to go back. Or a
+            coordinator that is not started: its feeds can go back where their fetch functions
+            can be put back.
+        addresses: Where to listen: ``tcp://HOST:PORT``, ``ipc:///PATH``, ``ipc://NAME``; by
+            default a unix socket in a directory of this user's own.
+        queues: Queues of each feed, batch `step` goes to queue `step` modulo their number; by
+            default as many as the feed has devices.
+        keys: A directory of `feeder keygen`: TCP is encrypted, and its clients alone come in.
+        insecure: Listen where other hosts can reach it without keys.
+        lease: Seconds after which a consumer that is not heard of may be replaced.
+        exit_when: "never", or "acknowledged": `wait` returns when every batch has been used, or
+            when a feed has failed and nobody who is connected has more to come.
+        status: ``[HOST:]PORT`` of a page that shows what the feeds do, with `/metrics`, `/healthz`
+            and `/readyz`; this host alone where no host is given. None by default.
+        checkpoints: Where the newest round that all consumers have used is stored: a
+            `Checkpointing` with `every_s`, or a store, path or URL for every 30 s. It is stored
+            at the end too.
+        resume: Where consumers begin that come without a position of their own, of whatever
+            `init_data_input_workers` takes for it; "latest" is the newest of `checkpoints`. What
+            a trainer's own checkpoint says goes before it.
+
+    Returns:
+        The server, which serves until it is closed. The process is let have up to 65,536
+        descriptors, where the system allows it.
+
+    Raises:
+        ConfigError: An argument is wrong, or an address is taken.
+        ResumeError: `resume` does not fit a feed.
+        CheckpointError: `resume` cannot be read, or somebody else writes to `checkpoints`.
+    """
+    found, server_keys = check_arguments(
+        addresses, queues=queues, keys=keys, insecure=insecure, lease=lease, exit_when=exit_when,
+        status=status,
+    )  # fmt: skip
+    if isinstance(feeds, Coordinator):
+        factory, coordinator = None, feeds
+    elif callable(feeds):
+        factory, coordinator = feeds, make_coordinator(feeds)
+    else:
+        raise ConfigError(
+            f"feeds is {type(feeds).__name__}, expected a coordinator or a function that "
+            "returns one"
+        )
+    return Server(
+        coordinator, factory, found, queues=queues, lease_s=lease, exit_when=exit_when,
+        status=status, keys=server_keys, resume=resume, checkpoints=check_checkpoints(checkpoints),
+    )  # fmt: skip

@@ -1,0 +1,1 @@
+"""Positions as bytes, and what they mean."""

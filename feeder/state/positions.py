@@ -1,0 +1,149 @@
+"""The positions of one stream: written down as states and tokens, read back, and refused where
+they do not fit."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from dataclasses import replace
+
+from feeder.config import FeedConfig
+from feeder.errors import ReplayWarning, ResumeError
+from feeder.state.snapshot import Rows, Snapshot, StreamState, summarise
+from feeder.state.token import StreamId, make_fingerprint
+from feeder.workers.stream.batch import Cut
+from feeder.workers.stream.chunks import Columns
+from feeder.workers.stream.position import Place
+from feeder.workers.stream.resuming import Resume
+
+
+class Positions:
+    """What the positions of one stream mean: rules without threads."""
+
+    def __init__(self, config: FeedConfig, number: int) -> None:
+        self.config = config
+        self.number = number
+        self.fingerprint = config.fingerprint()
+        """The declared fields that must be equal for a position to fit."""
+        stream, older = config.stream, None
+        if stream.ignores_worker_ids:
+            older = make_fingerprint({**self.fingerprint, **stream.worker_fields})
+        self.id = StreamId(config.name, number, make_fingerprint(self.fingerprint), older)
+
+    # ---- written down
+
+    def state(
+        self, cut: Cut, rows: Rows | None, columns: Columns | None, *, with_rows: bool
+    ) -> StreamState:
+        """A place in the stream; with the leftover rows where asked, and where they could not be
+        fetched again."""
+        return StreamState(
+            name=self.config.name,
+            number=self.number,
+            fingerprint=self.fingerprint,
+            token=cut.token(),
+            columns=columns,
+            rows=rows if with_rows or not self.config.stream.repeatable else None,
+            summary=summarise(cut),
+        )
+
+    def state_at(self, place: Place, columns: Columns | None, *, with_rows: bool) -> StreamState:
+        """The place where a batch ended."""
+        place = place.settled()
+        return self.state(place.cut(), place.leftover_rows(), columns, with_rows=with_rows)
+
+    # ---- read back
+
+    def find(self, state: StreamState | bytes) -> Resume:
+        """What a state or a token means for this stream. Raises `ResumeError`."""
+        epochs = self.config.stream.epochs
+        if isinstance(state, bytes):
+            resume = Resume(cut=self.id.decode(state, epochs))
+        else:
+            self._compare(state)
+            then = make_fingerprint(state.fingerprint)
+            cut = replace(self.id, older=then).decode(state.token, epochs)
+            resume = Resume(cut=cut, rows=state.rows, columns=state.columns)
+        self._check_lanes(resume.cut)
+        self._check_repeatable(resume)
+        return resume
+
+    def find_in(self, position: Snapshot | bytes) -> Resume:
+        """The same, from a snapshot of perhaps many streams, or a token."""
+        if isinstance(position, bytes):
+            return self.find(position)
+        for state in position.states:
+            if (state.name, state.number) == (self.config.name, self.number):
+                return self.find(state)
+        held = [f"{state.name}[{state.number}]" for state in position.states]
+        raise ResumeError(
+            f"the snapshot holds feeds {held!r}, expected {self.config.name}[{self.number}]"
+        )
+
+    def _compare(self, state: StreamState) -> None:
+        """Raise `ResumeError` with every field in which a snapshot's feed differs from this."""
+        then, now, stream = state.fingerprint, self.fingerprint, self.config.stream
+        if stream.ignores_worker_ids:
+            # Positions of before these were left out have them.
+            then = {name: then[name] for name in then if name not in stream.worker_fields}
+        differences = [
+            f"{name}: {then.get(name)!r} then, {now.get(name)!r} now"
+            for name in {**then, **now}
+            if then.get(name) != now.get(name)
+        ]
+        if state.name != self.config.name:
+            differences.insert(0, f"name: {state.name!r} then, {self.config.name!r} now")
+        if differences:
+            raise ResumeError(
+                f"the snapshot is of another feed than {self.config.name!r}: "
+                f"{'; '.join(differences)}"
+            )
+
+    def check_round(self, cut: Cut) -> None:
+        """Raise `ResumeError` where a cut stands in the middle of a round of all devices."""
+        num = len(self.config.devices)
+        if cut.step % num and not cut.finished:
+            raise ResumeError(
+                f"the position is before batch {cut.step}, which is no multiple of {num} devices; "
+                "resume with a number of devices that divides it"
+            )
+
+    def _check_lanes(self, cut: Cut) -> None:
+        stream, found = self.config.stream, len(cut.position.calls)
+        expected = 1 if stream.pure else stream.num_workers
+        if found != expected:
+            raise ResumeError(
+                f"the position of feed {self.config.name!r} is one of {found} workers, expected "
+                f"{expected}"
+            )
+
+    def _check_repeatable(self, resume: Resume) -> None:
+        if not self.config.stream.repeatable and resume.rows is None:
+            raise ResumeError(
+                f"feed {self.config.name!r} has repeatable=False: a bare token does not hold its "
+                "leftover rows; resume from a snapshot or state dict"
+            )
+
+    def is_replayed(self, cut: Cut) -> bool:
+        """Whether calls have to be made again to resume at a cut."""
+        stream = self.config.stream
+        return not (stream.pure or stream.seekable) and sum(cut.position.calls) > 0
+
+    def warn_of_replay(self, cut: Cut) -> None:
+        """Warn where calls have to be made again to resume at a cut, at the user's line."""
+        if self.is_replayed(cut):
+            warnings.warn(
+                f"feed {self.config.name!r} is resumed by replay: {sum(cut.position.calls)} calls "
+                "are made again and what they return is discarded; give the fetch function "
+                "cursor(worker_id) and seek(worker_id, cursor), or use fetch(call)",
+                ReplayWarning,
+                stacklevel=_level_of_user(),
+            )
+
+
+def _level_of_user() -> int:
+    """The stack level, as the caller's `warnings.warn` counts them, of who called feeder."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and str(frame.f_globals.get("__name__")).startswith("feeder."):
+        frame, level = frame.f_back, level + 1
+    return level

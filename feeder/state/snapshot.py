@@ -1,0 +1,256 @@
+"""Snapshots: where feeds stand, as bytes that survive the process.
+
+Layout of version 1, all integers little-endian::
+
+    8 bytes   b"FEEDSNAP"
+    4 bytes   version
+    8 bytes   length of the body
+    16 bytes  xxh3-128 of version, length and body
+    body      4 bytes length of the header, the header (msgpack), the rows of all feeds
+
+The header lists the feeds: name, stream number, fingerprint, token, columns as observed, and
+where their leftover rows lie. Nothing in it names code, and nothing is unpickled.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from dataclasses import dataclass
+from typing import Any
+
+import msgpack
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from feeder import durable
+from feeder.errors import CheckpointError, SnapshotFormatError
+from feeder.state.placing import dtype_fields, is_nameless, place, read_dtype, shaped
+from feeder.state.token import check_fingerprint
+from feeder.workers.stream.batch import Cut
+from feeder.workers.stream.chunks import Column, Columns
+
+SNAPSHOT_VERSION = 1
+_MAGIC = b"FEEDSNAP"
+_NUMBERS = struct.Struct("<IQ")
+_HEAD_BYTES = len(_MAGIC) + _NUMBERS.size + 16
+
+# xxhash drops the GIL, from its version 4 on above the first of these, and waits for it beside the
+# threads of the feed; above the second it takes long enough for these to go on meanwhile.
+_DROP_GIL_BYTES = 1024 * 1024
+_KEEPS_GIL_BYTES = 64 * 1024 if int(xxhash.VERSION.partition(".")[0]) >= 4 else _DROP_GIL_BYTES
+
+_LONGEST_PATH = 255
+"""Of a longer one, which may be a position's text, messages show the ends."""
+
+_LOOK_BYTES = 1024 * 1024
+"""So much is read of a file that is no snapshot."""
+
+_FS = durable.OsFs()
+
+Rows = tuple[NDArray[Any], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamState:
+    """Where one stream stands."""
+
+    name: str
+    """Its input source name."""
+    number: int
+    """Its number among the streams of that name."""
+    fingerprint: dict[str, Any]
+    """The declared fields that it was made with."""
+    token: bytes
+    """Its position."""
+    columns: Columns | None
+    """Its columns as observed, None before the first chunk."""
+    rows: Rows | None
+    """The rows left over, None where they are not in the snapshot."""
+    summary: tuple[int, int, int, int]
+    """Epoch, index and step of the next batch, and the number of rows left over."""
+
+
+class Snapshot:
+    """Where the feeds of a coordinator stand. It does not change when they go on.
+
+    `bytes(snapshot)` and `Snapshot.from_bytes` turn it into bytes and back.
+    """
+
+    def __init__(self, states: tuple[StreamState, ...]) -> None:
+        self.states = states
+
+    def __bytes__(self) -> bytes:
+        blobs: list[Any] = []
+        entries = []
+        for state in self.states:
+            rows = state.rows
+            placed = None if rows is None else [place(array, blobs) for array in rows]
+            entries.append(
+                [state.name, state.number, state.fingerprint, state.token,
+                 _column_fields(state.columns), placed, state.summary]
+            )  # fmt: skip
+        header: bytes = msgpack.packb(entries)
+        parts = [len(header).to_bytes(4, "little"), header, *blobs]
+        numbers = _NUMBERS.pack(SNAPSHOT_VERSION, sum(len(part) for part in parts))
+        digest = _digest(numbers, parts)
+        return b"".join((_MAGIC, numbers, digest, *parts))
+
+    @classmethod
+    def from_bytes(cls, data: bytes, *, most_header_bytes: int | None = None) -> Snapshot:
+        """Read a snapshot; raises `SnapshotFormatError` for anything that is not a whole one.
+
+        `most_header_bytes` is for what a stranger sends: each byte beside the rows may be an
+        object, which takes a hundred times as much.
+        """
+        view = memoryview(data)
+        if len(view) < _HEAD_BYTES or bytes(view[:8]) != _MAGIC:
+            raise SnapshotFormatError(f"{len(view)} bytes are no snapshot, expected {_MAGIC!r}...")
+        numbers, body = view[8:20], view[_HEAD_BYTES:]
+        version, length = _NUMBERS.unpack(numbers)
+        if length != len(body):
+            raise SnapshotFormatError(
+                f"snapshot is damaged: its body has {len(body)} bytes, expected {length}"
+            )
+        if _digest(numbers, [body]) != bytes(view[20:_HEAD_BYTES]):
+            raise SnapshotFormatError(
+                f"snapshot of {len(view)} bytes is corrupt: its digest does not match"
+            )
+        if version != SNAPSHOT_VERSION:
+            raise SnapshotFormatError(
+                f"snapshot has version {version}, expected {SNAPSHOT_VERSION}; update feeder"
+            )
+        header_bytes = int.from_bytes(body[:4], "little")
+        if most_header_bytes is not None and header_bytes > most_header_bytes:
+            raise SnapshotFormatError(
+                f"snapshot has a header of {header_bytes} bytes, expected at most "
+                f"{most_header_bytes}; take one of this feed alone"
+            )
+        return cls(_parse(body))
+
+    def describe(self) -> str:
+        """What it says, a line per stream."""
+        lines = []
+        for state in self.states:
+            epoch, index, step, left = state.summary
+            held = "" if state.rows is not None or not left else ", not held"
+            lines.append(
+                f"{state.name}[{state.number}]: next is epoch {epoch}, batch {index} (step "
+                f"{step}), {left} rows left over{held}, token of {len(state.token)} bytes"
+            )
+        return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        return f"<Snapshot {self.describe()!r}>"
+
+    def write(self, path: str | os.PathLike[str]) -> None:
+        """Write it to a file that is whole or not there: a temporary file, fsync, rename, fsync
+        of the directory. Raises `CheckpointError`."""
+        path = os.fspath(path)
+        folder, name = os.path.split(path)
+        try:
+            with durable.opened(_FS, _FS.open_folder(folder or ".")) as opened:
+                durable.write(_FS, opened, name, [bytes(self)], replace=True)
+        except OSError as error:
+            raise CheckpointError(f"cannot write snapshot {path!r}: {error}") from error
+
+    @classmethod
+    def read(cls, path: str | os.PathLike[str]) -> Snapshot:
+        """Read one from a file; raises `CheckpointError` and `SnapshotFormatError`."""
+        try:
+            with open(path, "rb") as file:
+                # What is none may have no end, as /dev/zero.
+                is_one = file.peek(len(_MAGIC)).startswith(_MAGIC)
+                data = file.read(-1 if is_one else _LOOK_BYTES)
+        except (OSError, ValueError) as error:  # ValueError: NUL in the path
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise CheckpointError(
+                f"cannot read snapshot {_shortened(os.fspath(path))!r}: {reason}; name a file, or "
+                "a folder of checkpoints, that is there, or give a position itself and not its text"
+            ) from error
+        return cls.from_bytes(data)
+
+
+def _shortened(path: str) -> str:
+    """A path; the ends of what is longer than a path is, as the text of a position."""
+    return path if len(path) <= _LONGEST_PATH else f"{path[:40]}...{path[-40:]}"
+
+
+def summarise(cut: Cut) -> tuple[int, int, int, int]:
+    """The numbers of a cut that a person wants to see."""
+    left = cut.leftover.rows - cut.leftover.taken if cut.leftover is not None else 0
+    return cut.epoch, cut.index, cut.step, left
+
+
+def _digest(numbers: Any, parts: list[Any]) -> bytes:
+    hasher = xxhash.xxh3_128(numbers)
+    for part in parts:
+        if not _KEEPS_GIL_BYTES < len(part) <= _DROP_GIL_BYTES:
+            hasher.update(part)
+            continue
+        for start in range(0, len(part), _KEEPS_GIL_BYTES):
+            hasher.update(part[start : start + _KEEPS_GIL_BYTES])
+    return hasher.digest()
+
+
+def _column_fields(columns: Columns | None) -> Any:
+    if columns is None:
+        return None
+    return [[c.name, c.axis, dtype_fields(c.dtype), c.shape] for c in columns]
+
+
+def _parse(body: memoryview) -> tuple[StreamState, ...]:
+    """The streams of a body whose digest is right."""
+    try:
+        end = 4 + int.from_bytes(body[:4], "little")
+        states = []
+        for name, number, fingerprint, token, columns, placed, summary in msgpack.unpackb(
+            body[4:end]
+        ):
+            numbers = [number, *summary]
+            if not (type(name) is str and isinstance(token, bytes) and len(numbers) == 5):
+                raise TypeError("a stream without a name, a token and a summary")
+            if not all(type(n) is int and n >= 0 for n in numbers):
+                raise TypeError(f"a stream with the numbers {numbers!r}")
+            check_fingerprint(fingerprint)
+            rows = None
+            if any(is_nameless(dtype) for _, _, dtype, _ in columns or ()):
+                # Of before the names of ml_dtypes' types were written: fetched again.
+                end += sum(size for _, _, size in placed or ())
+                columns = placed = None
+            if placed is not None:
+                rows, end = _read_rows(body, placed, end)
+            states.append(
+                StreamState(
+                    name=name,
+                    number=number,
+                    fingerprint=fingerprint,
+                    token=token,
+                    columns=_read_columns(columns),
+                    rows=rows,
+                    summary=tuple(summary),
+                )
+            )
+        return tuple(states)
+    except Exception as error:
+        # What NumPy raises for a dtype that is none is not a small family.
+        raise SnapshotFormatError(f"snapshot cannot be read: {error}") from error
+
+
+def _read_rows(body: memoryview, placed: list[Any], at: int) -> tuple[Rows, int]:
+    rows = []
+    for dtype, shape, size in placed:
+        array = np.frombuffer(bytearray(body[at : at + size]), np.uint8)
+        rows.append(shaped(array, read_dtype(dtype), shape))
+        at += size
+    return tuple(rows), at
+
+
+def _read_columns(fields: Any) -> Columns | None:
+    if fields is None:
+        return None
+    return tuple(
+        Column(name=name, axis=axis, dtype=read_dtype(dtype), shape=tuple(shape))
+        for name, axis, dtype, shape in fields
+    )

@@ -1,0 +1,180 @@
+"""The token of a cut: the position as a few hundred bytes that can travel with every batch.
+
+Layout of version 1: ``b"FT"``, the version (1 byte), xxh3-64 of the rest (8 bytes), and a msgpack
+list: source name, stream number, fingerprint digest, epoch, index, step, position, leftover.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import msgpack
+import msgspec
+import xxhash
+from msgspec import Meta
+
+from feeder.state import codec
+from feeder.errors import ConfigError, ResumeError, SnapshotFormatError
+from feeder.workers.stream.batch import Cut, Leftover
+from feeder.workers.stream.position import Position
+
+TOKEN_VERSION = 1
+_MAGIC = b"FT"
+_HEAD_BYTES = 11
+_MAX_BYTES = 64 * 1024
+
+_Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+_Bits64 = Annotated[int, Meta(ge=0)]
+_Digest = Annotated[bytes, Meta(min_length=8, max_length=8)]
+# Epoch, turn, live lanes as bits, and of each lane calls, rows, mark; then what is done already.
+_PositionFields = tuple[
+    _Count, _Count, bytes, list[_Count], list[_Count], list[bytes | None], list[_Count]
+]
+# Lane, call, taken, rows, digest, mark.
+_LeftoverFields = tuple[_Count, _Count, _Count, _Count, _Bits64, bytes | None]
+_Fields = tuple[
+    str, _Count, _Digest, _Count, _Count, _Count, _PositionFields, _LeftoverFields | None
+]
+_DECODER: msgspec.msgpack.Decoder[_Fields] = msgspec.msgpack.Decoder(_Fields)
+
+
+@dataclass(frozen=True, slots=True)
+class StreamId:
+    """Whose positions a stream's tokens are."""
+
+    name: str
+    """The input source name."""
+    number: int
+    """Which stream of that name: they are numbered in the order of their making."""
+    fingerprint: bytes
+    """Digest of the declared fields."""
+    older: bytes | None = None
+    """The digest that tokens of the same stream had before worker ids were left out of it."""
+
+    def encode(self, cut: Cut) -> bytes:
+        """The token of a cut. Raises `ConfigError` where cursors make it larger than 64 KiB."""
+        fields = [
+            self.name, self.number, self.fingerprint, cut.epoch, cut.index, cut.step,
+            _position_fields(cut.position), _leftover_fields(cut.leftover),
+        ]  # fmt: skip
+        body: bytes = msgpack.packb(fields)
+        if len(body) > _MAX_BYTES:
+            raise ConfigError(
+                f"the cursors of feed {self.name!r} make a token of {len(body)} bytes, expected "
+                f"at most {_MAX_BYTES}; a cursor should name a place, not hold data"
+            )
+        return b"".join((_MAGIC, bytes((TOKEN_VERSION,)), xxhash.xxh3_64_digest(body), body))
+
+    def decode(self, token: bytes, epochs: int | None) -> Cut:
+        """The cut of a token of this stream. Raises `ResumeError` where it is another's, and
+        `SnapshotFormatError` where it is none."""
+        name, number, fingerprint, epoch, index, step, position, leftover = _open(token)
+        if (name, number) != (self.name, self.number):
+            raise ResumeError(
+                f"the token is of feed {name!r}, stream {number}; expected {self.name!r}, "
+                f"stream {self.number}"
+            )
+        if fingerprint not in (self.fingerprint, self.older):
+            raise ResumeError(
+                f"the token of feed {name!r} was made with other settings (a snapshot would tell "
+                "which); resume with the batch size, names, workers, seed and order of then"
+            )
+        at = _position(position)
+        return Cut(
+            epoch=epoch,
+            index=index,
+            step=step,
+            finished=epochs is not None and epoch >= epochs,
+            position=at,
+            leftover=None if leftover is None else _leftover(leftover, at),
+            encode=self.encode,
+        )
+
+
+def make_fingerprint(fields: dict[str, Any]) -> bytes:
+    """The digest of a fingerprint's fields."""
+    digest: bytes = xxhash.xxh3_64_digest(codec.pack(sorted(fields.items())))
+    return digest
+
+
+def check_fingerprint(fingerprint: object) -> None:
+    """Raise `TypeError` or `ValueError` where a value that came from elsewhere is no fingerprint:
+    a dict of texts, whose values nest no deeper than a recursion reaches."""
+    if not isinstance(fingerprint, dict) or not all(type(name) is str for name in fingerprint):
+        raise TypeError(f"a {type(fingerprint).__name__}, expected a dict with texts as keys")
+    try:
+        repr(fingerprint)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+
+
+def is_token(data: bytes) -> bool:
+    """Whether bytes look like a token."""
+    return data[:2] == _MAGIC
+
+
+def name_of(token: bytes) -> tuple[str, int]:
+    """Source name and stream number of a token."""
+    name, number, *_ = _open(token)
+    return name, number
+
+
+def _open(token: bytes) -> _Fields:
+    if not is_token(token) or len(token) < _HEAD_BYTES:
+        raise SnapshotFormatError(f"{len(token)} bytes are no token, expected b'FT...'")
+    body = token[_HEAD_BYTES:]
+    if len(body) > _MAX_BYTES:
+        raise SnapshotFormatError(
+            f"token has a body of {len(body)} bytes, expected at most {_MAX_BYTES}"
+        )
+    if token[3:_HEAD_BYTES] != xxhash.xxh3_64_digest(body):
+        raise SnapshotFormatError(f"token of {len(token)} bytes is truncated or corrupt")
+    if token[2] != TOKEN_VERSION:
+        raise SnapshotFormatError(
+            f"token has version {token[2]}, expected {TOKEN_VERSION}; update feeder"
+        )
+    try:
+        return _DECODER.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise SnapshotFormatError(f"token cannot be read: {error}") from error
+
+
+def _position_fields(position: Position) -> list[Any]:
+    epoch, turn, live, calls, rows, marks, done = position
+    if all(live):
+        bits = (1 << len(live)) - 1
+    else:
+        bits = sum(1 << lane for lane, alive in enumerate(live) if alive)
+    return [epoch, turn, bits.to_bytes(-(-len(calls) // 8), "little"), calls, rows, marks, done]
+
+
+def _position(fields: _PositionFields) -> Position:
+    epoch, turn, live, calls, rows, marks, done = fields
+    num, bits = len(calls), int.from_bytes(live, "little")
+    alive = tuple(bool(bits >> lane & 1) for lane in range(num))
+    if not (len(rows) == len(marks) == num > turn and bits < 1 << num and any(alive)):
+        raise SnapshotFormatError(
+            f"token cannot be read: it says {num} calls, {len(rows)} rows, {len(marks)} marks, "
+            f"live {bits:b} and turn {turn}, expected as much of each lane"
+        )
+    return Position(epoch, turn, alive, tuple(calls), tuple(rows), tuple(marks), tuple(done))
+
+
+def _leftover_fields(leftover: Leftover | None) -> list[Any] | None:
+    if leftover is None:
+        return None
+    return [leftover.lane, leftover.call, leftover.taken, leftover.rows, leftover.digest,
+            leftover.mark]  # fmt: skip
+
+
+def _leftover(fields: _LeftoverFields, position: Position) -> Leftover:
+    lane, call, taken, rows, digest, mark = fields
+    # In the order of arrival calls behind it may be done, which a token before this one listed.
+    is_near = lane < len(position.calls) and position.calls[lane] <= call + _MAX_BYTES
+    if not (is_near and taken < rows):
+        raise SnapshotFormatError(
+            f"token cannot be read: it says that {taken} of {rows} rows of call {call} of lane "
+            f"{lane} are taken, and that the lanes have made {position.calls} calls"
+        )
+    return Leftover(lane=lane, call=call, taken=taken, rows=rows, digest=digest, mark=mark)

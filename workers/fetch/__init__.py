@@ -1,0 +1,1 @@
+"""Which call runs, and on which thread."""

@@ -1,0 +1,302 @@
+"""Where fetchers hand chunks over: one lock, the lanes, and the bound on what is buffered.
+
+A hand-over between threads costs more than the copy of a small chunk, so chunks go in bundles. A
+bundle is handed over when it is full; where the merge waits for a lane it takes what is there
+after a short grace, also from under a call that does not return. A fetcher whose calls are quick,
+or whose chunks are passed on, takes no time to hand over at all: it goes on with the merge itself
+(`lead`).
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from feeder.workers.fetch.policy import GRACE_S, Dispatch
+from feeder.workers.errors import ClosedError, FeedError
+from feeder.workers.fetch.idle import Idle
+from feeder.workers.fetch.lead import LOOK_S
+from feeder.workers.fetch.ledger import Held, Ledger
+from feeder.workers.fetch.scheduler import Bundle, End, Lane, Rota
+from feeder.workers.fetch.silence import SLOW_S, Silence
+from feeder.workers.stats import StreamStats
+
+
+class Channel:
+    """The lanes of a stream between its fetchers and its merge.
+
+    Every method may be called from any thread. One thread at a time collects.
+    """
+
+    def __init__(
+        self,
+        rota: Rota,
+        ledger: Ledger,
+        stats: StreamStats,
+        *,
+        timeout_s: float,
+        marked: bool,
+        axis: int,
+        describe: Callable[[int, int], tuple[int, int]],
+        waited_since: Callable[[], float | None],
+    ) -> None:
+        self._rota = rota
+        self._ledger = ledger
+        self._stats = stats
+        self._marked = marked
+        self.describe = describe
+        """Worker id and call number, as a user knows them, of a lane's call."""
+        self._silence = Silence(rota, ledger, timeout_s, describe, waited_since)
+        self._lock = threading.Lock()
+        # Fetchers wait here for a lane that may be called. Who finds one wakes the next.
+        self._idle = Idle(self._lock)
+        # The enqueuer waits here for a bundle of a lane that the merge wants.
+        self._arrived = threading.Condition(self._lock)
+        # Who merges waits here for room to assemble a batch.
+        self._room = threading.Condition(self._lock)
+        # Threads that only let time pass wait here, so that the end of the stream wakes them.
+        self._closing = threading.Condition(self._lock)
+        self._dispatch = Dispatch(rota, ledger, stats, axis)
+        self._lead = self._dispatch.lead
+        self.closed = False
+        """Whether the stream is over; read without the lock between two calls."""
+
+    # ---- the fetchers' side
+
+    def acquire(self) -> Lane | None:
+        """Wait for a lane that may be called, and hold it; None when no call is left."""
+        with self._lock:
+            while True:
+                now = time.monotonic()
+                if self.closed or self._rota.finished:
+                    self._idle.notify_all()
+                    return None
+                lane = self._dispatch.pick(now)
+                if lane is not None:
+                    break
+                self._stats.idle.change(1, now)
+                self._idle.wait(self._rota.next_ready(now))
+                self._stats.idle.change(-1, time.monotonic())
+            lane.running = True
+            self._ledger.num_calling += 1
+            lane.ident = threading.get_ident()
+            if lane.silent_since is None:
+                lane.silent_since = now
+            self._wake_fetcher(now)
+            return lane
+
+    def release(
+        self,
+        lane: Lane,
+        rows: int,
+        num_bytes: int,
+        ending: End | FeedError | None = None,
+        put_off_s: float = 0.0,
+    ) -> bool:
+        """Give a lane back with what was got; `put_off_s` seconds pass before its next call. The
+        caller acquires the next one, and wakes no other fetcher for this one's sake. True where
+        it is to lead before."""
+        with self._lock:
+            self._ledger.num_calling -= 1
+            self._ledger.add(rows, num_bytes)
+            self._ledger.ahead_bytes += num_bytes
+            if rows:
+                lane.silent_since = self._silence.hungry_since = None
+            bundle = lane.take_open(ending, marked=self._marked)
+            if bundle is not None and not self.closed:
+                lane.bundles.append(bundle)
+            lane.running, lane.ident = False, None
+            lane.ready_at = time.monotonic() + put_off_s if put_off_s else 0.0
+            if isinstance(ending, End):
+                self._rota.end(lane, lane.next)
+                lane.silent_since = None
+            lane.halted = isinstance(ending, FeedError)
+            epoch = lane.epoch
+            self._rota.settle()
+            if self._rota.lanes[0].epoch != epoch:
+                self._idle.notify_all()
+            now = time.monotonic()
+            if self.closed or not self._dispatch.is_due(lane, now):
+                return False
+            # Cleared here and not by the merge: until that has the GIL again, each further
+            # chunk would be handed over by itself.
+            self._dispatch.want(())
+            if not (lane.is_quick or lane.leads):
+                self._arrived.notify()
+                return False
+            self._dispatch.begin_lead(now)
+            return True
+
+    def pause(self, seconds: float) -> bool:
+        """Let time pass; returns at once, with False, when the stream is over."""
+        if not seconds:
+            return not self.closed
+        with self._lock:
+            return not self._closing.wait_for(lambda: self.closed, seconds)
+
+    # ---- the merge's side
+
+    def collect(self, wanted: int | None) -> list[Bundle]:
+        """All bundles handed over, once there is one of lane `wanted` (None: of any lane).
+
+        Raises `FetchTimeout` where the lane has given nothing for the feed's timeout, and
+        `ClosedError` where the stream is over.
+        """
+        with self._lock:
+            lanes = self._rota.lanes_of(wanted)
+            if self._dispatch.is_held_back(lanes):
+                self._wait_for_room()
+            if not self._has_come(lanes):
+                self._wait_for(lanes)
+            return self._take_all()
+
+    def collect_or_leave(self, wanted: int | None) -> list[Bundle] | None:
+        """The same for who leads: None where there is nothing; then the enqueuer waits on."""
+        with self._lock:
+            lanes = self._rota.lanes_of(wanted)
+            if self._dispatch.is_held_back(lanes):
+                self._wait_for_room()
+            if self.closed:
+                raise ClosedError("the feed is stopped")
+            if self._has_come(lanes):
+                return self._take_all()
+            now = time.monotonic()
+            self._await(lanes, now)
+            self._lead.end()
+            if self._dispatch.looks_in > LOOK_S:
+                self._arrived.notify()
+            return None
+
+    def give_back(self, error: BaseException | None) -> None:
+        """Who leads has come to the end of the stream, or to an error."""
+        with self._lock:
+            # Nobody asks any more after the close, and an error holds what its frames do.
+            self._lead.finish(None if self.closed else error)
+            self._arrived.notify()
+
+    def _has_come(self, lanes: Sequence[Lane]) -> bool:
+        """Whether there is a bundle of one of the lanes."""
+        if not self._dispatch.has_come(lanes):
+            return False
+        if any(lane.silent_since is not None for lane in lanes):
+            # Bundles without rows may come for ever.
+            self._silence.check(lanes, time.monotonic())
+        return True
+
+    def _take_all(self) -> list[Bundle]:
+        found: list[Bundle] = []
+        for lane in self._rota.lanes:
+            found.extend(lane.bundles)
+            lane.bundles.clear()
+        self._ledger.ahead_bytes = 0
+        if self._idle:
+            self._wake_fetcher(time.monotonic())
+        return found
+
+    def _wait_for(self, lanes: Sequence[Lane]) -> None:
+        """Wait in the enqueuer's thread for lanes, or for those that who led was waiting for."""
+        now = time.monotonic()
+        dispatch, lead = self._dispatch, self._lead
+        pause, seen = min(GRACE_S, dispatch.be_patient(lanes, now)), lead.times
+        self._await(lanes, now)
+        self._wake_fetcher(now)
+        try:
+            while not lead.take_end():
+                if self.closed:
+                    raise ClosedError("the feed is stopped")
+                if not lead.active and any(lane.bundles for lane in dispatch.awaited):
+                    return
+                dispatch.looks_in = pause
+                if self._arrived.wait(pause):
+                    pause = GRACE_S
+                elif dispatch.lose_patience():
+                    pause = GRACE_S
+                    self._wake_fetcher(time.monotonic())
+                elif lead.times != seen:
+                    pause, seen = LOOK_S, lead.times
+                    self._take_open(dispatch.slow_lanes(time.monotonic()))
+                else:
+                    pause = SLOW_S if lead.active else self._look()
+        finally:
+            dispatch.go_on(time.monotonic())
+
+    def _look(self) -> float:
+        """See to calls that take long; returns for how long to wait on, 0 where there is something
+        to go on with."""
+        lanes, now = self._dispatch.awaited, time.monotonic()
+        self._dispatch.slow_down()
+        self._wake_fetcher(now)
+        return 0.0 if self._take_open(lanes) else self._silence.check(lanes, now)
+
+    def _take_open(self, lanes: Sequence[Lane]) -> bool:
+        return self._dispatch.take_open(lanes, time.monotonic(), marked=self._marked)
+
+    def _await(self, lanes: Sequence[Lane], now: float) -> None:
+        """From now on the merge waits for these lanes."""
+        if self._silence.hungry_since is None:
+            self._silence.hungry_since = now
+        self._dispatch.wait(lanes, now)
+
+    # ---- the bound
+
+    def count(self, rows: int, num_bytes: int, kept_rows: int = 0) -> None:
+        """Count rows and bytes into the buffers (or, if negative, out of them)."""
+        if rows or num_bytes or kept_rows:
+            with self._lock:
+                self._ledger.add(rows, num_bytes, kept_rows)
+                self._make_use_of_room()
+
+    def queue(self, device: int, batches: int) -> None:
+        """Count batches into a device queue."""
+        with self._lock:
+            self._ledger.waiting[device] += batches
+            self._stats.queued[device] += batches
+
+    def hand_out(self, device: int, held: Held) -> None:
+        """Batches of a device have been handed out: they are buffered no longer. Harmless when
+        said again, as where an interrupt came before all had been woken."""
+        with self._lock:
+            self._ledger.hand_out(device, held)
+            self._make_use_of_room()
+
+    def _make_use_of_room(self) -> None:
+        if self._idle:
+            self._wake_fetcher(time.monotonic())
+        if self._ledger.below_bound or self._ledger.starving:
+            # All: the user's thread may have been interrupted here, and one that it had woken be
+            # listed still, who would be woken alone. Nobody waits but who makes batches.
+            self._room.notify_all()
+
+    def learn(self, row_bytes: int) -> None:
+        """All rows of the stream have so many bytes."""
+        self._ledger.row_bytes = row_bytes
+
+    def wait_for_room(self) -> None:
+        """Wait until a batch may be copied: that adds to what is buffered while chunks are kept."""
+        if not self._ledger.below_bound:
+            with self._lock:
+                self._wait_for_room()
+
+    def _wait_for_room(self) -> None:
+        room, now, waiting = self._stats.room, time.monotonic(), int(self._lead.active)
+        room.start(now)
+        self._stats.idle.change(waiting, now)
+        while not (self.closed or self._ledger.below_bound or self._ledger.starving):
+            self._room.wait()
+        now = time.monotonic()
+        room.stop(now)
+        self._stats.idle.change(-waiting, now)
+
+    def close(self) -> None:
+        """End the stream: whoever waits here is woken, and no call is started any more."""
+        with self._lock:
+            self.closed = True
+            for lane in self._rota.lanes:
+                lane.bundles.clear()
+            for condition in (self._idle, self._arrived, self._room, self._closing):
+                condition.notify_all()
+
+    def _wake_fetcher(self, now: float) -> None:
+        if self._idle and self._dispatch.pick(now, self._idle.coming) is not None:
+            self._idle.notify()

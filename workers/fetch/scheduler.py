@@ -1,0 +1,222 @@
+"""Which call may be started next: the rules of the fetching side, without threads.
+
+Nothing here decides an order that a user could see; the merge does that. These rules keep every
+worker's calls in order and one at a time, start no epoch before all workers have ended the one
+before it, and start no call above the bound but the one that a batch is waited for.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+from feeder.workers.errors import FeedError
+from feeder.workers.stream.position import Lanes, Position
+
+# Bundles without rows count in no bound.
+_MOST_BUNDLES = 256
+
+
+class End:
+    """What a lane's last bundle of an epoch ends with."""
+
+    __slots__ = ("mark",)
+
+    def __init__(self, mark: bytes | None) -> None:
+        self.mark = mark
+        """The cursor after `StopIteration`, which the next epoch begins at."""
+
+
+class Bundle:
+    """Consecutive chunks of one lane, as they are handed from a fetcher to the merge."""
+
+    __slots__ = ("chunks", "ending", "epoch", "first", "lane", "marks")
+
+    def __init__(
+        self,
+        lane: int,
+        epoch: int,
+        first: int,
+        chunks: list[Any],
+        marks: list[bytes] | None,
+        ending: End | FeedError | None,
+    ) -> None:
+        self.lane = lane
+        self.epoch = epoch
+        self.first = first
+        self.chunks = chunks
+        self.marks = marks
+        self.ending = ending
+
+
+class Lane:
+    """One ordered sequence of calls and what is known of it. The channel's lock guards it, but
+    for the open lists, which the fetcher that holds the lane appends to."""
+
+    __slots__ = (
+        "backoff_s", "bundles", "called_at", "chunks", "ended", "epoch", "failure", "floods",
+        "halted", "ident", "is_quick", "leads", "made", "marks", "next", "number", "ready_at",
+        "running", "silent_since", "waits", "wanted_since",
+    )  # fmt: skip
+
+    def __init__(self, number: int, epoch: int, next_call: int, live: bool) -> None:
+        self.number = number
+        self.epoch = epoch
+        self.next = next_call
+        """Number of its next call."""
+        self.made = 0
+        """Calls made in this epoch."""
+        self.ended = not live
+        """Whether it has ended its epoch."""
+        self.halted = False
+        """Whether its last call failed."""
+        self.running = False
+        """Whether a fetcher holds it."""
+        self.waits = False
+        """Whether its last calls waited for something, of which many can go on at once."""
+        self.is_quick = False
+        """Whether its calls take so little time that they are not worth a thread of their own."""
+        self.floods = False
+        """Whether each call fills a bundle with new memory, about as fast as it can be merged."""
+        self.leads = False
+        """Whether who calls it leads, though its calls are not quick: what came is passed on."""
+        self.ident: int | None = None
+        """The thread that holds it."""
+        self.called_at = 0.0
+        """When that began to call it."""
+        self.ready_at = 0.0
+        """Before this time it is not called (it gave None, or waits for a retry)."""
+        self.backoff_s = 0.0
+        """How long it was last put off."""
+        self.failure: BaseException | None = None
+        """What its last call raised, where that is being retried."""
+        self.silent_since: float | None = None
+        """Since when it has been asked for a chunk and has given none."""
+        self.wanted_since: float | None = None
+        """Since when the merge has been waiting for it."""
+        self.bundles: deque[Bundle] = deque()
+        """Handed over, not yet collected."""
+        self.chunks: list[Any] = []
+        """What the fetcher that holds it has got so far."""
+        self.marks: list[bytes] = []
+        """The marks after those calls, where the feed has cursors."""
+
+    def take_open(self, ending: End | FeedError | None, *, marked: bool) -> Bundle | None:
+        """What has been got so far, as a bundle; None where that is nothing.
+
+        Safe beside the fetcher that is appending: it appends the mark last, and taking a head off
+        a list is one operation.
+        """
+        count = min(len(self.chunks), len(self.marks)) if marked else len(self.chunks)
+        if count == 0 and ending is None:
+            return None
+        chunks, marks = self.chunks[:count], self.marks[:count]
+        del self.chunks[:count], self.marks[:count]
+        first = self.next
+        self.next += count
+        self.made += count
+        return Bundle(self.number, self.epoch, first, chunks, marks if marked else None, ending)
+
+
+class Rota:
+    """All lanes of a stream, and which of them may be called."""
+
+    def __init__(self, lanes: Lanes, start: Position, epochs: int | None) -> None:
+        self.lanes = tuple(
+            Lane(i, start.epoch, calls, live)
+            for i, (calls, live) in enumerate(zip(start.calls, start.live, strict=True))
+        )
+        self._layout = lanes
+        self._epochs = epochs
+        self._ends_at: int | None = None
+        """The smallest index of the epoch that raised StopIteration (pure form)."""
+        self._roll()
+
+    def lanes_of(self, wanted: int | None) -> Sequence[Lane]:
+        """The lane of a number, or all of them for None."""
+        return self.lanes if wanted is None else (self.lanes[wanted],)
+
+    @property
+    def num_computing(self) -> int:
+        """Lanes that are held by a fetcher and keep a core busy."""
+        return sum([lane.running and not lane.waits for lane in self.lanes])
+
+    @property
+    def is_quick_running(self) -> bool:
+        """Whether a fetcher holds a lane whose calls are quick."""
+        return any(lane.running and lane.is_quick for lane in self.lanes)
+
+    @property
+    def finished(self) -> bool:
+        """Whether no call is left to start."""
+        return self._epochs is not None and self.lanes[0].epoch >= self._epochs
+
+    def pick(
+        self, now: float, *, ahead: bool, compute: bool, quick: bool, spare: bool = False
+    ) -> Lane | None:
+        """Of the lanes that may be called the one that has been called least; only one with
+        nothing to collect, unless lanes may run `ahead`; of those that flood the caches only if
+        `spare`, of those whose calls are quick only if `quick`, of those that compute only if
+        `compute`. None where there is none."""
+        if self.finished:
+            return None
+        ready = [
+            lane for lane in self.lanes
+            if (spare if lane.floods else ahead or not lane.bundles)
+            and (quick if lane.is_quick else compute or lane.waits)
+            and self._callable(lane, now)
+        ]  # fmt: skip
+        return min(ready, key=lambda lane: lane.made, default=None)
+
+    def least_called(self, now: float, lanes: Sequence[Lane]) -> Lane | None:
+        """Of some lanes that may be called the one that has been called least; None where there is
+        none."""
+        if self.finished:
+            return None
+        ready = [lane for lane in lanes if self._callable(lane, now)]
+        return min(ready, key=lambda lane: lane.made, default=None)
+
+    def next_ready(self, now: float) -> float | None:
+        """Seconds until a lane that is put off may be called; None where there is none."""
+        waits = [
+            lane.ready_at - now
+            for lane in self.lanes
+            if lane.ready_at > now and not lane.running and not self._over(lane)
+        ]
+        return min(waits, default=None)
+
+    def end(self, lane: Lane, call: int) -> None:
+        """Call number `call` of a lane raised StopIteration."""
+        lane.ended = True
+        if self._layout.pure:
+            index = self._layout.number(lane.number, call)
+            self._ends_at = index if self._ends_at is None else min(index, self._ends_at)
+
+    def settle(self) -> None:
+        """Begin the next epoch where every lane has ended this one."""
+        if not self.finished:
+            self._roll()
+
+    def _roll(self) -> None:
+        if not all(self._over(lane) and not lane.running for lane in self.lanes):
+            return
+        self._ends_at = None
+        for lane in self.lanes:
+            lane.epoch += 1
+            lane.made = 0
+            lane.ended = lane.halted = False
+            if self._layout.pure:
+                lane.next = 0
+
+    def _callable(self, lane: Lane, now: float) -> bool:
+        if len(lane.bundles) >= _MOST_BUNDLES:
+            return False
+        return not (
+            lane.running or lane.halted or lane.ready_at > now or self._over(lane)
+        )  # fmt: skip
+
+    def _over(self, lane: Lane) -> bool:
+        if lane.ended or self._ends_at is None:
+            return lane.ended
+        return self._layout.number(lane.number, lane.next) > self._ends_at

@@ -1,0 +1,1 @@
+"""Orders: which record comes when."""

@@ -1,0 +1,1 @@
+"""Stores: where records lie, and how they are read."""

@@ -1,0 +1,137 @@
+"""Arrays in memory or in files."""
+
+from __future__ import annotations
+
+import os
+import zipfile
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, TypeAlias, Unpack
+
+import numpy as np
+from numpy.typing import NDArray
+
+from feeder.workers.stream.batch import Call
+from feeder.workers.errors import ConfigError
+from feeder.workers.sources.orders.options import OrderOptions
+from feeder.workers.sources.stores.paths import PathLike
+from feeder.workers.sources.reading import Columns
+from feeder.workers.sources.source import Source
+
+# Of anything else NumPy says that it would have to be unpickled.
+_BEGINNINGS = {".npy": b"\x93NUMPY", ".npz": b"PK"}
+
+ArrayLike: TypeAlias = "NDArray[Any] | PathLike"
+
+
+def arrays(
+    *columns: ArrayLike | Mapping[str, ArrayLike], **options: Unpack[OrderOptions]
+) -> Source:
+    """Rows of arrays: a record is the i-th row of each.
+
+    Args:
+        columns: The columns, with equally many rows along axis 0, in the order of the input
+            names; or one mapping by name. Each is an array, a memory-mapped one, or the path of a
+            `.npy` file, which is mapped. The path of an `.npz` file, alone, stands for a mapping;
+            its arrays are read into memory.
+        options: `OrderOptions`.
+
+    Raises:
+        ConfigError: a column is no array or has another number of rows, or an option is wrong.
+    """
+    return Source(ArrayRecords(_named(columns)), **options)
+
+
+def _named(columns: tuple[ArrayLike | Mapping[str, ArrayLike], ...]) -> dict[Any, NDArray[Any]]:
+    only = columns[0] if len(columns) == 1 else None
+    if isinstance(only, (str, os.PathLike)) and os.fspath(only).endswith(".npz"):
+        return {name: _checked(name, array) for name, array in _load_npz(only).items()}
+    given = only.items() if isinstance(only, Mapping) else enumerate(columns)
+    return {name: _checked(name, _opened(column)) for name, column in given}
+
+
+def _opened(column: Any) -> Any:
+    if not isinstance(column, (str, os.PathLike)):
+        return column
+    if not os.fspath(column).endswith(".npy"):
+        raise ConfigError(f"{os.fspath(column)!r} is no .npy file, nor an .npz file alone")
+    with _loading(column, ".npy"):
+        return np.load(column, mmap_mode="r", allow_pickle=False)
+
+
+def _load_npz(path: PathLike) -> dict[str, Any]:
+    # Given a path, NumPy leaves the file open where it is damaged.
+    with (
+        _loading(path, ".npz"),
+        open(path, "rb") as file,
+        np.load(file, allow_pickle=False) as arrays,
+    ):
+        return {name: arrays[name] for name in arrays.files}
+
+
+@contextmanager
+def _loading(path: PathLike, kind: str) -> Iterator[None]:
+    try:
+        with open(path, "rb") as file:
+            if file.read(len(_BEGINNINGS[kind])) != _BEGINNINGS[kind]:
+                raise ValueError(f"it is no {kind} file")
+        yield
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise ConfigError(f"{os.fspath(path)!r} cannot be read as arrays: {error}") from error
+
+
+def _checked(name: Any, array: Any) -> NDArray[Any]:
+    if not isinstance(array, np.ndarray):
+        kind = type(array).__name__
+        raise ConfigError(f"column {name!r} is {kind}, expected an array or the path of one")
+    if array.ndim == 0 or array.dtype.hasobject:
+        raise ConfigError(
+            f"column {name!r} is {array.dtype}{list(array.shape)}, expected at least 1 axis and no "
+            "Python objects"
+        )
+    return array
+
+
+class ArrayRecords:
+    """Rows of arrays. They are handed on as views where they lie together, else copied."""
+
+    kind = "arrays"
+    skipped = 0
+
+    def __init__(self, columns: dict[Any, NDArray[Any]]) -> None:
+        if not columns:
+            raise ConfigError("no array is given, expected at least one")
+        first = next(iter(columns))
+        for name, column in columns.items():
+            if len(column) != len(columns[first]):
+                raise ConfigError(
+                    f"column {name!r} has {len(column)} rows, column {first!r} has "
+                    f"{len(columns[first])}"
+                )
+        self._columns = columns
+        self._is_named = isinstance(first, str)
+
+    def __len__(self) -> int:
+        return len(next(iter(self._columns.values())))
+
+    def name(self, index: int) -> str:
+        """The row's number."""
+        return f"row {index}"
+
+    def read(self, indices: NDArray[np.int64], call: Call) -> Columns:
+        """Take rows."""
+        first, last = int(indices[0]), int(indices[-1])
+        together = last - first == len(indices) - 1 and bool((np.diff(indices) == 1).all())
+        rows: Any = slice(first, last + 1) if together else indices
+        taken = {name: column[rows] for name, column in self._columns.items()}
+        return taken if self._is_named else tuple(taken.values())
+
+    def describe(self) -> dict[str, Any]:
+        """Names, dtypes and shapes of the rows."""
+        return {
+            "columns": [
+                f"{name}: {column.dtype.str}{list(column.shape[1:])}"
+                for name, column in self._columns.items()
+            ]
+        }

@@ -1,0 +1,124 @@
+"""A folder of images, one folder inside it per class."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Unpack
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from feeder.workers.stream.batch import Call
+from feeder.workers.errors import ConfigError
+from feeder.workers.sources.stores.paths import PathLike, check_path
+from feeder.workers.sources.stores.pictures import ONE_SIZE, PictureOptions, Pictures, take_pictures
+from feeder.workers.sources.reading import Columns, Faults, OnError, stack
+from feeder.workers.sources.source import Source
+
+_SUFFIXES = (
+    ".bmp", ".jp2", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".pnm", ".ppm", ".tif", ".tiff",
+    ".webp",
+)  # fmt: skip
+
+
+def image_folder(
+    path: PathLike, *, on_error: OnError = "raise", **options: Unpack[PictureOptions]
+) -> Source:
+    """Images in class folders, `path/class/image.jpg`: columns image and label.
+
+    Classes and, in each class, files are sorted by name, byte by byte; the label is the number of
+    the class, int32 of (rows,), and `source.records.classes` holds their names. Images are uint8
+    of (rows, height, width, 3), RGB, unless `transform` makes them something else; where they are
+    not of one size, give a `resize` or a `crop`. Files are read and decoded in the thread that
+    calls, without the GIL. Needs the extra `images`.
+
+    Args:
+        path: The folder.
+        on_error: What to do about a file that cannot be read: "raise", or "skip", which leaves
+            its row out and counts it in `source.skipped`.
+        options: `PictureOptions`, and `OrderOptions`.
+
+    Raises:
+        ConfigError: the folder holds no images, or an option is wrong.
+    """
+    pictures, order = take_pictures(options)
+    pictures.decoder.check()
+    return Source(ImageRecords(path, pictures, on_error), list_shuffle=True, **order)
+
+
+class ImageRecords:
+    """The images of a folder of class folders."""
+
+    kind = "image_folder"
+
+    def __init__(self, path: PathLike, pictures: Pictures, on_error: OnError) -> None:
+        root = Path(check_path(path, "a folder of class folders"))
+        if not root.is_dir():
+            what = "is not a folder" if root.exists() else "does not exist"
+            raise ConfigError(f"{os.fspath(path)!r} {what}, expected a folder of class folders")
+        self.classes = tuple(_names_in(root, lambda entry: entry.is_dir()))
+        """Names of the classes, in the order of their labels."""
+        self._files: list[str] = []
+        labels = []
+        for label, folder in enumerate(root / name for name in self.classes):
+            files = _names_in(folder, _is_image)
+            self._files.extend(os.path.join(folder, file) for file in files)
+            labels += [label] * len(files)
+        if not self._files:
+            raise ConfigError(
+                f"{os.fspath(path)!r} holds no images: expected files such as 'class/image.jpg' "
+                f"ending in {', '.join(_SUFFIXES)}"
+            )
+        self._labels = np.array(labels, dtype=np.int32)
+        self._root = root
+        self._pictures = pictures
+        self._faults = Faults(on_error)
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    @property
+    def skipped(self) -> int:
+        """Reads of defective files that were left out."""
+        return self._faults.skipped
+
+    def name(self, index: int) -> str:
+        """The file's path."""
+        return repr(self._files[index])
+
+    def read(self, indices: NDArray[np.int64], call: Call) -> Columns | None:
+        """Read and decode files."""
+        good, images = [], []
+        for index in indices.tolist():
+            with self._faults.reading(self.name, index):
+                data = Path(self._files[index]).read_bytes()
+                images.append(self._pictures.decode(data, call, index))
+                good.append(index)
+        if not good:
+            return None
+        image = stack(images, lambda i: self.name(good[i]), "image", ONE_SIZE)
+        return image, self._labels[good]
+
+    def describe(self) -> dict[str, Any]:
+        """A digest of the files' names, and what is done to them."""
+        hasher = xxhash.xxh3_64()
+        for file in self._files:
+            hasher.update(os.fsencode(os.path.relpath(file, self._root)) + b"\0")
+        return {"files": hasher.hexdigest(), **self._pictures.describe()}
+
+
+def _names_in(folder: Path, is_wanted: Callable[[os.DirEntry[str]], bool]) -> list[str]:
+    """What a folder holds, sorted byte by byte."""
+    try:
+        with os.scandir(folder) as entries:
+            return sorted((entry.name for entry in entries if is_wanted(entry)), key=os.fsencode)
+    except OSError as error:
+        raise ConfigError(f"{os.fspath(folder)!r} cannot be read: {error.strerror}") from error
+
+
+def _is_image(entry: os.DirEntry[str]) -> bool:
+    # A link that leads nowhere is a file that vanished, and not left out in silence.
+    return entry.name.lower().endswith(_SUFFIXES) and not entry.is_dir()

@@ -1,0 +1,147 @@
+"""From image files to rows of one shape: decode, resize, crop, flip, and the user's own step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from feeder.workers.stream.batch import Call
+from feeder.workers.errors import ConfigError
+from feeder.workers.sources.stores.decoders import Decoder, DecoderName, Pixels, Transform, resize
+from feeder.workers.sources.extras import load
+from feeder.workers.sources.orders.options import ORDER_NAMES, OrderOptions, check_names, flag, whole
+
+
+class PictureOptions(OrderOptions, total=False):
+    """Keyword arguments of sources that decode images, beside the order options.
+
+    They apply in the order in which they stand here. Random draws come from
+    `call.rng_for(record)`: they depend on the seed, the epoch and the record alone.
+    """
+
+    decoder: DecoderName
+    """What decodes JPEGs: "simplejpeg", "pillow", or "auto", the first that is installed."""
+    resize: int | tuple[int, int] | None
+    """Pixels of the shorter side, or (height, width) (None: leave the size)."""
+    crop: int | tuple[int, int] | None
+    """Side, or (height, width), of the part to cut out (None: all)."""
+    random_crop: bool
+    """Whether the part lies anywhere, else in the middle (False)."""
+    random_flip: bool
+    """Whether every other image is mirrored, left to right (False)."""
+    transform: Transform | None
+    """A last step of your own, `transform(image, rng)`, which returns an array (None)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pictures:
+    """Checked picture options."""
+
+    decoder: Decoder
+    resize: int | tuple[int, int] | None
+    crop: tuple[int, int] | None
+    random_crop: bool
+    random_flip: bool
+    transform: Transform | None
+
+    def decode(self, data: bytes | memoryview, call: Call, record: int) -> NDArray[Any]:
+        """The row that an image file becomes.
+
+        Raises:
+            ValueError: it cannot be decoded, or is smaller than the part to cut out.
+        """
+        pixels = self._resized(self.decoder(data))
+        is_random = self.random_crop or self.random_flip or self.transform is not None
+        rng = call.rng_for(record) if is_random else None
+        if self.crop is not None:
+            pixels = self._cropped(pixels, *self.crop, rng if self.random_crop else None)
+        if self.random_flip and rng is not None and rng.random() < 0.5:
+            pixels = pixels[:, ::-1]
+        if self.transform is None or rng is None:
+            return pixels
+        return np.asarray(self.transform(pixels, rng))
+
+    def _resized(self, pixels: Pixels) -> Pixels:
+        if self.resize is None:
+            return pixels
+        if not isinstance(self.resize, int):
+            return resize(pixels, *self.resize)
+        height, width = pixels.shape[:2]
+        shorter = min(height, width)
+        return resize(
+            pixels, round(height * self.resize / shorter), round(width * self.resize / shorter)
+        )
+
+    def _cropped(
+        self, pixels: Pixels, height: int, width: int, rng: np.random.Generator | None
+    ) -> Pixels:
+        spare = pixels.shape[0] - height, pixels.shape[1] - width
+        if min(spare) < 0:
+            raise ValueError(
+                f"the image has {pixels.shape[0]} × {pixels.shape[1]} pixels, fewer than the crop "
+                f"of {height} × {width}: give a resize, or a smaller crop"
+            )
+        top, left = (s // 2 for s in spare) if rng is None else rng.integers(0, np.add(spare, 1))
+        return pixels[top : top + height, left : left + width]
+
+    def describe(self) -> dict[str, Any]:
+        """What must be equal for a position to fit."""
+        return {
+            "decoder": self.decoder.name,
+            "resize": list(self.resize) if isinstance(self.resize, tuple) else self.resize,
+            "crop": None if self.crop is None else list(self.crop),
+            "random_crop": self.random_crop,
+            "random_flip": self.random_flip,
+            "transform": self.transform is not None,
+        }
+
+
+def take_pictures(options: PictureOptions) -> tuple[Pictures, OrderOptions]:
+    """Check the picture options; the order options that are left.
+
+    Raises:
+        ConfigError: an option has a value that it cannot have, or a package is missing.
+    """
+    check_names(options, (*PICTURE_NAMES, *ORDER_NAMES))
+    own = {name: options.get(name) for name in PICTURE_NAMES if name in options}
+    transform = own.get("transform")
+    if transform is not None and not callable(transform):
+        raise ConfigError(f"transform is {transform!r}, expected a function of (image, rng)")
+    scale, part = own.get("resize"), own.get("crop")
+    if scale is not None:
+        load("PIL.Image", "images")
+    random_crop = flag("random_crop", own.get("random_crop", False))
+    if random_crop and part is None:
+        raise ConfigError("random_crop is given without crop, the size of the part")
+    pictures = Pictures(
+        decoder=Decoder(own.get("decoder", "auto")),  # type: ignore[arg-type]
+        resize=None if scale is None else _size("resize", scale),
+        crop=None if part is None else _pair("crop", part),
+        random_crop=random_crop,
+        random_flip=flag("random_flip", own.get("random_flip", False)),
+        transform=transform,
+    )
+    rest: Any = {name: value for name, value in options.items() if name not in PICTURE_NAMES}
+    return pictures, rest
+
+
+ONE_SIZE = ": give a resize or a crop"
+"""What brings images to one size."""
+
+PICTURE_NAMES = tuple(name for name in PictureOptions.__annotations__ if name not in ORDER_NAMES)
+
+
+def _size(name: str, value: object) -> int | tuple[int, int]:
+    return _pair(name, value) if isinstance(value, Sequence) else whole(name, value, 1)
+
+
+def _pair(name: str, value: object) -> tuple[int, int]:
+    if not isinstance(value, Sequence):
+        return (whole(name, value, 1),) * 2
+    if isinstance(value, str) or len(value) != 2:
+        raise ConfigError(f"{name} is {value!r}, expected a number or (height, width) in pixels")
+    return whole(name, value[0], 1), whole(name, value[1], 1)

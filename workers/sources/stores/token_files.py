@@ -1,0 +1,123 @@
+"""Files of tokens, as language models are trained on: one number after the other, no header."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from typing import Any, Unpack
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from feeder.workers.stream.batch import Call
+from feeder.workers.errors import ConfigError
+from feeder.workers.sources.orders.options import OrderOptions, whole
+from feeder.workers.sources.stores.paths import PathLike, list_paths
+from feeder.workers.sources.reading import Columns, stack
+from feeder.workers.sources.source import Source
+
+
+def tokens(
+    path: PathLike | Iterable[PathLike],
+    seq_len: int,
+    dtype: DTypeLike,
+    *,
+    stride: int | None = None,
+    **options: Unpack[OrderOptions],
+) -> Source:
+    """Sequences from files of tokens: one column, (rows, seq_len).
+
+    Record i of a file begins at its token i * stride; tokens at the end that make no sequence are
+    left out, and no sequence runs from one file into the next. For inputs and targets that are
+    one token ahead, take `seq_len=n + 1, stride=n`. The files are mapped into memory.
+
+    Args:
+        path: The file; of several, one is read after the other.
+        seq_len: Tokens of a sequence.
+        dtype: Type of a token in the file.
+        stride: Tokens from the beginning of a sequence to the next one's; None is `seq_len`.
+        options: `OrderOptions`.
+
+    Raises:
+        ConfigError: a file is missing, has a size that is no multiple of the type's, or is too
+            short for a sequence; or an option is wrong.
+    """
+    paths = list_paths(path, "a file of tokens")
+    length = whole("seq_len", seq_len, 1)
+    step = length if stride is None else whole("stride", stride, 1)
+    return Source(TokenRecords(paths, length, _whole_dtype(dtype), step), **options)
+
+
+def _whole_dtype(dtype: DTypeLike) -> np.dtype[Any]:
+    try:
+        found = np.dtype(dtype)
+    except TypeError as error:
+        raise ConfigError(f"dtype is {dtype!r}: {error}") from error
+    if found.kind not in "iu":
+        raise ConfigError(f"dtype is {found}, expected a type of whole numbers")
+    return found
+
+
+class TokenRecords:
+    """Sequences from files of tokens."""
+
+    kind = "tokens"
+    skipped = 0
+
+    def __init__(
+        self, paths: Sequence[str], seq_len: int, dtype: np.dtype[Any], stride: int
+    ) -> None:
+        self._paths = paths
+        self._seq_len, self._dtype, self._stride = seq_len, dtype, stride
+        self._files = [self._open(path) for path in self._paths]
+        counts = [(len(file) - seq_len) // stride + 1 for file in self._files]
+        self._ends = np.cumsum(counts)
+
+    def _open(self, path: str) -> NDArray[Any]:
+        try:
+            with open(path, "rb") as file:
+                size = os.fstat(file.fileno()).st_size
+        except OSError as error:
+            raise ConfigError(f"{path!r} cannot be read: {error.strerror}") from error
+        if size % self._dtype.itemsize:
+            raise ConfigError(
+                f"{path!r} has {size} bytes, which is no multiple of the {self._dtype.itemsize} "
+                f"bytes of a {self._dtype}: give the dtype that it was written with"
+            )
+        if size < self._seq_len * self._dtype.itemsize:
+            raise ConfigError(
+                f"{path!r} has {size // self._dtype.itemsize} tokens, fewer than a sequence of "
+                f"{self._seq_len}"
+            )
+        return np.memmap(path, self._dtype, mode="r").view(np.ndarray)
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def _places(self, indices: NDArray[np.int64]) -> tuple[list[int], list[int]]:
+        """The numbers of records' files, and their first tokens."""
+        numbers = np.searchsorted(self._ends, indices, side="right")
+        inside = indices - np.concatenate(([0], self._ends))[numbers]
+        return numbers.tolist(), (inside * self._stride).tolist()
+
+    def name(self, index: int) -> str:
+        """Path and first token."""
+        (number,), (first,) = self._places(np.array([index]))
+        return f"{self._paths[number]!r} at token {first}"
+
+    def read(self, indices: NDArray[np.int64], call: Call) -> Columns:
+        """Copy sequences out of the files."""
+        rows = [
+            self._files[number][first : first + self._seq_len]
+            for number, first in zip(*self._places(indices), strict=True)
+        ]
+        return (stack(rows, lambda i: self.name(int(indices[i])), "tokens"),)
+
+    def describe(self) -> dict[str, Any]:
+        """The sizes of the files, and how they are cut."""
+        return {
+            "tokens": [len(file) for file in self._files],
+            "dtype": self._dtype.str,
+            "seq_len": self._seq_len,
+            "stride": self._stride,
+        }

@@ -1,0 +1,1 @@
+"""Rows become one order, exact batches and positions."""

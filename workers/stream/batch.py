@@ -1,0 +1,191 @@
+"""The nouns of the stream: a call, a batch, and the cut after it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from feeder.workers.stream.position import Place, Position
+
+# The second word of the Philox key keeps the two families of draws apart.
+_DRAWS_OF_CALL = 1
+_DRAWS_OF_RECORD = 2
+
+
+class _CallFields(NamedTuple):
+    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody needs here
+    epoch: int
+    worker_id: int
+    batch_size: int
+    seed: int
+
+
+class Call(_CallFields):
+    """What a pure fetch function `fetch(call)` is given; its result depends on nothing else.
+
+    `index` counts calls from 0 in each epoch, `worker_id` is the index modulo the number of
+    workers, `batch_size` is a hint, and `seed` is the feed's.
+    """
+
+    @cached_property
+    def rng(self) -> np.random.Generator:
+        """The random numbers of this call: one generator, keyed by (seed, epoch, index).
+
+        Philox is counter-based (Salmon et al., SC 2011): the key and the high words of the
+        counter name the stream of draws, so nothing has to be saved to draw it again.
+        """
+        return _generator(self.seed, _DRAWS_OF_CALL, self.epoch, self.index)
+
+    def rng_for(self, record: int | str | bytes) -> np.random.Generator:
+        """A new generator keyed by (seed, epoch, record): its draws belong to the record,
+        whichever call reads it. `record` is a whole number from 0 to 2**64 - 1, or a name."""
+        if isinstance(record, str):
+            record = record.encode()
+        if isinstance(record, bytes):
+            record = xxhash.xxh3_64_intdigest(record)
+        return _generator(self.seed, _DRAWS_OF_RECORD, self.epoch, int(record))
+
+
+def _generator(seed: int, family: int, epoch: int, item: int) -> np.random.Generator:
+    key = np.array([seed, family], dtype=np.uint64)
+    counter = np.array([0, 0, epoch, item], dtype=np.uint64)
+    return np.random.Generator(np.random.Philox(key=key, counter=counter))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leftover:
+    """The chunk that straddles a cut, by reference."""
+
+    lane: int
+    """The lane whose call returned it."""
+    call: int
+    """The number of that call."""
+    taken: int
+    """Rows of the chunk that batches before the cut have taken."""
+    rows: int
+    """Rows of the chunk in all."""
+    digest: int
+    """Digest of the chunk: what a second fetch of it is compared with."""
+    mark: bytes | None
+    """The lane's mark before the call, None before its first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """The place in the stream just after a batch.
+
+    Two cuts are equal when they name the same place. Where the end of the epoch was known when
+    the cut was read, (epoch, last + 1) is written as (epoch + 1, 0).
+    """
+
+    epoch: int
+    """The epoch of the next batch."""
+    index: int
+    """The number of the next batch in its epoch."""
+    step: int
+    """The number of the next batch in the stream."""
+    finished: bool
+    """Whether no batch follows."""
+    position: Position
+    """Where the calls stand, the one that returned the leftover included."""
+    leftover: Leftover | None
+    """The chunk that the next batch begins in the middle of."""
+    encode: Callable[[Cut], bytes] = field(compare=False, repr=False)
+    """The codec of the feed, which adds the feed's name and fingerprint."""
+
+    def token(self) -> bytes:
+        """The cut as bytes: small, self-contained, checksummed; `resume=` takes it."""
+        return self.encode(self)
+
+
+class Batch(Mapping[str, NDArray[Any]]):
+    """Exactly `batch_size` rows: a mapping from column name to array.
+
+    The arrays are read-only unless the feed was made with `writable=True`. Their memory goes
+    back to the feed when the last array over it is gone, so they may be kept for as long as they
+    are wanted.
+    """
+
+    # A plain class: it is made once per batch, and a frozen dataclass takes ten times as long.
+    __slots__ = (
+        "_names", "arrays", "epoch", "held_bytes", "index", "kept_rows", "place", "rows", "step"
+    )  # fmt: skip
+
+    arrays: tuple[NDArray[Any], ...]
+    """The columns in the order of the feed's input names."""
+    epoch: int
+    """The epoch that the batch belongs to."""
+    index: int
+    """Its number in the epoch, from 0."""
+    step: int
+    """Its number in the stream, from 0, counted through epochs."""
+    rows: int
+    """Its real rows; fewer than the arrays' with `last_batch="pad"`."""
+    place: Place
+    """Where the stream stands after it; `cut` reads it."""
+    held_bytes: int
+    """Bytes that its rows count for in the bound until it is handed out."""
+    kept_rows: int
+    """Rows of a chunk that is kept for the cut before this batch, until this is handed out."""
+
+    def __init__(
+        self,
+        names: tuple[str, ...],
+        arrays: tuple[NDArray[Any], ...],
+        place: Place,
+        epoch: int,
+        index: int,
+        step: int,
+        rows: int,
+    ) -> None:
+        self._names = names
+        self.arrays = arrays
+        self.place = place
+        self.epoch = epoch
+        self.index = index
+        self.step = step
+        self.rows = rows
+        self.held_bytes = 0
+        self.kept_rows = 0
+
+    @property
+    def cut(self) -> Cut:
+        """The place in the stream just after this batch."""
+        return self.place.cut()
+
+    def with_arrays(self, arrays: tuple[Any, ...]) -> Batch:
+        """The same batch in other memory; it counts for as much in the bound."""
+        batch = Batch(self._names, arrays, self.place, self.epoch, self.index, self.step, self.rows)
+        batch.held_bytes, batch.kept_rows = self.held_bytes, self.kept_rows
+        return batch
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        try:
+            return self.arrays[self._names.index(name)]
+        except ValueError:
+            raise KeyError(name) from None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __repr__(self) -> str:
+        columns = ", ".join(
+            f"{name}: {array.dtype}{list(array.shape)}"
+            for name, array in zip(self._names, self.arrays, strict=True)
+        )
+        return f"<Batch {self.step} (epoch {self.epoch}, index {self.index}) {columns}>"
+
+    # Mapping compares by items, which is ambiguous for arrays; two batches are the same batch
+    # or they are not.
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__

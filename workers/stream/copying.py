@@ -1,0 +1,240 @@
+"""Copying chunks into a slot: the one copy that each row makes, or none where that is safe.
+
+NumPy drops the GIL for copies of 500 elements and more, and beside a thread that is busy with
+Python it waits milliseconds to get it back. So small arrays are copied in ways that keep it: many
+at a time through `bytes.join`, or one by one through a memoryview. Only where the copy takes
+longer than the switch is worth does NumPy do it, and other threads run meanwhile.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+from weakref import getweakrefcount
+
+import numpy as np
+from numpy.typing import NDArray
+
+from feeder.workers.stream.chunks import part_of
+from feeder.workers.stream.memory import Memory, Pool
+from feeder.workers.stream.buffers import Seen, Slot
+
+DROP_GIL_BYTES = 256 * 1024
+"""Arrays at least so large are copied by NumPy."""
+
+_KEPT_BYTES = 256 * 1024
+"""Smaller arrays are not worth a part of a message."""
+
+_JOIN_BYTES = 8 * 1024
+"""Arrays at most so large, on average, are joined; above it the second copy costs more than the
+calls it saves."""
+
+_PIECE_BYTES = 512 * 1024
+"""Of a copy of more at once a CPU's second cache keeps nothing; a copy of less is slower."""
+
+_LARGE_BYTES = 8 * 1024 * 1024
+"""Larger arrays are copied in pieces. Smaller ones would have others leave the caches that are
+about to be used."""
+
+
+def copy_rows(
+    target: NDArray[Any], flat: memoryview | None, axis: int, at: int, stop: int,
+    arrays: Sequence[Any], seen: Seen = None,
+) -> None:  # fmt: skip
+    """Copy arrays one after another into the rows of `target` from row `at` up to `stop`.
+
+    `target` has its rows on `axis`; `flat` is its memory as bytes where that axis is the first
+    and `target` is contiguous, else None, and then there is no `seen`.
+    """
+    if flat is not None and seen is not None and _are_large(arrays):
+        _copy_seen(flat, at * (len(flat) // len(target)), arrays, target.dtype, seen)
+        return
+    if flat is None or not arrays:
+        _copy_each(target, axis, at, arrays)
+        return
+    row_bytes = len(flat) // len(target)
+    mean_bytes = (stop - at) * row_bytes // len(arrays)
+    if mean_bytes >= DROP_GIL_BYTES:
+        _copy_each(target, axis, at, arrays)
+        return
+    try:
+        if mean_bytes <= _JOIN_BYTES and len(arrays) > 1:
+            _join(flat, at * row_bytes, arrays, max(1, DROP_GIL_BYTES // max(1, mean_bytes)))
+        else:
+            start = at * row_bytes
+            for array in arrays:
+                end = start + array.nbytes
+                flat[start:end] = array.data.cast("B")
+                start = end
+    except (BufferError, ValueError, TypeError):
+        # Not contiguous, or of a dtype that the buffer protocol does not know.
+        _copy_each(target, axis, at, arrays)
+
+
+def keep_or_copy(slot: Slot, number: int, array: NDArray[Any]) -> None:
+    """Put an array that is all of a slot's column of that number there: as it is, where the slot
+    takes that and the array is large, has the very bytes that a copy would have, and is no small
+    part of a larger one, which would be kept too; else copied."""
+    target, is_large = slot.arrays[number], array.nbytes >= _KEPT_BYTES
+    if slot.kept is not None and is_large and _is_like(array, target) and not _is_part(array):
+        slot.kept[number] = array
+    else:
+        copy_whole(target, slot.flats[number], array, slot.seen)
+
+
+def _is_like(array: NDArray[Any], target: NDArray[Any]) -> bool:
+    is_alike = array.dtype == target.dtype and array.shape == target.shape
+    return is_alike and array.flags.c_contiguous
+
+
+def _is_part(array: NDArray[Any]) -> bool:
+    """Whether what it is a view of is more than twice as large."""
+    base: Any = array
+    while isinstance(base.base, np.ndarray):
+        base = base.base
+    return bool(base.nbytes > 2 * array.nbytes)
+
+
+def copy_whole(
+    target: NDArray[Any], flat: memoryview | None, array: NDArray[Any], seen: Seen = None
+) -> None:
+    """Copy an array into all of `target`; `flat` and `seen` as for `copy_rows`."""
+    if flat is not None and seen is not None and _are_large([array]):
+        _copy_seen(flat, 0, [array], target.dtype, seen)
+        return
+    if flat is not None and array.nbytes < DROP_GIL_BYTES:
+        try:
+            flat[:] = array.data.cast("B")
+            return
+        except (BufferError, ValueError, TypeError):
+            pass  # Not contiguous, or of a dtype that the buffer protocol does not know.
+    _copy(target, array)
+
+
+def copy_part(
+    target: NDArray[Any], flat: memoryview, at: int, array: NDArray[Any], first: int, last: int,
+    seen: Seen = None,
+) -> None:  # fmt: skip
+    """Copy rows `first` to `last` of one array into `target` from row `at` on; `flat` and `seen` as
+    for `copy_rows`."""
+    part = array[first:last]
+    if seen is not None and _are_large([part]):
+        _copy_seen(flat, at * (len(flat) // len(target)), [part], target.dtype, seen)
+        return
+    num_bytes = part.nbytes
+    if num_bytes < DROP_GIL_BYTES:
+        try:
+            start = at * (len(flat) // len(target))
+            flat[start : start + num_bytes] = part.data.cast("B")
+            return
+        except (BufferError, ValueError, TypeError):
+            pass  # Not contiguous, or of a dtype that the buffer protocol does not know.
+    _copy(target[at : at + last - first], part)
+
+
+def _are_large(arrays: Sequence[Any]) -> bool:
+    """Whether it is worth while to tell of arrays. Of many small ones nothing is told: a call for
+    each would take longer than to read the batch again."""
+    return bool(sum([array.nbytes for array in arrays]) >= DROP_GIL_BYTES * len(arrays))
+
+
+def _copy_seen(
+    flat: memoryview, at: int, arrays: Sequence[Any], dtype: np.dtype[Any],
+    seen: Callable[[memoryview], None],
+) -> None:  # fmt: skip
+    """Copy arrays to where byte `at` of `flat` is, and tell the bytes that they become there: of
+    each when it has been copied, while a cache may hold it. Both let go of the GIL, and beside a
+    thread that computes in Python each time waits, so each is done at once."""
+    target = np.frombuffer(flat, np.uint8)
+    for array in arrays:
+        source = np.ascontiguousarray(array, dtype).reshape(-1).view(np.uint8)
+        _copy(target[at : at + len(source)], source)
+        seen(source.data)
+        at += len(source)
+
+
+def _copy(target: NDArray[Any], source: NDArray[Any]) -> None:
+    """Copy an array, a large one in pieces: copied at once it passes by the caches, and who reads
+    the batch next has to fetch it from memory. Each piece has the next one's first byte too: else
+    NumPy would see that they are one, and in a loop of our own each would let go of the GIL."""
+    is_plain = target.flags.c_contiguous and source.flags.c_contiguous
+    if source.nbytes < _LARGE_BYTES or not is_plain or target.dtype != source.dtype:
+        np.copyto(target, source)
+        return
+    to, of = target.reshape(-1).view(np.uint8), source.reshape(-1).view(np.uint8)
+    num = (len(of) - 1) // _PIECE_BYTES
+    shape, strides, end = (num, _PIECE_BYTES + 1), (_PIECE_BYTES, 1), num * _PIECE_BYTES
+    np.copyto(
+        np.ndarray(shape, np.uint8, to, 0, strides), np.ndarray(shape, np.uint8, of, 0, strides)
+    )
+    to.data[end:] = of.data[end:]
+
+
+def _join(flat: memoryview, start: int, arrays: Sequence[Any], at_once: int) -> None:
+    for i in range(0, len(arrays), at_once):
+        joined = b"".join(arrays[i : i + at_once])
+        stop = start + len(joined)
+        flat[start:stop] = joined
+        start = stop
+
+
+def _copy_each(target: NDArray[Any], axis: int, at: int, arrays: Sequence[Any]) -> None:
+    rows = np.moveaxis(target, axis, 0) if axis else target
+    for array in arrays:
+        source = np.moveaxis(array, axis, 0) if axis else array
+        stop = at + len(source)
+        _copy(rows[at:stop], source)
+        at = stop
+
+
+def pieces_of(
+    arrays: list[Any], rows: list[int], axis: int, i: int, taken: int, j: int, last: int
+) -> list[Any]:
+    """The arrays from row `taken` of the i-th up to row `last` of the j-th."""
+    if i == j:
+        return [part_of(arrays[i], axis, taken, last)]
+    pieces = arrays[i:j]
+    if taken:
+        pieces[0] = part_of(pieces[0], axis, taken, rows[i])
+    if last:
+        pieces.append(part_of(arrays[j], axis, 0, last))
+    return pieces
+
+
+def _count_references(arrays: Sequence[Any], i: int) -> int:
+    return sys.getrefcount(arrays[i])
+
+
+def _count_base_references(arrays: Sequence[Any], i: int) -> tuple[int, int]:
+    base = arrays[i].base
+    return sys.getrefcount(base), sys.getrefcount(base.base)
+
+
+# What the counts are where the list alone holds the array differs between versions of Python.
+_SOLE_REFERENCES = _count_references([np.empty(0)], 0)
+_SOLE_BASE_REFERENCES = _count_base_references([Pool().empty((1 << 20,), np.uint8)], 0)
+_GIL = getattr(sys, "_is_gil_enabled", lambda: True)()
+
+
+def is_sole_owner(arrays: Sequence[Any], i: int) -> bool:
+    """Whether nobody but this list can reach the memory of its i-th array. Who has a weak reference
+    can: a fetch function may find in a cache what it returned before."""
+    flags, base = arrays[i].flags, arrays[i].base
+    sound, is_lent = flags.c_contiguous, type(getattr(base, "base", None)) is Memory
+    sound = sound and not getweakrefcount(arrays[i]) and not getweakrefcount(base)
+    owns = base is None and flags.owndata
+    del flags, base  # They refer to the array, and to what it is a view of.
+    if not (sound and _GIL and (owns or is_lent)):
+        return False
+    if is_lent and _count_base_references(arrays, i) != _SOLE_BASE_REFERENCES:
+        return False
+    return sys.getrefcount(arrays[i]) == _SOLE_REFERENCES
+
+
+def is_unshared(chunk: object) -> bool:
+    """Whether nobody but a chunk can reach the memory of any of its arrays; False for what is not
+    a chunk."""
+    return isinstance(chunk, tuple) and all(
+        [isinstance(chunk[i], np.ndarray) and is_sole_owner(chunk, i) for i in range(len(chunk))]
+    )

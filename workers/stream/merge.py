@@ -1,0 +1,264 @@
+"""The one order of all chunks: from the lanes' bundles to runs. Rules without threads.
+
+In ticket order one chunk is taken from each live lane in turn, so the order follows from numbers
+alone. Where every lane has a bundle, whole rounds are merged by slices: lane j's chunks go to
+every W-th place, and the cost per chunk is that of a list assignment.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from feeder.workers.fetch.calls import chain_marks
+from feeder.workers.stream.chunks import Schema
+from feeder.workers.errors import ChunkError, FeedError
+from feeder.workers.stream.position import Lanes, Position, Span, next_live
+from feeder.workers.fetch.scheduler import Bundle, End
+from feeder.workers.stream.runs import Columns, EpochEnd, Head, Run
+
+
+class Merge:
+    """Merges in ticket order, or in the order of arrival."""
+
+    def __init__(
+        self,
+        lanes: Lanes,
+        schema: Schema,
+        start: Position,
+        epochs: int | None,
+        *,
+        chained: bool,
+        describe: Callable[[int, int], tuple[int, int]],
+        first_name: Callable[[int, int], str | None],
+        check: Callable[[Bundle], ChunkError | None] | None,
+        first_lane: int | None,
+    ) -> None:
+        self._lanes = lanes
+        self._schema = schema
+        self.position = start
+        """Where the merged chunks end."""
+        self._epochs = epochs
+        self._chained = chained
+        self._describe = describe
+        self._first_name = first_name
+        self._check = check
+        self._bundles: list[deque[Bundle]] = [deque() for _ in range(lanes.num_lanes)]
+        self._heads = [Head() for _ in range(lanes.num_lanes)]
+        self._arrivals: deque[int] = deque()
+        # After a resume in arrival order the chunk that the cut straddles has to come first.
+        self._first_lane = first_lane
+        # In the pure form, the smallest index known to have raised StopIteration.
+        self._ends_at: int | None = None
+        self.discarded_rows = 0
+        """Rows from beyond the end of an epoch, for the caller to count out of the bound."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether the last epoch has been merged."""
+        return self._epochs is not None and self.position.epoch >= self._epochs
+
+    @property
+    def wanted(self) -> int | None:
+        """The lane that is waited for; None for any."""
+        return self._first_lane if self._lanes.arrival else self.position.turn
+
+    def push(self, bundles: list[Bundle]) -> None:
+        """Add bundles as they were collected."""
+        for bundle in bundles:
+            self._bundles[bundle.lane].append(bundle)
+            if self._lanes.arrival:
+                self._arrivals.append(bundle.lane)
+
+    def next(self) -> Run | EpochEnd | None:
+        """The next run or end of an epoch; None where more bundles are needed.
+
+        Raises the error of a call, or `ChunkError`, in its place in the order.
+        """
+        while not self.finished:
+            if self._has_ended():
+                return self._end_epoch()
+            lane = self._next_lane()
+            if lane is None:
+                return None
+            if not self._load(lane):
+                if self._lanes.arrival and self._first_lane is None:
+                    continue  # What it had was stale; another may have something.
+                return None
+            head = self._heads[lane]
+            if self._ends_at is not None:
+                self._discard_beyond(lane, head)
+            if head.rows:
+                return self._round(lane) or self._single(lane)
+            if self._is_early(lane, head):
+                continue
+            ending, head.ending = head.ending, None
+            if isinstance(ending, FeedError):
+                raise ending
+            if ending is not None:
+                self._end_lane(lane, ending)
+        return None
+
+    def _next_lane(self) -> int | None:
+        if not self._lanes.arrival:
+            return self.position.turn
+        if self._first_lane is not None:
+            return self._first_lane
+        # What has been begun first; then what came first, of this epoch.
+        for lane, head in enumerate(self._heads):
+            if head.rows or (head.ending is not None and not self._is_early(lane, head)):
+                return lane
+        return next((lane for lane in self._arrivals if self._has_come(lane)), None)
+
+    def _is_early(self, lane: int, head: Head) -> bool:
+        """Whether an error is of an index that may yet turn out to lie beyond the end: until all
+        smaller indices are done it waits."""
+        sure = not (self._lanes.pure and self._lanes.arrival)
+        if sure or not isinstance(head.ending, FeedError):
+            return False
+        index, live = self._lanes.number(lane, head.first), self.position.live
+        others = (other for other in range(len(live)) if other != lane and live[other])
+        return any(self._next_index(other) < index for other in others)
+
+    def _next_index(self, lane: int) -> int:
+        """The first index of a pure function's lane that is not done."""
+        call, done = self.position.calls[lane], self.position.done
+        while self._lanes.number(lane, call) in done:
+            call += 1
+        return self._lanes.number(lane, call)
+
+    def _has_come(self, lane: int) -> bool:
+        """Whether the lane's next bundle is there and not of an epoch to come."""
+        bundles = self._bundles[lane]
+        return bool(bundles) and bundles[0].epoch <= self.position.epoch
+
+    def _load(self, lane: int) -> bool:
+        """Make the lane's head hold something; False where nothing of this epoch has come."""
+        head, bundles = self._heads[lane], self._bundles[lane]
+        while not head.rows and head.ending is None:
+            if not self._has_come(lane):
+                return False
+            bundle = bundles.popleft()
+            if self._lanes.arrival:
+                self._arrivals.remove(lane)
+            if bundle.epoch < self.position.epoch:
+                self.discarded_rows += self._schema.count_rows(bundle.chunks)
+                continue
+            self._open(head, bundle)
+        return True
+
+    def _open(self, head: Head, bundle: Bundle) -> None:
+        """Check a bundle's chunks and make them columns."""
+        error = self._check(bundle) if self._check is not None else None
+        lane, first = bundle.lane, bundle.first
+        chunks = bundle.chunks if error is None else bundle.chunks[: error.call]
+        head.first, head.marks, head.ending = first, bundle.marks, bundle.ending
+        if chunks:
+            arranged = self._schema.arrange(chunks)
+            head.columns, head.rows = list(arranged.columns), arranged.rows
+            error = arranged.error or error
+        bundle.chunks = chunks = []
+        if error is not None:
+            head.ending = self._place(error, lane, first)
+        if self._chained and head.rows:
+            columns, mark = head.columns, self.position.marks[lane]
+            head.marks = chain_marks(
+                mark, first, len(head.rows), lambda i: tuple(column[i] for column in columns)
+            )
+
+    def _place(self, error: ChunkError, lane: int, first: int) -> ChunkError:
+        """An error of the chunk that is `error.call`-th in its bundle, as the user is told it."""
+        worker_id, call = self._describe(lane, first + error.call)
+        error.worker_id, error.call = worker_id, call
+        name = self._first_name(self.position.epoch, call)
+        record = "" if name is None else f"; the call's first record is {name}"
+        error.args = (f"worker {worker_id}, call {call}: {error}{record}",)
+        return error
+
+    def _round(self, lane: int) -> Run | None:
+        """As many whole rounds as all live lanes have chunks for; None where that is none."""
+        live, lanes = self.position.live, self._lanes
+        if lanes.arrival or lanes.num_lanes == 1:
+            return None
+        order = [(lane + i) % lanes.num_lanes for i in range(lanes.num_lanes)]
+        ring = [i for i in order if live[i]]
+        # Before the schema is known the chunks have to be looked at in their order.
+        if len(ring) == 1 or self._schema.columns is None or not all(map(self._load, ring)):
+            return None
+        heads = [self._heads[i] for i in ring]
+        num = min(len(head.rows) for head in heads)
+        if num == 0:
+            return None
+        size = len(ring)
+        columns: Columns = [[None] * (num * size) for _ in self._schema.names]
+        rows = [0] * (num * size)
+        marks = []
+        firsts = [head.first for head in heads]
+        for j, head in enumerate(heads):
+            taken, of_lane, marks_of_lane = head.take(num)
+            rows[j::size] = of_lane
+            marks.append(marks_of_lane)
+            for column, part in zip(columns, taken, strict=True):
+                column[j::size] = part
+        return self._run(Span(self.position, ring, firsts, rows, marks), columns)
+
+    def _single(self, lane: int) -> Run:
+        """The lane's next chunk, or all it has where no other lane has a turn in between."""
+        head = self._heads[lane]
+        alone = self._lanes.arrival or next_live(self.position.live, lane) == lane
+        first = head.first
+        columns, rows, marks = head.take(len(head.rows) if alone else 1)
+        self._first_lane = None
+        return self._run(Span(self.position, (lane,), (first,), rows, (marks,)), columns)
+
+    def _run(self, span: Span, columns: Columns) -> Run:
+        self.position = span.position(len(span.rows))
+        return Run(span, columns, span.rows)
+
+    def _end_lane(self, lane: int, end: End) -> None:
+        """A lane has ended the epoch."""
+        position = self.position
+        live = tuple(alive and i != lane for i, alive in enumerate(position.live))
+        mark = end.mark or position.marks[lane]
+        marks = (*position.marks[:lane], mark, *position.marks[lane + 1 :])
+        turn = next_live(live, lane)
+        self._first_lane = None
+        self.position = position._replace(live=live, marks=marks, turn=turn)
+        if self._lanes.pure:
+            index = self._lanes.number(lane, self._heads[lane].first)
+            self._ends_at = index if self._ends_at is None else min(index, self._ends_at)
+
+    def _has_ended(self) -> bool:
+        """Whether the epoch has. In ticket order a pure function's first end is the smallest; in
+        order of arrival every lane has to come to it."""
+        live, lanes = self.position.live, self._lanes
+        if self._ends_at is None:
+            return not any(live)
+        if not lanes.arrival:
+            return True
+        ends_at = self._ends_at
+        return all(not live[lane] or self._next_index(lane) > ends_at for lane in range(len(live)))
+
+    def _discard_beyond(self, lane: int, head: Head) -> None:
+        """Drop a lane's chunks from beyond the smallest index that ended the epoch, errors too."""
+        assert self._ends_at is not None
+        num = len(head.rows)
+        sound = sum(self._lanes.number(lane, head.first + i) <= self._ends_at for i in range(num))
+        if sound < num:
+            self.discarded_rows += sum(head.rows[sound:])
+            for column in head.columns:
+                del column[sound:]
+            head.rows, head.ending = head.rows[:sound], None
+        if not sound:
+            calls = self.position.calls
+            calls = (*calls[:lane], max(calls[lane], head.first + num), *calls[lane + 1 :])
+            self.position = self.position._replace(calls=calls)
+
+    def _end_epoch(self) -> EpochEnd:
+        if self._lanes.pure:
+            for head in self._heads:
+                self.discarded_rows += sum(head.rows)
+                head.columns, head.rows, head.ending = [], [], None
+        self._ends_at = None
+        self.position = self._lanes.next_epoch(self.position)
+        return EpochEnd(self.position)

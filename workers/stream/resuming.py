@@ -1,0 +1,139 @@
+"""Where a stream begins: at its origin, or at a cut, with what the cut left over."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from numpy.typing import NDArray
+
+from feeder.workers.stream.batch import Call, Cut, Leftover
+from feeder.workers.fetch.calls import fetch_again, not_repeatable
+from feeder.workers.fetch.channel import Channel
+from feeder.workers.stream.chunks import Columns, Schema
+from feeder.workers.stream.position import Lanes, Position, Span
+from feeder.workers.stream.runs import Run
+from feeder.workers.spec import RunSpec, StreamSpec
+from feeder.workers.stats import FetchStats
+from feeder.workers.stream.straddler import Straddler
+
+Rows = tuple[NDArray[Any], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resume:
+    """Where a stream goes on."""
+
+    cut: Cut
+    """The place to go on at."""
+    rows: Rows | None = None
+    """The rows left over at the cut, where they are at hand; else their chunk is fetched again."""
+    columns: Columns | None = None
+    """The columns as they were observed then."""
+
+
+class LeftoverSpan(Span):
+    """The span of the one chunk left over. After it the stream stands where the cut says, also
+    where calls of smaller indices are still to be made (pure form in order of arrival)."""
+
+    __slots__ = ("after",)
+
+    def __init__(self, before: Position, after: Position, lane: int, call: int, rows: int) -> None:
+        super().__init__(before, (lane,), (call,), [rows], (None,))
+        self.after = after
+
+    def position(self, num_chunks: int) -> Position:
+        """The position after the chunk, or before it."""
+        return self.after if num_chunks else self.start
+
+
+class Beginning:
+    """The first position of a stream, and how its leftover rows come back.
+
+    Where the rows are at hand they are the stream's first run. Where they are not, the calls begin
+    before the chunk that holds them, and the assembler compares it and skips what was taken; but
+    in the order of arrival indices before that chunk may be under way, so there a pure function
+    is asked for it apart.
+    """
+
+    def __init__(self, spec: StreamSpec, lanes: Lanes, resume: Resume | None) -> None:
+        self._spec, self._lanes, self._resume = spec, lanes, resume
+        cut = resume.cut if resume is not None else None
+        self._leftover = cut.leftover if cut is not None and not cut.finished else None
+        position = cut.position if cut is not None else lanes.origin()
+        self.expected: Leftover | None = None
+        """The chunk that the calls begin with, where they begin before one."""
+        apart = spec.pure and lanes.arrival
+        if self._leftover is not None and not apart and resume is not None and resume.rows is None:
+            self.expected = self._leftover
+            position = lanes.rewind(position, self._leftover)
+        self.position = lanes.spread(position)
+        """Where the calls begin."""
+        self.epoch, self.index, self.step = (
+            (cut.epoch, cut.index, cut.step) if cut is not None else (0, 0, 0)
+        )
+        self.columns = resume.columns if resume is not None else None
+        """The columns as they were observed before."""
+
+    @property
+    def begins_epoch(self) -> bool:
+        """Whether no row of the epoch has been merged before."""
+        carried = self._spec.last_batch == "carry"
+        return self.index == 0 and self._leftover is None and not carried
+
+    @property
+    def first_lane(self) -> int | None:
+        """The lane whose chunk has to come first, whatever the order."""
+        return None if self.expected is None else self._lane_of(self.expected)
+
+    def make_run(
+        self, schema: Schema, channel: Channel, run: RunSpec, stats: FetchStats
+    ) -> Run | None:
+        """The rows left over as the first run of the stream, counted into the buffers; None where
+        there are none or where they come with the calls."""
+        leftover, resume = self._leftover, self._resume
+        if leftover is None or resume is None or self.expected is not None:
+            return None
+        rows = resume.rows
+        if rows is None:
+            rows = self._fetch_again(leftover, resume.cut, schema, channel, run, stats)
+        if rows is None:
+            return None
+        lanes, lane = self._lanes, self._lane_of(leftover)
+        before = lanes.spread(lanes.rewind(resume.cut.position, leftover))
+        call = leftover.call // lanes.num_lanes if self._spec.pure else leftover.call
+        after = lanes.spread(resume.cut.position)
+        span = LeftoverSpan(before, after, lane, call, leftover.rows)
+        num_rows = leftover.rows - leftover.taken
+        channel.count(num_rows, sum(array.nbytes for array in rows))
+        columns: list[list[Any]] = [[array] for array in rows]
+        return Run(span, columns, [num_rows], leftover.taken, leftover.digest)
+
+    def _fetch_again(
+        self,
+        leftover: Leftover,
+        cut: Cut,
+        schema: Schema,
+        channel: Channel,
+        run: RunSpec,
+        stats: FetchStats,
+    ) -> Rows | None:
+        """The rows left over, from a second fetch of their chunk; None where the stream is over."""
+        spec, index = self._spec, leftover.call
+        worker_id = spec.worker_id(leftover.lane, index)
+        call = Call(index, cut.position.epoch, worker_id, spec.batch_size, spec.seed)
+        chunk = fetch_again(spec, run, call, stats, channel.pause)
+        if chunk is None:
+            return None
+        arranged = schema.arrange([chunk])
+        if arranged.error is not None:
+            raise arranged.error
+        arrays = tuple(column[0] for column in arranged.columns)
+        straddler = Straddler(arrays, spec.axes, arranged.rows[0])
+        what = straddler.differs_from(leftover)
+        if what:
+            raise not_repeatable(worker_id, index, what)
+        return straddler.rest(leftover.taken)
+
+    def _lane_of(self, leftover: Leftover) -> int:
+        return leftover.call % self._lanes.num_lanes if self._spec.pure else leftover.lane
