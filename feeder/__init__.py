@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from feeder.api import init_data_input_workers
     from feeder.checkpoint.policy import Checkpointing
     from feeder.checkpoint.store import CheckpointStore
-    from feeder.feeds.coordinator import Coordinator
-    from feeder.feeds.devicefeed import DeviceFeed
     from feeder.errors import (
         AuthError,
         CheckpointError,
@@ -36,12 +34,15 @@ if TYPE_CHECKING:
         StuckWorkerError,
         TransportError,
     )
+    from feeder.feeds.coordinator import Coordinator
+    from feeder.feeds.devicefeed import DeviceFeed
     from feeder.feeds.feed import Feed
-    from feeder.state.snapshot import Snapshot
     from feeder.service.client.connect import connect
     from feeder.service.client.consumer import Consumer
     from feeder.service.server.serve import Server, serve
-    from feeder.workers.stream.batch import Batch, Call, Cut
+    from feeder.state.snapshot import Snapshot
+    from feeder.workers.stream.batch import Batch, Call
+    from feeder.workers.stream.position import Cut
 
 __version__ = "0.1.0"
 
@@ -89,7 +90,7 @@ _HOMES = {
     "Checkpointing": "feeder.checkpoint.policy",
     "Consumer": "feeder.service.client.consumer",
     "Coordinator": "feeder.feeds.coordinator",
-    "Cut": "feeder.workers.stream.batch",
+    "Cut": "feeder.workers.stream.position",
     "DeviceFeed": "feeder.feeds.devicefeed",
     "Feed": "feeder.feeds.feed",
     "Server": "feeder.service.server.serve",

@@ -6,8 +6,8 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from feeder.feeds.coordinator import Coordinator
 from feeder.errors import ConfigError
+from feeder.feeds.coordinator import Coordinator
 
 _lock = threading.Lock()
 _default: Coordinator | None = None

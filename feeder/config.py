@@ -14,8 +14,8 @@ from typing import Any, get_args
 import msgpack
 import numpy as np
 
-from feeder.state import codec
 from feeder.errors import ConfigError
+from feeder.state import codec
 from feeder.workers.spec import LastBatch, LastRound, Order, RunSpec, StreamSpec
 
 # What a wait of the operating system can still count.

@@ -18,7 +18,6 @@ import numpy as np
 
 import feeder
 import feeder.job.host
-from feeder.job.checkpoints import parts
 from feeder.job import (
     Job,
     JobRunner,
@@ -30,6 +29,7 @@ from feeder.job import (
     UploadTaskGroupBuilder,
     epoch_limiter,
 )
+from feeder.job.checkpoints import parts
 
 TOTALS = [103, 115, 136, 145]
 """What each epoch leaves."""

@@ -5,27 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from feeder.workers.stream.assembler import Assembler
-from feeder.workers.stream.batch import Cut
-from feeder.workers.fetch.calls import make_calls
-from feeder.workers.fetch.channel import Channel
-from feeder.workers.stream.chunks import Schema
-from feeder.workers.fetch.cursors import add_cursor, seek
-from feeder.workers.stream.digests import hash_chunk
-from feeder.workers.stream.batcher import Dealer, DeviceQueue, Enqueuing, run_enqueuer
 from feeder.workers.errors import ChunkError
+from feeder.workers.fetch.calls import add_cursor, begin_anew, make_calls, seek
+from feeder.workers.fetch.channel import Channel
 from feeder.workers.fetch.fetcher import OTHER_ROWS, Fetching, run_fetcher
-from feeder.workers.fetch.ledger import Ledger
-from feeder.workers.stream.memory import keep_freed_memory
-from feeder.workers.stream.merge import Merge
-from feeder.workers.fetch.origins import begin_anew
-from feeder.workers.stream.position import Frame, Lanes, Place, Position, Span
-from feeder.workers.stream.resuming import Beginning, Resume
-from feeder.workers.fetch.scheduler import Bundle, Rota
+from feeder.workers.fetch.scheduler import Bundle, Ledger, Rota
 from feeder.workers.fetch.threads import Scope
-from feeder.workers.stream.buffers import Slots
 from feeder.workers.spec import RunSpec, StreamSpec
 from feeder.workers.stats import StreamStats, num_lanes
+from feeder.workers.stream.assembler import Assembler
+from feeder.workers.stream.batcher import Dealer, DeviceQueue, Enqueuing, run_enqueuer
+from feeder.workers.stream.buffers import Slots
+from feeder.workers.stream.chunks import Schema
+from feeder.workers.stream.digests import hash_chunk
+from feeder.workers.stream.memory import keep_freed_memory
+from feeder.workers.stream.merge import Merge
+from feeder.workers.stream.position import Cut, Frame, Lanes, Place, Position, Span
+from feeder.workers.stream.resuming import Beginning, Resume
 
 
 class Pipeline:

@@ -27,8 +27,8 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from feeder.state import codec
 from feeder.errors import CheckpointError, ConfigError
+from feeder.state import codec
 from feeder.state.placing import place, read_dtype, shaped, size_of
 
 CHECKPOINT_VERSION = 1

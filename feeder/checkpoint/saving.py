@@ -3,20 +3,68 @@
 from __future__ import annotations
 
 import logging
+import os
 import queue
+import signal
 import threading
 import time
 from collections.abc import Callable
+from types import FrameType
 from typing import Any, NamedTuple
 
 from feeder.checkpoint.feeds import check_step
 from feeder.checkpoint.policy import Checkpointing
-from feeder.checkpoint.sigterm import Termination
-from feeder.errors import CheckpointError, FeedError
+from feeder.errors import CheckpointError, ConfigError, FeedError
 from feeder.feeds.marks import Marks
 from feeder.state.snapshot import Snapshot
 from feeder.workers.errors import in_words
 from feeder.workers.fetch.threads import Scope
+
+# ---- The wish to do something before SIGTERM takes its course.
+
+
+class Termination:
+    """At the first SIGTERM something is asked for; the second takes the course that the first
+    would have taken. `pass_on` sends it, when what was asked for is done."""
+
+    def __init__(self, ask: Callable[[], None]) -> None:
+        self._ask = ask
+        self._before: Any = None
+        self._installed = self._asked = False
+
+    def install(self) -> None:
+        """Wait for the signal from now on. Raises `ConfigError` outside the main thread, which
+        alone may."""
+        if threading.current_thread() is not threading.main_thread():
+            raise ConfigError(
+                "on_sigterm is True, and the coordinator is started outside the main thread; "
+                "start it there, or leave on_sigterm at False"
+            )
+        self._before = signal.signal(signal.SIGTERM, self._handle) or signal.SIG_DFL
+        self._installed = True
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        # It may interrupt whatever the main thread is doing: `ask` must take no lock.
+        if not self._asked:
+            self._asked = True
+            self._ask()
+            return
+        self.restore()
+        signal.raise_signal(signal.SIGTERM)
+
+    def pass_on(self) -> None:
+        """What was asked for is done: the signal takes its course. From any thread."""
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    def restore(self) -> None:
+        """Leave the signal to whoever had it before; nothing outside the main thread, and where
+        somebody else has taken it since."""
+        if not self._installed or threading.current_thread() is not threading.main_thread():
+            return
+        self._installed = False
+        if signal.getsignal(signal.SIGTERM) == self._handle:
+            signal.signal(signal.SIGTERM, self._before)
+
 
 logger = logging.getLogger("feeder")
 

@@ -4,21 +4,85 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import threading
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
+from urllib.parse import unquote, urlsplit
 
-from feeder.checkpoint import format, sequence
-from feeder.checkpoint.backends import open_backend
+from feeder.checkpoint import format
 from feeder.checkpoint.feeds import SNAPSHOT_ENTRY, make_meta
 from feeder.checkpoint.format import DamagedError, Header, Loaded, Reader, Receipt
+from feeder.checkpoint.local import LocalFolder
 from feeder.checkpoint.names import check_name, check_prefix, check_writer, in_order
 from feeder.checkpoint.passing import is_unread, leaving, passing_over
-from feeder.durable import Fs
+from feeder.durable import Fs, OsFs
 from feeder.errors import CheckpointError, ConfigError, SnapshotFormatError
 from feeder.state.snapshot import Snapshot
+
+# ---- What a store stands on: a folder, or an object store; which of the two a URL means.
+
+
+OBJECT_STORES = ("s3", "gs", "az", "memory")
+
+
+class Backend(Protocol):
+    """Bytes by name. Every method raises `CheckpointError`."""
+
+    def path_of(self, name: str) -> str:
+        """Where it lies, for messages."""
+
+    def claim(self) -> None:
+        """Get what writing needs."""
+
+    def create(self, name: str, parts: list[Any]) -> None:
+        """Write it once; durable when it returns."""
+
+    def remove(self, name: str) -> None:
+        """Take it away."""
+
+    def open(self, name: str) -> AbstractContextManager[Reader]:
+        """Its bytes, for a block."""
+
+    def names(self, prefix: str, after: str = "") -> list[str]:
+        """The names that begin so, of whatever can be a checkpoint by its name; only those that
+        come after a name, as texts. Nothing is opened for it."""
+
+    def close(self) -> None:
+        """Let go of what writing needs."""
+
+    def fork(self) -> None:
+        """This is a forked child."""
+
+
+def open_backend(url: str, writer: str, retry_s: float, fs: Fs | None) -> Backend:
+    """The backend that a URL means; touches nothing. Raises `ConfigError`."""
+    scheme, separator, _ = url.partition("://")
+    if not separator:
+        return LocalFolder(_checked(url), writer, fs or OsFs())
+    if scheme == "file":
+        parts = urlsplit(url)
+        if parts.netloc not in ("", "localhost"):
+            raise ConfigError(f"{url!r} names host {parts.netloc!r}, expected file:///PATH")
+        return LocalFolder(_checked(unquote(parts.path)), writer, fs or OsFs())
+    if scheme in OBJECT_STORES and url[len(scheme) + 3 :].strip("/"):
+        from feeder.checkpoint.objects import ObjectFolder  # only for those that have one
+
+        return ObjectFolder(url, retry_s)
+    raise ConfigError(
+        f"{url!r} cannot be the place of checkpoints, expected a path, file:///PATH, "
+        "s3://BUCKET/PATH, gs://BUCKET/PATH or az://CONTAINER/PATH"
+    )
+
+
+def _checked(path: str) -> str:
+    if not path or "\0" in path:
+        raise ConfigError(f"{path!r} cannot be the folder of checkpoints, expected a path")
+    return path
+
 
 _NUM_NAMED = 5
 _stores: weakref.WeakSet[CheckpointStore] = weakref.WeakSet()
@@ -215,7 +279,7 @@ class CheckpointStore:
             said = make_meta(snapshot, step, meta)
             number = self._next_number() if self._next is None else self._next
             self._next = None  # until this one is there, nothing is known
-            name = sequence.name(self.writer, number)
+            name = sequence_name(self.writer, number)
             self.put(name, {SNAPSHOT_ENTRY: bytes(snapshot)}, meta=said)
             self._next = number + 1
             if self.keep is not None:
@@ -267,11 +331,11 @@ class CheckpointStore:
         """All that has a name of this writer's sequence, a checkpoint or what may have been one,
         from old to new."""
         names = self._backend.names(f"{self.writer}.")
-        return sequence.sort(self.writer, names)
+        return sort_sequence(self.writer, names)
 
     def _next_number(self) -> int:
         names = self.sequence_names()
-        return sequence.number_of(self.writer, names[-1]) + 1 if names else 0
+        return sequence_number(self.writer, names[-1]) + 1 if names else 0
 
     def _snapshot(self, name: str) -> Snapshot:
         data = self.get(name, [SNAPSHOT_ENTRY]).entries[SNAPSHOT_ENTRY]
@@ -320,3 +384,27 @@ def _after_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork)
+
+
+# ---- The names of a writer's own sequence of checkpoints: its name, a dot, and a number that
+# grows.
+
+
+_NUMBER = re.compile(r"[0-9]+")
+
+
+def sequence_name(writer: str, number: int) -> str:
+    """The name of one of a writer's sequence."""
+    return f"{writer}.{number:08d}"
+
+
+def sequence_number(writer: str, name: str) -> int:
+    """Which of a writer's sequence has a name; -1 where none has."""
+    number = name.removeprefix(f"{writer}.")
+    return int(number) if number != name and _NUMBER.fullmatch(number) else -1
+
+
+def sort_sequence(writer: str, names: Iterable[str]) -> list[str]:
+    """Those of the names that belong to a writer's sequence, from old to new."""
+    numbers = {name: sequence_number(writer, name) for name in names}
+    return sorted((name for name in numbers if numbers[name] >= 0), key=numbers.__getitem__)

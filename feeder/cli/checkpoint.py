@@ -10,12 +10,12 @@ import os
 import sys
 from typing import Any
 
-from feeder.job.checkpoints.epochs import jobs_in, verify_parts
 from feeder.checkpoint.feeds import SNAPSHOT_ENTRY
 from feeder.checkpoint.names import check_name, in_order
 from feeder.checkpoint.store import CheckpointStore
 from feeder.cli.arguments import count
 from feeder.errors import CheckpointError, SnapshotFormatError
+from feeder.job.checkpoints.epochs import jobs_in, verify_parts
 from feeder.state.snapshot import Snapshot
 
 

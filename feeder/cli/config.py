@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Iterator
 from typing import Any
 
 from feeder.cli import flags
 from feeder.errors import ConfigError
+from feeder.feeds.coordinator import Coordinator
+from feeder.workers.spec import RunSpec
 
 
 def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
@@ -37,7 +40,7 @@ def main(arguments: argparse.Namespace) -> int:
 
 def show(arguments: argparse.Namespace) -> int:
     """Print every setting."""
-    from feeder.config_file.showing import show
+    from feeder.config_file.settings import show
 
     for line in show(flags.read(arguments, arguments.file)):
         print(line)
@@ -46,11 +49,11 @@ def show(arguments: argparse.Namespace) -> int:
 
 def check(arguments: argparse.Namespace) -> int:
     """Make the feeds, and print what they are and what could be better."""
+    from feeder.cli.config import advise
     from feeder.config import memory_bytes
-    from feeder.config_file.advice import advise
     from feeder.config_file.making import blaming, make_checkpoints, make_coordinator
-    from feeder.service.server.arguments import check_arguments
-    from feeder.service.server.recipes import make_recipes
+    from feeder.service.server.run import make_recipes
+    from feeder.service.server.serve import check_arguments
 
     settings = flags.read(arguments, arguments.file)
     if not settings.feeds:
@@ -68,3 +71,32 @@ def check(arguments: argparse.Namespace) -> int:
     for line in advise(coordinator, memory=memory_bytes(), cpus=cpus):
         print(f"advice: {line}")
     return 0
+
+
+# ---- What a configuration could do better here: said, never done.
+
+
+GOOD_SHARE = 0.5
+"""Of the memory, for what is buffered; the rest is the trainer's and the system's."""
+
+
+def advise(coordinator: Coordinator, *, memory: int, cpus: int) -> Iterator[str]:
+    """A line for each thing that could be better, with what to do; `memory` in bytes."""
+    runs = {name: stream.config.run for name in coordinator for stream in coordinator[name].streams}
+    yield from _advise_memory(runs, memory)
+    threads = sum(run.num_threads for run in runs.values())
+    if threads > 4 * cpus:
+        yield (
+            f"{threads} fetcher threads share {cpus} CPUs: that pays where they wait for storage; "
+            "where they compute, set num_threads nearer to the number of CPUs"
+        )
+
+
+def _advise_memory(runs: dict[str, RunSpec], memory: int) -> Iterator[str]:
+    good = int(memory * GOOD_SHARE)
+    bound = sum(run.max_bytes for run in runs.values())
+    if bound > good:
+        yield (
+            f"max_buffered_bytes comes to {bound} bytes, and there are {memory}: lower it to "
+            f"{good // len(runs)} a feed, half of the memory"
+        )

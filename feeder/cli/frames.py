@@ -7,10 +7,10 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from feeder.observe.interval import Interval, QueuePart, WorkerPart
-from feeder.observe.verdict import Verdict
 from feeder.observe.humanize import duration, size
+from feeder.observe.interval import Interval, QueuePart, WorkerPart
 from feeder.observe.status.history import History, Point
+from feeder.observe.verdict import Verdict
 from feeder.service.ratelimited_log import plain
 
 _BAR = 12

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from feeder.cli import flags
-from feeder.errors import ConfigError, FeedError
 from feeder.config_file import objects
+from feeder.errors import ConfigError, FeedError
 
 if TYPE_CHECKING:
     from feeder.config_file.settings import Settings

@@ -18,8 +18,7 @@ import msgspec
 from feeder.api import init_data_input_workers
 from feeder.checkpoint.policy import KEEP
 from feeder.errors import ConfigError
-from feeder.service.server.arguments import SAVE_EVERY_S
-from feeder.service.server.serve import serve
+from feeder.service.server.serve import SAVE_EVERY_S, serve
 
 REQUIRED = inspect.Parameter.empty
 """The default of a key that has none."""

@@ -13,11 +13,11 @@ from feeder import sources
 from feeder.api import init_data_input_workers
 from feeder.checkpoint.policy import Checkpointing
 from feeder.checkpoint.store import CheckpointStore
-from feeder.feeds.coordinator import Coordinator
-from feeder.errors import ConfigError
 from feeder.config_file.keys import feed_keys, unknown
 from feeder.config_file.objects import load_setting, told
 from feeder.config_file.settings import DEFAULT, OPTIONS, Settings, Table
+from feeder.errors import ConfigError
+from feeder.feeds.coordinator import Coordinator
 
 _OBJECTS = frozenset({"collate", "dataset", "factory", "fn", "transform"})
 """Parameters of sources that take an object of Python; in a file it is named as MODULE:ATTR."""

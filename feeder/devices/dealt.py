@@ -14,8 +14,8 @@ from feeder.devices.cuda.queue import CudaQueue
 from feeder.devices.host import HostQueue
 from feeder.devices.slots import HostSlots, PrivateSlots
 from feeder.errors import ClosedError, ConfigError, FeedError
-from feeder.workers.stream.chunks import Columns
 from feeder.workers.stream.buffers import Slot, Slots
+from feeder.workers.stream.chunks import Columns
 
 Arrays = tuple[NDArray[Any], ...]
 

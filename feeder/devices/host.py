@@ -10,10 +10,10 @@ from collections import deque
 from collections.abc import Callable
 
 from feeder.devices.one_shot_event import Bell
-from feeder.workers.stream.batch import Batch
 from feeder.workers.errors import ClosedError, FeedError
-from feeder.workers.stream.position import Place
 from feeder.workers.stats import Stopwatch
+from feeder.workers.stream.batch import Batch
+from feeder.workers.stream.position import Place
 
 logger = logging.getLogger("feeder")
 

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from feeder.errors import ConfigError
 from feeder.service.protocol.checks import ALIGNMENT, layout
-from feeder.workers.stream.chunks import Columns
 from feeder.workers.stream.buffers import Kept, Seen
+from feeder.workers.stream.chunks import Columns
 
 # Free slots count in no bound, so few are kept: as many as take 16 MiB, which is what the enqueuer
 # hands over at once, and two more. Of two batches that a user lets go of while a third is being

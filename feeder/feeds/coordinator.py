@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import time
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+import weakref
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
-from feeder.feeds import running
 from feeder.checkpoint.policy import Checkpointing
 from feeder.checkpoint.resuming import LATEST, Found, find_position
 from feeder.checkpoint.saving import Saver
@@ -16,14 +17,14 @@ from feeder.checkpoint.store import CheckpointStore
 from feeder.config import make_config
 from feeder.errors import ClosedError, ConfigError, FeedError, ForkedError, StuckWorkerError
 from feeder.feeds.feed import Feed, pack_states, resume_streams
-from feeder.observe.figures import Figures
-from feeder.observe.making import make_figures
+from feeder.feeds.stream import Stream
+from feeder.observe.figures import Figures, make_figures
 from feeder.state.snapshot import Snapshot
 from feeder.state.statedict import STATE_KEY, unpack_state_dict
-from feeder.feeds.stream import Stream
 
 if TYPE_CHECKING:
     from feeder.observe.status.port import StatusPort
+
 
 logger = logging.getLogger("feeder")
 
@@ -145,10 +146,10 @@ class Coordinator:
                 if stream.config.init_fun is not None and not stream.initialised:
                     stream.config.init_fun(self._feeds[name], self)
                     stream.initialised = True
-        running.add(self)
+        _keep_track(self)
         if self._saver is not None and not self._saver.is_running:
             self._saver.start()
-        running.start_all([s for s in self._streams() if not s.started], STOP_DEADLINE_S)
+        start_all([s for s in self._streams() if not s.started], STOP_DEADLINE_S)
 
     def stop(
         self, input_source_name: str | None = None, *, deadline_s: float = STOP_DEADLINE_S
@@ -295,3 +296,66 @@ class Coordinator:
 
     def __repr__(self) -> str:
         return f"<Coordinator of {list(self)!r}>"
+
+
+# ---- What runs in this process: started together, stopped at its end, and told of a fork.
+
+
+class Runs(Protocol):
+    """What has threads."""
+
+    def stop(self, *, deadline_s: float) -> bool:
+        """End them."""
+
+    def fork(self) -> None:
+        """This is a forked child, which has none of them."""
+
+
+class Starts(Protocol):
+    """What starts threads."""
+
+    def start(self) -> None:
+        """Start them."""
+
+    def close(self) -> None:
+        """Wake them, so that they end."""
+
+    def join(self, deadline_s: float) -> None:
+        """Wait until they have."""
+
+
+_running: weakref.WeakSet[Runs] = weakref.WeakSet()
+
+
+def start_all(streams: Sequence[Starts], deadline_s: float) -> None:
+    """Start all; where one cannot be started, as where the system has no more threads, none runs
+    on: nobody leaves a `with` that was not entered."""
+    try:
+        for stream in streams:
+            stream.start()
+    except BaseException:
+        for stream in streams:
+            stream.close()
+        for stream in streams:
+            stream.join(deadline_s)
+        raise
+
+
+def _keep_track(runs: Runs) -> None:
+    """See to one more; it is let go of when nobody else has it."""
+    _running.add(runs)
+
+
+def _stop_at_exit() -> None:
+    """Daemon threads must not run on into a dying interpreter."""
+    for runs in list(_running):
+        runs.stop(deadline_s=1.0)
+
+
+def _after_fork() -> None:
+    for runs in list(_running):
+        runs.fork()
+
+
+atexit.register(_stop_at_exit)
+os.register_at_fork(after_in_child=_after_fork)

@@ -11,8 +11,8 @@ from feeder.devices.cuda.queue import CudaQueue
 from feeder.errors import ClosedError, ConfigError, read_again, read_by_two
 from feeder.feeds.length import num_batches
 from feeder.feeds.stream import Stream
+from feeder.workers.fetch.scheduler import Held
 from feeder.workers.stream.batch import Batch
-from feeder.workers.fetch.ledger import Held
 from feeder.workers.stream.position import Place
 
 

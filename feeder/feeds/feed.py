@@ -6,12 +6,12 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-from feeder.feeds.devicefeed import DeviceFeed
 from feeder.errors import ConfigError, ResumeError
+from feeder.feeds.devicefeed import DeviceFeed
+from feeder.feeds.stream import Stream
 from feeder.observe.figures import AS_GREATEST, FeedFigures
 from feeder.state.snapshot import Snapshot
 from feeder.state.statedict import STATE_KEY, unpack_state_dict
-from feeder.feeds.stream import Stream
 from feeder.state.token import name_of
 from feeder.workers.stream.batch import Batch
 

@@ -6,7 +6,7 @@ threads, `LocalHostSession` in processes, `RaySession` (extra `ray`) on a Ray cl
 
 from __future__ import annotations
 
-from feeder.job.checkpoints.manager import (
+from feeder.job.checkpoints.multinode import (
     CheckpointManager,
     MetadataHandler,
     MultiNodeCheckpointManager,

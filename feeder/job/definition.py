@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from typing import Any, ClassVar
 
-from feeder.job.checkpoints.places import check_node
 from feeder.errors import ConfigError
+from feeder.job.checkpoints.places import check_node
 from feeder.job.groups import Entered, Node, TaskGroup
 from feeder.job.workspace import check_name
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any, ClassVar, TypeVar
 
-from feeder.job.checkpoints.places import check_node
 from feeder.errors import ConfigError
+from feeder.job.checkpoints.places import check_node
 
 LOCAL = "local"
 """The node of what is pinned to none."""

@@ -9,9 +9,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from feeder.state import codec
-from feeder.job.checkpoints.parts import LoadPart, NoteEntries, SavePart, load_part, save_part
 from feeder.errors import ConfigError, RemoteError
+from feeder.job.checkpoints.parts import LoadPart, NoteEntries, SavePart, load_part, save_part
 from feeder.job.definition import Condition, Job
 from feeder.job.groups import TaskGroup
 from feeder.job.messages import (
@@ -28,6 +27,7 @@ from feeder.job.messages import (
     encode,
 )
 from feeder.job.workspace import Workspace
+from feeder.state import codec
 from feeder.workers.errors import in_words
 
 FindGroup = Callable[[tuple[str, int]], TaskGroup]

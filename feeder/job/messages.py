@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 
 from feeder import errors
-from feeder.job.checkpoints.parts import LoadPart, NoteEntries, SavePart
 from feeder.errors import FeedError, RemoteError
+from feeder.job.checkpoints.parts import LoadPart, NoteEntries, SavePart
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True, tag="plan"):

@@ -12,12 +12,12 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-from feeder.state import codec
 from feeder.errors import ConfigError, FeedError, RemoteError
 from feeder.job.definition import Job
 from feeder.job.factories import check_factory
 from feeder.job.messages import Done, End, Request, decode_reply, encode, error_of
 from feeder.job.session import STOP_DEADLINE_S, Session
+from feeder.state import codec
 
 OUTPUT = "output.log"
 """The file in a node's folder that takes what it writes to stdout and stderr."""

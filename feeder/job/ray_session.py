@@ -7,14 +7,36 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from feeder.state import codec
 from feeder.errors import FeedError, RemoteError
-from feeder.job.actor import NodeActor
 from feeder.job.definition import Job
-from feeder.job.factories import check_factory
+from feeder.job.factories import MadeJob, check_factory
+from feeder.job.host import NodeHost, failure
 from feeder.job.messages import Done, End, Request, decode_reply, encode, error_of
 from feeder.job.session import STOP_DEADLINE_S, Session
+from feeder.state import codec
 from feeder.workers.sources.extras import load
+
+# ---- The node that a Ray actor is.
+
+
+class NodeActor:
+    """Makes the job when it is first asked for something, and does what it is asked."""
+
+    def __init__(self, factory: str, node: str) -> None:
+        self._factory = factory
+        self._node = node
+        self._host: NodeHost | None = None
+
+    def answer(self, data: bytes) -> bytes:
+        """A request and its reply, as bytes."""
+        if self._host is None:
+            try:
+                made = MadeJob(self._factory)
+            except Exception as error:
+                return encode(failure(error))
+            self._host = NodeHost(self._node, made.job, made.group)
+        return self._host.answer_bytes(data)
+
 
 _SPREAD = {"num_cpus": 0, "scheduling_strategy": "SPREAD"}
 """What a node asks of a cluster where nothing is said: nothing, but each a machine of its own."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from feeder.job.checkpoints.multinode import LOAD, PARTIAL_LOAD, SAVE, MultiNodeCheckpointManager
 from feeder.errors import CheckpointError, ConfigError
+from feeder.job.checkpoints.multinode import LOAD, PARTIAL_LOAD, SAVE, MultiNodeCheckpointManager
 from feeder.job.definition import Job
 from feeder.job.groups import UPLOAD, TaskGroup
 from feeder.job.session import Session

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
-from feeder.job.checkpoints.parts import Operation
 from feeder.errors import ClosedError, ConfigError, StuckWorkerError
+from feeder.job.checkpoints.parts import Operation
 from feeder.job.definition import Job
 from feeder.job.groups import TaskGroup
 from feeder.job.messages import Begin, Evaluate, Fetch, Plan, Request, RunTasks

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from feeder.state import codec
 from feeder.checkpoint.feeds import make_meta
-from feeder.feeds.coordinator import Coordinator
 from feeder.errors import CheckpointError, ConfigError
+from feeder.feeds.coordinator import Coordinator
+from feeder.state import codec
 from feeder.state.statedict import STATE_KEY
 
 FEED, STATE = "feed/", "state/"

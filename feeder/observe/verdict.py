@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from statistics import median
 
 from feeder.observe.figures import FeedFigures
-from feeder.observe.interval import Interval, QueuePart, WorkerPart
 from feeder.observe.humanize import duration, size
+from feeder.observe.interval import Interval, QueuePart, WorkerPart
 
 KINDS = (
     "starting", "waiting", "ended", "stopped", "failed", "stalled-queue", "slow-queue",

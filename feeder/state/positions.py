@@ -11,9 +11,8 @@ from feeder.config import FeedConfig
 from feeder.errors import ReplayWarning, ResumeError
 from feeder.state.snapshot import Rows, Snapshot, StreamState, summarise
 from feeder.state.token import StreamId, make_fingerprint
-from feeder.workers.stream.batch import Cut
 from feeder.workers.stream.chunks import Columns
-from feeder.workers.stream.position import Place
+from feeder.workers.stream.position import Cut, Place
 from feeder.workers.stream.resuming import Resume
 
 

@@ -28,8 +28,8 @@ from feeder import durable
 from feeder.errors import CheckpointError, SnapshotFormatError
 from feeder.state.placing import dtype_fields, is_nameless, place, read_dtype, shaped
 from feeder.state.token import check_fingerprint
-from feeder.workers.stream.batch import Cut
 from feeder.workers.stream.chunks import Column, Columns
+from feeder.workers.stream.position import Cut
 
 SNAPSHOT_VERSION = 1
 _MAGIC = b"FEEDSNAP"

@@ -9,7 +9,7 @@ from typing import Any
 from feeder.errors import ConfigError, SnapshotFormatError
 from feeder.state.snapshot import Snapshot
 from feeder.state.token import is_token
-from feeder.workers.stream.batch import Cut
+from feeder.workers.stream.position import Cut
 
 STATE_KEY = "feeder"
 """The one key of every state dict."""

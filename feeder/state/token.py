@@ -14,10 +14,9 @@ import msgspec
 import xxhash
 from msgspec import Meta
 
-from feeder.state import codec
 from feeder.errors import ConfigError, ResumeError, SnapshotFormatError
-from feeder.workers.stream.batch import Cut, Leftover
-from feeder.workers.stream.position import Position
+from feeder.state import codec
+from feeder.workers.stream.position import Cut, Leftover, Position
 
 TOKEN_VERSION = 1
 _MAGIC = b"FT"

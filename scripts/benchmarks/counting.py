@@ -16,13 +16,13 @@ from unittest import mock
 
 from contenders import Contender, Take, product
 from feeder.feeds.devicefeed import DeviceFeed
+from feeder.workers.fetch.channel import Channel
+from feeder.workers.fetch.fetcher import Fetching
+from feeder.workers.stats import Crowd, Stopwatch, StreamStats
+from feeder.workers.stream.batcher import Dealer
 from fetches import SMALL, constant, fresh
 from harness import Measures, Settings, interleave, rate_of
 from report import Goal, Report, rate_cells, spread
-from feeder.workers.fetch.channel import Channel
-from feeder.workers.stream.batcher import Dealer
-from feeder.workers.fetch.fetcher import Fetching
-from feeder.workers.stats import Crowd, Stopwatch, StreamStats
 
 COUNTING: tuple[tuple[type, str, tuple[str, ...]], ...] = (
     (DeviceFeed, "_refill", ("self._handed.after(", "self._handed.taken =")),

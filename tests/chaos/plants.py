@@ -28,9 +28,9 @@ def drop_offset() -> None:
 
 def head() -> None:
     """A consumer's state is that of the last batch received, not of the last handed out."""
-    from feeder.state.statedict import STATE_KEY
     from feeder.service.client.consumer import Consumer
-    from feeder.service.client.remote import RemotePlace
+    from feeder.service.client.lease import RemotePlace
+    from feeder.state.statedict import STATE_KEY
 
     init, state_dict = RemotePlace.__init__, Consumer.state_dict
     received: list[Any] = []
@@ -50,7 +50,7 @@ def head() -> None:
 
 def no_discard() -> None:
     """A server gives a queue again what it had, when the feed goes back for another queue."""
-    from feeder.service.server.outbox import Outbox
+    from feeder.service.server.run import Outbox
 
     put = Outbox.put
 
@@ -65,9 +65,9 @@ def stale() -> None:
     """A consumer that looks for a server again names the place where it first did."""
     from msgspec.structs import replace
 
+    from feeder.service.net.sockets import Wire
     from feeder.service.protocol import messages as say
     from feeder.service.protocol.coding import decode, encode
-    from feeder.service.net.sockets import Wire
 
     send = Wire.send
     named: list[bytes | None] = []

@@ -14,7 +14,7 @@ import pytest
 import feeder
 import feeds
 from feeder import Batch, Consumer, Coordinator, Server, Snapshot
-from feeder.service.client import plane as planes
+from feeder.service.client import lease as planes
 from feeder.workers.stream import copying
 
 

@@ -11,10 +11,10 @@ import pytest
 
 from calls import call
 from feeder import ChunkError, Coordinator, init_data_input_workers
+from feeder.workers import sources
 from needs import needs
 from protos import Datum, TensorProto, TensorProtos
 from stores import encoded, picture, write_lmdb
-from feeder.workers import sources
 
 NUM_RECORDS, BATCH_SIZE, EPOCHS = 23, 4, 3
 SHARDS = {"num_shards": 2, "shard_id": 1}

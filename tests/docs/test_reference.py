@@ -19,8 +19,8 @@ from feeder import errors
 from feeder import ranks as whereami
 from feeder.cli import COMMANDS, _module
 from feeder.observe.prometheus import METRICS, names
-from feeder.observe.verdict import KINDS
 from feeder.observe.status.routes import _ROUTES
+from feeder.observe.verdict import KINDS
 
 DOCS = ROOT / "docs"
 

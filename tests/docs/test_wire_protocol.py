@@ -17,11 +17,11 @@ import zmq
 import feeder
 from conformance.served import serving
 from docs.pages import ROOT, block_titled, section, table
+from feeder.service.memory.memfd import SLOTS_PER_ARENA
+from feeder.service.net.security import MAX_REQUEST_BYTES
 from feeder.service.protocol import messages as say
 from feeder.service.protocol.checks import ALIGNMENT, MAX_FRAME_BYTES, pieces
 from feeder.service.protocol.session import CONSUMER, SERVER, Table
-from feeder.service.memory.memfd import SLOTS_PER_ARENA
-from feeder.service.net.security import MAX_REQUEST_BYTES
 
 PAGE = ROOT / "docs/wire-protocol.md"
 BLOCK = block_titled(PAGE, "read_feed.py")

@@ -20,14 +20,14 @@ import xxhash
 
 import feeder
 from feeder import cli
-from feeder.state import codec
 from feeder.checkpoint import format as checkpoints
 from feeder.checkpoint.store import CheckpointStore
 from feeder.errors import FeedError, ProtocolError
+from feeder.service.client.lease import identity_of
 from feeder.service.protocol import coding
 from feeder.service.protocol.messages import Open, Opened
+from feeder.state import codec
 from feeder.state.snapshot import Snapshot
-from feeder.service.client.remote import identity_of
 from fuzz.inputs import mutated, nested, reshaped
 from unit.small import Seekable, make
 from unit.test_protocol_messages import EXAMPLES

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import feeder
-from feeder.state import codec
 from feeder.job.checkpoints import lmdbs
 from feeder.job.checkpoints.lmdbs import LmdbDatabase
+from feeder.state import codec
 from needs import needs
 
 needs("lmdb")

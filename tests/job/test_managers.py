@@ -12,7 +12,6 @@ import pytest
 
 import feeder
 import jobs
-from feeder.job.checkpoints.manifest import Manifest, Part
 from feeder.checkpoint.store import CheckpointStore
 from feeder.job import (
     CheckpointManager,
@@ -25,6 +24,7 @@ from feeder.job import (
     Task,
     epoch_limiter,
 )
+from feeder.job.checkpoints.manifest import Manifest, Part
 from jobs import NODES, NUM_EPOCHS, TOTALS
 
 DB_TYPES = ["file", pytest.param("lmdb", marks=pytest.mark.needs("lmdb"))]

@@ -118,7 +118,7 @@ def test_what_cannot_be_noted_is_told_or_raised(
 ) -> None:
     train(manager_in(tmp_path))
     failing = FailingFs("fsync", 1, errno.ENOSPC)
-    monkeypatch.setattr("feeder.checkpoint.backends.OsFs", lambda: failing)
+    monkeypatch.setattr("feeder.checkpoint.store.OsFs", lambda: failing)
     with pytest.raises(feeder.CheckpointError, match="free some space"):
         train(manager_in(tmp_path), 1, on_save_error="raise")
     failing = FailingFs("fsync", 1, errno.ENOSPC)
@@ -126,5 +126,5 @@ def test_what_cannot_be_noted_is_told_or_raised(
     with LocalSession() as session:
         assert (runner.train(session), runner.failed_saves) == (NUM_EPOCHS, [])
     assert "it cannot be noted that the job was put back to epoch 1; until its next" in caplog.text
-    monkeypatch.setattr("feeder.checkpoint.backends.OsFs", OsFs)
+    monkeypatch.setattr("feeder.checkpoint.store.OsFs", OsFs)
     assert manager_in(tmp_path).get_resume_from_epoch_id() == NUM_EPOCHS

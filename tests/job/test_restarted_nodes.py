@@ -10,12 +10,12 @@ import pytest
 
 import feeder
 import jobs
-from feeder.state import codec
-from feeder.job.checkpoints.parts import PartReceipt
 from feeder.job import Job, JobRunner, LocalSession, MultiNodeCheckpointManager
-from feeder.job.actor import NodeActor
+from feeder.job.checkpoints.parts import PartReceipt
 from feeder.job.messages import Done, End, Plan, Request, decode_reply, encode, error_of
+from feeder.job.ray_session import NodeActor
 from feeder.job.session import Session
+from feeder.state import codec
 from jobs import NODES, NUM_EPOCHS, TOTALS
 
 

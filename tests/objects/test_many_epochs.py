@@ -88,7 +88,7 @@ def test_no_file_of_another_epoch_is_opened(
 
     session, manager = with_epochs(num, str(tmp_path))
     with session:
-        monkeypatch.setattr("feeder.checkpoint.backends.OsFs", Noting)
+        monkeypatch.setattr("feeder.checkpoint.store.OsFs", Noting)
         session.run(manager.init(NODES))
         manager = MultiNodeCheckpointManager(tmp_path)
         session.run(manager.init(NODES))

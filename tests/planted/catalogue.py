@@ -98,7 +98,7 @@ FEEDING = (
         name="timeout ignored",
         harm="A source that has gone silent hangs the training for ever, where `timeout` was to "
         "end it: the original shipped this for three months.",
-        file="workers/fetch/silence.py",
+        file="workers/fetch/channel.py",
         old="self._timeout_s = timeout_s",
         new="self._timeout_s = 1e9",
         tests=(f"{_KEYWORDS}[timeout]",),
@@ -106,7 +106,7 @@ FEEDING = (
     Bug(
         name="bound ignored",
         harm="The fetchers run ahead without an end and the process is killed for its memory.",
-        file="workers/fetch/ledger.py",
+        file="workers/fetch/scheduler.py",
         old="    def below_bound(self) -> bool:\n",
         new="    def below_bound(self) -> bool:\n        return True\n",
         tests=(
@@ -183,7 +183,7 @@ FEEDING = (
         name="frames not checked",
         harm="Bytes that changed on the way are trained on: over a network nothing else sums up "
         "what came, but for the sixteen bits of TCP.",
-        file="feeder/service/client/plane.py",
+        file="feeder/service/client/lease.py",
         old="                self._check(memories, group, 0)\n",
         new="",
         tests=(

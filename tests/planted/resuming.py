@@ -96,7 +96,7 @@ RESUMING = (
         name="leftover digest unchecked",
         harm="A resume from a token joins half of the old chunk with half of another, and nobody "
         "is told.",
-        file="workers/stream/straddler.py",
+        file="workers/stream/position.py",
         old='return "" if then.digest == self.digest else "other',
         new='return "" if True else "other',
         tests=(
@@ -147,7 +147,7 @@ RESUMING = (
         name="any position is one of the stream",
         harm="A trainer that comes back with the checkpoint of another run has the feed begin "
         "there, and the others are given rows of other calls under the right numbers.",
-        file="feeder/service/server/agreement.py",
+        file="feeder/service/server/rewind.py",
         old="return key(one, self._stream) == key(other, self._stream)",
         new="return True",
         tests=(

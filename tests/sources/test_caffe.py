@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from calls import call, epoch_of
-from protos import Datum
-from stores import damage_leaf, encoded, picture, write_lmdb
-from feeder.workers.stream.copying import is_sole_owner
 from feeder.workers.errors import ConfigError
 from feeder.workers.sources import RecordError, caffe_lmdb
+from feeder.workers.stream.copying import is_sole_owner
+from protos import Datum
+from stores import damage_leaf, encoded, picture, write_lmdb
 
 
 def raw(

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from calls import call
-from protos import TensorProto, TensorProtos
-from stores import damage_leaf, encoded, picture, write_lmdb
 from feeder.workers.errors import ConfigError
 from feeder.workers.sources import RecordError, caffe2_lmdb
 from feeder.workers.sources.stores.caffe2_layout import LABEL_TYPES
+from protos import TensorProto, TensorProtos
+from stores import damage_leaf, encoded, picture, write_lmdb
 
 FLOAT, INT32, BYTE, STRING, BOOL, INT64 = 1, 2, 3, 4, 5, 10
 

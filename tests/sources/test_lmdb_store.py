@@ -17,15 +17,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stores import damage_leaf, write_lmdb
 from feeder.workers.errors import ConfigError
-from feeder.workers.sources import RecordError
-from feeder.workers.sources import extras
-from feeder.workers.sources.stores import lmdb_store
-from feeder.workers.sources.stores import mapped
+from feeder.workers.sources import RecordError, extras
+from feeder.workers.sources.reading import Faults
+from feeder.workers.sources.stores import lmdb_store, mapped
 from feeder.workers.sources.stores.lmdb_keys import ListedKeys, NumberedKeys
 from feeder.workers.sources.stores.lmdb_store import LmdbStore
-from feeder.workers.sources.reading import Faults
+from stores import damage_leaf, write_lmdb
 
 ROOT = Path(__file__).parents[2]
 

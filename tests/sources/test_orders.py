@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from feeder.workers.errors import ResumeError
-from feeder.workers.sources.orders import orders
-from feeder.workers.sources.orders import windowed
+from feeder.workers.sources.orders import orders, windowed
 from feeder.workers.sources.orders.orders import (
     Order,
     PermutedOrder,

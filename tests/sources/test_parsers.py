@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protos import Datum, DecodeError, TensorProtos
 from feeder.workers.sources.stores import datum as datums
 from feeder.workers.sources.stores.datum import Sample, SampleParser, parse_datum
 from feeder.workers.sources.stores.tensors import BYTE, FLOAT, INT32, INT64, STRING, parse_tensors
 from feeder.workers.sources.stores.wire import WireError, fields, packed_varints
+from protos import Datum, DecodeError, TensorProtos
 
 int32s = st.integers(-(2**31), 2**31 - 1)
 int64s = st.integers(-(2**63), 2**63 - 1)

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 import feeder
 from calls import call, epoch_of
-from feeder.workers.stream.batch import Call
 from feeder.workers.errors import ResumeError
 from feeder.workers.sources import RecordError, Source, arrays
 from feeder.workers.sources.orders.windowed import Window
+from feeder.workers.stream.batch import Call
 
 SHUFFLES: dict[str, dict[str, Any]] = {
     "none": {},

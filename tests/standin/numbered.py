@@ -9,8 +9,8 @@ import numpy as np
 from feeder import Batch, Call
 from feeder.devices.cuda.packed import pack
 from feeder.service.protocol.checks import layout
-from feeds import Record, note_columns
 from feeder.workers.stream.chunks import Column
+from feeds import Record, note_columns
 
 ROWS = 4
 

@@ -16,9 +16,9 @@ import pytest
 import zmq
 
 from feeder import Server
+from feeder.service.net.addresses import parse
 from feeder.service.protocol import messages as say
 from feeder.service.protocol.coding import decode, encode
-from feeder.service.net.addresses import parse
 from feeder.service.server.group import Desk
 
 WAIT_S = 8.0

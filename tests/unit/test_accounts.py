@@ -7,9 +7,10 @@ from typing import NamedTuple
 import pytest
 
 from feeder.errors import FeedError
+from feeder.service.client.lease import Tally
 from feeder.service.protocol.messages import Report
-from feeder.service.server.stats import FeedAccount, QueueAccount, Tally
-from feeder.service.server.outbox import Outbox
+from feeder.service.server.run import Outbox
+from feeder.service.server.stats import FeedAccount, QueueAccount
 
 QUIET = Report(0.0, 0.0, 0, 0)
 

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from feeder.devices.slots import HostSlots, PrivateSlots
+from feeder.workers.spec import StreamSpec
 from feeder.workers.stream.assembler import Assembler
 from feeder.workers.stream.batch import Batch
 from feeder.workers.stream.chunks import Schema
 from feeder.workers.stream.merge import Run
 from feeder.workers.stream.position import Frame, Lanes, Position, Span
-from feeder.workers.spec import StreamSpec
 
 LANES = Lanes(num_lanes=1, pure=False, arrival=False)
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import feeder
-from unit.small import WAIT_S
 from feeder.workers.fetch import fetcher as fetcher_module
+from unit.small import WAIT_S
 
 BOUND, STOPPED_AT = 20, 40
 

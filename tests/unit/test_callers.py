@@ -21,16 +21,15 @@ import zmq
 
 import feeder
 from conformance.served import reading, serving
-from feeder.service.protocol import messages as say
 from feeder.service.net import guard as callers
-from feeder.service.net import limits
+from feeder.service.net import kernel
 from feeder.service.net.guard import Callers
-from feeder.service.server.group import Desk
 from feeder.service.net.kernel import Foreign, Window
-from feeder.service.server.lease import Peer
-from feeder.service.ratelimited_log import QuietLog
-from feeder.service.net.reception import Reception
 from feeder.service.net.security import Event
+from feeder.service.net.sockets import Peer, Reception
+from feeder.service.protocol import messages as say
+from feeder.service.ratelimited_log import QuietLog
+from feeder.service.server.group import Desk
 from feeds import make
 from fetches import BATCH_SIZE, make_rows
 from unit.peers import OPEN, WAIT_S, RawPeer, is_hung_up, raw_socket
@@ -399,7 +398,7 @@ def test_a_server_lets_itself_have_descriptors_for_many_consumers(
     got: list[tuple[int, int]] = []
     monkeypatch.setattr(resource, "getrlimit", lambda kind: before)
     monkeypatch.setattr(resource, "setrlimit", lambda kind, new: got.append(new))
-    limits.raise_limit()
+    kernel.raise_limit()
     assert got == ([] if wanted is None else [wanted])
 
 
@@ -419,7 +418,7 @@ def test_the_last_descriptors_are_few(
     monkeypatch: pytest.MonkeyPatch, limit: int, descriptor: int, wanted: bool
 ) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda kind: (limit, limit))
-    assert limits.are_few_left(descriptor) is wanted
+    assert kernel.are_few_left(descriptor) is wanted
 
 
 FEW = """

@@ -12,15 +12,13 @@ import numpy as np
 import pytest
 
 import feeder
-from unit.small import WAIT_S, Aside
 from feeder.workers.fetch import channel as channel_module
 from feeder.workers.fetch import policy as dispatch_module
-from feeder.workers.fetch.channel import Channel
-from feeder.workers.fetch.ledger import Held, Ledger
-from feeder.workers.stream.position import Lanes
-from feeder.workers.fetch.scheduler import Lane, Rota
-from feeder.workers.fetch.silence import SLOW_S, Silence
+from feeder.workers.fetch.channel import SLOW_S, Channel, Silence
+from feeder.workers.fetch.scheduler import Held, Lane, Ledger, Rota
 from feeder.workers.stats import StreamStats
+from feeder.workers.stream.position import Lanes
+from unit.small import WAIT_S, Aside
 
 NUM_LANES = 4
 

@@ -11,9 +11,9 @@ import pytest
 import xxhash
 
 import feeder
-from feeder.state import codec
 from feeder.checkpoint import format
 from feeder.checkpoint.store import CheckpointStore
+from feeder.state import codec
 
 HEAD_BYTES = 44
 ENTRIES: dict[str, Any] = {

@@ -13,13 +13,13 @@ from zmq.utils import garbage
 
 import feeder
 from conformance.served import reading, serving
-from feeder.service.protocol.checks import checksum
-from feeder.service.server import delivery
 from feeder.service.memory.arena import ArenaSlots
 from feeder.service.memory.memfd import ArenaSlot, Wanted
-from unit.small import make
+from feeder.service.protocol.checks import checksum
+from feeder.service.server import delivery
 from feeder.workers.stream.chunks import Column, Columns
 from feeder.workers.stream.copying import copy_part, copy_rows, copy_whole
+from unit.small import make
 
 ROWS, WIDTH = 64, 4101
 """Rows of 16 kB and 20 bytes: a batch has a megabyte, and does not fill its slot."""

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from feeder.workers.errors import ResumeError
 from feeder.workers.stream.chunks import (
     Arranged,
     Column,
@@ -16,7 +17,6 @@ from feeder.workers.stream.chunks import (
     native,
     slice_rows,
 )
-from feeder.workers.errors import ResumeError
 
 
 def schema(**settings: Any) -> Schema:

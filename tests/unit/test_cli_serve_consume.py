@@ -23,7 +23,7 @@ import xxhash
 
 import feeder
 from feeder import cli
-from feeder.cli import answering, meter, serve
+from feeder.cli import doctor, meter, serve
 from feeder.state.snapshot import Snapshot
 
 READY_S = 10.0
@@ -412,7 +412,7 @@ def test_serve_refuses_other_hosts_without_keys() -> None:
 def test_serve_lets_in_clients_with_keys_alone(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(answering, "ANSWER_S", 10.0)
+    monkeypatch.setattr(doctor, "ANSWER_S", 10.0)
     assert cli.main(["keygen", "keys"]) == 0
     with serving("make", "--bind=tcp://127.0.0.1:0", "--keys=keys") as (_, line):
         address = line.split()[-1]
@@ -656,7 +656,7 @@ def test_meter_digests_arrays_of_every_layout() -> None:
 def test_doctor_finds_a_server_and_takes_no_queue(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(answering, "ANSWER_S", 10.0)
+    monkeypatch.setattr(doctor, "ANSWER_S", 10.0)
     with serving("make", "--bind=ipc://a") as (_, line):
         address = line.split()[-1]
         for _ in range(2):
@@ -668,7 +668,7 @@ def test_doctor_finds_a_server_and_takes_no_queue(
 def test_doctor_tells_silence_and_strangers(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(answering, "ANSWER_S", 1.0)
+    monkeypatch.setattr(doctor, "ANSWER_S", 1.0)
     with socket.create_server(("127.0.0.1", 0)) as stranger:
         port = stranger.getsockname()[1]
         addresses = ["ipc://nobody", f"tcp://127.0.0.1:{port}", "tcp://*:5"]

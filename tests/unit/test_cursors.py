@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import feeder
+from feeder.workers.fetch.calls import MAX_BYTES
 from unit.small import make
-from feeder.workers.fetch.cursors import MAX_BYTES
 
 
 class Place(NamedTuple):

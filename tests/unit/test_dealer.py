@@ -10,9 +10,9 @@ import pytest
 
 import feeder
 from feeder.devices.host import HostQueue
-from unit.small import make
 from feeder.workers.stream.batch import Batch
 from feeder.workers.stream.batcher import Dealer, Enqueuing
+from unit.small import make
 
 NUM_BATCHES, BATCH_SIZE = 400, 4
 

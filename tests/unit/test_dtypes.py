@@ -16,10 +16,10 @@ import feeder
 from conformance.served import reading, serving
 from feeder.devices.cuda.packed import check_dtypes
 from feeder.service.protocol.messages import ColumnSpec
-from unit.small import make
 from feeder.workers.stream.chunks import Column, native
 from feeder.workers.stream.digests import digest_chunk
 from feeder.workers.stream.dtypes import read_dtype, write_dtype
+from unit.small import make
 
 KINDS = [
     kind for name in dir(ml_dtypes)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from feeder.errors import ConfigError
 from feeder.config_file.making import blaming, make_checkpoints, make_coordinator
+from feeder.errors import ConfigError
 from feedfiles import FEED, folder, read
 
 __all__ = ["folder"]

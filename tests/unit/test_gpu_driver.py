@@ -18,9 +18,9 @@ import feeder
 from feeder.devices.cuda import cupydriver
 from feeder.devices.cuda.driver import open_driver
 from feeder.service.protocol.checks import layout
+from feeder.workers.stream.chunks import Column
 from standin.cupys import imported, make_cupy
 from unit.small import Pure, make
-from feeder.workers.stream.chunks import Column
 
 
 @pytest.fixture

@@ -16,14 +16,14 @@ import zmq
 import feeder
 from conformance.served import serving
 from feeder import Coordinator, ProtocolError
-from feeder.state import snapshot as snapshot_module
-from feeder.state import token as token_module
+from feeder.service.memory.fdpass import attach
+from feeder.service.net.security import MAX_POSITION_BYTES, MAX_REQUEST_BYTES
+from feeder.service.net.sockets import boot_id
 from feeder.service.protocol import messages as say
 from feeder.service.protocol.coding import encode
 from feeder.service.server import lease as lease_module
-from feeder.service.memory.attaching import attach
-from feeder.service.net.security import MAX_POSITION_BYTES, MAX_REQUEST_BYTES
-from feeder.service.net.sockets import boot_id
+from feeder.state import snapshot as snapshot_module
+from feeder.state import token as token_module
 from feeds import make
 from fetches import BATCH_SIZE, make_rows
 from unit.peers import (

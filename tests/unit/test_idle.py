@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 
+from feeder.workers.fetch.threads import Idle
 from unit.small import WAIT_S, Aside
-from feeder.workers.fetch.idle import Idle
 
 
 class Waiters:

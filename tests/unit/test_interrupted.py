@@ -19,17 +19,16 @@ import pytest
 
 import feeder
 from conformance.served import TRANSPORTS, served
-from feeder.feeds.devicefeed import DeviceFeed
-from feeder.devices.one_shot_event import Bell
 from feeder.devices.host import HostQueue
-from feeder.feeds.progress import Progress
-from feeder.feeds.stream import Stream
+from feeder.devices.one_shot_event import Bell
+from feeder.feeds.devicefeed import DeviceFeed
+from feeder.feeds.stream import Progress, Stream
+from feeder.service.net.sockets import Waker
 from feeder.service.server.group import Desk
-from feeder.service.net.waker import Waker
-from feeds import make
 from feeder.workers.fetch.channel import Channel
-from feeder.workers.stream.position import Place
 from feeder.workers.stats import Handed, Stopwatch
+from feeder.workers.stream.position import Place
+from feeds import make
 
 NUM_BATCHES, ROWS = 60, 8_000
 STREAMS = {"in process": None, **TRANSPORTS}

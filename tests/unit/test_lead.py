@@ -15,10 +15,9 @@ import pytest
 
 import feeder
 from feeder.devices.host import HostQueue
-from unit.small import WAIT_S, Counted, chunk, ids, make
-from feeder.workers.fetch import fetcher
-from feeder.workers.fetch import pace
+from feeder.workers.fetch import fetcher, policy
 from feeder.workers.stream.batcher import Enqueuing
+from unit.small import WAIT_S, Counted, chunk, ids, make
 
 ALWAYS, NEVER = 1e9, 0.0
 
@@ -26,9 +25,9 @@ ALWAYS, NEVER = 1e9, 0.0
 @pytest.fixture(params=[ALWAYS, NEVER], ids=["quick", "slow"])
 def quick(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     """Whether every call counts as quick, or none."""
-    monkeypatch.setattr(pace, "QUICK_CALL_S", request.param)
-    monkeypatch.setattr(pace, "QUICK_BUNDLE_S", request.param)
-    monkeypatch.setattr(pace, "QUICK_WAIT_S", request.param)
+    monkeypatch.setattr(policy, "QUICK_CALL_S", request.param)
+    monkeypatch.setattr(policy, "QUICK_BUNDLE_S", request.param)
+    monkeypatch.setattr(policy, "QUICK_WAIT_S", request.param)
     return bool(request.param)
 
 
@@ -114,7 +113,7 @@ def test_who_fetches_makes_batches_that_are_passed_on(
     def fetch(worker_id: int, batch_size: int) -> Any:
         return (np.full((batch_size, 10_000), worker_id, float),)
 
-    monkeypatch.setattr(pace, "QUICK_CALL_S", NEVER)
+    monkeypatch.setattr(policy, "QUICK_CALL_S", NEVER)
     monkeypatch.setattr(fetcher, "_LEADING_CALL_S", ALWAYS if led else NEVER)
     with make(fetch, num_worker_threads=2, max_buffered_batches=8) as coordinator:
         feed = coordinator["train"]
@@ -152,7 +151,7 @@ def test_chunks_that_are_no_longer_passed_on_are_copied_beside_their_fetcher(
 
     kept: list[Any] = []
     is_kept = False
-    monkeypatch.setattr(pace, "QUICK_CALL_S", NEVER)
+    monkeypatch.setattr(policy, "QUICK_CALL_S", NEVER)
     with make(fetch, num_worker_threads=1, max_buffered_batches=4) as coordinator:
         feed = coordinator["train"]
         for _ in range(20):

@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 
 import feeder
-from unit.small import WAIT_S
 from feeder.workers.stream.copying import is_sole_owner
 from feeder.workers.stream.memory import Memory, Pool
+from unit.small import WAIT_S
 
 MIB = 1 << 20
 SHAPE = (64, 256, 64)

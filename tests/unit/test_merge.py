@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from feeder.workers.stream.chunks import Schema
 from feeder.workers.errors import ChunkError, FetchError
+from feeder.workers.fetch.scheduler import Bundle, End
+from feeder.workers.stream.chunks import Schema
 from feeder.workers.stream.merge import EpochEnd, Merge, Run
 from feeder.workers.stream.position import Lanes, Position
-from feeder.workers.fetch.scheduler import Bundle, End
 
 Chunk = tuple[int, int, int]
 """Epoch, lane and call: what a chunk in these tests is known by."""

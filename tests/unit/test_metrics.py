@@ -13,8 +13,7 @@ from prometheus_client import REGISTRY
 from prometheus_client.parser import text_string_to_metric_families
 
 import feeder
-from feeder.observe.exposition import expose
-from feeder.observe.prometheus import BUILD, METRICS, VERDICT, names
+from feeder.observe.prometheus import BUILD, METRICS, VERDICT, expose, names
 from feeder.observe.verdict import KINDS
 from figures import consumer, feed, figures, queue, service, worker
 from unit.small import Pure, make
@@ -113,7 +112,7 @@ def test_without_the_extra_it_says_what_to_install() -> None:
     code = (
         "import sys; sys.modules['prometheus_client'] = None\n"
         "from feeder.errors import ConfigError\n"
-        "try: import feeder.observe.exposition\n"
+        "try: import feeder.observe.prometheus\n"
         "except ConfigError as error: print(error)"
     )
     done = subprocess.run(

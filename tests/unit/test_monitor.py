@@ -20,11 +20,11 @@ from feeder.errors import (
     TransportError,
 )
 from feeder.observe.figures import FeedFigures
+from feeder.service.client.monitor import Monitor
+from feeder.service.net.keys import make_keys
 from feeder.service.protocol import messages as say
 from feeder.service.protocol.checks import checksum
 from feeder.service.server import serve as server_module
-from feeder.service.net.keys import make_keys
-from feeder.service.client.monitor import Monitor
 from unit.peers import OPEN, peer_of
 from unit.small import WAIT_S, Aside, Pure, make
 
@@ -144,7 +144,7 @@ def test_a_batch_that_came_corrupt_is_counted(monkeypatch: pytest.MonkeyPatch) -
     def wrong_once(memory: memoryview, mode: Any) -> int:
         return next(checks, None) or checksum(memory, mode)
 
-    monkeypatch.setattr("feeder.service.client.plane.checksum", wrong_once)
+    monkeypatch.setattr("feeder.service.client.lease.checksum", wrong_once)
     with (
         serving(factory) as server,
         Monitor(server.addresses[0]) as monitor,

@@ -13,8 +13,8 @@ import pytest
 
 import feeder
 from conformance.served import reading, serving
+from feeder.workers.fetch.calls import _known, begin_anew, origins_of
 from unit.small import WAIT_S, Seekable, ids, make
-from feeder.workers.fetch.origins import _known, begin_anew, origins_of
 
 NUM_WORKERS = 8
 WHOLE: dict[str, Any] = {"num_worker_threads": NUM_WORKERS, "num_threads": 1}

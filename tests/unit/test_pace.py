@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from feeder.workers.fetch.pace import QUICK_BUNDLE_S, QUICK_CALL_S, QUICK_WAIT_S, Pace, Trials
+from feeder.workers.fetch.policy import QUICK_BUNDLE_S, QUICK_CALL_S, QUICK_WAIT_S, Pace, Trials
 
 
 def quick_share(bundles: Iterable[tuple[int, float]], *, waited: bool = False) -> float:

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import feeder
-from unit.small import WAIT_S, Pure, Seekable, chunk, ids, make
 from feeder.workers.stream.memory import Pool
+from unit.small import WAIT_S, Pure, Seekable, chunk, ids, make
 
 
 def wait_until_all_is_enqueued() -> None:

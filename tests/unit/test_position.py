@@ -8,10 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from feeder.workers.stream.batch import Leftover
 from feeder.workers.stream.digests import digest_chunk
-from feeder.workers.stream.position import Lanes, Place, Position, Span, next_live
-from feeder.workers.stream.straddler import Straddler
+from feeder.workers.stream.position import (
+    Lanes,
+    Leftover,
+    Place,
+    Position,
+    Span,
+    Straddler,
+    next_live,
+)
 
 
 def pure(num_lanes: int, *, arrival: bool = False) -> Lanes:

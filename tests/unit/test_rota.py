@@ -8,9 +8,8 @@ from collections import defaultdict
 import numpy as np
 import pytest
 
-from feeder.workers.fetch.ledger import Ledger
+from feeder.workers.fetch.scheduler import End, Ledger, Rota
 from feeder.workers.stream.position import Lanes
-from feeder.workers.fetch.scheduler import End, Rota
 
 
 def make_rota(num_lanes: int, *, pure: bool, arrival: bool = False, epochs: int = 3) -> Rota:

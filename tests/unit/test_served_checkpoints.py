@@ -16,15 +16,15 @@ import pytest
 import feeder
 from conformance.served import reading, serving
 from feeder.checkpoint.store import CheckpointStore
-from feeder.service.protocol import messages as say
 from feeder.service.client import io_loop as receiver
-from feeder.service.server.recipes import Recipe
-from feeder.service.server.serve import Server
+from feeder.service.protocol import messages as say
 from feeder.service.server.io_loop import Serving
-from feeder.service.server.used import Used
+from feeder.service.server.rewind import Used
+from feeder.service.server.run import Recipe
+from feeder.service.server.serve import Server
+from feeder.workers.stream.position import Place
 from unit.peers import Stalled, peer_of, used
 from unit.small import WAIT_S, Pure, ids, make
-from feeder.workers.stream.position import Place
 
 NUM_BATCHES = 50
 

@@ -12,11 +12,11 @@ import pytest
 import feeder
 from conformance.served import TRANSPORTS, serving
 from feeder.service.server import run as served_feeds
-from feeder.service.server.outbox import Outbox
+from feeder.service.server.run import Outbox
+from feeder.workers.stats import Stopwatch
 from feeds import make
 from leaks import held
 from unit.small import WAIT_S
-from feeder.workers.stats import Stopwatch
 
 
 def endless() -> feeder.Coordinator:

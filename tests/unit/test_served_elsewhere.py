@@ -11,10 +11,10 @@ import pytest
 import zmq
 
 import feeder
-from feeder.service.client import tries
+from feeder.service.client import io_loop
+from feeder.service.client.io_loop import Tries
 from feeder.service.net import sockets as wire
 from feeder.service.net.addresses import Address
-from feeder.service.client.tries import Tries
 from unit.small import WAIT_S, Aside, Pure, make
 
 NUM = 20
@@ -36,7 +36,7 @@ def steps(consumer: feeder.Consumer) -> Callable[[], list[int]]:
 def test_trainers_at_two_servers_find_each_other(
     order: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tries, "_LEASES_AT_FIRST", 2)
+    monkeypatch.setattr(io_loop, "_LEASES_AT_FIRST", 2)
     first, second = (f"ipc://{tmp_path}/{name}" for name in ("first", "second"))
     others = [first, second] if order == "alike" else [second, first]
     with (

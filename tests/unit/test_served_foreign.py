@@ -16,7 +16,7 @@ import xxhash
 
 import feeder
 from conformance.served import reading, serving
-from feeder.service.server.agreement import Agreement, Stand
+from feeder.service.server.rewind import Agreement, Stand
 from unit.small import Aside, Counted, Pure, Seekable, ids, make
 
 NUM = 100

@@ -19,11 +19,10 @@ import pytest
 
 import feeder
 from conformance.served import reading, serving
+from feeder.service.client.lease import Plane
+from feeder.service.memory import forking
 from feeder.service.protocol import messages as say
-from feeder.service.memory import fork as forking
-from feeder.service.memory import inheritance
 from feeder.service.server.group import Desk
-from feeder.service.client.plane import Plane
 from unit.small import Aside, make
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
@@ -261,10 +260,10 @@ def test_where_no_descriptor_is_left_those_of_a_server_are_found_all_the_same(
     def fail(path: str) -> list[str]:
         raise OSError(errno.EMFILE, "too many open files")
 
-    listed = set(inheritance._descriptors())
+    listed = set(forking._descriptors())
     with monkeypatch.context() as patch:
-        patch.setattr(inheritance.os, "listdir", fail)
-        found = set(inheritance._descriptors())
+        patch.setattr(forking.os, "listdir", fail)
+        found = set(forking._descriptors())
     assert {0, 1, 2} <= listed & found
 
 

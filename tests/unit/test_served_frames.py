@@ -12,10 +12,10 @@ import zmq
 
 import feeder
 from conformance.served import reading, serving
+from feeder.service.client import lease as planes
+from feeder.service.net.sockets import Wire
 from feeder.service.protocol.checks import pieces
 from feeder.service.server import delivery
-from feeder.service.client import plane as planes
-from feeder.service.net.sockets import Wire
 from unit.small import make
 
 STEPS = 5

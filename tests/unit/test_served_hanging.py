@@ -13,9 +13,9 @@ import pytest
 
 import feeder
 from conformance.served import reading, serving
+from feeder.service.client import lease as reading_module
 from feeder.service.protocol import messages as say
 from feeder.service.server import run as served_feeds
-from feeder.service.client import lease as reading_module
 from feeder.service.server.group import Desk
 from feeder.service.server.run import ServedFeed
 from feeds import make

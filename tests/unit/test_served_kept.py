@@ -14,13 +14,13 @@ from zmq.utils import garbage
 
 import feeder
 from conformance.served import reading, serving
-from feeder.service.protocol.checks import checksum
 from feeder.service.memory.arena import ArenaSlots
 from feeder.service.memory.memfd import Leased, Wanted
-from unit.small import make
+from feeder.service.protocol.checks import checksum
 from feeder.workers.stream import copying
 from feeder.workers.stream.chunks import Column
 from feeder.workers.stream.copying import copy_whole, keep_or_copy
+from unit.small import make
 
 ROWS = 16
 IMAGE, LABEL, SERIES = (4099, 5), (3,), (1025, 16)

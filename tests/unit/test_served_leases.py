@@ -27,10 +27,10 @@ from feeder import (
     SnapshotFormatError,
 )
 from feeder.devices import host
-from feeder.service.protocol import messages as say
-from feeder.service.server import io_loop as serving_module
 from feeder.service.net.keys import make_keys
 from feeder.service.net.security import read_event
+from feeder.service.protocol import messages as say
+from feeder.service.server import io_loop as serving_module
 from feeder.service.server.io_loop import Serving
 from feeds import Record, assert_same, deal, expected, make, note
 from fetches import make_fetch

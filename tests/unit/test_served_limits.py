@@ -16,7 +16,7 @@ import pytest
 import feeder
 from conformance.served import reading, serving
 from feeder.service.memory import mapping
-from feeder.service.memory.attaching import Attachment, OwnLimitError
+from feeder.service.memory.fdpass import Attachment, OwnLimitError
 from unit.small import Aside, Pure, make
 
 NUM = 60

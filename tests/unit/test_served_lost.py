@@ -20,14 +20,14 @@ import pytest
 
 import feeder
 from conformance.served import reading, serving
+from feeder.service.client.session import Conversation
+from feeder.service.net.keys import make_keys
 from feeder.service.protocol import messages as say
 from feeder.service.protocol.seats import Seats
 from feeder.service.server import rewind as beginning
-from feeder.service.server.rewind import Beginning
-from feeder.service.client.session import Conversation
 from feeder.service.server.group import Desk
-from feeder.service.net.keys import make_keys
 from feeder.service.server.io_loop import Serving
+from feeder.service.server.rewind import Beginning
 from unit.peers import OPEN, RawPeer, peer_of, used
 from unit.small import Aside, Heard, Pure, make
 

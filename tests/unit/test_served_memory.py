@@ -18,13 +18,13 @@ import pytest
 import feeder
 from conformance.served import TRANSPORTS, reading, served, serving
 from feeder import Call, Coordinator
-from feeder.service.protocol import messages as say
 from feeder.service.client import lease as reading_module
 from feeder.service.memory.arena import ArenaSlots
+from feeder.service.protocol import messages as say
 from feeder.service.server.group import Desk
+from feeder.workers.pipeline import Pipeline
 from feeds import make
 from unit.peers import WAIT_S, peer_of
-from feeder.workers.pipeline import Pipeline
 
 NUM_BATCHES, ROWS = 300, 4
 transports = pytest.mark.parametrize("transport", TRANSPORTS)
@@ -216,8 +216,8 @@ LIGHT = """
     with feeder.connect(sys.argv[1]) as consumer:
         assert len([batch.rows for batch in consumer]) == int(sys.argv[2])
         consumer.state_dict()
-    heavy = ("feeder.feeds.coordinator", "feeder.service.server.serve", "feeder.service.memory.arena", "cupy",
-             "lmdb", "ray", "torch", "asyncio")
+    heavy = ("feeder.feeds.coordinator", "feeder.service.server.serve",
+             "feeder.service.memory.arena", "cupy", "lmdb", "ray", "torch", "asyncio")
     sys.stdout.write(" ".join(name for name in heavy if name in sys.modules))
 """
 

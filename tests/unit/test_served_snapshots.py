@@ -12,8 +12,8 @@ import pytest
 
 import feeder
 from conformance.served import reading, serving
-from feeder.service.protocol import messages as say
 from feeder.service.client import consumer as consumer_module
+from feeder.service.protocol import messages as say
 from feeder.service.server.group import Desk
 from feeds import make
 from unit.peers import WAIT_S

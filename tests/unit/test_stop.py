@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import feeder
-from unit.small import WAIT_S, Aside, Held, Pure, chunk, ids, make
 from feeder.workers.fetch.threads import Scope
+from unit.small import WAIT_S, Aside, Held, Pure, chunk, ids, make
 
 FAST_S = 4.0
 """More than any stop takes on a busy machine, less than any time-out in the library."""

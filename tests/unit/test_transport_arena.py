@@ -19,9 +19,9 @@ import numpy as np
 import pytest
 
 from feeder.errors import ClosedError, ProtocolError, TransportError
-from feeder.service.memory import pages
+from feeder.service.memory import memfd
 from feeder.service.memory.arena import SLOTS_PER_ARENA, Arena, ArenaSlot, ArenaSlots
-from feeder.service.memory.pages import Pages
+from feeder.service.memory.memfd import Pages
 from feeder.workers.stream.chunks import Column
 
 WAIT_S = 10.0
@@ -104,7 +104,7 @@ def test_the_first_slots_are_written_however_little_a_call_takes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pwritev, takes = os.pwritev, [1, 4095, 2**20, 2**21]
-    monkeypatch.setattr(pages, "_ZEROS", memoryview(bytes(1024)))
+    monkeypatch.setattr(memfd, "_ZEROS", memoryview(bytes(1024)))
 
     def write_some(descriptor: int, buffers: list[memoryview], at: int) -> int:
         assert len(buffers) <= os.sysconf("SC_IOV_MAX")
@@ -161,8 +161,8 @@ def test_memory_that_is_not_to_be_had_is_an_error(monkeypatch: pytest.MonkeyPatc
 def test_a_kernel_without_the_seal_against_writers_is_said_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(pages, "_F_SEAL_FUTURE_WRITE", 0x4000)
-    monkeypatch.setattr(pages._Once, "said", False)
+    monkeypatch.setattr(memfd, "_F_SEAL_FUTURE_WRITE", 0x4000)
+    monkeypatch.setattr(memfd._Once, "said", False)
     for arena in (Arena(64, 2), Arena(64, 2)):
         seals = fcntl.fcntl(arena.descriptor, fcntl.F_GET_SEALS)
         assert seals == fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
+from feeder.service.client.lease import Identity, token_of
+from feeder.service.memory.arena import ArenaSlots
 from feeder.service.protocol.coding import decode, encode
 from feeder.service.protocol.messages import Batches, Group
-from feeder.service.memory.arena import ArenaSlots
-from feeder.service.server.groups import Grouping
-from feeder.service.client.remote import Identity, token_of
+from feeder.service.server.delivery import Grouping
+from feeder.workers.pipeline import Pipeline
+from feeder.workers.stream.batch import Batch
 from feeds import make
 from fetches import FORMS, PATTERNS, make_fetch
-from feeder.workers.stream.batch import Batch
-from feeder.workers.pipeline import Pipeline
 
 EPOCHS = 3
 WAIT_S = 10.0

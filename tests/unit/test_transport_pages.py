@@ -16,10 +16,10 @@ import feeder
 from feeder.errors import TransportError
 from feeder.service.memory import arena as arena_module
 from feeder.service.memory.arena import Arena, ArenaSlots
+from feeder.service.memory.memfd import Pages
 from feeder.service.server.run import ServedFeed
-from feeder.service.memory.pages import Pages
-from unit.small import WAIT_S, Pure
 from feeder.workers.stream.chunks import Column
+from unit.small import WAIT_S, Pure
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
 NUM_SLOTS = 3

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from feeder.errors import AuthError
-from feeder.service.client.tries import Patience, Tries
+from feeder.service.client.io_loop import Patience, Tries
 
 
 def test_a_single_address_is_tried_without_an_end() -> None:

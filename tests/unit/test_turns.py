@@ -14,8 +14,7 @@ import numpy as np
 import pytest
 
 import feeder
-from feeder.workers.fetch.threads import Scope
-from feeder.workers.fetch.turns import SWITCH_S
+from feeder.workers.fetch.threads import SWITCH_S, Scope
 
 PYTHONS_S = 0.005
 WAIT_S = 30.0
@@ -158,7 +157,7 @@ tell()
 
 def test_a_fork_just_after_it_was_set_begins_with_the_users() -> None:
     script = """
-from feeder.workers.fetch.turns import TURNS
+from feeder.workers.fetch.threads import TURNS
 
 set_interval = sys.setswitchinterval
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from feeder.observe.humanize import duration
 from feeder.observe.interval import Interval
 from feeder.observe.verdict import KINDS, STARVING, judge
-from feeder.observe.humanize import duration
 from figures import consumer, feed, queue, service, worker
 
 MB = 1_000_000

@@ -7,9 +7,9 @@ import os
 import pytest
 
 from feeder.errors import ConfigError
-from feeder.service.net.addresses import parse
-from feeder.service.client.connect import _addresses, _queue
 from feeder.ranks import node_of, num_nodes, queue_of
+from feeder.service.client.connect import _addresses, _queue
+from feeder.service.net.addresses import parse
 
 TORCHRUN = {
     "RANK": "5",

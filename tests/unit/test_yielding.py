@@ -10,8 +10,8 @@ import pytest
 
 import feeder
 from feeder.devices import host
-from feeder.devices.one_shot_event import Bell
 from feeder.devices.host import HostQueue
+from feeder.devices.one_shot_event import Bell
 from unit.small import WAIT_S, Aside, make
 
 ANY: Any = object()

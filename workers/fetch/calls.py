@@ -7,21 +7,126 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+import types
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
 import xxhash
 
-from feeder.workers.stream.batch import Call
-from feeder.workers.stream.chunks import Schema
-from feeder.workers.fetch.cursors import MAX_BYTES
-from feeder.workers.stream.digests import digest_chunk
 from feeder.workers.errors import ConfigError, FetchError, FetchTimeout, ResumeError, in_words
-from feeder.workers.fetch.origins import origins_of
-from feeder.workers.stream.position import Lanes, Position
 from feeder.workers.spec import RunSpec, StreamSpec
 from feeder.workers.stats import FetchStats
+from feeder.workers.stream.batch import Call
+from feeder.workers.stream.chunks import Schema
+from feeder.workers.stream.digests import digest_chunk
+from feeder.workers.stream.position import Cut, Lanes, Position
+
+# ---- Cursors of pure fetch functions: they make the first call after a resume quick.
+#
+# A pure function is resumed by calling it with the next index. Where finding the rows of an index
+# takes the longer the further the stream has come, it may have, beside `__call__(call)`,
+#
+#     cursor(call) -> bytes       what a new function needs to answer the calls after `call` at once
+#     seek(call, cursor)          takes it, before its first call, which is `call`
+#
+# A cursor never changes what a call returns. It is asked for when a position is written down, not
+# at every call; index -1 stands for the place before an epoch's first call.
+
+
+MAX_BYTES = 60 * 1024
+"""A longer cursor is left out, so that the token stays below its limit; resuming then walks."""
+
+
+def add_cursor(spec: StreamSpec, encode: Callable[[Cut], bytes]) -> Callable[[Cut], bytes]:
+    """The encoder of a stream's cuts, which writes the fetch function's cursor down with them."""
+    if not has_cursor(spec):
+        return encode
+    fetch: Any = spec.fetch
+
+    def encode_with_cursor(cut: Cut) -> bytes:
+        cursor = (
+            None if cut.finished else fetch.cursor(spec.call(cut.position.epoch, _first(cut) - 1))
+        )
+        if not isinstance(cursor, bytes | None):
+            raise ConfigError(
+                f"cursor(call) of the fetch function gave {type(cursor).__name__}, expected bytes"
+            )
+        marks = (cursor if cursor and len(cursor) <= MAX_BYTES else None,)
+        return encode(replace(cut, position=cut.position._replace(marks=marks)))
+
+    return encode_with_cursor
+
+
+def seek(spec: StreamSpec, cut: Cut) -> None:
+    """Give a fetch function the cursor that was written down with a cut; before its first call."""
+    cursor = cut.position.marks[0]
+    if cursor and has_cursor(spec):
+        fetch: Any = spec.fetch
+        fetch.seek(spec.call(cut.position.epoch, _first(cut)), cursor)
+
+
+def has_cursor(spec: StreamSpec) -> bool:
+    """Whether the stream's fetch function is pure and has cursors all the same."""
+    return spec.pure and all(
+        callable(getattr(spec.fetch, name, None)) for name in ("cursor", "seek")
+    )
+
+
+def _first(cut: Cut) -> int:
+    """The smallest index that is called when the stream goes on at a cut, the leftover's
+    included."""
+    index = cut.position.calls[0]
+    return index if cut.leftover is None else min(index, cut.leftover.call)
+
+
+# ---- Where the workers of a fetch function stood before anybody called them.
+#
+# A position has no cursor of a worker that gave nothing up to there. A new function object stands
+# where such a worker has to be; one that has been called, ahead of the position or for an earlier
+# stream, has to be put back. So the first cursors are kept for as long as the function is.
+
+
+Origins = dict[int, bytes | None]
+"""By worker id, of those that may have been called, the cursor before the first call; None where it
+is not known, or no longer which first call is meant."""
+
+_known: dict[int, tuple[Callable[[], Any], Origins]] = {}
+
+
+def origins_of(fetch: Any, cursor: Any) -> Origins:
+    """What is known of a fetch function, to be read and written by who calls it: of the object
+    that its cursor, or itself, is a method of, however often the method was looked up. Any thread
+    may ask."""
+    methods = (function for function in (cursor, fetch) if isinstance(function, types.MethodType))
+    owner = next((method.__self__ for method in methods), fetch)
+    key = id(owner)
+    # By identity: what a function object is equal to is its own affair.
+    if (known := _known.get(key)) is not None and known[0]() is owner:
+        return known[1]
+    origins: Origins = {}
+    refer: Callable[[], Any]
+    try:
+        refer = weakref.ref(owner, lambda _: _known.pop(key, None))
+    except TypeError:
+        # It cannot be referred to weakly: kept, since rows would be lost if it were forgotten.
+        def refer() -> Any:
+            return owner
+
+    _known[key] = (refer, origins)
+    return origins
+
+
+def begin_anew(fetch: Any, cursor: Any, worker_ids: Iterable[int]) -> None:
+    """A stream begins that goes on from no other, where the function stands. Of workers that have
+    been called there are two beginnings from now on, and no position says which it means."""
+    origins = origins_of(fetch, cursor)
+    for worker_id in worker_ids:
+        if worker_id in origins:
+            origins[worker_id] = None
+
 
 logger = logging.getLogger("feeder")
 

@@ -8,19 +8,17 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from feeder.workers.stream.batch import Call
+from feeder.workers.errors import FeedError, FetchError, in_words
 from feeder.workers.fetch.calls import NONE_BACKOFF_S, LaneCalls, as_tuple
 from feeder.workers.fetch.channel import Channel
+from feeder.workers.fetch.policy import GRACE_S, Pace, Trials
+from feeder.workers.fetch.scheduler import End, Lane, Ledger
+from feeder.workers.spec import RunSpec, StreamSpec
+from feeder.workers.stats import FetchStats
+from feeder.workers.stream.batch import Call
 from feeder.workers.stream.chunks import count_bytes
 from feeder.workers.stream.copying import DROP_GIL_BYTES, is_unshared
 from feeder.workers.stream.digests import digest_chunk, hash_chunk
-from feeder.workers.fetch.policy import GRACE_S
-from feeder.workers.errors import FeedError, FetchError, in_words
-from feeder.workers.fetch.ledger import Ledger
-from feeder.workers.fetch.pace import Pace, Trials
-from feeder.workers.fetch.scheduler import End, Lane
-from feeder.workers.spec import RunSpec, StreamSpec
-from feeder.workers.stats import FetchStats
 
 logger = logging.getLogger("feeder")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
@@ -10,7 +11,75 @@ from collections.abc import Callable
 from typing import Any
 
 from feeder.workers.errors import StuckWorkerError
-from feeder.workers.fetch.turns import TURNS
+
+# ---- How often threads take turns at the interpreter while the feeder's own are among them.
+#
+# A thread that computes in Python is asked for the interpreter once another has waited for the
+# switch interval, 5 ms unless the user says otherwise (`sys.setswitchinterval`). Beside a busy one
+# every hand-over of rows waits for so long, and so does each call that lets go of the interpreter,
+# as large copies and reads do: the trainer's loop starves the threads that are to feed it. So they
+# wait for 1 ms (CONTRIBUTING, decision 103, has what that gains and costs).
+
+
+SWITCH_S = 0.001
+"""How long our threads wait before they ask."""
+_PYTHONS_S = 0.005
+"""Who has another interval than Python's own has chosen it."""
+
+
+class Turns:
+    """The switch interval of the process: 1 ms while threads run that have begun and not ended,
+    then Python's own again.
+
+    One that the user has set, before or meanwhile, is left alone, as far as it can be told from
+    these two. `begin` and `end` are called by each of those threads.
+    """
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """No thread runs: a forked child has none of those that did."""
+        self._lock = threading.Lock()
+        self._num_running = 0
+        self._is_ours = False
+
+    def begin(self) -> None:
+        """One more thread runs."""
+        with self._lock:
+            self._num_running += 1
+            if self._num_running == 1 and _is_set_to(_PYTHONS_S):
+                # First: a fork may come between these two.
+                self._is_ours = True
+                sys.setswitchinterval(SWITCH_S)
+
+    def end(self) -> None:
+        """One that has begun runs no more."""
+        with self._lock:
+            self._num_running -= 1
+            if not self._num_running:
+                self._put_back()
+
+    def _put_back(self) -> None:
+        if self._is_ours and _is_set_to(SWITCH_S):
+            sys.setswitchinterval(_PYTHONS_S)
+        self._is_ours = False
+
+    def fork(self) -> None:
+        """This is a forked child."""
+        self._put_back()
+        self.reset()
+
+
+def _is_set_to(seconds: float) -> bool:
+    # Python keeps whole microseconds.
+    return round(sys.getswitchinterval() * 1e6) == round(seconds * 1e6)
+
+
+TURNS = Turns()
+"""The process's: there is one interpreter."""
+
+os.register_at_fork(after_in_child=TURNS.fork)
 
 
 class Scope:
@@ -63,3 +132,49 @@ def stack(ident: int | None) -> str:
     """The stack of a thread of this process, innermost frame last; empty where it has ended."""
     frame = sys._current_frames().get(ident or 0)
     return "" if frame is None else "".join(traceback.format_stack(frame)).rstrip()
+
+
+# ---- Threads that have nothing to do, woken one at a time.
+
+
+class Idle:
+    """Threads that wait under one lock, of which the one that came last is woken first: what it
+    freed is in a cache still, and malloc keeps memory by thread, so that the fewer take turns the
+    less memory goes round.
+
+    Every method is called with the lock held.
+    """
+
+    def __init__(self, lock: threading.Lock) -> None:
+        self._lock = lock
+        self._waiting: list[threading.Condition] = []
+        self.coming = 0
+        """Those that were woken and have not gone on yet."""
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def wait(self, seconds: float | None) -> None:
+        """Wait to be woken, for so long at most where that is said."""
+        own = threading.Condition(self._lock)
+        self._waiting.append(own)
+        try:
+            own.wait(seconds)
+        finally:
+            if own in self._waiting:
+                self._waiting.remove(own)
+            else:
+                self.coming -= 1
+
+    def notify(self) -> None:
+        """Wake the one that came last."""
+        if self._waiting:
+            # In this order: it is the user's thread too, and an interrupt comes after a call.
+            self._waiting[-1].notify()
+            self.coming += 1
+            del self._waiting[-1]
+
+    def notify_all(self) -> None:
+        """Wake all."""
+        while self._waiting:
+            self.notify()

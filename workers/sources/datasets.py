@@ -10,12 +10,12 @@ from typing import Any, Protocol, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
-from feeder.workers.stream.batch import Call
 from feeder.workers.errors import ConfigError
 from feeder.workers.sources.collate import Collate, check_collate, make_columns
 from feeder.workers.sources.orders.options import OrderOptions, whole
 from feeder.workers.sources.reading import Columns, Faults, OnError
 from feeder.workers.sources.source import Source
+from feeder.workers.stream.batch import Call
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

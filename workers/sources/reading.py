@@ -10,12 +10,12 @@ from typing import Any, Literal, Protocol, TypeAlias, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from feeder.workers.errors import ConfigError, FeedError
+from feeder.workers.sources.stores.mapped import LARGE_BYTES, MappedCut, MappedRows
 from feeder.workers.stream.batch import Call
 from feeder.workers.stream.chunks import hint_of_strings
 from feeder.workers.stream.copying import DROP_GIL_BYTES, copy_rows
-from feeder.workers.errors import ConfigError, FeedError
 from feeder.workers.stream.memory import POOL
-from feeder.workers.sources.stores.mapped import LARGE_BYTES, MappedCut, MappedRows
 
 Columns: TypeAlias = "tuple[NDArray[Any], ...] | Mapping[str, NDArray[Any]]"
 OnError = Literal["raise", "skip"]

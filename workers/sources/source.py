@@ -35,10 +35,10 @@ from typing import Any, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
-from feeder.workers.stream.batch import Call
 from feeder.workers.sources.orders.options import OrderOptions, plan_order
 from feeder.workers.sources.orders.orders import Order
 from feeder.workers.sources.reading import Columns, RecordError, Records
+from feeder.workers.stream.batch import Call
 
 
 class Source:

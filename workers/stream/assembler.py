@@ -12,16 +12,21 @@ from itertools import accumulate
 
 import numpy as np
 
-from feeder.workers.stream.batch import Batch, Leftover
-from feeder.workers.fetch.calls import not_repeatable
-from feeder.workers.stream.chunks import Columns, Schema
-from feeder.workers.stream.copying import copy_part, copy_rows, is_sole_owner, keep_or_copy, pieces_of
 from feeder.workers.errors import ResumeError
-from feeder.workers.stream.position import Frame, Place, Position, Span
-from feeder.workers.stream.runs import Run
-from feeder.workers.stream.buffers import Arrays, Slot, Slots
+from feeder.workers.fetch.calls import not_repeatable
 from feeder.workers.spec import StreamSpec
-from feeder.workers.stream.straddler import Straddler
+from feeder.workers.stream.batch import Batch
+from feeder.workers.stream.buffers import Arrays, Slot, Slots
+from feeder.workers.stream.chunks import Columns, Schema
+from feeder.workers.stream.copying import (
+    copy_part,
+    copy_rows,
+    is_sole_owner,
+    keep_or_copy,
+    pieces_of,
+)
+from feeder.workers.stream.merge import Run
+from feeder.workers.stream.position import Frame, Leftover, Place, Position, Span, Straddler
 
 
 class Assembler:

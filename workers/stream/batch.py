@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from feeder.workers.stream.position import Place, Position
+from feeder.workers.stream.position import Cut, Place
 
 # The second word of the Philox key keeps the two families of draws apart.
 _DRAWS_OF_CALL = 1
@@ -57,52 +55,6 @@ def _generator(seed: int, family: int, epoch: int, item: int) -> np.random.Gener
     key = np.array([seed, family], dtype=np.uint64)
     counter = np.array([0, 0, epoch, item], dtype=np.uint64)
     return np.random.Generator(np.random.Philox(key=key, counter=counter))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Leftover:
-    """The chunk that straddles a cut, by reference."""
-
-    lane: int
-    """The lane whose call returned it."""
-    call: int
-    """The number of that call."""
-    taken: int
-    """Rows of the chunk that batches before the cut have taken."""
-    rows: int
-    """Rows of the chunk in all."""
-    digest: int
-    """Digest of the chunk: what a second fetch of it is compared with."""
-    mark: bytes | None
-    """The lane's mark before the call, None before its first."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cut:
-    """The place in the stream just after a batch.
-
-    Two cuts are equal when they name the same place. Where the end of the epoch was known when
-    the cut was read, (epoch, last + 1) is written as (epoch + 1, 0).
-    """
-
-    epoch: int
-    """The epoch of the next batch."""
-    index: int
-    """The number of the next batch in its epoch."""
-    step: int
-    """The number of the next batch in the stream."""
-    finished: bool
-    """Whether no batch follows."""
-    position: Position
-    """Where the calls stand, the one that returned the leftover included."""
-    leftover: Leftover | None
-    """The chunk that the next batch begins in the middle of."""
-    encode: Callable[[Cut], bytes] = field(compare=False, repr=False)
-    """The codec of the feed, which adds the feed's name and fingerprint."""
-
-    def token(self) -> bytes:
-        """The cut as bytes: small, self-contained, checksummed; `resume=` takes it."""
-        return self.encode(self)
 
 
 class Batch(Mapping[str, NDArray[Any]]):

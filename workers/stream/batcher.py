@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from feeder.workers.stream.assembler import Assembler
-from feeder.workers.stream.batch import Batch
-from feeder.workers.fetch.channel import Channel
 from feeder.workers.errors import ClosedError, FeedError, FetchError
+from feeder.workers.fetch.channel import Channel
 from feeder.workers.fetch.fetcher import Fetching
-from feeder.workers.stream.merge import Merge
-from feeder.workers.stream.position import Place
-from feeder.workers.stream.runs import EpochEnd, Run
 from feeder.workers.spec import RunSpec, StreamSpec
 from feeder.workers.stats import BatchStats
+from feeder.workers.stream.assembler import Assembler
+from feeder.workers.stream.batch import Batch
+from feeder.workers.stream.merge import EpochEnd, Merge, Run
+from feeder.workers.stream.position import Place
 
 # As much as a fetcher hands over at once: with 4 MiB threads wake each other more than they work.
 _GROUP_BYTES = 16 * 1024 * 1024

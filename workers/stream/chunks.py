@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from feeder.workers.stream.dtypes import write_dtype
 from feeder.workers.errors import ChunkError, ResumeError
+from feeder.workers.stream.dtypes import write_dtype
 
 RawChunk = Sequence[NDArray[Any]]
 """The arrays of one chunk in the order of the input names, not yet checked."""

@@ -16,9 +16,9 @@ from weakref import getweakrefcount
 import numpy as np
 from numpy.typing import NDArray
 
+from feeder.workers.stream.buffers import Seen, Slot
 from feeder.workers.stream.chunks import part_of
 from feeder.workers.stream.memory import Memory, Pool
-from feeder.workers.stream.buffers import Seen, Slot
 
 DROP_GIL_BYTES = 256 * 1024
 """Arrays at least so large are copied by NumPy."""

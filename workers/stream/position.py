@@ -11,13 +11,102 @@ computed per batch; the position is worked out when somebody asks for it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
 from numpy.typing import NDArray
 
-from feeder.workers.stream.batch import Cut, Leftover
-from feeder.workers.stream.straddler import Straddler
+from feeder.workers.stream.chunks import slice_rows
+from feeder.workers.stream.digests import digest_chunk
+
+# ---- A chunk that a batch ended in the middle of.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leftover:
+    """The chunk that straddles a cut, by reference."""
+
+    lane: int
+    """The lane whose call returned it."""
+    call: int
+    """The number of that call."""
+    taken: int
+    """Rows of the chunk that batches before the cut have taken."""
+    rows: int
+    """Rows of the chunk in all."""
+    digest: int
+    """Digest of the chunk: what a second fetch of it is compared with."""
+    mark: bytes | None
+    """The lane's mark before the call, None before its first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """The place in the stream just after a batch.
+
+    Two cuts are equal when they name the same place. Where the end of the epoch was known when
+    the cut was read, (epoch, last + 1) is written as (epoch + 1, 0).
+    """
+
+    epoch: int
+    """The epoch of the next batch."""
+    index: int
+    """The number of the next batch in its epoch."""
+    step: int
+    """The number of the next batch in the stream."""
+    finished: bool
+    """Whether no batch follows."""
+    position: Position
+    """Where the calls stand, the one that returned the leftover included."""
+    leftover: Leftover | None
+    """The chunk that the next batch begins in the middle of."""
+    encode: Callable[[Cut], bytes] = field(compare=False, repr=False)
+    """The codec of the feed, which adds the feed's name and fingerprint."""
+
+    def token(self) -> bytes:
+        """The cut as bytes: small, self-contained, checksummed; `resume=` takes it."""
+        return self.encode(self)
+
+
+class Straddler:
+    """A chunk that a batch ended in the middle of, kept for the sake of snapshots."""
+
+    __slots__ = ("_digest", "arrays", "axes", "rows", "skip")
+
+    def __init__(
+        self,
+        arrays: tuple[NDArray[Any], ...],
+        axes: tuple[int, ...],
+        rows: int,
+        skip: int = 0,
+        digest: int | None = None,
+    ) -> None:
+        self.arrays = arrays
+        self.axes = axes
+        self.rows = rows
+        """Rows of the whole chunk."""
+        self.skip = skip
+        """Rows missing at the head of `arrays`: taken before the feed was resumed."""
+        self._digest = digest
+
+    @property
+    def digest(self) -> int:
+        """The chunk's digest, computed once."""
+        if self._digest is None:
+            self._digest = digest_chunk(self.arrays)
+        return self._digest
+
+    def differs_from(self, then: Leftover) -> str:
+        """In what the chunk differs from what it was; empty where it does not."""
+        if then.rows != self.rows:
+            return f"{then.rows} rows then, {self.rows} now"
+        return "" if then.digest == self.digest else "other rows than before"
+
+    def rest(self, taken: int) -> tuple[NDArray[Any], ...]:
+        """The rows after the first `taken`, as views."""
+        start, stop = taken - self.skip, self.rows - self.skip
+        return slice_rows(self.arrays, self.axes, start, stop)
+
 
 _T = TypeVar("_T")
 

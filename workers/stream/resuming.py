@@ -7,15 +7,14 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from feeder.workers.stream.batch import Call, Cut, Leftover
 from feeder.workers.fetch.calls import fetch_again, not_repeatable
 from feeder.workers.fetch.channel import Channel
-from feeder.workers.stream.chunks import Columns, Schema
-from feeder.workers.stream.position import Lanes, Position, Span
-from feeder.workers.stream.runs import Run
 from feeder.workers.spec import RunSpec, StreamSpec
 from feeder.workers.stats import FetchStats
-from feeder.workers.stream.straddler import Straddler
+from feeder.workers.stream.batch import Call
+from feeder.workers.stream.chunks import Columns, Schema
+from feeder.workers.stream.merge import Run
+from feeder.workers.stream.position import Cut, Lanes, Leftover, Position, Span, Straddler
 
 Rows = tuple[NDArray[Any], ...]
 

@@ -23,8 +23,8 @@ from feeder.devices.host import HostQueue
 from feeder.errors import DeviceError, FeedError
 from feeder.service.protocol.checks import ALIGNMENT
 from feeder.service.protocol.credit import credit_for
-from feeder.workers.stream.batch import Batch
 from feeder.workers.errors import in_words
+from feeder.workers.stream.batch import Batch
 from feeder.workers.stream.position import Place
 
 logger = logging.getLogger("feeder")

@@ -13,8 +13,8 @@ from feeder.devices.cuda.pinned import PinnedRing, PinnedSlot, alloc_pinned, emp
 from feeder.devices.cuda.queue import CudaQueue
 from feeder.errors import FeedError
 from feeder.service.protocol.checks import Layout, layout
-from feeder.workers.stream.chunks import Columns
 from feeder.workers.errors import in_words
+from feeder.workers.stream.chunks import Columns
 
 logger = logging.getLogger("feeder")
 

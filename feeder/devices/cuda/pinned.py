@@ -18,9 +18,9 @@ from feeder.devices.cuda.rules import PINNED, Life
 from feeder.errors import DeviceError, FeedError
 from feeder.service.protocol.checks import ALIGNMENT, Layout, layout
 from feeder.service.protocol.credit import credit_for
-from feeder.workers.stream.chunks import Columns
-from feeder.workers.stream.buffers import Kept, Seen
 from feeder.workers.stats import Stopwatch
+from feeder.workers.stream.buffers import Kept, Seen
+from feeder.workers.stream.chunks import Columns
 
 Arrays = tuple[NDArray[Any], ...]
 

@@ -15,10 +15,10 @@ from feeder.devices.cuda.leases import Lease, Leases
 from feeder.devices.cuda.rules import DeviceSlot
 from feeder.devices.host import HostQueue
 from feeder.errors import DeviceError, FeedError
-from feeder.workers.stream.batch import Batch
-from feeder.workers.stream.position import Place
 from feeder.workers.fetch.threads import Scope
 from feeder.workers.stats import Stopwatch
+from feeder.workers.stream.batch import Batch
+from feeder.workers.stream.position import Place
 
 logger = logging.getLogger("feeder")
 

@@ -9,11 +9,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 
 from feeder.checkpoint.format import DamagedError
-from feeder.job.checkpoints.manifest import Manifest, is_manifest
 from feeder.checkpoint.passing import is_unread, leaving, passing_over
-from feeder.job.checkpoints.places import MANIFESTS, Place, read_manifest_name
 from feeder.checkpoint.store import CheckpointStore
 from feeder.errors import CheckpointError
+from feeder.job.checkpoints.manifest import Manifest, is_manifest
+from feeder.job.checkpoints.places import MANIFESTS, Place, read_manifest_name
 
 logger = logging.getLogger("feeder")
 

@@ -17,13 +17,13 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from feeder.state import codec
 from feeder.checkpoint.format import DamagedError, Loaded, Reader, Receipt
 from feeder.checkpoint.local import LocalFolder
 from feeder.checkpoint.names import check_name
 from feeder.checkpoint.passing import is_unread
 from feeder.durable import OsFs
 from feeder.errors import CheckpointError, ConfigError
+from feeder.state import codec
 from feeder.state.placing import place, read_dtype, shaped, size_of
 from feeder.workers.sources.extras import load
 

@@ -7,10 +7,10 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+from feeder.errors import CheckpointError, ConfigError
 from feeder.job.checkpoints.epochs import Epochs
 from feeder.job.checkpoints.manifest import Manifest
 from feeder.job.checkpoints.places import Place, folder_place, stem_place
-from feeder.errors import CheckpointError, ConfigError
 
 logger = logging.getLogger("feeder")
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from feeder.errors import CheckpointError, ConfigError, ResumeError
 from feeder.job.checkpoints.epochs import Epochs
 from feeder.job.checkpoints.manifest import Manifest, Part
 from feeder.job.checkpoints.metadata import MetadataHandler, StoreMetadata
@@ -23,7 +24,6 @@ from feeder.job.checkpoints.parts import (
 )  # fmt: skip
 from feeder.job.checkpoints.places import Place, check_node, folder_place, stem_place
 from feeder.job.checkpoints.timeline import Timeline
-from feeder.errors import CheckpointError, ConfigError, ResumeError
 
 logger = logging.getLogger("feeder")
 
@@ -315,3 +315,47 @@ class MultiNodeCheckpointManager:
 
 def _receipts(answers: Mapping[str, Any]) -> dict[str, PartReceipt]:
     return {node: msgspec.convert(answer, PartReceipt) for node, answer in answers.items()}
+
+
+# ---- Checkpoint managers: of jobs with several nodes, and with one.
+
+
+__all__ = [
+    "CheckpointManager",
+    "MetadataHandler",
+    "MultiNodeCheckpointManager",
+    "StoreMetadata",
+]
+
+
+class CheckpointManager(MultiNodeCheckpointManager):
+    """Saves and loads the workspace of a job that has one node, under a name of its own:
+    ``<db_prefix>/<node_name>.<epoch>``. Else it is a `MultiNodeCheckpointManager`.
+
+    Args:
+        db_prefix: A folder, or a place in an object store.
+        node_name: What the node is called in files.
+        db_type: "file" or "lmdb".
+        metadata_handler: Who knows the last epoch; by default the manifests tell.
+        keep: How many epochs stay; None keeps all.
+    """
+
+    def __init__(
+        self,
+        db_prefix: str | os.PathLike[str],
+        node_name: str,
+        db_type: str = "file",
+        metadata_handler: MetadataHandler | None = None,
+        *,
+        keep: int | None = None,
+    ) -> None:
+        super().__init__(db_prefix, db_type, metadata_handler, keep=keep)
+        self._node_name = check_node(node_name)
+
+    def _file_names(self, nodes: Sequence[str]) -> dict[str, str]:
+        if len(nodes) != 1:
+            raise ConfigError(
+                f"CheckpointManager is for one node, got {list(nodes)!r}; use "
+                "MultiNodeCheckpointManager"
+            )
+        return {nodes[0]: self._node_name}

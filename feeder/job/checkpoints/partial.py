@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
+from feeder.checkpoint.format import DamagedError
+from feeder.errors import CheckpointError, ConfigError
 from feeder.job.checkpoints.databases import Database
 from feeder.job.checkpoints.epochs import read_manifests
-from feeder.checkpoint.format import DamagedError
 from feeder.job.checkpoints.parts import PartReceipt
 from feeder.job.checkpoints.places import Place
-from feeder.errors import CheckpointError, ConfigError
 
 logger = logging.getLogger("feeder")
 

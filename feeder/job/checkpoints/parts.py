@@ -13,10 +13,10 @@ from typing import Any
 
 import msgspec
 
-from feeder.job.checkpoints.databases import Database, open_database
 from feeder.checkpoint.format import DamagedError, Loaded
 from feeder.checkpoint.passing import passing_over
 from feeder.errors import CheckpointError
+from feeder.job.checkpoints.databases import Database, open_database
 
 
 class NoteEntries(msgspec.Struct, frozen=True, kw_only=True, tag="note"):

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from urllib.parse import unquote, urlsplit
 
-from feeder.job.checkpoints.databases import Database, check_db_type, open_database
 from feeder.errors import CheckpointError, ConfigError
+from feeder.job.checkpoints.databases import Database, check_db_type, open_database
 
 _NODE = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,39}")
 MANIFESTS, RUNS = "manifests/", "runs/"

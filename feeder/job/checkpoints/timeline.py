@@ -5,11 +5,11 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping, Sequence
 
+from feeder.checkpoint.passing import leaving
+from feeder.errors import CheckpointError
 from feeder.job.checkpoints.epochs import Epochs, in_order
 from feeder.job.checkpoints.manifest import Manifest, Part
-from feeder.checkpoint.passing import leaving
 from feeder.job.checkpoints.places import Place
-from feeder.errors import CheckpointError
 
 
 class Timeline:

@@ -86,7 +86,7 @@ def _stats(board: Board) -> Answer:
 
 
 def _metrics(board: Board) -> Answer:
-    from feeder.observe.exposition import expose
+    from feeder.observe.prometheus import expose
 
     figures = board.figures()
     kind, body = expose(figures, board.kinds(figures))

@@ -9,14 +9,14 @@ from typing import Any, Literal
 from feeder.devices.cuda.driver import is_gpu, open_driver
 from feeder.devices.cuda.landing import Landing
 from feeder.errors import ConfigError
-from feeder.service.net.addresses import Address, check_connects, default_address, parse
+from feeder.ranks import is_this_host, queue_of
 from feeder.service.client.consumer import Consumer
-from feeder.service.net.keys import ClientKeys
 from feeder.service.client.io_loop import Receiver
+from feeder.service.client.options import Wish
+from feeder.service.net.addresses import Address, check_connects, default_address, parse
+from feeder.service.net.keys import ClientKeys
 from feeder.service.net.security import Security
 from feeder.service.net.sockets import Wire
-from feeder.service.client.options import Wish
-from feeder.ranks import is_this_host, queue_of
 
 _MAX_FRAME_BYTES = 512 * 1024 * 1024
 _MAX_SECONDS = 1e9

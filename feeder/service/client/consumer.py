@@ -21,16 +21,16 @@ from feeder.errors import (
     read_again,
     read_by_two,
 )
+from feeder.service.client.inbox import Loading
+from feeder.service.client.io_loop import Receiver
+from feeder.service.client.lease import Reading
+from feeder.service.faults import point
+from feeder.service.memory import forking
 from feeder.state.snapshot import Snapshot
 from feeder.state.statedict import STATE_KEY, unpack_state_dict
-from feeder.service.memory import fork as forking
-from feeder.service.faults import point
-from feeder.service.client.inbox import Loading
-from feeder.service.client.lease import Reading
-from feeder.service.client.io_loop import Receiver
-from feeder.workers.stream.batch import Batch
 from feeder.workers.fetch.threads import Scope
 from feeder.workers.stats import Handed
+from feeder.workers.stream.batch import Batch
 
 logger = logging.getLogger("feeder")
 

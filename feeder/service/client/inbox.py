@@ -8,14 +8,13 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from feeder.devices.one_shot_event import Bell
 from feeder.devices.cuda.landing import Landing
 from feeder.devices.cuda.queue import CudaQueue
 from feeder.devices.host import HostQueue
+from feeder.devices.one_shot_event import Bell
 from feeder.errors import ClosedError, FeedError
+from feeder.service.client.lease import Reading, Tally
 from feeder.service.protocol.messages import Report
-from feeder.service.server.stats import Tally
-from feeder.service.client.lease import Reading
 from feeder.workers.stream.batch import Batch
 
 

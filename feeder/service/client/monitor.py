@@ -10,15 +10,15 @@ import msgspec
 
 from feeder.errors import ConnectTimeout, ProtocolError, TransportError
 from feeder.observe.figures import Figures, from_json
+from feeder.service.client.lease import error_of
+from feeder.service.net.addresses import check_connects, default_address, parse
+from feeder.service.net.keys import ClientKeys
+from feeder.service.net.security import Security
+from feeder.service.net.sockets import Wire
 from feeder.service.protocol import messages as say
 from feeder.service.protocol.coding import decode, encode
 from feeder.service.protocol.fields import SEEN_BYTES
 from feeder.service.protocol.session import CONSUMER, Session
-from feeder.service.net.addresses import check_connects, default_address, parse
-from feeder.service.net.keys import ClientKeys
-from feeder.service.client.remote import error_of
-from feeder.service.net.security import Security
-from feeder.service.net.sockets import Wire
 
 _MAX_BYTES = SEEN_BYTES + 1024
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from feeder.service.protocol import messages as say
 from feeder.service.net.sockets import boot_id
+from feeder.service.protocol import messages as say
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,10 +23,10 @@ from numpy.typing import NDArray
 from feeder.devices.cuda.packed import Packed, pack
 from feeder.devices.slots import HostSlot, HostSlots
 from feeder.errors import ProtocolError
-from feeder.service.protocol.checks import Layout, Place
-from feeder.service.memory.attaching import OwnLimitError
-from feeder.service.memory.fork import make_own
+from feeder.service.memory.fdpass import OwnLimitError
+from feeder.service.memory.forking import make_own
 from feeder.service.memory.memfd import SLOTS_PER_ARENA
+from feeder.service.protocol.checks import Layout, Place
 from feeder.workers.stream.chunks import Columns
 
 Arrays = tuple[NDArray[Any], ...]

@@ -10,11 +10,10 @@ from itertools import chain
 
 import zmq
 
-from feeder.service.net.kernel import Foreign, Window
-from feeder.service.server.lease import Peer
-from feeder.service.net.limits import are_few_left
-from feeder.service.ratelimited_log import QuietLog
+from feeder.service.net.kernel import Foreign, Window, are_few_left
 from feeder.service.net.security import Event
+from feeder.service.net.sockets import Peer
+from feeder.service.ratelimited_log import QuietLog
 
 Key = tuple[int, int]
 """A ROUTER's number, and the descriptor of one of its connections."""

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING
 import zmq
 
 from feeder.errors import AuthError, ConfigError
-from feeder.service.protocol.fields import ROWS_BYTES
 from feeder.service.net.addresses import Address
 from feeder.service.net.keys import ClientKeys, ServerKeys
+from feeder.service.protocol.fields import ROWS_BYTES
 
 if TYPE_CHECKING:
     from zmq.auth.thread import ThreadAuthenticator

@@ -8,17 +8,17 @@ import time
 from collections.abc import Sequence
 
 from feeder.errors import ConfigError, FeedError, LeaseLost, ProtocolError
+from feeder.service.faults import point
+from feeder.service.net.sockets import Peer
 from feeder.service.protocol import messages as say
 from feeder.service.protocol.credit import credit_for
 from feeder.service.protocol.seats import Seats
-from feeder.state.snapshot import StreamState
-from feeder.service.server.rewind import Beginning
-from feeder.service.server.delivery import Delivery, Send, make_fault
-from feeder.service.faults import point
-from feeder.service.server.run import ServedFeed
-from feeder.service.server.lease import Lease, News, Peer
 from feeder.service.ratelimited_log import plain
-from feeder.service.server.used import Used
+from feeder.service.server.delivery import Delivery, Send, make_fault
+from feeder.service.server.lease import Lease, News
+from feeder.service.server.rewind import Beginning, Used
+from feeder.service.server.run import ServedFeed
+from feeder.state.snapshot import StreamState
 from feeder.workers.stream.resuming import Resume
 
 logger = logging.getLogger("feeder")

@@ -10,27 +10,19 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from feeder.errors import ConfigError
+from feeder.service.memory.fdpass import Connection
+from feeder.service.memory.memfd import NOTHING, Wanted
+from feeder.service.net.sockets import Peer
 from feeder.service.protocol.credit import MAX_ARENA_BYTES, credit_for
 from feeder.service.protocol.receipts import Receipts
 from feeder.service.protocol.session import SERVER, Session
-from feeder.service.memory.fdpass import Connection
 from feeder.service.server.run import Run
-from feeder.service.memory.memfd import NOTHING, Wanted
 from feeder.workers.stream.batch import Batch
 from feeder.workers.stream.position import Place
 
 _SPARE_SLOTS, _SPARE_BYTES = 2, 4 * 1024 * 1024
 """Slots beside those that the consumer may have: one is being written, one waits; more of small
 ones, so that batches are there when the consumer has used others."""
-
-
-class Peer(NamedTuple):
-    """Where a message came from, and where the answers go."""
-
-    router: int
-    """Which of the server's ROUTERs."""
-    identity: bytes
-    """The routing id that this ROUTER gave the connection."""
 
 
 class News(NamedTuple):

@@ -8,6 +8,7 @@ import os
 import secrets
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
@@ -16,25 +17,75 @@ import xxhash
 from feeder.checkpoint.policy import Checkpointing
 from feeder.checkpoint.saving import Saver
 from feeder.checkpoint.store import CheckpointStore
-from feeder.feeds.coordinator import Coordinator
 from feeder.errors import ConfigError, FeedError, ForkedError, RemoteError
+from feeder.feeds.coordinator import Coordinator
 from feeder.observe.figures import Figures
-from feeder.state.snapshot import Snapshot
-from feeder.service.memory import inheritance
-from feeder.service.net.addresses import Address, private_file
+from feeder.service.memory import forking
 from feeder.service.memory.arena import ArenaSlots
-from feeder.service.server.arguments import check_arguments, check_checkpoints
-from feeder.service.net.claims import claim
 from feeder.service.memory.fdpass import Listener
-from feeder.service.server.group import Desk
-from feeder.service.net.doors import open_doors
-from feeder.service.server.run import ServedFeed
+from feeder.service.net.addresses import (
+    Address,
+    check_binds,
+    claim,
+    default_address,
+    parse,
+    private_file,
+)
 from feeder.service.net.keys import ServerKeys
-from feeder.service.server.recipes import Recipe, begin_at, make_coordinator, make_recipes
 from feeder.service.net.security import Security
+from feeder.service.net.sockets import Waker, open_doors
+from feeder.service.server.group import Desk
 from feeder.service.server.io_loop import Serving
-from feeder.service.net.waker import Waker
+from feeder.service.server.run import Recipe, ServedFeed, begin_at, make_coordinator, make_recipes
+from feeder.state.snapshot import Snapshot
 from feeder.workers.fetch.threads import Scope
+
+# ---- What `feeder.serve` is told, checked before anything is opened.
+
+
+SAVE_EVERY_S = 30.0
+"""How often a server stores what was used, where it is not told."""
+
+
+def check_arguments(
+    addresses: str | Sequence[str] | None,
+    *,
+    queues: int | None,
+    keys: str | os.PathLike[str] | None,
+    insecure: bool,
+    lease: float,
+    exit_when: str,
+    status: str | int | None,
+) -> tuple[list[Address], ServerKeys | None]:
+    """The addresses and keys that arguments of `serve` stand for; raises `ConfigError`."""
+    if exit_when not in ("never", "acknowledged"):
+        raise ConfigError(f"exit_when is {exit_when!r}, expected 'never' or 'acknowledged'")
+    if queues is not None and (type(queues) is not int or not 1 <= queues <= 4096):
+        raise ConfigError(f"queues is {queues!r}, expected a whole number from 1 to 4096")
+    if type(lease) not in (int, float) or not 0 < lease <= 1e9:
+        raise ConfigError(f"lease is {lease!r} s, expected more than 0, at most 1e9")
+    if status is not None:
+        from feeder.observe.status.port import parse_place
+
+        parse_place(status)
+    texts = (addresses,) if isinstance(addresses, str) else addresses
+    found = [default_address()] if texts is None else [parse(text) for text in texts]
+    check_binds(found, curve=keys is not None, insecure=insecure)
+    return found, None if keys is None else ServerKeys.read(keys)
+
+
+def check_checkpoints(given: Any) -> Checkpointing | None:
+    """When a server stores what was used, and where; raises `ConfigError`."""
+    if given is None:
+        return None
+    policy = Checkpointing.of(given)
+    if policy.every_batches is not None:
+        raise ConfigError(
+            f"every_batches is {policy.every_batches}, which a server cannot keep to, since its "
+            "consumers stand at different batches; use every_s"
+        )
+    return policy if policy.every_s is not None else replace(policy, every_s=SAVE_EVERY_S)
+
 
 logger = logging.getLogger("feeder")
 
@@ -99,7 +150,7 @@ class Server:
         listener = self._listen()
         self._places = {a.port if a.scheme == "tcp" else a.path for d in doors for a in d.addresses}
         self._places.add(listener.path)
-        inheritance.add(self)
+        forking.add_server(self)
         self.queues = {name: desk.num_queues for name, desk in self._desks.items()}
         """The number of queues of each feed, by its name."""
         self._serving = Serving(self._desks, doors, listener, self._waker, exit_when=exit_when)

@@ -24,11 +24,16 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from feeder.workers.fetch.cursors import MAX_BYTES
 from feeder.workers.errors import ResumeError
-from feeder.workers.sources.stores.libstdcxx import MAX_DRAWS, draw_minstd, is_minstd_state, seed_minstd
+from feeder.workers.fetch.calls import MAX_BYTES
 from feeder.workers.sources.orders.orders import Order
 from feeder.workers.sources.orders.sharding import Sharding
+from feeder.workers.sources.stores.libstdcxx import (
+    MAX_DRAWS,
+    draw_minstd,
+    is_minstd_state,
+    seed_minstd,
+)
 
 # Steps are walked in blocks, so that calls that come a little out of order find their answer
 # made. One takes about a millisecond.

@@ -8,9 +8,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from feeder.workers.stream.batch import Call
 from feeder.workers.errors import ConfigError
-from feeder.workers.sources.orders.options import ORDER_NAMES, OrderOptions, check_names, flag, whole
+from feeder.workers.sources.orders.options import (
+    ORDER_NAMES,
+    OrderOptions,
+    check_names,
+    flag,
+    whole,
+)
+from feeder.workers.sources.reading import Faults, RecordError, stack, stack_bytes
 from feeder.workers.sources.stores.pictures import (
     ONE_SIZE,
     PICTURE_NAMES,
@@ -18,7 +24,7 @@ from feeder.workers.sources.stores.pictures import (
     Pictures,
     take_pictures,
 )
-from feeder.workers.sources.reading import Faults, RecordError, stack, stack_bytes
+from feeder.workers.stream.batch import Call
 
 
 class BlobOptions(PictureOptions, total=False):
