@@ -102,20 +102,6 @@ _HOMES = {
 }
 
 
-def _check_workers() -> None:
-    """`workers` is a name that other projects use too: make sure that this is ours."""
-    workers = importlib.import_module("workers")
-    if getattr(workers, "__feeder__", None) != __version__:
-        where = getattr(workers, "__file__", None) or list(workers.__path__)
-        raise ImportError(
-            f"feeder needs its own package 'workers', but {where!r} is imported under that name; "
-            "rename that module, or put it later on sys.path than feeder"
-        )
-
-
-_check_workers()
-
-
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'feeder' has no attribute {name!r}")

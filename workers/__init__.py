@@ -5,5 +5,3 @@ under a bound (`channel`, `rota`, `ledger`), one thread merges them in ticket or
 them into batches (`assembler`) and deals these out to device queues (`enqueuer`). `pipeline` wires
 it together. Nothing in here imports `feeder`.
 """
-
-__feeder__ = "0.1.0"

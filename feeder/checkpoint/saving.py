@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 from feeder.checkpoint.feeds import check_step
 from feeder.checkpoint.policy import Checkpointing
+from feeder.checkpoint.triggers import Marks
 from feeder.errors import CheckpointError, ConfigError, FeedError
-from feeder.feeds.marks import Marks
 from feeder.state.snapshot import Snapshot
 from feeder.workers.errors import in_words
 from feeder.workers.fetch.threads import Scope

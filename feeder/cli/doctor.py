@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import fcntl
-import importlib.util
 import mmap
 import os
 import platform
@@ -200,22 +199,6 @@ def check_directory() -> Finding:
     return ok(f"private directory {str(path)!r}")
 
 
-def check_workers() -> Finding:
-    """Is the package `workers`, a name that others use too, the one of feeder?"""
-    import feeder
-
-    spec = importlib.util.find_spec("workers")
-    found = Path(spec.origin).resolve().parent if spec and spec.origin else None
-    beside = Path(feeder.__file__).resolve().parent.parent / "workers"
-    if found != beside:
-        where = "missing" if found is None else f"in {str(found)!r}"
-        return problem(
-            f"package 'workers' is {where}, expected in {str(beside)!r}",
-            "rename the other one, or take it off the path",
-        )
-    return ok(f"package 'workers' is feeder's own, in {str(beside)!r}")
-
-
 def check_cpus() -> Finding:
     """How many CPUs may the process use?"""
     count = len(os.sched_getaffinity(0))
@@ -271,7 +254,6 @@ CHECKS: tuple[Callable[[], Finding], ...] = (
     check_memfd,
     check_descriptors,
     check_directory,
-    check_workers,
     gpus.check_cupy,
     gpus.check_gpus,
     gpus.check_memlock,

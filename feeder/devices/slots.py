@@ -17,8 +17,8 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from feeder.devices.layout import ALIGNMENT, layout
 from feeder.errors import ConfigError
-from feeder.service.protocol.checks import ALIGNMENT, layout
 from feeder.workers.stream.buffers import Kept, Seen
 from feeder.workers.stream.chunks import Columns
 

@@ -10,10 +10,10 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from feeder.checkpoint.triggers import Marks
 from feeder.config import FeedConfig
 from feeder.devices.dealt import Devices
 from feeder.errors import ClosedError, FeedError, ForkedError, ResumeError
-from feeder.feeds.marks import Marks
 from feeder.observe.figures import Condition, FeedFigures, QueueFigures, State, flatten, make_feed
 from feeder.observe.verdict import judge
 from feeder.state.positions import Positions

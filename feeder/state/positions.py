@@ -6,14 +6,17 @@ from __future__ import annotations
 import sys
 import warnings
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from feeder.config import FeedConfig
 from feeder.errors import ReplayWarning, ResumeError
 from feeder.state.snapshot import Rows, Snapshot, StreamState, summarise
 from feeder.state.token import StreamId, make_fingerprint
 from feeder.workers.stream.chunks import Columns
 from feeder.workers.stream.position import Cut, Place
 from feeder.workers.stream.resuming import Resume
+
+if TYPE_CHECKING:
+    from feeder.config import FeedConfig
 
 
 class Positions:

@@ -17,10 +17,11 @@ import zmq
 import feeder
 from conformance.served import serving
 from docs.pages import ROOT, block_titled, section, table
+from feeder.devices.layout import ALIGNMENT
 from feeder.service.memory.memfd import SLOTS_PER_ARENA
 from feeder.service.net.security import MAX_REQUEST_BYTES
 from feeder.service.protocol import messages as say
-from feeder.service.protocol.checks import ALIGNMENT, MAX_FRAME_BYTES, pieces
+from feeder.service.protocol.checksums import MAX_FRAME_BYTES, pieces
 from feeder.service.protocol.session import CONSUMER, SERVER, Table
 
 PAGE = ROOT / "docs/wire-protocol.md"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import zipfile
@@ -14,7 +15,6 @@ import pytest
 import feeder
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("feeder", "workers")
 CORE = {"msgpack", "msgspec", "numpy", "pyzmq", "xxhash"}
 EXTRAS = {
     "bench", "cli", "cuda12", "cuda13", "demo", "dev", "docs", "images", "lmdb", "metrics",
@@ -66,15 +66,20 @@ def run_away(unpacked: Path, *arguments: str) -> str:
 
 
 def files_of(folder: Path) -> set[str]:
-    """Return the files of both packages below a folder, without what Python caches."""
-    found = (path for package in PACKAGES for path in (folder / package).rglob("*"))
-    files = (path.relative_to(folder) for path in found if path.is_file())
+    """Return the files of the package in a folder, through its link to the engine, without what
+    Python caches."""
+    found = (
+        Path(at) / name
+        for at, _, names in os.walk(folder / "feeder", followlinks=True)
+        for name in names
+    )
+    files = (path.relative_to(folder) for path in found)
     return {path.as_posix() for path in files if "__pycache__" not in path.parts}
 
 
-def test_it_holds_both_packages_whole(unpacked: Path) -> None:
+def test_it_holds_the_package_whole(unpacked: Path) -> None:
     assert files_of(unpacked) == files_of(ROOT)
-    assert {"feeder/py.typed", "workers/py.typed"} <= files_of(unpacked)
+    assert {"feeder/py.typed", "feeder/workers/py.typed"} <= files_of(unpacked)
 
 
 def test_it_holds_the_demos_data(unpacked: Path) -> None:
@@ -83,8 +88,8 @@ def test_it_holds_the_demos_data(unpacked: Path) -> None:
 
 def test_it_holds_nothing_else(unpacked: Path) -> None:
     names = {path.name for path in unpacked.iterdir()}
-    assert {name for name in names if not name.endswith(".dist-info")} == set(PACKAGES)
-    assert len(names) == 3
+    assert {name for name in names if not name.endswith(".dist-info")} == {"feeder"}
+    assert len(names) == 2
 
 
 def test_it_says_who_it_is(unpacked: Path, metadata: Message) -> None:
@@ -115,3 +120,15 @@ def test_its_api_can_be_imported(unpacked: Path) -> None:
 
 def test_its_command_runs(unpacked: Path) -> None:
     assert "demo" in run_away(unpacked, "-m", "feeder", "--help")
+
+
+def test_a_module_of_the_users_may_be_called_workers(unpacked: Path, tmp_path: Path) -> None:
+    """A file `workers.py` beside a script is found before whatever is installed."""
+    (tmp_path / "workers.py").write_text("raise SystemExit('imported')\n")
+    (tmp_path / "train.py").write_text(
+        "import feeder, sys\n"
+        "for name in feeder.__all__: getattr(feeder, name)\n"
+        "assert 'workers' not in sys.modules\n"
+    )
+    env = {"PYTHONPATH": str(unpacked), "PYTHONDONTWRITEBYTECODE": "1", "PATH": "/usr/bin:/bin"}
+    subprocess.run([sys.executable, tmp_path / "train.py"], env=env, check=True, timeout=50)

@@ -101,7 +101,7 @@ STORING = (
         name="cut after the mark",
         harm="Nodes that count to the same batch are cut at different ones, and their checkpoint "
         "is refused when it is needed.",
-        file="feeder/feeds/marks.py",
+        file="feeder/checkpoint/triggers.py",
         old="                    return i + 1, end\n",
         new="                    return len(batches), end\n",
         tests=(_POLICY + "test_the_cut_is_at_the_batch_though_many_were_taken_at_once",),

@@ -106,7 +106,7 @@ def test_packages_of_elsewhere_are_not_tested_in_place_of_the_copy() -> None:
         (folder / "workers").symlink_to(ROOT / "workers")
         outcome = run_tests(folder, HARMLESS.tests)
     assert outcome.word == "does not run"
-    assert f"workers is of {ROOT}, not {folder}" in outcome.output
+    assert f"feeder.workers is of {ROOT}, not {folder}" in outcome.output
 
 
 @pytest.mark.slow

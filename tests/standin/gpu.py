@@ -19,8 +19,8 @@ import numpy as np
 import pytest
 
 from feeder.devices.cuda import driver as drivers
+from feeder.devices.layout import Place
 from feeder.errors import ConfigError
-from feeder.service.protocol.checks import Place
 from standin.arrays import DeviceArray
 from standin.memory import Held, Region, Registered, bytes_at
 from standin.streams import Clockwork, Event, Stream

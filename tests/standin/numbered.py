@@ -8,7 +8,7 @@ import numpy as np
 
 from feeder import Batch, Call
 from feeder.devices.cuda.packed import pack
-from feeder.service.protocol.checks import layout
+from feeder.devices.layout import layout
 from feeder.workers.stream.chunks import Column
 from feeds import Record, note_columns
 

@@ -17,7 +17,7 @@ import pytest
 import feeder
 from feeder.devices.cuda import cupydriver
 from feeder.devices.cuda.driver import open_driver
-from feeder.service.protocol.checks import layout
+from feeder.devices.layout import layout
 from feeder.workers.stream.chunks import Column
 from standin.cupys import imported, make_cupy
 from unit.small import Pure, make

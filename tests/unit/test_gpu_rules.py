@@ -20,7 +20,7 @@ from feeder.devices.cuda.rules import (
     Traffic,
     Transfer,
 )
-from feeder.service.protocol.checks import layout
+from feeder.devices.layout import layout
 from feeder.workers.stream.chunks import Column
 
 STRIDE = 128

@@ -23,7 +23,7 @@ from feeder.observe.figures import FeedFigures
 from feeder.service.client.monitor import Monitor
 from feeder.service.net.keys import make_keys
 from feeder.service.protocol import messages as say
-from feeder.service.protocol.checks import checksum
+from feeder.service.protocol.checksums import checksum
 from feeder.service.server import serve as server_module
 from unit.peers import OPEN, peer_of
 from unit.small import WAIT_S, Aside, Pure, make

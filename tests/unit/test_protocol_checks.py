@@ -12,8 +12,9 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
+from feeder.devices.layout import layout
 from feeder.devices.slots import HostSlots
-from feeder.service.protocol.checks import checksum, full_checksum, layout, pieces
+from feeder.service.protocol.checksums import checksum, full_checksum, pieces
 from feeder.workers.stream.chunks import Column
 
 KIB = 1024

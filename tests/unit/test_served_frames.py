@@ -14,7 +14,7 @@ import feeder
 from conformance.served import reading, serving
 from feeder.service.client import lease as planes
 from feeder.service.net.sockets import Wire
-from feeder.service.protocol.checks import pieces
+from feeder.service.protocol.checksums import pieces
 from feeder.service.server import delivery
 from unit.small import make
 

@@ -17,10 +17,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from feeder.devices.layout import layout
 from feeder.errors import ProtocolError, TransportError
 from feeder.service.memory.arena import SLOTS_PER_ARENA, Arena, ArenaSlots
 from feeder.service.memory.mapping import FrameSlots, Lease, MappedArena, view
-from feeder.service.protocol.checks import layout
 from feeder.workers.stream.chunks import Column
 
 COLUMNS = (

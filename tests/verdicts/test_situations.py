@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import feeder
-from feeder.service.protocol.checks import checksum
+from feeder.service.protocol.checksums import checksum
 from feeder.service.server import serve as server_module
 from verdicts.slow_wire import slow_wire
 from verdicts.stage import (

@@ -20,9 +20,8 @@ from feeder.devices.cuda.packed import Packed
 from feeder.devices.cuda.pinned import empty
 from feeder.devices.cuda.rules import Block, DeviceSlot, Traffic, Transfer
 from feeder.devices.host import HostQueue
+from feeder.devices.layout import ALIGNMENT, credit_for
 from feeder.errors import DeviceError, FeedError
-from feeder.service.protocol.checks import ALIGNMENT
-from feeder.service.protocol.credit import credit_for
 from feeder.workers.errors import in_words
 from feeder.workers.stream.batch import Batch
 from feeder.workers.stream.position import Place

@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
+from feeder.devices.layout import Place
 from feeder.errors import ConfigError
-from feeder.service.protocol.checks import Place
 
 _PORTABLE, _READ_ONLY = 1, 8
 """cudaHostRegisterPortable and cudaHostRegisterReadOnly, which CuPy does not name."""

@@ -7,8 +7,8 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+from feeder.devices.layout import Place
 from feeder.errors import ConfigError
-from feeder.service.protocol.checks import Place
 
 _NAME = re.compile(r"cuda:(0|[1-9][0-9]*)")
 

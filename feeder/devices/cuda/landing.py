@@ -11,8 +11,8 @@ from feeder.devices.cuda.driver import Driver
 from feeder.devices.cuda.packed import check_dtypes
 from feeder.devices.cuda.pinned import PinnedRing, PinnedSlot, alloc_pinned, empty
 from feeder.devices.cuda.queue import CudaQueue
+from feeder.devices.layout import Layout, layout
 from feeder.errors import FeedError
-from feeder.service.protocol.checks import Layout, layout
 from feeder.workers.errors import in_words
 from feeder.workers.stream.chunks import Columns
 

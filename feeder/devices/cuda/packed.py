@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from feeder.devices.layout import Layout
 from feeder.errors import ConfigError
-from feeder.service.protocol.checks import Layout
 from feeder.workers.stream.chunks import Columns
 
 Arrays = tuple[NDArray[Any], ...]

@@ -15,9 +15,8 @@ from numpy.typing import NDArray
 from feeder.devices.cuda.driver import Driver, HostMemory
 from feeder.devices.cuda.packed import Packed, check_dtypes, pack
 from feeder.devices.cuda.rules import PINNED, Life
+from feeder.devices.layout import ALIGNMENT, Layout, credit_for, layout
 from feeder.errors import DeviceError, FeedError
-from feeder.service.protocol.checks import ALIGNMENT, Layout, layout
-from feeder.service.protocol.credit import credit_for
 from feeder.workers.stats import Stopwatch
 from feeder.workers.stream.buffers import Kept, Seen
 from feeder.workers.stream.chunks import Columns

@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from feeder.devices.cuda.packed import Packed
+from feeder.devices.layout import Layout
 from feeder.errors import DeviceError
-from feeder.service.protocol.checks import Layout
 from feeder.workers.stream.batch import Batch
 
 Table = dict[str, dict[str, str]]

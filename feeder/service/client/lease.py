@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from feeder import errors
 from feeder.devices.cuda.landing import Landing
 from feeder.devices.cuda.pinned import PinnedSlot
+from feeder.devices.layout import Layout, credit_for, layout
 from feeder.devices.slots import HostSlot
 from feeder.errors import (
     ConfigError,
@@ -30,8 +31,7 @@ from feeder.service.memory.fdpass import Attachment, attach
 from feeder.service.memory.mapping import FrameSlots, Lease, MappedArena, keep_freed_memory, view
 from feeder.service.memory.memfd import SLOTS_PER_ARENA
 from feeder.service.protocol import messages as say
-from feeder.service.protocol.checks import Layout, checksum, full_checksum, layout
-from feeder.service.protocol.credit import credit_for
+from feeder.service.protocol.checksums import checksum, full_checksum
 from feeder.service.protocol.messages import Report
 from feeder.state import codec
 from feeder.state.snapshot import Snapshot, StreamState, summarise

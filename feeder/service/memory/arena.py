@@ -16,6 +16,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from feeder.devices.layout import ALIGNMENT, MAX_ARENA_BYTES, Layout, layout
 from feeder.errors import ClosedError, ProtocolError, TransportError
 from feeder.service.memory.memfd import (
     NOTHING,
@@ -26,8 +27,6 @@ from feeder.service.memory.memfd import (
     Pages,
     Wanted,
 )
-from feeder.service.protocol.checks import ALIGNMENT, Layout, layout
-from feeder.service.protocol.credit import MAX_ARENA_BYTES
 from feeder.workers.stats import Stopwatch
 from feeder.workers.stream.chunks import Column, Columns
 from feeder.workers.stream.copying import keep_or_copy

@@ -21,12 +21,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feeder.devices.cuda.packed import Packed, pack
+from feeder.devices.layout import Layout, Place
 from feeder.devices.slots import HostSlot, HostSlots
 from feeder.errors import ProtocolError
 from feeder.service.memory.fdpass import OwnLimitError
 from feeder.service.memory.forking import make_own
 from feeder.service.memory.memfd import SLOTS_PER_ARENA
-from feeder.service.protocol.checks import Layout, Place
 from feeder.workers.stream.chunks import Columns
 
 Arrays = tuple[NDArray[Any], ...]

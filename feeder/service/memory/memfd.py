@@ -19,8 +19,9 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from feeder.devices.layout import Layout
 from feeder.errors import TransportError
-from feeder.service.protocol.checks import Layout, full_checksum
+from feeder.service.protocol.checksums import full_checksum
 from feeder.workers.stream.buffers import Kept, Seen
 from feeder.workers.stream.chunks import Columns
 

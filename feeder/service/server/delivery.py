@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from typing import Any
 
+from feeder.devices.layout import credit_for
 from feeder.errors import ConfigError, FeedError, RemoteError
 from feeder.service.faults import point
 from feeder.service.memory.memfd import Arena, ArenaSlot
@@ -19,8 +20,7 @@ from feeder.service.net.sockets import Peer
 from feeder.service.protocol import messages as say
 from feeder.service.protocol.batches import MAX_CHUNKS, MAX_LANES, MAX_MARK_BYTES, MAX_MARKS, Group
 from feeder.service.protocol.batches import Span as ToldSpan
-from feeder.service.protocol.checks import checksum, pieces
-from feeder.service.protocol.credit import credit_for
+from feeder.service.protocol.checksums import checksum, pieces
 from feeder.service.protocol.fields import MAX_AXES
 from feeder.service.server.lease import Lease, News
 from feeder.service.server.run import Run, ServedFeed

@@ -7,11 +7,11 @@ import math
 import time
 from collections.abc import Sequence
 
+from feeder.devices.layout import credit_for
 from feeder.errors import ConfigError, FeedError, LeaseLost, ProtocolError
 from feeder.service.faults import point
 from feeder.service.net.sockets import Peer
 from feeder.service.protocol import messages as say
-from feeder.service.protocol.credit import credit_for
 from feeder.service.protocol.seats import Seats
 from feeder.service.ratelimited_log import plain
 from feeder.service.server.delivery import Delivery, Send, make_fault

@@ -9,11 +9,11 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
+from feeder.devices.layout import MAX_ARENA_BYTES, credit_for
 from feeder.errors import ConfigError
 from feeder.service.memory.fdpass import Connection
 from feeder.service.memory.memfd import NOTHING, Wanted
 from feeder.service.net.sockets import Peer
-from feeder.service.protocol.credit import MAX_ARENA_BYTES, credit_for
 from feeder.service.protocol.receipts import Receipts
 from feeder.service.protocol.session import SERVER, Session
 from feeder.service.server.run import Run

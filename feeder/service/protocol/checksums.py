@@ -1,18 +1,12 @@
-"""Where the columns of a batch lie in a slot, and whether their bytes are those that were sent."""
+"""Checksums of batches, and the frames that they are sent in."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 import xxhash
-
-from feeder.workers.stream.chunks import Column
-
-ALIGNMENT = 64
-"""Columns begin at multiples of so many bytes."""
 
 MAX_FRAME_BYTES = 31 * 2**20
 """A frame is at most so large: malloc keeps no more than 32 MiB that it was given back."""
@@ -25,42 +19,6 @@ _STRIDE_BYTES = 64 * 1024
 _BLOCKS_AT_ONCE = 64
 # Up to here one call over all costs less than picking blocks.
 _WHOLE_BYTES = 32 * 1024
-
-
-class Place(NamedTuple):
-    """Where one column lies in a slot."""
-
-    shape: tuple[int, ...]
-    """Shape of its array, rows included."""
-    dtype: np.dtype[Any]
-    """Its dtype."""
-    axis: int
-    """The axis that is rows."""
-    offset: int
-    """Its first byte in the slot."""
-    num_bytes: int
-    """Bytes of its array."""
-
-
-class Layout(NamedTuple):
-    """A slot for batches of some number of rows."""
-
-    places: tuple[Place, ...]
-    """One for each column."""
-    num_bytes: int
-    """Bytes of the slot, a multiple of 64 and at least that."""
-
-
-def layout(columns: Iterable[Column], rows: int) -> Layout:
-    """The layout of a slot for `rows` rows: columns in order, each at a multiple of 64 bytes."""
-    places, size = [], 0
-    for column in columns:
-        shape = (*column.shape[: column.axis], rows, *column.shape[column.axis :])
-        # In Python's integers: a shape from the network may have more bytes than NumPy can count.
-        num_bytes = math.prod(shape) * column.dtype.itemsize
-        places.append(Place(shape, column.dtype, column.axis, size, num_bytes))
-        size += -(-num_bytes // ALIGNMENT) * ALIGNMENT
-    return Layout(tuple(places), max(size, ALIGNMENT))
 
 
 def checksum(memory: memoryview, mode: Literal["off", "sampled", "full"]) -> int:
