@@ -8,19 +8,19 @@ from typing import Any
 from feeder.workers.errors import ChunkError
 from feeder.workers.fetch.calls import add_cursor, begin_anew, make_calls, seek
 from feeder.workers.fetch.channel import Channel
-from feeder.workers.fetch.fetcher import OTHER_ROWS, Fetching, run_fetcher
-from feeder.workers.fetch.scheduler import Bundle, Ledger, Rota
-from feeder.workers.fetch.threads import Scope
+from feeder.workers.fetch.fetcher import OTHER_ROWS, Fetcher, run_fetcher
+from feeder.workers.fetch.scheduler import BufferBudget, ChunkList, Scheduler
+from feeder.workers.fetch.threads import ThreadGroup
 from feeder.workers.spec import RunSpec, StreamSpec
-from feeder.workers.stats import StreamStats, num_lanes
+from feeder.workers.stats import StreamStats, num_partitions
 from feeder.workers.stream.assembler import Assembler
-from feeder.workers.stream.batcher import Dealer, DeviceQueue, Enqueuing, run_enqueuer
+from feeder.workers.stream.batcher import Batcher, DeviceQueue, RoundRobinRouter, run_enqueuer
 from feeder.workers.stream.buffers import Slots
 from feeder.workers.stream.chunks import Schema
 from feeder.workers.stream.digests import hash_chunk
 from feeder.workers.stream.memory import keep_freed_memory
 from feeder.workers.stream.merge import Merge
-from feeder.workers.stream.position import Cut, Frame, Lanes, Place, Position, Span
+from feeder.workers.stream.position import Cut, Frame, LazyPosition, Partitions, Position, Span
 from feeder.workers.stream.resuming import Beginning, Resume
 
 
@@ -39,17 +39,19 @@ class Pipeline:
         report: Callable[[], None],
         stats: StreamStats | None = None,
     ) -> None:
-        self._lanes = lanes = Lanes(
-            num_lanes=num_lanes(spec, run), pure=spec.pure, arrival=spec.order == "arrival"
+        self._partitions = partitions = Partitions(
+            num_partitions=num_partitions(spec, run),
+            pure=spec.pure,
+            arrival=spec.order == "arrival",
         )
         self._spec, self._run, self._name = spec, run, name
-        self._scope = Scope()
+        self._scope = ThreadGroup()
         self._resumed = resume is not None
-        begin = Beginning(spec, lanes, resume)
+        begin = Beginning(spec, partitions, resume)
         if resume is not None:
             seek(spec, resume.cut)
-        frame = Frame(lanes, add_cursor(spec, encode), spec.epochs)
-        origin = Place(frame, Span(begin.position, (), (), [], ()), 0, 0, None, 0)
+        frame = Frame(partitions, add_cursor(spec, encode), spec.epochs)
+        origin = LazyPosition(frame, Span(begin.position, (), (), [], ()), 0, 0, None, 0)
         self.start_cut = origin.cut() if resume is None else resume.cut
         """Where the stream begins."""
         self.schema = Schema(
@@ -63,11 +65,11 @@ class Pipeline:
             spec, frame, self.schema, slots, num_devices=len(queues), epoch=begin.epoch,
             index=begin.index, step=begin.step, expected=begin.expected,
         )  # fmt: skip
-        self._dealer = Dealer(
+        self._dealer = RoundRobinRouter(
             queues, self.channel, assembler, spec, run, self.stats.made, report,
             needs_room=not slots.reserved,
         )  # fmt: skip
-        self._enqueuing = Enqueuing(
+        self._enqueuing = Batcher(
             spec, self.channel, self._make_merge(begin), assembler, self._dealer,
             self._fetching,
             lambda: begin.make_run(self.schema, self.channel, run, self.stats.fetch),
@@ -75,10 +77,10 @@ class Pipeline:
         )  # fmt: skip
 
     def _make_fetching(self, start: Position) -> None:
-        spec, run, lanes = self._spec, self._run, self._lanes
-        self.ledger = Ledger(run.max_rows, run.max_bytes, len(self._queues), run.guess_bytes)
+        spec, run, partitions = self._spec, self._run, self._partitions
+        self.ledger = BufferBudget(run.max_rows, run.max_bytes, len(self._queues), run.guess_bytes)
         self.channel = Channel(
-            Rota(lanes, start, spec.epochs),
+            Scheduler(partitions, start, spec.epochs),
             self.ledger,
             self.stats,
             timeout_s=run.timeout_s,
@@ -87,12 +89,12 @@ class Pipeline:
             describe=self._describe,
             waited_since=self._waited_since,
         )
-        calls = make_calls(spec, run, lanes, start, resumed=self._resumed)
-        self._fetching = Fetching(spec, run, self.channel, self.ledger, calls, self.stats.fetch)
+        calls = make_calls(spec, run, partitions, start, resumed=self._resumed)
+        self._fetching = Fetcher(spec, run, self.channel, self.ledger, calls, self.stats.fetch)
 
     def _make_merge(self, begin: Beginning) -> Merge:
         return Merge(
-            self._lanes,
+            self._partitions,
             self.schema,
             begin.position,
             self._spec.epochs,
@@ -100,7 +102,7 @@ class Pipeline:
             describe=self.channel.describe,
             first_name=self._first_name,
             check=self._check if self._run.debug else None,
-            first_lane=begin.first_lane,
+            first_partition=begin.first_partition,
         )
 
     def start(self) -> None:
@@ -146,10 +148,10 @@ class Pipeline:
             "peak_buffered_bytes": ledger.peak_bytes,
         }
 
-    def _describe(self, lane: int, call: int) -> tuple[int, int]:
-        """Worker id and call number, as a user knows them, of a lane's call."""
-        number = self._lanes.number(lane, call)
-        return self._spec.worker_id(lane, number), number
+    def _describe(self, partition: int, call: int) -> tuple[int, int]:
+        """Worker id and call number, as a user knows them, of a partition's call."""
+        number = self._partitions.number(partition, call)
+        return self._spec.worker_id(partition, number), number
 
     def _first_name(self, epoch: int, index: int) -> str | None:
         """What the fetch function calls the record that a call begins with, as sources can say."""
@@ -163,12 +165,12 @@ class Pipeline:
         since = [queue.waited_since for queue in self._queues]
         return min((start for start in since if start is not None), default=None)
 
-    def _check(self, bundle: Bundle) -> ChunkError | None:
+    def _check(self, bundle: ChunkList) -> ChunkError | None:
         """Whether the chunks are still what the fetch function returned, and would return again
         (the debug switch)."""
         prints = self._fetching.prints
         for i, chunk in enumerate(bundle.chunks):
-            returned = prints.pop((bundle.lane, bundle.epoch, bundle.first + i), None)
+            returned = prints.pop((bundle.partition, bundle.epoch, bundle.first + i), None)
             if returned == OTHER_ROWS:
                 return ChunkError(
                     "the fetch function gave other rows when the same call was made again; let "

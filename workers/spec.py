@@ -71,9 +71,9 @@ class StreamSpec:
         """The fields of the fingerprint that say which worker ids there are."""
         return {"num_worker_threads": self.num_workers, "first_worker_id": self.first_worker_id}
 
-    def worker_id(self, lane: int, number: int) -> int:
-        """The worker id of a call: of the pure form by its index, else by its lane."""
-        return self.first_worker_id + (number % self.num_workers if self.pure else lane)
+    def worker_id(self, partition: int, number: int) -> int:
+        """The worker id of a call: of the pure form by its index, else by its partition."""
+        return self.first_worker_id + (number % self.num_workers if self.pure else partition)
 
     def call(self, epoch: int, index: int) -> Call:
         """A call of a pure fetch function."""

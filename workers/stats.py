@@ -68,8 +68,8 @@ class Crowd:
         return seconds + size * max(0.0, now - since)
 
 
-class LaneCounts(NamedTuple):
-    """What the calls of one lane came to."""
+class PartitionCounts(NamedTuple):
+    """What the calls of one partition came to."""
 
     calls: int
     """Calls that gave a chunk."""
@@ -84,50 +84,50 @@ class LaneCounts(NamedTuple):
 
 
 class FetchStats:
-    """What the fetchers did, per lane. What a reader sees of a lane never falls."""
+    """What the fetchers did, per partition. What a reader sees of a partition never falls."""
 
-    def __init__(self, num_lanes: int) -> None:
-        self._began = [0.0] * num_lanes
-        self._done = [LaneCounts(0, 0, 0, 0.0, 0.0)] * num_lanes
-        self.errors = [0] * num_lanes
+    def __init__(self, num_partitions: int) -> None:
+        self._began = [0.0] * num_partitions
+        self._done = [PartitionCounts(0, 0, 0, 0.0, 0.0)] * num_partitions
+        self.errors = [0] * num_partitions
         """Calls that raised, retried or not."""
         self.last_error = ""
         """What the last of them raised."""
-        self.retries = [0] * num_lanes
+        self.retries = [0] * num_partitions
         """Calls made again after they raised."""
-        self.nothings = [0] * num_lanes
+        self.nothings = [0] * num_partitions
         """Calls that gave None: nothing right now."""
 
-    def begin(self, lane: int, now: float) -> None:
-        """A lane is called, once or several times."""
-        self._began[lane] = now
+    def begin(self, partition: int, now: float) -> None:
+        """A partition is called, once or several times."""
+        self._began[partition] = now
 
-    def count(self, lane: int, calls: int, rows: int, num_bytes: int, now: float) -> None:
+    def count(self, partition: int, calls: int, rows: int, num_bytes: int, now: float) -> None:
         """Those calls have returned."""
-        done = self._done[lane]
-        self._done[lane] = LaneCounts(
+        done = self._done[partition]
+        self._done[partition] = PartitionCounts(
             done[0] + calls, done[1] + rows, done[2] + num_bytes,
-            done[3] + now - self._began[lane], now,
+            done[3] + now - self._began[partition], now,
         )  # fmt: skip
 
-    def fail(self, lane: int, error: str) -> None:
+    def fail(self, partition: int, error: str) -> None:
         """A call raised."""
-        self.errors[lane] += 1
+        self.errors[partition] += 1
         self.last_error = error
 
-    def read(self, lane: int, now: float) -> tuple[LaneCounts, float]:
-        """What a lane's calls came to, the time of those under way included; and for how long
+    def read(self, partition: int, now: float) -> tuple[PartitionCounts, float]:
+        """What a partition's calls came to, the time of those under way included; and for how long
         these have lasted."""
         # In this order: calls that return in between are counted once.
-        began, done = self._began[lane], self._done[lane]
+        began, done = self._began[partition], self._done[partition]
         if began <= done.ended_at:
             return done, 0.0
         running_s = max(0.0, now - began)
         return done._replace(seconds=done.seconds + running_s), running_s
 
-    def read_all(self, now: float) -> list[LaneCounts]:
-        """The same of every lane."""
-        return [self.read(lane, now)[0] for lane in range(len(self._done))]
+    def read_all(self, now: float) -> list[PartitionCounts]:
+        """The same of every partition."""
+        return [self.read(partition, now)[0] for partition in range(len(self._done))]
 
 
 class BatchStats:
@@ -150,7 +150,7 @@ class BatchStats:
         self.bytes += num_bytes
 
 
-def num_lanes(spec: StreamSpec, run: RunSpec) -> int:
+def num_partitions(spec: StreamSpec, run: RunSpec) -> int:
     """How many ordered sequences of calls a stream has."""
     return run.num_threads if spec.pure else spec.num_workers
 
@@ -195,18 +195,18 @@ class Handed:
 class StreamStats:
     """Everything that is counted of one stream; it may outlive a pipeline and go on with the next.
 
-    The lanes are those of the fetching side, the devices those that batches are dealt to.
+    The partitions are those of the fetching side, the devices those that batches are dealt to.
     """
 
-    def __init__(self, num_lanes: int, num_devices: int) -> None:
-        self.fetch = FetchStats(num_lanes)
+    def __init__(self, num_partitions: int, num_devices: int) -> None:
+        self.fetch = FetchStats(num_partitions)
         """Of the calls."""
         self.idle = Crowd()
-        """Fetchers that wait: at the bound, or for a lane that may be called."""
+        """Fetchers that wait: at the bound, or for a partition that may be called."""
         self.chunks = Stopwatch()
         """The enqueuer's waits for chunks."""
-        self.lanes = [Stopwatch() for _ in range(num_lanes)]
-        """Those of them that were for one lane's chunk."""
+        self.partitions = [Stopwatch() for _ in range(num_partitions)]
+        """Those of them that were for one partition's chunk."""
         self.room = Stopwatch()
         """The enqueuer's waits for room below the bound."""
         self.made = BatchStats()
@@ -219,18 +219,18 @@ class StreamStats:
     @classmethod
     def of(cls, spec: StreamSpec, run: RunSpec, num_devices: int) -> StreamStats:
         """For the streams of a specification."""
-        return cls(num_lanes(spec, run), num_devices)
+        return cls(num_partitions(spec, run), num_devices)
 
     def numbers(self, now: float) -> dict[str, Any]:
         """Counts and seconds as one flat dictionary of numbers."""
-        lanes = self.fetch.read_all(now)
+        partitions = self.fetch.read_all(now)
         fetch, made = self.fetch, self.made
         handed = [device.read() for device in self.handed]
         return {
-            "fetch_calls": sum([lane.calls for lane in lanes]),
-            "fetch_rows": sum([lane.rows for lane in lanes]),
-            "fetch_bytes": sum([lane.bytes for lane in lanes]),
-            "fetch_s": sum([lane.seconds for lane in lanes]),
+            "fetch_calls": sum([partition.calls for partition in partitions]),
+            "fetch_rows": sum([partition.rows for partition in partitions]),
+            "fetch_bytes": sum([partition.bytes for partition in partitions]),
+            "fetch_s": sum([partition.seconds for partition in partitions]),
             "fetch_errors": sum(fetch.errors),
             "fetch_retries": sum(fetch.retries),
             "fetch_nothings": sum(fetch.nothings),

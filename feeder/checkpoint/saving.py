@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 
 from feeder.checkpoint.feeds import check_step
 from feeder.checkpoint.policy import Checkpointing
-from feeder.checkpoint.triggers import Marks
+from feeder.checkpoint.triggers import CheckpointTriggers
 from feeder.errors import CheckpointError, ConfigError, FeedError
 from feeder.state.snapshot import Snapshot
 from feeder.workers.errors import in_words
-from feeder.workers.fetch.threads import Scope
+from feeder.workers.fetch.threads import ThreadGroup
 
 # ---- The wish to do something before SIGTERM takes its course.
 
@@ -98,7 +98,7 @@ class Saver:
         self.store = policy.place
         self._take = take
         self._fail = fail
-        self._scope = Scope()
+        self._scope = ThreadGroup()
         self._termination = Termination(lambda: self._news.put(_TOLD_TO_END))
         self._lock = threading.Lock()
         self._wanted: Wanted | None = None
@@ -142,12 +142,12 @@ class Saver:
         self.is_running = False
         self._lock = threading.Lock()
 
-    def marks(self, num_devices: int) -> Marks | None:
+    def marks(self, num_devices: int) -> CheckpointTriggers | None:
         """At which batches of a stream its position is stored."""
         policy = self.policy
         if policy.every_batches is None and policy.every_s is None:
             return None
-        return Marks(policy.every_batches, num_devices, self.mark)
+        return CheckpointTriggers(policy.every_batches, num_devices, self.mark)
 
     # ---- asking
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from feeder.workers.stream.batch import Batch
 
 
-class Marks:
+class CheckpointTriggers:
     """Every so many batches of a stream, in whole rounds of its devices, and its end.
 
     A device feed asks only when it takes batches from its queue, and hands out what it took up to

@@ -9,11 +9,11 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from feeder.devices.one_shot_event import Bell
+from feeder.devices.one_shot_event import OneShotEvent
 from feeder.workers.errors import ClosedError, FeedError
 from feeder.workers.stats import Stopwatch
 from feeder.workers.stream.batch import Batch
-from feeder.workers.stream.position import Place
+from feeder.workers.stream.position import LazyPosition
 
 logger = logging.getLogger("feeder")
 
@@ -41,10 +41,10 @@ class HostQueue:
         self._batches: deque[Batch] = deque()
         self.given: deque[Batch] | None = None
         """What `get` gave last, until the user has put it where it will be found, and says None."""
-        self._ending: Place | FeedError | None = None
+        self._ending: LazyPosition | FeedError | None = None
         self._lock = threading.Lock()
         # The user waits for these while there is no batch.
-        self._bells: list[Bell] = []
+        self._bells: list[OneShotEvent] = []
         self._user_waits = self._user_waited = False
         # The enqueuer waits here while there is no room.
         self._drained = threading.Condition(self._lock)
@@ -63,7 +63,7 @@ class HostQueue:
         return self.starved.since
 
     @property
-    def ending(self) -> Place | FeedError | None:
+    def ending(self) -> LazyPosition | FeedError | None:
         """What comes after the batches that are here; None where more batches do."""
         return self._ending
 
@@ -95,14 +95,14 @@ class HostQueue:
                 self._enqueuer_waits = True
                 self._drained.wait(_YIELD_S)
 
-    def finish(self, ending: Place | FeedError) -> None:
+    def finish(self, ending: LazyPosition | FeedError) -> None:
         """After the batches put so far comes the end of the stream, or an error."""
         with self._lock:
             if self._ending is None:
                 self._ending = ending
             self._ring()
 
-    def get(self) -> deque[Batch] | Place:
+    def get(self) -> deque[Batch] | LazyPosition:
         """All batches that are there, waiting for the first; after them the end of the stream.
         They are `given`, and given again while that is not None.
 
@@ -125,7 +125,7 @@ class HostQueue:
             self._ring()
             self._drained.notify_all()
 
-    def _take(self, bell: Bell | None) -> deque[Batch] | Place | FeedError | None:
+    def _take(self, bell: OneShotEvent | None) -> deque[Batch] | LazyPosition | FeedError | None:
         """What is there; else the bell is hung up, where there is one."""
         rest: deque[Batch] = deque()
         with self._lock:
@@ -141,11 +141,11 @@ class HostQueue:
                 self._user_waits = True
             return self._ending
 
-    def _wait_for_batch(self) -> deque[Batch] | Place | FeedError:
+    def _wait_for_batch(self) -> deque[Batch] | LazyPosition | FeedError:
         started = time.monotonic()
         try:
             self.starved.start(started)
-            while (got := self._take(bell := Bell())) is None:
+            while (got := self._take(bell := OneShotEvent())) is None:
                 if not bell.wait(min(_SLOW_S, self._look_s)):
                     waited = time.monotonic() - started
                     logger.warning("no batch for %.0f s: %s", waited, self._describe_wait())

@@ -20,7 +20,7 @@ _CREDIT_BYTES = 32 * 1024 * 1024
 _MIN_CREDIT, _MAX_CREDIT = 4, 64
 
 
-class Place(NamedTuple):
+class ColumnPlace(NamedTuple):
     """Where one column lies in a slot."""
 
     shape: tuple[int, ...]
@@ -38,7 +38,7 @@ class Place(NamedTuple):
 class Layout(NamedTuple):
     """A slot for batches of some number of rows."""
 
-    places: tuple[Place, ...]
+    places: tuple[ColumnPlace, ...]
     """One for each column."""
     num_bytes: int
     """Bytes of the slot, a multiple of 64 and at least that."""
@@ -51,7 +51,7 @@ def layout(columns: Iterable[Column], rows: int) -> Layout:
         shape = (*column.shape[: column.axis], rows, *column.shape[column.axis :])
         # In Python's integers: a shape from the network may have more bytes than NumPy can count.
         num_bytes = math.prod(shape) * column.dtype.itemsize
-        places.append(Place(shape, column.dtype, column.axis, size, num_bytes))
+        places.append(ColumnPlace(shape, column.dtype, column.axis, size, num_bytes))
         size += -(-num_bytes // ALIGNMENT) * ALIGNMENT
     return Layout(tuple(places), max(size, ALIGNMENT))
 

@@ -6,7 +6,7 @@ import contextlib
 import threading
 
 
-class Bell:
+class OneShotEvent:
     """Rings once. Its thread hangs it where others find it, with their lock held, and waits without
     that lock.
 

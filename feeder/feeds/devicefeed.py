@@ -13,7 +13,7 @@ from feeder.feeds.length import num_batches
 from feeder.feeds.stream import Stream
 from feeder.workers.fetch.scheduler import Held
 from feeder.workers.stream.batch import Batch
-from feeder.workers.stream.position import Place
+from feeder.workers.stream.position import LazyPosition
 
 
 class DeviceFeed:
@@ -114,7 +114,7 @@ class DeviceFeed:
         stream = self._stream
         stream.check_usable()
         got, later, mark = self._later or self._queue.get(), deque[Batch](), 0
-        if isinstance(got, Place):
+        if isinstance(got, LazyPosition):
             self._end(got)
             self._end_is_told = True
             raise StopIteration
@@ -137,7 +137,7 @@ class DeviceFeed:
             self.drop()
             raise ClosedError(f"feed {stream.config.name!r} is stopped")
 
-    def _end(self, place: Place) -> None:
+    def _end(self, place: LazyPosition) -> None:
         """There are no more batches: the stream has ended at `place`."""
         stream, progress = self._stream, self._progress
         # A stream that had ended before it began stays where it was, leftover and all.

@@ -10,7 +10,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from feeder.checkpoint.triggers import Marks
+from feeder.checkpoint.triggers import CheckpointTriggers
 from feeder.config import FeedConfig
 from feeder.devices.dealt import Devices
 from feeder.errors import ClosedError, FeedError, ForkedError, ResumeError
@@ -20,7 +20,7 @@ from feeder.state.positions import Positions
 from feeder.state.snapshot import Snapshot, StreamState
 from feeder.workers.pipeline import Pipeline
 from feeder.workers.stats import StreamStats
-from feeder.workers.stream.position import Place
+from feeder.workers.stream.position import LazyPosition
 from feeder.workers.stream.resuming import Resume
 
 # ---- How far the devices of one stream have come.
@@ -35,12 +35,12 @@ class Progress:
     """
 
     def __init__(self, num_devices: int) -> None:
-        self.handed: list[tuple[float, Place | None]] = [(0, None)] * num_devices
+        self.handed: list[tuple[float, LazyPosition | None]] = [(0, None)] * num_devices
         """How many batches each device has been handed, and where the last of them ended; infinite
         where it has had all, and where that is."""
         self._lock = threading.Lock()
         # Where rounds end, of several devices: from number `_first` to number `_last`.
-        self._ends: dict[float, Place] = {}
+        self._ends: dict[float, LazyPosition] = {}
         self._first = self._last = 0.0
 
     @property
@@ -48,14 +48,14 @@ class Progress:
         return min([num for num, _ in self.handed])
 
     @property
-    def place(self) -> Place | None:
+    def place(self) -> LazyPosition | None:
         """Where the stream stands; None before the first batch."""
         if len(self.handed) == 1 or self._rounds == math.inf:
             return self.handed[0][1]
         with self._lock:
             return self._ends.get(min(self._rounds, self._last))
 
-    def note(self, num: float, place: Place) -> None:
+    def note(self, num: float, place: LazyPosition) -> None:
         """The last of several devices is about to be handed its `num`-th batch, which ends at
         `place`: to be said again where an interrupt has come in between."""
         with self._lock:
@@ -93,7 +93,7 @@ class Stream:
         self.progress = Progress(num)
         self.counted = StreamStats.of(config.stream, config.run, num)
         """What the stream has done."""
-        self.marks: Marks | None = None
+        self.marks: CheckpointTriggers | None = None
         """Batches at which something is to be done; None where there are none."""
         self.initialised = self.started = self.stopped = False
         self._started_at: float | None = None
@@ -246,7 +246,7 @@ class Stream:
         """Whether all batches have been handed out."""
         stats = self.counted
         return all(
-            isinstance(queue.ending, Place) and stats.queued[i] == stats.handed[i].read()[0]
+            isinstance(queue.ending, LazyPosition) and stats.queued[i] == stats.handed[i].read()[0]
             for i, queue in enumerate(self.queues)
         )
 

@@ -15,7 +15,7 @@ from typing import Any
 from feeder.job.factories import MadeJob
 from feeder.job.host import NodeHost, failure
 from feeder.job.messages import encode
-from feeder.workers.fetch.threads import Scope
+from feeder.workers.fetch.threads import ThreadGroup
 
 Requests = queue.SimpleQueue[bytes | None]
 
@@ -25,7 +25,7 @@ def main(factory: str, node: str, descriptor: str) -> None:
     requests: Requests = queue.SimpleQueue()
     busy = threading.Lock()
     with Connection(int(descriptor)) as pipe:
-        Scope().start("listener", run_listener, pipe, requests, busy)
+        ThreadGroup().start("listener", run_listener, pipe, requests, busy)
         host: NodeHost | None = None
         while (request := requests.get()) is not None:
             with busy:

@@ -10,7 +10,7 @@ from feeder.job.groups import TaskGroup
 from feeder.job.host import NodeHost
 from feeder.job.messages import Request
 from feeder.job.session import STOP_DEADLINE_S, Session
-from feeder.workers.fetch.threads import Scope
+from feeder.workers.fetch.threads import ThreadGroup
 
 _Answers = queue.SimpleQueue[tuple[str, Any, BaseException | None]]
 
@@ -26,7 +26,7 @@ class LocalSession(Session):
         self._hosts: dict[str, NodeHost] = {}
         self._groups: dict[tuple[str, int], TaskGroup] = {}
         self._answers: _Answers = queue.SimpleQueue()
-        self._scope = Scope()
+        self._scope = ThreadGroup()
         self._num_busy = 0
 
     def run(self, work: Any) -> Any:

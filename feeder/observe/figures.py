@@ -15,7 +15,7 @@ import msgspec
 
 import feeder
 from feeder.workers.errors import in_words
-from feeder.workers.fetch.scheduler import Ledger
+from feeder.workers.fetch.scheduler import BufferBudget
 from feeder.workers.stats import StreamStats
 
 if TYPE_CHECKING:
@@ -227,7 +227,7 @@ def make_feed(
     number: int,
     condition: Condition,
     stats: StreamStats,
-    ledger: Ledger | None,
+    ledger: BufferBudget | None,
     queues: Sequence[QueueFigures],
     now: float,
     *,
@@ -267,20 +267,20 @@ def make_feed(
 
 def _make_workers(stats: StreamStats, first: int, now: float) -> tuple[WorkerFigures, ...]:
     fetch, workers = stats.fetch, []
-    for lane, clock in enumerate(stats.lanes):
-        done, running_s = fetch.read(lane, now)
+    for partition, clock in enumerate(stats.partitions):
+        done, running_s = fetch.read(partition, now)
         workers.append(
             WorkerFigures(
-                worker=first + lane,
+                worker=first + partition,
                 calls=done.calls,
                 rows=done.rows,
                 bytes=done.bytes,
                 fetch_s=done.seconds,
                 running_s=running_s,
                 wait_s=clock.read(now),
-                errors=fetch.errors[lane],
-                retries=fetch.retries[lane],
-                nothings=fetch.nothings[lane],
+                errors=fetch.errors[partition],
+                retries=fetch.retries[partition],
+                nothings=fetch.nothings[partition],
             )
         )
     return tuple(workers)

@@ -18,7 +18,7 @@ def plain(text: str) -> str:
     return "".join([char if char.isprintable() else "?" for char in text])
 
 
-class QuietLog:
+class RateLimitedLog:
     """Warnings, at most one a second of each text. Belongs to one thread."""
 
     def __init__(self) -> None:

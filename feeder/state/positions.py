@@ -12,7 +12,7 @@ from feeder.errors import ReplayWarning, ResumeError
 from feeder.state.snapshot import Rows, Snapshot, StreamState, summarise
 from feeder.state.token import StreamId, make_fingerprint
 from feeder.workers.stream.chunks import Columns
-from feeder.workers.stream.position import Cut, Place
+from feeder.workers.stream.position import Cut, LazyPosition
 from feeder.workers.stream.resuming import Resume
 
 if TYPE_CHECKING:
@@ -49,7 +49,9 @@ class Positions:
             summary=summarise(cut),
         )
 
-    def state_at(self, place: Place, columns: Columns | None, *, with_rows: bool) -> StreamState:
+    def state_at(
+        self, place: LazyPosition, columns: Columns | None, *, with_rows: bool
+    ) -> StreamState:
         """The place where a batch ended."""
         place = place.settled()
         return self.state(place.cut(), place.leftover_rows(), columns, with_rows=with_rows)
@@ -66,7 +68,7 @@ class Positions:
             then = make_fingerprint(state.fingerprint)
             cut = replace(self.id, older=then).decode(state.token, epochs)
             resume = Resume(cut=cut, rows=state.rows, columns=state.columns)
-        self._check_lanes(resume.cut)
+        self._check_partitions(resume.cut)
         self._check_repeatable(resume)
         return resume
 
@@ -110,7 +112,7 @@ class Positions:
                 "resume with a number of devices that divides it"
             )
 
-    def _check_lanes(self, cut: Cut) -> None:
+    def _check_partitions(self, cut: Cut) -> None:
         stream, found = self.config.stream, len(cut.position.calls)
         expected = 1 if stream.pure else stream.num_workers
         if found != expected:

@@ -26,11 +26,12 @@ _MAX_BYTES = 64 * 1024
 _Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 _Bits64 = Annotated[int, Meta(ge=0)]
 _Digest = Annotated[bytes, Meta(min_length=8, max_length=8)]
-# Epoch, turn, live lanes as bits, and of each lane calls, rows, mark; then what is done already.
+# Epoch, turn, live partitions as bits, and of each partition calls, rows, mark; then what is done
+# already.
 _PositionFields = tuple[
     _Count, _Count, bytes, list[_Count], list[_Count], list[bytes | None], list[_Count]
 ]
-# Lane, call, taken, rows, digest, mark.
+# Partition, call, taken, rows, digest, mark.
 _LeftoverFields = tuple[_Count, _Count, _Count, _Count, _Bits64, bytes | None]
 _Fields = tuple[
     str, _Count, _Digest, _Count, _Count, _Count, _PositionFields, _LeftoverFields | None
@@ -144,18 +145,18 @@ def _position_fields(position: Position) -> list[Any]:
     if all(live):
         bits = (1 << len(live)) - 1
     else:
-        bits = sum(1 << lane for lane, alive in enumerate(live) if alive)
+        bits = sum(1 << partition for partition, alive in enumerate(live) if alive)
     return [epoch, turn, bits.to_bytes(-(-len(calls) // 8), "little"), calls, rows, marks, done]
 
 
 def _position(fields: _PositionFields) -> Position:
     epoch, turn, live, calls, rows, marks, done = fields
     num, bits = len(calls), int.from_bytes(live, "little")
-    alive = tuple(bool(bits >> lane & 1) for lane in range(num))
+    alive = tuple(bool(bits >> partition & 1) for partition in range(num))
     if not (len(rows) == len(marks) == num > turn and bits < 1 << num and any(alive)):
         raise SnapshotFormatError(
             f"token cannot be read: it says {num} calls, {len(rows)} rows, {len(marks)} marks, "
-            f"live {bits:b} and turn {turn}, expected as much of each lane"
+            f"live {bits:b} and turn {turn}, expected as much of each partition"
         )
     return Position(epoch, turn, alive, tuple(calls), tuple(rows), tuple(marks), tuple(done))
 
@@ -163,17 +164,19 @@ def _position(fields: _PositionFields) -> Position:
 def _leftover_fields(leftover: Leftover | None) -> list[Any] | None:
     if leftover is None:
         return None
-    return [leftover.lane, leftover.call, leftover.taken, leftover.rows, leftover.digest,
+    return [leftover.partition, leftover.call, leftover.taken, leftover.rows, leftover.digest,
             leftover.mark]  # fmt: skip
 
 
 def _leftover(fields: _LeftoverFields, position: Position) -> Leftover:
-    lane, call, taken, rows, digest, mark = fields
+    partition, call, taken, rows, digest, mark = fields
     # In the order of arrival calls behind it may be done, which a token before this one listed.
-    is_near = lane < len(position.calls) and position.calls[lane] <= call + _MAX_BYTES
+    is_near = partition < len(position.calls) and position.calls[partition] <= call + _MAX_BYTES
     if not (is_near and taken < rows):
         raise SnapshotFormatError(
-            f"token cannot be read: it says that {taken} of {rows} rows of call {call} of lane "
-            f"{lane} are taken, and that the lanes have made {position.calls} calls"
+            f"token cannot be read: it says that {taken} of {rows} rows of call {call} of "
+            f"partition {partition} are taken, and that the partitions have made {position.calls} calls"
         )
-    return Leftover(lane=lane, call=call, taken=taken, rows=rows, digest=digest, mark=mark)
+    return Leftover(
+        partition=partition, call=call, taken=taken, rows=rows, digest=digest, mark=mark
+    )

@@ -17,17 +17,17 @@ from unittest import mock
 from contenders import Contender, Take, product
 from feeder.feeds.devicefeed import DeviceFeed
 from feeder.workers.fetch.channel import Channel
-from feeder.workers.fetch.fetcher import Fetching
+from feeder.workers.fetch.fetcher import Fetcher
 from feeder.workers.stats import Crowd, Stopwatch, StreamStats
-from feeder.workers.stream.batcher import Dealer
+from feeder.workers.stream.batcher import RoundRobinRouter
 from fetches import SMALL, constant, fresh
 from harness import Measures, Settings, interleave, rate_of
 from report import Goal, Report, rate_cells, spread
 
 COUNTING: tuple[tuple[type, str, tuple[str, ...]], ...] = (
     (DeviceFeed, "_refill", ("self._handed.after(", "self._handed.taken =")),
-    (Dealer, "_count", ("self._made.count(",)),
-    (Fetching, "fill", ("stats.begin(", "stats.count(")),
+    (RoundRobinRouter, "_count", ("self._made.count(",)),
+    (Fetcher, "fill", ("stats.begin(", "stats.count(")),
     (Channel, "acquire", ("self._stats.idle.change(1", "self._stats.idle.change(-1")),
     (Channel, "queue", ("self._stats.queued[",)),
 )
@@ -52,10 +52,10 @@ class NoCrowd(Crowd):
 class NoStats(StreamStats):
     """Its clocks stand still."""
 
-    def __init__(self, num_lanes: int, num_devices: int) -> None:
-        super().__init__(num_lanes, num_devices)
+    def __init__(self, num_partitions: int, num_devices: int) -> None:
+        super().__init__(num_partitions, num_devices)
         self.idle, self.chunks, self.room = NoCrowd(), NoStopwatch(), NoStopwatch()
-        self.lanes = [NoStopwatch() for _ in range(num_lanes)]
+        self.partitions = [NoStopwatch() for _ in range(num_partitions)]
 
 
 def cut(function: Callable[..., Any], needles: tuple[str, ...]) -> Any:

@@ -29,10 +29,10 @@ def drop_offset() -> None:
 def head() -> None:
     """A consumer's state is that of the last batch received, not of the last handed out."""
     from feeder.service.client.consumer import Consumer
-    from feeder.service.client.lease import RemotePlace
+    from feeder.service.client.lease import RemotePosition
     from feeder.state.statedict import STATE_KEY
 
-    init, state_dict = RemotePlace.__init__, Consumer.state_dict
+    init, state_dict = RemotePosition.__init__, Consumer.state_dict
     received: list[Any] = []
 
     def remember(self: Any, *arguments: Any) -> None:
@@ -44,7 +44,7 @@ def head() -> None:
             return state_dict(self)
         return {STATE_KEY: received[0].state(None)}
 
-    RemotePlace.__init__ = remember  # type: ignore[method-assign]
+    RemotePosition.__init__ = remember  # type: ignore[method-assign]
     Consumer.state_dict = of_the_head  # type: ignore[method-assign]
 
 
@@ -65,11 +65,11 @@ def stale() -> None:
     """A consumer that looks for a server again names the place where it first did."""
     from msgspec.structs import replace
 
-    from feeder.service.net.sockets import Wire
+    from feeder.service.net.sockets import Connection
     from feeder.service.protocol import messages as say
     from feeder.service.protocol.coding import decode, encode
 
-    send = Wire.send
+    send = Connection.send
     named: list[bytes | None] = []
 
     def forgetful(self: Any, data: bytes) -> None:
@@ -79,7 +79,7 @@ def stale() -> None:
             data = encode(replace(message, token=named[0]))
         send(self, data)
 
-    Wire.send = forgetful  # type: ignore[method-assign]
+    Connection.send = forgetful  # type: ignore[method-assign]
 
 
 PLANTS: dict[str, Callable[[], None]] = {

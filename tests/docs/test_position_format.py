@@ -116,7 +116,7 @@ def assert_token_is(token: dict[str, Any], cut: feeder.Cut) -> None:
         position
     )
     leftover = cut.leftover
-    fields = ("lane", "call", "taken", "rows", "digest", "mark")
+    fields = ("partition", "call", "taken", "rows", "digest", "mark")
     wanted = None if leftover is None else {name: getattr(leftover, name) for name in fields}
     assert token["leftover"] == wanted
 

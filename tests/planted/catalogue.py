@@ -20,8 +20,8 @@ FEEDING = (
         harm="The workers' chunks come in the reverse of their turns: a stream that is repeatable, "
         "but is another than the one promised, and another for every number of rounds at hand.",
         file="workers/stream/merge.py",
-        old="order = [(lane + i) % lanes.num_lanes",
-        new="order = [(lane - i) % lanes.num_lanes",
+        old="order = [(partition + i) % partitions.num_partitions",
+        new="order = [(partition - i) % partitions.num_partitions",
         tests=(
             "tests/unit/test_merge.py::test_a_ring_takes_one_chunk_of_each_live_worker_in_turn",
             _STREAM + "[3-small-seek]",
@@ -36,9 +36,9 @@ FEEDING = (
         new="""\
         release, arrange = self.channel.release, self.schema.arrange
 
-        def look_first(lane, *args, **kwargs):
-            arrange(lane.chunks)
-            return release(lane, *args, **kwargs)
+        def look_first(partition, *args, **kwargs):
+            arrange(partition.chunks)
+            return release(partition, *args, **kwargs)
 
         self.channel.release = look_first
         calls = make_calls(""",
@@ -49,8 +49,8 @@ FEEDING = (
         harm="A quick worker is called for the next epoch while a slow one is still in this: a "
         "fetch function that reshuffles at the epoch's end hands out rows of two epochs mixed.",
         file="workers/fetch/scheduler.py",
-        old="if not all(self._over(lane) and not lane.running for lane",
-        new="if not any(self._over(lane) and not lane.running for lane",
+        old="if not all(self._over(partition) and not partition.running for partition",
+        new="if not any(self._over(partition) and not partition.running for partition",
         tests=(
             "tests/unit/test_rota.py::"
             "test_no_epoch_begins_before_all_workers_have_ended_the_one_before",
@@ -235,8 +235,8 @@ FEEDING = (
         harm="The enqueuer goes on while a fetcher leads: both take chunks and fill slots, and "
         "batches have rows twice, in any order.",
         file="workers/fetch/channel.py",
-        old="if not lead.active and any(lane.bundles for lane in dispatch.awaited):",
-        new="if any(lane.bundles for lane in dispatch.awaited):",
+        old="if not lead.active and any(partition.bundles for partition in dispatch.awaited):",
+        new="if any(partition.bundles for partition in dispatch.awaited):",
         tests=("tests/unit/test_channel.py::test_the_merge_is_one_threads_at_a_time",),
     ),
     Bug(

@@ -55,8 +55,8 @@ RESUMING = (
         harm="A run resumed between two epochs is put back to before the end of the old one, which "
         "it ends once more: an epoch too few has rows.",
         file="workers/stream/merge.py",
-        old="mark = end.mark or position.marks[lane]",
-        new="mark = position.marks[lane]",
+        old="mark = end.mark or position.marks[partition]",
+        new="mark = position.marks[partition]",
         tests=(_RESUME + "test_resumed_at_every_batch[keep-whole-seek]",),
     ),
     Bug(

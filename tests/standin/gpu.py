@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from feeder.devices.cuda import driver as drivers
-from feeder.devices.layout import Place
+from feeder.devices.layout import ColumnPlace
 from feeder.errors import ConfigError
 from standin.arrays import DeviceArray
 from standin.memory import Held, Region, Registered, bytes_at
@@ -256,7 +256,7 @@ class StandinDriver:
         return stream
 
     def arrays(
-        self, address: int, num_bytes: int, root: object, places: Sequence[Place], length: int
+        self, address: int, num_bytes: int, root: object, places: Sequence[ColumnPlace], length: int
     ) -> tuple[DeviceArray, ...]:
         memory = bytes_at(address, num_bytes)
         read = partial(self._read, root)

@@ -7,10 +7,10 @@ from typing import NamedTuple
 import pytest
 
 from feeder.errors import FeedError
-from feeder.service.client.lease import Tally
+from feeder.service.client.lease import ConsumerStats
 from feeder.service.protocol.messages import Report
 from feeder.service.server.run import Outbox
-from feeder.service.server.stats import FeedAccount, QueueAccount
+from feeder.service.server.stats import FeedStats, QueueStats
 
 QUIET = Report(0.0, 0.0, 0, 0)
 
@@ -27,7 +27,7 @@ def sent(rows: int, num_bytes: int) -> Sent:
 
 
 def test_a_consumer_tells_what_is_new() -> None:
-    tally = Tally()
+    tally = ConsumerStats()
     tally.checked_s, tally.corrupt = 0.5, 1
     tally.ask(7.0)
     tally.ask(8.0)
@@ -39,7 +39,7 @@ def test_a_consumer_tells_what_is_new() -> None:
 
 
 def test_a_server_adds_up_what_it_is_told() -> None:
-    account = QueueAccount()
+    account = QueueStats()
     account.hear(Report(1.0, 0.5, 1, 0), [sent(4, 64), sent(3, 48)], 10.0)
     account.hear(Report(2.0, 0.25, 0, 3), [sent(4, 64)], 20.0)
     assert (account.used.batches, account.used.rows, account.used.bytes) == (3, 11, 176)
@@ -50,7 +50,7 @@ def test_a_server_adds_up_what_it_is_told() -> None:
 
 
 def test_a_consumer_that_has_nothing_left_waits() -> None:
-    account = QueueAccount()
+    account = QueueStats()
     account.hear(Report(1.0, 0.0, 0, 0), [], 10.0)
     account.starved.start(10.5)
     assert account.wait_s(12.5) == 3.0
@@ -62,7 +62,7 @@ def test_a_consumer_that_has_nothing_left_waits() -> None:
 
 
 def test_a_consumer_that_is_due_no_more_does_not_wait() -> None:
-    account = QueueAccount()
+    account = QueueStats()
     outbox = Outbox(0, lambda batches: None, lambda batch: None, account.starved)
     outbox.starve()
     assert outbox.waited_since is not None
@@ -73,7 +73,7 @@ def test_a_consumer_that_is_due_no_more_does_not_wait() -> None:
 
 
 def test_a_queue_that_is_closed_to_begin_again_still_waits() -> None:
-    account = QueueAccount()
+    account = QueueStats()
     outbox = Outbox(0, lambda batches: None, lambda batch: None, account.starved)
     outbox.starve()
     outbox.close()
@@ -82,14 +82,14 @@ def test_a_queue_that_is_closed_to_begin_again_still_waits() -> None:
 
 
 def test_a_feed_counts_its_sessions() -> None:
-    account = FeedAccount(2)
+    account = FeedStats(2)
     account.open(rejoins=False)
     account.open(rejoins=True)
     assert (account.opened, account.reopened) == (2, 1)
 
 
 def test_the_position_of_a_feed_is_as_old_as_its_oldest() -> None:
-    account = FeedAccount(2)
+    account = FeedStats(2)
     assert account.asked_at is None
     account.queues[0].hear(Report(0.0, 0.0, 0, 1), [], 10.0)
     assert account.asked_at is None, "one was never asked for"

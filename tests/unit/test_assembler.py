@@ -14,10 +14,10 @@ from feeder.workers.spec import StreamSpec
 from feeder.workers.stream.assembler import Assembler
 from feeder.workers.stream.batch import Batch
 from feeder.workers.stream.chunks import Schema
-from feeder.workers.stream.merge import Run
-from feeder.workers.stream.position import Frame, Lanes, Position, Span
+from feeder.workers.stream.merge import MergedChunks
+from feeder.workers.stream.position import Frame, Partitions, Position, Span
 
-LANES = Lanes(num_lanes=1, pure=False, arrival=False)
+LANES = Partitions(num_partitions=1, pure=False, arrival=False)
 
 
 def make_spec(**settings: Any) -> StreamSpec:
@@ -57,7 +57,7 @@ class Stage:
         assert arranged.error is None
         span = Span(self.position, (0,), (self.position.calls[0],), rows, (None,))
         self.position = span.position(len(rows))
-        return list(self.assembler.add(Run(span, list(arranged.columns), arranged.rows)))
+        return list(self.assembler.add(MergedChunks(span, list(arranged.columns), arranged.rows)))
 
     def end_epoch(self) -> list[Batch]:
         self.position = LANES.next_epoch(self.position)
@@ -255,7 +255,7 @@ def pass_a_batch(change: Any) -> CountingSlots:
     kept: list[Any] = []
     arranged = stage.schema.arrange([(change(np.arange(1, 6), kept),)])
     span = Span(stage.position, (0,), (0,), [5], (None,))
-    run = Run(span, list(arranged.columns), arranged.rows)
+    run = MergedChunks(span, list(arranged.columns), arranged.rows)
     del arranged
     (batch,) = stage.assembler.add(run)
     assert batch["id"].tolist() == [1, 2, 3, 4, 5]

@@ -103,11 +103,11 @@ def test_large_chunks_in_new_memory_flood_the_caches(
     with coordinator:
         feed = coordinator["train"].on(0)
         (stream,) = coordinator["train"].streams
-        lanes = stream.pipeline.channel._rota.lanes
+        partitions = stream.pipeline.channel._rota.partitions
 
         def take() -> bool:
             next(feed)
-            return any(lane.floods for lane in lanes)
+            return any(partition.floods for partition in partitions)
 
         # What the merge has waited for and taken from under the fetcher does not count, and that
         # batches are passed on is known after the first ones.
@@ -156,9 +156,9 @@ def test_bundles_together_stay_within_the_bound_and_half_of_its_bytes(
         fetching = stream.pipeline._fetching
         fetching.row_bytes = row_bytes
         total = 0
-        for lane in stream.pipeline.channel._rota.lanes:
-            lane.is_quick = quick
-            fetching._targets[lane.number] = target = fetching._target_rows(lane)
+        for partition in stream.pipeline.channel._rota.partitions:
+            partition.is_quick = quick
+            fetching._targets[partition.number] = target = fetching._target_rows(partition)
             assert target >= 4 and target * row_bytes <= 16 * 2**20
             total += target
         assert total <= max(4 * workers, max_batches * 4)

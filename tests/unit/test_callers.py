@@ -23,12 +23,12 @@ import feeder
 from conformance.served import reading, serving
 from feeder.service.net import guard as callers
 from feeder.service.net import kernel
-from feeder.service.net.guard import Callers
-from feeder.service.net.kernel import Foreign, Window
+from feeder.service.net.guard import ConnectionGuard
+from feeder.service.net.kernel import SocketInspector, Window
 from feeder.service.net.security import Event
-from feeder.service.net.sockets import Peer, Reception
+from feeder.service.net.sockets import FrameReader, Peer
 from feeder.service.protocol import messages as say
-from feeder.service.ratelimited_log import QuietLog
+from feeder.service.ratelimited_log import RateLimitedLog
 from feeder.service.server.group import Desk
 from feeds import make
 from fetches import BATCH_SIZE, make_rows
@@ -45,8 +45,11 @@ class Server:
     def __init__(self) -> None:
         self.served: set[int] = set()
         self.lost: list[Peer] = []
-        self.callers = Callers(
-            QuietLog(), lambda peer: int(peer.identity) in self.served, self.lost.append, [MOST]
+        self.callers = ConnectionGuard(
+            RateLimitedLog(),
+            lambda peer: int(peer.identity) in self.served,
+            self.lost.append,
+            [MOST],
         )
         self.now = time.monotonic()
         self._stack = ExitStack()
@@ -287,7 +290,7 @@ class Frames:
 
 def test_a_message_of_many_frames_takes_no_turn_for_itself() -> None:
     frames = Frames(1, 5000, 1)
-    reception, turns = Reception(cast(Any, frames)), list[list[int]]()
+    reception, turns = FrameReader(cast(Any, frames)), list[list[int]]()
     while frames.getsockopt(zmq.EVENTS):
         before = frames.num_read
         turns.append([received.num for received in reception.read()])
@@ -298,7 +301,7 @@ def test_a_message_of_many_frames_takes_no_turn_for_itself() -> None:
 
 def test_messages_are_bounded_at_each_turn_too() -> None:
     frames = Frames(*[1] * 1000)
-    reception = Reception(cast(Any, frames))
+    reception = FrameReader(cast(Any, frames))
     assert 100 < len(list(reception.read())) < 500
 
 
@@ -325,18 +328,22 @@ def test_what_is_not_the_same_connection_any_more_is_left_alone() -> None:
     left, right = socket.socketpair()
     window = Window()
     with left, right, closing(window):
-        other = Foreign(left.fileno(), Foreign.at(right.fileno()).inode)
+        other = SocketInspector(left.fileno(), SocketInspector.at(right.fileno()).inode)
         window.hang_up(other)
         left.sendall(b"still")
-        assert (window.unread(other), window.unread(Foreign.at(right.fileno()))) == (0, 5)
+        assert (window.unread(other), window.unread(SocketInspector.at(right.fileno()))) == (0, 5)
         assert right.recv(5) == b"still"
-        window.hang_up(Foreign.at(left.fileno()))
+        window.hang_up(SocketInspector.at(left.fileno()))
         assert right.recv(1) == b""
 
 
 def test_a_descriptor_that_is_closed_or_no_socket_is_nothing() -> None:
     with closing(Window()) as window, open(os.devnull) as file:
-        for foreign in (Foreign.at(file.fileno()), Foreign.at(10**6), Foreign(10**6, 1)):
+        for foreign in (
+            SocketInspector.at(file.fileno()),
+            SocketInspector.at(10**6),
+            SocketInspector(10**6, 1),
+        ):
             assert (window.received(foreign), window.unread(foreign)) == (None, 0)
             window.hang_up(foreign)
 
@@ -348,14 +355,14 @@ def test_in_a_child_no_more_is_closed_than_what_leads_there(tmp_path: Path) -> N
         theirs = socket.create_connection(("127.0.0.1", port))
         with theirs, open(tmp_path / "file", "w") as file:
             for descriptor in (file.fileno(), theirs.fileno(), listener.fileno(), 10**6):
-                Foreign.at(descriptor).close("tcp://127.0.0.1:1")
-                Foreign.at(descriptor).close("ipc:///nowhere")
-            Foreign.at(file.fileno()).close(f"tcp://127.0.0.1:{port}")
+                SocketInspector.at(descriptor).close("tcp://127.0.0.1:1")
+                SocketInspector.at(descriptor).close("ipc:///nowhere")
+            SocketInspector.at(file.fileno()).close(f"tcp://127.0.0.1:{port}")
             for open_one in (file.fileno(), theirs.fileno(), listener.fileno()):
                 os.fstat(open_one)
-            Foreign(theirs.fileno(), 1).close(f"tcp://127.0.0.1:{port}")
+            SocketInspector(theirs.fileno(), 1).close(f"tcp://127.0.0.1:{port}")
             os.fstat(theirs.fileno())
-            Foreign.at(theirs.fileno()).close(f"tcp://127.0.0.1:{port}")
+            SocketInspector.at(theirs.fileno()).close(f"tcp://127.0.0.1:{port}")
             with pytest.raises(OSError):
                 os.fstat(theirs.fileno())
             theirs.detach()
@@ -365,7 +372,7 @@ def test_an_owner_that_closes_is_seen_to_close() -> None:
     with closing(Window()) as window:
         left, right = socket.socketpair()
         with left:
-            window.unread(Foreign.at(right.fileno()))
+            window.unread(SocketInspector.at(right.fileno()))
             right.close()
             assert left.recv(1) == b""
 
@@ -375,7 +382,7 @@ def test_bytes_are_counted_since_the_connection_began(server: Server) -> None:
     with closing(Window()) as window:
         for num in (0, 1000):
             send_and_read(theirs, ours, num)
-            assert window.received(Foreign.at(ours.fileno())) == num
+            assert window.received(SocketInspector.at(ours.fileno())) == num
 
 
 # ---- limits

@@ -14,10 +14,10 @@ import pytest
 import feeder
 from feeder.workers.fetch import channel as channel_module
 from feeder.workers.fetch import policy as dispatch_module
-from feeder.workers.fetch.channel import SLOW_S, Channel, Silence
-from feeder.workers.fetch.scheduler import Held, Lane, Ledger, Rota
+from feeder.workers.fetch.channel import SLOW_S, Channel, StallDetector
+from feeder.workers.fetch.scheduler import BufferBudget, Held, Partition, Scheduler
 from feeder.workers.stats import StreamStats
-from feeder.workers.stream.position import Lanes
+from feeder.workers.stream.position import Partitions
 from unit.small import WAIT_S, Aside
 
 NUM_LANES = 4
@@ -25,18 +25,18 @@ NUM_LANES = 4
 
 @pytest.fixture
 def channel(monkeypatch: pytest.MonkeyPatch) -> Iterator[Channel]:
-    """Four lanes; one fetcher may compute while the merge is busy."""
+    """Four partitions; one fetcher may compute while the merge is busy."""
     monkeypatch.setattr(dispatch_module, "MOST_COMPUTING", 1)
-    monkeypatch.setattr(Silence, "check", lambda *_: 10 * WAIT_S)
-    lanes = Lanes(num_lanes=NUM_LANES, pure=False, arrival=False)
+    monkeypatch.setattr(StallDetector, "check", lambda *_: 10 * WAIT_S)
+    partitions = Partitions(num_partitions=NUM_LANES, pure=False, arrival=False)
     channel = Channel(
-        Rota(lanes, lanes.origin(), 1),
-        Ledger(1000, 10**12, 1),
+        Scheduler(partitions, partitions.origin(), 1),
+        BufferBudget(1000, 10**12, 1),
         StreamStats(NUM_LANES, 1),
         timeout_s=WAIT_S,
         marked=False,
         axis=0,
-        describe=lambda lane, call: (lane, call),
+        describe=lambda partition, call: (partition, call),
         waited_since=lambda: None,
     )
     yield channel
@@ -51,38 +51,38 @@ def wait_until(condition: Callable[[], Any]) -> None:
         pause.wait(0.001)
 
 
-def acquire(channel: Channel) -> Lane:
-    lane = channel.acquire()
-    assert lane is not None
-    return lane
+def acquire(channel: Channel) -> Partition:
+    partition = channel.acquire()
+    assert partition is not None
+    return partition
 
 
-def release(channel: Channel, lane: Lane) -> None:
-    lane.chunks.append((np.zeros(1),))
-    channel.release(lane, 1, 8)
+def release(channel: Channel, partition: Partition) -> None:
+    partition.chunks.append((np.zeros(1),))
+    channel.release(partition, 1, 8)
 
 
 class Fetcher(threading.Thread):
-    """Waits for a lane in a thread of its own."""
+    """Waits for a partition in a thread of its own."""
 
     def __init__(self, channel: Channel) -> None:
         super().__init__(daemon=True)
         self._channel = channel
-        self.lane: Lane | None = None
+        self.partition: Partition | None = None
         self.has_one = threading.Event()
         self.start()
 
     def run(self) -> None:
-        self.lane = self._channel.acquire()
+        self.partition = self._channel.acquire()
         self.has_one.set()
 
 
 def make_busy(channel: Channel) -> None:
     """Have the merge find what it wants, so that it does not wait."""
-    lanes = [acquire(channel) for _ in range(2)]
-    for lane in lanes:
-        release(channel, lane)
-    assert len(channel.collect(lanes[0].number)) == 2
+    partitions = [acquire(channel) for _ in range(2)]
+    for partition in partitions:
+        release(channel, partition)
+    assert len(channel.collect(partitions[0].number)) == 2
 
 
 def test_before_the_merge_has_anything_all_may_compute(channel: Channel) -> None:
@@ -105,26 +105,26 @@ def test_beside_a_busy_merge_one_computes(channel: Channel) -> None:
     assert second.has_one.wait(WAIT_S)
     release(channel, third)
     merge.join(WAIT_S)
-    assert [bundle.lane for bundle in collected] == [first.number, third.number]
+    assert [bundle.partition for bundle in collected] == [first.number, third.number]
     channel.close()
     second.join(WAIT_S)
 
 
 def test_beside_a_busy_merge_any_number_wait(channel: Channel) -> None:
     make_busy(channel)
-    lanes = {acquire(channel).number}
-    for lane in channel._rota.lanes:
-        lane.waits = True
-    lanes |= {acquire(channel).number for _ in range(NUM_LANES - 1)}
-    assert lanes == set(range(NUM_LANES))
+    partitions = {acquire(channel).number}
+    for partition in channel._rota.partitions:
+        partition.waits = True
+    partitions |= {acquire(channel).number for _ in range(NUM_LANES - 1)}
+    assert partitions == set(range(NUM_LANES))
 
 
 @pytest.fixture
 def flooded(channel: Channel) -> Channel:
     """The merge is busy, and each call fills a bundle about as fast as that is merged."""
     make_busy(channel)
-    for lane in channel._rota.lanes:
-        lane.floods = True
+    for partition in channel._rota.partitions:
+        partition.floods = True
     return channel
 
 
@@ -134,7 +134,7 @@ def test_of_calls_that_flood_the_caches_one_is_ahead_of_a_busy_merge(flooded: Ch
     second = Fetcher(flooded)
     wait_until(lambda: len(flooded._idle) == 1)
     assert not second.has_one.wait(0.05)
-    assert [bundle.lane for bundle in flooded.collect(first.number)] == [first.number]
+    assert [bundle.partition for bundle in flooded.collect(first.number)] == [first.number]
     assert second.has_one.wait(WAIT_S)
 
 
@@ -146,8 +146,8 @@ def test_a_fetcher_that_is_coming_counts_as_one_that_computes(
     assert dispatch.pick(0.0, 1) is None
     monkeypatch.setattr(dispatch_module, "MOST_COMPUTING", 2)
     assert dispatch.pick(0.0, 1) is None  # Of these one is ahead, however many may compute.
-    for lane in flooded._rota.lanes:
-        lane.floods = False
+    for partition in flooded._rota.partitions:
+        partition.floods = False
     assert dispatch.pick(0.0, 1) is not None
     assert dispatch.pick(0.0, 2) is None
 
@@ -183,14 +183,14 @@ def test_for_a_call_that_floods_the_caches_the_merge_waits_alone(
     assert second.has_one.wait(0.05 if floods else WAIT_S) is not floods
     first.chunks.append((np.zeros(1),))
     flooded.release(first, 1, dispatch_module.AHEAD_BYTES)
-    assert [bundle.lane for bundle in merge.result()] == [first.number]
+    assert [bundle.partition for bundle in merge.result()] == [first.number]
     # With the next it is patient anew.
     assert not flooded._dispatch.lose_patience()
 
 
 def test_the_merge_is_patient_for_a_part_of_the_time_that_it_was_busy(flooded: Channel) -> None:
-    dispatch, lanes = flooded._dispatch, flooded._rota.lanes
-    first, second = acquire(flooded), lanes[1]
+    dispatch, partitions = flooded._dispatch, flooded._rota.partitions
+    first, second = acquire(flooded), partitions[1]
     dispatch.go_on(1000.0)
     assert dispatch.be_patient([first], 1000.0004) == pytest.approx(0.0001)
     # Without end where one of them is not being called, or is of another kind.
@@ -200,13 +200,13 @@ def test_the_merge_is_patient_for_a_part_of_the_time_that_it_was_busy(flooded: C
 
 
 def test_a_merge_that_waits_may_have_what_floods_the_caches_fetched_ahead(flooded: Channel) -> None:
-    dispatch, lanes = flooded._dispatch, flooded._rota.lanes
+    dispatch, partitions = flooded._dispatch, flooded._rota.partitions
     first = acquire(flooded)
     flooded._ledger.ahead_bytes = 1
     assert dispatch.pick(0.0) is None
     dispatch.want([first], 0.0)
     dispatch._starved = True
-    assert dispatch.pick(0.0) in [lane for lane in lanes if lane is not first]
+    assert dispatch.pick(0.0) in [partition for partition in partitions if partition is not first]
 
 
 @pytest.mark.parametrize(("patience", "grace_s"), [(1e9, 10 * WAIT_S), (1e-9, 0.0005)])
@@ -221,14 +221,14 @@ def test_the_merge_loses_its_patience(
     assert second.has_one.wait(WAIT_S)
     first.chunks.append((np.zeros(1),))
     flooded.release(first, 1, dispatch_module.AHEAD_BYTES)
-    assert [bundle.lane for bundle in merge.result()] == [first.number]
+    assert [bundle.partition for bundle in merge.result()] == [first.number]
 
 
 def test_a_quick_call_is_waited_for_only_while_somebody_looks(
     channel: Channel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for lane in channel._rota.lanes:
-        lane.is_quick = True
+    for partition in channel._rota.partitions:
+        partition.is_quick = True
     first, wait = Fetcher(channel), channel._arrived.wait
 
     def noted(pause: float) -> Any:
@@ -243,30 +243,30 @@ def test_a_quick_call_is_waited_for_only_while_somebody_looks(
     assert first.has_one.wait(WAIT_S)
     # The merge soon sees that this one is not quick, and lets another begin; then it looks no more.
     second = acquire(channel)
-    assert first.lane is not None
-    assert (first.lane.is_quick, second.is_quick) == (False, True)
+    assert first.partition is not None
+    assert (first.partition.is_quick, second.is_quick) == (False, True)
     release(channel, acquire(channel))
-    release(channel, first.lane)
-    assert merge.result()[0].lane == first.lane.number == 0
+    release(channel, first.partition)
+    assert merge.result()[0].partition == first.partition.number == 0
 
 
 @pytest.fixture
 def aloof(channel: Channel, monkeypatch: pytest.MonkeyPatch) -> Channel:
-    """All lanes are quick; an enqueuer that waits goes on when it is woken, and not before."""
+    """All partitions are quick; an enqueuer that waits goes on when it is woken, and not before."""
     monkeypatch.setattr(channel_module, "GRACE_S", 10 * WAIT_S)
     monkeypatch.setattr(dispatch_module, "GRACE_S", WAIT_S)
-    for lane in channel._rota.lanes:
-        lane.is_quick = True
+    for partition in channel._rota.partitions:
+        partition.is_quick = True
     return channel
 
 
 def lead(channel: Channel, num: int = NUM_LANES) -> None:
-    """Fetch from lanes, after the last of which the fetcher is told to stand in."""
+    """Fetch from partitions, after the last of which the fetcher is told to stand in."""
     told = []
     for _ in range(num):
-        lane = acquire(channel)
-        lane.chunks.append((np.zeros(1),))
-        told.append(channel.release(lane, 1, 8))
+        partition = acquire(channel)
+        partition.chunks.append((np.zeros(1),))
+        told.append(channel.release(partition, 1, 8))
     assert told == [False] * (num - 1) + [True]
 
 
@@ -280,16 +280,16 @@ def test_the_merge_is_one_threads_at_a_time(aloof: Channel) -> None:
     assert not other.has_one.wait(0.05)
     found = aloof.collect_or_leave(0)
     assert found is not None
-    assert [bundle.lane for bundle in found] == list(range(NUM_LANES))
+    assert [bundle.partition for bundle in found] == list(range(NUM_LANES))
     assert aloof.collect_or_leave(1) is None
-    lane = acquire(aloof)
-    assert lane.number == 1
-    lane.is_quick = False
+    partition = acquire(aloof)
+    assert partition.number == 1
+    partition.is_quick = False
     for _ in range(NUM_LANES):
         aloof._ledger.ahead_bytes += dispatch_module.AHEAD_BYTES
-        lane.chunks.append((np.zeros(1),))
-    assert aloof.release(lane, 1, 8) is False
-    assert [bundle.lane for bundle in enqueuer.result()] == [1]
+        partition.chunks.append((np.zeros(1),))
+    assert aloof.release(partition, 1, 8) is False
+    assert [bundle.partition for bundle in enqueuer.result()] == [1]
     aloof.close()
     other.join(WAIT_S)
 
@@ -327,13 +327,13 @@ def test_an_enqueuer_that_has_stopped_looking_is_woken_when_it_is_to_look_again(
     monkeypatch.setattr(aloof._arrived, "wait", noted)
     monkeypatch.setattr(aloof._silence, "check", check)
     enqueuer = Aside(lambda: aloof.collect(0))
-    lane = acquire(aloof)
+    partition = acquire(aloof)
     monkeypatch.setattr(channel_module, "GRACE_S", 0.0)
     monkeypatch.setattr(channel_module, "LOOK_S", 0.0)
-    for other in aloof._rota.lanes[1:]:
+    for other in aloof._rota.partitions[1:]:
         other.is_quick = False
-    lane.chunks.append((np.zeros(1),))
-    assert aloof.release(lane, 1, 8) is True
+    partition.chunks.append((np.zeros(1),))
+    assert aloof.release(partition, 1, 8) is True
     with aloof._lock:
         aloof._arrived.notify()
     assert long.wait(WAIT_S)
@@ -345,27 +345,27 @@ def test_an_enqueuer_that_has_stopped_looking_is_woken_when_it_is_to_look_again(
         enqueuer.result()
 
 
-def test_a_slow_lane_wakes_an_enqueuer_that_does_not_look_soon(aloof: Channel) -> None:
+def test_a_slow_partition_wakes_an_enqueuer_that_does_not_look_soon(aloof: Channel) -> None:
     enqueuer = Aside(lambda: aloof.collect(0))
-    lane = acquire(aloof)
-    lane.is_quick = False
-    release(aloof, lane)
-    assert [bundle.lane for bundle in enqueuer.result()] == [0]
+    partition = acquire(aloof)
+    partition.is_quick = False
+    release(aloof, partition)
+    assert [bundle.partition for bundle in enqueuer.result()] == [0]
 
 
 def test_beside_a_lead_what_a_slow_call_has_got_before_is_taken_at_each_look(
     aloof: Channel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    taken, take_open = threading.Event(), Lane.take_open
+    taken, take_open = threading.Event(), Partition.take_open
 
-    def noted(lane: Lane, *ending: Any, **settings: Any) -> Any:
-        bundle = take_open(lane, *ending, **settings)
-        if lane is slow and bundle is not None:
+    def noted(partition: Partition, *ending: Any, **settings: Any) -> Any:
+        bundle = take_open(partition, *ending, **settings)
+        if partition is slow and bundle is not None:
             taken.set()
         return bundle
 
-    monkeypatch.setattr(Lane, "take_open", noted)
-    aloof._rota.lanes[0].is_quick = False
+    monkeypatch.setattr(Partition, "take_open", noted)
+    aloof._rota.partitions[0].is_quick = False
     slow = acquire(aloof)
     slow.chunks.append((np.zeros(1),))
     enqueuer = Aside(lambda: aloof.collect(1))
@@ -374,19 +374,19 @@ def test_beside_a_lead_what_a_slow_call_has_got_before_is_taken_at_each_look(
     with aloof._lock:
         aloof._arrived.notify()
     assert taken.wait(WAIT_S)
-    assert [bundle.lane for bundle in aloof.collect_or_leave(1) or ()] == [0, 1, 2, 3]
+    assert [bundle.partition for bundle in aloof.collect_or_leave(1) or ()] == [0, 1, 2, 3]
     aloof.close()
     with pytest.raises(feeder.ClosedError):
         enqueuer.result()
 
 
 def test_what_has_been_called_since_the_last_look_is_not_slow(aloof: Channel) -> None:
-    first, second, _, _ = aloof._rota.lanes
-    for lane in (first, second):
-        lane.running, lane.called_at = True, 100.0
+    first, second, _, _ = aloof._rota.partitions
+    for partition in (first, second):
+        partition.running, partition.called_at = True, 100.0
     second.is_quick = False
-    assert not aloof._dispatch.slow_lanes(100.0 + 0.9 * dispatch_module.LOOK_S)
-    assert aloof._dispatch.slow_lanes(100.0 + 1.1 * dispatch_module.LOOK_S) == [second]
+    assert not aloof._dispatch.slow_partitions(100.0 + 0.9 * dispatch_module.LOOK_S)
+    assert aloof._dispatch.slow_partitions(100.0 + 1.1 * dispatch_module.LOOK_S) == [second]
 
 
 def test_who_leads_and_waits_for_room_is_idle(
@@ -427,21 +427,21 @@ def test_a_merge_whose_calls_the_bound_holds_back_waits_for_room(
         return wait()
 
     monkeypatch.setattr(channel._room, "wait", noted)
-    lane = acquire(channel)
+    partition = acquire(channel)
     channel.count(1000, 0)
     channel.queue(0, 1)
     # One that is being called is waited for as ever.
-    assert not channel._dispatch.is_held_back([lane])
-    release(channel, lane)
-    assert not channel._dispatch.is_held_back([lane])
+    assert not channel._dispatch.is_held_back([partition])
+    release(channel, partition)
+    assert not channel._dispatch.is_held_back([partition])
     collect = channel.collect_or_leave if leads else channel.collect
-    assert collect(lane.number)
-    merge = Aside(lambda: collect(lane.number))
+    assert collect(partition.number)
+    merge = Aside(lambda: collect(partition.number))
     assert waits.wait(WAIT_S)
     with channel._lock:
-        clocks = (stats.room, stats.chunks, stats.lanes[lane.number])
+        clocks = (stats.room, stats.chunks, stats.partitions[partition.number])
         assert [clock.since is not None for clock in clocks] == [True, False, False]
-        assert lane.wanted_since is None
+        assert partition.wanted_since is None
     channel.hand_out(0, Held(1, 1000, 0, 0))
     if leads:
         assert merge.result() is None

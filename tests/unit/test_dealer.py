@@ -11,7 +11,7 @@ import pytest
 import feeder
 from feeder.devices.host import HostQueue
 from feeder.workers.stream.batch import Batch
-from feeder.workers.stream.batcher import Dealer, Enqueuing
+from feeder.workers.stream.batcher import Batcher, RoundRobinRouter
 from unit.small import make
 
 NUM_BATCHES, BATCH_SIZE = 400, 4
@@ -47,9 +47,9 @@ def groups_of(row_bytes: int, monkeypatch: pytest.MonkeyPatch, **settings: Any) 
 def made_before(num_devices: int, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> list[int]:
     """How many batches had been made when each device was given its first."""
     num_made, first = 0, {}
-    deal, put = Dealer.deal, HostQueue.put
+    deal, put = RoundRobinRouter.deal, HostQueue.put
 
-    def counted(dealer: Dealer, batch: Batch) -> None:
+    def counted(dealer: RoundRobinRouter, batch: Batch) -> None:
         nonlocal num_made
         num_made += 1
         deal(dealer, batch)
@@ -58,7 +58,7 @@ def made_before(num_devices: int, monkeypatch: pytest.MonkeyPatch, **settings: A
         first.setdefault(batches[0].step % num_devices, num_made)
         put(queue, batches)
 
-    monkeypatch.setattr(Dealer, "deal", counted)
+    monkeypatch.setattr(RoundRobinRouter, "deal", counted)
     monkeypatch.setattr(HostQueue, "put", noted)
     settings = {"max_buffered_batches": 2 * NUM_BATCHES, "devices": num_devices, **settings}
     with make(Whole(2048), ["x"], batch_size=BATCH_SIZE, **settings) as coordinator:
@@ -95,14 +95,14 @@ def test_each_devices_first_batch_goes_as_soon_as_it_may(
 def test_groups_do_not_grow_while_there_is_nothing_to_hand_over(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    merge_all = Enqueuing._merge_all
+    merge_all = Batcher._merge_all
 
-    def patient(enqueuing: Enqueuing) -> None:
+    def patient(enqueuing: Batcher) -> None:
         for _ in range(40):
             enqueuing._dealer.flush()
         merge_all(enqueuing)
 
-    monkeypatch.setattr(Enqueuing, "_merge_all", patient)
+    monkeypatch.setattr(Batcher, "_merge_all", patient)
     assert made_before(1, monkeypatch) == [1]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from feeder.workers.fetch.threads import Idle
+from feeder.workers.fetch.threads import WaitQueue
 from unit.small import WAIT_S, Aside
 
 
@@ -13,7 +13,7 @@ class Waiters:
 
     def __init__(self, num: int) -> None:
         self.lock = threading.Lock()
-        self.idle = Idle(self.lock)
+        self.idle = WaitQueue(self.lock)
         self.woken: list[int] = []
         self._changed = threading.Condition(self.lock)
         self.asides = []
@@ -89,7 +89,7 @@ def test_all_are_woken() -> None:
 
 def test_who_has_waited_for_long_enough_waits_no_more() -> None:
     lock = threading.Lock()
-    idle = Idle(lock)
+    idle = WaitQueue(lock)
     with lock:
         idle.wait(0.001)
         assert (len(idle), idle.coming) == (0, 0)

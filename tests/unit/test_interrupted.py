@@ -20,14 +20,14 @@ import pytest
 import feeder
 from conformance.served import TRANSPORTS, served
 from feeder.devices.host import HostQueue
-from feeder.devices.one_shot_event import Bell
+from feeder.devices.one_shot_event import OneShotEvent
 from feeder.feeds.devicefeed import DeviceFeed
 from feeder.feeds.stream import Progress, Stream
 from feeder.service.net.sockets import Waker
 from feeder.service.server.group import Desk
 from feeder.workers.fetch.channel import Channel
 from feeder.workers.stats import Handed, Stopwatch
-from feeder.workers.stream.position import Place
+from feeder.workers.stream.position import LazyPosition
 from feeds import make
 
 NUM_BATCHES, ROWS = 60, 8_000
@@ -143,7 +143,10 @@ def test_nor_does_one_of_several_devices(monkeypatch: pytest.MonkeyPatch, is_don
 
 
 def test_a_device_may_take_its_last_batch_back_whatever_the_others_do() -> None:
-    progress, places = Progress(2), [cast(Place, SimpleNamespace(step=i)) for i in range(200)]
+    progress, places = (
+        Progress(2),
+        [cast(LazyPosition, SimpleNamespace(step=i)) for i in range(200)],
+    )
     for num in range(1, 90):
         progress.handed[0] = num, places[2 * num - 2]
         progress.note(num, places[2 * num - 1])
@@ -249,7 +252,7 @@ def test_what_is_interrupted_at_a_mark_or_the_end_is_done_again(
 def test_a_wait_that_was_interrupted_does_not_hold_up_the_next() -> None:
     queue = HostQueue(4, lambda: "")
     # What is left of a wait that is interrupted as it begins.
-    queue._bells.append(Bell())
+    queue._bells.append(OneShotEvent())
     got: list[Any] = []
     reader = threading.Thread(target=lambda: got.append(queue.get()))
     reader.start()

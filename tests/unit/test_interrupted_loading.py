@@ -17,7 +17,7 @@ import pytest
 import feeder
 from conformance.served import reading, serving
 from feeder.service.client.inbox import Inbox, Loading
-from feeder.service.client.io_loop import Receiver
+from feeder.service.client.io_loop import ClientLoop
 from unit.small import WAIT_S, Aside, Pure, make
 
 NUM, AT = 40, 10
@@ -45,9 +45,9 @@ def _held_up(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
     """The I/O thread does not come to it until it is let, and the user is interrupted as it
     waits."""
     may_go_on, is_first = threading.Event(), [True]
-    reopen, wait = Receiver.reopen, Inbox.wait_for_opened
+    reopen, wait = ClientLoop.reopen, Inbox.wait_for_opened
 
-    def wait_and_reopen(receiver: Receiver, *args: Any) -> None:
+    def wait_and_reopen(receiver: ClientLoop, *args: Any) -> None:
         assert may_go_on.wait(WAIT_S)
         reopen(receiver, *args)
 
@@ -57,7 +57,7 @@ def _held_up(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
             raise Interrupt
         wait(inbox, number)
 
-    monkeypatch.setattr(Receiver, "reopen", wait_and_reopen)
+    monkeypatch.setattr(ClientLoop, "reopen", wait_and_reopen)
     monkeypatch.setattr(Inbox, "wait_for_opened", interrupt_once)
     yield may_go_on.set
     may_go_on.set()

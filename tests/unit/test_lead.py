@@ -16,7 +16,7 @@ import pytest
 import feeder
 from feeder.devices.host import HostQueue
 from feeder.workers.fetch import fetcher, policy
-from feeder.workers.stream.batcher import Enqueuing
+from feeder.workers.stream.batcher import Batcher
 from unit.small import WAIT_S, Counted, chunk, ids, make
 
 ALWAYS, NEVER = 1e9, 0.0
@@ -92,14 +92,14 @@ def test_large_chunks_are_copied_beside_their_fetcher(
     def fetch(worker_id: int, batch_size: int) -> Any:
         return large
 
-    def noted(enqueuing: Enqueuing) -> None:
+    def noted(enqueuing: Batcher) -> None:
         leads.append(threading.current_thread().name)
         lead(enqueuing)
 
     large = (np.zeros(shape),)
     leads: list[str] = []
-    lead = Enqueuing.lead
-    monkeypatch.setattr(Enqueuing, "lead", noted)
+    lead = Batcher.lead
+    monkeypatch.setattr(Batcher, "lead", noted)
     with make(fetch, num_worker_threads=2, max_buffered_batches=4) as coordinator:
         for _ in range(40):
             next(coordinator["train"])

@@ -11,7 +11,7 @@ import pytest
 
 import feeder
 from feeder.devices import host
-from feeder.devices.one_shot_event import Bell
+from feeder.devices.one_shot_event import OneShotEvent
 from unit.small import WAIT_S, Aside, Counted, Held, Pure, chunk, ids, make
 
 
@@ -335,13 +335,13 @@ def test_where_a_thread_cannot_be_started_none_is_left_and_nothing_hangs(
 def test_the_end_is_told_to_all_who_wait_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     queue, come = host.HostQueue(4, lambda: "it"), threading.Semaphore(0)
     monkeypatch.setattr(host, "_SLOW_S", 10 * WAIT_S)  # Nobody looks by himself.
-    wait = Bell.wait
+    wait = OneShotEvent.wait
 
-    def noted(bell: Bell, seconds: float) -> bool:
+    def noted(bell: OneShotEvent, seconds: float) -> bool:
         come.release()
         return wait(bell, seconds)
 
-    monkeypatch.setattr(Bell, "wait", noted)
+    monkeypatch.setattr(OneShotEvent, "wait", noted)
     waiting = [Aside(queue.get) for _ in range(3)]
     for _ in waiting:
         assert come.acquire(timeout=WAIT_S)

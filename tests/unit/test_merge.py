@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 
 from feeder.workers.errors import ChunkError, FetchError
-from feeder.workers.fetch.scheduler import Bundle, End
+from feeder.workers.fetch.scheduler import ChunkList, End
 from feeder.workers.stream.chunks import Schema
-from feeder.workers.stream.merge import EpochEnd, Merge, Run
-from feeder.workers.stream.position import Lanes, Position
+from feeder.workers.stream.merge import EpochEnd, Merge, MergedChunks
+from feeder.workers.stream.position import Partitions, Position
 
 Chunk = tuple[int, int, int]
-"""Epoch, lane and call: what a chunk in these tests is known by."""
+"""Epoch, partition and call: what a chunk in these tests is known by."""
 
 
 def rows_of(chunk: Chunk) -> int:
@@ -30,38 +30,38 @@ def array_of(chunk: Chunk) -> Any:
     return (np.full((rows_of(chunk), 3), chunk, np.int64),)
 
 
-def make_merge(lanes: Lanes, epochs: int, start: Position | None = None) -> Merge:
+def make_merge(partitions: Partitions, epochs: int, start: Position | None = None) -> Merge:
     return Merge(
-        lanes,
+        partitions,
         Schema(("id",), (0,)),
-        start or lanes.spread(lanes.origin()),
+        start or partitions.spread(partitions.origin()),
         epochs,
         chained=False,
-        describe=lambda lane, call: (10 + lane, lanes.number(lane, call)),
+        describe=lambda partition, call: (10 + partition, partitions.number(partition, call)),
         first_name=lambda epoch, call: None,
         check=None,
-        first_lane=None,
+        first_partition=None,
     )
 
 
 def bundles_of(
-    lane: int, epochs: list[range], cut: random.Random, ends: list[bool] | None = None
-) -> list[Bundle]:
-    """Return a lane's calls of each epoch in bundles of random sizes; where `ends` says so the
-    lane tells that the epoch has ended."""
-    bundles: list[Bundle] = []
+    partition: int, epochs: list[range], cut: random.Random, ends: list[bool] | None = None
+) -> list[ChunkList]:
+    """Return a partition's calls of each epoch in bundles of random sizes; where `ends` says so the
+    partition tells that the epoch has ended."""
+    bundles: list[ChunkList] = []
     for epoch, calls in enumerate(epochs):
         at = calls.start
         while at < calls.stop:
             stop = cut.randint(at + 1, calls.stop)
-            arrays = [array_of((epoch, lane, call)) for call in range(at, stop)]
-            bundles.append(Bundle(lane, epoch, at, arrays, None, None))
+            arrays = [array_of((epoch, partition, call)) for call in range(at, stop)]
+            bundles.append(ChunkList(partition, epoch, at, arrays, None, None))
             at = stop
         if ends is None or ends[epoch]:
             if calls and cut.random() < 0.5:
                 bundles[-1].ending = End(None)
             else:
-                bundles.append(Bundle(lane, epoch, at, [], None, End(None)))
+                bundles.append(ChunkList(partition, epoch, at, [], None, End(None)))
     return bundles
 
 
@@ -75,30 +75,31 @@ def naive(counts: list[list[int]]) -> Iterator[Chunk]:
     """Yield the chunks of a ring in their order: one of each live worker in turn."""
     firsts = [0] * len(counts)
     for epoch in range(len(counts[0])):
-        left = [of_lane[epoch] for of_lane in counts]
+        left = [of_partition[epoch] for of_partition in counts]
         while any(left):
-            for lane, num in enumerate(left):
+            for partition, num in enumerate(left):
                 if num:
-                    yield epoch, lane, firsts[lane]
-                    firsts[lane] += 1
-                    left[lane] -= 1
+                    yield epoch, partition, firsts[partition]
+                    firsts[partition] += 1
+                    left[partition] -= 1
 
 
-def collected(bundles: list[list[Bundle]], chance: random.Random) -> Iterator[list[Bundle]]:
-    """Yield bundles as the channel hands them over: no lane is called for an epoch before all
-    have ended the one before it, and what has come meanwhile is collected lane by lane."""
-    waiting = [list(of_lane) for of_lane in bundles]
-    group: list[Bundle] = []
-    while some := [of_lane for of_lane in waiting if of_lane]:
-        epoch = min(of_lane[0].epoch for of_lane in some)
+def collected(bundles: list[list[ChunkList]], chance: random.Random) -> Iterator[list[ChunkList]]:
+    """Yield bundles as the channel hands them over: no partition is called for an epoch before all
+    have ended the one before it, and what has come meanwhile is collected partition by
+    partition."""
+    waiting = [list(of_partition) for of_partition in bundles]
+    group: list[ChunkList] = []
+    while some := [of_partition for of_partition in waiting if of_partition]:
+        epoch = min(of_partition[0].epoch for of_partition in some)
         group.append(chance.choice([b for b in some if b[0].epoch == epoch]).pop(0))
         if chance.random() < 0.4:
-            yield sorted(group, key=lambda bundle: bundle.lane)
+            yield sorted(group, key=lambda bundle: bundle.partition)
             group = []
-    yield sorted(group, key=lambda bundle: bundle.lane)
+    yield sorted(group, key=lambda bundle: bundle.partition)
 
 
-def run_merge(merge: Merge, bundles: list[list[Bundle]], chance: random.Random) -> list[Any]:
+def run_merge(merge: Merge, bundles: list[list[ChunkList]], chance: random.Random) -> list[Any]:
     """Return all that comes out of the merge, bundles being pushed when it has nothing more."""
     out: list[Any] = []
     groups = collected(bundles, chance)
@@ -108,12 +109,14 @@ def run_merge(merge: Merge, bundles: list[list[Bundle]], chance: random.Random) 
             out.append(merged)
             continue
         group = next(groups, None)
-        assert group is not None, f"the merge waits for lane {merge.wanted}, all has been pushed"
+        assert group is not None, (
+            f"the merge waits for partition {merge.wanted}, all has been pushed"
+        )
         merge.push(group)
     return out
 
 
-def chunks_of(run: Run) -> list[Chunk | None]:
+def chunks_of(run: MergedChunks) -> list[Chunk | None]:
     """Return what the chunks of a run are; None for one without rows."""
     return [
         tuple(map(int, array[0])) if len(array) else None  # type: ignore[misc]
@@ -122,20 +125,23 @@ def chunks_of(run: Run) -> list[Chunk | None]:
 
 
 def assert_merged(out: list[Any], wanted: list[Chunk]) -> None:
-    runs = [merged for merged in out if isinstance(merged, Run)]
+    runs = [merged for merged in out if isinstance(merged, MergedChunks)]
     got = [chunk for run in runs for chunk in chunks_of(run)]
     assert got == [chunk if rows_of(chunk) else None for chunk in wanted]
     assert [n for run in runs for n in run.rows] == [rows_of(chunk) for chunk in wanted]
 
 
-@pytest.mark.parametrize("num_lanes", [1, 2, 3, 5])
+@pytest.mark.parametrize("num_partitions", [1, 2, 3, 5])
 @pytest.mark.parametrize("seed", range(12))
-def test_a_ring_takes_one_chunk_of_each_live_worker_in_turn(num_lanes: int, seed: int) -> None:
+def test_a_ring_takes_one_chunk_of_each_live_worker_in_turn(num_partitions: int, seed: int) -> None:
     chance = random.Random(seed)
-    counts = [[chance.randint(0, 9) for _ in range(3)] for _ in range(num_lanes)]
-    lanes = Lanes(num_lanes=num_lanes, pure=False, arrival=False)
-    bundles = [bundles_of(lane, ring_calls(counts[lane]), chance) for lane in range(num_lanes)]
-    out = run_merge(make_merge(lanes, 3), bundles, chance)
+    counts = [[chance.randint(0, 9) for _ in range(3)] for _ in range(num_partitions)]
+    partitions = Partitions(num_partitions=num_partitions, pure=False, arrival=False)
+    bundles = [
+        bundles_of(partition, ring_calls(counts[partition]), chance)
+        for partition in range(num_partitions)
+    ]
+    out = run_merge(make_merge(partitions, 3), bundles, chance)
     assert_merged(out, list(naive(counts)))
     assert [end.position.epoch for end in out if isinstance(end, EpochEnd)] == [1, 2, 3]
 
@@ -144,15 +150,19 @@ def test_a_ring_takes_one_chunk_of_each_live_worker_in_turn(num_lanes: int, seed
 def test_the_merge_goes_on_from_the_position_after_any_chunk(seed: int) -> None:
     chance = random.Random(seed)
     counts = [[chance.randint(0, 6) for _ in range(2)] for _ in range(3)]
-    lanes = Lanes(num_lanes=3, pure=False, arrival=False)
-    bundles = [bundles_of(lane, ring_calls(counts[lane]), chance) for lane in range(3)]
-    out = run_merge(make_merge(lanes, 2), bundles, chance)
+    partitions = Partitions(num_partitions=3, pure=False, arrival=False)
+    bundles = [
+        bundles_of(partition, ring_calls(counts[partition]), chance) for partition in range(3)
+    ]
+    out = run_merge(make_merge(partitions, 2), bundles, chance)
     wanted, done = list(naive(counts)), 0
-    for run in (merged for merged in out if isinstance(merged, Run)):
+    for run in (merged for merged in out if isinstance(merged, MergedChunks)):
         for num in range(1, len(run.rows) + 1):
             position = run.span.position(num)
-            rest = [rest_of(lane, counts[lane], position, chance) for lane in range(3)]
-            again = run_merge(make_merge(lanes, 2, position), rest, chance)
+            rest = [
+                rest_of(partition, counts[partition], position, chance) for partition in range(3)
+            ]
+            again = run_merge(make_merge(partitions, 2, position), rest, chance)
             assert_merged(again, wanted[done + num :])
             assert sum(position.rows) == sum(map(rows_of, wanted[: done + num]))
         done += len(run.rows)
@@ -160,33 +170,37 @@ def test_the_merge_goes_on_from_the_position_after_any_chunk(seed: int) -> None:
 
 
 def rest_of(
-    lane: int, counts: list[int], position: Position, chance: random.Random
-) -> list[Bundle]:
-    """Return the bundles of a lane that is started at a position."""
-    live = position.live[lane]
+    partition: int, counts: list[int], position: Position, chance: random.Random
+) -> list[ChunkList]:
+    """Return the bundles of a partition that is started at a position."""
+    live = position.live[partition]
     epochs = [
-        range(max(calls.start, position.calls[lane]), calls.stop) if epoch >= position.epoch
+        range(max(calls.start, position.calls[partition]), calls.stop) if epoch >= position.epoch
         else range(0) for epoch, calls in enumerate(ring_calls(counts))
     ]  # fmt: skip
     ends = [epoch > position.epoch or (epoch == position.epoch and live) for epoch in range(2)]
-    return bundles_of(lane, epochs, chance, ends)
+    return bundles_of(partition, epochs, chance, ends)
 
 
-@pytest.mark.parametrize("num_lanes", [1, 2, 4])
+@pytest.mark.parametrize("num_partitions", [1, 2, 4])
 @pytest.mark.parametrize("seed", range(12))
-def test_the_pure_form_is_in_the_order_of_its_indices(num_lanes: int, seed: int) -> None:
+def test_the_pure_form_is_in_the_order_of_its_indices(num_partitions: int, seed: int) -> None:
     chance = random.Random(seed)
     ends = [chance.randint(0, 11) for _ in range(3)]  # the smallest index that ends each epoch
-    lanes = Lanes(num_lanes=num_lanes, pure=True, arrival=False)
+    partitions = Partitions(num_partitions=num_partitions, pure=True, arrival=False)
     bundles = []
-    for lane in range(num_lanes):
-        # The lane of that index ends there. The others may run on, and end later or not at all.
-        owns = [lane == end % num_lanes for end in ends]
-        calls = [range(-(-max(0, end - lane) // num_lanes) + (0 if own else chance.randint(0, 3)))
-                 for end, own in zip(ends, owns, strict=True)]  # fmt: skip
-        bundles.append(bundles_of(lane, calls, chance, [o or chance.random() < 0.5 for o in owns]))
-    out = run_merge(make_merge(lanes, 3), bundles, chance)
-    wanted = [(epoch, index % num_lanes, index // num_lanes)
+    for partition in range(num_partitions):
+        # The partition of that index ends there. The others may run on, and end later or not at
+        # all.
+        owns = [partition == end % num_partitions for end in ends]
+        beyond = [0 if own else chance.randint(0, 3) for own in owns]
+        calls = [range(-(-max(0, end - partition) // num_partitions) + more)
+                 for end, more in zip(ends, beyond, strict=True)]  # fmt: skip
+        bundles.append(
+            bundles_of(partition, calls, chance, [o or chance.random() < 0.5 for o in owns])
+        )
+    out = run_merge(make_merge(partitions, 3), bundles, chance)
+    wanted = [(epoch, index % num_partitions, index // num_partitions)
               for epoch, end in enumerate(ends) for index in range(end)]  # fmt: skip
     assert_merged(out, wanted)
     ends_seen = [merged.position for merged in out if isinstance(merged, EpochEnd)]
@@ -197,12 +211,12 @@ def test_the_pure_form_is_in_the_order_of_its_indices(num_lanes: int, seed: int)
 
 @pytest.mark.parametrize("pure", [False, True], ids=["ring", "pure"])
 def test_an_error_is_raised_in_its_place(pure: bool) -> None:
-    lanes = Lanes(num_lanes=2, pure=pure, arrival=False)
-    merge = make_merge(lanes, 1)
+    partitions = Partitions(num_partitions=2, pure=pure, arrival=False)
+    merge = make_merge(partitions, 1)
     error = FetchError("no")
-    merge.push([Bundle(1, 0, 0, [array_of((0, 1, 0))], None, error)])
+    merge.push([ChunkList(1, 0, 0, [array_of((0, 1, 0))], None, error)])
     assert merge.next() is None
-    merge.push([Bundle(0, 0, 0, [array_of((0, 0, call)) for call in range(1, 4)], None, None)])
+    merge.push([ChunkList(0, 0, 0, [array_of((0, 0, call)) for call in range(1, 4)], None, None)])
     seen: list[Any] = []
     with pytest.raises(FetchError) as caught:
         for _ in range(9):
@@ -212,32 +226,34 @@ def test_an_error_is_raised_in_its_place(pure: bool) -> None:
 
 
 def test_an_error_beyond_the_end_of_a_pure_epoch_is_discarded() -> None:
-    merge = make_merge(Lanes(num_lanes=2, pure=True, arrival=False), 1)
-    merge.push([Bundle(1, 0, 0, [array_of((0, 1, 0))], None, FetchError("index 3"))])
-    merge.push([Bundle(0, 0, 0, [array_of((0, 0, 0))], None, End(None))])  # index 2 ends it
+    merge = make_merge(Partitions(num_partitions=2, pure=True, arrival=False), 1)
+    merge.push([ChunkList(1, 0, 0, [array_of((0, 1, 0))], None, FetchError("index 3"))])
+    merge.push([ChunkList(0, 0, 0, [array_of((0, 0, 0))], None, End(None))])  # index 2 ends it
     out = run_merge(merge, [[], []], random.Random(0))
     assert [type(merged) for merged in out[-1:]] == [EpochEnd]
     assert merge.finished
 
 
 def test_rows_beyond_the_end_are_counted_out() -> None:
-    merge = make_merge(Lanes(num_lanes=2, pure=True, arrival=False), 2)
+    merge = make_merge(Partitions(num_partitions=2, pure=True, arrival=False), 2)
     chunks = [array_of((0, 1, call)) for call in range(4)]
-    merge.push([Bundle(0, 0, 0, [], None, End(None)), Bundle(1, 0, 0, chunks[:2], None, None)])
+    merge.push(
+        [ChunkList(0, 0, 0, [], None, End(None)), ChunkList(1, 0, 0, chunks[:2], None, None)]
+    )
     assert isinstance(merge.next(), EpochEnd)
-    merge.push([Bundle(1, 0, 2, chunks[2:], None, None)])
-    merge.push([Bundle(0, 1, 0, [array_of((1, 0, 1))], None, None)])
-    merge.push([Bundle(1, 1, 0, [], None, End(None))])
+    merge.push([ChunkList(1, 0, 2, chunks[2:], None, None)])
+    merge.push([ChunkList(0, 1, 0, [array_of((1, 0, 1))], None, None)])
+    merge.push([ChunkList(1, 1, 0, [], None, End(None))])
     run, end = merge.next(), merge.next()
-    assert isinstance(run, Run)
+    assert isinstance(run, MergedChunks)
     assert isinstance(end, EpochEnd)
     assert merge.discarded_rows == sum(rows_of((0, 1, call)) for call in range(4))
 
 
 def test_a_chunk_error_tells_the_worker_and_the_call() -> None:
-    merge = make_merge(Lanes(num_lanes=2, pure=False, arrival=False), 1)
+    merge = make_merge(Partitions(num_partitions=2, pure=False, arrival=False), 1)
     chunks = [array_of((0, 0, 1)), array_of((0, 0, 2)), (np.zeros(3),)]
-    merge.push([Bundle(0, 0, 7, chunks, None, None), Bundle(1, 0, 0, [], None, End(None))])
+    merge.push([ChunkList(0, 0, 7, chunks, None, None), ChunkList(1, 0, 0, [], None, End(None))])
     with pytest.raises(ChunkError) as caught:
         while merge.next() is not None:
             pass
@@ -252,32 +268,36 @@ def test_arrival_order_loses_and_doubles_nothing(pure: bool, seed: int) -> None:
     counts = [[chance.randint(0, 7) for _ in range(3)] for _ in range(3)]
     calls = list(map(ring_calls, counts))
     if pure:  # every index from a smallest on ends the epoch
-        calls = [[range(-(-max(0, end - lane) // 3)) for end in counts[0]] for lane in range(3)]
-    bundles = [bundles_of(lane, calls[lane], chance) for lane in range(3)]
-    merge = make_merge(Lanes(num_lanes=3, pure=pure, arrival=True), 3)
+        calls = [
+            [range(-(-max(0, end - partition) // 3)) for end in counts[0]] for partition in range(3)
+        ]
+    bundles = [bundles_of(partition, calls[partition], chance) for partition in range(3)]
+    merge = make_merge(Partitions(num_partitions=3, pure=pure, arrival=True), 3)
     out = run_merge(merge, bundles, chance)
-    got = [chunk for run in out if isinstance(run, Run) for chunk in chunks_of(run) if chunk]
-    wanted = [(epoch, lane, call) for lane, of_lane in enumerate(calls)
-              for epoch, of_epoch in enumerate(of_lane) for call in of_epoch]  # fmt: skip
+    got = [
+        chunk for run in out if isinstance(run, MergedChunks) for chunk in chunks_of(run) if chunk
+    ]
+    wanted = [(epoch, partition, call) for partition, of_partition in enumerate(calls)
+              for epoch, of_epoch in enumerate(of_partition) for call in of_epoch]  # fmt: skip
     assert sorted(got) == sorted(chunk for chunk in wanted if rows_of(chunk))
     assert [chunk[0] for chunk in got] == sorted(chunk[0] for chunk in got)
-    for lane in range(3):
-        of_lane = [chunk for chunk in got if chunk[1] == lane]
-        assert of_lane == sorted(of_lane)
+    for partition in range(3):
+        of_partition = [chunk for chunk in got if chunk[1] == partition]
+        assert of_partition == sorted(of_partition)
 
 
 def test_nothing_is_left_behind_that_refers_to_a_chunk() -> None:
     """The assembler passes an array on only where nobody else holds it."""
-    merge = make_merge(Lanes(num_lanes=2, pure=False, arrival=False), 1)
+    merge = make_merge(Partitions(num_partitions=2, pure=False, arrival=False), 1)
     refs = []
-    for lane in range(2):
+    for partition in range(2):
         arrays = [(np.full((2, 3), i, np.int64),) for i in range(3)]
         refs += [weakref.ref(chunk[0]) for chunk in arrays]
-        merge.push([Bundle(lane, 0, 0, arrays, None, None)])
+        merge.push([ChunkList(partition, 0, 0, arrays, None, None)])
         del arrays
     num_alive = []
     while (run := merge.next()) is not None:
-        assert isinstance(run, Run)
+        assert isinstance(run, MergedChunks)
         for column in run.columns:
             column.clear()
         gc.collect()

@@ -55,7 +55,7 @@ def test_a_bundle_without_a_call_says_nothing() -> None:
     assert quick_share([(0, 0.00001)] * 1000) == 0.999
 
 
-def test_lanes_are_tried_again_at_the_same_time() -> None:
+def test_partitions_are_tried_again_at_the_same_time() -> None:
     """One that is quick waits for the interpreter beside one that is not, so that each by itself
     would fail for ever."""
     trials, now = Trials(), 1000.0
@@ -72,7 +72,7 @@ def test_lanes_are_tried_again_at_the_same_time() -> None:
         assert pace.note(100, 0.0002, 0.0, again)
 
 
-def test_the_pause_grows_by_one_failure_of_many_lanes() -> None:
+def test_the_pause_grows_by_one_failure_of_many_partitions() -> None:
     trials, now, pauses = Trials(), 1000.0, []
     for _ in range(9):
         trials.begin(now)

@@ -80,12 +80,12 @@ def tuples(items: st.SearchStrategy[Any], num: int) -> st.SearchStrategy[Any]:
 @st.composite
 def spans(draw: st.DrawFn) -> Span:
     num, num_of_ring = draw(st.integers(1, 3)), draw(st.integers(1, 3))
-    lane, mark = st.integers(0, num - 1), st.binary(max_size=20)
+    partition, mark = st.integers(0, num - 1), st.binary(max_size=20)
     runs = st.none() | st.lists(st.tuples(st.integers(1, 9), mark), max_size=3).map(tuple)
     return Span(
-        draw(st.booleans()), draw(COUNTS), draw(lane), draw(tuples(st.booleans(), num)),
+        draw(st.booleans()), draw(COUNTS), draw(partition), draw(tuples(st.booleans(), num)),
         draw(tuples(COUNTS, num)), draw(tuples(COUNTS, num)), draw(tuples(st.none() | mark, num)),
-        draw(tuples(lane, num_of_ring)), draw(tuples(COUNTS, num_of_ring)),
+        draw(tuples(partition, num_of_ring)), draw(tuples(COUNTS, num_of_ring)),
         draw(tuples(runs, num_of_ring)), draw(COUNTS),
     )  # fmt: skip
 
@@ -369,14 +369,14 @@ BAD: dict[str, tuple[bytes, str]] = {
     "tokens and chunks": (group(12, [1]), "of each of its 1 batches"),
     "no chunk": (group(12, [0]), ">= 1"),
     "very many chunks": (group(12, [2**20 + 1]), "<= 1048576"),
-    "span of no lane": (span(3, []), "length >= 1"),
-    "span of many lanes": (span(3, [True] * 65), "length <= 64"),
-    "span's calls": (span(4, [1]), "of each of its 2 lanes"),
-    "span's marks": (span(6, [None]), "of each of its 2 lanes"),
+    "span of no partition": (span(3, []), "length >= 1"),
+    "span of many partitions": (span(3, [True] * 65), "length <= 64"),
+    "span's calls": (span(4, [1]), "of each of its 2 partitions"),
+    "span's marks": (span(6, [None]), "of each of its 2 partitions"),
     "span's turn": (span(2, 2), "none of its 2"),
     "span's ring": (span(7, [0, 2]), "none of its 2"),
     "span without a ring": (span(7, []), "length >= 1"),
-    "span's first calls": (span(8, [1]), "each lane of its ring"),
+    "span's first calls": (span(8, [1]), "each partition of its ring"),
     "a long mark": (span(6, [bytes(257), None]), "length <= 256"),
     "many new marks": (span(9, [[[1, b""]] * 9, None]), "length <= 8"),
     "objects": (column(dtype="|O"), "regex"),

@@ -8,160 +8,164 @@ from collections import defaultdict
 import numpy as np
 import pytest
 
-from feeder.workers.fetch.scheduler import End, Ledger, Rota
-from feeder.workers.stream.position import Lanes
+from feeder.workers.fetch.scheduler import BufferBudget, End, Scheduler
+from feeder.workers.stream.position import Partitions
 
 
-def make_rota(num_lanes: int, *, pure: bool, arrival: bool = False, epochs: int = 3) -> Rota:
-    lanes = Lanes(num_lanes=num_lanes, pure=pure, arrival=arrival)
-    return Rota(lanes, lanes.spread(lanes.origin()), epochs)
+def make_rota(
+    num_partitions: int, *, pure: bool, arrival: bool = False, epochs: int = 3
+) -> Scheduler:
+    partitions = Partitions(num_partitions=num_partitions, pure=pure, arrival=arrival)
+    return Scheduler(partitions, partitions.spread(partitions.origin()), epochs)
 
 
 class Fetchers:
-    """Plays fetchers that hold lanes for a random time; `ends` says how many calls of a lane (of
-    all lanes together: pure) give a chunk in each epoch."""
+    """Plays fetchers that hold partitions for a random time; `ends` says how many calls of a
+    partition (of all partitions together: pure) give a chunk in each epoch."""
 
-    def __init__(self, rota: Rota, lanes: Lanes, ends: list[list[int]], seed: int) -> None:
-        self.rota, self.lanes, self.ends = rota, lanes, ends
+    def __init__(
+        self, rota: Scheduler, partitions: Partitions, ends: list[list[int]], seed: int
+    ) -> None:
+        self.rota, self.partitions, self.ends = rota, partitions, ends
         self.chance = random.Random(seed)
         self.made: dict[tuple[int, int], list[int]] = defaultdict(list)
-        """The calls of each epoch and lane, in the order in which they were made."""
+        """The calls of each epoch and partition, in the order in which they were made."""
         self.before: dict[tuple[int, int], int] = defaultdict(int)
 
     def play(self) -> None:
         held = []
         while not self.rota.finished or held:
-            lane = (
+            partition = (
                 self.rota.pick(0.0, ahead=True, compute=True, quick=True) if len(held) < 3 else None
             )
-            if lane is not None and (not held or self.chance.random() < 0.6):
-                assert not lane.running
-                lane.running = True
-                held.append(lane)
+            if partition is not None and (not held or self.chance.random() < 0.6):
+                assert not partition.running
+                partition.running = True
+                held.append(partition)
                 continue
-            assert held, "no lane may be called, none is held, and the stream is not over"
-            lane = held.pop(self.chance.randrange(len(held)))
-            ended = self._call(lane)
-            lane.running = False
+            assert held, "no partition may be called, none is held, and the stream is not over"
+            partition = held.pop(self.chance.randrange(len(held)))
+            ended = self._call(partition)
+            partition.running = False
             if ended:
-                self.rota.end(lane, lane.next)
+                self.rota.end(partition, partition.next)
             self.rota.settle()
 
-    def _call(self, lane: object) -> bool:
-        number, epoch = lane.number, lane.epoch  # type: ignore[attr-defined]
-        self.made[epoch, number].append(lane.next)  # type: ignore[attr-defined]
-        if self.lanes.pure:
-            over = self.lanes.number(number, lane.next) >= self.ends[0][epoch]  # type: ignore[attr-defined]
+    def _call(self, partition: object) -> bool:
+        number, epoch = partition.number, partition.epoch  # type: ignore[attr-defined]
+        self.made[epoch, number].append(partition.next)  # type: ignore[attr-defined]
+        if self.partitions.pure:
+            over = self.partitions.number(number, partition.next) >= self.ends[0][epoch]  # type: ignore[attr-defined]
         else:
             over = len(self.made[epoch, number]) > self.ends[number][epoch]
         if not over:
-            lane.chunks.append((np.zeros(1),))  # type: ignore[attr-defined]
-            lane.take_open(None, marked=False)  # type: ignore[attr-defined]
+            partition.chunks.append((np.zeros(1),))  # type: ignore[attr-defined]
+            partition.take_open(None, marked=False)  # type: ignore[attr-defined]
         return over
 
 
-@pytest.mark.parametrize("num_lanes", [1, 2, 5])
+@pytest.mark.parametrize("num_partitions", [1, 2, 5])
 @pytest.mark.parametrize("seed", range(10))
-def test_every_worker_is_called_in_order_until_it_ends(num_lanes: int, seed: int) -> None:
+def test_every_worker_is_called_in_order_until_it_ends(num_partitions: int, seed: int) -> None:
     chance = random.Random(seed)
-    lanes = Lanes(num_lanes=num_lanes, pure=False, arrival=False)
-    ends = [[chance.randint(0, 6) for _ in range(3)] for _ in range(num_lanes)]
-    fetchers = Fetchers(make_rota(num_lanes, pure=False), lanes, ends, seed)
+    partitions = Partitions(num_partitions=num_partitions, pure=False, arrival=False)
+    ends = [[chance.randint(0, 6) for _ in range(3)] for _ in range(num_partitions)]
+    fetchers = Fetchers(make_rota(num_partitions, pure=False), partitions, ends, seed)
     fetchers.play()
-    for lane in range(num_lanes):
+    for partition in range(num_partitions):
         first = 0
         for epoch in range(3):
-            num = ends[lane][epoch]
-            assert fetchers.made[epoch, lane] == list(range(first, first + num + 1))
+            num = ends[partition][epoch]
+            assert fetchers.made[epoch, partition] == list(range(first, first + num + 1))
             first += num
 
 
-@pytest.mark.parametrize("num_lanes", [1, 2, 5])
+@pytest.mark.parametrize("num_partitions", [1, 2, 5])
 @pytest.mark.parametrize("seed", range(10))
-def test_every_index_below_the_end_is_called_once(num_lanes: int, seed: int) -> None:
+def test_every_index_below_the_end_is_called_once(num_partitions: int, seed: int) -> None:
     chance = random.Random(seed)
-    lanes = Lanes(num_lanes=num_lanes, pure=True, arrival=False)
+    partitions = Partitions(num_partitions=num_partitions, pure=True, arrival=False)
     ends = [[chance.randint(0, 12) for _ in range(3)]]
-    fetchers = Fetchers(make_rota(num_lanes, pure=True), lanes, ends, seed)
+    fetchers = Fetchers(make_rota(num_partitions, pure=True), partitions, ends, seed)
     fetchers.play()
     for epoch, end in enumerate(ends[0]):
-        called = sorted(lanes.number(lane, call) for lane in range(num_lanes)
-                        for call in fetchers.made[epoch, lane])  # fmt: skip
+        called = sorted(partitions.number(partition, call) for partition in range(num_partitions)
+                        for call in fetchers.made[epoch, partition])  # fmt: skip
         assert called[: end + 1] == list(range(end + 1))
-        assert len(called) == len(set(called)) <= end + 1 + 3 * num_lanes
+        assert len(called) == len(set(called)) <= end + 1 + 3 * num_partitions
 
 
-def test_the_lane_that_has_been_called_least_is_next() -> None:
+def test_the_partition_that_has_been_called_least_is_next() -> None:
     rota = make_rota(3, pure=False)
-    rota.lanes[0].made, rota.lanes[1].made, rota.lanes[2].made = 5, 3, 4
-    assert rota.pick(0.0, ahead=True, compute=True, quick=True) is rota.lanes[1]
-    rota.lanes[1].running = True
-    assert rota.pick(0.0, ahead=True, compute=True, quick=True) is rota.lanes[2]
-    rota.lanes[2].halted = True
-    assert rota.pick(0.0, ahead=True, compute=True, quick=True) is rota.lanes[0]
-    rota.lanes[0].ready_at = 7.5
+    rota.partitions[0].made, rota.partitions[1].made, rota.partitions[2].made = 5, 3, 4
+    assert rota.pick(0.0, ahead=True, compute=True, quick=True) is rota.partitions[1]
+    rota.partitions[1].running = True
+    assert rota.pick(0.0, ahead=True, compute=True, quick=True) is rota.partitions[2]
+    rota.partitions[2].halted = True
+    assert rota.pick(0.0, ahead=True, compute=True, quick=True) is rota.partitions[0]
+    rota.partitions[0].ready_at = 7.5
     assert rota.pick(7.0, ahead=True, compute=True, quick=True) is None
     assert rota.next_ready(7.0) == 0.5
-    assert rota.pick(7.5, ahead=True, compute=True, quick=True) is rota.lanes[0]
+    assert rota.pick(7.5, ahead=True, compute=True, quick=True) is rota.partitions[0]
     assert rota.next_ready(7.5) is None
 
 
 def test_what_is_wanted_goes_before_what_has_been_called_least() -> None:
     rota = make_rota(3, pure=False)
-    rota.lanes[2].made = 9
-    assert rota.least_called(0.0, (rota.lanes[2],)) is rota.lanes[2]
-    rota.lanes[2].running = True
-    assert rota.least_called(0.0, (rota.lanes[2],)) is None
+    rota.partitions[2].made = 9
+    assert rota.least_called(0.0, (rota.partitions[2],)) is rota.partitions[2]
+    rota.partitions[2].running = True
+    assert rota.least_called(0.0, (rota.partitions[2],)) is None
     assert rota.least_called(0.0, ()) is None
 
 
-def test_a_lane_with_something_to_collect_waits_unless_lanes_may_run_ahead() -> None:
+def test_a_partition_with_something_to_collect_waits_unless_partitions_may_run_ahead() -> None:
     rota = make_rota(2, pure=False)
-    for lane in rota.lanes:
-        lane.chunks.append((np.zeros(1),))
-        bundle = lane.take_open(None, marked=False)
+    for partition in rota.partitions:
+        partition.chunks.append((np.zeros(1),))
+        bundle = partition.take_open(None, marked=False)
         assert bundle is not None
-        lane.bundles.append(bundle)
-        if lane.number == 0:
-            assert rota.pick(0.0, ahead=False, compute=True, quick=True) is rota.lanes[1]
+        partition.bundles.append(bundle)
+        if partition.number == 0:
+            assert rota.pick(0.0, ahead=False, compute=True, quick=True) is rota.partitions[1]
     assert rota.pick(0.0, ahead=False, compute=True, quick=True) is None
-    assert rota.pick(0.0, ahead=True, compute=True, quick=True) is rota.lanes[0]
+    assert rota.pick(0.0, ahead=True, compute=True, quick=True) is rota.partitions[0]
 
 
-def test_a_lane_that_computes_waits_for_a_core() -> None:
+def test_a_partition_that_computes_waits_for_a_core() -> None:
     rota = make_rota(3, pure=False)
-    rota.lanes[1].waits = True
-    assert rota.pick(0.0, ahead=True, compute=False, quick=True) is rota.lanes[1]
-    rota.lanes[1].running = True
+    rota.partitions[1].waits = True
+    assert rota.pick(0.0, ahead=True, compute=False, quick=True) is rota.partitions[1]
+    rota.partitions[1].running = True
     assert rota.pick(0.0, ahead=True, compute=False, quick=True) is None
     assert rota.num_computing == 0
-    rota.lanes[0].running = True
+    rota.partitions[0].running = True
     assert rota.num_computing == 1
-    assert rota.pick(0.0, ahead=True, compute=True, quick=True) is rota.lanes[2]
+    assert rota.pick(0.0, ahead=True, compute=True, quick=True) is rota.partitions[2]
 
 
 def test_a_bundle_numbers_its_calls_and_waits_for_the_marks() -> None:
-    (lane,) = make_rota(1, pure=False).lanes
-    assert lane.take_open(None, marked=True) is None
-    lane.chunks += ["a", "b", "c"]
-    lane.marks += [b"1", b"2"]  # the fetcher has not yet written the third
-    bundle = lane.take_open(None, marked=True)
+    (partition,) = make_rota(1, pure=False).partitions
+    assert partition.take_open(None, marked=True) is None
+    partition.chunks += ["a", "b", "c"]
+    partition.marks += [b"1", b"2"]  # the fetcher has not yet written the third
+    bundle = partition.take_open(None, marked=True)
     assert bundle is not None
     assert (bundle.first, bundle.chunks, bundle.marks) == (0, ["a", "b"], [b"1", b"2"])
-    assert (lane.next, lane.chunks, lane.marks) == (2, ["c"], [])
-    lane.marks.append(b"3")
+    assert (partition.next, partition.chunks, partition.marks) == (2, ["c"], [])
+    partition.marks.append(b"3")
     end = End(b"4")
-    bundle = lane.take_open(end, marked=True)
+    bundle = partition.take_open(end, marked=True)
     assert bundle is not None
     assert (bundle.first, bundle.chunks, bundle.marks, bundle.ending) == (2, ["c"], [b"3"], end)
-    bundle = lane.take_open(end, marked=True)
+    bundle = partition.take_open(end, marked=True)
     assert bundle is not None
     assert (bundle.first, bundle.chunks) == (3, [])
 
 
 def test_no_epoch_begins_before_all_workers_have_ended_the_one_before() -> None:
     rota = make_rota(2, pure=False, epochs=2)
-    first, second = rota.lanes
+    first, second = rota.partitions
     rota.end(first, 4)
     rota.settle()
     assert (first.epoch, second.epoch) == (0, 0)
@@ -173,8 +177,8 @@ def test_no_epoch_begins_before_all_workers_have_ended_the_one_before() -> None:
     second.running = False
     rota.settle()
     assert (first.epoch, second.epoch, first.ended) == (1, 1, False)
-    for lane in rota.lanes:
-        rota.end(lane, 9)
+    for partition in rota.partitions:
+        rota.end(partition, 9)
     rota.settle()
     assert rota.finished
     assert rota.pick(0.0, ahead=True, compute=True, quick=True) is None
@@ -184,7 +188,7 @@ def test_no_epoch_begins_before_all_workers_have_ended_the_one_before() -> None:
 
 
 def test_the_bound_is_on_rows_and_on_bytes() -> None:
-    ledger = Ledger(10, 100, 1)
+    ledger = BufferBudget(10, 100, 1)
     assert ledger.below_bound
     ledger.add(9, 50)
     assert ledger.below_bound
@@ -194,20 +198,20 @@ def test_the_bound_is_on_rows_and_on_bytes() -> None:
     assert (ledger.rows, ledger.bytes, ledger.below_bound) == (5, 100, False)
     ledger.add(0, -1)
     assert ledger.below_bound
-    unbounded = Ledger(10, 10**12, 1)
+    unbounded = BufferBudget(10, 10**12, 1)
     unbounded.add(9, 10**12 - 1)
     assert unbounded.below_bound
 
 
 def test_the_most_that_was_ever_buffered_is_kept() -> None:
-    ledger = Ledger(10, 10**12, 1)
+    ledger = BufferBudget(10, 10**12, 1)
     for rows, num_bytes in ((4, 40), (8, 10), (-12, -50), (3, 3)):
         ledger.add(rows, num_bytes)
     assert (ledger.rows, ledger.bytes, ledger.peak_rows, ledger.peak_bytes) == (3, 3, 12, 50)
 
 
 def test_a_device_without_a_batch_starves_whichever_it_is() -> None:
-    ledger = Ledger(1, 10**12, 2)
+    ledger = BufferBudget(1, 10**12, 2)
     assert ledger.starving
     for waiting, starving in (([0, 2], True), ([2, 0], True), ([1, 2], False)):
         ledger.waiting = waiting
@@ -215,7 +219,7 @@ def test_a_device_without_a_batch_starves_whichever_it_is() -> None:
 
 
 def test_rows_kept_beside_their_copies_count_in_the_bound() -> None:
-    ledger = Ledger(10, 100, 1)
+    ledger = BufferBudget(10, 100, 1)
     ledger.add(4, 40, 5)
     assert ledger.below_bound
     ledger.row_bytes = 12
@@ -229,7 +233,7 @@ def test_rows_kept_beside_their_copies_count_in_the_bound() -> None:
 
 
 def test_calls_under_way_count_as_much_as_the_last_gave() -> None:
-    ledger = Ledger(10, 100, 1)
+    ledger = BufferBudget(10, 100, 1)
     ledger.num_calling = 64
     assert ledger.may_call(64), "nothing is known of their size"
     ledger.bundle_bytes, ledger.num_calling = 40, 0

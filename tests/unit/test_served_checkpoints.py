@@ -18,11 +18,11 @@ from conformance.served import reading, serving
 from feeder.checkpoint.store import CheckpointStore
 from feeder.service.client import io_loop as receiver
 from feeder.service.protocol import messages as say
-from feeder.service.server.io_loop import Serving
-from feeder.service.server.rewind import Used
-from feeder.service.server.run import Recipe
+from feeder.service.server.io_loop import ServerLoop
+from feeder.service.server.rewind import LowWatermark
+from feeder.service.server.run import FeedFactory
 from feeder.service.server.serve import Server
-from feeder.workers.stream.position import Place
+from feeder.workers.stream.position import LazyPosition
 from unit.peers import Stalled, peer_of, used
 from unit.small import WAIT_S, Pure, ids, make
 
@@ -148,13 +148,13 @@ def test_what_was_said_before_a_server_stopped_is_stored(
         peer.say(say.Attached(generation=generation, plane="frames", reason=""))
         peer.hear(say.Batches)
         stalled = Stalled(monkeypatch, server)
-        stop = Serving.stop
+        stop = ServerLoop.stop
 
-        def stop_and_go_on(serving: Serving, reason: str) -> None:
+        def stop_and_go_on(serving: ServerLoop, reason: str) -> None:
             stop(serving, reason)
             stalled.go_on.set()
 
-        monkeypatch.setattr(Serving, "stop", stop_and_go_on)
+        monkeypatch.setattr(ServerLoop, "stop", stop_and_go_on)
         peer.say(used(generation, 0))
         assert stalled.entered.wait(WAIT_S)
         peer.say(used(generation, 1))
@@ -182,7 +182,7 @@ def test_also_where_all_came_back_with_it(tmp_path: Path, monkeypatch: pytest.Mo
         monkeypatch.context() as patch,
         feeder.serve(factory(), address, checkpoints=tmp_path / "run"),
     ):
-        patch.setattr(Serving, "_farewell", lambda serving: None)
+        patch.setattr(ServerLoop, "_farewell", lambda serving: None)
         consumer = feeder.connect(address, credit=NUM_BATCHES + 2)
         seen = ids([next(consumer)])
         while not consumer._receiver._talk.has_ended:
@@ -265,17 +265,17 @@ def test_a_trainer_keeps_its_position_in_a_store_of_its_own(tmp_path: Path) -> N
 # ---- the rules
 
 
-def used_by(num_queues: int) -> tuple[Used, Callable[[int], Place]]:
+def used_by(num_queues: int) -> tuple[LowWatermark, Callable[[int], LazyPosition]]:
     """Return what notes the use of a feed of so many queues, and what makes the place after each
     of its batches."""
-    recipe = Recipe("train", factory()(), None, num_queues)
+    recipe = FeedFactory("train", factory()(), None, num_queues)
     with factory()() as coordinator:
         places = [batch.place for batch in coordinator["train"]]
 
-    return Used(recipe), lambda step: places[step]
+    return LowWatermark(recipe), lambda step: places[step]
 
 
-def step_of(used: Used) -> int:
+def step_of(used: LowWatermark) -> int:
     return used.state().summary[2]
 
 

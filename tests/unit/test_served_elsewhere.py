@@ -12,7 +12,7 @@ import zmq
 
 import feeder
 from feeder.service.client import io_loop
-from feeder.service.client.io_loop import Tries
+from feeder.service.client.io_loop import Failover
 from feeder.service.net import sockets as wire
 from feeder.service.net.addresses import Address
 from unit.small import WAIT_S, Aside, Pure, make
@@ -71,8 +71,8 @@ def test_who_waits_at_the_only_server_comes_back_to_it(tmp_path: Path) -> None:
 
 
 def test_how_long_a_server_is_waited_with() -> None:
-    assert Tries(("a",)).patience_s(10.0) == float("inf")
-    several = Tries(("a", "b", "c"))
+    assert Failover(("a",)).patience_s(10.0) == float("inf")
+    several = Failover(("a", "b", "c"))
     places = []
     for _ in range(4):
         places.append(several.begin(0.0))

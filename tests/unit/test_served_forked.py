@@ -19,7 +19,7 @@ import pytest
 
 import feeder
 from conformance.served import reading, serving
-from feeder.service.client.lease import Plane
+from feeder.service.client.lease import DataPath
 from feeder.service.memory import forking
 from feeder.service.protocol import messages as say
 from feeder.service.server.group import Desk
@@ -109,14 +109,14 @@ def test_until_it_has_copied_them_its_parent_tells_of_none(
     monkeypatch: pytest.MonkeyPatch, told: list[int]
 ) -> None:
     is_there, comes = os.pipe()
-    keep = Plane.keep
+    keep = DataPath.keep
 
-    def wait(plane: Plane) -> None:
+    def wait(plane: DataPath) -> None:
         os.close(comes)
         assert os.read(is_there, 1) == b""
         keep(plane)
 
-    monkeypatch.setattr(Plane, "keep", wait)
+    monkeypatch.setattr(DataPath, "keep", wait)
     try:
         with serving(factory) as server, reading(server, hold=4, credit=4) as consumer:
             held = [next(consumer) for _ in range(3)]
@@ -138,7 +138,7 @@ def test_until_it_has_copied_them_its_parent_tells_of_none(
 
 
 def test_a_child_that_dies_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Plane, "keep", lambda plane: os.kill(os.getpid(), signal.SIGKILL))
+    monkeypatch.setattr(DataPath, "keep", lambda plane: os.kill(os.getpid(), signal.SIGKILL))
     with serving(factory) as server, reading(server) as consumer:
         held = next(consumer)
         pid = child(lambda: None)

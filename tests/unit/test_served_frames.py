@@ -13,7 +13,7 @@ import zmq
 import feeder
 from conformance.served import reading, serving
 from feeder.service.client import lease as planes
-from feeder.service.net.sockets import Wire
+from feeder.service.net.sockets import Connection
 from feeder.service.protocol.checksums import pieces
 from feeder.service.server import delivery
 from unit.small import make
@@ -93,10 +93,10 @@ def test_a_spoiled_batch_is_refused_and_comes_again(
     frame_bytes: int, last_bytes: int, least_bytes: int,
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
-    receive, seen = Wire.receive, 0
+    receive, seen = Connection.receive, 0
     says = says.format(without_last=192 - last_bytes, with_another=192 + last_bytes)
 
-    def receive_spoiled(wire: Wire) -> Iterator[tuple[Any, list[Any]]]:
+    def receive_spoiled(wire: Connection) -> Iterator[tuple[Any, list[Any]]]:
         nonlocal seen
         for data, frames in receive(wire):
             if frames:
@@ -106,7 +106,7 @@ def test_a_spoiled_batch_is_refused_and_comes_again(
                 seen += 1
             yield data, frames
 
-    monkeypatch.setattr(Wire, "receive", receive_spoiled)
+    monkeypatch.setattr(Connection, "receive", receive_spoiled)
     monkeypatch.setattr(delivery, "pieces", partial(pieces, max_bytes=frame_bytes))
     monkeypatch.setattr(planes, "_LARGE_BYTES", least_bytes)
     coordinator = feeder.init_data_input_workers(

@@ -31,7 +31,7 @@ from feeder.service.net.keys import make_keys
 from feeder.service.net.security import read_event
 from feeder.service.protocol import messages as say
 from feeder.service.server import io_loop as serving_module
-from feeder.service.server.io_loop import Serving
+from feeder.service.server.io_loop import ServerLoop
 from feeds import Record, assert_same, deal, expected, make, note
 from fetches import make_fetch
 from unit.peers import OPEN, RawPeer, peer_of
@@ -65,15 +65,15 @@ def test_who_died_before_it_was_heard_holds_no_queue(
 ) -> None:
     """As a trainer that is killed while its server starts: that it is gone was told before it said
     Open, as far as the server knows, and is not told again."""
-    send, heard = Serving.send, Event()
+    send, heard = ServerLoop.send, Event()
 
-    def unreachable(self: Serving, peer: Any, message: say.Message, frames: Any) -> bool:
+    def unreachable(self: ServerLoop, peer: Any, message: say.Message, frames: Any) -> bool:
         if isinstance(message, say.Opened) and not heard.is_set():
             heard.set()
             return False
         return send(self, peer, message, frames)
 
-    monkeypatch.setattr(Serving, "send", unreachable)
+    monkeypatch.setattr(ServerLoop, "send", unreachable)
     with serving(factory) as server, peer_of(server.addresses[0]) as dead:
         dead.say(say.Open(**(OPEN | {"feed": ""})))
         assert heard.wait(WAIT_S)
@@ -88,7 +88,7 @@ def test_nor_does_who_died_before_it_was_read(
     """As a trainer that is killed just after it said Open: the end of its connection is known when
     that is read. ZeroMQ looks for what has ended once in a millisecond, and takes the answer."""
     events: deque[Any] = deque()
-    send, has_ended = Serving.send, Event()
+    send, has_ended = ServerLoop.send, Event()
 
     def read(monitor: Any) -> Any:
         event = events.popleft() if events else read_event(monitor)
@@ -99,12 +99,12 @@ def test_nor_does_who_died_before_it_was_read(
             has_ended.set()
         return event
 
-    def take(self: Serving, peer: Any, message: say.Message, frames: Any) -> bool:
+    def take(self: ServerLoop, peer: Any, message: say.Message, frames: Any) -> bool:
         is_ghost = peer in self._leases and self._leases[peer][1].who == "ghost"
         return is_ghost or send(self, peer, message, frames)
 
     monkeypatch.setattr(serving_module, "read_event", read)
-    monkeypatch.setattr(Serving, "send", take)
+    monkeypatch.setattr(ServerLoop, "send", take)
     with serving(factory, scheme) as server:
         with closing(RawPeer(server.addresses[0])) as peer:
             peer.say(say.Open(**(OPEN | {"feed": "", "who": "ghost"})))

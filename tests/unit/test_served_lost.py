@@ -20,13 +20,13 @@ import pytest
 
 import feeder
 from conformance.served import reading, serving
-from feeder.service.client.session import Conversation
+from feeder.service.client.session import ClientSession
 from feeder.service.net.keys import make_keys
 from feeder.service.protocol import messages as say
 from feeder.service.protocol.seats import Seats
 from feeder.service.server import rewind as beginning
 from feeder.service.server.group import Desk
-from feeder.service.server.io_loop import Serving
+from feeder.service.server.io_loop import ServerLoop
 from feeder.service.server.rewind import Beginning
 from unit.peers import OPEN, RawPeer, peer_of, used
 from unit.small import Aside, Heard, Pure, make
@@ -118,9 +118,9 @@ def test_who_comes_back_with_its_last_batches_unused_holds_the_end_up(
 ) -> None:
     """Else its server ends, and who would start from its checkpoint finds none."""
     has_come, told = Event(), SimpleQueue[int]()
-    take_end, use = Conversation._take_end, Desk.use
+    take_end, use = ClientSession._take_end, Desk.use
 
-    def note_end(talk: Conversation, message: say.End) -> None:
+    def note_end(talk: ClientSession, message: say.End) -> None:
         take_end(talk, message)
         has_come.set()
 
@@ -128,10 +128,10 @@ def test_who_comes_back_with_its_last_batches_unused_holds_the_end_up(
         told.put(message.pending)
         use(desk, lease, message)
 
-    monkeypatch.setattr(Conversation, "_take_end", note_end)
+    monkeypatch.setattr(ClientSession, "_take_end", note_end)
     monkeypatch.setattr(Desk, "use", note_use)
     # As servers that are killed.
-    monkeypatch.setattr(Serving, "_farewell", lambda serving: None)
+    monkeypatch.setattr(ServerLoop, "_farewell", lambda serving: None)
     address, settings = f"ipc://{tmp_path}/feed", {"exit_when": "acknowledged"}
     with feeder.serve(ten, address):
         consumer = feeder.connect(address, credit=20)
@@ -158,7 +158,7 @@ def test_before_the_first_batch_the_position_stays_though_the_server_does_not(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """The next one is asked for what comes after all that was received."""
-    monkeypatch.setattr(Serving, "_farewell", lambda serving: None)
+    monkeypatch.setattr(ServerLoop, "_farewell", lambda serving: None)
     address = f"ipc://{tmp_path}/feed"
     with feeder.serve(fifty, address):
         consumer = feeder.connect(address, credit=4)

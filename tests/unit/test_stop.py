@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import feeder
-from feeder.workers.fetch.threads import Scope
+from feeder.workers.fetch.threads import ThreadGroup
 from unit.small import WAIT_S, Aside, Held, Pure, chunk, ids, make
 
 FAST_S = 4.0
@@ -181,7 +181,7 @@ def test_the_fetch_function_may_stop_the_coordinator() -> None:
 
 
 def test_a_thread_that_closes_its_own_scope_is_not_forgotten() -> None:
-    scope, started, closed, go_on = Scope(), *(threading.Event() for _ in range(3))
+    scope, started, closed, go_on = ThreadGroup(), *(threading.Event() for _ in range(3))
 
     def body() -> None:
         started.wait(WAIT_S)

@@ -57,19 +57,19 @@ WRONG: dict[str, Callable[[list[Any]], None]] = {
     "a negative index": put(INDEX, value=-4),
     "a step that is no whole number": put(STEP, value=1.5),
     "no position": put(POSITION, value=None),
-    "a turn of no lane": put(POSITION, TURN, value=50),
-    "no lane that lives": put(POSITION, LIVE, value=b"\0"),
-    "lanes that live and are none": put(POSITION, LIVE, value=b"\xff"),
+    "a turn of no partition": put(POSITION, TURN, value=50),
+    "no partition that lives": put(POSITION, LIVE, value=b"\0"),
+    "partitions that live and are none": put(POSITION, LIVE, value=b"\xff"),
     "calls below none": put(POSITION, CALLS, 0, value=-1),
     "calls far from the leftover": lambda fields: put(
         POSITION, CALLS, value=[2**62] * len(fields[POSITION][CALLS])
     )(fields),
-    "calls of more lanes": put(POSITION, CALLS, value=[10] * 100),
+    "calls of more partitions": put(POSITION, CALLS, value=[10] * 100),
     "no calls": put(POSITION, CALLS, value=[]),
     "rows that are text": put(POSITION, ROWS, value="rows"),
     "marks that are numbers": put(POSITION, MARKS, value=[7, 7]),
     "done that is no list": put(POSITION, DONE, value=7),
-    "a leftover of no lane": put(LEFTOVER, 0, value=77),
+    "a leftover of no partition": put(LEFTOVER, 0, value=77),
     "a leftover of more than there is": put(LEFTOVER, 2, value=99),
     "a leftover of no rows": put(LEFTOVER, 3, value=0),
     "a leftover that is none": put(LEFTOVER, value=[1, 2]),
@@ -94,7 +94,7 @@ def test_nor_are_other_values(body: Any) -> None:
         pure(resume=token_of(body))
 
 
-def test_a_position_of_other_lanes_does_not_fit() -> None:
+def test_a_position_of_other_partitions_does_not_fit() -> None:
     fields = fields_of(ring)
     fields[POSITION] = [0, 0, b"\1", [10], [30], [None], []]
     fields[LEFTOVER] = None

@@ -17,7 +17,12 @@ import pytest
 
 from feeder.errors import ConnectTimeout, ProtocolError, TransportError
 from feeder.service.memory.arena import Arena
-from feeder.service.memory.fdpass import Attachment, Connection, Listener, attach
+from feeder.service.memory.fdpass import (
+    Attachment,
+    DescriptorConnection,
+    DescriptorListener,
+    attach,
+)
 
 WAIT_S = 10.0
 NONCE = bytes(range(16))
@@ -29,19 +34,19 @@ class Door:
     def __init__(self, path: Path, **settings: Any) -> None:
         self.now = 0.0
         self.refused: list[str] = []
-        self.listener = Listener(
+        self.listener = DescriptorListener(
             str(path), clock=lambda: self.now, refused=self.refused.append, **settings
         )
         self.listener.expect(NONCE)
 
-    def accept(self) -> list[Connection]:
+    def accept(self) -> list[DescriptorConnection]:
         """Serve the listener until it has nothing to do."""
-        connections: list[Connection] = []
+        connections: list[DescriptorConnection] = []
         while _is_ready(self.listener.fileno(), 0.0):
             connections += self.listener.on_readable()
         return connections
 
-    def connect(self, path: Path) -> tuple[Connection, Attachment]:
+    def connect(self, path: Path) -> tuple[DescriptorConnection, Attachment]:
         attachment = attach(str(path), NONCE, WAIT_S)
         (connection,) = self.accept()
         return connection, attachment
@@ -108,7 +113,7 @@ def test_the_socket_is_the_users_alone_and_goes_when_closed(path: Path) -> None:
 
 def test_a_live_socket_is_not_stolen_and_a_dead_one_is_replaced(door: Door, path: Path) -> None:
     with pytest.raises(TransportError, match="cannot listen at"):
-        Listener(str(path))
+        DescriptorListener(str(path))
     dead = path.with_name("dead")
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
         sock.bind(str(dead))

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import feeder
-from feeder.workers.fetch.threads import SWITCH_S, Scope
+from feeder.workers.fetch.threads import SWITCH_S, ThreadGroup
 
 PYTHONS_S = 0.005
 WAIT_S = 30.0
@@ -84,7 +84,7 @@ def test_it_is_put_back_after_a_thread_that_fails(monkeypatch: pytest.MonkeyPatc
         seen.append(interval_s())
         raise RuntimeError
 
-    scope = Scope()
+    scope = ThreadGroup()
     scope.start("fails", fail)
     scope.close(WAIT_S)
     assert len(seen) == 2 and seen[0] == SWITCH_S

@@ -11,7 +11,7 @@ import pytest
 import feeder
 from feeder.devices import host
 from feeder.devices.host import HostQueue
-from feeder.devices.one_shot_event import Bell
+from feeder.devices.one_shot_event import OneShotEvent
 from unit.small import WAIT_S, Aside, make
 
 ANY: Any = object()
@@ -26,14 +26,14 @@ def queue(monkeypatch: pytest.MonkeyPatch) -> HostQueue:
 
 def take_beside(queue: HostQueue, monkeypatch: pytest.MonkeyPatch) -> Aside:
     """A user who waits for a batch."""
-    waits, wait = threading.Event(), Bell.wait
+    waits, wait = threading.Event(), OneShotEvent.wait
 
-    def noted(bell: Bell, seconds: float) -> bool:
+    def noted(bell: OneShotEvent, seconds: float) -> bool:
         waits.set()
         return wait(bell, seconds)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Bell, "wait", noted)
+        patch.setattr(OneShotEvent, "wait", noted)
         user = Aside(queue.get)
         assert waits.wait(WAIT_S)
     return user

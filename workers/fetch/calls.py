@@ -1,6 +1,6 @@
 """How a fetch function is called, and how it is put back to where it was.
 
-One object per lane, used by one thread at a time.
+One object per partition, used by one thread at a time.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from feeder.workers.stats import FetchStats
 from feeder.workers.stream.batch import Call
 from feeder.workers.stream.chunks import Schema
 from feeder.workers.stream.digests import digest_chunk
-from feeder.workers.stream.position import Cut, Lanes, Position
+from feeder.workers.stream.position import Cut, Partitions, Position
 
 # ---- Cursors of pure fetch functions: they make the first call after a resume quick.
 #
@@ -138,8 +138,8 @@ NONE_BACKOFF_S = 0.001
 """Pause after a fetch function gave None for the first time; doubled for each further time."""
 
 
-class LaneCalls(Protocol):
-    """The calls of one lane."""
+class PartitionCalls(Protocol):
+    """The calls of one partition."""
 
     @property
     def one_by_one(self) -> bool:
@@ -165,27 +165,35 @@ class LaneCalls(Protocol):
 
 
 def make_calls(
-    spec: StreamSpec, run: RunSpec, lanes: Lanes, start: Position, *, resumed: bool
-) -> Sequence[LaneCalls]:
-    """The calls of each lane of a stream that begins at `start`; where it is `resumed` a stream may
-    have been there before."""
+    spec: StreamSpec, run: RunSpec, partitions: Partitions, start: Position, *, resumed: bool
+) -> Sequence[PartitionCalls]:
+    """The calls of each partition of a stream that begins at `start`; where it is `resumed` a
+    stream may have been there before."""
     if spec.pure:
-        return [IndexCalls(spec, lanes, start, lane) for lane in range(lanes.num_lanes)]
-    # Of each lane the bytes of its cursor: a token holds them all.
-    sizes = [0] * lanes.num_lanes
-    return [WorkerCalls(spec, run, start, lane, resumed, sizes) for lane in range(lanes.num_lanes)]
+        return [
+            IndexCalls(spec, partitions, start, partition)
+            for partition in range(partitions.num_partitions)
+        ]
+    # Of each partition the bytes of its cursor: a token holds them all.
+    sizes = [0] * partitions.num_partitions
+    return [
+        WorkerCalls(spec, run, start, partition, resumed, sizes)
+        for partition in range(partitions.num_partitions)
+    ]
 
 
 class IndexCalls:
-    """Calls of `fetch(call)`: every `num_lanes`-th index of the epoch."""
+    """Calls of `fetch(call)`: every `num_partitions`-th index of the epoch."""
 
-    def __init__(self, spec: StreamSpec, lanes: Lanes, start: Position, lane: int) -> None:
+    def __init__(
+        self, spec: StreamSpec, partitions: Partitions, start: Position, partition: int
+    ) -> None:
         self._fetch = spec.fetch
         self._spec = spec
-        self._lanes = lanes
-        self._lane = lane
+        self._partitions = partitions
+        self._partition = partition
         self._epoch = start.epoch
-        self._number = start.calls[lane]
+        self._number = start.calls[partition]
         self._done = frozenset(start.done)
 
     @property
@@ -204,7 +212,7 @@ class IndexCalls:
         """Nothing: a pure function is called with the index to go on at."""
 
     def _index(self) -> int:
-        return self._lanes.number(self._lane, self._number)
+        return self._partitions.number(self._partition, self._number)
 
     @property
     def next_call(self) -> Callable[[], Any]:
@@ -212,7 +220,7 @@ class IndexCalls:
 
     def _call(self) -> Any:
         spec, index = self._spec, self._index()
-        worker_id = spec.worker_id(self._lane, index)
+        worker_id = spec.worker_id(self._partition, index)
         call = Call(index, self._epoch, worker_id, spec.batch_size, spec.seed)
         chunk = self._fetch(call)
         if chunk is None:
@@ -237,16 +245,16 @@ class WorkerCalls:
         spec: StreamSpec,
         run: RunSpec,
         start: Position,
-        lane: int,
+        partition: int,
         resumed: bool,
         sizes: list[int],
     ) -> None:
         self._spec = spec
         self._run = run
         self._start = start
-        self._lane = lane
-        self._worker_id = spec.worker_id(lane, 0)
-        self._last_mark = start.marks[lane]
+        self._partition = partition
+        self._worker_id = spec.worker_id(partition, 0)
+        self._last_mark = start.marks[partition]
         self._resumed = resumed
         self._origins = origins_of(spec.fetch, spec.cursor)
         self._sizes = sizes
@@ -256,7 +264,7 @@ class WorkerCalls:
 
     def put_back(self, keep_going: Callable[[float], bool]) -> None:
         if not self._spec.seekable:
-            _replay(self._spec, self._start, self._lane, keep_going)
+            _replay(self._spec, self._start, self._partition, keep_going)
             return
         origins, worker_id = self._origins, self._worker_id
         is_new = worker_id not in origins
@@ -303,7 +311,7 @@ class WorkerCalls:
             raise ConfigError(
                 f"no position can hold the cursor of worker {self._worker_id}: {error}"
             ) from error
-        if len(mark) != self._sizes[self._lane]:
+        if len(mark) != self._sizes[self._partition]:
             self._check_size(len(mark))
         return mark
 
@@ -311,7 +319,7 @@ class WorkerCalls:
         """Raise `ConfigError` where tokens would become too large: they hold the cursor of each
         worker, and of the one whose rows are left over that before its last call."""
         sizes = self._sizes
-        sizes[self._lane] = num_bytes
+        sizes[self._partition] = num_bytes
         if sum(sizes) + max(sizes) > MAX_BYTES:
             raise ConfigError(
                 f"the cursor of worker {self._worker_id} has {num_bytes} bytes; expected that all "
@@ -329,23 +337,23 @@ def fetch_again(
 ) -> Any:
     """The chunk of one call of a pure function, out of turn; None where the stream is over.
 
-    A call that raises is made again as any other call is; `stats` count it for its lane."""
+    A call that raises is made again as any other call is; `stats` count it for its partition."""
     began, made = time.monotonic(), f"worker {call.worker_id}, call {call.index}"
-    lane, failures = call.index % len(stats.retries), 0
+    partition, failures = call.index % len(stats.retries), 0
     while True:
         try:
             chunk = spec.fetch(call)
         except StopIteration:
             raise not_repeatable(call.worker_id, call.index, "the epoch ended instead") from None
         except BaseException as error:
-            stats.fail(lane, in_words(error))
+            stats.fail(partition, in_words(error))
             if failures >= run.retries or not isinstance(error, Exception):
                 raise FetchError(
                     f"{made}: fetch function raised {in_words(error)}",
                     worker_id=call.worker_id,
                     call=call.index,
                 ) from error
-            stats.retries[lane] += 1
+            stats.retries[partition] += 1
             pause_s = run.retry_backoff_s * 2**failures
             failures += 1
         else:
@@ -402,15 +410,15 @@ def _chain(mark: bytes, number: int, arrays: tuple[Any, ...]) -> bytes:
 
 
 def _replay(
-    spec: StreamSpec, start: Position, lane: int, keep_going: Callable[[float], bool]
+    spec: StreamSpec, start: Position, partition: int, keep_going: Callable[[float], bool]
 ) -> None:
     """Call a new fetch function as often as the old one was called, and discard what it gives.
 
     Calls that gave None do not count. Raises `ResumeError` where the rows are not those of then.
     """
-    calls, rows, mark = start.calls[lane], start.rows[lane], start.marks[lane]
-    ends = start.epoch + (0 if start.live[lane] else 1)
-    worker_id, schema = spec.worker_id(lane, 0), Schema(spec.names, spec.axes, ragged=True)
+    calls, rows, mark = start.calls[partition], start.rows[partition], start.marks[partition]
+    ends = start.epoch + (0 if start.live[partition] else 1)
+    worker_id, schema = spec.worker_id(partition, 0), Schema(spec.names, spec.axes, ragged=True)
     seen_calls = seen_rows = seen_ends = 0
     seen_mark: bytes | None = None
     shown = time.monotonic()

@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from feeder.workers.errors import FeedError, FetchError, in_words
-from feeder.workers.fetch.calls import NONE_BACKOFF_S, LaneCalls, as_tuple
+from feeder.workers.fetch.calls import NONE_BACKOFF_S, PartitionCalls, as_tuple
 from feeder.workers.fetch.channel import Channel
 from feeder.workers.fetch.policy import GRACE_S, Pace, Trials
-from feeder.workers.fetch.scheduler import End, Lane, Ledger
+from feeder.workers.fetch.scheduler import BufferBudget, End, Partition
 from feeder.workers.spec import RunSpec, StreamSpec
 from feeder.workers.stats import FetchStats
 from feeder.workers.stream.batch import Call
@@ -43,16 +43,16 @@ _LEAST_WAIT_S = 0.001
 _LEADING_CALL_S = 0.005
 
 
-class Fetching:
-    """Runs the calls of a stream's lanes; what fetcher threads share."""
+class Fetcher:
+    """Runs the calls of a stream's partitions; what fetcher threads share."""
 
     def __init__(
         self,
         spec: StreamSpec,
         run: RunSpec,
         channel: Channel,
-        ledger: Ledger,
-        calls: Sequence[LaneCalls],
+        ledger: BufferBudget,
+        calls: Sequence[PartitionCalls],
         stats: FetchStats,
     ) -> None:
         self._spec = spec
@@ -61,7 +61,7 @@ class Fetching:
         self._channel = channel
         self._calls = calls
         self._stats = stats
-        # Of each lane the rows that its bundle may get to.
+        # Of each partition the rows that its bundle may get to.
         self._targets = [0] * len(calls)
         self._fresh = [True] * len(calls)
         self._failures = [0] * len(calls)
@@ -76,80 +76,87 @@ class Fetching:
         self._first: tuple[Call, int] | None = None
         self._looks_at_first = spec.pure and spec.repeatable and not run.debug
         self.prints: dict[tuple[int, int, int], int] = {}
-        """Digests of chunks as they were returned (debug switch), by lane, epoch and call; or
+        """Digests of chunks as they were returned (debug switch), by partition, epoch and call; or
         `OTHER_ROWS`."""
 
-    def fill(self, lane: Lane) -> bool:
-        """Make calls on a lane until a bundle is full, and give the lane back. True where the
-        caller is to lead."""
-        calls = self._calls[lane.number]
+    def fill(self, partition: Partition) -> bool:
+        """Make calls on a partition until a bundle is full, and give the partition back. True where
+        the caller is to lead."""
+        calls = self._calls[partition.number]
         try:
-            lane.next += calls.begin(lane.epoch)
-            if self._fresh[lane.number]:
-                self._put_back(lane, calls)
+            partition.next += calls.begin(partition.epoch)
+            if self._fresh[partition.number]:
+                self._put_back(partition, calls)
         except BaseException as error:
-            self._stats.fail(lane.number, in_words(error))
-            failed = error if isinstance(error, FeedError) else self._failed(lane, lane.next, error)
-            return self._channel.release(lane, 0, 0, failed)
-        first = lane.next
+            self._stats.fail(partition.number, in_words(error))
+            failed = (
+                error
+                if isinstance(error, FeedError)
+                else self._failed(partition, partition.next, error)
+            )
+            return self._channel.release(partition, 0, 0, failed)
+        first = partition.next
         stats = self._stats
         row_bytes = self.row_bytes
-        lane.called_at = began = time.monotonic()
+        partition.called_at = began = time.monotonic()
         computed = time.thread_time()
-        stats.begin(lane.number, began)
-        rows, num_bytes, num_calls, outcome = self._call(lane, calls, row_bytes)
-        self._targets[lane.number] = 0
+        stats.begin(partition.number, began)
+        rows, num_bytes, num_calls, outcome = self._call(partition, calls, row_bytes)
+        self._targets[partition.number] = 0
         if row_bytes is not None:
             num_bytes = rows * row_bytes
         ended, computed = time.monotonic(), time.thread_time() - computed
         took = ended - began
         waited = took - computed
         # Less is waited for the interpreter, by calls that compute.
-        lane.waits = waited > max(computed, _LEAST_WAIT_S)
+        partition.waits = waited > max(computed, _LEAST_WAIT_S)
         # While larger chunks are copied the interpreter is free, for a fetcher.
         are_small = num_bytes < DROP_GIL_BYTES * max(1, num_calls)
-        pace = self._paces[lane.number]
-        lane.is_quick = pace.note(num_calls, took, waited, ended) and are_small
+        pace = self._paces[partition.number]
+        partition.is_quick = pace.note(num_calls, took, waited, ended) and are_small
         is_fast = num_bytes > took * _FLOOD_BYTES_PER_S
         floods = is_fast and num_calls == 1 and num_bytes >= _PART_BYTES
         # What somebody holds anyway, or gets as it is, is not memory that is written again.
-        lane.floods = floods and not self.passes and any(map(is_unshared, lane.chunks))
+        partition.floods = floods and not self.passes and any(map(is_unshared, partition.chunks))
         # A batch that is passed on is made in less time than it takes to wake another thread. But
-        # a lane that waits for something else has to go on waiting: the merge waits for it, too.
+        # a partition that waits for something else has to go on waiting: the merge waits for it,
+        # too.
         computes = is_fast or waited < computed
-        lane.leads = self.passes and computes and took < _LEADING_CALL_S * num_calls
-        stats.count(lane.number, num_calls, rows, num_bytes, ended)
+        partition.leads = self.passes and computes and took < _LEADING_CALL_S * num_calls
+        stats.count(partition.number, num_calls, rows, num_bytes, ended)
         if num_calls:
             self._ledger.bundle_bytes = num_bytes
-            self._failures[lane.number] = 0
-            lane.backoff_s = 0.0
-            lane.failure = None
-        return self._settle(lane, calls, rows, num_bytes, first + num_calls, outcome)
+            self._failures[partition.number] = 0
+            partition.backoff_s = 0.0
+            partition.failure = None
+        return self._settle(partition, calls, rows, num_bytes, first + num_calls, outcome)
 
-    def _put_back(self, lane: Lane, calls: LaneCalls) -> None:
+    def _put_back(self, partition: Partition, calls: PartitionCalls) -> None:
         def keep_going(pause_s: float) -> bool:
             if not pause_s:
-                lane.silent_since = time.monotonic()
+                partition.silent_since = time.monotonic()
             return self._channel.pause(pause_s)
 
         calls.put_back(keep_going)
-        self._fresh[lane.number] = False
+        self._fresh[partition.number] = False
 
     def _call(
-        self, lane: Lane, calls: LaneCalls, row_bytes: int | None
+        self, partition: Partition, calls: PartitionCalls, row_bytes: int | None
     ) -> tuple[int, int, int, object]:
         """Call until the bundle is full or something else comes.
 
         Returns the rows, their bytes (where `row_bytes` are not known), the calls that gave a
         chunk, and what came: None for "nothing right now", an exception, or `_FULL`."""
-        channel, next_call, chunks = self._channel, calls.next_call, lane.chunks
+        channel, next_call, chunks = self._channel, calls.next_call, partition.chunks
         append = chunks.append
         mark = calls.mark if self._spec.seekable else None
         note = self._print if self._run.debug else None
         if self._looks_at_first:
             note = self._note_first
-        axis, names, first, monotonic = self._axis, self._spec.names, lane.next, time.monotonic
-        target = self._targets[lane.number] = 0 if calls.one_by_one else self._target_rows(lane)
+        axis, names, first, monotonic = self._axis, self._spec.names, partition.next, time.monotonic
+        target = self._targets[partition.number] = (
+            0 if calls.one_by_one else self._target_rows(partition)
+        )
         most_calls = min(target, _MOST_CALLS)
         measure = count_bytes if row_bytes is None else None  # Later the merge may have taken some.
         rows = num_bytes = num_calls = 0
@@ -162,7 +169,7 @@ class Fetching:
                     chunk = tuple(chunk) if type(chunk) is list else as_tuple(chunk, names)
                 cursor = mark() if mark is not None else b""
                 if note is not None:
-                    note(lane, first + num_calls, chunk)
+                    note(partition, first + num_calls, chunk)
                 try:
                     rows += chunk[0].shape[axis]
                 except (AttributeError, IndexError, TypeError, KeyError):
@@ -175,13 +182,14 @@ class Fetching:
                 append(chunk)
                 chunk = None  # The merge may take it meanwhile, and pass it on if nobody has it.
                 if mark is not None:
-                    lane.marks.append(cursor)
-                # Of chunks that are taken already the lane has to be given back, to be counted.
+                    partition.marks.append(cursor)
+                # Of chunks that are taken already the partition has to be given back, to be
+                # counted.
                 taken = len(chunks) < num_calls
                 if taken or rows >= target or num_calls >= most_calls or channel.closed:
                     return rows, num_bytes, num_calls, _FULL
-                since = lane.wanted_since
-                if since is None or (lane.is_quick and num_calls & (num_calls - 1)):
+                since = partition.wanted_since
+                if since is None or (partition.is_quick and num_calls & (num_calls - 1)):
                     continue  # Of quick calls the clock is read at the 1st, 2nd, 4th, 8th...
                 if monotonic() - since > GRACE_S:
                     return rows, num_bytes, num_calls, _FULL
@@ -189,55 +197,65 @@ class Fetching:
             return rows, num_bytes, num_calls, error
 
     def _settle(
-        self, lane: Lane, calls: LaneCalls, rows: int, num_bytes: int, call: int, outcome: object
+        self,
+        partition: Partition,
+        calls: PartitionCalls,
+        rows: int,
+        num_bytes: int,
+        call: int,
+        outcome: object,
     ) -> bool:
-        """Give the lane back with what its calls came to."""
+        """Give the partition back with what its calls came to."""
         channel = self._channel
         if outcome is _FULL:
-            return channel.release(lane, rows, num_bytes)
+            return channel.release(partition, rows, num_bytes)
         if outcome is None:
-            self._stats.nothings[lane.number] += 1
-            lane.backoff_s = min(2 * lane.backoff_s or NONE_BACKOFF_S, _MAX_NONE_BACKOFF_S)
-            return channel.release(lane, rows, num_bytes, put_off_s=lane.backoff_s)
+            self._stats.nothings[partition.number] += 1
+            partition.backoff_s = min(
+                2 * partition.backoff_s or NONE_BACKOFF_S, _MAX_NONE_BACKOFF_S
+            )
+            return channel.release(partition, rows, num_bytes, put_off_s=partition.backoff_s)
         if isinstance(outcome, StopIteration):
-            return channel.release(lane, rows, num_bytes, self._end(lane, calls, call))
+            return channel.release(partition, rows, num_bytes, self._end(partition, calls, call))
         assert isinstance(outcome, BaseException)
-        return self._retry(lane, calls, rows, num_bytes, call, outcome)
+        return self._retry(partition, calls, rows, num_bytes, call, outcome)
 
-    def _end(self, lane: Lane, calls: LaneCalls, call: int) -> End | FetchError:
+    def _end(self, partition: Partition, calls: PartitionCalls, call: int) -> End | FetchError:
         if not self._spec.seekable:
             return End(None)
         try:
             return End(calls.mark())
         except BaseException as error:
-            return self._failed(lane, call, error)
+            return self._failed(partition, call, error)
 
     def _retry(
         self,
-        lane: Lane,
-        calls: LaneCalls,
+        partition: Partition,
+        calls: PartitionCalls,
         rows: int,
         num_bytes: int,
         call: int,
         error: BaseException,
     ) -> bool:
-        failures = self._failures[lane.number]
-        self._stats.fail(lane.number, in_words(error))
+        failures = self._failures[partition.number]
+        self._stats.fail(partition.number, in_words(error))
         if failures < self._run.retries and isinstance(error, Exception):
-            self._failures[lane.number] += 1
-            lane.failure = error
-            self._stats.retries[lane.number] += 1
+            self._failures[partition.number] += 1
+            partition.failure = error
+            self._stats.retries[partition.number] += 1
             try:
                 calls.undo()
             except BaseException as undo_error:
                 error = undo_error
             else:
                 put_off_s = self._run.retry_backoff_s * 2**failures
-                return self._channel.release(lane, rows, num_bytes, put_off_s=put_off_s)
-        return self._channel.release(lane, rows, num_bytes, self._failed(lane, call, error))
+                return self._channel.release(partition, rows, num_bytes, put_off_s=put_off_s)
+        return self._channel.release(
+            partition, rows, num_bytes, self._failed(partition, call, error)
+        )
 
-    def _failed(self, lane: Lane, call: int, error: BaseException) -> FetchError:
-        worker_id, number = self._channel.describe(lane.number, call)
+    def _failed(self, partition: Partition, call: int, error: BaseException) -> FetchError:
+        worker_id, number = self._channel.describe(partition.number, call)
         failed = FetchError(
             f"worker {worker_id}, call {number}: fetch function raised {in_words(error)}",
             worker_id=worker_id,
@@ -246,38 +264,38 @@ class Fetching:
         failed.__cause__ = error
         return failed
 
-    def _target_rows(self, lane: Lane) -> int:
+    def _target_rows(self, partition: Partition) -> int:
         """Rows at which a bundle is full: some of a batch where batches are large, several of them
         where they are small and there is room for them beside the bundles that others have begun.
         All together always have half the bound: with smaller bundles threads wake each other more
         than they work."""
-        batch, ledger, num_lanes = self._spec.batch_size, self._ledger, len(self._targets)
+        batch, ledger, num_partitions = self._spec.batch_size, self._ledger, len(self._targets)
         if not ledger.has_bytes_for(ledger.num_calling - 1):
             return 1  # This is the one call that somebody waits for, above the bound.
         if self.row_bytes is None:
             return batch
         max_bytes = self._run.max_bytes // 2
         if batch * self.row_bytes > _PART_BYTES:
-            return max(1, min(_PART_BYTES, max_bytes // num_lanes) // self.row_bytes)
+            return max(1, min(_PART_BYTES, max_bytes // num_partitions) // self.row_bytes)
         batch_bytes = max(1, batch * self.row_bytes)
         most = _BUNDLE_BYTES
-        if lane.is_quick:
-            some = max(_QUICK_BYTES, _QUICK_BATCHES * batch_bytes * num_lanes)
-            most = min(_MOST_QUICK_BYTES, some) // num_lanes
-        some = min(most, max_bytes // num_lanes) // batch_bytes
+        if partition.is_quick:
+            some = max(_QUICK_BYTES, _QUICK_BATCHES * batch_bytes * num_partitions)
+            most = min(_MOST_QUICK_BYTES, some) // num_partitions
+        some = min(most, max_bytes // num_partitions) // batch_bytes
         room = ledger.max_rows - ledger.rows - ledger.kept_rows - sum(self._targets)
         share = max(room, ledger.max_rows // 2)
-        return batch * max(1, min(some, _BUNDLE_BATCHES, share // num_lanes // batch))
+        return batch * max(1, min(some, _BUNDLE_BATCHES, share // num_partitions // batch))
 
-    def _note_first(self, lane: Lane, call: int, chunk: Any) -> None:
+    def _note_first(self, partition: Partition, call: int, chunk: Any) -> None:
         """Note the rows of the run's first call, before anybody may write into them."""
         if not self._looks_at_first:
             return
         self._looks_at_first = False
         # What is no chunk is told in its place in the stream.
         with contextlib.suppress(Exception):
-            _, index = self._channel.describe(lane.number, call)
-            self._first = self._spec.call(lane.epoch, index), digest_chunk(chunk)
+            _, index = self._channel.describe(partition.number, call)
+            self._first = self._spec.call(partition.epoch, index), digest_chunk(chunk)
 
     def repeat_first(self) -> None:
         """Make the run's first call again, once, and warn where it gives other rows: so does what
@@ -296,13 +314,13 @@ class Fetching:
                 "repeatable=False", call.worker_id, call.index,
             )  # fmt: skip
 
-    def _print(self, lane: Lane, call: int, chunk: Any) -> None:
+    def _print(self, partition: Partition, call: int, chunk: Any) -> None:
         printed = hash_chunk(chunk)
         if self._spec.pure and self._spec.repeatable:
-            _, index = self._channel.describe(lane.number, call)
-            if not self._repeats(self._spec.call(lane.epoch, index), printed, hash_chunk):
+            _, index = self._channel.describe(partition.number, call)
+            if not self._repeats(self._spec.call(partition.epoch, index), printed, hash_chunk):
                 printed = OTHER_ROWS
-        self.prints[lane.number, lane.epoch, call] = printed
+        self.prints[partition.number, partition.epoch, call] = printed
 
     def _repeats(self, call: Call, printed: int, digest: Callable[[Any], int]) -> bool:
         """Whether a call that is made again gives the same rows, as far as can be told."""
@@ -323,12 +341,12 @@ OTHER_ROWS = -1
 
 def run_fetcher(
     channel: Channel,
-    fill: Callable[[Lane], bool],
+    fill: Callable[[Partition], bool],
     lead: Callable[[], None],
     repeat_first: Callable[[], None],
 ) -> None:
-    """Thread body: hold one lane after the other until no call is left."""
-    while (lane := channel.acquire()) is not None:
-        if fill(lane):
+    """Thread body: hold one partition after the other until no call is left."""
+    while (partition := channel.acquire()) is not None:
+        if fill(partition):
             lead()
         repeat_first()  # Not before: what came may be all that somebody waits for.

@@ -1,4 +1,5 @@
-"""Which lane is called next, and when the merge goes on. Rules; the channel's lock guards them."""
+"""Which partition is called next, and when the merge goes on. Rules; the channel's lock guards
+them."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from feeder.workers.fetch.scheduler import Lane, Ledger, Rota
+from feeder.workers.fetch.scheduler import BufferBudget, Partition, Scheduler
 from feeder.workers.stats import Stopwatch, StreamStats
 
 # ---- Who does the enqueuer's work where fetching takes next to no time.
@@ -28,7 +29,7 @@ LOOK_S = 0.002
 calls that have become slow are made one after another."""
 
 
-class Lead:
+class InlineMerge:
     """Whether a fetcher leads. The channel's lock guards it."""
 
     def __init__(self) -> None:
@@ -66,8 +67,9 @@ GRACE_S = 0.0005
 after every row."""
 
 AHEAD_BYTES = 8 * 1024 * 1024
-"""While the merge is busy no lane that has something to collect is called above this: else rows
-leave every cache before they are copied (measured at 4.3 MB chunks: two to three times slower)."""
+"""While the merge is busy no partition that has something to collect is called above this: else
+rows leave every cache before they are copied (measured at 4.3 MB chunks: two to three times
+slower)."""
 
 MOST_COMPUTING = max(1, len(os.sched_getaffinity(0)) - 1)
 """Fetchers that compute while the merge is busy: one core is the merge's. Measured on two cores
@@ -78,19 +80,21 @@ PATIENCE = 4
 before, without another fetcher than would compute beside a busy merge."""
 
 
-class Dispatch:
+class ConcurrencyPolicy:
     """What the merge waits for, and what that means for who may be called."""
 
-    def __init__(self, rota: Rota, ledger: Ledger, stats: StreamStats, axis: int) -> None:
+    def __init__(
+        self, rota: Scheduler, ledger: BufferBudget, stats: StreamStats, axis: int
+    ) -> None:
         self._rota = rota
         self._axis = axis
         self._ledger = ledger
         self._stats = stats
         self._clocks: Sequence[Stopwatch] = ()
-        self.lead = Lead()
-        self.awaited: Sequence[Lane] = ()
-        """The lanes that the merge waits for; empty while it is busy."""
-        self._wanted: Sequence[Lane] = ()
+        self.lead = InlineMerge()
+        self.awaited: Sequence[Partition] = ()
+        """The partitions that the merge waits for; empty while it is busy."""
+        self._wanted: Sequence[Partition] = ()
         # Whether the merge waits, or had to wait for what it collected last.
         self._starved = True
         # Whether it waits, and no more compute for its sake yet.
@@ -100,13 +104,17 @@ class Dispatch:
         self.looks_in = math.inf
         """After how many seconds the enqueuer, which waits, looks again if it is not woken."""
 
-    def wait(self, lanes: Sequence[Lane], now: float) -> None:
-        """The merge waits for these lanes from now on."""
-        self.awaited = lanes
-        self.want(lanes, now)
+    def wait(self, partitions: Sequence[Partition], now: float) -> None:
+        """The merge waits for these partitions from now on."""
+        self.awaited = partitions
+        self.want(partitions, now)
         stats = self._stats
-        # A wait for a single lane is counted as its own as well.
-        alone = [stats.lanes[lane.number] for lane in lanes] if len(lanes) == 1 else []
+        # A wait for a single partition is counted as its own as well.
+        alone = (
+            [stats.partitions[partition.number] for partition in partitions]
+            if len(partitions) == 1
+            else []
+        )
         self._clocks = [stats.chunks, *alone]
         for clock in self._clocks:
             clock.start(now)
@@ -129,35 +137,40 @@ class Dispatch:
             clock.stop(now)
         self._clocks = ()
 
-    def want(self, lanes: Sequence[Lane], since: float | None = None) -> None:
-        """The merge is to be told when something comes of these lanes, and of no others."""
-        for lane in self._wanted:
-            lane.wanted_since = None
-        for lane in lanes:
-            lane.wanted_since = since
-        self._wanted = lanes
+    def want(self, partitions: Sequence[Partition], since: float | None = None) -> None:
+        """The merge is to be told when something comes of these partitions, and of no others."""
+        for partition in self._wanted:
+            partition.wanted_since = None
+        for partition in partitions:
+            partition.wanted_since = since
+        self._wanted = partitions
 
     def slow_down(self) -> None:
         """Calls that have not returned by now are not quick: others need not wait for them."""
-        for lane in self._rota.lanes:
-            if lane.running:
-                lane.is_quick = False
+        for partition in self._rota.partitions:
+            if partition.running:
+                partition.is_quick = False
 
-    def slow_lanes(self, now: float) -> Sequence[Lane]:
+    def slow_partitions(self, now: float) -> Sequence[Partition]:
         """Those whose calls take their time, and that a fetcher has held since the last look."""
-        slow = [lane for lane in self._rota.lanes if lane.running and not lane.is_quick]
-        return [lane for lane in slow if now - lane.called_at > LOOK_S]
+        slow = [
+            partition
+            for partition in self._rota.partitions
+            if partition.running and not partition.is_quick
+        ]
+        return [partition for partition in slow if now - partition.called_at > LOOK_S]
 
-    def take_open(self, lanes: Sequence[Lane], now: float, *, marked: bool) -> bool:
-        """Take what fetchers that hold some lanes have got so far; whether that was anything."""
+    def take_open(self, partitions: Sequence[Partition], now: float, *, marked: bool) -> bool:
+        """Take what fetchers that hold some partitions have got so far; whether that was
+        anything."""
         taken = False
-        for lane in lanes:
-            bundle = lane.take_open(None, marked=marked) if lane.running else None
+        for partition in partitions:
+            bundle = partition.take_open(None, marked=marked) if partition.running else None
             if bundle is not None:
-                lane.bundles.append(bundle)
+                partition.bundles.append(bundle)
                 taken = True
                 if any(map(self._has_rows, bundle.chunks)):
-                    lane.silent_since = now
+                    partition.silent_since = now
         return taken
 
     def _has_rows(self, chunk: Any) -> bool:
@@ -167,15 +180,15 @@ class Dispatch:
         except (AttributeError, IndexError, TypeError, KeyError):
             return True
 
-    def has_come(self, lanes: Sequence[Lane]) -> bool:
-        """Whether the merge finds something of the lanes."""
-        self._starved = not any(lane.bundles for lane in lanes)
+    def has_come(self, partitions: Sequence[Partition]) -> bool:
+        """Whether the merge finds something of the partitions."""
+        self._starved = not any(partition.bundles for partition in partitions)
         return not self._starved
 
-    def be_patient(self, lanes: Sequence[Lane], now: float) -> float:
-        """How long the merge, which now waits for these lanes, may do so before more may compute
-        than beside a busy one; without end where more may at once."""
-        if not all([lane.running and lane.floods for lane in lanes]):
+    def be_patient(self, partitions: Sequence[Partition], now: float) -> float:
+        """How long the merge, which now waits for these partitions, may do so before more may
+        compute than beside a busy one; without end where more may at once."""
+        if not all([partition.running and partition.floods for partition in partitions]):
             return math.inf
         self._starved, self._is_patient = False, True
         return (now - self._busy_since) / PATIENCE
@@ -186,38 +199,39 @@ class Dispatch:
         self._starved = self._starved or was_patient
         return was_patient
 
-    def is_held_back(self, lanes: Sequence[Lane]) -> bool:
-        """Whether nothing comes of the lanes because none of them may be called, for the bound."""
+    def is_held_back(self, partitions: Sequence[Partition]) -> bool:
+        """Whether nothing comes of the partitions because none of them may be called, for the
+        bound."""
         if self._ledger.below_bound or self._ledger.starving:
             return False
-        return not any(lane.bundles or lane.running for lane in lanes)
+        return not any(partition.bundles or partition.running for partition in partitions)
 
-    def is_due(self, lane: Lane, now: float) -> bool:
-        """Whether the merge is to go on, after something has come of `lane`. Within the grace the
-        enqueuer looks again by itself, and a switch of threads for each batch would cost more
-        than the batch; unless much has come. No switch is needed after a quick call, so then it
-        is time when no other quick one is left to be made first."""
+    def is_due(self, partition: Partition, now: float) -> bool:
+        """Whether the merge is to go on, after something has come of `partition`. Within the grace
+        the enqueuer looks again by itself, and a switch of threads for each batch would cost more
+        than the batch; unless much has come. No switch is needed after a quick call, so then it is
+        time when no other quick one is left to be made first."""
         came = [wanted for wanted in self._wanted if wanted.bundles]
         if not came:
             return False
         since = came[0].wanted_since
         if since is None or now - since > GRACE_S or not self._ledger.below_bound:
             return True
-        if lane.is_quick:
+        if partition.is_quick:
             return self._rota.pick(now, ahead=False, compute=False, quick=True) is None
         return self.looks_in > GRACE_S or self._ledger.ahead_bytes >= AHEAD_BYTES // 2
 
-    def pick(self, now: float, coming: int = 0) -> Lane | None:
-        """The lane to call now, besides those that `coming` fetchers are about to pick; None where
-        there is none."""
+    def pick(self, now: float, coming: int = 0) -> Partition | None:
+        """The partition to call now, besides those that `coming` fetchers are about to pick; None
+        where there is none."""
         ledger, rota, wanted = self._ledger, self._rota, self._wanted
-        hungry = [lane for lane in wanted if not lane.bundles]
+        hungry = [partition for partition in wanted if not partition.bundles]
         if not ledger.may_call(coming):
             calling = ledger.num_calling + coming
             # Of several that the merge waits for any will do: one at a time, where bytes are short.
             is_enough = len(wanted) > 1 and calling and not ledger.has_bytes_for(calling)
             return rota.least_called(now, hungry if ledger.starving and not is_enough else ())
-        # While the merge waits for one lane the others may run ahead; while it is busy, what
+        # While the merge waits for one partition the others may run ahead; while it is busy, what
         # they fetch would only grow cold in memory, and they would take its core.
         ahead = bool(wanted) or ledger.ahead_bytes < AHEAD_BYTES
         spare = bool(wanted) or not (ledger.ahead_bytes or coming)
@@ -226,11 +240,13 @@ class Dispatch:
         # looks whether they are still quick.
         is_led = self.lead.active or (rota.is_quick_running and self.looks_in <= LOOK_S)
         quick = bool(self.awaited) and not is_led
-        first = rota.least_called(now, [lane for lane in hungry if quick or not lane.is_quick])
+        first = rota.least_called(
+            now, [partition for partition in hungry if quick or not partition.is_quick]
+        )
         return first or rota.pick(now, ahead=ahead, compute=compute, quick=quick, spare=spare)
 
 
-# ---- Whether the calls of a lane take next to no time. A rule without threads.
+# ---- Whether the calls of a partition take next to no time. A rule without threads.
 
 
 QUICK_CALL_S = 0.00002
@@ -248,8 +264,8 @@ _WEIGHT = 1 / 8
 
 
 class Trials:
-    """When calls that were not quick are tried again: those of all lanes at once, since a lane that
-    is quick has to wait for the interpreter beside one that is not, and would fail.
+    """When calls that were not quick are tried again: those of all partitions at once, since a
+    partition that is quick has to wait for the interpreter beside one that is not, and would fail.
 
     Threads share it without a lock: what that may spoil is one trial.
     """
@@ -261,13 +277,14 @@ class Trials:
         """From when on they are."""
 
     def begin(self, now: float) -> None:
-        """The calls of a lane are tried."""
+        """The calls of a partition are tried."""
         if self._began < self.next:
             self._began = now
 
     def fail(self, now: float) -> None:
-        """Those of a lane have turned out not to be quick: no lane is tried for a while, and for
-        twice as long whenever it is the same again soon. Lanes that are quick stay so."""
+        """Those of a partition have turned out not to be quick: no partition is tried for a while,
+        and for twice as long whenever it is the same again soon. Partitions that are quick stay
+        so."""
         if now >= self.next:
             lasted = now - self._began > 10 * self._pause_s
             self._pause_s = _FIRST_PAUSE_S if lasted else min(2 * self._pause_s, _LONGEST_PAUSE_S)
@@ -275,7 +292,7 @@ class Trials:
 
 
 class Pace:
-    """Whether the calls of one lane count as quick, from how long its bundles took.
+    """Whether the calls of one partition count as quick, from how long its bundles took.
 
     Beside other threads a call waits for the interpreter, and how long it takes itself is not
     seen. So calls count as quick until they show that they are not, and are tried again later. To

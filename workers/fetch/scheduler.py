@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from feeder.workers.errors import FeedError
-from feeder.workers.stream.position import Lanes, Position
+from feeder.workers.stream.position import Partitions, Position
 
 # Bundles without rows count in no bound.
 _MOST_BUNDLES = 256
 
 
 class End:
-    """What a lane's last bundle of an epoch ends with."""
+    """What a partition's last bundle of an epoch ends with."""
 
     __slots__ = ("mark",)
 
@@ -29,21 +29,21 @@ class End:
         """The cursor after `StopIteration`, which the next epoch begins at."""
 
 
-class Bundle:
-    """Consecutive chunks of one lane, as they are handed from a fetcher to the merge."""
+class ChunkList:
+    """Consecutive chunks of one partition, as they are handed from a fetcher to the merge."""
 
-    __slots__ = ("chunks", "ending", "epoch", "first", "lane", "marks")
+    __slots__ = ("chunks", "ending", "epoch", "first", "marks", "partition")
 
     def __init__(
         self,
-        lane: int,
+        partition: int,
         epoch: int,
         first: int,
         chunks: list[Any],
         marks: list[bytes] | None,
         ending: End | FeedError | None,
     ) -> None:
-        self.lane = lane
+        self.partition = partition
         self.epoch = epoch
         self.first = first
         self.chunks = chunks
@@ -51,9 +51,9 @@ class Bundle:
         self.ending = ending
 
 
-class Lane:
+class Partition:
     """One ordered sequence of calls and what is known of it. The channel's lock guards it, but
-    for the open lists, which the fetcher that holds the lane appends to."""
+    for the open lists, which the fetcher that holds the partition appends to."""
 
     __slots__ = (
         "backoff_s", "bundles", "called_at", "chunks", "ended", "epoch", "failure", "floods",
@@ -96,14 +96,14 @@ class Lane:
         """Since when it has been asked for a chunk and has given none."""
         self.wanted_since: float | None = None
         """Since when the merge has been waiting for it."""
-        self.bundles: deque[Bundle] = deque()
+        self.bundles: deque[ChunkList] = deque()
         """Handed over, not yet collected."""
         self.chunks: list[Any] = []
         """What the fetcher that holds it has got so far."""
         self.marks: list[bytes] = []
         """The marks after those calls, where the feed has cursors."""
 
-    def take_open(self, ending: End | FeedError | None, *, marked: bool) -> Bundle | None:
+    def take_open(self, ending: End | FeedError | None, *, marked: bool) -> ChunkList | None:
         """What has been got so far, as a bundle; None where that is nothing.
 
         Safe beside the fetcher that is appending: it appends the mark last, and taking a head off
@@ -117,110 +117,111 @@ class Lane:
         first = self.next
         self.next += count
         self.made += count
-        return Bundle(self.number, self.epoch, first, chunks, marks if marked else None, ending)
+        return ChunkList(self.number, self.epoch, first, chunks, marks if marked else None, ending)
 
 
-class Rota:
-    """All lanes of a stream, and which of them may be called."""
+class Scheduler:
+    """All partitions of a stream, and which of them may be called."""
 
-    def __init__(self, lanes: Lanes, start: Position, epochs: int | None) -> None:
-        self.lanes = tuple(
-            Lane(i, start.epoch, calls, live)
+    def __init__(self, partitions: Partitions, start: Position, epochs: int | None) -> None:
+        self.partitions = tuple(
+            Partition(i, start.epoch, calls, live)
             for i, (calls, live) in enumerate(zip(start.calls, start.live, strict=True))
         )
-        self._layout = lanes
+        self._layout = partitions
         self._epochs = epochs
         self._ends_at: int | None = None
         """The smallest index of the epoch that raised StopIteration (pure form)."""
         self._roll()
 
-    def lanes_of(self, wanted: int | None) -> Sequence[Lane]:
-        """The lane of a number, or all of them for None."""
-        return self.lanes if wanted is None else (self.lanes[wanted],)
+    def partitions_of(self, wanted: int | None) -> Sequence[Partition]:
+        """The partition of a number, or all of them for None."""
+        return self.partitions if wanted is None else (self.partitions[wanted],)
 
     @property
     def num_computing(self) -> int:
-        """Lanes that are held by a fetcher and keep a core busy."""
-        return sum([lane.running and not lane.waits for lane in self.lanes])
+        """Partitions that are held by a fetcher and keep a core busy."""
+        return sum([partition.running and not partition.waits for partition in self.partitions])
 
     @property
     def is_quick_running(self) -> bool:
-        """Whether a fetcher holds a lane whose calls are quick."""
-        return any(lane.running and lane.is_quick for lane in self.lanes)
+        """Whether a fetcher holds a partition whose calls are quick."""
+        return any(partition.running and partition.is_quick for partition in self.partitions)
 
     @property
     def finished(self) -> bool:
         """Whether no call is left to start."""
-        return self._epochs is not None and self.lanes[0].epoch >= self._epochs
+        return self._epochs is not None and self.partitions[0].epoch >= self._epochs
 
     def pick(
         self, now: float, *, ahead: bool, compute: bool, quick: bool, spare: bool = False
-    ) -> Lane | None:
-        """Of the lanes that may be called the one that has been called least; only one with
-        nothing to collect, unless lanes may run `ahead`; of those that flood the caches only if
-        `spare`, of those whose calls are quick only if `quick`, of those that compute only if
+    ) -> Partition | None:
+        """Of the partitions that may be called the one that has been called least; only one with
+        nothing to collect, unless partitions may run `ahead`; of those that flood the caches only
+        if `spare`, of those whose calls are quick only if `quick`, of those that compute only if
         `compute`. None where there is none."""
         if self.finished:
             return None
         ready = [
-            lane for lane in self.lanes
-            if (spare if lane.floods else ahead or not lane.bundles)
-            and (quick if lane.is_quick else compute or lane.waits)
-            and self._callable(lane, now)
+            partition for partition in self.partitions
+            if (spare if partition.floods else ahead or not partition.bundles)
+            and (quick if partition.is_quick else compute or partition.waits)
+            and self._callable(partition, now)
         ]  # fmt: skip
-        return min(ready, key=lambda lane: lane.made, default=None)
+        return min(ready, key=lambda partition: partition.made, default=None)
 
-    def least_called(self, now: float, lanes: Sequence[Lane]) -> Lane | None:
-        """Of some lanes that may be called the one that has been called least; None where there is
-        none."""
+    def least_called(self, now: float, partitions: Sequence[Partition]) -> Partition | None:
+        """Of some partitions that may be called the one that has been called least; None where
+        there is none."""
         if self.finished:
             return None
-        ready = [lane for lane in lanes if self._callable(lane, now)]
-        return min(ready, key=lambda lane: lane.made, default=None)
+        ready = [partition for partition in partitions if self._callable(partition, now)]
+        return min(ready, key=lambda partition: partition.made, default=None)
 
     def next_ready(self, now: float) -> float | None:
-        """Seconds until a lane that is put off may be called; None where there is none."""
+        """Seconds until a partition that is put off may be called; None where there is none."""
         waits = [
-            lane.ready_at - now
-            for lane in self.lanes
-            if lane.ready_at > now and not lane.running and not self._over(lane)
+            partition.ready_at - now
+            for partition in self.partitions
+            if partition.ready_at > now and not partition.running and not self._over(partition)
         ]
         return min(waits, default=None)
 
-    def end(self, lane: Lane, call: int) -> None:
-        """Call number `call` of a lane raised StopIteration."""
-        lane.ended = True
+    def end(self, partition: Partition, call: int) -> None:
+        """Call number `call` of a partition raised StopIteration."""
+        partition.ended = True
         if self._layout.pure:
-            index = self._layout.number(lane.number, call)
+            index = self._layout.number(partition.number, call)
             self._ends_at = index if self._ends_at is None else min(index, self._ends_at)
 
     def settle(self) -> None:
-        """Begin the next epoch where every lane has ended this one."""
+        """Begin the next epoch where every partition has ended this one."""
         if not self.finished:
             self._roll()
 
     def _roll(self) -> None:
-        if not all(self._over(lane) and not lane.running for lane in self.lanes):
+        if not all(
+            self._over(partition) and not partition.running for partition in self.partitions
+        ):
             return
         self._ends_at = None
-        for lane in self.lanes:
-            lane.epoch += 1
-            lane.made = 0
-            lane.ended = lane.halted = False
+        for partition in self.partitions:
+            partition.epoch += 1
+            partition.made = 0
+            partition.ended = partition.halted = False
             if self._layout.pure:
-                lane.next = 0
+                partition.next = 0
 
-    def _callable(self, lane: Lane, now: float) -> bool:
-        if len(lane.bundles) >= _MOST_BUNDLES:
+    def _callable(self, partition: Partition, now: float) -> bool:
+        if len(partition.bundles) >= _MOST_BUNDLES:
             return False
-        return not (
-            lane.running or lane.halted or lane.ready_at > now or self._over(lane)
-        )  # fmt: skip
+        is_held_up = partition.halted or partition.ready_at > now
+        return not (partition.running or is_held_up or self._over(partition))
 
-    def _over(self, lane: Lane) -> bool:
-        if lane.ended or self._ends_at is None:
-            return lane.ended
-        return self._layout.number(lane.number, lane.next) > self._ends_at
+    def _over(self, partition: Partition) -> bool:
+        if partition.ended or self._ends_at is None:
+            return partition.ended
+        return self._layout.number(partition.number, partition.next) > self._ends_at
 
 
 # ---- How much is buffered between the fetch function and the user, and how much may be.
@@ -238,7 +239,7 @@ class Held:
     """Whether it is counted as handed out."""
 
 
-class Ledger:
+class BufferBudget:
     """Counts rows and bytes from a call's return until they are handed to the user.
 
     A row that has been copied into a batch is kept a second time for as long as its chunk is,

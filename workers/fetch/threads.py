@@ -1,4 +1,4 @@
-"""The owner of threads: none starts outside a `Scope`, and leaving it ends them all."""
+"""The owner of threads: none starts outside a `ThreadGroup`, and leaving it ends them all."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _PYTHONS_S = 0.005
 """Who has another interval than Python's own has chosen it."""
 
 
-class Turns:
+class SwitchInterval:
     """The switch interval of the process: 1 ms while threads run that have begun and not ended,
     then Python's own again.
 
@@ -76,13 +76,13 @@ def _is_set_to(seconds: float) -> bool:
     return round(sys.getswitchinterval() * 1e6) == round(seconds * 1e6)
 
 
-TURNS = Turns()
+TURNS = SwitchInterval()
 """The process's: there is one interpreter."""
 
 os.register_at_fork(after_in_child=TURNS.fork)
 
 
-class Scope:
+class ThreadGroup:
     """Threads that end together.
 
     Guarantees: `close` returns when every thread has ended, or raises `StuckWorkerError` once the
@@ -137,7 +137,7 @@ def stack(ident: int | None) -> str:
 # ---- Threads that have nothing to do, woken one at a time.
 
 
-class Idle:
+class WaitQueue:
     """Threads that wait under one lock, of which the one that came last is woken first: what it
     freed is in a cache still, and malloc keeps memory by thread, so that the fewer take turns the
     less memory goes round.

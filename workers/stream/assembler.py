@@ -25,8 +25,15 @@ from feeder.workers.stream.copying import (
     keep_or_copy,
     pieces_of,
 )
-from feeder.workers.stream.merge import Run
-from feeder.workers.stream.position import Frame, Leftover, Place, Position, Span, Straddler
+from feeder.workers.stream.merge import MergedChunks
+from feeder.workers.stream.position import (
+    Frame,
+    LazyPosition,
+    Leftover,
+    PartialChunk,
+    Position,
+    Span,
+)
 
 
 class Assembler:
@@ -55,8 +62,8 @@ class Assembler:
         self._size = spec.batch_size
         self._filled, self._has_empty = 0, False
         self._slot: Slot | None = None
-        self._last: Place | None = None
-        self._straddler: Straddler | None = None
+        self._last: LazyPosition | None = None
+        self._straddler: PartialChunk | None = None
         self._straddled: tuple[Span | None, int] = (None, 0)
         # Of the rows of finished chunks, those free now and those that a snapshot may still need.
         self._freed = 0
@@ -73,7 +80,7 @@ class Assembler:
         """The device that the next batch goes to."""
         return self.step % self._num_devices
 
-    def add(self, run: Run) -> Iterator[Batch]:
+    def add(self, run: MergedChunks) -> Iterator[Batch]:
         """The batches that a run completes."""
         if self._spec.dont_rebatch:
             yield from self._each_chunk(run)
@@ -86,7 +93,7 @@ class Assembler:
                 arrays = self._pass_on(run, i) or self._copy_whole(run, i)
                 i += 1
                 self._straddler = None
-                place = Place(self._frame, run.span, i, 0, None, self.epoch)
+                place = LazyPosition(self._frame, run.span, i, 0, None, self.epoch)
                 yield self._stamp(arrays, place, size)
                 continue
             goal = ends[i] - rows[i] + taken + size - self._filled
@@ -119,9 +126,11 @@ class Assembler:
                 self._last.after = place
         self.epoch, self.index = position.epoch, 0
 
-    def start_of(self, position: Position) -> Place:
+    def start_of(self, position: Position) -> LazyPosition:
         """The start of an epoch, or the end of the stream, as a place."""
-        place = Place(self._frame, Span(position, (), (), [], ()), 0, 0, None, position.epoch)
+        place = LazyPosition(
+            self._frame, Span(position, (), (), [], ()), 0, 0, None, position.epoch
+        )
         place.step = self.step
         return place
 
@@ -143,7 +152,7 @@ class Assembler:
 
     # ---- batches
 
-    def _stamp(self, arrays: Arrays, place: Place, rows: int) -> Batch:
+    def _stamp(self, arrays: Arrays, place: LazyPosition, rows: int) -> Batch:
         """The next batch of the stream, which ended at `place`."""
         epoch = self.epoch
         batch = Batch(self._schema.names, arrays, place, epoch, self.index, self.step, rows)
@@ -153,20 +162,22 @@ class Assembler:
         self._last = place
         return batch
 
-    def _emit(self, arrays: Arrays, place: Place, rows: int, *, whole: bool = False) -> Batch:
+    def _emit(
+        self, arrays: Arrays, place: LazyPosition, rows: int, *, whole: bool = False
+    ) -> Batch:
         batch = self._stamp(arrays, place, rows)
         batch.kept_rows = self._freed_later
         self._kept += (0 if whole else rows) - self._freed
         self._freed = self._freed_later = 0
         return batch
 
-    def _emit_slot(self, place: Place, length: int, rows: int) -> Batch:
+    def _emit_slot(self, place: LazyPosition, length: int, rows: int) -> Batch:
         assert self._slot is not None
         arrays = self._slot.lease(length)
         self._slot, self._filled = None, 0
         return self._emit(arrays, place, rows)
 
-    def _place(self, run: Run, num_chunks: int, taken: int) -> Place:
+    def _place(self, run: MergedChunks, num_chunks: int, taken: int) -> LazyPosition:
         straddler = None
         if taken:
             i = num_chunks - 1
@@ -175,9 +186,9 @@ class Assembler:
             taken += skip
         else:
             self._straddler = None
-        return Place(self._frame, run.span, num_chunks, taken, straddler, self.epoch)
+        return LazyPosition(self._frame, run.span, num_chunks, taken, straddler, self.epoch)
 
-    def _keep(self, run: Run, i: int, skip: int) -> Straddler:
+    def _keep(self, run: MergedChunks, i: int, skip: int) -> PartialChunk:
         """The chunk that a batch ends in; the same object for all batches that end in it."""
         # Told by its place and not by its arrays, of which a chunk may share any with another.
         if self._straddler is None or self._straddled != (run.span, i):
@@ -185,10 +196,10 @@ class Assembler:
             arrays = tuple([column[i] for column in run.columns])
             digest = run.digest if i == 0 else None
             rows = run.rows[i] + skip
-            self._straddler = Straddler(arrays, self._schema.axes, rows, skip, digest)
+            self._straddler = PartialChunk(arrays, self._schema.axes, rows, skip, digest)
         return self._straddler
 
-    def repeat(self, batch: Batch, end: Place) -> Batch:
+    def repeat(self, batch: Batch, end: LazyPosition) -> Batch:
         """A batch once more, with no real rows, to fill the last round of a stream."""
         place = self.start_of(end.span.start)
         place.step = batch.step + 2
@@ -198,7 +209,9 @@ class Assembler:
 
     # ---- rows
 
-    def _copy(self, run: Run, i: int, taken: int, j: int, last: int, ends: list[int]) -> None:
+    def _copy(
+        self, run: MergedChunks, i: int, taken: int, j: int, last: int, ends: list[int]
+    ) -> None:
         """Copy from row `taken` of chunk i up to, not including, row `last` of chunk j."""
         rows = run.rows
         start = ends[i] - rows[i] + taken
@@ -233,7 +246,7 @@ class Assembler:
             self._copied += 1
         return self._slot
 
-    def _copy_whole(self, run: Run, i: int) -> Arrays:
+    def _copy_whole(self, run: MergedChunks, i: int) -> Arrays:
         """Chunk i, which is a whole batch, in a slot, or kept by it."""
         slot, self._slot = self._take(), None
         for number, arrays in enumerate(run.columns):
@@ -248,7 +261,7 @@ class Assembler:
             rows = np.moveaxis(target, axis, 0)
             rows[rest:] = rows[rest - 1]
 
-    def _pass_on(self, run: Run, i: int) -> Arrays | None:
+    def _pass_on(self, run: MergedChunks, i: int) -> Arrays | None:
         """The arrays of chunk i as they are, where nobody but the run holds them."""
         if not self._slots.passes:
             return None
@@ -270,7 +283,7 @@ class Assembler:
         copies = tuple(array.copy() for array in arrays) if self._slots.passes else arrays
         return self._slots.adopt(device, columns, copies)
 
-    def _each_chunk(self, run: Run) -> Iterator[Batch]:
+    def _each_chunk(self, run: MergedChunks) -> Iterator[Batch]:
         """Each chunk with rows as a batch of its own (`dont_rebatch`)."""
         for i, rows in enumerate(run.rows):
             if rows:
@@ -281,7 +294,7 @@ class Assembler:
 
     # ---- resuming
 
-    def _take_up(self, run: Run) -> int:
+    def _take_up(self, run: MergedChunks) -> int:
         """Rows of the run's first chunk that batches before the cut have taken."""
         expected = self._expected
         if expected is None:
@@ -294,11 +307,11 @@ class Assembler:
         return expected.taken
 
     def _not_deterministic(self, what: str, expected: Leftover) -> ResumeError:
-        worker_id = self._spec.worker_id(expected.lane, expected.call)
+        worker_id = self._spec.worker_id(expected.partition, expected.call)
         return not_repeatable(worker_id, expected.call, what)
 
 
-def _let_go(run: Run, i: int, j: int) -> None:
+def _let_go(run: MergedChunks, i: int, j: int) -> None:
     """Forget chunks i to j - 1 of a run, so that their memory is free before the run is done."""
     for column in run.columns:
         column[i:j] = [None] * (j - i)

@@ -10,7 +10,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from feeder.workers.stream.position import Cut, Place
+from feeder.workers.stream.position import Cut, LazyPosition
 
 # The second word of the Philox key keeps the two families of draws apart.
 _DRAWS_OF_CALL = 1
@@ -80,7 +80,7 @@ class Batch(Mapping[str, NDArray[Any]]):
     """Its number in the stream, from 0, counted through epochs."""
     rows: int
     """Its real rows; fewer than the arrays' with `last_batch="pad"`."""
-    place: Place
+    place: LazyPosition
     """Where the stream stands after it; `cut` reads it."""
     held_bytes: int
     """Bytes that its rows count for in the bound until it is handed out."""
@@ -91,7 +91,7 @@ class Batch(Mapping[str, NDArray[Any]]):
         self,
         names: tuple[str, ...],
         arrays: tuple[NDArray[Any], ...],
-        place: Place,
+        place: LazyPosition,
         epoch: int,
         index: int,
         step: int,

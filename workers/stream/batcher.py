@@ -7,13 +7,13 @@ from typing import Protocol
 
 from feeder.workers.errors import ClosedError, FeedError, FetchError
 from feeder.workers.fetch.channel import Channel
-from feeder.workers.fetch.fetcher import Fetching
+from feeder.workers.fetch.fetcher import Fetcher
 from feeder.workers.spec import RunSpec, StreamSpec
 from feeder.workers.stats import BatchStats
 from feeder.workers.stream.assembler import Assembler
 from feeder.workers.stream.batch import Batch
-from feeder.workers.stream.merge import EpochEnd, Merge, Run
-from feeder.workers.stream.position import Place
+from feeder.workers.stream.merge import EpochEnd, Merge, MergedChunks
+from feeder.workers.stream.position import LazyPosition
 
 # As much as a fetcher hands over at once: with 4 MiB threads wake each other more than they work.
 _GROUP_BYTES = 16 * 1024 * 1024
@@ -35,11 +35,11 @@ class DeviceQueue(Protocol):
     def yield_to_user(self) -> None:
         """Where the user was waiting for what was put last, wait a moment until it is taken."""
 
-    def finish(self, ending: Place | FeedError) -> None:
+    def finish(self, ending: LazyPosition | FeedError) -> None:
         """After the batches put so far comes the end of the stream, or an error."""
 
 
-class Dealer:
+class RoundRobinRouter:
     """Deals batches out to device queues, batch `step` to queue `step` mod N.
 
     Small batches are handed over in groups, of 64 or of 16 MiB and of half the bound at most, or
@@ -151,7 +151,7 @@ class Dealer:
         self._group, self._round, self._last = [], [], None
         self._assembler.forget()
 
-    def finish(self, place: Place) -> None:
+    def finish(self, place: LazyPosition) -> None:
         """The stream has ended at `place`."""
         num, last = len(self._queues), self._last
         if last is not None:
@@ -179,7 +179,7 @@ class Dealer:
                 queue.finish(error)
 
 
-class Enqueuing:
+class Batcher:
     """What turns bundles into dealt batches."""
 
     def __init__(
@@ -188,9 +188,9 @@ class Enqueuing:
         channel: Channel,
         merge: Merge,
         assembler: Assembler,
-        dealer: Dealer,
-        fetching: Fetching,
-        leftover: Callable[[], Run | None],
+        dealer: RoundRobinRouter,
+        fetching: Fetcher,
+        leftover: Callable[[], MergedChunks | None],
         *,
         begins_epoch: bool,
     ) -> None:
@@ -250,7 +250,7 @@ class Enqueuing:
             else:
                 self._take(merged)
 
-    def _take(self, run: Run) -> None:
+    def _take(self, run: MergedChunks) -> None:
         self._learn_row_bytes()
         self._empty_epoch = self._empty_epoch and not any(run.rows)
         self._fetching.passes = self._dealer.passes
@@ -277,7 +277,7 @@ class Enqueuing:
             self._channel.learn(row_bytes)
 
 
-def run_enqueuer(enqueuing: Enqueuing, dealer: Dealer) -> None:
+def run_enqueuer(enqueuing: Batcher, dealer: RoundRobinRouter) -> None:
     """Thread body: make batches until the end of the stream, or until something fails."""
     try:
         enqueuing.run()
@@ -292,7 +292,7 @@ def run_enqueuer(enqueuing: Enqueuing, dealer: Dealer) -> None:
         _fail(dealer, failed)
 
 
-def _fail(dealer: Dealer, error: FeedError) -> None:
+def _fail(dealer: RoundRobinRouter, error: FeedError) -> None:
     try:
         dealer.fail(error)
     except ClosedError:

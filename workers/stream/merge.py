@@ -1,8 +1,8 @@
-"""The one order of all chunks: from the lanes' bundles to runs. Rules without threads.
+"""The one order of all chunks: from the partitions' bundles to runs. Rules without threads.
 
-In ticket order one chunk is taken from each live lane in turn, so the order follows from numbers
-alone. Where every lane has a bundle, whole rounds are merged by slices: lane j's chunks go to
-every W-th place, and the cost per chunk is that of a list assignment.
+In ticket order one chunk is taken from each live partition in turn, so the order follows from
+numbers alone. Where every partition has a bundle, whole rounds are merged by slices: partition j's
+chunks go to every W-th place, and the cost per chunk is that of a list assignment.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from typing import Any
 
 from feeder.workers.errors import ChunkError, FeedError
 from feeder.workers.fetch.calls import chain_marks
-from feeder.workers.fetch.scheduler import Bundle, End
+from feeder.workers.fetch.scheduler import ChunkList, End
 from feeder.workers.stream.chunks import Schema
-from feeder.workers.stream.position import Lanes, Position, Span, next_live
+from feeder.workers.stream.position import Partitions, Position, Span, next_live
 
-# ---- The nouns of the merge: a run of merged chunks, the end of an epoch, the head of a lane.
+# ---- The nouns of the merge: a run of merged chunks, the end of an epoch, the head of a partition.
 
 
 Columns = list[list[Any]]
 
 
-class Run:
+class MergedChunks:
     """Chunks in merged order, as columns of arrays, and where they came from."""
 
     __slots__ = ("columns", "digest", "rows", "skip", "span")
@@ -56,7 +56,7 @@ class EpochEnd:
 
 
 class Head:
-    """What is left of a lane's oldest bundle, checked and in columns."""
+    """What is left of a partition's oldest bundle, checked and in columns."""
 
     __slots__ = ("columns", "ending", "first", "marks", "rows")
 
@@ -89,7 +89,7 @@ class Merge:
 
     def __init__(
         self,
-        lanes: Lanes,
+        partitions: Partitions,
         schema: Schema,
         start: Position,
         epochs: int | None,
@@ -97,10 +97,10 @@ class Merge:
         chained: bool,
         describe: Callable[[int, int], tuple[int, int]],
         first_name: Callable[[int, int], str | None],
-        check: Callable[[Bundle], ChunkError | None] | None,
-        first_lane: int | None,
+        check: Callable[[ChunkList], ChunkError | None] | None,
+        first_partition: int | None,
     ) -> None:
-        self._lanes = lanes
+        self._partitions = partitions
         self._schema = schema
         self.position = start
         """Where the merged chunks end."""
@@ -109,11 +109,11 @@ class Merge:
         self._describe = describe
         self._first_name = first_name
         self._check = check
-        self._bundles: list[deque[Bundle]] = [deque() for _ in range(lanes.num_lanes)]
-        self._heads = [Head() for _ in range(lanes.num_lanes)]
+        self._bundles: list[deque[ChunkList]] = [deque() for _ in range(partitions.num_partitions)]
+        self._heads = [Head() for _ in range(partitions.num_partitions)]
         self._arrivals: deque[int] = deque()
         # After a resume in arrival order the chunk that the cut straddles has to come first.
-        self._first_lane = first_lane
+        self._first_partition = first_partition
         # In the pure form, the smallest index known to have raised StopIteration.
         self._ends_at: int | None = None
         self.discarded_rows = 0
@@ -126,17 +126,17 @@ class Merge:
 
     @property
     def wanted(self) -> int | None:
-        """The lane that is waited for; None for any."""
-        return self._first_lane if self._lanes.arrival else self.position.turn
+        """The partition that is waited for; None for any."""
+        return self._first_partition if self._partitions.arrival else self.position.turn
 
-    def push(self, bundles: list[Bundle]) -> None:
+    def push(self, bundles: list[ChunkList]) -> None:
         """Add bundles as they were collected."""
         for bundle in bundles:
-            self._bundles[bundle.lane].append(bundle)
-            if self._lanes.arrival:
-                self._arrivals.append(bundle.lane)
+            self._bundles[bundle.partition].append(bundle)
+            if self._partitions.arrival:
+                self._arrivals.append(bundle.partition)
 
-    def next(self) -> Run | EpochEnd | None:
+    def next(self) -> MergedChunks | EpochEnd | None:
         """The next run or end of an epoch; None where more bundles are needed.
 
         Raises the error of a call, or `ChunkError`, in its place in the order.
@@ -144,79 +144,79 @@ class Merge:
         while not self.finished:
             if self._has_ended():
                 return self._end_epoch()
-            lane = self._next_lane()
-            if lane is None:
+            partition = self._next_partition()
+            if partition is None:
                 return None
-            if not self._load(lane):
-                if self._lanes.arrival and self._first_lane is None:
+            if not self._load(partition):
+                if self._partitions.arrival and self._first_partition is None:
                     continue  # What it had was stale; another may have something.
                 return None
-            head = self._heads[lane]
+            head = self._heads[partition]
             if self._ends_at is not None:
-                self._discard_beyond(lane, head)
+                self._discard_beyond(partition, head)
             if head.rows:
-                return self._round(lane) or self._single(lane)
-            if self._is_early(lane, head):
+                return self._round(partition) or self._single(partition)
+            if self._is_early(partition, head):
                 continue
             ending, head.ending = head.ending, None
             if isinstance(ending, FeedError):
                 raise ending
             if ending is not None:
-                self._end_lane(lane, ending)
+                self._end_partition(partition, ending)
         return None
 
-    def _next_lane(self) -> int | None:
-        if not self._lanes.arrival:
+    def _next_partition(self) -> int | None:
+        if not self._partitions.arrival:
             return self.position.turn
-        if self._first_lane is not None:
-            return self._first_lane
+        if self._first_partition is not None:
+            return self._first_partition
         # What has been begun first; then what came first, of this epoch.
-        for lane, head in enumerate(self._heads):
-            if head.rows or (head.ending is not None and not self._is_early(lane, head)):
-                return lane
-        return next((lane for lane in self._arrivals if self._has_come(lane)), None)
+        for partition, head in enumerate(self._heads):
+            if head.rows or (head.ending is not None and not self._is_early(partition, head)):
+                return partition
+        return next((partition for partition in self._arrivals if self._has_come(partition)), None)
 
-    def _is_early(self, lane: int, head: Head) -> bool:
+    def _is_early(self, partition: int, head: Head) -> bool:
         """Whether an error is of an index that may yet turn out to lie beyond the end: until all
         smaller indices are done it waits."""
-        sure = not (self._lanes.pure and self._lanes.arrival)
+        sure = not (self._partitions.pure and self._partitions.arrival)
         if sure or not isinstance(head.ending, FeedError):
             return False
-        index, live = self._lanes.number(lane, head.first), self.position.live
-        others = (other for other in range(len(live)) if other != lane and live[other])
+        index, live = self._partitions.number(partition, head.first), self.position.live
+        others = (other for other in range(len(live)) if other != partition and live[other])
         return any(self._next_index(other) < index for other in others)
 
-    def _next_index(self, lane: int) -> int:
-        """The first index of a pure function's lane that is not done."""
-        call, done = self.position.calls[lane], self.position.done
-        while self._lanes.number(lane, call) in done:
+    def _next_index(self, partition: int) -> int:
+        """The first index of a pure function's partition that is not done."""
+        call, done = self.position.calls[partition], self.position.done
+        while self._partitions.number(partition, call) in done:
             call += 1
-        return self._lanes.number(lane, call)
+        return self._partitions.number(partition, call)
 
-    def _has_come(self, lane: int) -> bool:
-        """Whether the lane's next bundle is there and not of an epoch to come."""
-        bundles = self._bundles[lane]
+    def _has_come(self, partition: int) -> bool:
+        """Whether the partition's next bundle is there and not of an epoch to come."""
+        bundles = self._bundles[partition]
         return bool(bundles) and bundles[0].epoch <= self.position.epoch
 
-    def _load(self, lane: int) -> bool:
-        """Make the lane's head hold something; False where nothing of this epoch has come."""
-        head, bundles = self._heads[lane], self._bundles[lane]
+    def _load(self, partition: int) -> bool:
+        """Make the partition's head hold something; False where nothing of this epoch has come."""
+        head, bundles = self._heads[partition], self._bundles[partition]
         while not head.rows and head.ending is None:
-            if not self._has_come(lane):
+            if not self._has_come(partition):
                 return False
             bundle = bundles.popleft()
-            if self._lanes.arrival:
-                self._arrivals.remove(lane)
+            if self._partitions.arrival:
+                self._arrivals.remove(partition)
             if bundle.epoch < self.position.epoch:
                 self.discarded_rows += self._schema.count_rows(bundle.chunks)
                 continue
             self._open(head, bundle)
         return True
 
-    def _open(self, head: Head, bundle: Bundle) -> None:
+    def _open(self, head: Head, bundle: ChunkList) -> None:
         """Check a bundle's chunks and make them columns."""
         error = self._check(bundle) if self._check is not None else None
-        lane, first = bundle.lane, bundle.first
+        partition, first = bundle.partition, bundle.first
         chunks = bundle.chunks if error is None else bundle.chunks[: error.call]
         head.first, head.marks, head.ending = first, bundle.marks, bundle.ending
         if chunks:
@@ -225,28 +225,30 @@ class Merge:
             error = arranged.error or error
         bundle.chunks = chunks = []
         if error is not None:
-            head.ending = self._place(error, lane, first)
+            head.ending = self._place(error, partition, first)
         if self._chained and head.rows:
-            columns, mark = head.columns, self.position.marks[lane]
+            columns, mark = head.columns, self.position.marks[partition]
             head.marks = chain_marks(
                 mark, first, len(head.rows), lambda i: tuple(column[i] for column in columns)
             )
 
-    def _place(self, error: ChunkError, lane: int, first: int) -> ChunkError:
+    def _place(self, error: ChunkError, partition: int, first: int) -> ChunkError:
         """An error of the chunk that is `error.call`-th in its bundle, as the user is told it."""
-        worker_id, call = self._describe(lane, first + error.call)
+        worker_id, call = self._describe(partition, first + error.call)
         error.worker_id, error.call = worker_id, call
         name = self._first_name(self.position.epoch, call)
         record = "" if name is None else f"; the call's first record is {name}"
         error.args = (f"worker {worker_id}, call {call}: {error}{record}",)
         return error
 
-    def _round(self, lane: int) -> Run | None:
-        """As many whole rounds as all live lanes have chunks for; None where that is none."""
-        live, lanes = self.position.live, self._lanes
-        if lanes.arrival or lanes.num_lanes == 1:
+    def _round(self, partition: int) -> MergedChunks | None:
+        """As many whole rounds as all live partitions have chunks for; None where that is none."""
+        live, partitions = self.position.live, self._partitions
+        if partitions.arrival or partitions.num_partitions == 1:
             return None
-        order = [(lane + i) % lanes.num_lanes for i in range(lanes.num_lanes)]
+        order = [
+            (partition + i) % partitions.num_partitions for i in range(partitions.num_partitions)
+        ]
         ring = [i for i in order if live[i]]
         # Before the schema is known the chunks have to be looked at in their order.
         if len(ring) == 1 or self._schema.columns is None or not all(map(self._load, ring)):
@@ -261,55 +263,62 @@ class Merge:
         marks = []
         firsts = [head.first for head in heads]
         for j, head in enumerate(heads):
-            taken, of_lane, marks_of_lane = head.take(num)
-            rows[j::size] = of_lane
-            marks.append(marks_of_lane)
+            taken, of_partition, marks_of_partition = head.take(num)
+            rows[j::size] = of_partition
+            marks.append(marks_of_partition)
             for column, part in zip(columns, taken, strict=True):
                 column[j::size] = part
         return self._run(Span(self.position, ring, firsts, rows, marks), columns)
 
-    def _single(self, lane: int) -> Run:
-        """The lane's next chunk, or all it has where no other lane has a turn in between."""
-        head = self._heads[lane]
-        alone = self._lanes.arrival or next_live(self.position.live, lane) == lane
+    def _single(self, partition: int) -> MergedChunks:
+        """The partition's next chunk, or all it has where no other partition has a turn in
+        between."""
+        head = self._heads[partition]
+        alone = self._partitions.arrival or next_live(self.position.live, partition) == partition
         first = head.first
         columns, rows, marks = head.take(len(head.rows) if alone else 1)
-        self._first_lane = None
-        return self._run(Span(self.position, (lane,), (first,), rows, (marks,)), columns)
+        self._first_partition = None
+        return self._run(Span(self.position, (partition,), (first,), rows, (marks,)), columns)
 
-    def _run(self, span: Span, columns: Columns) -> Run:
+    def _run(self, span: Span, columns: Columns) -> MergedChunks:
         self.position = span.position(len(span.rows))
-        return Run(span, columns, span.rows)
+        return MergedChunks(span, columns, span.rows)
 
-    def _end_lane(self, lane: int, end: End) -> None:
-        """A lane has ended the epoch."""
+    def _end_partition(self, partition: int, end: End) -> None:
+        """A partition has ended the epoch."""
         position = self.position
-        live = tuple(alive and i != lane for i, alive in enumerate(position.live))
-        mark = end.mark or position.marks[lane]
-        marks = (*position.marks[:lane], mark, *position.marks[lane + 1 :])
-        turn = next_live(live, lane)
-        self._first_lane = None
+        live = tuple(alive and i != partition for i, alive in enumerate(position.live))
+        mark = end.mark or position.marks[partition]
+        marks = (*position.marks[:partition], mark, *position.marks[partition + 1 :])
+        turn = next_live(live, partition)
+        self._first_partition = None
         self.position = position._replace(live=live, marks=marks, turn=turn)
-        if self._lanes.pure:
-            index = self._lanes.number(lane, self._heads[lane].first)
+        if self._partitions.pure:
+            index = self._partitions.number(partition, self._heads[partition].first)
             self._ends_at = index if self._ends_at is None else min(index, self._ends_at)
 
     def _has_ended(self) -> bool:
         """Whether the epoch has. In ticket order a pure function's first end is the smallest; in
-        order of arrival every lane has to come to it."""
-        live, lanes = self.position.live, self._lanes
+        order of arrival every partition has to come to it."""
+        live, partitions = self.position.live, self._partitions
         if self._ends_at is None:
             return not any(live)
-        if not lanes.arrival:
+        if not partitions.arrival:
             return True
         ends_at = self._ends_at
-        return all(not live[lane] or self._next_index(lane) > ends_at for lane in range(len(live)))
+        return all(
+            not live[partition] or self._next_index(partition) > ends_at
+            for partition in range(len(live))
+        )
 
-    def _discard_beyond(self, lane: int, head: Head) -> None:
-        """Drop a lane's chunks from beyond the smallest index that ended the epoch, errors too."""
+    def _discard_beyond(self, partition: int, head: Head) -> None:
+        """Drop a partition's chunks from beyond the smallest index that ended the epoch, errors
+        too."""
         assert self._ends_at is not None
         num = len(head.rows)
-        sound = sum(self._lanes.number(lane, head.first + i) <= self._ends_at for i in range(num))
+        sound = sum(
+            self._partitions.number(partition, head.first + i) <= self._ends_at for i in range(num)
+        )
         if sound < num:
             self.discarded_rows += sum(head.rows[sound:])
             for column in head.columns:
@@ -317,14 +326,18 @@ class Merge:
             head.rows, head.ending = head.rows[:sound], None
         if not sound:
             calls = self.position.calls
-            calls = (*calls[:lane], max(calls[lane], head.first + num), *calls[lane + 1 :])
+            calls = (
+                *calls[:partition],
+                max(calls[partition], head.first + num),
+                *calls[partition + 1 :],
+            )
             self.position = self.position._replace(calls=calls)
 
     def _end_epoch(self) -> EpochEnd:
-        if self._lanes.pure:
+        if self._partitions.pure:
             for head in self._heads:
                 self.discarded_rows += sum(head.rows)
                 head.columns, head.rows, head.ending = [], [], None
         self._ends_at = None
-        self.position = self._lanes.next_epoch(self.position)
+        self.position = self._partitions.next_epoch(self.position)
         return EpochEnd(self.position)

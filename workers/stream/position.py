@@ -1,10 +1,10 @@
 """Where the calls of a stream stand: positions, and the places of batches within them.
 
-A *lane* is one ordered sequence of calls. In the ring form it is a worker id. In the pure form it
-is every L-th index, so that L calls can be under way at once; since positions are written in
-indices outside this package, a cut does not tell how many lanes there were.
+A *partition* is one ordered sequence of calls. In the ring form it is a worker id. In the pure form
+it is every L-th index, so that L calls can be under way at once; since positions are written in
+indices outside this package, a cut does not tell how many partitions there were.
 
-A batch is stamped with a `Place`: which chunk of which run it ended in. That is all that is
+A batch is stamped with a `LazyPosition`: which chunk of which run it ended in. That is all that is
 computed per batch; the position is worked out when somebody asks for it.
 """
 
@@ -26,8 +26,8 @@ from feeder.workers.stream.digests import digest_chunk
 class Leftover:
     """The chunk that straddles a cut, by reference."""
 
-    lane: int
-    """The lane whose call returned it."""
+    partition: int
+    """The partition whose call returned it."""
     call: int
     """The number of that call."""
     taken: int
@@ -37,7 +37,7 @@ class Leftover:
     digest: int
     """Digest of the chunk: what a second fetch of it is compared with."""
     mark: bytes | None
-    """The lane's mark before the call, None before its first."""
+    """The partition's mark before the call, None before its first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +68,7 @@ class Cut:
         return self.encode(self)
 
 
-class Straddler:
+class PartialChunk:
     """A chunk that a batch ended in the middle of, kept for the sake of snapshots."""
 
     __slots__ = ("_digest", "arrays", "axes", "rows", "skip")
@@ -112,59 +112,59 @@ _T = TypeVar("_T")
 
 
 class Position(NamedTuple):
-    """Where each lane stands, and whose turn is next.
+    """Where each partition stands, and whose turn is next.
 
-    In a `Cut` the pure form has one lane, whose `calls` is the next index of the epoch.
+    In a `Cut` the pure form has one partition, whose `calls` is the next index of the epoch.
     """
 
     epoch: int
     """The epoch that the next call belongs to."""
     turn: int
-    """The lane whose chunk comes next."""
+    """The partition whose chunk comes next."""
     live: tuple[bool, ...]
-    """Which lanes have not ended this epoch."""
+    """Which partitions have not ended this epoch."""
     calls: tuple[int, ...]
-    """Number of the next call of each lane: from the start of the stream in the ring form, of the
-    epoch in the pure form."""
+    """Number of the next call of each partition: from the start of the stream in the ring form, of
+    the epoch in the pure form."""
     rows: tuple[int, ...]
-    """Rows that each lane has given since the start of the stream."""
+    """Rows that each partition has given since the start of the stream."""
     marks: tuple[bytes | None, ...]
-    """Of each lane the cursor after its last call, or the running digest of what it gave."""
+    """Of each partition the cursor after its last call, or the running digest of what it gave."""
     done: tuple[int, ...] = ()
     """Indices at or above `calls` that are done already (pure form in arrival order)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lanes:
-    """How the calls of a feed are laid out in lanes: the translation between the two writings of
-    a position."""
+class Partitions:
+    """How the calls of a feed are laid out in partitions: the translation between the two writings
+    of a position."""
 
-    num_lanes: int
-    """Number of lanes."""
+    num_partitions: int
+    """Number of partitions."""
     pure: bool
-    """Whether the calls are those of a pure function, striped over the lanes by index."""
+    """Whether the calls are those of a pure function, striped over the partitions by index."""
     arrival: bool
     """Whether chunks are merged as they arrive."""
 
     def origin(self) -> Position:
         """The start of the stream, as it is written in a cut."""
-        num = 1 if self.pure else self.num_lanes
+        num = 1 if self.pure else self.num_partitions
         return Position(0, 0, (True,) * num, (0,) * num, (0,) * num, (None,) * num)
 
     def next_epoch(self, position: Position) -> Position:
         """The position at which the epoch after `position`'s begins."""
-        num = self.num_lanes
+        num = self.num_partitions
         calls = (0,) * num if self.pure else position.calls
         return position._replace(
             epoch=position.epoch + 1, turn=0, live=(True,) * num, calls=calls, done=()
         )
 
     def spread(self, position: Position) -> Position:
-        """A position as it is written in a cut, laid out over the lanes."""
+        """A position as it is written in a cut, laid out over the partitions."""
         if not self.pure:
             return position
-        num, index = self.num_lanes, position.calls[0]
-        calls = tuple((index - lane + num - 1) // num for lane in range(num))
+        num, index = self.num_partitions, position.calls[0]
+        calls = tuple((index - partition + num - 1) // num for partition in range(num))
         return Position(
             position.epoch,
             index % num,
@@ -192,33 +192,33 @@ class Lanes:
 
     def _low_water(self, position: Position) -> tuple[int, tuple[int, ...]]:
         """The smallest index that is not done, and those above it that are."""
-        num = self.num_lanes
+        num = self.num_partitions
         done = set(position.done)
-        lowest = min(calls * num + lane for lane, calls in enumerate(position.calls))
-        for lane, calls in enumerate(position.calls):
-            first = (lowest - lane + num - 1) // num
-            done.update(call * num + lane for call in range(first, calls))
+        lowest = min(calls * num + partition for partition, calls in enumerate(position.calls))
+        for partition, calls in enumerate(position.calls):
+            first = (lowest - partition + num - 1) // num
+            done.update(call * num + partition for call in range(first, calls))
         while lowest in done:
             lowest += 1
         return lowest, tuple(sorted(index for index in done if index > lowest))
 
     def rewind(self, position: Position, leftover: Leftover) -> Position:
         """A position as it is written in a cut, put back to before the call of the leftover."""
-        lane, call = leftover.lane, leftover.call
+        partition, call = leftover.partition, leftover.call
         if not self.pure:
             return position._replace(
-                turn=lane,
-                calls=_put(position.calls, lane, call),
-                rows=_put(position.rows, lane, position.rows[lane] - leftover.rows),
-                marks=_put(position.marks, lane, leftover.mark),
+                turn=partition,
+                calls=_put(position.calls, partition, call),
+                rows=_put(position.rows, partition, position.rows[partition] - leftover.rows),
+                marks=_put(position.marks, partition, leftover.mark),
             )
         low = position.calls[0]
         done = {*position.done, *range(call + 1, low)} - {call}
         return position._replace(calls=(min(call, low),), done=tuple(sorted(done)))
 
-    def number(self, lane: int, call: int) -> int:
-        """The number by which a user knows a lane's call: in the pure form its index."""
-        return call * self.num_lanes + lane if self.pure else call
+    def number(self, partition: int, call: int) -> int:
+        """The number by which a user knows a partition's call: in the pure form its index."""
+        return call * self.num_partitions + partition if self.pure else call
 
 
 def _put(values: tuple[_T, ...], i: int, value: _T) -> tuple[_T, ...]:
@@ -242,13 +242,13 @@ class Span:
         self.start = start
         """The position before the run's first chunk."""
         self.ring = ring
-        """The lanes that its chunks came from, in turn."""
+        """The partitions that its chunks came from, in turn."""
         self.firsts = firsts
-        """Number of the first call of each lane of the ring."""
+        """Number of the first call of each partition of the ring."""
         self.rows = rows
         """Rows of each chunk."""
         self.marks = marks
-        """The marks after the calls of each lane of the ring, where the feed keeps marks."""
+        """The marks after the calls of each partition of the ring, where the feed keeps marks."""
 
     def position(self, num_chunks: int) -> Position:
         """The position after the first `num_chunks` chunks."""
@@ -258,47 +258,52 @@ class Span:
         size = len(ring)
         full, extra = divmod(num_chunks, size)
         calls, rows, marks = list(start.calls), list(start.rows), list(start.marks)
-        for i, lane in enumerate(ring):
+        for i, partition in enumerate(ring):
             count = full + (i < extra)
             if count == 0:
                 continue
-            calls[lane] = self.firsts[i] + count
-            rows[lane] += sum(self.rows[i:num_chunks:size])
-            of_lane = self.marks[i]
-            if of_lane is not None:
-                marks[lane] = of_lane[count - 1]
+            calls[partition] = self.firsts[i] + count
+            rows[partition] += sum(self.rows[i:num_chunks:size])
+            of_partition = self.marks[i]
+            if of_partition is not None:
+                marks[partition] = of_partition[count - 1]
         turn = next_live(start.live, ring[(num_chunks - 1) % size])
         return Position(
             start.epoch, turn, start.live, tuple(calls), tuple(rows), tuple(marks), start.done
         )
 
     def call(self, num_chunks: int) -> tuple[int, int, bytes | None]:
-        """The call that the chunk after the first `num_chunks` came from: its lane, its number,
-        and the mark of the lane before it."""
+        """The call that the chunk after the first `num_chunks` came from: its partition, its
+        number, and the mark of the partition before it."""
         count, i = divmod(num_chunks, len(self.ring))
-        lane, of_lane = self.ring[i], self.marks[i]
-        mark = of_lane[count - 1] if of_lane is not None and count else self.start.marks[lane]
-        return lane, self.firsts[i] + count, mark
+        partition, of_partition = self.ring[i], self.marks[i]
+        mark = (
+            of_partition[count - 1]
+            if of_partition is not None and count
+            else self.start.marks[partition]
+        )
+        return partition, self.firsts[i] + count, mark
 
 
-def next_live(live: Sequence[bool], lane: int) -> int:
-    """The first live lane after `lane` in the ring; `lane` itself where there is no other."""
+def next_live(live: Sequence[bool], partition: int) -> int:
+    """The first live partition after `partition` in the ring; `partition` itself where there is no
+    other."""
     num = len(live)
     for step in range(1, num):
-        if live[(lane + step) % num]:
-            return (lane + step) % num
-    return lane
+        if live[(partition + step) % num]:
+            return (partition + step) % num
+    return partition
 
 
 class Frame(NamedTuple):
     """What all places of one stream have in common."""
 
-    lanes: Lanes
+    partitions: Partitions
     encode: Callable[[Cut], bytes]
     epochs: int | None
 
 
-class Place:
+class LazyPosition:
     """Where a batch ended: after `num_chunks` chunks of a span, the last of which gave `taken` of
     its rows, all of them where `straddler` is None."""
 
@@ -312,7 +317,7 @@ class Place:
         span: Span,
         num_chunks: int,
         taken: int,
-        straddler: Straddler | None,
+        straddler: PartialChunk | None,
         epoch: int,
     ) -> None:
         self.frame = frame
@@ -323,10 +328,10 @@ class Place:
         self.epoch = epoch
         self.index = 0
         self.step = 0
-        self.after: Place | None = None
+        self.after: LazyPosition | None = None
         """The start of the next epoch, once this is known to be the end of its own."""
 
-    def settled(self) -> Place:
+    def settled(self) -> LazyPosition:
         """This place, as the start of the next epoch where it is known to be that."""
         return self if self.after is None else self.after.settled()
 
@@ -334,24 +339,24 @@ class Place:
         """The place as the user is given it."""
         if self.after is not None:
             return self.settled().cut()
-        lanes, encode, epochs = self.frame
+        partitions, encode, epochs = self.frame
         leftover = None if self.straddler is None else self._leftover(self.straddler)
         return Cut(
             epoch=self.epoch,
             index=self.index,
             step=self.step,
             finished=epochs is not None and self.epoch >= epochs,
-            position=lanes.after(self.span, self.num_chunks),
+            position=partitions.after(self.span, self.num_chunks),
             leftover=leftover,
             encode=encode,
         )
 
-    def _leftover(self, straddler: Straddler) -> Leftover:
-        lanes = self.frame.lanes
-        lane, call, mark = self.span.call(self.num_chunks - 1)
+    def _leftover(self, straddler: PartialChunk) -> Leftover:
+        partitions = self.frame.partitions
+        partition, call, mark = self.span.call(self.num_chunks - 1)
         return Leftover(
-            lane=0 if lanes.pure else lane,
-            call=lanes.number(lane, call),
+            partition=0 if partitions.pure else partition,
+            call=partitions.number(partition, call),
             taken=self.taken,
             rows=straddler.rows,
             digest=straddler.digest,

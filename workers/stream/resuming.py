@@ -13,8 +13,8 @@ from feeder.workers.spec import RunSpec, StreamSpec
 from feeder.workers.stats import FetchStats
 from feeder.workers.stream.batch import Call
 from feeder.workers.stream.chunks import Columns, Schema
-from feeder.workers.stream.merge import Run
-from feeder.workers.stream.position import Cut, Lanes, Leftover, Position, Span, Straddler
+from feeder.workers.stream.merge import MergedChunks
+from feeder.workers.stream.position import Cut, Leftover, PartialChunk, Partitions, Position, Span
 
 Rows = tuple[NDArray[Any], ...]
 
@@ -37,8 +37,10 @@ class LeftoverSpan(Span):
 
     __slots__ = ("after",)
 
-    def __init__(self, before: Position, after: Position, lane: int, call: int, rows: int) -> None:
-        super().__init__(before, (lane,), (call,), [rows], (None,))
+    def __init__(
+        self, before: Position, after: Position, partition: int, call: int, rows: int
+    ) -> None:
+        super().__init__(before, (partition,), (call,), [rows], (None,))
         self.after = after
 
     def position(self, num_chunks: int) -> Position:
@@ -55,18 +57,18 @@ class Beginning:
     is asked for it apart.
     """
 
-    def __init__(self, spec: StreamSpec, lanes: Lanes, resume: Resume | None) -> None:
-        self._spec, self._lanes, self._resume = spec, lanes, resume
+    def __init__(self, spec: StreamSpec, partitions: Partitions, resume: Resume | None) -> None:
+        self._spec, self._partitions, self._resume = spec, partitions, resume
         cut = resume.cut if resume is not None else None
         self._leftover = cut.leftover if cut is not None and not cut.finished else None
-        position = cut.position if cut is not None else lanes.origin()
+        position = cut.position if cut is not None else partitions.origin()
         self.expected: Leftover | None = None
         """The chunk that the calls begin with, where they begin before one."""
-        apart = spec.pure and lanes.arrival
+        apart = spec.pure and partitions.arrival
         if self._leftover is not None and not apart and resume is not None and resume.rows is None:
             self.expected = self._leftover
-            position = lanes.rewind(position, self._leftover)
-        self.position = lanes.spread(position)
+            position = partitions.rewind(position, self._leftover)
+        self.position = partitions.spread(position)
         """Where the calls begin."""
         self.epoch, self.index, self.step = (
             (cut.epoch, cut.index, cut.step) if cut is not None else (0, 0, 0)
@@ -81,13 +83,13 @@ class Beginning:
         return self.index == 0 and self._leftover is None and not carried
 
     @property
-    def first_lane(self) -> int | None:
-        """The lane whose chunk has to come first, whatever the order."""
-        return None if self.expected is None else self._lane_of(self.expected)
+    def first_partition(self) -> int | None:
+        """The partition whose chunk has to come first, whatever the order."""
+        return None if self.expected is None else self._partition_of(self.expected)
 
     def make_run(
         self, schema: Schema, channel: Channel, run: RunSpec, stats: FetchStats
-    ) -> Run | None:
+    ) -> MergedChunks | None:
         """The rows left over as the first run of the stream, counted into the buffers; None where
         there are none or where they come with the calls."""
         leftover, resume = self._leftover, self._resume
@@ -98,15 +100,15 @@ class Beginning:
             rows = self._fetch_again(leftover, resume.cut, schema, channel, run, stats)
         if rows is None:
             return None
-        lanes, lane = self._lanes, self._lane_of(leftover)
-        before = lanes.spread(lanes.rewind(resume.cut.position, leftover))
-        call = leftover.call // lanes.num_lanes if self._spec.pure else leftover.call
-        after = lanes.spread(resume.cut.position)
-        span = LeftoverSpan(before, after, lane, call, leftover.rows)
+        partitions, partition = self._partitions, self._partition_of(leftover)
+        before = partitions.spread(partitions.rewind(resume.cut.position, leftover))
+        call = leftover.call // partitions.num_partitions if self._spec.pure else leftover.call
+        after = partitions.spread(resume.cut.position)
+        span = LeftoverSpan(before, after, partition, call, leftover.rows)
         num_rows = leftover.rows - leftover.taken
         channel.count(num_rows, sum(array.nbytes for array in rows))
         columns: list[list[Any]] = [[array] for array in rows]
-        return Run(span, columns, [num_rows], leftover.taken, leftover.digest)
+        return MergedChunks(span, columns, [num_rows], leftover.taken, leftover.digest)
 
     def _fetch_again(
         self,
@@ -119,7 +121,7 @@ class Beginning:
     ) -> Rows | None:
         """The rows left over, from a second fetch of their chunk; None where the stream is over."""
         spec, index = self._spec, leftover.call
-        worker_id = spec.worker_id(leftover.lane, index)
+        worker_id = spec.worker_id(leftover.partition, index)
         call = Call(index, cut.position.epoch, worker_id, spec.batch_size, spec.seed)
         chunk = fetch_again(spec, run, call, stats, channel.pause)
         if chunk is None:
@@ -128,11 +130,15 @@ class Beginning:
         if arranged.error is not None:
             raise arranged.error
         arrays = tuple(column[0] for column in arranged.columns)
-        straddler = Straddler(arrays, spec.axes, arranged.rows[0])
+        straddler = PartialChunk(arrays, spec.axes, arranged.rows[0])
         what = straddler.differs_from(leftover)
         if what:
             raise not_repeatable(worker_id, index, what)
         return straddler.rest(leftover.taken)
 
-    def _lane_of(self, leftover: Leftover) -> int:
-        return leftover.call % self._lanes.num_lanes if self._spec.pure else leftover.lane
+    def _partition_of(self, leftover: Leftover) -> int:
+        return (
+            leftover.call % self._partitions.num_partitions
+            if self._spec.pure
+            else leftover.partition
+        )

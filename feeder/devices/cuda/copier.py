@@ -24,7 +24,7 @@ from feeder.devices.layout import ALIGNMENT, credit_for
 from feeder.errors import DeviceError, FeedError
 from feeder.workers.errors import in_words
 from feeder.workers.stream.batch import Batch
-from feeder.workers.stream.position import Place
+from feeder.workers.stream.position import LazyPosition
 
 logger = logging.getLogger("feeder")
 
@@ -53,7 +53,9 @@ class Copier:
         """Batches on the device ahead of the user at most; 0 until their size is known."""
         self._hold = hold
         self._lower = lower
-        self.inbox: SimpleQueue[list[Batch] | Lease | Place | FeedError | None] = SimpleQueue()
+        self.inbox: SimpleQueue[list[Batch] | Lease | LazyPosition | FeedError | None] = (
+            SimpleQueue()
+        )
         """What the thread is told: batches to copy, leases that have ended, the end."""
         self.placed: deque[DeviceSlot] = deque()
         """The slots of the batches that go out."""
@@ -61,7 +63,7 @@ class Copier:
         self._flights: deque[Flight] = deque()
         self._events: list[Any] = []
         self._stream: Stream | None = None
-        self._ending: Place | FeedError | None = None
+        self._ending: LazyPosition | FeedError | None = None
         self._is_over = False
 
     # ---- the thread's steps

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from feeder.devices.layout import Place
+from feeder.devices.layout import ColumnPlace
 from feeder.errors import ConfigError
 
 _PORTABLE, _READ_ONLY = 1, 8
@@ -262,7 +262,7 @@ class CupyDriver:
     # ---- arrays
 
     def arrays(
-        self, address: int, num_bytes: int, root: object, places: Sequence[Place], length: int
+        self, address: int, num_bytes: int, root: object, places: Sequence[ColumnPlace], length: int
     ) -> tuple[Any, ...]:
         """CuPy's arrays over memory that `root` keeps."""
         memory = self._cuda.UnownedMemory(address, num_bytes, root, self._ordinal)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from feeder.devices.layout import Place
+from feeder.devices.layout import ColumnPlace
 from feeder.errors import ConfigError
 
 _NAME = re.compile(r"cuda:(0|[1-9][0-9]*)")
@@ -100,7 +100,7 @@ class Driver(Protocol):
         """A stream that the user named; raises `ConfigError` for what names none."""
 
     def arrays(
-        self, address: int, num_bytes: int, root: object, places: Sequence[Place], length: int
+        self, address: int, num_bytes: int, root: object, places: Sequence[ColumnPlace], length: int
     ) -> tuple[Any, ...]:
         """Arrays over the device's memory, of their first `length` rows; `root` lives for as long
         as any of them does, or a view of one."""

@@ -15,10 +15,10 @@ from feeder.devices.cuda.leases import Lease, Leases
 from feeder.devices.cuda.rules import DeviceSlot
 from feeder.devices.host import HostQueue
 from feeder.errors import DeviceError, FeedError
-from feeder.workers.fetch.threads import Scope
+from feeder.workers.fetch.threads import ThreadGroup
 from feeder.workers.stats import Stopwatch
 from feeder.workers.stream.batch import Batch
-from feeder.workers.stream.position import Place
+from feeder.workers.stream.position import LazyPosition
 
 logger = logging.getLogger("feeder")
 
@@ -61,7 +61,7 @@ class CudaQueue:
         """The enqueuer's waits for a pinned slot to be free."""
         self.num_copies = 0
         """Batches that were copied because the user holds too many."""
-        self._scope = Scope()
+        self._scope = ThreadGroup()
 
     # ---- life
 
@@ -100,7 +100,7 @@ class CudaQueue:
     def yield_to_user(self) -> None:
         """Nothing: pinned slots are few, and are not written while the user waits."""
 
-    def finish(self, ending: Place | FeedError) -> None:
+    def finish(self, ending: LazyPosition | FeedError) -> None:
         """After the batches put so far comes the end of the stream, or an error."""
         self._copier.inbox.put(ending)
 
@@ -124,7 +124,7 @@ class CudaQueue:
         self._ready.starved = watch
 
     @property
-    def ending(self) -> Place | FeedError | None:
+    def ending(self) -> LazyPosition | FeedError | None:
         """What comes after the batches that are here; None where more batches do."""
         return self._ready.ending
 
@@ -152,7 +152,7 @@ class CudaQueue:
     def given(self, given: None) -> None:
         self._ready.given = given
 
-    def get(self) -> deque[Batch] | Place:
+    def get(self) -> deque[Batch] | LazyPosition:
         """All batches that are there, each to be received before it is used, waiting for the
         first; after them the end of the stream. Raises the error in the next one's place."""
         if self._failure is not None:

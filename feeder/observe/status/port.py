@@ -19,7 +19,7 @@ from feeder.errors import ConfigError
 from feeder.observe.figures import Figures
 from feeder.observe.status.board import Board
 from feeder.observe.status.routes import PROBES, Answer, answer
-from feeder.workers.fetch.threads import Scope
+from feeder.workers.fetch.threads import ThreadGroup
 
 logger = logging.getLogger("feeder")
 
@@ -64,7 +64,8 @@ _ports: weakref.WeakSet[StatusPort] = weakref.WeakSet()
 
 
 class StatusPort:
-    """Serves the figures that `look` reads, until it is closed. Threads of its own, a `Scope`'s.
+    """Serves the figures that `look` reads, until it is closed. Threads of its own, a
+    `ThreadGroup`'s.
 
     Port 0 is the system's choice. Raises `ConfigError` where it cannot listen.
     """
@@ -72,14 +73,14 @@ class StatusPort:
     def __init__(self, place: str | int, look: Callable[[], Figures]) -> None:
         host, port = parse_place(place)
         self._board = Board(look)
-        self._requests = Scope()
+        self._requests = ThreadGroup()
         self._open = _Connections()
         self._listener = _listen(host, port)
         name, number = self._listener.getsockname()[:2]
         shown = f"[{name}]" if ":" in name else name
         self.url = f"http://{shown}:{number}/"
         """The address of the page."""
-        self._scope = Scope()
+        self._scope = ThreadGroup()
         self._scope.start("feeder status", run_port, self._listener, self._take, self._board.pause)
         self._scope.start("feeder status sampler", self._board.run_sampler)
         _ports.add(self)

@@ -11,12 +11,12 @@ from feeder.devices.cuda.landing import Landing
 from feeder.errors import ConfigError
 from feeder.ranks import is_this_host, queue_of
 from feeder.service.client.consumer import Consumer
-from feeder.service.client.io_loop import Receiver
-from feeder.service.client.options import Wish
+from feeder.service.client.io_loop import ClientLoop
+from feeder.service.client.options import ConsumerOptions
 from feeder.service.net.addresses import Address, check_connects, default_address, parse
 from feeder.service.net.keys import ClientKeys
 from feeder.service.net.security import Security
-from feeder.service.net.sockets import Wire
+from feeder.service.net.sockets import Connection
 
 _MAX_FRAME_BYTES = 512 * 1024 * 1024
 _MAX_SECONDS = 1e9
@@ -90,7 +90,7 @@ def connect(
     _check(plane=plane, checksum=checksum, credit=credit, hold=hold)
     landing = _landing(device, stream, credit, hold)
     position = None if resume is None else _position(resume)
-    wish = Wish(
+    wish = ConsumerOptions(
         addresses=tuple(map(str, found)),
         feed=_name(feed),
         queue=_queue(found) if queue is None else _count("queue", queue),
@@ -107,10 +107,10 @@ def connect(
     )
     security = Security(None if keys is None else ClientKeys.read(keys))
 
-    def wire(address: str) -> Wire:
-        return Wire(security, parse(address), _MAX_FRAME_BYTES)
+    def wire(address: str) -> Connection:
+        return Connection(security, parse(address), _MAX_FRAME_BYTES)
 
-    return Consumer(Receiver(wish, wire, position, security.close, landing))
+    return Consumer(ClientLoop(wish, wire, position, security.close, landing))
 
 
 def _position(resume: Any) -> bytes:

@@ -22,13 +22,13 @@ from feeder.errors import (
     read_by_two,
 )
 from feeder.service.client.inbox import Loading
-from feeder.service.client.io_loop import Receiver
-from feeder.service.client.lease import Reading
+from feeder.service.client.io_loop import ClientLoop
+from feeder.service.client.lease import ClientLease
 from feeder.service.faults import point
 from feeder.service.memory import forking
 from feeder.state.snapshot import Snapshot
 from feeder.state.statedict import STATE_KEY, unpack_state_dict
-from feeder.workers.fetch.threads import Scope
+from feeder.workers.fetch.threads import ThreadGroup
 from feeder.workers.stats import Handed
 from feeder.workers.stream.batch import Batch
 
@@ -49,7 +49,7 @@ class Consumer:
     private copies. `iter` raises `ConfigError` where all batches have been handed out already.
     """
 
-    def __init__(self, receiver: Receiver) -> None:
+    def __init__(self, receiver: ClientLoop) -> None:
         self._receiver = receiver
         self._inbox = receiver.inbox
         # Beside those, the one that is being handed out.
@@ -67,7 +67,7 @@ class Consumer:
         self._end_is_told = False
         self._loaded: bytes | None = None
         self._num_loads = 0
-        self._scope = Scope()
+        self._scope = ThreadGroup()
         self._scope.start("feeder consumer", receiver.run)
         forking.enter(self)
         # One that is forgotten must not hold its queue for ever.
@@ -174,7 +174,7 @@ class Consumer:
         return True  # Else `if consumer` would ask for its length.
 
     @property
-    def _reading(self) -> Reading:
+    def _reading(self) -> ClientLease:
         reading = self._inbox.reading
         assert reading is not None
         return reading

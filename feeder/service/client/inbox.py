@@ -11,9 +11,9 @@ from typing import Any
 from feeder.devices.cuda.landing import Landing
 from feeder.devices.cuda.queue import CudaQueue
 from feeder.devices.host import HostQueue
-from feeder.devices.one_shot_event import Bell
+from feeder.devices.one_shot_event import OneShotEvent
 from feeder.errors import ClosedError, FeedError
-from feeder.service.client.lease import Reading, Tally
+from feeder.service.client.lease import ClientLease, ConsumerStats
 from feeder.service.protocol.messages import Report
 from feeder.workers.stream.batch import Batch
 
@@ -43,10 +43,10 @@ class Inbox:
         self.landing = landing
         """The GPU that batches go to; None where they stay on the host."""
         self._lock = threading.Lock()
-        self._bells: list[Bell] = []
+        self._bells: list[OneShotEvent] = []
         self.batches = self._make_queue()
         """The batches; credit bounds their number."""
-        self.tally = Tally()
+        self.tally = ConsumerStats()
         """What this consumer counts of itself."""
         self.start = b""
         """Where the consumer stood when it was first given the queue, as a state dict has it."""
@@ -56,7 +56,7 @@ class Inbox:
         """Batches handed to the user since the start."""
         self.begun = False
         """Whether the user has asked for a batch."""
-        self.reading: Reading | None = None
+        self.reading: ClientLease | None = None
         """The lease, or the last one."""
         self.num_opened = 0
         """How often a server has given the queue."""
@@ -97,7 +97,7 @@ class Inbox:
             self.num_restarts = number
             self._opened_before = self.num_opened
 
-    def open(self, reading: Reading, start: bytes) -> None:
+    def open(self, reading: ClientLease, start: bytes) -> None:
         """A server has given the queue."""
         with self._lock:
             self.reading, self.start = reading, start
@@ -152,5 +152,5 @@ class Inbox:
                         return
                     if self.failure is not None:
                         raise self.failure
-                self._bells.append(bell := Bell())
+                self._bells.append(bell := OneShotEvent())
             bell.wait()

@@ -23,11 +23,11 @@ from feeder.errors import (
     TransportError,
 )
 from feeder.service.client.inbox import Inbox
-from feeder.service.client.options import Wish
-from feeder.service.client.session import Conversation, Question
+from feeder.service.client.options import ConsumerOptions
+from feeder.service.client.session import ClientSession, SnapshotRequest
 from feeder.service.faults import point
 from feeder.service.memory.fdpass import OwnLimitError
-from feeder.service.net.sockets import Waker, Wire, wait_for
+from feeder.service.net.sockets import Connection, Waker, wait_for
 from feeder.service.protocol import messages as say
 from feeder.service.protocol.coding import decode, encode
 
@@ -45,7 +45,7 @@ _LEASES_AT_FIRST = 4
 """So many times longer than elsewhere a server at the first address is waited with."""
 
 
-class Tries:
+class Failover:
     """The tries of one consumer. Times are those of a monotonic clock."""
 
     def __init__(self, addresses: tuple[str, ...]) -> None:
@@ -128,21 +128,21 @@ _FAREWELL_S = 1.0
 """How long a server may take to say goodbye."""
 
 
-class Receiver:
+class ClientLoop:
     """The I/O thread's state. The user's thread touches `inbox`, `waker` and `ask` alone."""
 
     def __init__(
         self,
-        wish: Wish,
-        connect: Callable[[str], Wire],
+        wish: ConsumerOptions,
+        connect: Callable[[str], Connection],
         token: bytes | None,
         at_end: Callable[[], None],
         landing: Landing | None = None,
     ) -> None:
         self.wish = wish
         self._connect, self._at_end = connect, at_end
-        self._wire: Wire | None = None
-        self._tries = Tries(wish.addresses)
+        self._wire: Connection | None = None
+        self._tries = Failover(wish.addresses)
         # What was broken on its way comes again; who gave no memory may just have been killed.
         self._broken, self._unshared = Patience(1), Patience(10)
         self._wait_at_most(wish.timeout_s)
@@ -154,7 +154,7 @@ class Receiver:
         """Wakes the I/O thread."""
         self.inbox = Inbox(lambda: self._talk.describe_wait(), landing)
         """What has come."""
-        self._talk = Conversation(
+        self._talk = ClientSession(
             wish, token, self.inbox, self.waker.wake, self._say, self._why_too_long
         )
 
@@ -185,9 +185,9 @@ class Receiver:
         self.inbox.batches.close()
         reading.leave(self.inbox.handed)
 
-    def ask_snapshot(self) -> Question:
+    def ask_snapshot(self) -> SnapshotRequest:
         """Ask for the state after what has been handed out."""
-        question = Question()
+        question = SnapshotRequest()
         self.ask(lambda: self._talk.ask_snapshot(question))
         return question
 
@@ -314,7 +314,7 @@ class Receiver:
     def _why_too_long(self, num_bytes: int) -> str | None:
         return None if self._wire is None else self._wire.why_too_long(num_bytes)
 
-    def _receive(self, wire: Wire) -> None:
+    def _receive(self, wire: Connection) -> None:
         try:
             for data, frames in wire.receive():
                 message = decode(data, from_consumer=False)
@@ -349,7 +349,7 @@ class Receiver:
         except (ConfigError, DeviceError) as error:
             self._lose_over(error, is_last=True)
 
-    def _on_trouble(self, wire: Wire) -> None:
+    def _on_trouble(self, wire: Connection) -> None:
         error = wire.trouble()
         self._tries.reach(wire.reached_at)
         if isinstance(error, AuthError) and not self.inbox.num_opened and self._tries.refuse(error):

@@ -24,7 +24,7 @@ from feeder.errors import (
     RemoteError,
     TransportError,
 )
-from feeder.service.client.options import Wish
+from feeder.service.client.options import ConsumerOptions
 from feeder.service.faults import point
 from feeder.service.memory import forking
 from feeder.service.memory.fdpass import Attachment, attach
@@ -40,7 +40,15 @@ from feeder.workers.errors import ChunkError
 from feeder.workers.stream.batch import Batch
 from feeder.workers.stream.chunks import Column, Columns
 from feeder.workers.stream.dtypes import read_dtype
-from feeder.workers.stream.position import Cut, Frame, Lanes, Place, Position, Span, Straddler
+from feeder.workers.stream.position import (
+    Cut,
+    Frame,
+    LazyPosition,
+    PartialChunk,
+    Partitions,
+    Position,
+    Span,
+)
 
 # ---- What a consumer makes of a server's messages: positions, columns, errors.
 
@@ -74,7 +82,7 @@ def identity_of(opened: say.Opened) -> Identity:
     return Identity(opened.name, opened.number, fingerprint, opened.epochs)
 
 
-class RemotePlace:
+class RemotePosition:
     """Where a batch ended: a token, or a snapshot with leftover rows. It is the `at`-th of a group
     that tells it, and the token is made when somebody asks."""
 
@@ -132,17 +140,17 @@ def token_of(identity: Identity, group: say.Group, at: int) -> bytes:
     start = Position(told.epoch, told.turn, told.live, told.calls, told.rows, told.marks)
     marks = [None if runs is None else _spread(runs) for runs in told.new_marks]
     span = Span(start, told.ring, told.firsts, [told.chunk_rows] * num_chunks, marks)
-    lanes = Lanes(num_lanes=len(told.live), pure=told.pure, arrival=False)
-    ended_in = Straddler((), (), told.chunk_rows, 0, group.digests[at]) if taken else None
-    frame = Frame(lanes, identity.id.encode, identity.epochs)
-    place = Place(frame, span, num_chunks, taken, ended_in, group.epoch)
+    partitions = Partitions(num_partitions=len(told.live), pure=told.pure, arrival=False)
+    ended_in = PartialChunk((), (), told.chunk_rows, 0, group.digests[at]) if taken else None
+    frame = Frame(partitions, identity.id.encode, identity.epochs)
+    place = LazyPosition(frame, span, num_chunks, taken, ended_in, group.epoch)
     place.index = group.index + at * group.stride + 1
     place.step = group.step + at * group.stride + 1
     return place.cut().token()
 
 
 def _spread(runs: Sequence[tuple[int, bytes]]) -> list[bytes]:
-    """The marks of a lane, one for each chunk."""
+    """The marks of a partition, one for each chunk."""
     marks: list[bytes] = []
     for end, mark in runs:
         marks += [mark] * (end - len(marks))
@@ -197,7 +205,7 @@ _LARGE_BYTES = 64 * 1024
 Arrays = tuple[NDArray[Any], ...]
 
 
-class Tally:
+class ConsumerStats:
     """A consumer's own counts. The I/O thread tells them; `ask` is called by any thread."""
 
     def __init__(self) -> None:
@@ -228,15 +236,15 @@ class Tally:
         )
 
 
-class Plane:
+class DataPath:
     """The data plane of one lease."""
 
     def __init__(
         self,
         opened: say.Opened,
-        wish: Wish,
+        wish: ConsumerOptions,
         wake: Callable[[], None],
-        tally: Tally,
+        tally: ConsumerStats,
         landing: Landing | None = None,
     ) -> None:
         self._wake = wake
@@ -456,7 +464,7 @@ _TELL_S = 0.5
 """The server is told at least so often, so that it can show how a slow trainer does."""
 
 
-class Reading:
+class ClientLease:
     """The batches of one lease, from the server's messages. Belongs to the I/O thread.
 
     `base` is the number of batches that the consumer had received before this lease.
@@ -465,7 +473,7 @@ class Reading:
     def __init__(
         self,
         opened: say.Opened,
-        plane: Plane,
+        plane: DataPath,
         base: int,
         tell: Callable[[say.Message], None],
         report: Callable[[], say.Report],
@@ -541,7 +549,7 @@ class Reading:
         names, identity, stride = self._names, self.identity, group.stride
         index, step = group.index, group.step
         for at, arrays in enumerate(self.plane.arrays(group, frames)):
-            place: Any = RemotePlace(identity, None, group, at)
+            place: Any = RemotePosition(identity, None, group, at)
             yield Batch(names, arrays, place, group.epoch, index, step, group.rows)
             index += stride
             step += stride

@@ -14,7 +14,7 @@ from feeder.service.client.lease import error_of
 from feeder.service.net.addresses import check_connects, default_address, parse
 from feeder.service.net.keys import ClientKeys
 from feeder.service.net.security import Security
-from feeder.service.net.sockets import Wire
+from feeder.service.net.sockets import Connection
 from feeder.service.protocol import messages as say
 from feeder.service.protocol.coding import decode, encode
 from feeder.service.protocol.fields import SEEN_BYTES
@@ -35,7 +35,7 @@ class Monitor:
         self._address = default_address() if address is None else parse(address)
         check_connects([self._address])
         self._security = Security(None if keys is None else ClientKeys.read(keys))
-        self._wire: Wire | None = None
+        self._wire: Connection | None = None
         self._session = Session(CONSUMER)
         self._receipt = b""
 
@@ -56,7 +56,7 @@ class Monitor:
     def _look(self, ends: float, timeout_s: float) -> Figures:
         wire = self._wire
         if wire is None:
-            wire = self._wire = Wire(self._security, self._address, _MAX_BYTES)
+            wire = self._wire = Connection(self._security, self._address, _MAX_BYTES)
             self._session, self._receipt = Session(CONSUMER), b""
             self._session.on("connect")
         message = say.Look(version=say.PROTOCOL_VERSION, receipt=self._receipt)
@@ -72,7 +72,7 @@ class Monitor:
             f"no answer from {self.address} within {timeout_s:g} s; does `feeder serve` run there?"
         )
 
-    def _receive(self, wire: Wire) -> Figures | None:
+    def _receive(self, wire: Connection) -> Figures | None:
         for data, _ in wire.receive():
             message = decode(data, from_consumer=False)
             self._session.on(type(message).__name__)

@@ -10,7 +10,7 @@ from feeder.service.protocol import messages as say
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
+class ConsumerOptions:
     """What a consumer asks for."""
 
     addresses: tuple[str, ...]

@@ -12,11 +12,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from feeder.devices.one_shot_event import Bell
+from feeder.devices.one_shot_event import OneShotEvent
 from feeder.errors import FeedError, ProtocolError, RemoteError, ResumeError, TransportError
 from feeder.service.client.inbox import Inbox
-from feeder.service.client.lease import Plane, Reading, RemotePlace, columns_in, error_of
-from feeder.service.client.options import Wish
+from feeder.service.client.lease import ClientLease, DataPath, RemotePosition, columns_in, error_of
+from feeder.service.client.options import ConsumerOptions
 from feeder.service.faults import point
 from feeder.service.memory.fdpass import Attachment
 from feeder.service.protocol import messages as say
@@ -25,12 +25,12 @@ from feeder.service.protocol.session import CONSUMER, Session
 # ---- What a user's thread asks a server, by way of the I/O thread.
 
 
-class Question:
+class SnapshotRequest:
     """A snapshot that is wanted. The I/O thread answers, and the user's thread waits, which may be
-    interrupted: not so at a `Future` (see `Bell`)."""
+    interrupted: not so at a `Future` (see `OneShotEvent`)."""
 
     def __init__(self) -> None:
-        self._bell = Bell()
+        self._bell = OneShotEvent()
         self._answer: bytes | RemoteError | None = None
         self.given_up = False
         """Whether nobody waits any more."""
@@ -67,12 +67,12 @@ _UNKNOWN = (
 )
 
 
-class Conversation:
+class ClientSession:
     """Who this consumer is to the server, where it stands, and what it was told."""
 
     def __init__(
         self,
-        wish: Wish,
+        wish: ConsumerOptions,
         token: bytes | None,
         inbox: Inbox,
         wake: Callable[[], None],
@@ -96,8 +96,8 @@ class Conversation:
         self._waiting: tuple[int, ...] = ()
         self._ended: tuple[int, ...] = ()
         # Snapshots that are wanted, and the one that has been asked for.
-        self._questions: deque[Question] = deque()
-        self._asked: Question | None = None
+        self._questions: deque[SnapshotRequest] = deque()
+        self._asked: SnapshotRequest | None = None
         # Whether the server answers: not where it has ended the lease, or the connection is gone.
         self._is_answered = False
         self._session = Session(CONSUMER)
@@ -207,7 +207,7 @@ class Conversation:
             )
         )
 
-    def ask_snapshot(self, question: Question) -> None:
+    def ask_snapshot(self, question: SnapshotRequest) -> None:
         """Ask for the state after what has been handed out, once the answer before has come."""
         self._questions.append(question)
         self._ask()
@@ -269,7 +269,7 @@ class Conversation:
         return None
 
     @property
-    def _reading(self) -> Reading:
+    def _reading(self) -> ClientLease:
         reading = self._inbox.reading
         assert reading is not None  # The session's states see to that.
         return reading
@@ -283,15 +283,15 @@ class Conversation:
 
     def _take_lease(self, opened: say.Opened) -> None:
         inbox = self._inbox
-        plane = Plane(opened, self._wish, self._wake, inbox.tally, inbox.landing)
+        plane = DataPath(opened, self._wish, self._wake, inbox.tally, inbox.landing)
         self._waiting, self._receipt = (), b""
         self._generation = opened.generation
-        reading = Reading(opened, plane, inbox.received, self._tell, inbox.report)
+        reading = ClientLease(opened, plane, inbox.received, self._tell, inbox.report)
         before = None if inbox.reading is None else inbox.reading.columns
         reading.columns = before or columns_in(self._token, opened.name)
         # Once: a later server is asked for what comes after all that has been received.
         # Once: a later server is asked for what comes after all that has been received.
-        start = inbox.start or RemotePlace(reading.identity, opened.token).state(reading.columns)
+        start = inbox.start or RemotePosition(reading.identity, opened.token).state(reading.columns)
         point("consumer.opened")
         self._session.on("Attached")
         reading.begin()
@@ -333,6 +333,6 @@ class Conversation:
     def _take_end(self, message: say.End) -> None:
         self._last, self._token = None, message.token
         self.has_ended = True
-        place: Any = RemotePlace(self._reading.identity, message.token)
+        place: Any = RemotePosition(self._reading.identity, message.token)
         self._inbox.batches.finish(place)
         point("consumer.end")

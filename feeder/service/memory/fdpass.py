@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from feeder.errors import AuthError, ConnectTimeout, ProtocolError, TransportError
 from feeder.service.memory.memfd import SLOTS_PER_ARENA
-from feeder.service.ratelimited_log import QuietLog
+from feeder.service.ratelimited_log import RateLimitedLog
 
 # ---- A consumer's end of the unix socket that descriptors of arenas come over.
 
@@ -166,7 +166,7 @@ def attach(path: str, nonce: bytes, timeout_s: float) -> Attachment:
     return Attachment(sock, path)
 
 
-__all__ = ["Attachment", "Connection", "Given", "Listener", "attach"]
+__all__ = ["Attachment", "DescriptorConnection", "DescriptorListener", "Given", "attach"]
 
 NONCE_BYTES = 16
 _BACKLOG = 128
@@ -176,7 +176,7 @@ _WORDS_AT_ONCE = 16
 """Messages of one consumer that are read before the same."""
 
 
-class Connection:
+class DescriptorConnection:
     """A consumer that has presented its nonce. Owned by the server's I/O thread."""
 
     def __init__(self, sock: socket.socket, nonce: bytes, pid: int, pidfd: int | None) -> None:
@@ -232,7 +232,7 @@ class _HalfOpen(NamedTuple):
     deadline: float
 
 
-class Listener:
+class DescriptorListener:
     """The unix socket at `path` that consumers fetch descriptors from. Owned by one thread.
 
     Its descriptor is readable when there is something to do, for the socket and for all peers that
@@ -253,7 +253,7 @@ class Listener:
         self._limit_s = limit_s
         self._max_half_open = max_half_open
         self._clock = clock
-        self._refused = refused or partial(QuietLog().warn, "%s")
+        self._refused = refused or partial(RateLimitedLog().warn, "%s")
         self._nonces: set[bytes] = set()
         self._half_open: dict[int, _HalfOpen] = {}
         self._sock = _listen(Path(path))
@@ -278,9 +278,9 @@ class Listener:
         """When `expire` has something to do next (the clock's time); infinite where never."""
         return min((peer.deadline for peer in self._half_open.values()), default=math.inf)
 
-    def on_readable(self) -> list[Connection]:
+    def on_readable(self) -> list[DescriptorConnection]:
         """Accept whom there is; the peers that have now presented a good nonce."""
-        connections: list[Connection] = []
+        connections: list[DescriptorConnection] = []
         for descriptor, _ in self._epoll.poll(0):
             peer = self._half_open.get(descriptor)
             if peer is None:
@@ -305,7 +305,7 @@ class Listener:
             if os.stat(self.path).st_ino == self._inode:
                 os.unlink(self.path)
 
-    def _accept(self) -> list[Connection]:
+    def _accept(self) -> list[DescriptorConnection]:
         """Let in whoever has presented a good nonce by now, and see to it that the others do. Where
         they are too many, the one that has been silent for longest makes room."""
         connections = []
@@ -334,7 +334,7 @@ class Listener:
                 self._epoll.register(sock, select.EPOLLIN)
         return connections
 
-    def _greet(self, peer: _HalfOpen) -> Connection | None:
+    def _greet(self, peer: _HalfOpen) -> DescriptorConnection | None:
         try:
             nonce = peer.sock.recv(NONCE_BYTES + 1)
         except BlockingIOError:
@@ -353,7 +353,7 @@ class Listener:
             pidfd = None
         self._nonces.discard(nonce)
         self._forget(peer)
-        return Connection(peer.sock, nonce, peer.pid, pidfd)
+        return DescriptorConnection(peer.sock, nonce, peer.pid, pidfd)
 
     def _forget(self, peer: _HalfOpen) -> None:
         if self._half_open.pop(peer.sock.fileno(), None) is not None:

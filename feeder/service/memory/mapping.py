@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feeder.devices.cuda.packed import Packed, pack
-from feeder.devices.layout import Layout, Place
+from feeder.devices.layout import ColumnPlace, Layout
 from feeder.devices.slots import HostSlot, HostSlots
 from feeder.errors import ProtocolError
 from feeder.service.memory.fdpass import OwnLimitError
@@ -108,7 +108,12 @@ class MappedArena:
         return np.frombuffer(self._memory, np.uint8, num_bytes, index * self.slot_bytes)
 
     def lend(
-        self, index: int, root: NDArray[np.uint8], places: Sequence[Place], rows: int, length: int
+        self,
+        index: int,
+        root: NDArray[np.uint8],
+        places: Sequence[ColumnPlace],
+        rows: int,
+        length: int,
     ) -> Arrays:
         """The first `length` rows of each column in a slot that is laid out for `rows` rows. The
         slot is released when the last array over `root` is gone. Raises `ProtocolError` where it
@@ -169,7 +174,7 @@ def view(memories: Sequence[memoryview], layout: Layout, rows: int, length: int)
     return _first(tuple(arrays), layout.places, rows, length)
 
 
-def _first(arrays: Arrays, places: Sequence[Place], rows: int, length: int) -> Arrays:
+def _first(arrays: Arrays, places: Sequence[ColumnPlace], rows: int, length: int) -> Arrays:
     if length == rows:
         return arrays
     return tuple(

@@ -10,10 +10,10 @@ from itertools import chain
 
 import zmq
 
-from feeder.service.net.kernel import Foreign, Window, are_few_left
+from feeder.service.net.kernel import SocketInspector, Window, are_few_left
 from feeder.service.net.security import Event
 from feeder.service.net.sockets import Peer
-from feeder.service.ratelimited_log import QuietLog
+from feeder.service.ratelimited_log import RateLimitedLog
 
 Key = tuple[int, int]
 """A ROUTER's number, and the descriptor of one of its connections."""
@@ -42,10 +42,10 @@ _MOST_STRANGERS = 4096
 
 
 @dataclass(slots=True)
-class Caller:
+class GuardedPeer:
     """One connection."""
 
-    socket: Foreign
+    socket: SocketInspector
     endpoint: str
     most_bytes: int
     """How long a message may be."""
@@ -92,7 +92,7 @@ class Caller:
         return self.num_bytes > before
 
 
-class Callers:
+class ConnectionGuard:
     """All connections of a server. Belongs to the I/O thread.
 
     ZeroMQ bounds a frame, but neither how many make a message nor how long one takes, and hands
@@ -103,7 +103,7 @@ class Callers:
     """
 
     def __init__(
-        self, log: QuietLog, is_served: Callable[[Peer], bool], lose: Callable[[Peer], None],
+        self, log: RateLimitedLog, is_served: Callable[[Peer], bool], lose: Callable[[Peer], None],
         most_bytes: list[int],
     ) -> None:  # fmt: skip
         self._log = log
@@ -111,8 +111,8 @@ class Callers:
         self._lose = lose
         self._most_bytes = most_bytes
         # Those who hold no queue, in the order in which they came to be so, and the others.
-        self._strangers: dict[Key, Caller] = {}
-        self._served: dict[Key, Caller] = {}
+        self._strangers: dict[Key, GuardedPeer] = {}
+        self._served: dict[Key, GuardedPeer] = {}
         # How many have come since the last look where few descriptors were left.
         self._num_short = 0
         self._look_at = math.inf
@@ -130,18 +130,20 @@ class Callers:
             self._log.warn("a peer at %s left before it had asked for anything", event.endpoint)
         if event.kind == zmq.EVENT_ACCEPTED:
             most = self._most_bytes[router]
-            self._strangers[key] = Caller(Foreign.at(event.value), event.endpoint, most, now)
+            self._strangers[key] = GuardedPeer(
+                SocketInspector.at(event.value), event.endpoint, most, now
+            )
             self._look_at = min(self._look_at, now + _LOOK_CLOSELY_S)
             self._num_short += are_few_left(event.value)
 
-    def understand(self, key: Key) -> Caller | None:
+    def understand(self, key: Key) -> GuardedPeer | None:
         """A whole message has come over a connection; None where that is not known, or gone."""
         caller = self._served.get(key) or self._strangers.get(key)
         if caller is not None:
             caller.was_heard = caller.has_spoken = True
         return caller
 
-    def enter(self, caller: Caller, peer: Peer) -> None:
+    def enter(self, caller: GuardedPeer, peer: Peer) -> None:
         """A peer asks for something over a connection: when that breaks, it is lost. One that was
         there before it is gone: its last words were read when another had its descriptor."""
         before = caller.peer
@@ -168,7 +170,7 @@ class Callers:
         """No connection is looked at any more."""
         self._window.close()
 
-    def _is_served(self, caller: Caller) -> bool:
+    def _is_served(self, caller: GuardedPeer) -> bool:
         return caller.peer is not None and self._serves(caller.peer)
 
     def _sort(self, now: float) -> None:
@@ -178,7 +180,7 @@ class Callers:
             caller = self._strangers[key] = self._served.pop(key)
             caller.since, caller.late_at = now, None
 
-    def _look(self, key: Key, caller: Caller, now: float) -> bool:
+    def _look(self, key: Key, caller: GuardedPeer, now: float) -> bool:
         """Look at one; whether to look again soon."""
         is_talking = caller.measure(self._window, now)
         if caller.num_bytes > caller.most_bytes + _SLACK_BYTES:
@@ -189,7 +191,7 @@ class Callers:
             self._hang_up(key, f"it asked for nothing in {now - caller.since:.1f} s")
         return is_talking
 
-    def _is_late(self, caller: Caller, now: float) -> bool:
+    def _is_late(self, caller: GuardedPeer, now: float) -> bool:
         if now < caller.since + _LIMIT_S + caller.num_bytes / _SLOWEST_BYTES:
             caller.late_at = None
             return False

@@ -26,7 +26,7 @@ _RESET = struct.pack("ii", 1, 0)
 _RECEIVED_AT = 128
 
 
-class Foreign(NamedTuple):
+class SocketInspector(NamedTuple):
     """A connected socket of somebody else's in this process."""
 
     descriptor: int
@@ -35,7 +35,7 @@ class Foreign(NamedTuple):
     """What tells it from one that has this number later; -1 where it is gone already."""
 
     @classmethod
-    def at(cls, descriptor: int) -> Foreign:
+    def at(cls, descriptor: int) -> SocketInspector:
         """The one that has this number now."""
         return cls(descriptor, _inode(descriptor))
 
@@ -82,7 +82,7 @@ class Window:
         self.close = weakref.finalize(self, _close, self._nothing, self._copy)
         """Nothing is looked at any more; harmless when done before."""
 
-    def received(self, foreign: Foreign) -> int | None:
+    def received(self, foreign: SocketInspector) -> int | None:
         """Bytes that it has received since it was connected; None where the system does not count
         them, as of unix sockets, or it is gone."""
         size = _RECEIVED_AT + _RECEIVED.size
@@ -92,19 +92,19 @@ class Window:
                 return _RECEIVED.unpack_from(told, _RECEIVED_AT)[0] if len(told) == size else None
         return None
 
-    def unread(self, foreign: Foreign) -> int:
+    def unread(self, foreign: SocketInspector) -> int:
         """Bytes that have come and lie there unread; 0 where it is gone."""
         with contextlib.suppress(OSError), self._open(foreign) as sock:
             return int.from_bytes(fcntl.ioctl(sock, termios.FIONREAD, bytes(4)), sys.byteorder)
         return 0
 
-    def hang_up(self, foreign: Foreign) -> None:
+    def hang_up(self, foreign: SocketInspector) -> None:
         """Shut it down, where it is still there: who owns it finds that and closes it."""
         with contextlib.suppress(OSError), self._open(foreign) as sock:
             sock.shutdown(socket.SHUT_RDWR)
 
     @contextlib.contextmanager
-    def _open(self, foreign: Foreign) -> Iterator[socket.socket]:
+    def _open(self, foreign: SocketInspector) -> Iterator[socket.socket]:
         """A copy of it. Raises `OSError` where it is gone."""
         gone = OSError(errno.EBADF, "another has its number now")
         # Before it is copied too: to close the copy of a file would end its locks.

@@ -18,7 +18,7 @@ import zmq
 from feeder.errors import ConfigError, FeedError, TransportError
 from feeder.service.memory import forking
 from feeder.service.net.addresses import Address
-from feeder.service.net.kernel import Foreign, raise_limit
+from feeder.service.net.kernel import SocketInspector, raise_limit
 from feeder.service.net.security import (
     Security,
     Socket,
@@ -60,7 +60,7 @@ class Received(NamedTuple):
     """How many have been."""
 
 
-class Reception:
+class FrameReader:
     """The messages of one ROUTER. ZeroMQ collects as many frames in a message as its sender likes,
     two bytes each: they are dropped here, a part at each turn. Belongs to the I/O thread."""
 
@@ -123,7 +123,7 @@ def wait_for(waker: Readable, timeout_s: float) -> None:
     poll.poll(None if timeout_s == math.inf else math.ceil(1000 * timeout_s))
 
 
-class Wire:
+class Connection:
     """One connection, which ZeroMQ tries to make until it stands. Belongs to one thread."""
 
     def __init__(self, security: Security, address: Address, max_message_bytes: int) -> None:
@@ -132,7 +132,7 @@ class Wire:
         self.reached_at: float | None = None
         """Since when somebody listens there."""
         self._num_refused, self._is_tried_again = 0, False
-        self._connection: tuple[Foreign, str] | None = None
+        self._connection: tuple[SocketInspector, str] | None = None
         self.is_own = False
         """Whether it leads to itself: nobody listens there."""
         self._address, self._most_bytes = address, security.most_request_bytes(address)
@@ -206,7 +206,7 @@ class Wire:
             if event.kind == zmq.EVENT_CONNECTED:
                 # The first time: a forwarder with nobody behind it lets in again and again.
                 self.reached_at = self.reached_at or time.monotonic()
-                self._connection = Foreign.at(event.value), event.endpoint
+                self._connection = SocketInspector.at(event.value), event.endpoint
                 if self._connection[0].reset_if_own():
                     self.is_own = True
                     return TransportError(f"nobody listens at {event.endpoint}")
@@ -248,7 +248,7 @@ _MAX_CREDIT = 1024
 
 
 @dataclass(slots=True, kw_only=True)
-class Door:
+class Listener:
     """One ROUTER, its monitor, and the addresses that it is bound to."""
 
     router: Socket
@@ -256,17 +256,17 @@ class Door:
     addresses: list[Address]
     most_bytes: int
     """The longest frame that it takes."""
-    reception: Reception = field(init=False)
+    reception: FrameReader = field(init=False)
     """What comes to it."""
 
     def __post_init__(self) -> None:
-        self.reception = Reception(self.router)
+        self.reception = FrameReader(self.router)
 
 
-def open_doors(security: Security, addresses: Sequence[Address]) -> list[Door]:
+def open_doors(security: Security, addresses: Sequence[Address]) -> list[Listener]:
     """Listen at all addresses. Raises `ConfigError` where the system refuses."""
     raise_limit()
-    doors: list[Door] = []
+    doors: list[Listener] = []
     for kind in ((False, "ipc"), (False, "tcp"), (True, "tcp")):
         chosen = [a for a in addresses if (security.encrypts(a), a.scheme) == kind]
         if chosen:
@@ -275,7 +275,7 @@ def open_doors(security: Security, addresses: Sequence[Address]) -> list[Door]:
             monitor = watch(router)
             bound = [bind(router, address) for address in chosen]
             doors.append(
-                Door(router=router, monitor=monitor, addresses=bound, most_bytes=most_bytes)
+                Listener(router=router, monitor=monitor, addresses=bound, most_bytes=most_bytes)
             )
     return doors
 

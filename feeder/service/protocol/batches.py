@@ -23,15 +23,15 @@ from feeder.service.protocol.fields import (
 )
 
 MAX_LANES = 64
-"""A span of more lanes is not told; its batches have tokens."""
+"""A span of more partitions is not told; its batches have tokens."""
 MAX_CHUNKS = 2**20
 """A span of more chunks is not told."""
 MAX_MARKS = 8
-"""A span in which a lane's mark changes more often is not told."""
+"""A span in which a partition's mark changes more often is not told."""
 MAX_MARK_BYTES = 256
 """A span with a longer mark is not told."""
 
-_Lane = Annotated[int, Meta(ge=0, lt=MAX_LANES)]
+_Partition = Annotated[int, Meta(ge=0, lt=MAX_LANES)]
 _Checksum = Annotated[int, Meta(ge=0)]
 _NumChunks = Annotated[int, Meta(ge=1, le=MAX_CHUNKS)]
 _Mark = Annotated[bytes, Meta(max_length=MAX_MARK_BYTES)]
@@ -42,21 +42,21 @@ class Span(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=
     """Merged chunks that all have as many rows, as in `feeder.workers.stream.position.Span`."""
 
     pure: bool
-    """Whether they are those of a pure function, striped over the lanes by index."""
+    """Whether they are those of a pure function, striped over the partitions by index."""
     epoch: Count
     """The position before the first chunk, from here on: its epoch,"""
-    turn: _Lane
-    """the lane whose chunk comes next,"""
+    turn: _Partition
+    """the partition whose chunk comes next,"""
     live: Annotated[tuple[bool, ...], Meta(min_length=1, max_length=MAX_LANES)]
-    """and of each lane whether it has not ended,"""
+    """and of each partition whether it has not ended,"""
     calls: Annotated[tuple[Count, ...], Meta(max_length=MAX_LANES)]
     """the number of its next call,"""
     rows: Annotated[tuple[Count, ...], Meta(max_length=MAX_LANES)]
     """the rows it has given,"""
     marks: Annotated[tuple[_Mark | None, ...], Meta(max_length=MAX_LANES)]
     """and its mark."""
-    ring: Annotated[tuple[_Lane, ...], Meta(min_length=1, max_length=MAX_LANES)]
-    """The lanes that the chunks came from, in turn."""
+    ring: Annotated[tuple[_Partition, ...], Meta(min_length=1, max_length=MAX_LANES)]
+    """The partitions that the chunks came from, in turn."""
     firsts: Annotated[tuple[Count, ...], Meta(max_length=MAX_LANES)]
     """Number of the first call of each of these."""
     new_marks: Annotated[tuple[_Marks | None, ...], Meta(max_length=MAX_LANES)]
@@ -67,11 +67,11 @@ class Span(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=
     def __post_init__(self) -> None:
         num = len(self.live)
         if {len(self.calls), len(self.rows), len(self.marks)} != {num}:
-            raise ValueError(f"a span tells not as much of each of its {num} lanes")
+            raise ValueError(f"a span tells not as much of each of its {num} partitions")
         if max(self.ring) >= num or self.turn >= num:
-            raise ValueError(f"a span names a lane that is none of its {num}")
+            raise ValueError(f"a span names a partition that is none of its {num}")
         if {len(self.firsts), len(self.new_marks)} != {len(self.ring)}:
-            raise ValueError("a span tells not as much of each lane of its ring")
+            raise ValueError("a span tells not as much of each partition of its ring")
 
 
 class Group(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):

@@ -23,7 +23,7 @@ from feeder.service.protocol.batches import Span as ToldSpan
 from feeder.service.protocol.checksums import checksum, pieces
 from feeder.service.protocol.fields import MAX_AXES
 from feeder.service.server.lease import Lease, News
-from feeder.service.server.run import Run, ServedFeed
+from feeder.service.server.run import ServedFeed, StreamIncarnation
 from feeder.state.snapshot import Snapshot
 from feeder.workers.errors import in_words
 from feeder.workers.fetch.scheduler import Held
@@ -31,7 +31,7 @@ from feeder.workers.spec import StreamSpec
 from feeder.workers.stream.batch import Batch
 from feeder.workers.stream.chunks import Columns
 from feeder.workers.stream.dtypes import write_dtype
-from feeder.workers.stream.position import Cut, Place, Span
+from feeder.workers.stream.position import Cut, LazyPosition, Span
 from feeder.workers.stream.resuming import Resume
 
 # ---- From batches that are to be sent to groups, which say of them what their consumer needs.
@@ -48,7 +48,7 @@ class Grouping:
         stream: StreamSpec,
         num_queues: int,
         encode: Callable[[Cut], bytes],
-        token: Callable[[Place], bytes],
+        token: Callable[[LazyPosition], bytes],
     ) -> None:
         self._stream = stream
         self._num_queues = num_queues
@@ -89,7 +89,7 @@ class Grouping:
             *self._told(places),
         )
 
-    def _told(self, places: list[Place]) -> tuple[Any, ...]:
+    def _told(self, places: list[LazyPosition]) -> tuple[Any, ...]:
         """Where batches ended: tokens, span, chunks, taken, digests."""
         span = self._tell(places[0])
         chunks = [place.num_chunks for place in places]
@@ -103,12 +103,12 @@ class Grouping:
                 return (), span, tuple(chunks), taken, digests
         return tuple(map(self._token, places)), None, (), (), ()
 
-    def _tell(self, place: Place) -> ToldSpan | None:
+    def _tell(self, place: LazyPosition) -> ToldSpan | None:
         """The span that a batch ended in as it is told; None where it is not regular."""
         if place.span is not self._known[0]:
-            lanes, encode, _ = place.frame
-            is_plain = encode == self._encode and self._stream.repeatable and not lanes.arrival
-            told = tell_span(place.span, pure=lanes.pure) if is_plain else None
+            partitions, encode, _ = place.frame
+            is_plain = encode == self._encode and self._stream.repeatable and not partitions.arrival
+            told = tell_span(place.span, pure=partitions.pure) if is_plain else None
             self._known = (place.span, told)
         return self._known[1]
 
@@ -125,14 +125,14 @@ def _alike(batches: Sequence[Batch]) -> Iterator[list[Batch]]:
 
 
 def tell_span(span: Span, *, pure: bool) -> ToldSpan | None:
-    """A span as it is told; None where it has many lanes, or its chunks are not all alike."""
+    """A span as it is told; None where it has many partitions, or its chunks are not all alike."""
     start, rows = span.start, span.rows
     if not rows or len(start.live) > MAX_LANES or rows.count(rows[0]) < len(rows) or start.done:
         return None
-    marks = [None if of_lane is None else _runs(of_lane) for of_lane in span.marks]
-    runs = [of_lane for of_lane in marks if of_lane is not None]
+    marks = [None if of_partition is None else _runs(of_partition) for of_partition in span.marks]
+    runs = [of_partition for of_partition in marks if of_partition is not None]
     lengths = [len(mark) for mark in start.marks if mark is not None]
-    lengths += [len(mark) for of_lane in runs for _, mark in of_lane]
+    lengths += [len(mark) for of_partition in runs for _, mark in of_partition]
     if max(map(len, runs), default=0) > MAX_MARKS or max(lengths, default=0) > MAX_MARK_BYTES:
         return None
     return ToldSpan(
@@ -174,16 +174,16 @@ class Delivery:
         self._grouping = Grouping(
             self._stream, len(recipe.config.devices), recipe.positions.id.encode, self._token
         )
-        self._sent: list[tuple[Run, int, list[Batch]]] = []
+        self._sent: list[tuple[StreamIncarnation, int, list[Batch]]] = []
         self.columns: Columns | None = None
         """The columns, once a batch has been there."""
         self.judged: FeedError | None = None
         """Why the feed has failed, where it is known that no single consumer's position is the
         reason: what comes later is told later."""
-        self.ending: Place | None = None
+        self.ending: LazyPosition | None = None
         """Where the stream ended, once it has."""
 
-    def pump(self, lease: Lease, run: Run) -> bool:
+    def pump(self, lease: Lease, run: StreamIncarnation) -> bool:
         """Send a consumer what there is and what it has credit for; False where it is gone."""
         outbox = run.outboxes[lease.queue]
         self.columns = run.pipeline.schema.columns
@@ -210,7 +210,7 @@ class Delivery:
         """Batches that may go in one message: leftover rows may be as large as batches."""
         return _BUNDLE if lease.shared and self._stream.repeatable else 1
 
-    def _finish(self, lease: Lease, ending: Place | FeedError) -> bool:
+    def _finish(self, lease: Lease, ending: LazyPosition | FeedError) -> bool:
         """Send the end of the stream, or the error in its place."""
         if isinstance(ending, FeedError):
             return ending is not self.judged or self.fail(lease, ending)
@@ -244,7 +244,7 @@ class Delivery:
         lease.session.on("Fault")
         return self._send(lease.peer, make_fault(lease.generation, error, lease.sequence), ())
 
-    def _send_batches(self, lease: Lease, run: Run, batches: list[Batch]) -> bool:
+    def _send_batches(self, lease: Lease, run: StreamIncarnation, batches: list[Batch]) -> bool:
         slots: list[ArenaSlot] = [batch.arrays.slot for batch in batches]  # type: ignore[attr-defined]
         if lease.shared:
             arenas = {slot.arena.number: slot.arena for slot in slots}
@@ -278,7 +278,7 @@ class Delivery:
         account.checked_s += before_s + time.monotonic() - began
         return found
 
-    def _token(self, place: Place) -> bytes:
+    def _token(self, place: LazyPosition) -> bytes:
         if self._stream.repeatable:
             return place.cut().token()
         return self.state(place)
@@ -328,12 +328,12 @@ class Delivery:
         )  # fmt: skip
         return self._send(lease.peer, spec, ())
 
-    def find(self, place: Place) -> Resume:
+    def find(self, place: LazyPosition) -> Resume:
         """What a place that batches were sent up to means."""
         positions = self._feed.recipe.positions
         return positions.find(positions.state_at(place, self.columns, with_rows=True))
 
-    def state(self, place: Place) -> bytes:
+    def state(self, place: LazyPosition) -> bytes:
         """A place with its leftover rows, as a snapshot's bytes."""
         positions = self._feed.recipe.positions
         return bytes(Snapshot((positions.state_at(place, self.columns, with_rows=True),)))

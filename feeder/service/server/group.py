@@ -16,7 +16,7 @@ from feeder.service.protocol.seats import Seats
 from feeder.service.ratelimited_log import plain
 from feeder.service.server.delivery import Delivery, Send, make_fault
 from feeder.service.server.lease import Lease, News
-from feeder.service.server.rewind import Beginning, Used
+from feeder.service.server.rewind import Beginning, LowWatermark
 from feeder.service.server.run import ServedFeed
 from feeder.state.snapshot import StreamState
 from feeder.workers.stream.resuming import Resume
@@ -39,7 +39,7 @@ class Desk:
         self.leases: list[Lease | None] = [None] * num
         self._resumes: list[Resume | None] = [None] * num
         self._delivery = Delivery(feed, send)
-        self.used = Used(feed.recipe)
+        self.used = LowWatermark(feed.recipe)
         """How far all consumers have used the feed."""
         self._finished: Resume | None = None
         # Until then somebody may come for a queue that has ended by hearsay.

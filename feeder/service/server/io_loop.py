@@ -14,13 +14,13 @@ import zmq
 from feeder.errors import ConfigError, FeedError, ProtocolError, RemoteError, ResumeError
 from feeder.feeds.length import num_batches
 from feeder.service.faults import point
-from feeder.service.memory.fdpass import NONCE_BYTES, Connection, Listener
-from feeder.service.net.guard import Caller, Callers
+from feeder.service.memory.fdpass import NONCE_BYTES, DescriptorConnection, DescriptorListener
+from feeder.service.net.guard import ConnectionGuard, GuardedPeer
 from feeder.service.net.security import read_event
-from feeder.service.net.sockets import Door, Peer, Waker, boot_id
+from feeder.service.net.sockets import Listener, Peer, Waker, boot_id
 from feeder.service.protocol import messages as say
 from feeder.service.protocol.coding import decode, encode
-from feeder.service.ratelimited_log import QuietLog
+from feeder.service.ratelimited_log import RateLimitedLog
 from feeder.service.server.delivery import make_fault
 from feeder.service.server.figures import Watching
 from feeder.service.server.group import Desk
@@ -62,15 +62,15 @@ class Ending:
 # ---- Which consumers are on the server's host, over unix sockets, and which of them are gone.
 
 
-class Presence:
+class LocalPeers:
     """The unix connections of consumers, in the server's poll. Belongs to the I/O thread."""
 
-    def __init__(self, listener: Listener, poller: zmq.Poller) -> None:
+    def __init__(self, listener: DescriptorListener, poller: zmq.Poller) -> None:
         self._listener = listener
         self._poller = poller
         self._nonces: dict[bytes, Peer] = {}
         # Connections and processes, by their descriptors: readable when they are gone.
-        self._watched: dict[int, tuple[Peer, Connection]] = {}
+        self._watched: dict[int, tuple[Peer, DescriptorConnection]] = {}
         poller.register(listener.fileno(), zmq.POLLIN)
 
     def offer(self, peer: Peer, kernel: str) -> say.Offer | None:
@@ -82,7 +82,7 @@ class Presence:
         self._listener.expect(nonce)
         return say.Offer(path=self._listener.path, nonce=nonce)
 
-    def admit(self) -> list[tuple[Peer, Connection]]:
+    def admit(self) -> list[tuple[Peer, DescriptorConnection]]:
         """The connections that have said whose they are since last asked."""
         # Once to accept a connection, once to read what it has presented by then.
         new = [*self._listener.on_readable(), *self._listener.on_readable()]
@@ -136,21 +136,21 @@ logger = logging.getLogger("feeder")
 _TELL_S = 5.0
 
 
-class Serving:
+class ServerLoop:
     """What the I/O thread knows. Its own thread alone touches it, but for `waker` and `stop`."""
 
     def __init__(
-        self, desks: dict[str, Desk], doors: list[Door], listener: Listener, waker: Waker,
-        *, exit_when: str,
+        self, desks: dict[str, Desk], doors: list[Listener], listener: DescriptorListener,
+        waker: Waker, *, exit_when: str,
     ) -> None:  # fmt: skip
         self._desks = desks
         self._doors = doors
         self.waker = waker
         self._leases: dict[Peer, tuple[Desk, Lease]] = {}
         self._stopping: str | None = None
-        self._log = QuietLog()
+        self._log = RateLimitedLog()
         most_bytes = [door.most_bytes for door in doors]
-        self._callers = Callers(self._log, self._is_served, self._on_gone, most_bytes)
+        self._callers = ConnectionGuard(self._log, self._is_served, self._on_gone, most_bytes)
         self._tell_at = time.monotonic() + _TELL_S
         self._expires_at = math.inf
         self._poller = zmq.Poller()
@@ -158,7 +158,7 @@ class Serving:
             self._poller.register(door.router, zmq.POLLIN)
             self._poller.register(door.monitor, zmq.POLLIN)
         self._poller.register(waker.fileno(), zmq.POLLIN)
-        self._presence = Presence(listener, self._poller)
+        self._presence = LocalPeers(listener, self._poller)
         self.watching = Watching(desks)
         """Those who only look."""
         self.ending = Ending(desks, exit_when)
@@ -236,7 +236,7 @@ class Serving:
 
     # ---- receiving
 
-    def _receive(self, number: int, door: Door) -> None:
+    def _receive(self, number: int, door: Listener) -> None:
         for identity, frame, _, num in door.reception.read():
             peer = Peer(number, identity)
             try:
@@ -291,7 +291,7 @@ class Serving:
                 self._forget(peer)
                 desk.leave(lease)
 
-    def _greet(self, peer: Peer, message: say.Message, caller: Caller) -> None:
+    def _greet(self, peer: Peer, message: say.Message, caller: GuardedPeer) -> None:
         if isinstance(message, say.Look) and caller.num_opens:
             raise ProtocolError("a consumer asks as a monitor does")
         if isinstance(message, say.Open) and not self.watching.knows(peer):
@@ -299,7 +299,7 @@ class Serving:
         else:
             self.send(peer, self.watching.hear(peer, message), ())
 
-    def _open(self, peer: Peer, message: say.Open, caller: Caller) -> None:
+    def _open(self, peer: Peer, message: say.Open, caller: GuardedPeer) -> None:
         if peer in self._leases:
             if not self._leases[peer][1].is_over:
                 raise ProtocolError("a consumer that has a queue asks for one")
@@ -360,7 +360,7 @@ class Serving:
 
     # ---- connections
 
-    def _look_at_events(self, number: int, door: Door) -> None:
+    def _look_at_events(self, number: int, door: Listener) -> None:
         while (event := read_event(door.monitor)) is not None:
             self._callers.hear(number, event)
             if event.kind in (zmq.EVENT_HANDSHAKE_FAILED_AUTH,

@@ -11,14 +11,14 @@ from typing import Literal, NamedTuple
 
 from feeder.devices.layout import MAX_ARENA_BYTES, credit_for
 from feeder.errors import ConfigError
-from feeder.service.memory.fdpass import Connection
+from feeder.service.memory.fdpass import DescriptorConnection
 from feeder.service.memory.memfd import NOTHING, Wanted
 from feeder.service.net.sockets import Peer
 from feeder.service.protocol.receipts import Receipts
 from feeder.service.protocol.session import SERVER, Session
-from feeder.service.server.run import Run
+from feeder.service.server.run import StreamIncarnation
 from feeder.workers.stream.batch import Batch
-from feeder.workers.stream.position import Place
+from feeder.workers.stream.position import LazyPosition
 
 _SPARE_SLOTS, _SPARE_BYTES = 2, 4 * 1024 * 1024
 """Slots beside those that the consumer may have: one is being written, one waits; more of small
@@ -32,7 +32,7 @@ class News(NamedTuple):
     """The batches, in order."""
     num_stale: int
     """How many of them, the first ones, were made by earlier runs: they count in no buffer."""
-    run: Run | None
+    run: StreamIncarnation | None
     """The run that made the others."""
 
 
@@ -61,14 +61,14 @@ class Lease:
     """Whether it goes on alone, wherever the others stand."""
     expires: float
     """When its right ends unless it is heard of (monotonic clock)."""
-    place: Place | None = None
+    place: LazyPosition | None = None
     """Where the last batch that it was sent ended."""
     agrees: bool = False
     """Whether its position is known to be one of the feed's stream."""
     session: Session = field(default_factory=lambda: Session(SERVER))
     shared: bool = False
     """Whether its batches go through shared memory."""
-    connection: Connection | None = None
+    connection: DescriptorConnection | None = None
     """The unix connection that its arenas' descriptors go over."""
     arenas: set[int] = field(default_factory=set)
     """The arenas whose descriptors it has been given."""
@@ -88,13 +88,13 @@ class Lease:
     """Whether it has ended for any reason."""
     excess: ConfigError | None = None
     """Why it cannot be given what it asks for: so it alone is told, and not the feed."""
-    run: Run | None = None
+    run: StreamIncarnation | None = None
     """The run whose batches it was last sent."""
     sent: deque[Batch] = field(default_factory=deque)
     """The batches sent and not used yet."""
     num_stale: int = 0
     """How many of those, the first ones, are of earlier runs."""
-    used_place: Place | None = None
+    used_place: LazyPosition | None = None
     """Where the last used batch ended: a snapshot may still be asked for there."""
     answers: Receipts = field(default_factory=Receipts)
     """The snapshots that it was given."""
@@ -156,7 +156,7 @@ class Lease:
         )
         return usual
 
-    def note(self, batches: list[Batch], run: Run) -> None:
+    def note(self, batches: list[Batch], run: StreamIncarnation) -> None:
         """Batches go out."""
         if run is not self.run:
             self.run, self.num_stale = run, len(self.sent)
@@ -177,7 +177,7 @@ class Lease:
             self.used_place = news.batches[-1].place
         return news
 
-    def place_after(self, sequence: int) -> Place | None:
+    def place_after(self, sequence: int) -> LazyPosition | None:
         """Where the stream stood after the first `sequence` batches of this lease, if known."""
         i = sequence - self.used
         if i == 0:

@@ -14,12 +14,12 @@ from feeder.errors import ClosedError, FeedError, FetchError, ResumeError
 from feeder.service.protocol.seats import Seats
 from feeder.service.server.delivery import Delivery
 from feeder.service.server.lease import Lease
-from feeder.service.server.run import Recipe, ServedFeed
+from feeder.service.server.run import FeedFactory, ServedFeed
 from feeder.state.snapshot import StreamState
 from feeder.workers.spec import StreamSpec
 from feeder.workers.stream.batch import Batch
 from feeder.workers.stream.chunks import Columns
-from feeder.workers.stream.position import Cut, Place
+from feeder.workers.stream.position import Cut, LazyPosition
 from feeder.workers.stream.resuming import Resume
 
 # ---- Whether the positions that consumers came with are of one stream.
@@ -52,7 +52,7 @@ class Agreement:
         for stand in others if stream.repeatable else ():
             self._ahead.setdefault(stand.cut.step, []).append(stand)
         self._passed = [] if stream.repeatable else [stand.lease for stand in others]
-        self._at: Cut | Place = first.cut
+        self._at: Cut | LazyPosition = first.cut
         self._doubted: list[Lease] = []
         self.error: ResumeError | None = None
         """Why two of the positions cannot be of one stream."""
@@ -69,7 +69,7 @@ class Agreement:
             self._at = batch.place
 
     def _compare(self, stand: Stand, batch: Batch) -> None:
-        here = self._at.cut() if isinstance(self._at, Place) else self._at
+        here = self._at.cut() if isinstance(self._at, LazyPosition) else self._at
         if self._is_same(here, stand.cut, batch):
             self._passed.append(stand.lease)
             return
@@ -118,7 +118,7 @@ def key(cut: Cut, stream: StreamSpec) -> tuple[Any, ...]:
     # Without a cursor a mark is a digest of all rows so far.
     is_chained = not (stream.pure or stream.seekable)
     marks = tuple(mark or b"" for mark in at.marks) if is_chained else ()
-    rest = None if left is None else (left.lane, left.call, left.taken, left.rows, left.digest)
+    rest = None if left is None else (left.partition, left.call, left.taken, left.rows, left.digest)
     return cut.epoch, cut.index, cut.step, at._replace(marks=marks), rest
 
 
@@ -134,17 +134,17 @@ def _describe(cut: Cut) -> str:
 # Rules without sockets and clocks. The I/O thread notes what consumers say; any thread may ask.
 
 
-class Used:
+class LowWatermark:
     """What all consumers of one feed have used."""
 
-    def __init__(self, recipe: Recipe) -> None:
+    def __init__(self, recipe: FeedFactory) -> None:
         self._positions = recipe.positions
         self._num = len(recipe.config.devices)
         # For each queue the number of rounds of which it has used its batch.
         self._rounds: list[float] = [0] * self._num
         # Where the rounds ended that the last queue has used, and not all others.
-        self._ends: deque[Place] = deque()
-        self._place: Place | None = None
+        self._ends: deque[LazyPosition] = deque()
+        self._place: LazyPosition | None = None
         self._columns: Columns | None = None
         self._stands = False
         self._state = recipe.start_state()
@@ -157,7 +157,7 @@ class Used:
         self._ends.clear()
         self._stands = lacks_some
 
-    def note(self, queue: int, places: Iterable[Place], columns: Columns | None) -> None:
+    def note(self, queue: int, places: Iterable[LazyPosition], columns: Columns | None) -> None:
         """A consumer has used the batches that end at these places."""
         if self._stands:
             return
@@ -178,7 +178,7 @@ class Used:
         while self._ends and self._ends[0].step <= used * self._num:
             self._columns, self._place = columns, self._ends.popleft()
 
-    def end(self, place: Place, columns: Columns | None) -> None:
+    def end(self, place: LazyPosition, columns: Columns | None) -> None:
         """Every consumer has used everything: the stream has ended at `place`."""
         self._columns, self._place = columns, place
 
@@ -202,7 +202,7 @@ class Beginning:
 
     def __init__(
         self, feed: ServedFeed, seats: Seats, leases: list[Lease | None],
-        resumes: list[Resume | None], delivery: Delivery, used: Used,
+        resumes: list[Resume | None], delivery: Delivery, used: LowWatermark,
     ) -> None:  # fmt: skip
         self._feed = feed
         self._seats = seats

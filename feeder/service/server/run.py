@@ -19,23 +19,23 @@ from feeder.feeds.coordinator import Coordinator
 from feeder.service.faults import point
 from feeder.service.memory.arena import ArenaSlots
 from feeder.service.protocol.fields import HEADER_BYTES, MAX_ITEMS, MAX_NAME
-from feeder.service.ratelimited_log import QuietLog
-from feeder.service.server.stats import FeedAccount
+from feeder.service.ratelimited_log import RateLimitedLog
+from feeder.service.server.stats import FeedStats
 from feeder.state.positions import Positions
 from feeder.state.snapshot import Snapshot, StreamState
 from feeder.state.statedict import unpack_position
 from feeder.workers.errors import ClosedError, in_words
 from feeder.workers.fetch.scheduler import Held
 from feeder.workers.pipeline import Pipeline
-from feeder.workers.stats import Stopwatch, StreamStats, num_lanes
+from feeder.workers.stats import Stopwatch, StreamStats, num_partitions
 from feeder.workers.stream.batch import Batch
-from feeder.workers.stream.position import Cut, Lanes, Place
+from feeder.workers.stream.position import Cut, LazyPosition, Partitions
 from feeder.workers.stream.resuming import Resume
 
 # ---- How a served feed is made again when it has to go back: from its factory, or in place.
 
 
-class Recipe:
+class FeedFactory:
     """Makes the settings of one feed, with a fetch function that nobody has called yet.
 
     Given a factory it calls that each time; given a coordinator it has but one fetch function,
@@ -136,9 +136,11 @@ class Recipe:
         """The start of the feed's stream."""
         stream = self.config.stream
         arrival = stream.order == "arrival"
-        lanes = Lanes(num_lanes=stream.num_workers, pure=stream.pure, arrival=arrival)
+        partitions = Partitions(
+            num_partitions=stream.num_workers, pure=stream.pure, arrival=arrival
+        )
         return Cut(
-            epoch=0, index=0, step=0, finished=False, position=lanes.origin(), leftover=None,
+            epoch=0, index=0, step=0, finished=False, position=partitions.origin(), leftover=None,
             encode=self.positions.id.encode,
         )  # fmt: skip
 
@@ -191,15 +193,15 @@ def _check_names(feed: str, columns: Sequence[str]) -> None:
 
 def make_recipes(
     coordinator: Coordinator, factory: Callable[[], Any] | None, queues: int | None
-) -> list[Recipe]:
+) -> list[FeedFactory]:
     """A recipe for each feed of a coordinator. Raises `ConfigError`."""
     names = list(coordinator)
     if not names:
         raise ConfigError("the coordinator has no feed to serve; add one first")
-    return [Recipe(name, coordinator, factory, queues) for name in names]
+    return [FeedFactory(name, coordinator, factory, queues) for name in names]
 
 
-def begin_at(recipes: list[Recipe], resume: Any, store: CheckpointStore | None) -> None:
+def begin_at(recipes: list[FeedFactory], resume: Any, store: CheckpointStore | None) -> None:
     """Let consumers that come without a position begin at the one that `resume` means. Raises
     `ResumeError` where it does not fit, and `CheckpointError`."""
     found = find_position(resume, store)
@@ -245,7 +247,7 @@ class Outbox:
         self._look = look
         self._discard = discard
         self._batches: deque[Batch] = deque()
-        self._ending: Place | FeedError | None = None
+        self._ending: LazyPosition | FeedError | None = None
         self._lock = threading.Lock()
         self._closed = False
         self.wake: Callable[[], None] = lambda: None
@@ -285,7 +287,7 @@ class Outbox:
     def yield_to_user(self) -> None:
         """Nothing: the user is another process."""
 
-    def finish(self, ending: Place | FeedError) -> None:
+    def finish(self, ending: LazyPosition | FeedError) -> None:
         """After the batches put so far comes the end of the stream, or an error."""
         with self._lock:
             if self._ending is None:
@@ -306,12 +308,12 @@ class Outbox:
         return self._batches[0].held_bytes
 
     @property
-    def result(self) -> Place | FeedError | None:
+    def result(self) -> LazyPosition | FeedError | None:
         """What will come after all batches; None while that is not known."""
         return self._ending
 
     @property
-    def ending(self) -> Place | FeedError | None:
+    def ending(self) -> LazyPosition | FeedError | None:
         """What comes after all batches; None while there are batches, or more may come, and where
         it is closed: batches that were dropped are still to come, from another run."""
         with self._lock:
@@ -338,7 +340,7 @@ _REWINDS = 8
 _REWIND_INTERVAL_S = 0.5
 
 
-class Run:
+class StreamIncarnation:
     """The stream of a feed from one place on."""
 
     def __init__(self, pipeline: Pipeline, outboxes: list[Outbox]) -> None:
@@ -372,7 +374,7 @@ class ServedFeed:
     `begin` and `halt` are the I/O thread's, `run_maker` is the body of the feed's own thread.
     """
 
-    def __init__(self, recipe: Recipe, slots: ArenaSlots, wake: Callable[[], None]) -> None:
+    def __init__(self, recipe: FeedFactory, slots: ArenaSlots, wake: Callable[[], None]) -> None:
         self.recipe = recipe
         self.slots = slots
         slots.on_spare = self._let_go
@@ -380,19 +382,19 @@ class ServedFeed:
         self._asked: tuple[Resume | None, list[float], Look] | None = None
         self._closed = self._has_spare = False
         self._changed = threading.Condition()
-        self._old: Run | None = None
+        self._old: StreamIncarnation | None = None
         # Counts what was asked: what is made for an older wish is thrown away.
         self._number = 0
         self._tokens, self._refilled_at = float(_REWINDS), time.monotonic()
-        self._log = QuietLog()
+        self._log = RateLimitedLog()
         config = recipe.config
         self.counted = StreamStats.of(config.stream, config.run, len(config.devices))
         """What its streams have done, one after the other."""
-        self.account = FeedAccount(len(config.devices))
+        self.account = FeedStats(len(config.devices))
         """What is counted of its consumers."""
         self.started_at: float | None = None
         """When it was first begun."""
-        self.run: Run | None = None
+        self.run: StreamIncarnation | None = None
         """The run that batches are taken from; None while there is none."""
         self.failure: FeedError | None = None
         """Why there is no run, where making one failed."""
@@ -528,7 +530,7 @@ class ServedFeed:
             Outbox(step, look, partial(discard, queue), self.account.queues[queue].starved)
             for queue, step in enumerate(first_steps)
         ]
-        if len(self.counted.lanes) != num_lanes(config.stream, config.run):
+        if len(self.counted.partitions) != num_partitions(config.stream, config.run):
             # A factory may give another number of threads each time.
             self.counted = StreamStats.of(config.stream, config.run, len(outboxes))
         self.slots.reopen()
@@ -537,7 +539,7 @@ class ServedFeed:
             self.recipe.positions.id.encode, resume, lambda: None, self.counted,
         )  # fmt: skip
         self.slots.before_wait = pipeline.flush
-        run = Run(pipeline, outboxes)
+        run = StreamIncarnation(pipeline, outboxes)
         for outbox in outboxes:
             outbox.wake = self._wake
         try:
@@ -554,7 +556,7 @@ class ServedFeed:
             self._drop(run)
         self._wake()
 
-    def _drop(self, run: Run) -> None:
+    def _drop(self, run: StreamIncarnation) -> None:
         """End a run that nobody has had; it is waited for like one that was halted."""
         with self._changed:
             self._old = run

@@ -22,7 +22,7 @@ from feeder.feeds.coordinator import Coordinator
 from feeder.observe.figures import Figures
 from feeder.service.memory import forking
 from feeder.service.memory.arena import ArenaSlots
-from feeder.service.memory.fdpass import Listener
+from feeder.service.memory.fdpass import DescriptorListener
 from feeder.service.net.addresses import (
     Address,
     check_binds,
@@ -35,10 +35,16 @@ from feeder.service.net.keys import ServerKeys
 from feeder.service.net.security import Security
 from feeder.service.net.sockets import Waker, open_doors
 from feeder.service.server.group import Desk
-from feeder.service.server.io_loop import Serving
-from feeder.service.server.run import Recipe, ServedFeed, begin_at, make_coordinator, make_recipes
+from feeder.service.server.io_loop import ServerLoop
+from feeder.service.server.run import (
+    FeedFactory,
+    ServedFeed,
+    begin_at,
+    make_coordinator,
+    make_recipes,
+)
 from feeder.state.snapshot import Snapshot
-from feeder.workers.fetch.threads import Scope
+from feeder.workers.fetch.threads import ThreadGroup
 
 # ---- What `feeder.serve` is told, checked before anything is opened.
 
@@ -116,7 +122,7 @@ class Server:
         resume: Any = None,
     ) -> None:
         self._stack = contextlib.ExitStack()
-        self._scope = Scope()
+        self._scope = ThreadGroup()
         self._waker = Waker()
         self._over = threading.Event()
         self._desks: dict[str, Desk] = {}
@@ -153,7 +159,7 @@ class Server:
         forking.add_server(self)
         self.queues = {name: desk.num_queues for name, desk in self._desks.items()}
         """The number of queues of each feed, by its name."""
-        self._serving = Serving(self._desks, doors, listener, self._waker, exit_when=exit_when)
+        self._serving = ServerLoop(self._desks, doors, listener, self._waker, exit_when=exit_when)
         self.status_url = self._show_status(status)
         """The address of the status page; None where there is none."""
         for feed in self._feeds:
@@ -171,7 +177,7 @@ class Server:
     def _position(self) -> Snapshot:
         return Snapshot(tuple(desk.state() for desk in self._desks.values()))
 
-    def _feed(self, recipe: Recipe, run_id: bytes, lease_s: float) -> ServedFeed:
+    def _feed(self, recipe: FeedFactory, run_id: bytes, lease_s: float) -> ServedFeed:
         desks = self._desks
         slots = ArenaSlots(
             len(recipe.config.devices),
@@ -184,11 +190,11 @@ class Server:
         )  # fmt: skip
         return feed
 
-    def _listen(self) -> Listener:
+    def _listen(self) -> DescriptorListener:
         """The unix socket where consumers of this host fetch descriptors. It is named after an
         address, which one server holds at a time: a killed one's file is taken over."""
         name = xxhash.xxh3_64_hexdigest(self.addresses[0].encode())
-        listener = Listener(str(private_file(f"{name}.arenas")))
+        listener = DescriptorListener(str(private_file(f"{name}.arenas")))
         self._stack.callback(listener.close)
         return listener
 

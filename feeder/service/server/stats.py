@@ -25,7 +25,7 @@ class Counted(Protocol):
         """Their bytes."""
 
 
-class QueueAccount:
+class QueueStats:
     """What a server counts of one queue, whoever holds it."""
 
     def __init__(self) -> None:
@@ -67,11 +67,11 @@ class QueueAccount:
         return max(self.checked_s, self._consumer_checked_s)
 
 
-class FeedAccount:
+class FeedStats:
     """What a server counts of one feed."""
 
     def __init__(self, num_queues: int) -> None:
-        self.queues = [QueueAccount() for _ in range(num_queues)]
+        self.queues = [QueueStats() for _ in range(num_queues)]
         """Each queue's."""
         self.opened = 0
         """Times that a consumer was given a queue."""
