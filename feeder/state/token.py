@@ -175,7 +175,7 @@ def _leftover(fields: _LeftoverFields, position: Position) -> Leftover:
     if not (is_near and taken < rows):
         raise SnapshotFormatError(
             f"token cannot be read: it says that {taken} of {rows} rows of call {call} of "
-            f"partition {partition} are taken, and that the partitions have made {position.calls} calls"
+            f"partition {partition} are taken, and that all have made {position.calls} calls"
         )
     return Leftover(
         partition=partition, call=call, taken=taken, rows=rows, digest=digest, mark=mark

@@ -20,8 +20,8 @@ FEEDING = (
         harm="The workers' chunks come in the reverse of their turns: a stream that is repeatable, "
         "but is another than the one promised, and another for every number of rounds at hand.",
         file="workers/stream/merge.py",
-        old="order = [(partition + i) % partitions.num_partitions",
-        new="order = [(partition - i) % partitions.num_partitions",
+        old="order = [(partition + i) % num",
+        new="order = [(partition - i) % num",
         tests=(
             "tests/unit/test_merge.py::test_a_ring_takes_one_chunk_of_each_live_worker_in_turn",
             _STREAM + "[3-small-seek]",
@@ -49,8 +49,8 @@ FEEDING = (
         harm="A quick worker is called for the next epoch while a slow one is still in this: a "
         "fetch function that reshuffles at the epoch's end hands out rows of two epochs mixed.",
         file="workers/fetch/scheduler.py",
-        old="if not all(self._over(partition) and not partition.running for partition",
-        new="if not any(self._over(partition) and not partition.running for partition",
+        old="if not all(self._over(one) and not one.running",
+        new="if not any(self._over(one) and not one.running",
         tests=(
             "tests/unit/test_rota.py::"
             "test_no_epoch_begins_before_all_workers_have_ended_the_one_before",

@@ -64,7 +64,7 @@ RESUMING = (
         harm="The rows that the last batch before a kill left over are gone after the resume: up "
         "to a chunk is lost each time.",
         file="workers/stream/resuming.py",
-        old="return Run(span, columns, [num_rows], leftover.taken, leftover.digest)",
+        old="return MergedChunks(span, columns, [num_rows], leftover.taken, leftover.digest)",
         new="return None",
         tests=(
             _RESUME + "test_resumed_at_every_batch[keep-large-pure]",

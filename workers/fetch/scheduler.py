@@ -200,9 +200,7 @@ class Scheduler:
             self._roll()
 
     def _roll(self) -> None:
-        if not all(
-            self._over(partition) and not partition.running for partition in self.partitions
-        ):
+        if not all(self._over(one) and not one.running for one in self.partitions):
             return
         self._ends_at = None
         for partition in self.partitions:

@@ -246,9 +246,8 @@ class Merge:
         live, partitions = self.position.live, self._partitions
         if partitions.arrival or partitions.num_partitions == 1:
             return None
-        order = [
-            (partition + i) % partitions.num_partitions for i in range(partitions.num_partitions)
-        ]
+        num = partitions.num_partitions
+        order = [(partition + i) % num for i in range(num)]
         ring = [i for i in order if live[i]]
         # Before the schema is known the chunks have to be looked at in their order.
         if len(ring) == 1 or self._schema.columns is None or not all(map(self._load, ring)):
