@@ -3,7 +3,8 @@
 It is recorded between two sockets that pass everything on. The consumer's messages stand in the
 order in which it sent them. Of several `Used` in a row only the last stands: their number is a
 matter of time. The server's messages of each kind stand in their order; the kinds overtake each
-other. What differs from run to run is masked, by the name of its field.
+other, and `Waiting` is left out, which comes or not. What differs from run to run is masked, by the
+name of its field.
 """
 
 from __future__ import annotations
@@ -125,7 +126,7 @@ def make(folder: Path) -> dict[str, Any]:
     consumer, server = (
         [written(frames) for frames in recorder.said[side]] for side in ("consumer", "server")
     )
-    kinds = dict.fromkeys(sorted(kind for kind, *_ in server))
+    kinds = sorted({kind for kind, *_ in server} - {"Waiting"})
     return {
         "consumer": last_of_each_run(consumer, "Used"),
         "server": {kind: [message for message in server if message[0] == kind] for kind in kinds},

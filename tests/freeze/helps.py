@@ -35,7 +35,8 @@ def lines(text: str) -> list[str]:
     """A help's lines, as every Python's argparse writes them."""
     # Python 3.13 names the value once, after the last of an option's names.
     text = re.sub(r"(-\w) ([A-Z]+), (--[\w-]+) \2", r"\1, \3 \2", text)
-    return [" ".join(line.split()) for line in text.splitlines() if line.strip()]
+    # What is far to the right goes on with the line above: where it begins differs too.
+    return [" ".join(line.split()) for line in re.split(r"\n(?! {6})", text) if line.strip()]
 
 
 # ---- commands
@@ -89,14 +90,12 @@ def prepared(folder: Path) -> dict[str, str]:
     venv = folder / "venv"
     (venv / "bin").mkdir(parents=True)
     python = venv / "bin/python"
-    python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    path = os.pathsep.join(sys.path)
+    python.write_text(f'#!/bin/sh\nPYTHONPATH=$PYTHONPATH:{path} exec {sys.executable} "$@"\n')
     python.chmod(0o755)
     for extra in ("bench", "demo", "dev", "docs", "test"):
         (venv / f"has-{extra}").touch()
-    environment = {
-        **os.environ, "FEEDER_VENV": str(venv), "COLUMNS": WIDTH,
-        "PYTHONPATH": os.pathsep.join(sys.path),
-    }  # fmt: skip
+    environment = {**os.environ, "FEEDER_VENV": str(venv), "COLUMNS": WIDTH}
     done = subprocess.run(
         ["bash", "-c", ". scripts/lib.sh; purpose"],
         cwd=ROOT, env=environment, check=True, capture_output=True, text=True,
@@ -108,6 +107,7 @@ def prepared(folder: Path) -> dict[str, str]:
 def script_help(call: list[str], environment: dict[str, str]) -> list[str]:
     done = subprocess.run(
         [ROOT / "scripts" / call[0], *call[1:], "--help"],
-        env=environment, check=True, capture_output=True, text=True, timeout=60,
+        env=environment, capture_output=True, text=True, timeout=60,
     )  # fmt: skip
+    assert done.returncode == 0, done.stderr
     return lines(done.stdout)
