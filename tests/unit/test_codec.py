@@ -114,6 +114,12 @@ class Colour(enum.IntEnum):
     RED = 3
 
 
+class Size(str, enum.Enum):
+    """Its members are texts, and `str` makes other texts of them."""
+
+    SMALL = "s"
+
+
 class Place(NamedTuple):
     file: str
     line: int
@@ -147,6 +153,7 @@ def test_relatives_of_plain_values_become_plain(value: Any, plain: Any) -> None:
         np.zeros(1, [("x", object)]),
         range(3),
         Place("a", 2),
+        Size.SMALL,
         np.ma.array([1, 2], mask=[True, False]),
         np.zeros(1, "i4").view(np.recarray),
         np.datetime64("2026-01-01"),
