@@ -251,7 +251,7 @@ def test_calls_under_way_count_as_much_as_the_last_gave() -> None:
 def test_calls_are_taken_for_as_large_as_the_largest_of_late() -> None:
     """Of 64 calls that give 10 MB and 8 kB in turns half are going to give 10 MB, also where the
     last gave 8 kB."""
-    ledger = Ledger(10, 100, 1, 100)
+    ledger = BufferBudget(10, 100, 1, 100)
     ledger.note_bundle(1)
     assert ledger.bundle_bytes == 1, "what was guessed before the first is forgotten"
     for _ in range(8):
