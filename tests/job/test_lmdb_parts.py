@@ -202,7 +202,8 @@ def test_a_newer_version_is_refused(
 
 @pytest.mark.parametrize("about", [
     5, None, {"x": 1}, [5], [["x"]], [["x", None]], [[5, None, [], 1]], [[["x"], None, [], 1]],
-    [["x", "<f9", [1], 4]], [["x", b"", [1], 4]], [["x", b"\xc1", [1], 4]], [["x", b"\x91", [1], 4]],
+    [["x", "<f9", [1], 4]], [["x", b"", [1], 4]], [["x", b"\xc1", [1], 4]],
+    [["x", b"\x91", [1], 4]],
     [["x", "<f4", 5, 4]], [["x", "<f4", [-1, -1], 4]], [["x", "<f4", ["1"], 4]], [["x", 5, [1], 4]],
 ])  # fmt: skip
 def test_what_makes_no_sense_is_damaged(
