@@ -1,8 +1,8 @@
 """Draws what the benchmarks measured: run by scripts/docs plots.
 
 Each docs/figures/NAME.json was written by `scripts/bench NAME --json FILE`. Two pictures are drawn
-from it, and each answers one question. NAME-goals.svg: is every goal reached? It shows each figure as
-a part of its goal. NAME-rates.svg: how many batches per second come, beside those of others?
+from it, and each answers one question. NAME-goals.svg: is every goal reached? It shows each figure
+as a part of its goal. NAME-rates.svg: how many batches per second come, beside those of others?
 """
 
 from __future__ import annotations
