@@ -21,7 +21,11 @@ from unit.small import Aside, Counted, Pure, Seekable, ids, make
 
 NUM = 100
 """Batches of each of two queues."""
-NOT_ONE = r"the positions of queue \d \(.*\) and queue \d \(.*\) are not of one stream: from"
+NOT_ONE = (
+    r"the positions of queue \d \(.*\) and queue \d \(.*\) are not of one stream: from"
+    r"|fetch function is not deterministic: worker \d, call \d+: "
+)
+"""Told of positions that disagree, or of the chunk that a position ended with."""
 
 
 class Chunks(Pure):

@@ -160,7 +160,9 @@ class Consumer:
         arrays = tuple([array.copy() for array in batch.arrays])
         for array in arrays:
             array.flags.writeable = False
-        return batch.with_arrays(arrays)
+        copied = batch.with_arrays(arrays)
+        copied.place.batch = weakref.ref(copied)
+        return copied
 
     def __len__(self) -> int:
         """Batches of the whole stream on this queue, as if no record were left out; `TypeError`

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
+from weakref import ref
 
 from numpy.typing import NDArray
 
@@ -86,11 +87,19 @@ class RemotePosition:
     """Where a batch ended: a token, or a snapshot with leftover rows. It is the `at`-th of a group
     that tells it, and the token is made when somebody asks."""
 
-    __slots__ = ("_at", "_group", "_identity", "_token")
+    __slots__ = ("_at", "_axes", "_group", "_identity", "_token", "batch")
 
     def __init__(
-        self, identity: Identity, token: bytes | None, group: say.Group | None = None, at: int = 0
+        self,
+        identity: Identity,
+        token: bytes | None,
+        group: say.Group | None = None,
+        at: int = 0,
+        axes: tuple[int, ...] | None = None,
     ) -> None:
+        self.batch: Callable[[], Batch | None] | None = None
+        """A weak reference to the batch that ended here, where it came in a group."""
+        self._axes = axes
         self._identity = identity
         self._token = token
         self._group = group
@@ -101,7 +110,7 @@ class RemotePosition:
         """The token, or the snapshot."""
         if self._token is None:
             assert self._group is not None
-            self._token = token_of(self._identity, self._group, self._at)
+            self._token = token_of(self._identity, self._group, self._at, self._axes, self.batch)
             self._group = None
         return self._token
 
@@ -131,8 +140,15 @@ class RemotePosition:
         return bytes(Snapshot((state,)))
 
 
-def token_of(identity: Identity, group: say.Group, at: int) -> bytes:
-    """Where the `at`-th batch of a group ended: the token that the server would have made."""
+def token_of(
+    identity: Identity,
+    group: say.Group,
+    at: int,
+    axes: tuple[int, ...] | None = None,
+    batch: Callable[[], Batch | None] | None = None,
+) -> bytes:
+    """Where the `at`-th batch of a group ended: the token that the server would have made while it
+    had the batch. With the axes of the columns its last chunk is told as long as `batch` lives."""
     told = group.span
     if told is None:
         return group.tokens[at]
@@ -142,10 +158,11 @@ def token_of(identity: Identity, group: say.Group, at: int) -> bytes:
     span = Span(start, told.ring, told.firsts, [told.chunk_rows] * num_chunks, marks)
     partitions = Partitions(num_partitions=len(told.live), pure=told.pure, arrival=False)
     ended_in = PartialChunk((), (), told.chunk_rows, 0, group.digests[at]) if taken else None
-    frame = Frame(partitions, identity.id.encode, identity.epochs)
+    frame = Frame(partitions, identity.id.encode, identity.epochs, axes if told.pure else None)
     place = LazyPosition(frame, span, num_chunks, taken, ended_in, group.epoch)
     place.index = group.index + at * group.stride + 1
     place.step = group.step + at * group.stride + 1
+    place.batch = batch if ended_in is None else None
     return place.cut().token()
 
 
@@ -490,6 +507,7 @@ class ClientLease:
         self._has_begun = False
         self._told = -1  # Where nothing is pending is news, also before the first batch.
         self._names: tuple[str, ...] = ()
+        self._axes: tuple[int, ...] = ()
         self._row_bytes = 0
         self._is_uniform = True
         self.columns: Columns | None = None
@@ -518,6 +536,7 @@ class ClientLease:
         """The columns have come."""
         self.columns = columns_of(spec)
         self._names = tuple(column.name for column in self.columns)
+        self._axes = tuple(column.axis for column in self.columns)
         self._row_bytes = sum([column.row_bytes for column in self.columns])
         batch_bytes = layout(self.columns, spec.batch_size).num_bytes
         self.credit = self.opened.credit or credit_for(batch_bytes)
@@ -549,8 +568,12 @@ class ClientLease:
         names, identity, stride = self._names, self.identity, group.stride
         index, step = group.index, group.step
         for at, arrays in enumerate(self.plane.arrays(group, frames)):
-            place: Any = RemotePosition(identity, None, group, at)
-            yield Batch(names, arrays, place, group.epoch, index, step, group.rows)
+            # What the user may write to holds other rows when the position is asked for.
+            axes = None if arrays[0].flags.writeable else self._axes
+            place: Any = RemotePosition(identity, None, group, at, axes)
+            batch = Batch(names, arrays, place, group.epoch, index, step, group.rows)
+            place.batch = ref(batch)
+            yield batch
             index += stride
             step += stride
 

@@ -106,8 +106,12 @@ class Grouping:
     def _tell(self, place: LazyPosition) -> ToldSpan | None:
         """The span that a batch ended in as it is told; None where it is not regular."""
         if place.span is not self._known[0]:
-            partitions, encode, _ = place.frame
-            is_plain = encode == self._encode and self._stream.repeatable and not partitions.arrival
+            partitions = place.frame.partitions
+            is_plain = (
+                place.frame.encode == self._encode
+                and self._stream.repeatable
+                and not partitions.arrival
+            )
             told = tell_span(place.span, pure=partitions.pure) if is_plain else None
             self._known = (place.span, told)
         return self._known[1]
