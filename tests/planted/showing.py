@@ -72,7 +72,7 @@ SHOWING = (
         name="monitors with seats",
         harm="Who was let in to look may take a trainer's queue.",
         file="feeder/service/server/io_loop.py",
-        old="        if isinstance(message, say.Open) and not self.watching.knows(peer):",
+        old="        if isinstance(message, say.Open) and not self.monitors.knows(peer):",
         new="        if isinstance(message, say.Open):",
         tests=(_MONITOR + "test_a_monitor_that_wants_more_is_refused",),
     ),

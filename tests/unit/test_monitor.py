@@ -316,13 +316,13 @@ def test_a_server_that_does_not_answer_is_given_up(monkeypatch: pytest.MonkeyPat
 
 def test_peers_that_are_gone_are_forgotten() -> None:
     with serving(factory) as server:
-        watching = server._serving.watching
+        monitors = server._loop.monitors
         for _ in range(3):
             with peer_of(server.addresses[0]) as peer:
                 peer.say(LOOK)
                 peer.hear(say.Seen)
         for _ in range(int(WAIT_S / 0.02)):
-            if not watching._sessions:
+            if not monitors._sessions:
                 return
             threading.Event().wait(0.02)
-        pytest.fail(f"{len(watching._sessions)} monitors are remembered")
+        pytest.fail(f"{len(monitors._sessions)} monitors are remembered")

@@ -98,7 +98,7 @@ def test_an_outbox_that_is_closed_with_batches_has_not_come_to_the_end() -> None
         outbox = Outbox(0, lambda batches: None, lambda batch: None, Stopwatch())
         outbox.put([batch])
         outbox.finish(ending)
-        assert len(outbox.take(taken)) == taken
+        assert len(outbox.pop_batches(taken)) == taken
         assert outbox.ending is (ending if taken else None)
         outbox.close()
         assert outbox.ending is None and outbox.result is ending

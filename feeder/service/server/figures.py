@@ -23,8 +23,7 @@ from feeder.observe.figures import (
 )
 from feeder.service.net.sockets import Peer
 from feeder.service.protocol import messages as say
-from feeder.service.protocol.receipts import Receipts
-from feeder.service.protocol.session import SERVER, Session
+from feeder.service.protocol.session import SERVER, Receipts, Session
 from feeder.service.server.group import Desk
 from feeder.service.server.lease import Lease
 
@@ -41,10 +40,10 @@ def show(desk: Desk, now: float) -> FeedFigures:
         failure=failure,
         missing=missing,
         started_at=feed.started_at,
-        asked_at=feed.account.asked_at,
+        asked_at=feed.stats.asked_at,
     )
     return make_feed(
-        feed.recipe.config,
+        feed.factory.config,
         0,
         condition,
         feed.counted,
@@ -72,32 +71,32 @@ def _state(desk: Desk, failure: FeedError | None) -> State:
 
 
 def _service(desk: Desk) -> ServiceFigures:
-    account = desk.feed.account
+    stats = desk.feed.stats
     return ServiceFigures(
-        opened=account.opened,
-        reopened=account.reopened,
-        fenced=account.fenced,
-        expired=account.expired,
-        rewinds=max(0, account.begun - 1),
+        opened=stats.opened,
+        reopened=stats.reopened,
+        fenced=stats.fenced,
+        expired=stats.expired,
+        rewinds=max(0, stats.begun - 1),
         arena_bytes=desk.feed.slots.num_bytes,
     )
 
 
 def _queue(desk: Desk, number: int, now: float) -> QueueFigures:
-    account, lease, run = desk.feed.account.queues[number], desk.leases[number], desk.feed.run
+    stats, lease, run = desk.feed.stats.queues[number], desk.leases[number], desk.feed.run
     in_flight = 0 if lease is None else lease.sequence - lease.used
     return QueueFigures(
         queue=number,
-        device=desk.feed.recipe.config.devices[number],
-        batches=account.used.batches,
-        rows=account.used.rows,
-        bytes=account.used.bytes,
+        device=desk.feed.factory.config.devices[number],
+        batches=stats.used.batches,
+        rows=stats.used.rows,
+        bytes=stats.used.bytes,
         waiting=in_flight + (0 if run is None else len(run.outboxes[number])),
         capacity=desk.feed.slots.num_slots(number),
-        wait_s=account.wait_s(now),
-        starved_s=account.starved.read(now),
-        checked_s=account.most_checked_s,
-        corrupt=account.corrupt,
+        wait_s=stats.wait_s(now),
+        starved_s=stats.starved.read(now),
+        checked_s=stats.most_checked_s,
+        corrupt=stats.corrupt,
         consumer=None if lease is None else _consumer(desk, lease, now),
     )
 
@@ -118,7 +117,7 @@ _FRESH_S = 0.05
 """Figures are made anew at most so often, however many look."""
 
 
-class Watching:
+class Monitors:
     """Belongs to the server's I/O thread, but for `ask`."""
 
     def __init__(self, desks: dict[str, Desk]) -> None:

@@ -22,7 +22,7 @@ from feeder.service.protocol import messages as say
 from feeder.service.protocol.coding import decode, encode
 from feeder.service.ratelimited_log import RateLimitedLog
 from feeder.service.server.delivery import make_fault
-from feeder.service.server.figures import Watching
+from feeder.service.server.figures import Monitors
 from feeder.service.server.group import Desk
 from feeder.service.server.lease import Lease
 from feeder.state import codec
@@ -30,7 +30,7 @@ from feeder.state import codec
 # ---- When a server ends by itself. Rules: no sockets, no clock.
 
 
-class Ending:
+class ExitCondition:
     """Whether a server is over: with `exit_when="acknowledged"` when every queue of every feed has
     had everything. Where a feed has failed, nobody is waited for who is not there: the trainer
     that was told may have been the one to come for other queues, too."""
@@ -43,7 +43,7 @@ class Ending:
         self.failure: FeedError | None = None
         """Why it is over before everything was used."""
 
-    def look(self) -> None:
+    def update(self) -> None:
         """Find out whether it is over now."""
         if not self._ends:
             return
@@ -51,7 +51,7 @@ class Ending:
         if all(desk.acknowledged for desk in desks):
             self.is_over = True
             return
-        told = [desk.feed.told for desk in desks]
+        told = [desk.feed.reported for desk in desks]
         # A position that does not fit is the failure of who brought it.
         failures = [error for error in told if error and not isinstance(error, ResumeError)]
         leases = [lease for desk in desks for lease in desk.leases if lease is not None]
@@ -144,24 +144,24 @@ class ServerLoop:
         waker: Waker, *, exit_when: str,
     ) -> None:  # fmt: skip
         self._desks = desks
-        self._doors = doors
+        self._listeners = doors
         self.waker = waker
         self._leases: dict[Peer, tuple[Desk, Lease]] = {}
         self._stopping: str | None = None
         self._log = RateLimitedLog()
-        most_bytes = [door.most_bytes for door in doors]
-        self._callers = ConnectionGuard(self._log, self._is_served, self._on_gone, most_bytes)
+        most_bytes = [listener_.most_bytes for listener_ in doors]
+        self._guard = ConnectionGuard(self._log, self._is_served, self._on_gone, most_bytes)
         self._tell_at = time.monotonic() + _TELL_S
         self._expires_at = math.inf
         self._poller = zmq.Poller()
-        for door in doors:
-            self._poller.register(door.router, zmq.POLLIN)
-            self._poller.register(door.monitor, zmq.POLLIN)
+        for listener_ in doors:
+            self._poller.register(listener_.router, zmq.POLLIN)
+            self._poller.register(listener_.monitor, zmq.POLLIN)
         self._poller.register(waker.fileno(), zmq.POLLIN)
-        self._presence = LocalPeers(listener, self._poller)
-        self.watching = Watching(desks)
+        self._local_peers = LocalPeers(listener, self._poller)
+        self.monitors = Monitors(desks)
         """Those who only look."""
-        self.ending = Ending(desks, exit_when)
+        self.exit_condition = ExitCondition(desks, exit_when)
         """Whether it ends by itself."""
 
     def stop(self, reason: str) -> None:
@@ -172,32 +172,34 @@ class ServerLoop:
     def run(self) -> None:
         """Thread body."""
         try:
-            while self._stopping is None and not self.ending.is_over:
+            while self._stopping is None and not self.exit_condition.is_over:
                 self._step(self._timeout())
             self._step(0)  # What was said until now is heard: what was used is stored.
         except Exception as error:
             logger.exception("the server's I/O thread failed")
             self._stopping = f"it failed: {type(error).__name__}: {error}"
-            self.ending.failure = RemoteError(f"the server failed: {type(error).__name__}: {error}")
+            self.exit_condition.failure = RemoteError(
+                f"the server failed: {type(error).__name__}: {error}"
+            )
         finally:
             self._farewell()
-            self.watching.close()
-            self._callers.close()
+            self.monitors.close()
+            self._guard.close()
 
     def _step(self, timeout_ms: int) -> None:
         now = time.monotonic()
         ready = dict(self._poller.poll(timeout_ms))
         if self.waker.fileno() in ready:
             self.waker.clear()
-        self.watching.answer()
-        for i, door in enumerate(self._doors):
-            if door.router in ready:
-                self._receive(i, door)
-            if door.monitor in ready:
-                self._look_at_events(i, door)
-        if self._presence.has_news(ready):
+        self.monitors.answer()
+        for i, listener_ in enumerate(self._listeners):
+            if listener_.router in ready:
+                self._receive(i, listener_)
+            if listener_.monitor in ready:
+                self._look_at_events(i, listener_)
+        if self._local_peers.has_news(ready):
             self._admit()
-        for peer in self._presence.gone(ready):
+        for peer in self._local_peers.gone(ready):
             self._lose(peer)
         for desk in self._desks.values():
             desk.pump()
@@ -210,19 +212,19 @@ class ServerLoop:
     def _look_at_clock(self, now: float) -> None:
         """Do what is due at `now`: whoever spoke up to then must have been heard."""
         deadlines = [desk.expire(now) for desk in self._desks.values()]
-        self._expires_at = min(self._presence.expire(now), self._callers.look(now), *deadlines)
+        self._expires_at = min(self._local_peers.expire(now), self._guard.look(now), *deadlines)
         if now >= self._tell_at:
             self._tell_at = now + _TELL_S
             for desk in self._desks.values():
                 desk.tell_waiting()
-        self.ending.look()
+        self.exit_condition.update()
 
     # ---- sending
 
     def send(self, peer: Peer, message: say.Message, frames: Sequence[Any]) -> bool:
         """Send a message; False where the peer is gone, or does not take what it asked for."""
         parts = [peer.identity, encode(message)]
-        router = self._doors[peer.router].router
+        router = self._listeners[peer.router].router
         try:
             if frames:
                 router.send_multipart(parts, zmq.SNDMORE)
@@ -236,8 +238,8 @@ class ServerLoop:
 
     # ---- receiving
 
-    def _receive(self, number: int, door: Listener) -> None:
-        for identity, frame, _, num in door.reception.read():
+    def _receive(self, number: int, listener_: Listener) -> None:
+        for identity, frame, _, num in listener_.reception.read():
             peer = Peer(number, identity)
             try:
                 if num != 1:
@@ -251,20 +253,20 @@ class ServerLoop:
                 self._refuse(peer, RemoteError(f"{type(error).__name__}: {error}"))
 
     def _handle(self, peer: Peer, frame: Any) -> None:
-        caller = self._callers.understand(key := (peer.router, frame.get(zmq.SRCFD)))
+        guarded = self._guard.understand(key := (peer.router, frame.get(zmq.SRCFD)))
         message = decode(frame.buffer, from_consumer=True)
         asks = isinstance(message, say.Open | say.Look)
-        if asks or caller is None:
+        if asks or guarded is None:
             # What has happened until it came must be known: its descriptor may be another's now.
-            self._look_at_events(peer.router, self._doors[peer.router])
-            caller = self._callers.understand(key)
-        if caller is None:
+            self._look_at_events(peer.router, self._listeners[peer.router])
+            guarded = self._guard.understand(key)
+        if guarded is None:
             return  # It is gone itself, and would hold a queue for as long as a lease lasts.
         if asks:
-            self._callers.enter(caller, peer)
-            self._greet(peer, message, caller)
+            self._guard.enter(guarded, peer)
+            self._greet(peer, message, guarded)
             return
-        if caller.num_opens == 0:
+        if guarded.num_opens == 0:
             raise ProtocolError(f"{type(message).__name__} came from one that did not say Open")
         desk, lease = self._leases.get(peer, (None, None))
         generation: bytes = message.generation  # type: ignore[attr-defined]
@@ -291,39 +293,39 @@ class ServerLoop:
                 self._forget(peer)
                 desk.leave(lease)
 
-    def _greet(self, peer: Peer, message: say.Message, caller: GuardedPeer) -> None:
-        if isinstance(message, say.Look) and caller.num_opens:
+    def _greet(self, peer: Peer, message: say.Message, guarded: GuardedPeer) -> None:
+        if isinstance(message, say.Look) and guarded.num_opens:
             raise ProtocolError("a consumer asks as a monitor does")
-        if isinstance(message, say.Open) and not self.watching.knows(peer):
-            self._open(peer, message, caller)
+        if isinstance(message, say.Open) and not self.monitors.knows(peer):
+            self._open(peer, message, guarded)
         else:
-            self.send(peer, self.watching.hear(peer, message), ())
+            self.send(peer, self.monitors.hear(peer, message), ())
 
-    def _open(self, peer: Peer, message: say.Open, caller: GuardedPeer) -> None:
+    def _open(self, peer: Peer, message: say.Open, guarded: GuardedPeer) -> None:
         if peer in self._leases:
             if not self._leases[peer][1].is_over:
                 raise ProtocolError("a consumer that has a queue asks for one")
             self._lose(peer)
-        caller.num_opens += 1
-        if caller.num_opens > say.MAX_OPENS:
+        guarded.num_opens += 1
+        if guarded.num_opens > say.MAX_OPENS:
             raise ProtocolError(f"a queue was asked for {say.MAX_OPENS} times; connect anew")
         point("server.open")
         desk = self._find(message.feed)
         lease = desk.open(peer, message)
         self._leases[peer] = desk, lease
-        recipe = desk.feed.recipe
+        factory = desk.feed.factory
         answer = say.Opened(
             generation=lease.generation,
             credit=lease.credit,
-            shared=self._presence.offer(peer, message.boot_id),
+            shared=self._local_peers.offer(peer, message.boot_id),
             lease_s=desk.lease_s,
-            length=num_batches(recipe.config, lease.queue),
-            name=recipe.name,
+            length=num_batches(factory.config, lease.queue),
+            name=factory.name,
             number=0,
-            fingerprint=codec.pack(recipe.positions.fingerprint),
-            epochs=recipe.config.stream.epochs,
-            token=desk.start_token(lease.queue),
-            writable=recipe.config.run.writable,
+            fingerprint=codec.pack(factory.positions.fingerprint),
+            epochs=factory.config.stream.epochs,
+            token=desk.start_token(lease),
+            writable=factory.config.run.writable,
         )
         lease.session.on("Opened")
         if not self.send(peer, answer, ()):
@@ -344,41 +346,41 @@ class ServerLoop:
         """Tell a peer what is wrong with what it said; a lease that it has ends."""
         self._log.warn("a consumer is refused: %s", str(error))
         _, lease = self._leases.get(peer, (None, None))
-        generation = b"" if lease is None else lease.told_generation
-        self.watching.forget(peer)
+        generation = b"" if lease is None else lease.known_generation
+        self.monitors.forget(peer)
         self.send(peer, make_fault(generation, error, None), ())
         self._lose(peer)
 
     def _is_served(self, peer: Peer) -> bool:
         """Whether a peer holds a queue, or looks on."""
         found = self._leases.get(peer)
-        return self.watching.knows(peer) if found is None else not found[1].is_over
+        return self.monitors.knows(peer) if found is None else not found[1].is_over
 
     def _forget(self, peer: Peer) -> None:
         self._leases.pop(peer, None)
-        self._presence.forget(peer)
+        self._local_peers.forget(peer)
 
     # ---- connections
 
-    def _look_at_events(self, number: int, door: Listener) -> None:
-        while (event := read_event(door.monitor)) is not None:
-            self._callers.hear(number, event)
+    def _look_at_events(self, number: int, listener_: Listener) -> None:
+        while (event := read_event(listener_.monitor)) is not None:
+            self._guard.hear(number, event)
             if event.kind in (zmq.EVENT_HANDSHAKE_FAILED_AUTH,
                               zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL):  # fmt: skip
                 self._log.warn("a peer was not let in: %s", event.kind.name)
 
     def _on_gone(self, peer: Peer) -> None:
-        self.watching.forget(peer)
+        self.monitors.forget(peer)
         self._lose(peer)
 
     def _admit(self) -> None:
         """Take the unix connections that have said whose they are."""
-        for peer, connection in self._presence.admit():
+        for peer, connection in self._local_peers.admit():
             found = self._leases.get(peer)
             if found is not None:
                 found[1].connection = connection
             else:
-                self._presence.forget(peer)
+                self._local_peers.forget(peer)
                 connection.close()
 
     def _lose(self, peer: Peer) -> None:
@@ -399,4 +401,4 @@ class ServerLoop:
 
     def close(self) -> None:
         """Hang up on everybody, when its sockets are closed: what was said last comes first."""
-        self._presence.close()
+        self._local_peers.close()

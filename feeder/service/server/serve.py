@@ -41,7 +41,7 @@ from feeder.service.server.run import (
     ServedFeed,
     begin_at,
     make_coordinator,
-    make_recipes,
+    make_feed_factories,
 )
 from feeder.state.snapshot import Snapshot
 from feeder.workers.fetch.threads import ThreadGroup
@@ -122,19 +122,19 @@ class Server:
         resume: Any = None,
     ) -> None:
         self._stack = contextlib.ExitStack()
-        self._scope = ThreadGroup()
+        self._threads = ThreadGroup()
         self._waker = Waker()
         self._over = threading.Event()
         self._desks: dict[str, Desk] = {}
         self._saver: Saver | None = None
         self._forked = False
         try:
-            recipes = make_recipes(coordinator, factory, queues)
+            factories = make_feed_factories(coordinator, factory, queues)
             if resume is not None:
-                begin_at(recipes, resume, None if checkpoints is None else checkpoints.place)
+                begin_at(factories, resume, None if checkpoints is None else checkpoints.place)
             run_id = secrets.token_bytes(16)
             # Before anything is stored: a checkpoint has all feeds in it.
-            self._feeds = [self._feed(recipe, run_id, lease_s) for recipe in recipes]
+            self._feeds = [self._feed(factory, run_id, lease_s) for factory in factories]
             if checkpoints is not None:
                 self._saver = self._keep(checkpoints)
             self._open(addresses, keys, exit_when, status)
@@ -159,13 +159,13 @@ class Server:
         forking.add_server(self)
         self.queues = {name: desk.num_queues for name, desk in self._desks.items()}
         """The number of queues of each feed, by its name."""
-        self._serving = ServerLoop(self._desks, doors, listener, self._waker, exit_when=exit_when)
+        self._loop = ServerLoop(self._desks, doors, listener, self._waker, exit_when=exit_when)
         self.status_url = self._show_status(status)
         """The address of the status page; None where there is none."""
         for feed in self._feeds:
             feed.slots.reserve()
-            self._scope.start(f"feeder {feed.name} maker", feed.run_maker)
-        self._scope.start("feeder server", self._run)
+            self._threads.start(f"feeder {feed.name} maker", feed.run_maker)
+        self._threads.start("feeder server", self._run)
 
     def _keep(self, checkpoints: Checkpointing) -> Saver:
         """Store what consumers have used."""
@@ -177,16 +177,16 @@ class Server:
     def _position(self) -> Snapshot:
         return Snapshot(tuple(desk.state() for desk in self._desks.values()))
 
-    def _feed(self, recipe: FeedFactory, run_id: bytes, lease_s: float) -> ServedFeed:
+    def _feed(self, factory: FeedFactory, run_id: bytes, lease_s: float) -> ServedFeed:
         desks = self._desks
         slots = ArenaSlots(
-            len(recipe.config.devices),
-            lambda queue, slot_bytes: desks[recipe.name].num_slots(queue, slot_bytes),
+            len(factory.config.devices),
+            lambda queue, slot_bytes: desks[factory.name].num_slots(queue, slot_bytes),
         )
-        feed = ServedFeed(recipe, slots, self._waker.wake)
-        desks[recipe.name] = Desk(
+        feed = ServedFeed(factory, slots, self._waker.wake)
+        desks[factory.name] = Desk(
             feed, run_id, lease_s,
-            lambda peer, message, frames: self._serving.send(peer, message, frames),
+            lambda peer, message, frames: self._loop.send(peer, message, frames),
         )  # fmt: skip
         return feed
 
@@ -211,7 +211,7 @@ class Server:
         """What all feeds have done; any thread may ask. Raises `ClosedError` when it is closed,
         and `RemoteError` where the thread that serves does not answer."""
         self._check_forked()
-        future = self._serving.watching.ask()
+        future = self._loop.monitors.ask()
         self._waker.wake()
         try:
             return future.result(_LOOK_S)
@@ -223,7 +223,7 @@ class Server:
 
     def _run(self) -> None:
         try:
-            self._serving.run()
+            self._loop.run()
         finally:
             self._over.set()
 
@@ -252,7 +252,7 @@ class Server:
     def failure(self) -> FeedError | None:
         """Why the server is over by itself before everything was used: the error of a feed that its
         consumers were told (`exit_when="acknowledged"`), or of its own thread; else None."""
-        return self._serving.ending.failure
+        return self._loop.exit_condition.failure
 
     def close(self) -> None:
         """Stop serving, within 5 s; consumers look for a server again. Raises `StuckWorkerError`
@@ -261,14 +261,14 @@ class Server:
             return
         for feed in self._feeds:
             feed.close()
-        self._serving.stop("it was closed")
+        self._loop.stop("it was closed")
         try:
-            self._scope.close(STOP_S)
+            self._threads.close(STOP_S)
         finally:
             if self._saver is not None and self._saver.is_running:
                 self._saver.mark()
             self._stack.close()
-            self._serving.close()
+            self._loop.close()
         for feed in self._feeds:
             if feed.stuck is not None:
                 raise feed.stuck
