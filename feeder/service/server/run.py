@@ -308,7 +308,7 @@ class Outbox:
     def finish(self, ending: LazyPosition | FeedError) -> None:
         """Note what comes after all batches: the end of the stream, or an error."""
         with self._lock:
-            # The first one counts: a run that failed is then closed, which finishes it once more.
+            # The first one counts, whatever the batcher says of other queues afterwards.
             if self._ending is None:
                 self._ending = ending
             if not self._closed:
@@ -519,7 +519,7 @@ class ServedFeed:
                     logger.error(
                         "%s", str(error)
                     )  # As text: a record keeps what a traceback holds.
-                    # The stuck call may still write into a slot: the memory stays mapped.
+                    # The stuck threads may still hold slots: only what nobody has is let go of.
                     self.slots.forget()
                     return
                 self._fail(number, error)
@@ -587,7 +587,8 @@ class ServedFeed:
         run = StreamIncarnation(pipeline, outboxes)
         for outbox in outboxes:
             outbox.wake = self._wake
-        # `run` is visible to the I/O thread only once its threads run: it would send its failures.
+        # Threads first, `self.run` after: the I/O thread takes what it finds there as a run that
+        # lives.
         try:
             pipeline.start()
         except BaseException:  # as where the system has no more threads
