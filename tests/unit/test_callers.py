@@ -25,8 +25,8 @@ from feeder.service.net import guard as callers
 from feeder.service.net import kernel
 from feeder.service.net.guard import ConnectionGuard
 from feeder.service.net.kernel import SocketInspector, Window
+from feeder.service.net.listener import FrameReader, Peer
 from feeder.service.net.security import Event
-from feeder.service.net.sockets import FrameReader, Peer
 from feeder.service.protocol import messages as say
 from feeder.service.ratelimited_log import RateLimitedLog
 from feeder.service.server.group import Desk

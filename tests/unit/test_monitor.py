@@ -144,7 +144,7 @@ def test_a_batch_that_came_corrupt_is_counted(monkeypatch: pytest.MonkeyPatch) -
     def wrong_once(memory: memoryview, mode: Any) -> int:
         return next(checks, None) or checksum(memory, mode)
 
-    monkeypatch.setattr("feeder.service.client.lease.checksum", wrong_once)
+    monkeypatch.setattr("feeder.service.client.data_path.checksum", wrong_once)
     with (
         serving(factory) as server,
         Monitor(server.addresses[0]) as monitor,

@@ -16,7 +16,6 @@ import pytest
 import feeder
 from conformance.served import reading, serving
 from feeder.checkpoint.store import CheckpointStore
-from feeder.service.client import io_loop as receiver
 from feeder.service.protocol import messages as say
 from feeder.service.server.io_loop import ServerLoop
 from feeder.service.server.rewind import LowWatermark
@@ -32,7 +31,7 @@ NUM_BATCHES = 50
 @pytest.fixture(autouse=True)
 def farewells_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """However slow the machine is: what a consumer says last is stored."""
-    monkeypatch.setattr(receiver, "_FAREWELL_S", WAIT_S)
+    monkeypatch.setattr(io_loop, "_FAREWELL_S", WAIT_S)
 
 
 def factory(**settings: Any) -> Callable[[], feeder.Coordinator]:

@@ -13,7 +13,7 @@ import zmq
 import feeder
 from feeder.service.client import io_loop
 from feeder.service.client.io_loop import Failover
-from feeder.service.net import sockets as wire
+from feeder.service.net import connection as wire
 from feeder.service.net.addresses import Address
 from unit.small import WAIT_S, Aside, Pure, make
 

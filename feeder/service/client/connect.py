@@ -14,9 +14,9 @@ from feeder.service.client.consumer import Consumer
 from feeder.service.client.io_loop import ClientLoop
 from feeder.service.client.options import ConsumerOptions
 from feeder.service.net.addresses import Address, check_connects, default_address, parse
+from feeder.service.net.connection import Connection
 from feeder.service.net.keys import ClientKeys
 from feeder.service.net.security import Security
-from feeder.service.net.sockets import Connection
 
 _MAX_FRAME_BYTES = 512 * 1024 * 1024
 _MAX_SECONDS = 1e9

@@ -27,7 +27,8 @@ from feeder.service.client.options import ConsumerOptions
 from feeder.service.client.session import ClientSession, SnapshotRequest
 from feeder.service.faults import point
 from feeder.service.memory.fdpass import OwnLimitError
-from feeder.service.net.sockets import Connection, Waker, wait_for
+from feeder.service.net.connection import Connection
+from feeder.service.net.waker import Waker, wait_for
 from feeder.service.protocol import messages as say
 from feeder.service.protocol.coding import decode, encode
 

@@ -10,11 +10,11 @@ import msgspec
 
 from feeder.errors import ConnectTimeout, ProtocolError, TransportError
 from feeder.observe.figures import Figures, from_json
-from feeder.service.client.lease import error_of
+from feeder.service.client.remote import error_of
 from feeder.service.net.addresses import check_connects, default_address, parse
+from feeder.service.net.connection import Connection
 from feeder.service.net.keys import ClientKeys
 from feeder.service.net.security import Security
-from feeder.service.net.sockets import Connection
 from feeder.service.protocol import messages as say
 from feeder.service.protocol.coding import decode, encode
 from feeder.service.protocol.fields import SEEN_BYTES

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from feeder.service.net.sockets import boot_id
+from feeder.service.net.kernel import boot_id
 from feeder.service.protocol import messages as say
 
 

@@ -14,9 +14,11 @@ from typing import Any
 
 from feeder.devices.one_shot_event import OneShotEvent
 from feeder.errors import FeedError, ProtocolError, RemoteError, ResumeError, TransportError
+from feeder.service.client.data_path import DataPath
 from feeder.service.client.inbox import Inbox
-from feeder.service.client.lease import ClientLease, DataPath, RemotePosition, columns_in, error_of
+from feeder.service.client.lease import ClientLease
 from feeder.service.client.options import ConsumerOptions
+from feeder.service.client.remote import RemotePosition, columns_in, error_of
 from feeder.service.faults import point
 from feeder.service.memory.fdpass import Attachment
 from feeder.service.protocol import messages as say

@@ -11,8 +11,8 @@ from itertools import chain
 import zmq
 
 from feeder.service.net.kernel import SocketInspector, Window, are_few_left
+from feeder.service.net.listener import Peer
 from feeder.service.net.security import Event
-from feeder.service.net.sockets import Peer
 from feeder.service.ratelimited_log import RateLimitedLog
 
 Key = tuple[int, int]

@@ -17,6 +17,8 @@ import sys
 import termios
 import weakref
 from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
 from typing import NamedTuple
 
 _RECEIVED = struct.Struct("=Q")
@@ -24,6 +26,16 @@ _RECEIVED = struct.Struct("=Q")
 _RESET = struct.pack("ii", 1, 0)
 # `tcpi_bytes_received` of Linux' struct tcp_info, since 4.1.
 _RECEIVED_AT = 128
+
+
+@cache
+def boot_id() -> str:
+    """What tells this boot of this kernel from any other; empty where the kernel has no such
+    thing."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
 
 
 class SocketInspector(NamedTuple):

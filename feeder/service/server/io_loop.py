@@ -16,8 +16,10 @@ from feeder.feeds.length import num_batches
 from feeder.service.faults import point
 from feeder.service.memory.fdpass import NONCE_BYTES, DescriptorConnection, DescriptorListener
 from feeder.service.net.guard import ConnectionGuard, GuardedPeer
+from feeder.service.net.kernel import boot_id
+from feeder.service.net.listener import Listener, Peer
 from feeder.service.net.security import read_event
-from feeder.service.net.sockets import Listener, Peer, Waker, boot_id
+from feeder.service.net.waker import Waker
 from feeder.service.protocol import messages as say
 from feeder.service.protocol.coding import decode, encode
 from feeder.service.ratelimited_log import RateLimitedLog

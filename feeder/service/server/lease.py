@@ -13,7 +13,7 @@ from feeder.devices.layout import MAX_ARENA_BYTES, credit_for
 from feeder.errors import ConfigError
 from feeder.service.memory.fdpass import DescriptorConnection
 from feeder.service.memory.memfd import NOTHING, Wanted
-from feeder.service.net.sockets import Peer
+from feeder.service.net.listener import Peer
 from feeder.service.protocol.receipts import Receipts
 from feeder.service.protocol.session import SERVER, Session
 from feeder.service.server.run import StreamIncarnation

@@ -26,14 +26,15 @@ from feeder.service.memory.fdpass import DescriptorListener
 from feeder.service.net.addresses import (
     Address,
     check_binds,
-    claim,
     default_address,
     parse,
     private_file,
 )
+from feeder.service.net.claims import claim
 from feeder.service.net.keys import ServerKeys
+from feeder.service.net.listener import open_listeners
 from feeder.service.net.security import Security
-from feeder.service.net.sockets import Waker, open_doors
+from feeder.service.net.waker import Waker
 from feeder.service.server.group import Desk
 from feeder.service.server.io_loop import ServerLoop
 from feeder.service.server.run import (
@@ -148,7 +149,7 @@ class Server:
     ) -> None:  # fmt: skip
         claims = [self._stack.enter_context(claim(address)) for address in addresses]
         security = self._stack.enter_context(Security(keys, is_server=True))
-        doors = open_doors(security, addresses)
+        doors = open_listeners(security, addresses)
         for held in claims:
             held.protect()
         self.addresses = tuple(str(address) for door in doors for address in door.addresses)

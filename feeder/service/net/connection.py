@@ -1,93 +1,21 @@
-"""A consumer's connection to one server: the DEALER, its events, and what else wakes the thread."""
+"""A consumer's connection to one server: the DEALER, its events, and what else wakes its thread."""
 
 from __future__ import annotations
 
 import contextlib
 import math
-import os
-import select
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from functools import cache
-from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import zmq
 
 from feeder.errors import ConfigError, FeedError, TransportError
 from feeder.service.memory import forking
 from feeder.service.net.addresses import Address
-from feeder.service.net.kernel import SocketInspector, raise_limit
-from feeder.service.net.security import (
-    Security,
-    Socket,
-    bind,
-    connect,
-    meaning,
-    read_event,
-    unwatch,
-    watch,
-)
-
-# ---- What comes to a server's ROUTER, a bounded number of frames at a time.
-
-
-_FRAMES_AT_ONCE = 1024
-_FRAMES_PER_MESSAGE = 4
-"""What is done with a message costs about as much as reading so many frames."""
-
-
-class Peer(NamedTuple):
-    """Where a message came from, and where the answers go."""
-
-    router: int
-    """Which of the server's ROUTERs."""
-    identity: bytes
-    """The routing id that this ROUTER gave the connection."""
-
-
-class Received(NamedTuple):
-    """A message."""
-
-    identity: bytes
-    """Whom it came from."""
-    frame: zmq.Frame
-    """Its first frame."""
-    last: zmq.Frame
-    """The last that has been read."""
-    num: int
-    """How many have been."""
-
-
-class FrameReader:
-    """The messages of one ROUTER. ZeroMQ collects as many frames in a message as its sender likes,
-    two bytes each: they are dropped here, a part at each turn. Belongs to the I/O thread."""
-
-    def __init__(self, router: Socket) -> None:
-        self._router = router
-        self._begun: Received | None = None
-
-    def read(self) -> Iterator[Received]:
-        """The messages that are there, for as long as one turn may take."""
-        receive, left = self._router.recv, _FRAMES_AT_ONCE
-        while left > 0:
-            if self._begun is None:
-                if not int(self._router.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
-                    return
-                identity = receive(zmq.DONTWAIT)
-                first = receive(zmq.DONTWAIT, copy=False)
-                self._begun = Received(identity, first, first, 1)
-            identity, first, last, num = self._begun
-            while last.more and left > 0:
-                last = receive(zmq.DONTWAIT, copy=False)
-                num, left = num + 1, left - 1
-            self._begun = Received(identity, first, last, num)
-            if not last.more:
-                received, self._begun = self._begun, None
-                left -= _FRAMES_PER_MESSAGE
-                yield received
-
+from feeder.service.net.kernel import SocketInspector
+from feeder.service.net.security import Security, connect, meaning, read_event, unwatch, watch
+from feeder.service.net.waker import Readable
 
 _MESSAGES_AT_ONCE = 64
 
@@ -97,30 +25,6 @@ class Ready(NamedTuple):
 
     messages: bool
     trouble: bool
-
-
-class Readable(Protocol):
-    """Anything with a descriptor."""
-
-    def fileno(self) -> int:
-        """The descriptor."""
-
-
-@cache
-def boot_id() -> str:
-    """What tells this boot of this kernel from any other; empty where the kernel has no such
-    thing."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return ""
-
-
-def wait_for(waker: Readable, timeout_s: float) -> None:
-    """Wait until the waker is woken, at most so long."""
-    poll = select.poll()  # select() takes no descriptor above 1023.
-    poll.register(waker, select.POLLIN)
-    poll.poll(None if timeout_s == math.inf else math.ceil(1000 * timeout_s))
 
 
 class Connection:
@@ -239,81 +143,3 @@ class Connection:
         forking.leave(self)
         unwatch(self._dealer, self._monitor)
         self._dealer.close(linger=0)
-
-
-# ---- Where a server is reached: a ROUTER for each kind of address that it listens at.
-
-
-_MAX_CREDIT = 1024
-
-
-@dataclass(slots=True, kw_only=True)
-class Listener:
-    """One ROUTER, its monitor, and the addresses that it is bound to."""
-
-    router: Socket
-    monitor: Socket
-    addresses: list[Address]
-    most_bytes: int
-    """The longest frame that it takes."""
-    reception: FrameReader = field(init=False)
-    """What comes to it."""
-
-    def __post_init__(self) -> None:
-        self.reception = FrameReader(self.router)
-
-
-def open_doors(security: Security, addresses: Sequence[Address]) -> list[Listener]:
-    """Listen at all addresses. Raises `ConfigError` where the system refuses."""
-    raise_limit()
-    doors: list[Listener] = []
-    for kind in ((False, "ipc"), (False, "tcp"), (True, "tcp")):
-        chosen = [a for a in addresses if (security.encrypts(a), a.scheme) == kind]
-        if chosen:
-            most_bytes = security.most_request_bytes(chosen[0])
-            router = security.make_router(_MAX_CREDIT, curve=kind[0], max_message_bytes=most_bytes)
-            monitor = watch(router)
-            bound = [bind(router, address) for address in chosen]
-            doors.append(
-                Listener(router=router, monitor=monitor, addresses=bound, most_bytes=most_bytes)
-            )
-    return doors
-
-
-# ---- Waking the thread that polls, from any other thread.
-
-
-class Waker:
-    """A descriptor that becomes readable when somebody calls `wake`.
-
-    Finalisers of arrays call `wake`, from any thread and perhaps inside the garbage collector, and
-    long after what they wake has been closed. So the descriptor is closed when the last reference
-    to the waker is gone and not before: a number closed earlier could be another file's by then.
-    """
-
-    def __init__(self) -> None:
-        self._descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._awake = self._is_silent = False
-
-    def fileno(self) -> int:
-        """What to poll."""
-        return self._descriptor
-
-    def silence(self) -> None:
-        """In a forked child: wake nobody, since the number may become a file's."""
-        self._is_silent = True
-
-    def wake(self) -> None:
-        """Make the descriptor readable."""
-        if not self._awake and not self._is_silent:
-            self._awake = True
-            os.eventfd_write(self._descriptor, 1)
-
-    def clear(self) -> None:
-        """To be called before looking for what there is to do."""
-        with contextlib.suppress(BlockingIOError):
-            os.eventfd_read(self._descriptor)
-        self._awake = False
-
-    def __del__(self) -> None:
-        os.close(self._descriptor)
