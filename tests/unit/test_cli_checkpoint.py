@@ -21,6 +21,7 @@ from crashes.positions import snapshot_at
 from feeder import cli
 from feeder.checkpoint.store import CheckpointStore
 from feeder.job import JobRunner, LocalSession, MultiNodeCheckpointManager
+from feeder.service.client import io_loop
 
 END_S = 20.0
 FEEDS = """

@@ -175,7 +175,7 @@ def test_of_many_who_present_no_good_nonce_there_are_few_lines(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with serving(factory) as server, reading(server) as consumer:
-        path = consumer._reading.opened.shared.path
+        path = consumer._lease.opened.shared.path
         for _ in range(200):
             with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
                 sock.connect(path)

@@ -282,7 +282,7 @@ def test_a_slot_that_is_let_go_of_is_told_at_once(monkeypatch: pytest.MonkeyPatc
         while consumer.stats()["prefetched_batches"] < 2:
             threading.Event().wait(0.001)  # What comes would have it told, too.
         has_told = threading.Event()
-        consumer._receiver.ask(has_told.set)
+        consumer._loop.call_soon(has_told.set)
         assert has_told.wait(WAIT_S)
         assert not any(told.get() for _ in range(told.qsize()))
         del batch

@@ -13,8 +13,8 @@ import zmq
 from feeder.errors import ConfigError, FeedError, TransportError
 from feeder.service.memory import forking
 from feeder.service.net.addresses import Address
-from feeder.service.net.kernel import SocketInspector
-from feeder.service.net.security import Security, connect, meaning, read_event, unwatch, watch
+from feeder.service.net.kernel import SocketRef
+from feeder.service.net.security import Security, connect, read_event, refusal_of, unwatch, watch
 from feeder.service.net.waker import Readable
 
 _MESSAGES_AT_ONCE = 64
@@ -36,7 +36,7 @@ class Connection:
         self.reached_at: float | None = None
         """Since when somebody listens there."""
         self._num_refused, self._is_tried_again = 0, False
-        self._connection: tuple[SocketInspector, str] | None = None
+        self._socket: tuple[SocketRef, str] | None = None
         self.is_own = False
         """Whether it leads to itself: nobody listens there."""
         self._address, self._most_bytes = address, security.most_request_bytes(address)
@@ -50,7 +50,7 @@ class Connection:
         self._poller.register(self._monitor, zmq.POLLIN)
         self._watched: Readable | None = None
         self._hung_up = False
-        forking.enter(self)
+        forking.register_owner(self)
         connect(self._dealer, address)
 
     def wake_with(self, waker: Readable) -> None:
@@ -110,8 +110,8 @@ class Connection:
             if event.kind == zmq.EVENT_CONNECTED:
                 # The first time: a forwarder with nobody behind it lets in again and again.
                 self.reached_at = self.reached_at or time.monotonic()
-                self._connection = SocketInspector.at(event.value), event.endpoint
-                if self._connection[0].reset_if_own():
+                self._socket = SocketRef.at(event.value), event.endpoint
+                if self._socket[0].reset_if_own():
                     self.is_own = True
                     return TransportError(f"nobody listens at {event.endpoint}")
             elif event.kind == zmq.EVENT_HANDSHAKE_SUCCEEDED:
@@ -123,7 +123,7 @@ class Connection:
                     # ZeroMQ does not connect again to what does not speak as it does.
                     return TransportError(f"what listens at {event.endpoint} is no server")
                 self._is_tried_again = False
-            elif self.connected_at is None and (error := meaning(event)) is not None:
+            elif self.connected_at is None and (error := refusal_of(event)) is not None:
                 # A server that is being killed ends a handshake without a word too.
                 silent = event.kind == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
                 self._num_refused += 1
@@ -132,14 +132,14 @@ class Connection:
                     return error
         return TransportError("the server is gone") if self._hung_up else None
 
-    def fork(self) -> None:
+    def abandon_in_child(self) -> None:
         """In a forked child: else the connection would not break when the parent is killed."""
-        if self._connection is not None:
-            connection, endpoint = self._connection
-            connection.close(endpoint)
+        if self._socket is not None:
+            sock, endpoint = self._socket
+            sock.close(endpoint)
 
     def close(self) -> None:
         """End the connection; what has not gone out is lost."""
-        forking.leave(self)
+        forking.unregister_owner(self)
         unwatch(self._dealer, self._monitor)
         self._dealer.close(linger=0)

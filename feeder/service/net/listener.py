@@ -49,7 +49,7 @@ class FrameReader:
         self._router = router
         self._begun: Received | None = None
 
-    def read(self) -> Iterator[Received]:
+    def read_messages(self) -> Iterator[Received]:
         """The messages that are there, for as long as one turn may take."""
         receive, left = self._router.recv, _FRAMES_AT_ONCE
         while left > 0:
@@ -79,17 +79,17 @@ class Listener:
     addresses: list[Address]
     most_bytes: int
     """The longest frame that it takes."""
-    reception: FrameReader = field(init=False)
+    reader: FrameReader = field(init=False)
     """What comes to it."""
 
     def __post_init__(self) -> None:
-        self.reception = FrameReader(self.router)
+        self.reader = FrameReader(self.router)
 
 
 def open_listeners(security: Security, addresses: Sequence[Address]) -> list[Listener]:
     """Listen at all addresses. Raises `ConfigError` where the system refuses."""
     raise_limit()
-    doors: list[Listener] = []
+    listeners: list[Listener] = []
     for kind in ((False, "ipc"), (False, "tcp"), (True, "tcp")):
         chosen = [a for a in addresses if (security.encrypts(a), a.scheme) == kind]
         if chosen:
@@ -97,7 +97,7 @@ def open_listeners(security: Security, addresses: Sequence[Address]) -> list[Lis
             router = security.make_router(_MAX_CREDIT, curve=kind[0], max_message_bytes=most_bytes)
             monitor = watch(router)
             bound = [bind(router, address) for address in chosen]
-            doors.append(
+            listeners.append(
                 Listener(router=router, monitor=monitor, addresses=bound, most_bytes=most_bytes)
             )
-    return doors
+    return listeners

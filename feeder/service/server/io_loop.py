@@ -212,7 +212,7 @@ class ServerLoop:
     def _look_at_clock(self, now: float) -> None:
         """Do what is due at `now`: whoever spoke up to then must have been heard."""
         deadlines = [desk.expire(now) for desk in self._desks.values()]
-        self._expires_at = min(self._presence.expire(now), self._callers.look(now), *deadlines)
+        self._expires_at = min(self._presence.expire(now), self._callers.check(now), *deadlines)
         if now >= self._tell_at:
             self._tell_at = now + _TELL_S
             for desk in self._desks.values():
@@ -239,7 +239,7 @@ class ServerLoop:
     # ---- receiving
 
     def _receive(self, number: int, door: Listener) -> None:
-        for identity, frame, _, num in door.reception.read():
+        for identity, frame, _, num in door.reader.read_messages():
             peer = Peer(number, identity)
             try:
                 if num != 1:
@@ -253,17 +253,17 @@ class ServerLoop:
                 self._refuse(peer, RemoteError(f"{type(error).__name__}: {error}"))
 
     def _handle(self, peer: Peer, frame: Any) -> None:
-        caller = self._callers.understand(key := (peer.router, frame.get(zmq.SRCFD)))
+        caller = self._callers.note_message(key := (peer.router, frame.get(zmq.SRCFD)))
         message = decode(frame.buffer, from_consumer=True)
         asks = isinstance(message, say.Open | say.Look)
         if asks or caller is None:
             # What has happened until it came must be known: its descriptor may be another's now.
             self._look_at_events(peer.router, self._doors[peer.router])
-            caller = self._callers.understand(key)
+            caller = self._callers.note_message(key)
         if caller is None:
             return  # It is gone itself, and would hold a queue for as long as a lease lasts.
         if asks:
-            self._callers.enter(caller, peer)
+            self._callers.bind_peer(caller, peer)
             self._greet(peer, message, caller)
             return
         if caller.num_opens == 0:
@@ -364,7 +364,7 @@ class ServerLoop:
 
     def _look_at_events(self, number: int, door: Listener) -> None:
         while (event := read_event(door.monitor)) is not None:
-            self._callers.hear(number, event)
+            self._callers.on_event(number, event)
             if event.kind in (zmq.EVENT_HANDSHAKE_FAILED_AUTH,
                               zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL):  # fmt: skip
                 self._log.warn("a peer was not let in: %s", event.kind.name)

@@ -78,7 +78,7 @@ def check_arguments(
     texts = (addresses,) if isinstance(addresses, str) else addresses
     found = [default_address()] if texts is None else [parse(text) for text in texts]
     check_binds(found, curve=keys is not None, insecure=insecure)
-    return found, None if keys is None else ServerKeys.read(keys)
+    return found, None if keys is None else ServerKeys.from_directory(keys)
 
 
 def check_checkpoints(given: Any) -> Checkpointing | None:
@@ -232,7 +232,7 @@ class Server:
         """Where its sockets are bound, for forked children to close theirs."""
         return self._places
 
-    def fork(self) -> None:
+    def abandon_in_child(self) -> None:
         """This is a forked child: the sockets and the threads are the parent's."""
         self._forked = True
 
