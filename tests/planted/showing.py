@@ -47,7 +47,7 @@ SHOWING = (
     Bug(
         name="news told twice",
         harm="Each second that a trainer waited is told to the server with every message after it.",
-        file="feeder/service/client/lease.py",
+        file="feeder/service/client/stats.py",
         old="        told, self._told = self._told, seen",
         new="        told = self._told",
         tests=("tests/unit/test_accounts.py::test_a_consumer_tells_what_is_new",),

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import pytest
 
 from feeder.errors import FeedError
-from feeder.service.client.lease import ConsumerStats
+from feeder.service.client.stats import ConsumerStats
 from feeder.service.protocol.messages import Report
 from feeder.service.server.run import Outbox
 from feeder.service.server.stats import FeedStats, QueueStats
@@ -27,15 +27,15 @@ def sent(rows: int, num_bytes: int) -> Sent:
 
 
 def test_a_consumer_tells_what_is_new() -> None:
-    tally = ConsumerStats()
-    tally.checked_s, tally.corrupt = 0.5, 1
-    tally.ask(7.0)
-    tally.ask(8.0)
-    assert tally.news(2.0) == Report(2.0, 0.5, 1, 2)
-    assert tally.news(2.0) == QUIET
-    tally.checked_s = 0.75
-    assert tally.news(3.5) == Report(1.5, 0.25, 0, 0)
-    assert tally.asked_at == 8.0
+    stats = ConsumerStats()
+    stats.checked_s, stats.corrupt = 0.5, 1
+    stats.note_position_asked(7.0)
+    stats.note_position_asked(8.0)
+    assert stats.take_report(2.0) == Report(2.0, 0.5, 1, 2)
+    assert stats.take_report(2.0) == QUIET
+    stats.checked_s = 0.75
+    assert stats.take_report(3.5) == Report(1.5, 0.25, 0, 0)
+    assert stats.position_asked_at == 8.0
 
 
 def test_a_server_adds_up_what_it_is_told() -> None:

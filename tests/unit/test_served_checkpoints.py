@@ -16,7 +16,7 @@ import pytest
 import feeder
 from conformance.served import reading, serving
 from feeder.checkpoint.store import CheckpointStore
-from feeder.service.client import io_loop as receiver
+from feeder.service.client import io_loop
 from feeder.service.protocol import messages as say
 from feeder.service.server.io_loop import ServerLoop
 from feeder.service.server.rewind import LowWatermark
@@ -32,7 +32,7 @@ NUM_BATCHES = 50
 @pytest.fixture(autouse=True)
 def farewells_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """However slow the machine is: what a consumer says last is stored."""
-    monkeypatch.setattr(receiver, "_FAREWELL_S", WAIT_S)
+    monkeypatch.setattr(io_loop, "_FAREWELL_S", WAIT_S)
 
 
 def factory(**settings: Any) -> Callable[[], feeder.Coordinator]:
@@ -185,7 +185,7 @@ def test_also_where_all_came_back_with_it(tmp_path: Path, monkeypatch: pytest.Mo
         patch.setattr(ServerLoop, "_farewell", lambda serving: None)
         consumer = feeder.connect(address, credit=NUM_BATCHES + 2)
         seen = ids([next(consumer)])
-        while not consumer._receiver._talk.has_ended:
+        while not consumer._loop._session.has_ended:
             consumer.snapshot()
     assert step_in(tmp_path / "run") <= 1
     settings: dict[str, Any] = {"resume": "latest", "exit_when": "acknowledged"}
@@ -401,7 +401,7 @@ def test_nor_is_what_a_consumer_had_when_it_lost_its_server(tmp_path: Path) -> N
         assert [next(fast).step for _ in range(5)] == [*range(3, 12, 2)]
         assert position_of(server, fast) == 0
         # The other has come back too, and more may have come until its server was gone.
-        reading_again = slow._receiver.inbox.reading
+        reading_again = slow._loop.inbox.lease
         assert reading_again is not None and reading_again.base >= 7
         for _ in range(reading_again.base):
             step = next(slow).step

@@ -12,8 +12,8 @@ import zmq
 
 import feeder
 from feeder.service.client import io_loop
-from feeder.service.client.io_loop import Failover
-from feeder.service.net import sockets as wire
+from feeder.service.client.failover import Failover
+from feeder.service.net import connection as wire
 from feeder.service.net.addresses import Address
 from unit.small import WAIT_S, Aside, Pure, make
 
@@ -75,7 +75,7 @@ def test_how_long_a_server_is_waited_with() -> None:
     several = Failover(("a", "b", "c"))
     places = []
     for _ in range(4):
-        places.append(several.begin(0.0))
+        places.append(several.next_address(0.0))
         least = 40.0 if places[-1] == "a" else 10.0
         found = {several.patience_s(10.0) for _ in range(50)}
         assert all(least <= patience <= 2 * least for patience in found)

@@ -13,7 +13,7 @@ import pytest
 
 import feeder
 from conformance.served import reading, serving
-from feeder.service.client import lease as reading_module
+from feeder.service.client import lease as lease_module
 from feeder.service.protocol import messages as say
 from feeder.service.server import run as served_feeds
 from feeder.service.server.group import Desk
@@ -62,7 +62,7 @@ def test_a_consumer_that_rests_keeps_its_queue(monkeypatch: pytest.MonkeyPatch) 
             renewed.release()
 
     monkeypatch.setattr(Desk, "use", count)
-    monkeypatch.setattr(reading_module, "_TELL_S", 0.1)
+    monkeypatch.setattr(lease_module, "_TELL_S", 0.1)
     with serving(factory, lease=1.0) as server, reading(server) as consumer:
         next(consumer)
         for _ in range(21):  # more than two leases
@@ -175,7 +175,7 @@ def test_of_many_who_present_no_good_nonce_there_are_few_lines(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with serving(factory) as server, reading(server) as consumer:
-        path = consumer._reading.opened.shared.path
+        path = consumer._lease.opened.shared.path
         for _ in range(200):
             with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
                 sock.connect(path)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from feeder.service.client.lease import Identity, token_of
+from feeder.service.client.remote import Identity, token_of
 from feeder.service.memory.arena import ArenaSlots
 from feeder.service.protocol.coding import decode, encode
 from feeder.service.protocol.messages import Batches, Group

@@ -16,7 +16,7 @@ from feeder.devices.layout import credit_for
 from feeder.errors import ConfigError, FeedError, RemoteError
 from feeder.service.faults import point
 from feeder.service.memory.memfd import Arena, ArenaSlot
-from feeder.service.net.sockets import Peer
+from feeder.service.net.listener import Peer
 from feeder.service.protocol import messages as say
 from feeder.service.protocol.batches import (
     MAX_CHUNKS,

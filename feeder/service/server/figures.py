@@ -24,7 +24,7 @@ from feeder.observe.figures import (
     make_figures,
     to_json,
 )
-from feeder.service.net.sockets import Peer
+from feeder.service.net.listener import Peer
 from feeder.service.protocol import messages as say
 from feeder.service.protocol.session import SERVER, Receipts, Session
 from feeder.service.server.group import Desk

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from feeder.devices.layout import credit_for
 from feeder.errors import ConfigError, FeedError, LeaseLost, ProtocolError
 from feeder.service.faults import point
-from feeder.service.net.sockets import Peer
+from feeder.service.net.listener import Peer
 from feeder.service.protocol import messages as say
 from feeder.service.protocol.seats import Seats
 from feeder.service.ratelimited_log import plain

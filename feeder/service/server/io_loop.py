@@ -16,8 +16,10 @@ from feeder.feeds.length import num_batches
 from feeder.service.faults import point
 from feeder.service.memory.fdpass import NONCE_BYTES, DescriptorConnection, DescriptorListener
 from feeder.service.net.guard import ConnectionGuard, GuardedPeer
+from feeder.service.net.kernel import boot_id
+from feeder.service.net.listener import Listener, Peer
 from feeder.service.net.security import read_event
-from feeder.service.net.sockets import Listener, Peer, Waker, boot_id
+from feeder.service.net.waker import Waker
 from feeder.service.protocol import messages as say
 from feeder.service.protocol.coding import decode, encode
 from feeder.service.ratelimited_log import RateLimitedLog
@@ -235,7 +237,7 @@ class ServerLoop:
     def _look_at_clock(self, now: float) -> None:
         """Do what is due at `now`; whoever spoke before then has been heard."""
         deadlines = [desk.expire(now) for desk in self._desks.values()]
-        self._expires_at = min(self._local_peers.expire(now), self._guard.look(now), *deadlines)
+        self._expires_at = min(self._local_peers.expire(now), self._guard.check(now), *deadlines)
         if now >= self._tell_at:
             self._tell_at = now + _TELL_S
             for desk in self._desks.values():
@@ -264,7 +266,7 @@ class ServerLoop:
     # ---- receiving
 
     def _receive(self, number: int, listener: Listener) -> None:
-        for identity, frame, _, num in listener.reception.read():
+        for identity, frame, _, num in listener.reader.read_messages():
             peer = Peer(number, identity)
             try:
                 if num != 1:
@@ -278,18 +280,18 @@ class ServerLoop:
                 self._refuse(peer, RemoteError(f"{type(error).__name__}: {error}"))
 
     def _handle(self, peer: Peer, frame: Any) -> None:
-        guarded = self._guard.understand(key := (peer.router, frame.get(zmq.SRCFD)))
+        guarded = self._guard.note_message(key := (peer.router, frame.get(zmq.SRCFD)))
         message = decode(frame.buffer, from_consumer=True)
         is_question = isinstance(message, say.Open | say.Look)
         if is_question or guarded is None:
             # Events lie in a socket of their own. Those before this message must be known first:
             # the descriptor may belong to another connection by now.
             self._look_at_events(peer.router, self._listeners[peer.router])
-            guarded = self._guard.understand(key)
+            guarded = self._guard.note_message(key)
         if guarded is None:
             return  # Already gone: it would hold a queue for a whole lease.
         if is_question:
-            self._guard.enter(guarded, peer)
+            self._guard.bind_peer(guarded, peer)
             self._greet(peer, message, guarded)
             return
         if guarded.num_opens == 0:
@@ -396,7 +398,7 @@ class ServerLoop:
 
     def _look_at_events(self, number: int, listener: Listener) -> None:
         while (event := read_event(listener.monitor)) is not None:
-            self._guard.hear(number, event)
+            self._guard.on_event(number, event)
             if event.kind in (zmq.EVENT_HANDSHAKE_FAILED_AUTH,
                               zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL):  # fmt: skip
                 self._log.warn("a peer was not let in: %s", event.kind.name)

@@ -13,7 +13,7 @@ from feeder.devices.layout import MAX_ARENA_BYTES, credit_for
 from feeder.errors import ConfigError
 from feeder.service.memory.fdpass import DescriptorConnection
 from feeder.service.memory.memfd import NOTHING, Wanted
-from feeder.service.net.sockets import Peer
+from feeder.service.net.listener import Peer
 from feeder.service.protocol.session import SERVER, Receipts, Session
 from feeder.service.server.run import StreamIncarnation
 from feeder.workers.stream.batch import Batch

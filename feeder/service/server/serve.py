@@ -26,14 +26,15 @@ from feeder.service.memory.fdpass import DescriptorListener
 from feeder.service.net.addresses import (
     Address,
     check_binds,
-    claim,
     default_address,
     parse,
     private_file,
 )
+from feeder.service.net.claims import claim
 from feeder.service.net.keys import ServerKeys
+from feeder.service.net.listener import open_listeners
 from feeder.service.net.security import Security
-from feeder.service.net.sockets import Waker, open_doors
+from feeder.service.net.waker import Waker
 from feeder.service.server.group import Desk
 from feeder.service.server.io_loop import ServerLoop
 from feeder.service.server.run import (
@@ -78,7 +79,7 @@ def check_arguments(
     texts = (addresses,) if isinstance(addresses, str) else addresses
     found = [default_address()] if texts is None else [parse(text) for text in texts]
     check_binds(found, curve=keys is not None, insecure=insecure)
-    return found, None if keys is None else ServerKeys.read(keys)
+    return found, None if keys is None else ServerKeys.from_directory(keys)
 
 
 def check_checkpoints(given: Any) -> Checkpointing | None:
@@ -161,7 +162,7 @@ class Server:
         # of a living server is not.
         claims = [self._stack.enter_context(claim(address)) for address in addresses]
         security = self._stack.enter_context(Security(keys, is_server=True))
-        listeners = open_doors(security, addresses)
+        listeners = open_listeners(security, addresses)
         for held in claims:
             held.protect()
         self.addresses = tuple(
@@ -256,8 +257,8 @@ class Server:
         them."""
         return self._places
 
-    def fork(self) -> None:
-        """Note that this is a forked child: the sockets and the threads are the parent's."""
+    def abandon_in_child(self) -> None:
+        """This is a forked child: the sockets and the threads are the parent's."""
         self._forked = True
 
     def _check_forked(self) -> None:
