@@ -306,7 +306,7 @@ def test_a_server_that_does_not_answer_is_given_up(monkeypatch: pytest.MonkeyPat
             entered.set()
             gate.wait(WAIT_S)
 
-        monkeypatch.setattr("feeder.service.server.figures.show", hang)
+        monkeypatch.setattr("feeder.service.server.figures.feed_figures", hang)
         with pytest.raises(RemoteError, match="has not answered for 0 s"):
             server.figures()
         assert entered.wait(WAIT_S)

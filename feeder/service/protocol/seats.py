@@ -17,8 +17,7 @@ from feeder.errors import LeaseLost, ResumeError
 
 @dataclass(slots=True, kw_only=True)
 class Seat:
-    """What is known of one queue and its holder. Written by `Seats`, and by `Beginning`, which sets
-    `takes_part`; both run in the server's I/O thread. The README draws how a seat changes."""
+    """What is known of one queue and its holder. Written by `Seats` alone."""
 
     holder: str | None = None
     """Who holds it, in words for messages; None where nobody does."""
@@ -136,6 +135,10 @@ class Seats:
             # A holder that takes no part leaves nothing behind: what was known before it stays.
             had_ended=before.ended or (before.had_ended and not before.takes_part),
         )  # fmt: skip
+
+    def join_run(self, queue: int) -> None:
+        """Note that the feed runs with the holder among its consumers."""
+        self.seats[queue].takes_part = True
 
     def hear(self, queue: int, *, uses: bool) -> bool:
         """Note that the holder lives, and perhaps that it uses batches. Returns whether that is

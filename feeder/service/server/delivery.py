@@ -237,14 +237,14 @@ class Delivery:
     def _finish(self, lease: Lease, ending: LazyPosition | FeedError) -> bool:
         """Send the end of the stream, or the error in its place, once it is `judged`."""
         if isinstance(ending, FeedError):
-            return ending is not self.judged or self.fail(lease, ending)
+            return ending is not self.judged or self.send_failure(lease, ending)
         lease.place = self.ending = ending
         # Also to a consumer without a batch: its position and columns are those that a feed in
         # process has at its end.
         is_shown = self.columns is None or self._show_columns(lease)
-        return is_shown and self.finish(lease, self._token(ending))
+        return is_shown and self.send_end(lease, self._token(ending))
 
-    def finish(self, lease: Lease, token: bytes) -> bool:
+    def send_end(self, lease: Lease, token: bytes) -> bool:
         """Send the end of the stream."""
         lease.ended = True
         lease.session.on("End")
@@ -254,7 +254,7 @@ class Delivery:
         point("server.ended")
         return is_sent
 
-    def fail(self, lease: Lease, error: Exception) -> bool:
+    def send_failure(self, lease: Lease, error: Exception) -> bool:
         """Send an error that takes the place of the next batch. It is logged once, however many
         consumers get it."""
         lease.ended = lease.failed = True
@@ -313,7 +313,7 @@ class Delivery:
         # A feed that cannot repeat its rows needs the leftover ones with the position.
         if self._stream.repeatable:
             return place.cut().token()
-        return self.state(place)
+        return self.snapshot_at(place)
 
     def _hand_over(self, lease: Lease, arena: Arena) -> bool:
         """Give a consumer the descriptor of an arena; False where it is gone."""
@@ -361,22 +361,22 @@ class Delivery:
         )  # fmt: skip
         return self._send(lease.peer, spec, ())
 
-    def find(self, place: LazyPosition) -> Resume:
+    def resume_after(self, place: LazyPosition) -> Resume:
         """Where to go on after a batch that was sent."""
         positions = self._feed.factory.positions
         return positions.find(positions.state_at(place, self.columns, with_rows=True))
 
-    def state(self, place: LazyPosition) -> bytes:
+    def snapshot_at(self, place: LazyPosition) -> bytes:
         """A position with its leftover rows, as the bytes of a snapshot."""
         positions = self._feed.factory.positions
         return bytes(Snapshot((positions.state_at(place, self.columns, with_rows=True),)))
 
-    def show(self, lease: Lease, sequence: int, start: Resume | None) -> bool:
+    def send_state(self, lease: Lease, sequence: int, start: Resume | None) -> bool:
         """Send a consumer the state after `sequence` of its batches, or that it is not known. The
         lease began at `start`. False where the consumer is gone."""
         place, data = lease.place_after(sequence), None
         if place is not None:
-            data = self.state(place)
+            data = self.snapshot_at(place)
         elif sequence == 0:
             data = bytes(Snapshot((self._feed.factory.state(start),)))
         # A consumer refuses a larger message, and its connection would be lost with it.

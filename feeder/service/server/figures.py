@@ -33,7 +33,7 @@ from feeder.service.server.lease import Lease
 # ---- From the state of a desk to figures.
 
 
-def show(desk: Desk, now: float) -> FeedFigures:
+def feed_figures(desk: Desk, now: float) -> FeedFigures:
     """The figures of a feed and of its consumers."""
     feed, run = desk.feed, desk.feed.run
     failure = _failure(desk)
@@ -152,7 +152,7 @@ class Monitors:
             self.close()
         return future
 
-    def answer(self) -> None:
+    def answer_threads(self) -> None:
         """Give the figures to threads that have asked."""
         while self._asked:
             future = self._asked.popleft()
@@ -170,7 +170,7 @@ class Monitors:
     def figures(self, now: float) -> Figures:
         """The figures of all feeds, at most `_FRESH_S` old."""
         if self._figures is None or now - self._made_at >= _FRESH_S:
-            feeds = [show(desk, now) for desk in self._desks.values()]
+            feeds = [feed_figures(desk, now) for desk in self._desks.values()]
             self._figures, self._made_at = make_figures(feeds, now), now
             self._data = None
         return self._figures
@@ -181,7 +181,7 @@ class Monitors:
         """Whether a peer is a monitor."""
         return peer in self._sessions
 
-    def hear(self, peer: Peer, message: say.Message) -> say.Seen:
+    def answer_monitor(self, peer: Peer, message: say.Message) -> say.Seen:
         """The answer to a monitor's message. Raises `ProtocolError` where that is not `Look`, or
         where the monitor has not read its last answer."""
         if peer not in self._sessions:

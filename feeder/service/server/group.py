@@ -179,7 +179,7 @@ class Desk:
         if resume is not None and resume.cut.finished:
             # It has received everything before: it need not wait until the others have.
             self._finished = resume
-            self._delivery.finish(lease, self.start_token(lease))
+            self._delivery.send_end(lease, self.start_token(lease))
         self._beginning.begin_run()
 
     def leave(self, lease: Lease) -> None:
@@ -278,7 +278,7 @@ class Desk:
     def snapshot(self, lease: Lease, message: say.Snapshot) -> None:
         """Answer a consumer that asks for its position with leftover rows."""
         lease.answers.check(message.receipt)
-        if not self._delivery.show(lease, message.sequence, lease.resume):
+        if not self._delivery.send_state(lease, message.sequence, lease.resume):
             self.lose(lease)
 
     # ---- messages to consumers
@@ -303,7 +303,7 @@ class Desk:
                     self._pump(lease)
                 except Exception as error:
                     # It concerns this consumer alone: the others are served all the same.
-                    self._delivery.fail(lease, error)
+                    self._delivery.send_failure(lease, error)
         # After all sends: this wakes the batcher, and each send lets go of the interpreter, which
         # the batcher would then take while other consumers wait.
         unsettled, self._unsettled = self._unsettled, []
@@ -323,7 +323,7 @@ class Desk:
             if not self._delivery.pump(lease, run):
                 self.lose(lease)
         elif failure is not None and failure is self._delivery.judged:
-            self._delivery.fail(lease, failure)
+            self._delivery.send_failure(lease, failure)
 
     def tell_waiting(self) -> None:
         """Send `Waiting` to everybody for whom it says something new: consumers tell the next

@@ -215,7 +215,7 @@ class ServerLoop:
         ready = dict(self._poller.poll(timeout_ms))
         if self.waker.fileno() in ready:
             self.waker.clear()
-        self.monitors.answer()
+        self.monitors.answer_threads()
         for i, listener in enumerate(self._listeners):
             if listener.router in ready:
                 self._receive(i, listener)
@@ -330,7 +330,7 @@ class ServerLoop:
         if isinstance(message, say.Open) and not self.monitors.knows(peer):
             self._open(peer, message, guarded)
         else:
-            self.send(peer, self.monitors.hear(peer, message), ())
+            self.send(peer, self.monitors.answer_monitor(peer, message), ())
 
     def _open(self, peer: Peer, message: say.Open, guarded: GuardedPeer) -> None:
         if peer in self._leases:

@@ -280,10 +280,10 @@ class Beginning:
             return
         self._waits_since = None
         for lease in here:
-            self._seats.seats[lease.queue].takes_part = True
+            self._seats.join_run(lease.queue)
+        # Who has been sent the end wants nothing more; all others go on after what they were sent.
         positions = {lease.queue: self._position(lease) for lease in here if not lease.ended}
         steps = {queue: 0 if at is None else at.cut.step for queue, at in positions.items()}
-        # Who has been sent the end wants nothing more; all others go on after what they were sent.
         oldest = min(steps, key=lambda queue: steps[queue]) if steps else None
         # Not `steps`: what was sent is not used yet, and a position that is stored must not be
         # ahead of a trainer that dies now.
@@ -317,8 +317,7 @@ class Beginning:
         self._left.pop(lease.queue, None)
         if not (lease.agrees and stream.repeatable and len(self.leases) > 1):
             return
-        # Every position that it can have: of a batch that it was sent, or the one that it came
-        # with.
+        # Every position that it may hold: those of batches it was sent, and the one it came with.
         places = [lease.used_place, *[batch.place for batch in lease.sent]]
         cuts = [place.cut() for place in places if place is not None]
         cuts += [] if lease.resume is None else [lease.resume.cut]
@@ -413,7 +412,7 @@ class Beginning:
         """Where a queue goes on: after the last batch that it was sent."""
         if lease.place is None:
             return lease.resume
-        return self._delivery.find(lease.place)
+        return self._delivery.resume_after(lease.place)
 
     def _used_step(self, lease: Lease) -> int:
         """The step up to which the user of a queue has been handed batches, as far as is known."""
