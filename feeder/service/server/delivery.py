@@ -231,7 +231,8 @@ class Delivery:
 
     def _most(self, lease: Lease) -> int:
         """How many batches may go in one message."""
-        # In frames one. So where positions are snapshots: leftover rows may be as large as batches.
+        # One in frames, which say nothing of whose they are; and one where positions are snapshots,
+        # whose leftover rows may be as large as a batch.
         return _MOST_BATCHES if lease.shared and self._stream.repeatable else 1
 
     def _finish(self, lease: Lease, ending: LazyPosition | FeedError) -> bool:

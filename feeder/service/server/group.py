@@ -127,7 +127,7 @@ class Desk:
     def _send_away(self, lease: Lease, error: FeedError) -> None:
         self._send(lease.peer, make_fault(lease.generation, error, None), ())
         # Its connection is left to it: a hang-up would come before the error.
-        self.end(lease, hangs_up=False)
+        self.end_lease(lease, hangs_up=False)
 
     def _dismiss(self, lease: Lease, error: FeedError) -> None:
         """End a lease for what its consumer has done, or wants."""
@@ -135,7 +135,7 @@ class Desk:
             self._send_away(lease, error)
             self._lose_holder(lease.queue)
 
-    def end(self, lease: Lease, *, hangs_up: bool = True) -> None:
+    def end_lease(self, lease: Lease, *, hangs_up: bool = True) -> None:
         """End a lease: memory that its consumer may still look at is never written again."""
         if self.leases[lease.queue] is not lease:
             return
@@ -156,7 +156,7 @@ class Desk:
         # A trainer that ends without a goodbye after its last batch has not failed anybody.
         if lease.has_all:
             return self.leave(lease)
-        self.end(lease)
+        self.end_lease(lease)
         self._lose_holder(lease.queue)
 
     def _lose_holder(self, queue: int) -> None:
@@ -185,7 +185,7 @@ class Desk:
     def leave(self, lease: Lease) -> None:
         """A consumer says goodbye."""
         has_all = lease.has_all
-        self.end(lease)
+        self.end_lease(lease)
         self.seats.leave(lease.queue, ended=has_all)
         self._beginning.look_again()
         self.tell_waiting()
