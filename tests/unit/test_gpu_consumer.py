@@ -99,7 +99,7 @@ def test_the_server_gets_its_slots_back_while_batches_are_kept(way: Way) -> None
     """Those that the user looks at are the GPU's."""
     with serving(factory) as server, reading(server, hold=8, **way.settings) as consumer:
         kept = [next(consumer) for _ in range(8)]
-        reading_ = consumer._inbox.reading
+        reading_ = consumer._inbox.lease
         assert reading_ is not None and not reading_.lends
         for step in range(8, NUM_BATCHES - 1):
             assert_is(next(consumer), step)
@@ -148,7 +148,7 @@ def test_a_consumer_that_is_forgotten_leaves_no_thread(way: Way) -> None:
     with serving(factory) as server:
         consumer = feeder.connect(server.addresses[0], **way.settings)
         next(consumer)
-        threads = consumer._scope._threads + consumer._inbox.batches._scope._threads
+        threads = consumer._thread_group._threads + consumer._inbox.batches._scope._threads
         del consumer
         gc.collect()
         for thread in threads:

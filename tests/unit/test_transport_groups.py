@@ -9,7 +9,7 @@ from weakref import ref
 
 import pytest
 
-from feeder.service.client.lease import Identity, token_of
+from feeder.service.client.remote import Identity, token_of
 from feeder.service.memory.arena import ArenaSlots
 from feeder.service.protocol.coding import decode, encode
 from feeder.service.protocol.messages import Batches, Group

@@ -41,14 +41,14 @@ class Lent(Protocol):
     def thaw(self, why: object) -> None:
         """The contrary."""
 
-    def keep(self) -> None:
+    def copy_for_child(self) -> None:
         """Have what is looked at lie in this process's own memory, where it was."""
 
 
 class Owner(Protocol):
     """What belongs to the parent."""
 
-    def fork(self) -> None:
+    def abandon_in_child(self) -> None:
         """This is a forked child: batches that were not handed out are let go of, and connections
         too."""
 
@@ -62,7 +62,7 @@ class _Fork:
         self._is_over = False
         self._ends: tuple[int, ...] = ()
 
-    def begin(self, lent: list[Lent]) -> None:
+    def freeze_all(self, lent: list[Lent]) -> None:
         """Freeze it."""
         if lent:
             with contextlib.suppress(OSError):
@@ -77,7 +77,7 @@ class _Fork:
         if self._is_over:
             lent.thaw(self)
 
-    def end_in_parent(self) -> None:
+    def finish_in_parent(self) -> None:
         """Wait for the child, in a thread of its own."""
         if not self._lent:
             self._is_over = True
@@ -90,7 +90,7 @@ class _Fork:
         except RuntimeError:
             self._wait()  # No thread can be started.
 
-    def end_in_child(self) -> None:
+    def finish_in_child(self) -> None:
         """It is ready."""
         for descriptor in self._ends:
             os.close(descriptor)
@@ -112,30 +112,30 @@ class _Fork:
 
 _owners: weakref.WeakValueDictionary[int, Owner] = weakref.WeakValueDictionary()
 _lent: weakref.WeakValueDictionary[int, Lent] = weakref.WeakValueDictionary()
-_one_at_a_time = threading.RLock()
+_fork_lock = threading.RLock()
 """From before a fork until both ends of the pipe are where they belong: another thread's child
 would keep the pipe open for as long as it lives."""
 _under_way: list[_Fork] = []
 
 
-def enter(owner: Owner) -> None:
+def register_owner(owner: Owner) -> None:
     """Tell it of forks, for as long as it is there."""
     _owners[id(owner)] = owner
 
 
-def leave(owner: Owner) -> None:
+def unregister_owner(owner: Owner) -> None:
     """It is closed."""
     _owners.pop(id(owner), None)
 
 
-def lend(lent: Lent) -> None:
+def register_lent(lent: Lent) -> None:
     """See to memory in forked children, for as long as it is there; from any thread."""
     _lent[id(lent)] = lent
     for fork in list(_under_way):
         fork.freeze(lent)
 
 
-def forget(lent: Lent) -> None:
+def unregister_lent(lent: Lent) -> None:
     """It is not written again."""
     _lent.pop(id(lent), None)
 
@@ -145,31 +145,31 @@ def _those_in(known: weakref.WeakValueDictionary[int, _T]) -> list[_T]:
     return [each for ref in known.valuerefs() if (each := ref()) is not None]
 
 
-def _begin() -> None:
+def _before_fork() -> None:
     """This thread is about to fork."""
-    _one_at_a_time.acquire()
+    _fork_lock.acquire()
     # Known first: what is lent from here on is frozen by who lends it.
     _under_way.append(fork := _Fork())
-    fork.begin(_those_in(_lent))
+    fork.freeze_all(_those_in(_lent))
 
 
-def _end_in_parent() -> None:
+def _after_fork_in_parent() -> None:
     """It has forked, or could not."""
     try:
         # An interrupt may have come before the lock was taken, and it is another thread's.
         if _under_way and _under_way[-1].thread == threading.get_ident():
-            _under_way.pop().end_in_parent()
+            _under_way.pop().finish_in_parent()
     finally:
         with contextlib.suppress(RuntimeError):
-            _one_at_a_time.release()
+            _fork_lock.release()
 
 
-def _end_in_child() -> None:
-    global _one_at_a_time
-    _one_at_a_time = threading.RLock()
+def _after_fork_in_child() -> None:
+    global _fork_lock
+    _fork_lock = threading.RLock()
     try:
-        for do in (*(each.fork for each in _those_in(_owners)),
-                   *(each.keep for each in _those_in(_lent))):  # fmt: skip
+        for do in (*(each.abandon_in_child for each in _those_in(_owners)),
+                   *(each.copy_for_child for each in _those_in(_lent))):  # fmt: skip
             try:
                 do()
             except Exception:
@@ -178,10 +178,12 @@ def _end_in_child() -> None:
         _owners.clear()
         _lent.clear()
         while _under_way:
-            _under_way.pop().end_in_child()
+            _under_way.pop().finish_in_child()
 
 
-os.register_at_fork(before=_begin, after_in_parent=_end_in_parent, after_in_child=_end_in_child)
+os.register_at_fork(
+    before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child
+)
 
 
 def make_own(address: int, num_bytes: int) -> None:
@@ -217,7 +219,7 @@ class Listening(Protocol):
     def places(self) -> set[Any]:
         """Where its sockets are bound: ports of TCP and paths of unix sockets."""
 
-    def fork(self) -> None:
+    def abandon_in_child(self) -> None:
         """This is a forked child."""
 
 
@@ -232,7 +234,7 @@ def add_server(server: Listening) -> None:
 def _close_in_child() -> None:
     servers = list(_servers)
     for server in servers:
-        server.fork()
+        server.abandon_in_child()
     places = set().union(*(server.places() for server in servers))
     if places:
         _close_sockets(places)

@@ -32,12 +32,12 @@ from feeder.workers.stream.chunks import Columns
 Arrays = tuple[NDArray[Any], ...]
 
 
-class Lease(weakref.ref):  # type: ignore[type-arg]
+class SlotLease(weakref.ref):  # type: ignore[type-arg]
     """A weak reference to a root array that knows the number of its slot."""
 
-    __slots__ = ("bell", "slot")
+    __slots__ = ("root_ref", "slot")
     slot: int
-    bell: weakref.ref[Any]
+    root_ref: weakref.ref[Any]
 
 
 class MappedArena:
@@ -57,7 +57,7 @@ class MappedArena:
         number: int,
         slot_bytes: int,
         num_slots: int,
-        released: deque[Lease],
+        released: deque[SlotLease],
         wake: Callable[[], None],
     ) -> None:
         self.slot_bytes = slot_bytes
@@ -65,7 +65,7 @@ class MappedArena:
         self._first = number * SLOTS_PER_ARENA
         self._released = released
         self._wake = wake
-        self._leases: dict[int, Lease] = {}
+        self._leases: dict[int, SlotLease] = {}
         try:
             memory = mmap.mmap(descriptor, slot_bytes * num_slots, prot=mmap.PROT_READ)
         except (OSError, ValueError, OverflowError) as error:
@@ -124,9 +124,9 @@ class MappedArena:
                 "no more than it is laid out for"
             )
         # Of a root's callbacks the one that was added last is called first.
-        bell = weakref.ref(root, self._ring)
-        lease = Lease(root, self._released.append)
-        lease.bell, lease.slot = bell, self._first + index
+        root_ref = weakref.ref(root, self._on_root_gone)
+        lease = SlotLease(root, self._released.append)
+        lease.root_ref, lease.slot = root_ref, self._first + index
         self._leases[index] = lease
         arrays = tuple([np.ndarray(shape, dtype, root, at) for shape, dtype, _, at, _ in places])
         return _first(arrays, places, rows, length)
@@ -136,12 +136,12 @@ class MappedArena:
         """Slots that somebody still looks at."""
         return len(self._looked_at())
 
-    def take_back(self, lease: Lease) -> int:
+    def take_back(self, lease: SlotLease) -> int:
         """The number of a slot that was released; it may be given again."""
         del self._leases[lease.slot - self._first]
         return lease.slot
 
-    def keep(self) -> None:
+    def copy_for_child(self) -> None:
         """In a forked child: have what is looked at lie in this process's own memory."""
         for index in self._looked_at():
             first = index * self.slot_bytes // mmap.PAGESIZE * mmap.PAGESIZE
@@ -151,7 +151,7 @@ class MappedArena:
     def _looked_at(self) -> list[int]:
         return [index for index, lease in list(self._leases.items()) if lease() is not None]
 
-    def _ring(self, bell: weakref.ref[Any]) -> None:
+    def _on_root_gone(self, root_ref: weakref.ref[Any]) -> None:
         self._wake()
 
 

@@ -10,9 +10,9 @@ from itertools import chain
 
 import zmq
 
-from feeder.service.net.kernel import SocketInspector, Window, are_few_left
+from feeder.service.net.kernel import SocketInspector, SocketRef, are_few_left
+from feeder.service.net.listener import Peer
 from feeder.service.net.security import Event
-from feeder.service.net.sockets import Peer
 from feeder.service.ratelimited_log import RateLimitedLog
 
 Key = tuple[int, int]
@@ -25,14 +25,14 @@ _AGAIN_S = 1.0
 _SLOWEST_BYTES = 64 * 1024
 """A position that comes over a slow link has a second more for each so many bytes of it."""
 
-_LOOK_S, _LOOK_CLOSELY_S = 0.25, 0.1
+_CHECK_S, _CHECK_CLOSELY_S = 0.25, 0.1
 """How often they are looked at, and where some may be in the middle of a message."""
 _SLACK_BYTES = 64 * 1024
 """What a peer may send beside a message as long as may be before one has come."""
 _STRANGERS_BYTES = 16 * 1024 * 1024
 """What all who hold no queue may have sent so, or four times what one may: a frame of two bytes
 takes 64 in ZeroMQ."""
-_UNREAD_S, _UNREAD_LOOKS, _QUIET_LOOKS = 2.0, 3, 4
+_UNREAD_S, _UNREAD_CHECKS, _QUIET_CHECKS = 2.0, 3, 4
 """Of a unix socket nobody counts the bytes: it is seen at so many looks that some lie there, for
 so long, and no message has come of them. The slower a peer is, the more seldom that is seen: so
 who has said nothing at so many looks is looked at closely."""
@@ -45,7 +45,7 @@ _MOST_STRANGERS = 4096
 class GuardedPeer:
     """One connection."""
 
-    socket: SocketInspector
+    socket: SocketRef
     endpoint: str
     most_bytes: int
     """How long a message may be."""
@@ -74,20 +74,20 @@ class GuardedPeer:
     num_opens: int = 0
     """How often it has asked for a queue."""
 
-    def measure(self, window: Window, now: float) -> bool:
+    def measure(self, inspector: SocketInspector, now: float) -> bool:
         """Find out what it has sent since; whether it may be in the middle of a message."""
-        received = window.received(self.socket) if self.is_counted else None
+        received = inspector.received(self.socket) if self.is_counted else None
         self.is_counted = received is not None
         if self.was_heard:
             self.was_heard, self.base, self.num_bytes = False, received or 0, 0
             self.num_quiet = self.num_unread = 0
             return False
         if received is None:
-            if window.unread(self.socket):
+            if inspector.unread(self.socket):
                 self.unread_since = self.unread_since if self.num_unread else now
                 self.num_unread += 1
             self.num_quiet += 1
-            return self.num_quiet > _QUIET_LOOKS
+            return self.num_quiet > _QUIET_CHECKS
         before, self.num_bytes = self.num_bytes, received - self.base
         return self.num_bytes > before
 
@@ -115,89 +115,87 @@ class ConnectionGuard:
         self._served: dict[Key, GuardedPeer] = {}
         # How many have come since the last look where few descriptors were left.
         self._num_short = 0
-        self._look_at = math.inf
-        self._window = Window()
+        self._check_at = math.inf
+        self._inspector = SocketInspector()
 
-    def hear(self, router: int, event: Event) -> None:
+    def on_event(self, router: int, event: Event) -> None:
         """Something has happened to a connection of a router."""
         key, now = (router, event.value), time.monotonic()
         if event.kind not in (zmq.EVENT_ACCEPTED, zmq.EVENT_DISCONNECTED):
             return
-        caller = self._served.pop(key, None) or self._strangers.pop(key, None)
-        if caller is not None and caller.peer is not None:
-            self._lose(caller.peer)
-        elif caller is not None and not caller.has_spoken:
+        guarded = self._served.pop(key, None) or self._strangers.pop(key, None)
+        if guarded is not None and guarded.peer is not None:
+            self._lose(guarded.peer)
+        elif guarded is not None and not guarded.has_spoken:
             self._log.warn("a peer at %s left before it had asked for anything", event.endpoint)
         if event.kind == zmq.EVENT_ACCEPTED:
             most = self._most_bytes[router]
-            self._strangers[key] = GuardedPeer(
-                SocketInspector.at(event.value), event.endpoint, most, now
-            )
-            self._look_at = min(self._look_at, now + _LOOK_CLOSELY_S)
+            self._strangers[key] = GuardedPeer(SocketRef.at(event.value), event.endpoint, most, now)
+            self._check_at = min(self._check_at, now + _CHECK_CLOSELY_S)
             self._num_short += are_few_left(event.value)
 
-    def understand(self, key: Key) -> GuardedPeer | None:
+    def note_message(self, key: Key) -> GuardedPeer | None:
         """A whole message has come over a connection; None where that is not known, or gone."""
-        caller = self._served.get(key) or self._strangers.get(key)
-        if caller is not None:
-            caller.was_heard = caller.has_spoken = True
-        return caller
+        guarded = self._served.get(key) or self._strangers.get(key)
+        if guarded is not None:
+            guarded.was_heard = guarded.has_spoken = True
+        return guarded
 
-    def enter(self, caller: GuardedPeer, peer: Peer) -> None:
+    def bind_peer(self, guarded: GuardedPeer, peer: Peer) -> None:
         """A peer asks for something over a connection: when that breaks, it is lost. One that was
         there before it is gone: its last words were read when another had its descriptor."""
-        before = caller.peer
+        before = guarded.peer
         if before != peer:
-            caller.peer, caller.num_opens = peer, 0
+            guarded.peer, guarded.num_opens = peer, 0
             if before is not None:
                 self._lose(before)
 
-    def look(self, now: float) -> float:
+    def check(self, now: float) -> float:
         """Hang up on whoever has to be; when to look again. What came until `now` was read, and
         all events: an inode was right, or its connection is known to be gone."""
         self._make_room()
-        if now >= self._look_at:
+        if now >= self._check_at:
             self._sort(now)
-            callers = list(chain(self._strangers.items(), self._served.items()))
-            is_restless = [self._look(key, caller, now) for key, caller in callers]
+            everybody = list(chain(self._strangers.items(), self._served.items()))
+            is_restless = [self._check(key, guarded, now) for key, guarded in everybody]
             self._bound_strangers()
-            self._look_at = now + (_LOOK_CLOSELY_S if any(is_restless) else _LOOK_S)
+            self._check_at = now + (_CHECK_CLOSELY_S if any(is_restless) else _CHECK_S)
         if not self._strangers and not self._served:
-            self._look_at = math.inf
-        return self._look_at
+            self._check_at = math.inf
+        return self._check_at
 
     def close(self) -> None:
         """No connection is looked at any more."""
-        self._window.close()
+        self._inspector.close()
 
-    def _is_served(self, caller: GuardedPeer) -> bool:
-        return caller.peer is not None and self._serves(caller.peer)
+    def _is_served(self, guarded: GuardedPeer) -> bool:
+        return guarded.peer is not None and self._serves(guarded.peer)
 
     def _sort(self, now: float) -> None:
         for key in [key for key, c in self._strangers.items() if self._is_served(c)]:
             self._served[key] = self._strangers.pop(key)
         for key in [key for key, c in self._served.items() if not self._is_served(c)]:
-            caller = self._strangers[key] = self._served.pop(key)
-            caller.since, caller.late_at = now, None
+            guarded = self._strangers[key] = self._served.pop(key)
+            guarded.since, guarded.late_at = now, None
 
-    def _look(self, key: Key, caller: GuardedPeer, now: float) -> bool:
+    def _check(self, key: Key, guarded: GuardedPeer, now: float) -> bool:
         """Look at one; whether to look again soon."""
-        is_talking = caller.measure(self._window, now)
-        if caller.num_bytes > caller.most_bytes + _SLACK_BYTES:
-            self._hang_up(key, f"it sent {caller.num_bytes} bytes that are no whole message")
-        elif caller.num_unread >= _UNREAD_LOOKS and now >= caller.unread_since + _UNREAD_S:
+        is_talking = guarded.measure(self._inspector, now)
+        if guarded.num_bytes > guarded.most_bytes + _SLACK_BYTES:
+            self._hang_up(key, f"it sent {guarded.num_bytes} bytes that are no whole message")
+        elif guarded.num_unread >= _UNREAD_CHECKS and now >= guarded.unread_since + _UNREAD_S:
             self._hang_up(key, f"it did not end a message in {_UNREAD_S:.1f} s")
-        elif key in self._strangers and self._is_late(caller, now):
-            self._hang_up(key, f"it asked for nothing in {now - caller.since:.1f} s")
+        elif key in self._strangers and self._is_late(guarded, now):
+            self._hang_up(key, f"it asked for nothing in {now - guarded.since:.1f} s")
         return is_talking
 
-    def _is_late(self, caller: GuardedPeer, now: float) -> bool:
-        if now < caller.since + _LIMIT_S + caller.num_bytes / _SLOWEST_BYTES:
-            caller.late_at = None
+    def _is_late(self, guarded: GuardedPeer, now: float) -> bool:
+        if now < guarded.since + _LIMIT_S + guarded.num_bytes / _SLOWEST_BYTES:
+            guarded.late_at = None
             return False
-        if caller.late_at is None:
-            caller.late_at = now
-        return now >= caller.late_at + _AGAIN_S
+        if guarded.late_at is None:
+            guarded.late_at = now
+        return now >= guarded.late_at + _AGAIN_S
 
     def _bound_strangers(self) -> None:
         """Where strangers have sent too much in all, hang up on those who have sent most."""
@@ -215,16 +213,16 @@ class ConnectionGuard:
         where few descriptors are left, on one for each who came."""
         num, self._num_short = self._num_short, 0
         while self._strangers and (num > 0 or len(self._strangers) > _MOST_STRANGERS):
-            oldest, caller = next(iter(self._strangers.items()))
-            if self._is_served(caller):
+            oldest, guarded = next(iter(self._strangers.items()))
+            if self._is_served(guarded):
                 self._served[oldest] = self._strangers.pop(oldest)
             else:
                 self._hang_up(oldest, f"{len(self._strangers)} peers hold no queue")
                 num -= 1
 
     def _hang_up(self, key: Key, why: str) -> None:
-        caller = self._strangers.pop(key, None) or self._served.pop(key)
-        self._window.hang_up(caller.socket)
-        self._log.warn("a peer was hung up on: %s", f"{why} (at {caller.endpoint})")
-        if caller.peer is not None:
-            self._lose(caller.peer)
+        guarded = self._strangers.pop(key, None) or self._served.pop(key)
+        self._inspector.hang_up(guarded.socket)
+        self._log.warn("a peer was hung up on: %s", f"{why} (at {guarded.endpoint})")
+        if guarded.peer is not None:
+            self._lose(guarded.peer)

@@ -17,6 +17,8 @@ import sys
 import termios
 import weakref
 from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
 from typing import NamedTuple
 
 _RECEIVED = struct.Struct("=Q")
@@ -26,7 +28,17 @@ _RESET = struct.pack("ii", 1, 0)
 _RECEIVED_AT = 128
 
 
-class SocketInspector(NamedTuple):
+@cache
+def boot_id() -> str:
+    """What tells this boot of this kernel from any other; empty where the kernel has no such
+    thing."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
+class SocketRef(NamedTuple):
     """A connected socket of somebody else's in this process."""
 
     descriptor: int
@@ -35,7 +47,7 @@ class SocketInspector(NamedTuple):
     """What tells it from one that has this number later; -1 where it is gone already."""
 
     @classmethod
-    def at(cls, descriptor: int) -> SocketInspector:
+    def at(cls, descriptor: int) -> SocketRef:
         """The one that has this number now."""
         return cls(descriptor, _inode(descriptor))
 
@@ -72,7 +84,7 @@ class SocketInspector(NamedTuple):
                 os.close(self.descriptor)
 
 
-class Window:
+class SocketInspector:
     """What such sockets are looked at through, and shut: two descriptors, so that it can be done
     where none is left. Used by one thread."""
 
@@ -82,37 +94,37 @@ class Window:
         self.close = weakref.finalize(self, _close, self._nothing, self._copy)
         """Nothing is looked at any more; harmless when done before."""
 
-    def received(self, foreign: SocketInspector) -> int | None:
+    def received(self, socket_ref: SocketRef) -> int | None:
         """Bytes that it has received since it was connected; None where the system does not count
         them, as of unix sockets, or it is gone."""
         size = _RECEIVED_AT + _RECEIVED.size
-        with contextlib.suppress(OSError), self._open(foreign) as sock:
+        with contextlib.suppress(OSError), self._open(socket_ref) as sock:
             if sock.family != socket.AF_UNIX:
                 told = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, size)
                 return _RECEIVED.unpack_from(told, _RECEIVED_AT)[0] if len(told) == size else None
         return None
 
-    def unread(self, foreign: SocketInspector) -> int:
+    def unread(self, socket_ref: SocketRef) -> int:
         """Bytes that have come and lie there unread; 0 where it is gone."""
-        with contextlib.suppress(OSError), self._open(foreign) as sock:
+        with contextlib.suppress(OSError), self._open(socket_ref) as sock:
             return int.from_bytes(fcntl.ioctl(sock, termios.FIONREAD, bytes(4)), sys.byteorder)
         return 0
 
-    def hang_up(self, foreign: SocketInspector) -> None:
+    def hang_up(self, socket_ref: SocketRef) -> None:
         """Shut it down, where it is still there: who owns it finds that and closes it."""
-        with contextlib.suppress(OSError), self._open(foreign) as sock:
+        with contextlib.suppress(OSError), self._open(socket_ref) as sock:
             sock.shutdown(socket.SHUT_RDWR)
 
     @contextlib.contextmanager
-    def _open(self, foreign: SocketInspector) -> Iterator[socket.socket]:
+    def _open(self, socket_ref: SocketRef) -> Iterator[socket.socket]:
         """A copy of it. Raises `OSError` where it is gone."""
         gone = OSError(errno.EBADF, "another has its number now")
         # Before it is copied too: to close the copy of a file would end its locks.
-        if _inode(foreign.descriptor) != foreign.inode:
+        if _inode(socket_ref.descriptor) != socket_ref.inode:
             raise gone
-        os.dup2(foreign.descriptor, self._copy, inheritable=False)
+        os.dup2(socket_ref.descriptor, self._copy, inheritable=False)
         try:
-            if _inode(self._copy) != foreign.inode:
+            if _inode(self._copy) != socket_ref.inode:
                 raise gone
             sock = socket.socket(fileno=self._copy)
             try:

@@ -46,7 +46,7 @@ class ServerKeys:
     """The public keys of the clients that may connect."""
 
     @classmethod
-    def read(cls, directory: str | os.PathLike[str]) -> ServerKeys:
+    def from_directory(cls, directory: str | os.PathLike[str]) -> ServerKeys:
         """Read the server's pair and the allow-list, `clients/*.key`, of a directory."""
         folder = Path(directory)
         public, secret = read_secret(folder / (SERVER + SECRET))
@@ -65,7 +65,9 @@ class ClientKeys:
     """The public key that the server must prove to have."""
 
     @classmethod
-    def read(cls, directory: str | os.PathLike[str], name: str | None = None) -> ClientKeys:
+    def from_directory(
+        cls, directory: str | os.PathLike[str], name: str | None = None
+    ) -> ClientKeys:
         """Read a client's pair and `server.key` of a directory; no name: its only client."""
         folder = Path(directory)
         public, secret = read_secret(folder / ((name or _only_client(folder)) + SECRET))

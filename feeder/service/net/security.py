@@ -94,9 +94,9 @@ class Security:
         self.context: zmq.Context[Socket] = zmq.Context(io_threads)
         """The context that all sockets are of."""
         self._sockets: list[Socket] = []
-        self._gate: ThreadAuthenticator | None = None
+        self._authenticator: ThreadAuthenticator | None = None
         if isinstance(keys, ServerKeys) if is_server is None else is_server:
-            self._gate = _open_gate(self.context, keys)
+            self._authenticator = _start_authenticator(self.context, keys)
 
     def __enter__(self) -> Security:
         return self
@@ -173,24 +173,24 @@ class Security:
 
         To be called when no other thread uses a socket of it any more. Unsent messages are lost.
         """
-        gate, self._gate = self._gate, None
-        if gate is not None:
-            gate.stop()
+        authenticator, self._authenticator = self._authenticator, None
+        if authenticator is not None:
+            authenticator.stop()
         self.context.destroy(linger=0)
         self._sockets.clear()
 
 
-def _open_gate(
+def _start_authenticator(
     context: zmq.Context[Socket], keys: ServerKeys | ClientKeys | None
 ) -> ThreadAuthenticator:
     """Start the thread that says who may connect: anybody where plain, the list with CURVE."""
     from zmq.auth.thread import ThreadAuthenticator  # brings asyncio: not for consumers
 
-    gate = ThreadAuthenticator(context)
+    authenticator = ThreadAuthenticator(context)
     allowed = keys.allowed if isinstance(keys, ServerKeys) else frozenset[bytes]()
-    gate.certs[DOMAIN] = dict.fromkeys(allowed, True)
-    gate.start()
-    return gate
+    authenticator.certs[DOMAIN] = dict.fromkeys(allowed, True)
+    authenticator.start()
+    return authenticator
 
 
 def bind(socket: Socket, address: Address) -> Address:
@@ -269,7 +269,7 @@ def read_event(monitor: Socket) -> Event | None:
     return Event(kind=kind, value=value, endpoint=frames[1].decode(errors="replace"))
 
 
-def meaning(event: Event) -> AuthError | None:
+def refusal_of(event: Event) -> AuthError | None:
     """Return the error that an event of a consumer's socket stands for; None: it is no refusal.
 
     Where the server ends a handshake without a word (HANDSHAKE_FAILED_NO_DETAIL), its key is not
