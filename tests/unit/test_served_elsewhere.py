@@ -11,7 +11,7 @@ import pytest
 import zmq
 
 import feeder
-from feeder.service.client import io_loop
+from feeder.service.client import failover
 from feeder.service.client.failover import Failover
 from feeder.service.net import connection as wire
 from feeder.service.net.addresses import Address
@@ -36,7 +36,7 @@ def steps(consumer: feeder.Consumer) -> Callable[[], list[int]]:
 def test_trainers_at_two_servers_find_each_other(
     order: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(io_loop, "_LEASES_AT_FIRST", 2)
+    monkeypatch.setattr(failover, "_LEASES_AT_FIRST", 2)
     first, second = (f"ipc://{tmp_path}/{name}" for name in ("first", "second"))
     others = [first, second] if order == "alike" else [second, first]
     with (
