@@ -122,8 +122,8 @@ class ClientLease:
         index, step = group.index, group.step
         # A group names its first batch; the others follow at the stride, the number of queues.
         for at, arrays in enumerate(self.data_path.arrays(group, frames)):
-            place: Any = RemotePosition(identity, None, group, at)
-            yield Batch(names, arrays, place, group.epoch, index, step, group.rows)
+            position: Any = RemotePosition(identity, None, group, at)
+            yield Batch(names, arrays, position, group.epoch, index, step, group.rows)
             index += stride
             step += stride
 

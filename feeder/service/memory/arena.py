@@ -54,6 +54,7 @@ class Pool:
         self.only_bytes = 0
 
     def add(self, arena: Arena) -> None:
+        """Add an arena, all of whose slots are free."""
         slots = [ArenaSlot(arena, i) for i in range(arena.num_slots)]
         self.slots[arena.number] = slots
         # The first slot is taken first: it is the one that has memory already.
@@ -85,12 +86,14 @@ class Pool:
         return slots if all([slot.sent for slot in slots]) else None
 
     def push(self, slots: Iterable[ArenaSlot]) -> None:
+        """Put slots back that nobody writes or reads any more."""
         for slot in slots:
             # Before it is on the list: the batcher may take it from `only` at once.
             slot.sent = False
             self.free[slot.arena.number].append(slot)
 
     def retire(self) -> None:
+        """Give all arenas up: none of their slots is taken again."""
         # Their numbers are remembered: what a consumer still gives back of them is no mistake.
         self.retired.update(self.slots)
         # A new list: the batcher may be about to take from the old one, and then finds the slot's
@@ -101,6 +104,7 @@ class Pool:
 
     @property
     def num_leased(self) -> int:
+        """Number of slots that are not free."""
         return sum(map(len, self.slots.values())) - sum(map(len, self.free.values()))
 
     @property
@@ -114,6 +118,7 @@ class Pool:
 
     @property
     def most_bytes(self) -> int:
+        """Bytes of the largest slots; 0 without an arena."""
         return max((slots[0].arena.slot_bytes for slots in self.slots.values()), default=0)
 
 
