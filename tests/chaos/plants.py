@@ -40,7 +40,7 @@ def head() -> None:
         received[:] = [self]
 
     def of_the_head(self: Any) -> dict[str, bytes]:
-        if self._place is None:
+        if self._position is None:
             return state_dict(self)
         return {STATE_KEY: received[0].state(None)}
 

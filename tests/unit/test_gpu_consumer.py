@@ -99,8 +99,8 @@ def test_the_server_gets_its_slots_back_while_batches_are_kept(way: Way) -> None
     """Those that the user looks at are the GPU's."""
     with serving(factory) as server, reading(server, hold=8, **way.settings) as consumer:
         kept = [next(consumer) for _ in range(8)]
-        reading_ = consumer._inbox.lease
-        assert reading_ is not None and not reading_.lends
+        lease = consumer._inbox.lease
+        assert lease is not None and not lease.lends
         for step in range(8, NUM_BATCHES - 1):
             assert_is(next(consumer), step)
         for step, batch in enumerate(kept):

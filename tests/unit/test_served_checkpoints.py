@@ -401,8 +401,8 @@ def test_nor_is_what_a_consumer_had_when_it_lost_its_server(tmp_path: Path) -> N
         assert [next(fast).step for _ in range(5)] == [*range(3, 12, 2)]
         assert position_of(server, fast) == 0
         # The other has come back too, and more may have come until its server was gone.
-        reading_again = slow._loop.inbox.lease
-        assert reading_again is not None and reading_again.base >= 7
-        for _ in range(reading_again.base):
+        lease = slow._loop.inbox.lease
+        assert lease is not None and lease.base >= 7
+        for _ in range(lease.base):
             step = next(slow).step
         assert 0 < position_of(server, slow) <= step + 2

@@ -13,7 +13,7 @@ import zmq
 import feeder
 from feeder.service.client import failover
 from feeder.service.client.failover import Failover
-from feeder.service.net import connection as wire
+from feeder.service.net import connection as connection_module
 from feeder.service.net.addresses import Address
 from unit.small import WAIT_S, Aside, Pure, make
 
@@ -98,7 +98,7 @@ def to_itself(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         place = str(address).removeprefix("tcp://")
         dealer.connect(f"tcp://{place};{place}" if len(made) <= 2 else str(address))
 
-    monkeypatch.setattr(wire, "connect", connect)
+    monkeypatch.setattr(connection_module, "connect", connect)
     return made
 
 
@@ -128,7 +128,7 @@ def test_who_finds_nobody_but_itself_is_told_that_nobody_answers(
         place = str(address).removeprefix("tcp://")
         dealer.connect(f"tcp://{place};{place}")
 
-    monkeypatch.setattr(wire, "connect", connect)
+    monkeypatch.setattr(connection_module, "connect", connect)
     with pytest.raises(feeder.ConnectTimeout, match="no answer from tcp://127"):
         feeder.connect(f"tcp://127.0.0.1:{free_port()}", timeout=1.0)
 

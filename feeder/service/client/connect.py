@@ -18,9 +18,8 @@ from feeder.service.net.connection import Connection
 from feeder.service.net.keys import ClientKeys
 from feeder.service.net.security import Security
 
-# The longest frame that a consumer takes. A batch in frames has a frame for each column that one
-# chunk is all of, and the server sends no column above 31 MiB so; a snapshot's rows are 256 MiB at
-# most. A longer frame is no feeder's, and is refused before it takes memory.
+# The longest frame that a consumer takes. A server sends batches in frames of 31 MiB at most, and a
+# snapshot with up to 256 MiB of rows. A longer frame is refused before it takes memory here.
 _MAX_FRAME_BYTES = 512 * 1024 * 1024
 # 30 years: a deadline so far away is still exact as a float of the monotonic clock.
 _MAX_SECONDS = 1e9
@@ -146,7 +145,7 @@ def _check(*, plane: str, checksum: str, credit: int, hold: int) -> None:
         raise ConfigError(f"plane is {plane!r}, expected 'auto', 'shared' or 'frames'")
     if checksum not in ("auto", "off", "sampled", "full"):
         raise ConfigError(f"checksum is {checksum!r}, expected 'auto', 'off', 'sampled' or 'full'")
-    # The wire protocol's bounds: a server refuses more, so it is said here, with the argument's name.
+    # The bounds of the wire protocol, said here so that the error has the argument's name.
     if _count("credit", credit) > 1024 or _count("hold", hold) > 1024:
         raise ConfigError(f"credit is {credit} and hold {hold}, expected at most 1024 each")
 

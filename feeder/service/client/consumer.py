@@ -61,7 +61,7 @@ class Consumer:
         # Batches that were taken from the inbox together and not handed out yet. A `Loading` stands
         # here in their place while a state dict is being loaded.
         self._ready: deque[Batch] = deque()
-        self._place: Any = None
+        self._position: Any = None
         self._handed = Handed()
         self._told_at = 0
         # After how many batches the I/O thread is woken to report them. Batches that are dropped
@@ -125,7 +125,7 @@ class Consumer:
                 self._told_at = handed - 1
             # No call stands between these assignments and the `return`, and Python raises
             # interrupts at calls: a batch that the user never saw does not count, and comes next.
-            self._place, inbox.handed = batch.place, handed
+            self._position, inbox.handed = batch.place, handed
             if on_host:
                 del ready[0]
             return batch
@@ -146,7 +146,7 @@ class Consumer:
         # Twice the lease's own: slots that go back report the batches sooner.
         self._tell_every = 2 * self._lease.tell_every
         if not isinstance(got, deque):
-            self._place = got
+            self._position = got
             self._end_is_told = True
             raise StopIteration
         rows, counted, queue = sum([batch.rows for batch in got]), self._handed, self._inbox.batches
@@ -181,8 +181,12 @@ class Consumer:
         return copied
 
     def __len__(self) -> int:
-        """Batches of the whole stream on this queue, as if no record were left out; `TypeError`
-        where the server cannot know: it does for sources and a number of epochs."""
+        """Return how many batches the whole stream has on this queue, as if no record were left
+        out.
+
+        Raises `TypeError` where the server cannot know it: it does for sources with a number of
+        epochs.
+        """
         length = self._lease.opened.length
         if length is None:
             raise TypeError("the length of this feed is not known")
@@ -200,19 +204,23 @@ class Consumer:
     # ---- position
 
     def state_dict(self) -> dict[str, bytes]:
-        """The position after the last batch handed out, for a trainer's checkpoint: one key, the
-        same bytes that the feed gives in process. Pure; valid at any time."""
+        """Return the position after the last batch handed out, for a trainer's checkpoint.
+
+        One key, with the same bytes that the feed gives in process. Changes nothing; may be called
+        at any time, from any thread.
+        """
         self._check_forked()
         self._inbox.stats.note_position_asked(time.monotonic())
-        if self._place is not None:
-            return {STATE_KEY: self._place.state(self._lease.columns)}
+        if self._position is not None:
+            return {STATE_KEY: self._position.state(self._lease.columns)}
         loaded = self._ready.position if isinstance(self._ready, Loading) else self._loaded
         return {STATE_KEY: loaded or self._inbox.start}
 
     def load_state_dict(self, state_dict: dict[str, bytes]) -> None:
-        """Go on from a state dict; before the first batch alone. Raises `ResumeError`."""
+        """Go on from a state dict, before the first batch; `ResumeError` after it, or if
+        refused."""
         self._check_usable()
-        if self._place is not None:
+        if self._position is not None:
             raise ResumeError("batches have been handed out already; load the state into a fresh "
                               "consumer")  # fmt: skip
         position = bytes(unpack_state_dict(state_dict))
@@ -245,9 +253,11 @@ class Consumer:
         self._ready = deque()
 
     def snapshot(self) -> Snapshot:
-        """The position with the leftover rows, as the server has them. Raises `RemoteError` where
-        there is no server, or it does not know them, as just after it was found again
-        (`state_dict` is always there); `ClosedError` after `close`."""
+        """Return the position with its leftover rows, as the server has them.
+
+        Raises `RemoteError` where there is no server, or where it does not know the rows, as just
+        after it was found again (`state_dict` always works). Raises `ClosedError` after `close`.
+        """
         self._check_usable()
         self._inbox.stats.note_position_asked(time.monotonic())
         state = self._ready
@@ -260,7 +270,7 @@ class Consumer:
         except SnapshotFormatError as error:
             raise RemoteError(f"the server sent a bad snapshot: {error}") from error
 
-    # ---- what is told
+    # ---- figures
 
     @property
     def plane(self) -> str:
@@ -269,14 +279,19 @@ class Consumer:
 
     @property
     def path(self) -> str:
-        """What the GPU copies from: "registered memory", where shared memory is read by the GPU
-        itself, or "pinned slots", which batches are written into first; "" without a GPU."""
+        """What the GPU copies from; "" without a GPU.
+
+        "registered memory": it reads shared memory itself. "pinned slots": batches are written into
+        these first.
+        """
         landing = self._inbox.landing
         return "" if landing is None else landing.path
 
     def stats(self) -> dict[str, Any]:
-        """What the consumer has done, in a flat dictionary of numbers, and the plane by name.
-        Seconds include a wait under way. Any thread may call it at any time."""
+        """Return what the consumer has done: a flat dictionary of numbers, and the plane by name.
+
+        Seconds include a wait that is under way. Any thread may call it at any time.
+        """
         _, rows, num_bytes = self._handed.read()
         figures = self._inbox.summarise(rows, num_bytes)
         return {**figures, "plane": self.plane, "path": self.path}

@@ -260,7 +260,7 @@ class ClientLoop:
         try:
             for data, frames in connection.receive():
                 message = decode(data, from_consumer=False)
-                self._take(message, frames, connection)
+                self._take_message(message, frames, connection)
                 # The message may have ended the connection: what else it brought is void.
                 if self._connection is not connection:
                     return
@@ -284,7 +284,9 @@ class ClientLoop:
             # It would be the same at any server.
             self._lose_over(error, is_last=True)
 
-    def _take(self, message: say.Message, frames: list[Any], connection: Connection) -> None:
+    def _take_message(
+        self, message: say.Message, frames: list[Any], connection: Connection
+    ) -> None:
         """Hand a message to the session, and do what follows from it for the connection."""
         if self._leaving:
             # Batches that are still on their way are nobody's any more.

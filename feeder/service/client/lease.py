@@ -127,9 +127,9 @@ class ClientLease:
         for at, arrays in enumerate(self.data_path.arrays(group, frames)):
             # What the user may write to holds other rows when the position is asked for.
             axes = None if arrays[0].flags.writeable else self._axes
-            place: Any = RemotePosition(identity, None, group, at, axes)
-            batch = Batch(names, arrays, place, group.epoch, index, step, group.rows)
-            place.batch = ref(batch)
+            position: Any = RemotePosition(identity, None, group, at, axes)
+            batch = Batch(names, arrays, position, group.epoch, index, step, group.rows)
+            position.batch = ref(batch)
             yield batch
             index += stride
             step += stride

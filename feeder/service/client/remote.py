@@ -149,12 +149,12 @@ def token_of(
     # No rows: the consumer has none. The digest alone lets a resume check the chunk it skips into.
     ended_in = PartialChunk((), (), told.chunk_rows, 0, group.digests[at]) if taken else None
     frame = Frame(partitions, identity.id.encode, identity.epochs, axes if told.pure else None)
-    place = LazyPosition(frame, span, num_chunks, taken, ended_in, group.epoch)
+    position = LazyPosition(frame, span, num_chunks, taken, ended_in, group.epoch)
     # A position is the one after a batch, so both count that batch.
-    place.index = group.index + at * group.stride + 1
-    place.step = group.step + at * group.stride + 1
-    place.batch = batch if ended_in is None else None
-    return place.cut().token()
+    position.index = group.index + at * group.stride + 1
+    position.step = group.step + at * group.stride + 1
+    position.batch = batch if ended_in is None else None
+    return position.cut().token()
 
 
 def _spread(runs: Sequence[tuple[int, bytes]]) -> list[bytes]:

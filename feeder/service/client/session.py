@@ -381,6 +381,6 @@ class ClientSession:
         # The end has a position of its own: who comes back with it is sent nothing more.
         self._last, self._token = None, message.token
         self.has_ended = True
-        place: Any = RemotePosition(self._lease.identity, message.token)
-        self._inbox.batches.finish(place)
+        position: Any = RemotePosition(self._lease.identity, message.token)
+        self._inbox.batches.finish(position)
         point("consumer.end")

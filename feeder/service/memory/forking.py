@@ -1,8 +1,9 @@
-"""What a forked child keeps of the batches that its parent was looking at.
+"""What a forked child keeps of its parent (the batches it looks at) and what it closes (sockets).
 
-A slot of shared memory is the server's, which writes it again once the consumer has let go of it:
-the child is no consumer, and would see that. So the child first of all puts copies where the slots
-were, and until it has, or is dead, its parent tells of no slot that it is free.
+A slot of shared memory is the server's, which writes it again once the consumer has let go of it.
+A child is no consumer, so it would see other rows and no error. Therefore the child puts copies
+where the slots were before anything else, and until it has, or is dead, its parent reports no slot
+as free.
 """
 
 from __future__ import annotations
@@ -24,37 +25,42 @@ from typing import Any, Protocol, TypeVar
 logger = logging.getLogger("feeder")
 
 _COPY_S = 10.0
-"""How long a child may take."""
+"""How long a child may take to copy. Some milliseconds for 20 MB; a child that does nothing for so
+long is stopped, and the parent's own trainer would stand still behind it."""
 _BLIND_S = 1.0
-"""How long it is taken to, where no descriptor is left for a pipe to it."""
+"""How long the child is taken to need where no descriptor is left for a pipe that would say so."""
+# Of Linux' mman.h; Python's `mmap` cannot map at a given address, so it has no name for it.
 _MAP_FIXED = 0x10
 
 _T = TypeVar("_T")
 
 
 class Lent(Protocol):
-    """Memory of a server's that is looked at."""
+    """Memory of a server's that this process looks at."""
 
     def freeze(self, why: object) -> None:
-        """Tell of none that it is free, until it is told to thaw; from any thread."""
+        """Report no slot as free until `thaw` is called with the same reason. From any thread."""
 
     def thaw(self, why: object) -> None:
-        """The contrary."""
+        """End the freeze of that reason. From any thread."""
 
     def copy_for_child(self) -> None:
-        """Have what is looked at lie in this process's own memory, where it was."""
+        """In the child: put copies where the memory is that the child looks at."""
 
 
 class Owner(Protocol):
-    """What belongs to the parent."""
+    """An object with threads and connections, which only the parent may use."""
 
     def abandon_in_child(self) -> None:
-        """This is a forked child: batches that were not handed out are let go of, and connections
-        too."""
+        """In the child: let go of batches that were not handed out, and close connections."""
 
 
 class _Fork:
-    """A fork under way. The child has the other end of a pipe until it is ready, or dead."""
+    """A fork under way: a pipe whose other end the child holds until it is ready, or dead.
+
+    Made and used by the thread that forks, under `_fork_lock`; afterwards its own thread waits for
+    the pipe. `freeze` is called by any thread that lends something meanwhile.
+    """
 
     def __init__(self) -> None:
         self.thread = threading.get_ident()
@@ -63,7 +69,8 @@ class _Fork:
         self._ends: tuple[int, ...] = ()
 
     def freeze_all(self, lent: list[Lent]) -> None:
-        """Freeze it."""
+        """Freeze all that is lent, before the fork."""
+        # No pipe where nothing is lent: most programs that fork have no consumer.
         if lent:
             with contextlib.suppress(OSError):
                 self._ends = os.pipe()
@@ -71,19 +78,22 @@ class _Fork:
             self.freeze(each)
 
     def freeze(self, lent: Lent) -> None:
-        """Also what is lent while it is under way."""
+        """Freeze one; also what is lent while the fork is under way, by the hooks of others."""
+        # In this order: `_is_over` is set before the thawing begins, so whichever of the two
+        # threads comes second thaws it.
         self._lent.append(lent)
         lent.freeze(self)
         if self._is_over:
             lent.thaw(self)
 
     def finish_in_parent(self) -> None:
-        """Wait for the child, in a thread of its own."""
+        """Wait for the child in a thread of its own, so that the trainer goes on."""
         if not self._lent:
             self._is_over = True
-            if not self._lent:  # Nothing was lent just then.
+            if not self._lent:  # Looked at again: something may have been lent just then.
                 return
         if self._ends:
+            # Now only the child has the other end, so the pipe ends when the child is done or dead.
             os.close(self._ends[1])
         try:
             threading.Thread(target=self._wait, name="feeder fork", daemon=True).start()
@@ -91,13 +101,14 @@ class _Fork:
             self._wait()  # No thread can be started.
 
     def finish_in_child(self) -> None:
-        """It is ready."""
+        """Say that the child has its copies, by closing its end of the pipe."""
         for descriptor in self._ends:
             os.close(descriptor)
 
     def _wait(self) -> None:
         poll = select.poll()
         if self._ends:
+            # No events asked for: a hang-up is reported in any case, and nothing is ever written.
             poll.register(self._ends[0], 0)
             if not poll.poll(_COPY_S * 1000):
                 logger.warning("a forked child did not copy the batches that it has in %.0f s: "
@@ -110,53 +121,59 @@ class _Fork:
             lent.thaw(self)
 
 
+# All four belong to whichever thread changes them last: a registration is one operation on a
+# dictionary, and readers copy first. Weak, so that a consumer that is forgotten is not kept.
 _owners: weakref.WeakValueDictionary[int, Owner] = weakref.WeakValueDictionary()
 _lent: weakref.WeakValueDictionary[int, Lent] = weakref.WeakValueDictionary()
 _fork_lock = threading.RLock()
-"""From before a fork until both ends of the pipe are where they belong: another thread's child
-would keep the pipe open for as long as it lives."""
+"""Held from before a fork until both ends of the pipe are where they belong: a child that another
+thread forks in between would inherit the pipe, and keep it open for as long as it lives. Reentrant,
+since a hook of another library may fork."""
 _under_way: list[_Fork] = []
 
 
 def register_owner(owner: Owner) -> None:
-    """Tell it of forks, for as long as it is there."""
+    """Call the owner's `abandon_in_child` in forked children, for as long as it lives."""
     _owners[id(owner)] = owner
 
 
 def unregister_owner(owner: Owner) -> None:
-    """It is closed."""
+    """Forget an owner, which is closed."""
     _owners.pop(id(owner), None)
 
 
 def register_lent(lent: Lent) -> None:
-    """See to memory in forked children, for as long as it is there; from any thread."""
+    """Keep memory right in forked children, for as long as it lives. From any thread."""
     _lent[id(lent)] = lent
+    # After the registration: a fork that begins in between finds it there, and freezing it twice is
+    # harmless.
     for fork in list(_under_way):
         fork.freeze(lent)
 
 
 def unregister_lent(lent: Lent) -> None:
-    """It is not written again."""
+    """Forget memory that the server will not write again."""
     _lent.pop(id(lent), None)
 
 
 def _those_in(known: weakref.WeakValueDictionary[int, _T]) -> list[_T]:
-    # At once: other threads make such, and end them.
+    # One copy of the references first: other threads register and unregister meanwhile.
     return [each for ref in known.valuerefs() if (each := ref()) is not None]
 
 
 def _before_fork() -> None:
-    """This thread is about to fork."""
+    """Called in the thread that is about to fork."""
     _fork_lock.acquire()
-    # Known first: what is lent from here on is frozen by who lends it.
+    # Listed before the freezing: what is lent from here on is frozen by whoever lends it.
     _under_way.append(fork := _Fork())
     fork.freeze_all(_those_in(_lent))
 
 
 def _after_fork_in_parent() -> None:
-    """It has forked, or could not."""
+    """Called in the parent after the fork, or after it failed."""
     try:
-        # An interrupt may have come before the lock was taken, and it is another thread's.
+        # An interrupt may have ended `_before_fork` ahead of the lock: then the last fork on the
+        # list is another thread's, and so is the lock.
         if _under_way and _under_way[-1].thread == threading.get_ident():
             _under_way.pop().finish_in_parent()
     finally:
@@ -166,10 +183,12 @@ def _after_fork_in_parent() -> None:
 
 def _after_fork_in_child() -> None:
     global _fork_lock
+    # The old one may be held by a thread that does not exist here.
     _fork_lock = threading.RLock()
     try:
         for do in (*(each.abandon_in_child for each in _those_in(_owners)),
                    *(each.copy_for_child for each in _those_in(_lent))):  # fmt: skip
+            # One that fails must not keep the others from it; and the parent waits for the pipe.
             try:
                 do()
             except Exception:
@@ -187,7 +206,8 @@ os.register_at_fork(
 
 
 def make_own(address: int, num_bytes: int) -> None:
-    """Put a copy of whole pages where they are. Raises `OSError`."""
+    """Replace whole pages by a private copy at the same address. Raises `OSError`."""
+    # By libc, since arrays know addresses: only at the same one do they see the copy.
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mmap.restype = ctypes.c_void_p
     libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long)
@@ -199,35 +219,38 @@ def make_own(address: int, num_bytes: int) -> None:
         error = ctypes.get_errno()
         raise OSError(error, os.strerror(error))
     ctypes.memmove(address, copy, num_bytes)
+    # As the mapping was: a write into a batch fails in a child as it does in its parent.
     libc.mprotect(address, num_bytes, mmap.PROT_READ)
 
 
-# ---- What a forked child of a server must not keep: sockets that say that the server lives.
+# ---- What a forked child of a server must close: sockets that say that the server lives.
 #
-# A fetch function may fork, as `multiprocessing` does. The child has copies of the listening
-# sockets, which block a restart at the same address, and of the consumers' connections, which
-# would not break when the server is killed. ZeroMQ does not tell its descriptors, so they are
-# found by where they are bound.
+# A fetch function may fork, as `multiprocessing` does. The child inherits the listening sockets,
+# which would block a restart at the same address, and the consumers' connections, which would not
+# break when the server is killed. ZeroMQ does not name its descriptors, so they are found by the
+# addresses that they are bound to.
 
 
 _MOST = 65_536
+"""Descriptors that are looked at where the system lists none and sets no limit: as many as `serve`
+asks for."""
 
 
 class Listening(Protocol):
-    """A server."""
+    """A server, which listens at addresses."""
 
     def places(self) -> set[Any]:
-        """Where its sockets are bound: ports of TCP and paths of unix sockets."""
+        """Return where its sockets are bound: ports of TCP and paths of unix sockets."""
 
     def abandon_in_child(self) -> None:
-        """This is a forked child."""
+        """In the child: give up what belongs to the parent."""
 
 
 _servers: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def add_server(server: Listening) -> None:
-    """Have the sockets of a server closed in forked children."""
+    """Close the sockets of a server in forked children, for as long as it lives."""
     _servers.add(server)
 
 
@@ -246,8 +269,8 @@ def _close_sockets(places: set[Any]) -> None:
             if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
                 continue
         except OSError:
-            continue  # Closed by now: it was the listing's own.
-        # Looked at as it is: there may be no descriptor left for a copy.
+            continue  # It was the listing's own descriptor, closed by now.
+        # Looked at through the descriptor itself: there may be none left for a copy.
         sock = socket.socket(fileno=descriptor)
         is_ours = _place(sock) in places
         sock.detach()
@@ -258,7 +281,7 @@ def _close_sockets(places: set[Any]) -> None:
 def _descriptors() -> Iterable[int]:
     try:
         return [int(name) for name in os.listdir("/proc/self/fd")]
-    except OSError:  # as where none is left to list them with
+    except OSError:  # Listing takes a descriptor, and none may be left.
         limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         return range(_MOST if limit == resource.RLIM_INFINITY else min(limit, _MOST))
 

@@ -1,4 +1,4 @@
-"""The right to listen at an address: one server holds it, and takes away what a killed one left."""
+"""Claims: the right to listen at an address, which one server holds at a time."""
 
 from __future__ import annotations
 
@@ -13,20 +13,22 @@ from types import TracebackType
 from feeder.errors import ConfigError
 from feeder.service.net.addresses import Address, private_directory, private_path
 
+# No links are followed: in a directory that others write to, one could lead to any file of ours.
 _FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 class Claim:
     """The right to listen at an address, until it is closed; a context manager.
 
-    Of a unix socket it holds a lock file beside it, `<path>.lock`, which stays behind empty: to
-    remove it could take it away from the next holder. Of TCP it holds nothing, since the system
-    gives a port to one server alone. Not to be used by two threads at once.
+    For a unix socket it holds a lock on a file beside it, `<path>.lock`, which ends with the
+    process. The file stays behind, empty: to remove it could take it from the next holder. For TCP
+    it holds nothing, since the system gives a port to one server alone. Owned by the server's
+    thread: no two threads may use it at once.
     """
 
     def __init__(self, address: Address, lock: int | None) -> None:
         self.address = address
-        """What is claimed."""
+        """The address that is claimed."""
         self._lock = lock
 
     def __enter__(self) -> Claim:
@@ -54,21 +56,26 @@ class Claim:
         if lock is None:
             return
         try:
+            # While the lock is held: afterwards the socket may be a successor's.
             with contextlib.suppress(OSError):
                 _remove_socket(self.address.path)
                 os.ftruncate(lock, 0)
         finally:
-            # A child forked just now may not have let go yet: unlocked, it holds nothing.
+            # Unlocked by hand: a child that was forked just now shares the lock, and may not have
+            # closed its copy yet.
             fcntl.flock(lock, fcntl.LOCK_UN)
             os.close(lock)
 
     def _forget(self) -> None:
-        """Let go in a forked child, which would hold the lock beyond the server's death."""
+        """In a forked child: let go of the lock, which the child would hold beyond the server's
+        end."""
         lock, self._lock = self._lock, None
         if lock is not None:
             os.close(lock)
 
 
+# Looked through in forked children; weak, so that it keeps no claim alive. The servers' threads
+# add.
 _held: weakref.WeakSet[Claim] = weakref.WeakSet()
 
 
@@ -83,9 +90,9 @@ os.register_at_fork(after_in_child=_forget_all)
 def claim(address: Address) -> Claim:
     """Claim an address for a server, before it is bound.
 
-    Of a unix socket: makes the private directory where the address lies in it, takes the lock,
-    and removes the file of a server that was killed. ConfigError where another server holds the
-    address (it names its process), or where the path cannot be used.
+    For a unix socket it makes the private directory if the address lies there, takes the lock, and
+    removes the file of a server that was killed. ConfigError where another server holds the address
+    (it names its process), or where the path cannot be used.
     """
     if address.scheme == "tcp":
         return Claim(address, None)
@@ -93,6 +100,8 @@ def claim(address: Address) -> Claim:
         private_directory()
     lock = _take_lock(address)
     try:
+        # Under the lock, so the socket is nobody's. The process id is for people: it says who holds
+        # it.
         _remove_socket(address.path)
         os.ftruncate(lock, 0)
         os.pwrite(lock, b"%d\n" % os.getpid(), 0)
@@ -114,6 +123,7 @@ def _take_lock(address: Address) -> int:
             "give a path in a directory of yours"
         ) from error
     try:
+        # Looked at through the descriptor: the path may be another file's by now.
         _check_lock(lock, path)
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
@@ -138,6 +148,7 @@ def _check_lock(lock: int, path: str) -> None:
 
 
 def _holder(lock: int) -> str:
+    # Empty for a moment: the holder has the lock and has not written its number yet.
     text = os.pread(lock, 32, 0).strip()
     if not text.isdigit():
         return "another server, just starting"

@@ -1,4 +1,4 @@
-"""A consumer's connection to one server: the DEALER, its events, and what else wakes its thread."""
+"""A consumer's connection to one server: a DEALER, its events, and what else ends its poll."""
 
 from __future__ import annotations
 
@@ -17,32 +17,47 @@ from feeder.service.net.kernel import SocketRef
 from feeder.service.net.security import Security, connect, read_event, refusal_of, unwatch, watch
 from feeder.service.net.waker import Readable
 
+_MAX_CREDIT = 1024
+"""As many messages a DEALER holds: the largest credit that a consumer may ask for."""
+
 _MESSAGES_AT_ONCE = 64
+"""Messages that are taken before the thread looks at its other work: each may hold many batches,
+and the server must be told of used ones meanwhile."""
 
 
 class Ready(NamedTuple):
     """What a poll found."""
 
     messages: bool
+    """Whether messages have come."""
     trouble: bool
+    """Whether `Connection.trouble` has something to say."""
 
 
 class Connection:
-    """One connection, which ZeroMQ tries to make until it stands. Belongs to one thread."""
+    """One connection to a server, which ZeroMQ tries to make until it stands.
+
+    Owned by the thread that made it: ZeroMQ's sockets may be used by one thread alone. The
+    connection proves nothing: what came over it is judged by generations and numbers, and its end
+    only says when to look for a server again.
+    """
 
     def __init__(self, security: Security, address: Address, max_message_bytes: int) -> None:
         self.connected_at: float | None = None
-        """Since when (monotonic clock) a server is there; None while none is known to be."""
+        """When a server finished the handshake (monotonic clock); None before."""
         self.reached_at: float | None = None
-        """Since when somebody listens there."""
+        """When somebody first accepted the connection (monotonic clock); None before."""
         self._num_refused, self._is_tried_again = 0, False
+        # The system's socket and where it leads: a forked child closes its copy by these.
         self._socket: tuple[SocketRef, str] | None = None
         self.is_own = False
-        """Whether it leads to itself: nobody listens there."""
+        """Whether the connection leads to itself, so that nobody listens there."""
         self._address, self._most_bytes = address, security.most_request_bytes(address)
+        # How many refusals are believed. With keys a server that is being killed looks like one
+        # that refuses, so it takes two; without keys such an end says nothing at all.
         self._needed = 2 if security.encrypts(address) else math.inf
         self._dealer = security.make_dealer(
-            1024, max_message_bytes=max_message_bytes, curve=security.encrypts(address)
+            _MAX_CREDIT, max_message_bytes=max_message_bytes, curve=security.encrypts(address)
         )
         self._monitor = watch(self._dealer)
         self._poller = zmq.Poller()
@@ -54,25 +69,29 @@ class Connection:
         connect(self._dealer, address)
 
     def wake_with(self, waker: Readable) -> None:
-        """Let a poll return when the waker is woken."""
+        """End a poll when the waker is woken."""
         self._poller.register(waker.fileno(), zmq.POLLIN)
 
-    def watch(self, connection: Readable | None) -> None:
-        """Let the end of another connection to the server be trouble."""
-        if connection is None:
+    def watch(self, attachment: Readable | None) -> None:
+        """Count the end of the connection for descriptors, if there is one, as trouble of this
+        one."""
+        if attachment is None:
             return
-        self._watched = connection
-        self._poller.register(connection.fileno(), zmq.POLLERR)
+        self._watched = attachment
+        # POLLERR alone, which a hang-up sets too: arenas that arrive there are read when the
+        # message that announces them has come.
+        self._poller.register(attachment.fileno(), zmq.POLLERR)
 
     def unwatch(self) -> None:
-        """The other connection will be closed, on purpose."""
+        """Take the connection for descriptors out: it is closed on purpose soon."""
         watched, self._watched = self._watched, None
         if watched is not None:
             self._poller.unregister(watched.fileno())
             self._hung_up = False
 
     def poll(self, timeout_s: float) -> Ready:
-        """Wait for anything, at most so long."""
+        """Wait for anything to happen, at most so long."""
+        # Rounded up: rounded down, the last millisecond of a wait would be spent spinning.
         timeout = None if timeout_s == math.inf else math.ceil(timeout_s * 1000)
         ready = dict(self._poller.poll(timeout))
         if self._watched is not None and self._watched.fileno() in ready:
@@ -80,7 +99,7 @@ class Connection:
         return Ready(self._dealer in ready, self._monitor in ready or self._hung_up)
 
     def why_too_long(self, num_bytes: int) -> str | None:
-        """Why no server there takes a message of so many bytes; None where it does."""
+        """Return why no server there takes a message of so many bytes; None where it does."""
         if num_bytes <= self._most_bytes:
             return None
         return (
@@ -90,27 +109,34 @@ class Connection:
         )
 
     def send(self, data: bytes) -> None:
-        """Send a message, sooner or later. Raises `ConfigError` where no server takes it."""
+        """Send a message when the connection stands; `ConfigError` where no server takes it."""
         if (why := self.why_too_long(len(data))) is not None:
             raise ConfigError(why)
+        # A full socket means a server that has read nothing for long: the lease ends by time, and
+        # what is not sent now would be told to nobody.
         with contextlib.suppress(zmq.Again):
             self._dealer.send(data)
 
     def receive(self) -> Iterator[tuple[Any, list[Any]]]:
-        """The messages that are there: the first frame's bytes, and the frames after it."""
+        """Yield the messages that are there: the first frame's bytes, and the frames after it."""
         for _ in range(_MESSAGES_AT_ONCE):
+            # Asked first: an exception for each empty socket costs more than the question.
             if not int(self._dealer.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
                 return
+            # Not copied: batches in frames are views of these frames.
             first, *frames = self._dealer.recv_multipart(zmq.DONTWAIT, copy=False)
             yield first.buffer, frames
 
     def trouble(self) -> FeedError | None:
-        """What is wrong with the connection, if anything."""
+        """Return what is wrong with the connection, if anything."""
         while (event := read_event(self._monitor)) is not None:
             if event.kind == zmq.EVENT_CONNECTED:
-                # The first time: a forwarder with nobody behind it lets in again and again.
+                # The first time counts: a forwarder with nobody behind it accepts again and again,
+                # and each time would prolong the turn of its address.
                 self.reached_at = self.reached_at or time.monotonic()
                 self._socket = SocketRef.at(event.value), event.endpoint
+                # When the system chooses as this end's port the one that is connected to, TCP
+                # connects a socket to itself. Nobody listens there, or it would have the port.
                 if self._socket[0].reset_if_own():
                     self.is_own = True
                     return TransportError(f"nobody listens at {event.endpoint}")
@@ -124,7 +150,8 @@ class Connection:
                     return TransportError(f"what listens at {event.endpoint} is no server")
                 self._is_tried_again = False
             elif self.connected_at is None and (error := refusal_of(event)) is not None:
-                # A server that is being killed ends a handshake without a word too.
+                # A server that is being killed also ends a handshake without a word, so that alone
+                # is believed only when it comes again.
                 silent = event.kind == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
                 self._num_refused += 1
                 self._is_tried_again = silent
@@ -133,7 +160,7 @@ class Connection:
         return TransportError("the server is gone") if self._hung_up else None
 
     def abandon_in_child(self) -> None:
-        """In a forked child: else the connection would not break when the parent is killed."""
+        """In a forked child: close its copy, which would outlive a parent that is killed."""
         if self._socket is not None:
             sock, endpoint = self._socket
             sock.close(endpoint)
@@ -141,5 +168,6 @@ class Connection:
     def close(self) -> None:
         """End the connection; what has not gone out is lost."""
         forking.unregister_owner(self)
+        # The monitor first: see `security.watch`.
         unwatch(self._dealer, self._monitor)
         self._dealer.close(linger=0)
