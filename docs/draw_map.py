@@ -64,19 +64,32 @@ SERVED = [
 ]
 """The way of a row over shared memory, from the server's fetch function to the trainer."""
 
+_MADE_BEFORE = (
+    "rota ledger dispatch pace lead idle silence channel fetcher calls merge runs chunks position "
+    "straddler assembler copying batch enqueuer"
+)
+IN_PROCESS_BEFORE = f"{_MADE_BEFORE} slots host bell stream devicefeed".split()
+SERVED_BEFORE = (
+    f"{_MADE_BEFORE} arena pool memfd outbox feeds desk delivery groups lease serving batches "
+    "checks coding waker reception wire receiver conversation reading plane remote mapping host "
+    "bell consumer"
+).split()
+"""The same ways through the files before they were laid out by concept, at commit 29c5bb1."""
+
 WINGS = [
     ("workers: the engine", ["workers", "workers/fetch", "workers/stream"]),
     ("sources", ["workers/sources", "workers/sources/orders", "workers/sources/stores"]),
     ("feeds", ["feeder", "feeder/feeds", "feeder/state"]),
     ("devices", ["feeder/devices", "feeder/devices/cuda"]),
-    ("service: server", ["feeder/service", "feeder/service/server", "feeder/service/protocol"]),
-    ("service: client", ["feeder/service/client", "feeder/service/memory", "feeder/service/net"]),
+    ("service: server", ["feeder/service", "feeder/service/server"]),
+    ("service: client", ["feeder/service/client"]),
+    ("service: below both", [f"feeder/service/{room}" for room in ("protocol", "memory", "net")]),
     ("checkpoints and jobs", ["feeder/checkpoint", "feeder/job", "feeder/job/checkpoints"]),
     ("around", ["feeder/observe", "feeder/observe/status", "feeder/config_file", "feeder/cli"]),
 ]
 """The boxes of the drawing, with their folders."""
 
-_WIDTH, _LINE, _GAP, _COLUMNS = 268, 15, 14, 4
+_WIDTH, _LINE, _GAP, _COLUMNS, _LINE_LETTERS = 268, 15, 14, 4, 130
 _INK, _PALE, _ROW, _SERVED = "#37474f", "#90a4ae", "#c62828", "#1565c0"
 
 
@@ -124,9 +137,33 @@ def _box(x: float, y: float, title: str, folders: Sequence[str]) -> tuple[list[s
     return [frame, *parts], height
 
 
+def _chain(y: float, title: str, names: Sequence[str], colour: str) -> tuple[list[str], float]:
+    """A way as a line of names, or more of them."""
+    lines, line = [], ""
+    for i, name in enumerate(names, 1):
+        item = f"{i} {name}"
+        if len(line) + len(item) > _LINE_LETTERS:
+            lines.append(line)
+            line = ""
+        line += item if not line else f" → {item}"
+    parts = [_text(_GAP, y, title, colour, ' font-weight="bold"')]
+    parts += [_text(_GAP + 190, y + _LINE * i, text, colour)
+              for i, text in enumerate([*lines, line])]  # fmt: skip
+    return parts, y + _LINE * (len(lines) + 1) + 6
+
+
 def drawing() -> str:
     """The map as SVG."""
-    bottoms, parts = [64.0] * _COLUMNS, []
+    parts, y = [], 50.0
+    for title, names, colour in (
+        ("in process, before", IN_PROCESS_BEFORE, _PALE),
+        ("in process", [Path(path).stem for path in IN_PROCESS], _ROW),
+        ("served, before", SERVED_BEFORE, _PALE),
+        ("served", [Path(path).stem for path in SERVED], _SERVED),
+    ):
+        chain, y = _chain(y, f"{title}: {len(names)}", names, colour)
+        parts += chain
+    bottoms = [y] * _COLUMNS
     for title, folders in WINGS:
         column = bottoms.index(min(bottoms))
         x = _GAP + column * (_WIDTH + _GAP)
@@ -138,10 +175,8 @@ def drawing() -> str:
         '<svg xmlns="http://www.w3.org/2000/svg" font-family="sans-serif" font-size="12" '
         f'viewBox="0 0 {width} {height:g}">',
         f'<rect width="{width}" height="{height:g}" fill="#fafafa"/>',
-        _text(_GAP, 24, "The way of a row from the fetch function to the user", _INK,
+        _text(_GAP, 24, "The way of a row from the fetch function to the user, file by file", _INK,
               ' font-size="16" font-weight="bold"'),
-        _text(_GAP, 46, f"red: in process, {len(IN_PROCESS)} files", _ROW),
-        _text(_GAP + 190, 46, f"blue: served over shared memory, {len(SERVED)} files", _SERVED),
     ]  # fmt: skip
     return "\n".join([*head, *parts, "</svg>", ""])
 
