@@ -47,7 +47,7 @@ SHOWING = (
     Bug(
         name="news told twice",
         harm="Each second that a trainer waited is told to the server with every message after it.",
-        file="feeder/service/client/lease.py",
+        file="feeder/service/client/stats.py",
         old="        told, self._told = self._told, seen",
         new="        told = self._told",
         tests=("tests/unit/test_accounts.py::test_a_consumer_tells_what_is_new",),
@@ -72,7 +72,7 @@ SHOWING = (
         name="monitors with seats",
         harm="Who was let in to look may take a trainer's queue.",
         file="feeder/service/server/io_loop.py",
-        old="        if isinstance(message, say.Open) and not self.watching.knows(peer):",
+        old="        if isinstance(message, say.Open) and not self.monitors.knows(peer):",
         new="        if isinstance(message, say.Open):",
         tests=(_MONITOR + "test_a_monitor_that_wants_more_is_refused",),
     ),
