@@ -8,11 +8,13 @@ from typing import Any
 
 from feeder.errors import ConfigError
 from feeder.feeds.coordinator import Coordinator
+from feeder.workers.public import public
 
 _lock = threading.Lock()
 _default: Coordinator | None = None
 
 
+@public("feeder")
 def init_data_input_workers(
     input_blob_names: Sequence[str],
     fetch_fun: Callable[..., Any],

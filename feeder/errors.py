@@ -36,6 +36,7 @@ from feeder.workers.errors import (
     ResumeError,
     StuckWorkerError,
 )
+from feeder.workers.public import public
 
 __all__ = [
     "AuthError",
@@ -60,38 +61,47 @@ __all__ = [
 ]
 
 
+@public("feeder")
 class SnapshotFormatError(ResumeError):
     """Bytes that are no snapshot: unreadable, truncated, corrupt, or of a newer version."""
 
 
+@public("feeder")
 class CheckpointError(FeedError):
     """Storage failed; the cause is chained."""
 
 
+@public("feeder")
 class DeviceError(FeedError):
     """A GPU failed, or has not the memory that was asked for; the cause is chained."""
 
 
+@public("feeder")
 class TransportError(FeedError):
     """Something went wrong between server and consumer."""
 
 
+@public("feeder")
 class ProtocolError(TransportError):
     """The peer sent what it may not send."""
 
 
+@public("feeder")
 class ConnectTimeout(TransportError):
     """Nobody answered at the address in time."""
 
 
+@public("feeder")
 class LeaseLost(TransportError):
     """Another consumer holds the queue; the message names it."""
 
 
+@public("feeder")
 class AuthError(TransportError):
     """The peer may not connect."""
 
 
+@public("feeder")
 class RemoteError(TransportError):
     """The server, or a node of a job, failed in a way that is not an error of feeder's."""
 

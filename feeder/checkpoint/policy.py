@@ -7,11 +7,13 @@ from dataclasses import dataclass
 
 from feeder.checkpoint.store import CheckpointStore
 from feeder.errors import ConfigError
+from feeder.workers.public import public
 
 KEEP = 3
 """Checkpoints that stay where a path is given for a store."""
 
 
+@public("feeder")
 @dataclass(frozen=True, slots=True)
 class Checkpointing:
     """Where the position of a coordinator's feeds is stored, and when without being asked.

@@ -22,6 +22,7 @@ from feeder.checkpoint.passing import is_unread, leaving, passing_over
 from feeder.durable import Fs, OsFs
 from feeder.errors import CheckpointError, ConfigError, SnapshotFormatError
 from feeder.state.snapshot import Snapshot
+from feeder.workers.public import public
 
 # ---- What a store stands on: a folder, or an object store; which of the two a URL means.
 
@@ -88,6 +89,7 @@ _NUM_NAMED = 5
 _stores: weakref.WeakSet[CheckpointStore] = weakref.WeakSet()
 
 
+@public("feeder")
 class CheckpointStore:
     """Checkpoints by name: each a set of named arrays and bytes, written once and then read-only.
 

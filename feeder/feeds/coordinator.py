@@ -21,6 +21,7 @@ from feeder.feeds.stream import Stream
 from feeder.observe.figures import Figures, make_figures
 from feeder.state.snapshot import Snapshot
 from feeder.state.statedict import STATE_KEY, unpack_state_dict
+from feeder.workers.public import public
 
 if TYPE_CHECKING:
     from feeder.observe.status.port import StatusPort
@@ -35,6 +36,7 @@ _SAVE_S = 10.0
 """How long it waits at least for a checkpoint that is being written."""
 
 
+@public("feeder")
 class Coordinator:
     """Holds feeds by their input source name.
 

@@ -12,10 +12,12 @@ from feeder.errors import ClosedError, ConfigError, read_again, read_by_two
 from feeder.feeds.length import num_batches
 from feeder.feeds.stream import Stream
 from feeder.workers.fetch.scheduler import Held
+from feeder.workers.public import public
 from feeder.workers.stream.batch import Batch
 from feeder.workers.stream.position import LazyPosition
 
 
+@public("feeder")
 class DeviceFeed:
     """The batches of one device, in order and once: an iterator, used by one thread at a time.
 

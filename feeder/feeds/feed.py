@@ -13,11 +13,13 @@ from feeder.observe.figures import AS_GREATEST, FeedFigures
 from feeder.state.snapshot import Snapshot
 from feeder.state.statedict import STATE_KEY, unpack_state_dict
 from feeder.state.token import name_of
+from feeder.workers.public import public
 from feeder.workers.stream.batch import Batch
 
 logger = logging.getLogger("feeder")
 
 
+@public("feeder")
 class Feed:
     """All streams of one input source name: one, or one per device where
     `init_data_input_workers` was called once per device.

@@ -10,6 +10,7 @@ from feeder.errors import ConfigError
 from feeder.job.checkpoints.places import check_node
 from feeder.job.groups import Entered, Node, TaskGroup
 from feeder.job.workspace import check_name
+from feeder.workers.public import public
 
 GROUPS = ("init_group", "epoch_group", "download_group", "exit_group")
 
@@ -17,6 +18,7 @@ Condition = Callable[[Any], Any] | str
 """A function of a node's workspace, or the name of an array in it."""
 
 
+@public("feeder.job")
 class Job(Entered):
     """Work of several nodes, in four groups of tasks, with a checkpoint after each epoch.
 
@@ -138,6 +140,7 @@ class Job(Entered):
         return [tasks, objects, [node for node, _ in self.stop_conditions], self.max_epochs]
 
 
+@public("feeder.job")
 def epoch_limiter(job: Job, num_epochs: int) -> None:
     """Finish a job after so many epochs, those before a resume counted. A job that has ended so
     goes on when it is run again with a higher limit."""

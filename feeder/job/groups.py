@@ -8,6 +8,7 @@ from typing import Any, ClassVar, TypeVar
 
 from feeder.errors import ConfigError
 from feeder.job.checkpoints.places import check_node
+from feeder.workers.public import public
 
 LOCAL = "local"
 """The node of what is pinned to none."""
@@ -33,6 +34,7 @@ class Entered:
         self._current.set(outer)
 
 
+@public("feeder.job")
 class Node(Entered):
     """Pins what is made in its `with` block to a node: ``with Node("trainer_0"): ...``"""
 
@@ -48,6 +50,7 @@ class Node(Entered):
         return LOCAL if entered is None else str(entered[0].name)
 
 
+@public("feeder.job")
 class TaskGroup(Entered):
     """Tasks that are run together: nodes all at once, and each node its own in the order in which
     they were made.
@@ -82,6 +85,7 @@ class TaskGroup(Entered):
         return entered[0]  # type: ignore[no-any-return]
 
 
+@public("feeder.job")
 class Task:
     """A function over a node's workspace, which is run each time that its group is.
 

@@ -11,10 +11,12 @@ from feeder.job.host import NodeHost
 from feeder.job.messages import Request
 from feeder.job.session import STOP_DEADLINE_S, Session
 from feeder.workers.fetch.threads import ThreadGroup
+from feeder.workers.public import public
 
 _Answers = queue.SimpleQueue[tuple[str, Any, BaseException | None]]
 
 
+@public("feeder.job")
 class LocalSession(Session):
     """Runs the tasks of each node in a thread of this process; any function can be a task.
 

@@ -18,11 +18,13 @@ from feeder.job.factories import check_factory
 from feeder.job.messages import Done, End, Request, decode_reply, encode, error_of
 from feeder.job.session import STOP_DEADLINE_S, Session
 from feeder.state import codec
+from feeder.workers.public import public
 
 OUTPUT = "output.log"
 """The file in a node's folder that takes what it writes to stdout and stderr."""
 
 
+@public("feeder.job")
 class LocalHostSession(Session):
     """Runs each node in a process of its own, in a folder of its own.
 

@@ -14,6 +14,7 @@ from feeder.job.host import NodeHost, failure
 from feeder.job.messages import Done, End, Request, decode_reply, encode, error_of
 from feeder.job.session import STOP_DEADLINE_S, Session
 from feeder.state import codec
+from feeder.workers.public import public
 from feeder.workers.sources.extras import load
 
 # ---- The node that a Ray actor is.
@@ -42,6 +43,7 @@ _SPREAD = {"num_cpus": 0, "scheduling_strategy": "SPREAD"}
 """What a node asks of a cluster where nothing is said: nothing, but each a machine of its own."""
 
 
+@public("feeder.job")
 class RaySession(Session):
     """Runs each node as an actor on a Ray cluster (extra `ray`).
 

@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from feeder.errors import ConfigError, ResumeError
+from feeder.workers.public import public
 
 
+@public("feeder.job")
 class Reader:
     """Hands out the rows of a sequence once, in order. Used by one thread at a time."""
 

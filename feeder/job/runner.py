@@ -10,10 +10,12 @@ from feeder.job.checkpoints.multinode import LOAD, PARTIAL_LOAD, SAVE, MultiNode
 from feeder.job.definition import Job
 from feeder.job.groups import UPLOAD, TaskGroup
 from feeder.job.session import Session
+from feeder.workers.public import public
 
 logger = logging.getLogger("feeder")
 
 
+@public("feeder.job")
 class UploadTaskGroupBuilder:
     """Makes the tasks that upload the checkpoints of a job that is done. A base class."""
 
@@ -24,6 +26,7 @@ class UploadTaskGroupBuilder:
         raise NotImplementedError
 
 
+@public("feeder.job")
 class JobRunner:
     """Runs a job.
 

@@ -13,6 +13,7 @@ from feeder.job.checkpoints.parts import Operation
 from feeder.job.definition import Job
 from feeder.job.groups import TaskGroup
 from feeder.job.messages import Begin, Evaluate, Fetch, Plan, Request, RunTasks
+from feeder.workers.public import public
 
 STOP_DEADLINE_S = 5.0
 """How long `close` waits for what still runs."""
@@ -20,6 +21,7 @@ STOP_DEADLINE_S = 5.0
 logger = logging.getLogger("feeder")
 
 
+@public("feeder.job")
 class Session(ABC):
     """Runs one job: each node has a workspace, and does one thing at a time; nodes work at once.
 

@@ -12,11 +12,13 @@ from feeder.errors import CheckpointError, ConfigError
 from feeder.feeds.coordinator import Coordinator
 from feeder.state import codec
 from feeder.state.statedict import STATE_KEY
+from feeder.workers.public import public
 
 FEED, STATE = "feed/", "state/"
 """What the entries of coordinators and of other objects begin with."""
 
 
+@public("feeder.job")
 class Workspace(MutableMapping[str, Any]):
     """The arrays and objects of one node, by name; for tasks, and saved after each epoch.
 

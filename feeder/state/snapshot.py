@@ -28,6 +28,7 @@ from feeder import durable
 from feeder.errors import CheckpointError, SnapshotFormatError
 from feeder.state.placing import dtype_fields, is_nameless, place, read_dtype, shaped
 from feeder.state.token import check_fingerprint
+from feeder.workers.public import public
 from feeder.workers.stream.chunks import Column, Columns
 from feeder.workers.stream.position import Cut
 
@@ -72,6 +73,7 @@ class StreamState:
     """Epoch, index and step of the next batch, and the number of rows left over."""
 
 
+@public("feeder")
 class Snapshot:
     """Where the feeds of a coordinator stand. It does not change when they go on.
 

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from numpy.typing import NDArray
 
+from feeder.workers.public import public
 from feeder.workers.stream.chunks import slice_rows
 from feeder.workers.stream.digests import digest_chunk
 
@@ -40,6 +41,7 @@ class Leftover:
     """The partition's mark before the call, None before its first."""
 
 
+@public("feeder")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cut:
     """The place in the stream just after a batch.

@@ -11,10 +11,12 @@ from feeder.errors import CheckpointError, ConfigError
 from feeder.job.checkpoints.epochs import Epochs
 from feeder.job.checkpoints.manifest import Manifest
 from feeder.job.checkpoints.places import Place, folder_place, stem_place
+from feeder.workers.public import public
 
 logger = logging.getLogger("feeder")
 
 
+@public("feeder.job")
 class MetadataHandler(Protocol):
     """Caffe2's five methods. A manager calls them from the thread that runs the job."""
 
@@ -43,6 +45,7 @@ class MetadataHandler(Protocol):
         "checkpoint_save", "checkpoint_load" or "checkpoint_partial_load"."""
 
 
+@public("feeder.job")
 class StoreMetadata:
     """The default handler: the manifests beside the parts say which epochs there are."""
 

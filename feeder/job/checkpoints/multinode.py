@@ -24,6 +24,7 @@ from feeder.job.checkpoints.parts import (
 )  # fmt: skip
 from feeder.job.checkpoints.places import Place, check_node, folder_place, stem_place
 from feeder.job.checkpoints.timeline import Timeline
+from feeder.workers.public import public
 
 logger = logging.getLogger("feeder")
 
@@ -31,6 +32,7 @@ SAVE, LOAD, PARTIAL_LOAD = "checkpoint_save", "checkpoint_load", "checkpoint_par
 """The actions that are reported."""
 
 
+@public("feeder.job")
 class MultiNodeCheckpointManager:
     """Saves and loads the workspaces of a job's nodes, an epoch at a time.
 
@@ -328,6 +330,7 @@ __all__ = [
 ]
 
 
+@public("feeder.job")
 class CheckpointManager(MultiNodeCheckpointManager):
     """Saves and loads the workspace of a job that has one node, under a name of its own:
     ``<db_prefix>/<node_name>.<epoch>``. Else it is a `MultiNodeCheckpointManager`.

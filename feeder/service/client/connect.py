@@ -17,11 +17,13 @@ from feeder.service.net.addresses import Address, check_connects, default_addres
 from feeder.service.net.keys import ClientKeys
 from feeder.service.net.security import Security
 from feeder.service.net.sockets import Connection
+from feeder.workers.public import public
 
 _MAX_FRAME_BYTES = 512 * 1024 * 1024
 _MAX_SECONDS = 1e9
 
 
+@public("feeder")
 def connect(
     addresses: str | Sequence[str] | None = None,
     *,

@@ -29,6 +29,7 @@ from feeder.service.memory import forking
 from feeder.state.snapshot import Snapshot
 from feeder.state.statedict import STATE_KEY, unpack_state_dict
 from feeder.workers.fetch.threads import ThreadGroup
+from feeder.workers.public import public
 from feeder.workers.stats import Handed
 from feeder.workers.stream.batch import Batch
 
@@ -39,6 +40,7 @@ _ANSWER_S = 10.0
 """How long a server may take to answer a question."""
 
 
+@public("feeder")
 class Consumer:
     """The batches of one queue of a served feed, in order, once: iterable and iterator.
 

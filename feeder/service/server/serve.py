@@ -45,6 +45,7 @@ from feeder.service.server.run import (
 )
 from feeder.state.snapshot import Snapshot
 from feeder.workers.fetch.threads import ThreadGroup
+from feeder.workers.public import public
 
 # ---- What `feeder.serve` is told, checked before anything is opened.
 
@@ -104,6 +105,7 @@ SAVE_S = 10.0
 _LOOK_S = 2.0
 
 
+@public("feeder")
 class Server:
     """Feeds being served; made by `feeder.serve`. A context manager; `close` from any thread."""
 
@@ -288,6 +290,7 @@ class Server:
         return f"<Server at {', '.join(self.addresses)}>"
 
 
+@public("feeder")
 def serve(
     feeds: Coordinator | Callable[[], Any],
     addresses: str | Sequence[str] | None = None,
