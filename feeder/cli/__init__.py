@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(argv: Sequence[str] | None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     if words[:1] == ["demo"]:
-        from feeder import demo
+        from feeder.cli import demo
 
         return demo.main(words[1:])
     # Taken out here, so that it may stand after any command's own words.
