@@ -15,12 +15,12 @@ from typing import NamedTuple
 from feeder.errors import ConfigError
 
 
-class Place(NamedTuple):
+class LauncherNumber(NamedTuple):
     """A number, and who told it."""
 
     number: int
     """From 0 on."""
-    teller: str
+    variable: str
     """The variable's name; "nobody" where there is none."""
 
 
@@ -33,7 +33,7 @@ _NUM_NODES = ("GROUP_WORLD_SIZE", "SLURM_JOB_NUM_NODES", "SLURM_NNODES")
 NOBODY = "nobody"
 
 
-def queue_of(environment: Mapping[str, str], *, is_near: bool) -> Place:
+def queue_of(environment: Mapping[str, str], *, is_near: bool) -> LauncherNumber:
     """The queue that a trainer reads: its number among those of the node where the server is near
     (on this host, or in this pod), else among all."""
     if is_near:
@@ -44,12 +44,12 @@ def queue_of(environment: Mapping[str, str], *, is_near: bool) -> Place:
     return found or _nobody(0)
 
 
-def node_of(environment: Mapping[str, str]) -> Place:
+def node_of(environment: Mapping[str, str]) -> LauncherNumber:
     """The number of this node, or of this pod."""
     return _first(environment, ("FEEDER_NODE", *_NODE)) or _ordinal(environment) or _nobody(0)
 
 
-def num_nodes(environment: Mapping[str, str]) -> Place:
+def num_nodes(environment: Mapping[str, str]) -> LauncherNumber:
     """How many nodes, or pods, there are; Kubernetes does not tell."""
     return _first(environment, ("FEEDER_NUM_NODES", *_NUM_NODES)) or _nobody(1)
 
@@ -59,25 +59,25 @@ def is_this_host(host: str) -> bool:
     return host in ("localhost", os.uname().nodename.lower())
 
 
-def _first(environment: Mapping[str, str], names: tuple[str, ...]) -> Place | None:
+def _first(environment: Mapping[str, str], names: tuple[str, ...]) -> LauncherNumber | None:
     """The first that is a number. Raises `ConfigError` where feeder's own is none."""
     for name in names:
         text = environment.get(name, "")
         if text.isascii() and text.isdigit():
-            return Place(int(text), name)
+            return LauncherNumber(int(text), name)
         if text and name.startswith("FEEDER_"):
             raise ConfigError(f"{name} is {text!r}, expected a whole number >= 0")
     return None
 
 
-def _ordinal(environment: Mapping[str, str]) -> Place | None:
+def _ordinal(environment: Mapping[str, str]) -> LauncherNumber | None:
     """The number that the name of a StatefulSet's pod ends in. A Deployment's ends in five random
     letters and digits."""
     number = re.search(r"-(\d{1,4})$", environment.get("HOSTNAME", ""))
     if number is None or "KUBERNETES_SERVICE_HOST" not in environment:
         return None
-    return Place(int(number[1]), "HOSTNAME")
+    return LauncherNumber(int(number[1]), "HOSTNAME")
 
 
-def _nobody(number: int) -> Place:
-    return Place(number, NOBODY)
+def _nobody(number: int) -> LauncherNumber:
+    return LauncherNumber(number, NOBODY)

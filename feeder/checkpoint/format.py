@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from feeder.errors import CheckpointError, ConfigError
 from feeder.state import codec
-from feeder.state.placing import place, read_dtype, shaped, size_of
+from feeder.state.raw_arrays import num_bytes_of, pack_array, read_dtype, restore_array
 
 CHECKPOINT_VERSION = 1
 MAGIC = b"FEEDCKPT"
@@ -59,7 +59,7 @@ class Reader(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Placed:
+class EntryExtent:
     """Where an entry lies, and what it is."""
 
     dtype: np.dtype[Any] | None
@@ -77,7 +77,7 @@ class Placed:
 class Header:
     """What a checkpoint says of itself."""
 
-    entries: dict[str, Placed]
+    entries: dict[str, EntryExtent]
     meta: dict[str, Any]
     """What the writer added."""
     digest: bytes
@@ -150,7 +150,7 @@ def _entry_fields(name: Any, entry: Any, blobs: list[Any]) -> list[Any]:
             f"entry {name!r} has dtype {entry.dtype}: arrays of Python objects are not saved"
         )
     try:
-        dtype, shape, size = place(entry, blobs)
+        dtype, shape, size = pack_array(entry, blobs)
     except TypeError as error:
         raise CheckpointError(f"entry {name!r}: {error}") from None
     return [name, dtype, list(shape), size, xxhash.xxh3_128_digest(blobs[-1])]
@@ -161,10 +161,10 @@ def _entry_fields(name: Any, entry: Any, blobs: list[Any]) -> list[Any]:
 
 def is_checkpoint(reader: Reader) -> bool:
     """Whether a file begins as checkpoints do."""
-    return reader.size >= len(MAGIC) and read(reader, len(MAGIC), 0) == MAGIC
+    return reader.size >= len(MAGIC) and read_bytes(reader, len(MAGIC), 0) == MAGIC
 
 
-def read(reader: Reader, num_bytes: int, at: int) -> bytearray:
+def read_bytes(reader: Reader, num_bytes: int, at: int) -> bytearray:
     """So many bytes from an offset on."""
     data = bytearray(num_bytes)
     reader.read_into(memoryview(data), at)
@@ -176,7 +176,7 @@ def read_header(reader: Reader) -> Header:
     where it cannot be read or is of a newer version."""
     if reader.size < _HEAD_BYTES:
         raise _damaged(reader, f"it has {reader.size} bytes, expected at least {_HEAD_BYTES}")
-    head = read(reader, _HEAD_BYTES, 0)
+    head = read_bytes(reader, _HEAD_BYTES, 0)
     if head[: len(MAGIC)] != MAGIC:
         raise _damaged(reader, f"it begins with {bytes(head[:8])!r}, expected {MAGIC!r}")
     numbers, digest = head[len(MAGIC) : -16], bytes(head[-16:])
@@ -186,7 +186,7 @@ def read_header(reader: Reader) -> Header:
             reader,
             f"it has {reader.size} bytes, expected {_HEAD_BYTES + header_bytes + data_bytes}",
         )
-    header = read(reader, header_bytes, _HEAD_BYTES)
+    header = read_bytes(reader, header_bytes, _HEAD_BYTES)
     if xxhash.xxh3_128_digest(numbers + header) != digest:
         raise _damaged(reader, "the digest of its header does not match")
     if version != CHECKPOINT_VERSION:
@@ -204,29 +204,31 @@ def read_header(reader: Reader) -> Header:
     return Header(entries=entries, meta=meta, digest=digest)
 
 
-def read_entry(reader: Reader, name: str, placed: Placed) -> Entry:
+def read_entry(reader: Reader, name: str, placed: EntryExtent) -> Entry:
     """One entry, checked. Raises `DamagedError`, and `CheckpointError` where it cannot be read."""
     raw = np.empty(placed.size, np.uint8)
     if placed.size:
         reader.read_into(raw.data, placed.at)
     if xxhash.xxh3_128_digest(raw.data if placed.size else b"") != placed.digest:
         raise _damaged(reader, f"the digest of its entry {name!r} does not match")
-    return raw.tobytes() if placed.dtype is None else shaped(raw, placed.dtype, placed.shape)
+    return raw.tobytes() if placed.dtype is None else restore_array(raw, placed.dtype, placed.shape)
 
 
-def _parse(header: bytes, data_bytes: int) -> tuple[dict[str, Placed], dict[str, Any]]:
+def _parse(header: bytes, data_bytes: int) -> tuple[dict[str, EntryExtent], dict[str, Any]]:
     listed, meta = codec.unpack(header)
     at = end = _HEAD_BYTES + len(header)
     end += data_bytes
-    entries: dict[str, Placed] = {}
+    entries: dict[str, EntryExtent] = {}
     for name, fields, shape, size, digest in listed:
         dtype = None if fields is None else read_dtype(fields)
-        wanted = size if dtype is None else size_of(dtype, tuple(shape))
+        wanted = size if dtype is None else num_bytes_of(dtype, tuple(shape))
         if type(name) is not str or name in entries or type(size) is not int:
             raise ValueError(f"entry {name!r} of {size!r} bytes")
         if not 0 <= size == wanted or at + size > end:
             raise ValueError(f"entry {name!r} has {size} bytes, expected {wanted}")
-        entries[name] = Placed(dtype=dtype, shape=tuple(shape), at=at, size=size, digest=digest)
+        entries[name] = EntryExtent(
+            dtype=dtype, shape=tuple(shape), at=at, size=size, digest=digest
+        )
         at += size
     if at != end or not isinstance(meta, dict):
         raise ValueError(f"{end - at} bytes are no entry's")

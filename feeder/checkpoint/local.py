@@ -35,7 +35,7 @@ class WriterLock:
         self._writer = writer
         self._file: int | None = None
 
-    def take(self, folder: int) -> bool:
+    def acquire(self, folder: int) -> bool:
         """Take it, once; returns whether another process may have had it since this one did.
         Raises `CheckpointError` naming who has it, and `OSError`."""
         if self._file is not None:
@@ -249,7 +249,7 @@ class LocalFolder:
                     with opened(fs, fs.open_folder(os.path.dirname(self.path))) as parent:
                         fs.fsync(parent)
             with opened(fs, fs.open_folder(self.path)) as top:
-                if self._lock.take(top):
+                if self._lock.acquire(top):
                     self._swept.clear()
                 if "" not in self._prepared:
                     self._sweep(top, "")
@@ -272,7 +272,7 @@ class LocalFolder:
             self._prepared.clear()
             self._lock.release()
 
-    def fork(self) -> None:
+    def after_fork(self) -> None:
         """This is a forked child."""
         self._mutex = threading.Lock()
         self._prepared.clear()

@@ -135,7 +135,7 @@ class ObjectFolder:
     def close(self) -> None:
         """Nothing is held."""
 
-    def fork(self) -> None:
+    def after_fork(self) -> None:
         """This is a forked child."""
         self._mutex = threading.Lock()
 

@@ -12,7 +12,7 @@ from feeder.checkpoint.format import MAGIC
 from feeder.checkpoint.store import CheckpointStore
 from feeder.errors import ConfigError, ResumeError
 from feeder.state.snapshot import Snapshot
-from feeder.state.statedict import read_position
+from feeder.state.state_dict import read_position
 
 logger = logging.getLogger("feeder")
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any, NamedTuple
 
-from feeder.checkpoint.feeds import check_step
+from feeder.checkpoint.feed_meta import check_step
 from feeder.checkpoint.policy import Checkpointing
 from feeder.checkpoint.triggers import CheckpointTriggers
 from feeder.errors import CheckpointError, ConfigError, FeedError
@@ -98,7 +98,7 @@ class Saver:
         self.store = policy.place
         self._take = take
         self._fail = fail
-        self._scope = ThreadGroup()
+        self._threads = ThreadGroup()
         self._termination = Termination(lambda: self._news.put(_TOLD_TO_END))
         self._lock = threading.Lock()
         self._wanted: Wanted | None = None
@@ -126,7 +126,7 @@ class Saver:
             self._termination.install()
         self.is_running = True
         self._due = time.monotonic() + (self.policy.every_s or 0.0)
-        self._scope.start("feeder checkpoints", run_saver, self)
+        self._threads.start("feeder checkpoints", run_saver, self)
 
     def close(self, deadline_s: float) -> None:
         """Write what is still asked for, and end the thread. Raises `StuckWorkerError`."""
@@ -134,20 +134,20 @@ class Saver:
             self.is_running = False
             self._termination.restore()
             self._news.put(_CLOSED)
-        self._scope.close(deadline_s)
+        self._threads.close(deadline_s)
         self.store.close()
 
-    def fork(self) -> None:
+    def after_fork(self) -> None:
         """This is a forked child, which has no such thread."""
         self.is_running = False
         self._lock = threading.Lock()
 
-    def marks(self, num_devices: int) -> CheckpointTriggers | None:
+    def triggers(self, num_devices: int) -> CheckpointTriggers | None:
         """At which batches of a stream its position is stored."""
         policy = self.policy
         if policy.every_batches is None and policy.every_s is None:
             return None
-        return CheckpointTriggers(policy.every_batches, num_devices, self.mark)
+        return CheckpointTriggers(policy.every_batches, num_devices, self.save_soon)
 
     # ---- asking
 
@@ -164,7 +164,7 @@ class Saver:
                 "out", late.step,
             )  # fmt: skip
 
-    def mark(self) -> None:
+    def save_soon(self) -> None:
         """Have the position of now stored soon, because the policy says so. What somebody has
         asked for goes first."""
         snapshot = self._take()

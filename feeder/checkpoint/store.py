@@ -14,11 +14,11 @@ from typing import Any, Protocol
 from urllib.parse import unquote, urlsplit
 
 from feeder.checkpoint import format
-from feeder.checkpoint.feeds import SNAPSHOT_ENTRY, make_meta
+from feeder.checkpoint.feed_meta import SNAPSHOT_ENTRY, make_meta
 from feeder.checkpoint.format import DamagedError, Header, Loaded, Reader, Receipt
 from feeder.checkpoint.local import LocalFolder
 from feeder.checkpoint.names import check_name, check_prefix, check_writer, in_order
-from feeder.checkpoint.passing import is_unread, leaving, passing_over
+from feeder.checkpoint.tolerate import is_unreadable, skip_damaged, tolerate_failed_removal
 from feeder.durable import Fs, OsFs
 from feeder.errors import CheckpointError, ConfigError, SnapshotFormatError
 from feeder.state.snapshot import Snapshot
@@ -55,7 +55,7 @@ class Backend(Protocol):
     def close(self) -> None:
         """Let go of what writing needs."""
 
-    def fork(self) -> None:
+    def after_fork(self) -> None:
         """This is a forked child."""
 
 
@@ -221,11 +221,11 @@ class CheckpointStore:
         that cannot be read, where no older one is valid."""
         unread: CheckpointError | None = None
         for name in reversed(self.names(prefix)):
-            with passing_over():
+            with skip_damaged():
                 try:
                     return self.verify(name).name
                 except DamagedError as error:
-                    unread = unread or (error if is_unread(error) else None)
+                    unread = unread or (error if is_unreadable(error) else None)
                     raise
         if unread is not None:
             raise unread
@@ -285,7 +285,7 @@ class CheckpointStore:
             self.put(name, {SNAPSHOT_ENTRY: bytes(snapshot)}, meta=said)
             self._next = number + 1
             if self.keep is not None:
-                with leaving():
+                with tolerate_failed_removal():
                     self._retire(self.keep, name)
         return name
 
@@ -298,7 +298,7 @@ class CheckpointStore:
         """The name of the newest of this writer's that is whole, and the position in it."""
         names = self.sequence_names()
         for name in reversed(names):
-            with passing_over():
+            with skip_damaged():
                 return name, self._snapshot(name)
         there = f"{len(names)} files of that name are damaged" if names else "there is none"
         raise CheckpointError(
@@ -319,12 +319,12 @@ class CheckpointStore:
     def _retire(self, keep: int, whole: str) -> list[str]:
         found, removed = [], []
         for name in self.sequence_names():
-            with leaving():
+            with tolerate_failed_removal():
                 if self._is_checkpoint(name):
                     found.append(name)
         for name in found[:-keep]:
             if name != whole:
-                with leaving():
+                with tolerate_failed_removal():
                     self.remove(name)
                     removed.append(name)
         return removed
@@ -359,11 +359,11 @@ class CheckpointStore:
             self._next = None
             self._backend.close()
 
-    def fork(self) -> None:
+    def after_fork(self) -> None:
         """This is a forked child: what the parent holds is not its own."""
         self._mutex = threading.Lock()
         self._next = None
-        self._backend.fork()
+        self._backend.after_fork()
 
     def __enter__(self) -> CheckpointStore:
         return self
@@ -382,7 +382,7 @@ class CheckpointStore:
 
 def _after_fork() -> None:
     for store in list(_stores):
-        store.fork()
+        store.after_fork()
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -14,13 +14,13 @@ class CheckpointTriggers:
     a marked one alone: nothing is done per batch.
     """
 
-    def __init__(self, every: int | None, num_devices: int, reached: Callable[[], None]) -> None:
+    def __init__(self, every: int | None, num_devices: int, fire: Callable[[], None]) -> None:
         self._every = every
         self._num = num_devices
-        self.reached = reached
+        self.fire = fire
         """Called in the thread that has been handed a marked batch, or the end."""
 
-    def first(self, batches: Sequence[Batch]) -> tuple[int, int]:
+    def first_in(self, batches: Sequence[Batch]) -> tuple[int, int]:
         """How many of the batches come up to the first that is marked, with it, and at which
         number of batches its round ends; 0 and 0 where none is."""
         if self._every is not None:

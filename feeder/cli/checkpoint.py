@@ -10,7 +10,7 @@ import os
 import sys
 from typing import Any
 
-from feeder.checkpoint.feeds import SNAPSHOT_ENTRY
+from feeder.checkpoint.feed_meta import SNAPSHOT_ENTRY
 from feeder.checkpoint.names import check_name, in_order
 from feeder.checkpoint.store import CheckpointStore
 from feeder.cli.arguments import count

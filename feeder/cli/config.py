@@ -51,18 +51,18 @@ def check(arguments: argparse.Namespace) -> int:
     """Make the feeds, and print what they are and what could be better."""
     from feeder.cli.config import advise
     from feeder.config import memory_bytes
-    from feeder.config_file.making import blaming, make_checkpoints, make_coordinator
+    from feeder.config_file.build import build_checkpointing, build_coordinator, locating
     from feeder.service.server.run import make_recipes
     from feeder.service.server.serve import check_arguments
 
     settings = flags.read(arguments, arguments.file)
     if not settings.feeds:
         raise ConfigError(f"{arguments.file}: there is no feed: give it a table [feeds.NAME]")
-    coordinator = make_coordinator(settings)
-    with blaming(settings.server):
+    coordinator = build_coordinator(settings)
+    with locating(settings.server):
         check_arguments(**{key: one.value for key, one in settings.server.items()})
         make_recipes(coordinator, None, settings.server["queues"].value)
-    make_checkpoints(settings.checkpoint)
+    build_checkpointing(settings.checkpoint)
     for name in coordinator:
         (stream,) = coordinator[name].streams
         spec = stream.config.stream

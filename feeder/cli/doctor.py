@@ -215,9 +215,9 @@ def check_place() -> Finding:
     except ConfigError as error:
         return problem(str(error), "correct this variable")
     return ok(
-        f"queue {near.number} of a server on this host ({near.teller} told), {far.number} of "
-        f"another's ({far.teller} told); node {node.number} ({node.teller} told) of "
-        f"{nodes.number} ({nodes.teller} told)"
+        f"queue {near.number} of a server on this host ({near.variable} told), {far.number} of "
+        f"another's ({far.variable} told); node {node.number} ({node.variable} told) of "
+        f"{nodes.number} ({nodes.variable} told)"
     )
 
 

@@ -65,7 +65,7 @@ class Meter:
 
     def summary(self, consumer: Consumer) -> list[str]:
         """What was read, how fast, and its digest: lines to print."""
-        end = Sample.take(self, consumer)
+        end = Sample.of(self, consumer)
         return [
             f"{self.batches} batches, {self.rows} rows, {size(self.bytes)} in "
             f"{self.elapsed_s:.3f} s over {consumer.plane}: {Sample(0.0, 0, 0, 0.0).rates(end)}",
@@ -86,7 +86,7 @@ class Sample(NamedTuple):
     """Seconds waited for batches by then."""
 
     @classmethod
-    def take(cls, meter: Meter, consumer: Consumer) -> Sample:
+    def of(cls, meter: Meter, consumer: Consumer) -> Sample:
         """The meter now."""
         waited_s = float(consumer.stats()["starved_s"])
         return cls(meter.elapsed_s, meter.batches, meter.bytes, waited_s)
@@ -108,11 +108,11 @@ def show_progress(meter: Meter, consumer: Consumer, total: int | None, over: int
         os.read(over, 8)
         return
     with progress_line(total) as draw:
-        samples = deque([Sample.take(meter, consumer)], maxlen=RATE_SAMPLES)
+        samples = deque([Sample.of(meter, consumer)], maxlen=RATE_SAMPLES)
         is_over = False
         while not is_over:
             is_over = bool(select.select([over], [], [], REDRAW_S)[0])
-            samples.append(Sample.take(meter, consumer))
+            samples.append(Sample.of(meter, consumer))
             draw(meter.batches, samples[0].rates(samples[-1]))
 
 

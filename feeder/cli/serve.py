@@ -61,12 +61,12 @@ def main(arguments: argparse.Namespace) -> int:
     settings = flags.read(arguments, arguments.config)
     feeds = choose_feeds(arguments.target, settings)
     import feeder
-    from feeder.config_file.making import blaming, make_checkpoints
+    from feeder.config_file.build import build_checkpointing, locating
 
-    checkpoints = make_checkpoints(settings.checkpoint)
+    checkpoints = build_checkpointing(settings.checkpoint)
     resume = settings.checkpoint["resume"].value
     told = {key: one.value for key, one in settings.server.items()}
-    with blaming(settings.server):
+    with locating(settings.server):
         server = feeder.serve(feeds, **told, checkpoints=checkpoints, resume=resume)
     run(server)
     return 0 if server.failure is None else 1
@@ -110,9 +110,9 @@ def choose_feeds(named: tuple[str, str] | None, settings: Settings) -> Any:
         raise ConfigError(
             "there is nothing to serve: give MODULE:ATTR, or --config FILE with [feeds.NAME]"
         )
-    from feeder.config_file.making import make_coordinator
+    from feeder.config_file.build import build_coordinator
 
-    return functools.partial(make_coordinator, settings)
+    return functools.partial(build_coordinator, settings)
 
 
 def load(module_name: str, attribute: str) -> Any:

@@ -113,14 +113,14 @@ def _place(table: Table, environment: Mapping[str, str]) -> Table:
         setting = table.get(OPTIONS + key)
         if setting is None or setting.value != word:
             continue
-        alone = (node.teller == NOBODY) != (nodes.teller == NOBODY)
+        alone = (node.variable == NOBODY) != (nodes.variable == NOBODY)
         if alone or node.number >= nodes.number:
             raise ConfigError(
                 f"{setting.origin}: {key} is {word!r}; the node's number is {node.number} "
-                f"({node.teller} told), the number of nodes {nodes.number} ({nodes.teller} told): "
-                "set FEEDER_NODE and FEEDER_NUM_NODES"
+                f"({node.variable} told), the number of nodes {nodes.number} ({nodes.variable} "
+                "told): set FEEDER_NODE and FEEDER_NUM_NODES"
             )
-        placed[OPTIONS + key] = Setting(told.number, f"{setting.origin}, told by {told.teller}")
+        placed[OPTIONS + key] = Setting(told.number, f"{setting.origin}, told by {told.variable}")
     return placed
 
 

@@ -18,9 +18,9 @@ from feeder.config import make_config
 from feeder.errors import ClosedError, ConfigError, FeedError, ForkedError, StuckWorkerError
 from feeder.feeds.feed import Feed, pack_states, resume_streams
 from feeder.feeds.stream import Stream
-from feeder.observe.figures import Figures, make_figures
+from feeder.observe.figures import Figures, build_figures
 from feeder.state.snapshot import Snapshot
-from feeder.state.statedict import STATE_KEY, unpack_state_dict
+from feeder.state.state_dict import STATE_KEY, unpack_state_dict
 from feeder.workers.public import public
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ class Coordinator:
                 with found.named():
                     resume_streams([stream], found.position)
         if self._saver is not None:
-            stream.marks = self._saver.marks(len(config.devices))
+            stream.triggers = self._saver.triggers(len(config.devices))
         feed = feed or Feed(config.name)
         feed.add(stream)
         self._feeds[config.name] = feed
@@ -208,13 +208,13 @@ class Coordinator:
                 raise
             logger.error("%s", stuck)
 
-    def fork(self) -> None:
+    def after_fork(self) -> None:
         """This is a forked child: nothing of the parent's can be used here."""
         self.forked = True
         if self._saver is not None:
-            self._saver.fork()
+            self._saver.after_fork()
         for feed in self._feeds.values():
-            feed.fork()
+            feed.after_fork()
 
     # ---- position
 
@@ -282,7 +282,7 @@ class Coordinator:
         """What all feeds have done, those that were stopped included; any thread may ask."""
         now = time.monotonic()
         feeds = list(self._feeds.values())
-        return make_figures([f for feed in feeds for f in feed.figures(now)], now)
+        return build_figures([f for feed in feeds for f in feed.figures(now)], now)
 
     def serve_status(self, place: str | int = 0) -> StatusPort:
         """Show what the feeds do at ``[HOST:]PORT``: a page for people at `/`, `/metrics` for
@@ -303,17 +303,17 @@ class Coordinator:
 # ---- What runs in this process: started together, stopped at its end, and told of a fork.
 
 
-class Runs(Protocol):
+class Stoppable(Protocol):
     """What has threads."""
 
     def stop(self, *, deadline_s: float) -> bool:
         """End them."""
 
-    def fork(self) -> None:
+    def after_fork(self) -> None:
         """This is a forked child, which has none of them."""
 
 
-class Starts(Protocol):
+class Startable(Protocol):
     """What starts threads."""
 
     def start(self) -> None:
@@ -326,10 +326,10 @@ class Starts(Protocol):
         """Wait until they have."""
 
 
-_running: weakref.WeakSet[Runs] = weakref.WeakSet()
+_running: weakref.WeakSet[Stoppable] = weakref.WeakSet()
 
 
-def start_all(streams: Sequence[Starts], deadline_s: float) -> None:
+def start_all(streams: Sequence[Startable], deadline_s: float) -> None:
     """Start all; where one cannot be started, as where the system has no more threads, none runs
     on: nobody leaves a `with` that was not entered."""
     try:
@@ -343,7 +343,7 @@ def start_all(streams: Sequence[Starts], deadline_s: float) -> None:
         raise
 
 
-def _keep_track(runs: Runs) -> None:
+def _keep_track(runs: Stoppable) -> None:
     """See to one more; it is let go of when nobody else has it."""
     _running.add(runs)
 
@@ -356,7 +356,7 @@ def _stop_at_exit() -> None:
 
 def _after_fork() -> None:
     for runs in list(_running):
-        runs.fork()
+        runs.after_fork()
 
 
 atexit.register(_stop_at_exit)

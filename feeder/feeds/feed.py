@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from feeder.errors import ConfigError, ResumeError
-from feeder.feeds.devicefeed import DeviceFeed
+from feeder.feeds.device_feed import DeviceFeed
 from feeder.feeds.stream import Stream
 from feeder.observe.figures import AS_GREATEST, FeedFigures
 from feeder.state.snapshot import Snapshot
-from feeder.state.statedict import STATE_KEY, unpack_state_dict
+from feeder.state.state_dict import STATE_KEY, unpack_state_dict
 from feeder.state.token import name_of
 from feeder.workers.public import public
 from feeder.workers.stream.batch import Batch
@@ -137,10 +137,10 @@ class Feed:
             stream.close()
         self._drop()
 
-    def fork(self) -> None:
+    def after_fork(self) -> None:
         """This is a forked child."""
         for stream in self._streams:
-            stream.fork()
+            stream.after_fork()
         self._drop()
 
     def _drop(self) -> None:

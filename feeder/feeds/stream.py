@@ -14,7 +14,14 @@ from feeder.checkpoint.triggers import CheckpointTriggers
 from feeder.config import FeedConfig
 from feeder.devices.dealt import Devices
 from feeder.errors import ClosedError, FeedError, ForkedError, ResumeError
-from feeder.observe.figures import Condition, FeedFigures, QueueFigures, State, flatten, make_feed
+from feeder.observe.figures import (
+    Condition,
+    FeedFigures,
+    QueueFigures,
+    State,
+    build_feed_figures,
+    flatten,
+)
 from feeder.observe.verdict import judge
 from feeder.state.positions import Positions
 from feeder.state.snapshot import Snapshot, StreamState
@@ -93,7 +100,7 @@ class Stream:
         self.progress = Progress(num)
         self.counted = StreamStats.of(config.stream, config.run, num)
         """What the stream has done."""
-        self.marks: CheckpointTriggers | None = None
+        self.triggers: CheckpointTriggers | None = None
         """Batches at which something is to be done; None where there are none."""
         self.initialised = self.started = self.stopped = False
         self._started_at: float | None = None
@@ -160,7 +167,7 @@ class Stream:
         if self._unusable is not None:
             raise self._unusable
 
-    def fork(self) -> None:
+    def after_fork(self) -> None:
         """This is a forked child: its copy of the stream has no threads."""
         self._unusable = ForkedError(
             f"feed {self.config.name!r} was made in the parent process; make it after the fork, "
@@ -213,7 +220,7 @@ class Stream:
         )
         queues = [self._queue(device, first_queue, now) for device in range(len(self.queues))]
         blocked_s = sum([queue.blocked.read(now) for queue in self.queues])
-        return make_feed(
+        return build_feed_figures(
             self.config, self.number, condition, self.counted, self.pipeline.ledger, queues, now,
             blocked_s=blocked_s,
         )  # fmt: skip

@@ -7,8 +7,8 @@ from contextvars import ContextVar
 from typing import Any, ClassVar
 
 from feeder.errors import ConfigError
-from feeder.job.checkpoints.places import check_node
-from feeder.job.groups import Entered, Node, TaskGroup
+from feeder.job.checkpoints.locations import check_node
+from feeder.job.groups import BlockLocal, Node, TaskGroup
 from feeder.job.workspace import check_name
 from feeder.workers.public import public
 
@@ -19,7 +19,7 @@ Condition = Callable[[Any], Any] | str
 
 
 @public("feeder.job")
-class Job(Entered):
+class Job(BlockLocal):
     """Work of several nodes, in four groups of tasks, with a checkpoint after each epoch.
 
     `init_group` is run once, and not when the job is resumed: it makes the arrays of each

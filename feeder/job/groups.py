@@ -7,7 +7,7 @@ from contextvars import ContextVar
 from typing import Any, ClassVar, TypeVar
 
 from feeder.errors import ConfigError
-from feeder.job.checkpoints.places import check_node
+from feeder.job.checkpoints.locations import check_node
 from feeder.workers.public import public
 
 LOCAL = "local"
@@ -19,7 +19,7 @@ UPLOAD = "upload_group"
 T = TypeVar("T")
 
 
-class Entered:
+class BlockLocal:
     """Something that a `with` block makes the current one of its kind, in this thread."""
 
     _current: ClassVar[ContextVar[Any]]
@@ -35,7 +35,7 @@ class Entered:
 
 
 @public("feeder.job")
-class Node(Entered):
+class Node(BlockLocal):
     """Pins what is made in its `with` block to a node: ``with Node("trainer_0"): ...``"""
 
     _current: ClassVar[ContextVar[Any]] = ContextVar("node", default=None)
@@ -51,7 +51,7 @@ class Node(Entered):
 
 
 @public("feeder.job")
-class TaskGroup(Entered):
+class TaskGroup(BlockLocal):
     """Tasks that are run together: nodes all at once, and each node its own in the order in which
     they were made.
 

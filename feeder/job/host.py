@@ -59,7 +59,7 @@ class NodeHost:
             case Plan():
                 return self._job.plan()
             case Begin():
-                self.workspace.begin()
+                self.workspace.empty()
                 self._has_begun = True
                 return None
             case RunTasks():

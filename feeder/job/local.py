@@ -28,7 +28,7 @@ class LocalSession(Session):
         self._hosts: dict[str, NodeHost] = {}
         self._groups: dict[tuple[str, int], TaskGroup] = {}
         self._answers: _Answers = queue.SimpleQueue()
-        self._scope = ThreadGroup()
+        self._threads = ThreadGroup()
         self._num_busy = 0
 
     def run(self, work: Any) -> Any:
@@ -46,19 +46,19 @@ class LocalSession(Session):
         return self._groups[key]
 
     def _send(self, node: str, request: Request) -> None:
-        self._scope.start(f"node {node}", run_node, self._hosts[node], request, self._answers)
+        self._threads.start(f"node {node}", run_node, self._hosts[node], request, self._answers)
         self._num_busy += 1
 
     def _receive(self) -> tuple[str, Any, BaseException | None]:
         answer = self._answers.get()
         self._num_busy -= 1
         if not self._num_busy:
-            self._scope.close(STOP_DEADLINE_S)  # they have done all that they do
+            self._threads.close(STOP_DEADLINE_S)  # they have done all that they do
         return answer
 
     def _stop(self) -> None:
         try:
-            self._scope.close(STOP_DEADLINE_S)
+            self._threads.close(STOP_DEADLINE_S)
         finally:
             for host in self._hosts.values():
                 host.workspace.close()

@@ -69,7 +69,7 @@ class LocalHostSession(Session):
         for process in self._nodes.values():
             process.send(End())
         for process in self._nodes.values():
-            process.end(max(0.0, end - time.monotonic()))
+            process.wait_or_kill(max(0.0, end - time.monotonic()))
 
 
 class NodeProcess:
@@ -112,7 +112,7 @@ class NodeProcess:
             return codec.unpack(reply.answer), None
         return None, error_of(reply, self.node)
 
-    def end(self, deadline_s: float) -> None:
+    def wait_or_kill(self, deadline_s: float) -> None:
         """Wait for its end, which is enforced."""
         try:
             self._process.wait(deadline_s)

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from feeder.checkpoint.feeds import make_meta
+from feeder.checkpoint.feed_meta import make_meta
 from feeder.errors import CheckpointError, ConfigError
 from feeder.feeds.coordinator import Coordinator
 from feeder.state import codec
-from feeder.state.statedict import STATE_KEY
+from feeder.state.state_dict import STATE_KEY
 from feeder.workers.public import public
 
 FEED, STATE = "feed/", "state/"
@@ -71,7 +71,7 @@ class Workspace(MutableMapping[str, Any]):
 
     # ---- life
 
-    def begin(self) -> None:
+    def empty(self) -> None:
         """Empty it; its objects are made anew when they are next asked for."""
         self.close()
         self._arrays.clear()
@@ -121,7 +121,7 @@ class Workspace(MutableMapping[str, Any]):
     def load(self, entries: Mapping[str, Any]) -> None:
         """Begin anew with what a checkpoint holds. Raises `CheckpointError` where that is not what
         the job has, and what an object raises that cannot go on from its state."""
-        self.begin()
+        self.empty()
         mine = {self._entry_name(name): self._object(name) for name in self._makers}
         theirs = [name for name in entries if name.startswith((FEED, STATE))]
         if set(mine) != set(theirs):

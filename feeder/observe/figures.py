@@ -31,11 +31,11 @@ AS_GREATEST = {"age_s", "position_age_s", "starved_share"}
 STATES: tuple[State, ...] = ("waiting", "running", "ended", "failed", "stopped")
 
 
-class Noun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class FiguresStruct(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Numbers that are read together."""
 
 
-class WorkerFigures(Noun, frozen=True, kw_only=True):
+class WorkerFigures(FiguresStruct, frozen=True, kw_only=True):
     """One worker id; for `fetch(call)` one of the sequences of calls, of which there are as many
     as threads."""
 
@@ -57,7 +57,7 @@ class WorkerFigures(Noun, frozen=True, kw_only=True):
     """Calls that returned None."""
 
 
-class ConsumerFigures(Noun, frozen=True, kw_only=True):
+class ConsumerFigures(FiguresStruct, frozen=True, kw_only=True):
     """Who reads a queue of a served feed now."""
 
     who: str
@@ -73,7 +73,7 @@ class ConsumerFigures(Noun, frozen=True, kw_only=True):
     """Seconds since it was last heard of (may fall)."""
 
 
-class QueueFigures(Noun, frozen=True, kw_only=True):
+class QueueFigures(FiguresStruct, frozen=True, kw_only=True):
     """One device queue: what was handed to its trainer, and what waits there."""
 
     queue: int
@@ -99,7 +99,7 @@ class QueueFigures(Noun, frozen=True, kw_only=True):
     """None in process, and where nobody holds the queue."""
 
 
-class ServiceFigures(Noun, frozen=True, kw_only=True):
+class ServiceFigures(FiguresStruct, frozen=True, kw_only=True):
     """What a server did for a feed."""
 
     opened: int
@@ -116,7 +116,7 @@ class ServiceFigures(Noun, frozen=True, kw_only=True):
     """Shared memory in slots (may fall)."""
 
 
-class FeedFigures(Noun, frozen=True, kw_only=True):
+class FeedFigures(FiguresStruct, frozen=True, kw_only=True):
     """One stream of a feed, from the fetch function to the trainer."""
 
     name: str
@@ -163,7 +163,7 @@ class FeedFigures(Noun, frozen=True, kw_only=True):
         return self.name if not self.number else f"{self.name}#{self.number}"
 
 
-class Figures(Noun, frozen=True, kw_only=True):
+class Figures(FiguresStruct, frozen=True, kw_only=True):
     """All feeds of a process."""
 
     version: str
@@ -222,7 +222,7 @@ class Condition:
     """When its position was last asked for; None where it never was."""
 
 
-def make_feed(
+def build_feed_figures(
     config: FeedConfig,
     number: int,
     condition: Condition,
@@ -286,7 +286,7 @@ def _make_workers(stats: StreamStats, first: int, now: float) -> tuple[WorkerFig
     return tuple(workers)
 
 
-def make_figures(feeds: Sequence[FeedFigures], now: float) -> Figures:
+def build_figures(feeds: Sequence[FeedFigures], now: float) -> Figures:
     """The figures of this process."""
     who = f"pid {os.getpid()} on {os.uname().nodename}"
     return Figures(version=feeder.__version__, who=who, at_s=now, feeds=tuple(feeds))

@@ -9,8 +9,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from feeder.errors import ReplayWarning, ResumeError
+from feeder.state.fingerprint import differences, fingerprint_digest
 from feeder.state.snapshot import Rows, Snapshot, StreamState, summarise
-from feeder.state.token import StreamId, make_fingerprint
+from feeder.state.token import StreamId
 from feeder.workers.stream.chunks import Columns
 from feeder.workers.stream.position import Cut, LazyPosition
 from feeder.workers.stream.resuming import Resume
@@ -29,8 +30,8 @@ class Positions:
         """The declared fields that must be equal for a position to fit."""
         stream, older = config.stream, None
         if stream.ignores_worker_ids:
-            older = make_fingerprint({**self.fingerprint, **stream.worker_fields})
-        self.id = StreamId(config.name, number, make_fingerprint(self.fingerprint), older)
+            older = fingerprint_digest({**self.fingerprint, **stream.worker_fields})
+        self.id = StreamId(config.name, number, fingerprint_digest(self.fingerprint), older)
 
     # ---- written down
 
@@ -65,7 +66,7 @@ class Positions:
             resume = Resume(cut=self.id.decode(state, epochs))
         else:
             self._compare(state)
-            then = make_fingerprint(state.fingerprint)
+            then = fingerprint_digest(state.fingerprint)
             cut = replace(self.id, older=then).decode(state.token, epochs)
             resume = Resume(cut=cut, rows=state.rows, columns=state.columns)
         self._check_partitions(resume.cut)
@@ -90,17 +91,12 @@ class Positions:
         if stream.ignores_worker_ids:
             # Positions of before these were left out have them.
             then = {name: then[name] for name in then if name not in stream.worker_fields}
-        differences = [
-            f"{name}: {then.get(name)!r} then, {now.get(name)!r} now"
-            for name in {**then, **now}
-            if then.get(name) != now.get(name)
-        ]
+        found = differences(then, now)
         if state.name != self.config.name:
-            differences.insert(0, f"name: {state.name!r} then, {self.config.name!r} now")
-        if differences:
+            found.insert(0, f"name: {state.name!r} then, {self.config.name!r} now")
+        if found:
             raise ResumeError(
-                f"the snapshot is of another feed than {self.config.name!r}: "
-                f"{'; '.join(differences)}"
+                f"the snapshot is of another feed than {self.config.name!r}: {'; '.join(found)}"
             )
 
     def check_round(self, cut: Cut) -> None:

@@ -26,8 +26,8 @@ from numpy.typing import NDArray
 
 from feeder import durable
 from feeder.errors import CheckpointError, SnapshotFormatError
-from feeder.state.placing import dtype_fields, is_nameless, place, read_dtype, shaped
-from feeder.state.token import check_fingerprint
+from feeder.state.fingerprint import check_fingerprint
+from feeder.state.raw_arrays import dtype_fields, is_nameless, pack_array, read_dtype, restore_array
 from feeder.workers.public import public
 from feeder.workers.stream.chunks import Column, Columns
 from feeder.workers.stream.position import Cut
@@ -88,7 +88,7 @@ class Snapshot:
         entries = []
         for state in self.states:
             rows = state.rows
-            placed = None if rows is None else [place(array, blobs) for array in rows]
+            placed = None if rows is None else [pack_array(array, blobs) for array in rows]
             entries.append(
                 [state.name, state.number, state.fingerprint, state.token,
                  _column_fields(state.columns), placed, state.summary]
@@ -244,7 +244,7 @@ def _read_rows(body: memoryview, placed: list[Any], at: int) -> tuple[Rows, int]
     rows = []
     for dtype, shape, size in placed:
         array = np.frombuffer(bytearray(body[at : at + size]), np.uint8)
-        rows.append(shaped(array, read_dtype(dtype), shape))
+        rows.append(restore_array(array, read_dtype(dtype), shape))
         at += size
     return tuple(rows), at
 

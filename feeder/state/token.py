@@ -15,7 +15,6 @@ import xxhash
 from msgspec import Meta
 
 from feeder.errors import ConfigError, ResumeError, SnapshotFormatError
-from feeder.state import codec
 from feeder.workers.stream.position import Cut, Leftover, Position
 
 TOKEN_VERSION = 1
@@ -90,23 +89,6 @@ class StreamId:
             leftover=None if leftover is None else _leftover(leftover, at),
             encode=self.encode,
         )
-
-
-def make_fingerprint(fields: dict[str, Any]) -> bytes:
-    """The digest of a fingerprint's fields."""
-    digest: bytes = xxhash.xxh3_64_digest(codec.pack(sorted(fields.items())))
-    return digest
-
-
-def check_fingerprint(fingerprint: object) -> None:
-    """Raise `TypeError` or `ValueError` where a value that came from elsewhere is no fingerprint:
-    a dict of texts, whose values nest no deeper than a recursion reaches."""
-    if not isinstance(fingerprint, dict) or not all(type(name) is str for name in fingerprint):
-        raise TypeError(f"a {type(fingerprint).__name__}, expected a dict with texts as keys")
-    try:
-        repr(fingerprint)
-    except RecursionError as error:
-        raise ValueError("it is nested too deeply") from error
 
 
 def is_token(data: bytes) -> bool:

@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from feeder import cli
-from feeder.config_file.making import make_coordinator
+from feeder.config_file.build import build_coordinator
 from feeder.config_file.settings import read_settings
 from feeder.config_file.toml import read_toml
 
@@ -213,7 +213,7 @@ def test_the_example_feeds_each_node_its_shard(example: Path) -> None:
         environment = {"FEEDER_NODE": node, "FEEDER_NUM_NODES": "2"}
         environment["FEEDER_FEEDS_TRAIN_EPOCHS"] = "1"
         settings = read_settings(read_toml("feed.toml"), environment)
-        with make_coordinator(settings) as coordinator:
+        with build_coordinator(settings) as coordinator:
             rows.append(sum(batch.rows for batch in coordinator["train"]))
     assert rows == [900, 900]
 

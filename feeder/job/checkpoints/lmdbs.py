@@ -20,11 +20,11 @@ import xxhash
 from feeder.checkpoint.format import DamagedError, Loaded, Reader, Receipt
 from feeder.checkpoint.local import LocalFolder
 from feeder.checkpoint.names import check_name
-from feeder.checkpoint.passing import is_unread
+from feeder.checkpoint.tolerate import is_unreadable
 from feeder.durable import OsFs
 from feeder.errors import CheckpointError, ConfigError
 from feeder.state import codec
-from feeder.state.placing import place, read_dtype, shaped, size_of
+from feeder.state.raw_arrays import num_bytes_of, pack_array, read_dtype, restore_array
 from feeder.workers.sources.extras import load
 
 LMDB_VERSION = 1
@@ -95,7 +95,7 @@ class LmdbDatabase:
             self.digest_of(name)
         except CheckpointError as error:
             is_missing = isinstance(error.__cause__, FileNotFoundError)
-            if is_unread(error) or not (is_missing or isinstance(error, DamagedError)):
+            if is_unreadable(error) or not (is_missing or isinstance(error, DamagedError)):
                 raise
             return False
         return True
@@ -178,7 +178,7 @@ def _fields(name: Any, entry: Any, blobs: list[Any]) -> list[Any]:
             "anything but Python objects"
         )
     try:
-        dtype, shape, size = place(entry, blobs)
+        dtype, shape, size = pack_array(entry, blobs)
     except TypeError as error:
         raise CheckpointError(f"entry {name!r}: {error}") from None
     return [dtype, list(shape), size]
@@ -246,10 +246,10 @@ def _read(transaction: Any, name: str, fields: list[Any], path: str) -> Any:
         dtype = read_dtype(dtype_fields)
     except ConfigError as error:
         raise CheckpointError(f"checkpoint {path!r} cannot be read here: {error}") from error
-    if size_of(dtype, tuple(shape)) != size:
+    if num_bytes_of(dtype, tuple(shape)) != size:
         raise _damaged(path, f"its entry {name!r} of {size} bytes is no {dtype} {shape!r}")
     raw = np.frombuffer(bytearray(data), np.uint8)
-    return shaped(raw, dtype, tuple(shape))
+    return restore_array(raw, dtype, tuple(shape))
 
 
 def _damaged(path: str, what: str) -> DamagedError:

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from feeder.checkpoint.feeds import check_steps
+from feeder.checkpoint.feed_meta import check_steps
 from feeder.errors import CheckpointError, ResumeError
 
 MANIFEST_VERSION = 1

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from feeder.checkpoint.format import DamagedError, Loaded
-from feeder.checkpoint.passing import passing_over
+from feeder.checkpoint.tolerate import skip_damaged
 from feeder.errors import CheckpointError
 from feeder.job.checkpoints.databases import Database, open_database
 
@@ -121,7 +121,7 @@ def _check_nothing_lost(database: Database, before: str, loaded: Loaded) -> None
     """Raise where an epoch lacks what the one before it holds. The names are settled by the init
     group, once: a part with fewer is of a node that had lost its workspace when it was saved."""
     held: list[str] = []
-    with passing_over():
+    with skip_damaged():
         held = database.entry_names(before)
     if missing := [name for name in held if name not in loaded.entries]:
         raise CheckpointError(

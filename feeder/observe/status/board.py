@@ -21,11 +21,11 @@ SAMPLE_S = 1.0
 class Board:
     """Reads figures now and then; any thread may ask for what came of it.
 
-    `look` reads the figures of the process, and raises a `FeedError` where it cannot.
+    `read_figures` reads the figures of the process, and raises a `FeedError` where it cannot.
     """
 
-    def __init__(self, look: Callable[[], Figures]) -> None:
-        self._look = look
+    def __init__(self, read_figures: Callable[[], Figures]) -> None:
+        self._read_figures = read_figures
         self._lock = threading.Lock()
         self._closing = threading.Condition(self._lock)
         self._history = History()
@@ -47,7 +47,7 @@ class Board:
     def sample(self) -> None:
         """Read the figures, where they can be had."""
         try:
-            figures = self._look()
+            figures = self._read_figures()
         except FeedError:
             return  # What is wrong is told to whoever asks.
         with self._lock:
@@ -63,7 +63,7 @@ class Board:
 
     def figures(self) -> Figures:
         """The figures now. Raises `FeedError`."""
-        return self._look()
+        return self._read_figures()
 
     def kinds(self, figures: Figures) -> dict[str, str]:
         """The kind of each feed's verdict, by its title; `figures` are the latest."""
@@ -73,7 +73,7 @@ class Board:
 
     def everything(self) -> bytes:
         """Figures, verdicts and curves as JSON, for the page. Raises `FeedError`."""
-        figures = self._look()
+        figures = self._read_figures()
         with self._lock:
             self._begin(figures)
             verdicts, points = self._history.verdicts(), self._history.points()
@@ -91,7 +91,7 @@ class Board:
     def trouble(self) -> str | None:
         """Why this process is not ready: it does not answer, or a feed has failed; else None."""
         try:
-            failed = [feed for feed in self._look().feeds if feed.state == "failed"]
+            failed = [feed for feed in self._read_figures().feeds if feed.state == "failed"]
         except FeedError as error:
             return str(error)
         return "; ".join(f"feed {feed.title!r}: {feed.failure}" for feed in failed) or None

@@ -64,15 +64,15 @@ _ports: weakref.WeakSet[StatusPort] = weakref.WeakSet()
 
 
 class StatusPort:
-    """Serves the figures that `look` reads, until it is closed. Threads of its own, a
+    """Serves the figures that `read_figures` reads, until it is closed. Threads of its own, a
     `ThreadGroup`'s.
 
     Port 0 is the system's choice. Raises `ConfigError` where it cannot listen.
     """
 
-    def __init__(self, place: str | int, look: Callable[[], Figures]) -> None:
+    def __init__(self, place: str | int, read_figures: Callable[[], Figures]) -> None:
         host, port = parse_place(place)
-        self._board = Board(look)
+        self._board = Board(read_figures)
         self._requests = ThreadGroup()
         self._open = _Connections()
         self._listener = _listen(host, port)
@@ -80,9 +80,11 @@ class StatusPort:
         shown = f"[{name}]" if ":" in name else name
         self.url = f"http://{shown}:{number}/"
         """The address of the page."""
-        self._scope = ThreadGroup()
-        self._scope.start("feeder status", run_port, self._listener, self._take, self._board.pause)
-        self._scope.start("feeder status sampler", self._board.run_sampler)
+        self._threads = ThreadGroup()
+        self._threads.start(
+            "feeder status", run_port, self._listener, self._take, self._board.pause
+        )
+        self._threads.start("feeder status sampler", self._board.run_sampler)
         _ports.add(self)
 
     def __enter__(self) -> StatusPort:
@@ -96,7 +98,7 @@ class StatusPort:
     ) -> None:
         self.close()
 
-    def fork(self) -> None:
+    def after_fork(self) -> None:
         """This is a forked child: the port is the parent's."""
         self._listener.close()
         self._open.close()
@@ -106,7 +108,7 @@ class StatusPort:
         self._board.close()
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
-        self._scope.close(_STOP_S)
+        self._threads.close(_STOP_S)
         self._listener.close()
         self._open.hang_up()
         self._requests.close(_STOP_S)
@@ -299,7 +301,7 @@ class _Request(BaseHTTPRequestHandler):
 
 def _after_fork() -> None:
     for port in list(_ports):
-        port.fork()
+        port.after_fork()
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -27,7 +27,7 @@ from feeder.service.client.lease import ClientLease
 from feeder.service.faults import point
 from feeder.service.memory import forking
 from feeder.state.snapshot import Snapshot
-from feeder.state.statedict import STATE_KEY, unpack_state_dict
+from feeder.state.state_dict import STATE_KEY, unpack_state_dict
 from feeder.workers.fetch.threads import ThreadGroup
 from feeder.workers.public import public
 from feeder.workers.stats import Handed

@@ -34,8 +34,9 @@ from feeder.service.protocol import messages as say
 from feeder.service.protocol.checksums import checksum, full_checksum
 from feeder.service.protocol.messages import Report
 from feeder.state import codec
+from feeder.state.fingerprint import check_fingerprint, fingerprint_digest
 from feeder.state.snapshot import Snapshot, StreamState, summarise
-from feeder.state.token import StreamId, check_fingerprint, is_token, make_fingerprint
+from feeder.state.token import StreamId, is_token
 from feeder.workers.errors import ChunkError
 from feeder.workers.stream.batch import Batch
 from feeder.workers.stream.chunks import Column, Columns
@@ -69,7 +70,7 @@ class Identity:
     @property
     def id(self) -> StreamId:
         """Whose tokens they are."""
-        return StreamId(self.name, self.number, make_fingerprint(self.fingerprint))
+        return StreamId(self.name, self.number, fingerprint_digest(self.fingerprint))
 
 
 def identity_of(opened: say.Opened) -> Identity:

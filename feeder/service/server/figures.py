@@ -17,8 +17,8 @@ from feeder.observe.figures import (
     QueueFigures,
     ServiceFigures,
     State,
-    make_feed,
-    make_figures,
+    build_feed_figures,
+    build_figures,
     to_json,
 )
 from feeder.service.net.sockets import Peer
@@ -43,7 +43,7 @@ def show(desk: Desk, now: float) -> FeedFigures:
         started_at=feed.started_at,
         asked_at=feed.account.asked_at,
     )
-    return make_feed(
+    return build_feed_figures(
         feed.recipe.config,
         0,
         condition,
@@ -157,7 +157,7 @@ class Watching:
         """What all feeds have done."""
         if self._figures is None or now - self._made_at >= _FRESH_S:
             feeds = [show(desk, now) for desk in self._desks.values()]
-            self._figures, self._made_at = make_figures(feeds, now), now
+            self._figures, self._made_at = build_figures(feeds, now), now
             self._data = None
         return self._figures
 

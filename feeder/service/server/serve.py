@@ -268,7 +268,7 @@ class Server:
             self._scope.close(STOP_S)
         finally:
             if self._saver is not None and self._saver.is_running:
-                self._saver.mark()
+                self._saver.save_soon()
             self._stack.close()
             self._serving.close()
         for feed in self._feeds:

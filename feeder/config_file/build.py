@@ -23,22 +23,22 @@ _OBJECTS = frozenset({"collate", "dataset", "factory", "fn", "transform"})
 """Parameters of sources that take an object of Python; in a file it is named as MODULE:ATTR."""
 
 
-def make_coordinator(settings: Settings) -> Coordinator:
+def build_coordinator(settings: Settings) -> Coordinator:
     """A coordinator with every feed of the settings, not started.
 
     Raises `ConfigError`, with the place of the setting that is wrong in front.
     """
     coordinator = Coordinator()
     for name, table in settings.feeds.items():
-        with blaming(table, settings.places[name]):
+        with locating(table, settings.places[name]):
             _add(coordinator, name, table)
     return coordinator
 
 
-def make_checkpoints(table: Table) -> Checkpointing | None:
+def build_checkpointing(table: Table) -> Checkpointing | None:
     """Where a server stores what was used; None where it does not. Raises `ConfigError`."""
     values = {key: setting.value for key, setting in table.items()}
-    with blaming(table):
+    with locating(table):
         if values["url"] is None:
             _check_unstored(table)
             return None
@@ -164,7 +164,7 @@ def _check_names(signature: inspect.Signature, given: Mapping[str, Any]) -> None
 
 
 @contextlib.contextmanager
-def blaming(table: Table, otherwise: str = "") -> Iterator[None]:
+def locating(table: Table, otherwise: str = "") -> Iterator[None]:
     """Put the place of the setting that a ConfigError is about in front of its text."""
     try:
         yield

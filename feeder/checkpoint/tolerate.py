@@ -12,7 +12,7 @@ from feeder.errors import CheckpointError
 logger = logging.getLogger("feeder")
 
 
-def is_unread(error: CheckpointError) -> bool:
+def is_unreadable(error: CheckpointError) -> bool:
     """Whether something is there that could not be read: no right to it, a bad sector. Only what
     the system calls missing counts as nothing."""
     cause = error.__cause__
@@ -20,7 +20,7 @@ def is_unread(error: CheckpointError) -> bool:
 
 
 @contextlib.contextmanager
-def passing_over() -> Iterator[None]:
+def skip_damaged() -> Iterator[None]:
     """Go on behind the block where it raises because a checkpoint is damaged, which is said, or
     has gone in the meantime."""
     try:
@@ -33,7 +33,7 @@ def passing_over() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def leaving() -> Iterator[None]:
+def tolerate_failed_removal() -> Iterator[None]:
     """Go on behind the block where an old checkpoint cannot be removed, having said so."""
     try:
         yield

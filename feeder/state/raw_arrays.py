@@ -12,7 +12,7 @@ from feeder.state import codec
 from feeder.workers.stream import dtypes
 
 
-def place(array: NDArray[Any], blobs: list[Any]) -> list[Any]:
+def pack_array(array: NDArray[Any], blobs: list[Any]) -> list[Any]:
     """Add the bytes of an array to `blobs` and say what they are: dtype, shape and size."""
     dtype = dtype_fields(array.dtype)
     flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
@@ -20,12 +20,14 @@ def place(array: NDArray[Any], blobs: list[Any]) -> list[Any]:
     return [dtype, array.shape, flat.size]
 
 
-def shaped(raw: NDArray[np.uint8], dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+def restore_array(
+    raw: NDArray[np.uint8], dtype: np.dtype[Any], shape: tuple[int, ...]
+) -> NDArray[Any]:
     """The array whose bytes are `raw`."""
     return raw.view(dtype).reshape(shape)
 
 
-def size_of(dtype: np.dtype[Any], shape: tuple[int, ...]) -> int:
+def num_bytes_of(dtype: np.dtype[Any], shape: tuple[int, ...]) -> int:
     """The bytes of an array. Raises `ValueError` for what no array has: objects, or less than
     nothing of something."""
     if dtype.hasobject or any(type(length) is not int or length < 0 for length in shape):
