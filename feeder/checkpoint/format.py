@@ -31,6 +31,7 @@ from feeder.errors import CheckpointError, ConfigError
 from feeder.state import codec
 from feeder.state.raw_arrays import num_bytes_of, pack_array, read_dtype, restore_array
 
+# Raised when an older reader would misread what is written.
 CHECKPOINT_VERSION = 1
 MAGIC = b"FEEDCKPT"
 _NUMBERS = struct.Struct("<IQQ")
@@ -126,6 +127,7 @@ def encode(
         header = codec.pack([listed, dict(meta or {})])
     except (TypeError, ValueError) as error:
         raise CheckpointError(f"what is said of a checkpoint cannot be saved: {error}") from error
+    # The header holds the digest of each entry, so the digest of the header is one of everything.
     numbers = _NUMBERS.pack(CHECKPOINT_VERSION, len(header), sum(map(len, blobs)))
     digest = xxhash.xxh3_128_digest(numbers + header)
     parts = [b"".join((MAGIC, numbers, digest, header)), *blobs]
@@ -146,6 +148,7 @@ def _entry_fields(name: Any, entry: Any, blobs: list[Any]) -> list[Any]:
             f"entry {name!r} is {type(entry).__name__}, expected a NumPy array or bytes"
         )
     if entry.dtype.hasobject:
+        # They would have to be pickled, and unpickling runs code.
         raise CheckpointError(
             f"entry {name!r} has dtype {entry.dtype}: arrays of Python objects are not saved"
         )
@@ -181,6 +184,7 @@ def read_header(reader: Reader) -> Header:
         raise _damaged(reader, f"it begins with {bytes(head[:8])!r}, expected {MAGIC!r}")
     numbers, digest = head[len(MAGIC) : -16], bytes(head[-16:])
     version, header_bytes, data_bytes = _NUMBERS.unpack(numbers)
+    # Before the header is read: a damaged length must not ask for terabytes of memory.
     if reader.size != _HEAD_BYTES + header_bytes + data_bytes:
         raise _damaged(
             reader,
@@ -197,6 +201,7 @@ def read_header(reader: Reader) -> Header:
     try:
         entries, meta = _parse(bytes(header), data_bytes)
     except ConfigError as error:
+        # A dtype of ml_dtypes, which is not installed here: the file is whole.
         raise CheckpointError(f"checkpoint {reader.path!r} cannot be read here: {error}") from error
     except Exception as error:
         # What NumPy and msgpack raise for bytes that make no sense is not a small family.

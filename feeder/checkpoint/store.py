@@ -1,4 +1,4 @@
-"""Where checkpoints are kept, and found again."""
+"""Checkpoints by name, in a folder or an object store, and a writer's own sequence of them."""
 
 from __future__ import annotations
 
@@ -70,7 +70,8 @@ def open_backend(url: str, writer: str, retry_s: float, fs: Fs | None) -> Backen
             raise ConfigError(f"{url!r} names host {parts.netloc!r}, expected file:///PATH")
         return LocalFolder(_checked(unquote(parts.path)), writer, fs or OsFs())
     if scheme in OBJECT_STORES and url[len(scheme) + 3 :].strip("/"):
-        from feeder.checkpoint.objects import ObjectFolder  # only for those that have one
+        # Imported here: a folder needs neither obstore nor what it loads.
+        from feeder.checkpoint.objects import ObjectFolder
 
         return ObjectFolder(url, retry_s)
     raise ConfigError(
@@ -85,7 +86,9 @@ def _checked(path: str) -> str:
     return path
 
 
+# How many neighbours an error names of a checkpoint that is not there.
 _NUM_NAMED = 5
+# Told of a fork: a child's locks and descriptors are the parent's.
 _stores: weakref.WeakSet[CheckpointStore] = weakref.WeakSet()
 
 
@@ -106,6 +109,8 @@ class CheckpointStore:
         retry_s: For how many seconds a call to an object store that fails is made again. One
             that gets no answer at all fails after 300 s.
         fs: The file system, for tests.
+
+    Its mutex guards the next number of the sequence, and keeps `save` to one thread at a time.
 
     Guarantees: what `put` and `save` have returned from is there after any crash, of the power
     too; a checkpoint is read whole or not at all; nothing is ever removed that is no checkpoint.
@@ -219,6 +224,8 @@ class CheckpointStore:
         """The newest checkpoint that is complete and valid, None where there is none. Damaged
         ones are named in the log and passed over; one of a newer version raises, and so does one
         that cannot be read, where no older one is valid."""
+        # One that cannot be read just now may be the newest that is whole. An older whole one is as
+        # good; without one, "there is none" would be wrong.
         unread: CheckpointError | None = None
         for name in reversed(self.names(prefix)):
             with skip_damaged():
@@ -280,7 +287,9 @@ class CheckpointStore:
         with self._mutex:
             said = make_meta(snapshot, step, meta)
             number = self._next_number() if self._next is None else self._next
-            self._next = None  # until this one is there, nothing is known
+            # Until this one is there the next number is not known: a `put` that fails may have
+            # written it all the same, and another process may have come in.
+            self._next = None
             name = sequence_name(self.writer, number)
             self.put(name, {SNAPSHOT_ENTRY: bytes(snapshot)}, meta=said)
             self._next = number + 1
@@ -322,6 +331,7 @@ class CheckpointStore:
             with tolerate_failed_removal():
                 if self._is_checkpoint(name):
                     found.append(name)
+        # The newest may be damaged: what is known to be whole stays in any case.
         for name in found[:-keep]:
             if name != whole:
                 with tolerate_failed_removal():

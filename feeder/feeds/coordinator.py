@@ -1,4 +1,4 @@
-"""All feeds of a process: started together, stopped together, snapshotted together."""
+"""All feeds of a process: started together, stopped together, and stored as one position."""
 
 from __future__ import annotations
 
@@ -30,19 +30,21 @@ if TYPE_CHECKING:
 logger = logging.getLogger("feeder")
 
 STOP_DEADLINE_S = 5.0
-"""How long a stop waits for fetch functions to return, all together."""
+"""How long a stop waits for fetch functions to return, all together. A thread that is inside a
+user's function cannot be ended; it is named instead, with its stack."""
 
 _SAVE_S = 10.0
-"""How long it waits at least for a checkpoint that is being written."""
+"""How long a stop waits at least for a checkpoint that is being written: a slow disk is no reason
+to lose the last position, a disk that hangs is no reason to hang."""
 
 
 @public("feeder")
 class Coordinator:
     """Holds feeds by their input source name.
 
-    It is started and stopped by a `with` block (of nested ones by the outermost, as where a loop of
-    training holds one of validation), or by `start` and `stop`. Feeds are added, started and
-    stopped by one thread at a time; positions may be asked for by any thread at any time.
+    A `with` block starts and stops it, or `start` and `stop` do. Of nested blocks the outermost one
+    stops it, as where a loop of training holds one of validation. One thread at a time adds, starts
+    and stops feeds, and owns all fields; any thread may ask for positions and figures at any time.
 
     Args:
         checkpoints: Where positions are stored, and when: a `Checkpointing`, or a
@@ -78,6 +80,7 @@ class Coordinator:
         streams = feed.streams if feed is not None else ()
         first = sum(stream.config.stream.num_workers for stream in streams)
         config = make_config(settings, first)
+        # One call per device is Caffe2's way to feed several: each adds a stream of its own.
         taken = [device for device in config.devices if feed and device in feed.devices]
         if taken:
             raise ConfigError(
@@ -85,6 +88,7 @@ class Coordinator:
                 "another input_source_name; where it takes the old one's place, stop that first, "
                 f"by coordinator.stop({name!r}), or give coordinator=feeder.Coordinator()"
             )
+        # All that can fail comes before the feed is noted: a call that raises adds nothing.
         stream = Stream(config, len(streams))
         if resume is not None:
             found = self._find(resume)
@@ -100,7 +104,7 @@ class Coordinator:
         return feed
 
     def _find(self, resume: Any) -> Found:
-        """What a feed is to go on from."""
+        """The position that `resume=` names, for one feed."""
         store = None if self._saver is None else self._saver.store
         if not (isinstance(resume, str) and resume == LATEST):
             return find_position(resume, store)
@@ -142,12 +146,14 @@ class Coordinator:
     def start(self) -> None:
         """Start the feeds that are not started: first every `init_fun`, then all threads."""
         self._check_usable()
+        # Every init_fun runs before any thread does: one that raises leaves nothing to stop.
         new = [name for name in self if not all(s.started for s in self._feeds[name].streams)]
         for name in new:
             for stream in self._feeds[name].streams:
                 if stream.config.init_fun is not None and not stream.initialised:
                     stream.config.init_fun(self._feeds[name], self)
                     stream.initialised = True
+        # Noted before threads start: an interrupt from here on still finds them at the exit.
         _keep_track(self)
         if self._saver is not None and not self._saver.is_running:
             self._saver.start()
@@ -174,6 +180,7 @@ class Coordinator:
         self.closed = self.closed or name is None
         if self.forked:
             return
+        # All are woken before one is waited for, so that they end at the same time.
         for feed in feeds:
             feed.close()
         end = time.monotonic() + deadline_s
@@ -204,6 +211,7 @@ class Coordinator:
         try:
             self._stop(None, STOP_DEADLINE_S)
         except StuckWorkerError as stuck:
+            # The error that the block raised is the one its user needs to see.
             if error is None:
                 raise
             logger.error("%s", stuck)
@@ -262,7 +270,7 @@ class Coordinator:
         return {} if self._saver is None else self._saver.stats()
 
     def _fail(self, error: FeedError) -> None:
-        """Checkpoints cannot be written, and that is not to be borne."""
+        """Checkpoints cannot be written, and `on_save_error="raise"` lets that end the feeds."""
         for stream in self._streams():
             stream.fail(error)
 
@@ -304,7 +312,7 @@ class Coordinator:
 
 
 class Stoppable(Protocol):
-    """What has threads."""
+    """An object with threads that must have ended when the process does."""
 
     def stop(self, *, deadline_s: float) -> bool:
         """End them."""
@@ -314,7 +322,7 @@ class Stoppable(Protocol):
 
 
 class Startable(Protocol):
-    """What starts threads."""
+    """An object that starts threads."""
 
     def start(self) -> None:
         """Start them."""
@@ -326,6 +334,7 @@ class Startable(Protocol):
         """Wait until they have."""
 
 
+# Weak: a coordinator that nobody holds any more has been stopped, or was never started.
 _running: weakref.WeakSet[Stoppable] = weakref.WeakSet()
 
 
@@ -344,7 +353,7 @@ def start_all(streams: Sequence[Startable], deadline_s: float) -> None:
 
 
 def _keep_track(runs: Stoppable) -> None:
-    """See to one more; it is let go of when nobody else has it."""
+    """Stop this one at the process's exit, and tell it of a fork."""
     _running.add(runs)
 
 

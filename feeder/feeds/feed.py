@@ -25,7 +25,7 @@ class Feed:
     `init_data_input_workers` was called once per device.
 
     With one device the feed is itself the iterator over its batches; with several, `on` gives
-    each device's.
+    each device's. The coordinator's thread adds streams before the start; any thread reads.
     """
 
     def __init__(self, name: str) -> None:
@@ -79,7 +79,7 @@ class Feed:
         return len(self._only())
 
     def __bool__(self) -> bool:
-        return True
+        return True  # Else `if feed` would ask for its length, which may not be known.
 
     def _only(self) -> DeviceFeed:
         if len(self._devices) != 1:
@@ -159,6 +159,7 @@ def pack_states(streams: list[Stream]) -> bytes:
 def resume_streams(streams: Sequence[Stream], position: Snapshot | bytes) -> None:
     """Bring streams that are not started to a position, of a snapshot or of a token: all of them,
     or none where one does not fit."""
+    # First all are looked up, then all are moved: one that does not fit moves none.
     if isinstance(position, Snapshot):
         found = [(stream, stream.find_resume(position)) for stream in streams]
         here = {(stream.config.name, stream.number) for stream in streams}
@@ -166,6 +167,8 @@ def resume_streams(streams: Sequence[Stream], position: Snapshot | bytes) -> Non
             if (state.name, state.number) not in here and len(streams) > 1:
                 logger.warning("the position of feed %r is not used: no such feed", state.name)
     else:
+        # A token is of one stream. Where there is only one here, the stream itself checks the name,
+        # and its error says more.
         whose = name_of(position)
         meant = [s for s in streams if len(streams) == 1 or (s.config.name, s.number) == whose]
         if not meant:

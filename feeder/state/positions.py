@@ -1,5 +1,5 @@
-"""The positions of one stream: written down as states and tokens, read back, and refused where
-they do not fit."""
+"""What a position means for one stream: it is written down, read back, and refused where it does
+not fit."""
 
 from __future__ import annotations
 
@@ -21,13 +21,15 @@ if TYPE_CHECKING:
 
 
 class Positions:
-    """What the positions of one stream mean: rules without threads."""
+    """What the positions of one stream mean: rules without threads. It never changes."""
 
     def __init__(self, config: FeedConfig, number: int) -> None:
         self.config = config
         self.number = number
         self.fingerprint = config.fingerprint()
         """The declared fields that must be equal for a position to fit."""
+        # A source's stream does not depend on worker ids. Older tokens have them in their digest, and
+        # stay readable by it.
         stream, older = config.stream, None
         if stream.ignores_worker_ids:
             older = fingerprint_digest({**self.fingerprint, **stream.worker_fields})
@@ -89,7 +91,7 @@ class Positions:
         """Raise `ResumeError` with every field in which a snapshot's feed differs from this."""
         then, now, stream = state.fingerprint, self.fingerprint, self.config.stream
         if stream.ignores_worker_ids:
-            # Positions of before these were left out have them.
+            # Positions that were stored before worker ids were left out still have them.
             then = {name: then[name] for name in then if name not in stream.worker_fields}
         found = differences(then, now)
         if state.name != self.config.name:
@@ -102,6 +104,8 @@ class Positions:
     def check_round(self, cut: Cut) -> None:
         """Raise `ResumeError` where a cut stands in the middle of a round of all devices."""
         num = len(self.config.devices)
+        # Batch `step` goes to device `step % num`. In the middle of a round some devices would get
+        # a batch that their users have had already.
         if cut.step % num and not cut.finished:
             raise ResumeError(
                 f"the position is before batch {cut.step}, which is no multiple of {num} devices; "
@@ -143,6 +147,7 @@ class Positions:
 
 def _level_of_user() -> int:
     """The stack level, as the caller's `warnings.warn` counts them, of who called feeder."""
+    # A warning at a line of feeder's own would tell the user nothing.
     frame, level = sys._getframe(1), 1
     while frame.f_back is not None and str(frame.f_globals.get("__name__")).startswith("feeder."):
         frame, level = frame.f_back, level + 1

@@ -93,6 +93,8 @@ class Snapshot:
                 [state.name, state.number, state.fingerprint, state.token,
                  _column_fields(state.columns), placed, state.summary]
             )  # fmt: skip
+        # The rows are not in the header: msgpack would copy them, and a header stays small enough
+        # to be checked before its rows are looked at.
         header: bytes = msgpack.packb(entries)
         parts = [len(header).to_bytes(4, "little"), header, *blobs]
         numbers = _NUMBERS.pack(SNAPSHOT_VERSION, sum(len(part) for part in parts))

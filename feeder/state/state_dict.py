@@ -1,4 +1,4 @@
-"""State dicts: a position under one fixed key, for a trainer's own checkpoint."""
+"""State dicts, which hold a position under one key for a trainer's checkpoint; what `resume=` takes."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ def unpack_state_dict(state_dict: dict[str, bytes]) -> Snapshot | bytes:
         raise SnapshotFormatError(
             f"state dict has the keys {keys}, {expected}, as state_dict() of a coordinator gives it"
         )
+    # Checkpoints of frameworks turn bytes into tensors or arrays: say how to get them back.
     position = state_dict[STATE_KEY]
     if not isinstance(position, bytes):
         raise SnapshotFormatError(

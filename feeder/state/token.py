@@ -20,8 +20,11 @@ from feeder.workers.stream.position import Cut, Leftover, Position
 TOKEN_VERSION = 1
 _MAGIC = b"FT"
 _HEAD_BYTES = 11
+# A token travels in message headers and checkpoints, which count on this bound.
 _MAX_BYTES = 64 * 1024
 
+# Bounds on every field: tokens come from other processes and old files, and a number such as 2**62
+# calls must fail here and not as a MemoryError later.
 _Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 _Bits64 = Annotated[int, Meta(ge=0)]
 _Digest = Annotated[bytes, Meta(min_length=8, max_length=8)]
@@ -110,6 +113,7 @@ def _open(token: bytes) -> _Fields:
         raise SnapshotFormatError(
             f"token has a body of {len(body)} bytes, expected at most {_MAX_BYTES}"
         )
+    # The digest comes before the version: a flipped bit in the version is damage, not news.
     if token[3:_HEAD_BYTES] != xxhash.xxh3_64_digest(body):
         raise SnapshotFormatError(f"token of {len(token)} bytes is truncated or corrupt")
     if token[2] != TOKEN_VERSION:
@@ -124,6 +128,7 @@ def _open(token: bytes) -> _Fields:
 
 def _position_fields(position: Position) -> list[Any]:
     epoch, turn, live, calls, rows, marks, done = position
+    # The common case, and quick for thousands of partitions.
     if all(live):
         bits = (1 << len(live)) - 1
     else:
