@@ -36,7 +36,7 @@ def check_steps(nodes: Mapping[str, Mapping[str, Any]]) -> None:
     trainers' own step numbers must be equal, and each feed must stand at the same batch on every
     node that has it. All that differ are listed.
     """
-    # A feed's step is the number of its next batch: nodes that have done the same steps agree on it.
+    # A feed's step is the number of its next batch: equal where nodes have done the same steps.
     told = {node: {"step": meta.get("step"), **meta.get("feeds", {})} for node, meta in
             nodes.items()}  # fmt: skip
     keys = sorted({key for said in told.values() for key in said}, key=str)

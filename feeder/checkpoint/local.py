@@ -136,8 +136,8 @@ class LocalReader:
 
 class LocalFolder:
     """A folder whose files are checkpoints. Only files and folders that this user alone may read
-    are made; symbolic links are not followed, so that nothing outside is read or written. Any thread
-    may use it; its mutex guards the lock and what is known of the folders."""
+    are made; symbolic links are not followed, so that nothing outside is read or written. Any
+    thread may use it; its mutex guards the lock and what is known of the folders."""
 
     def __init__(self, path: str, writer: str, fs: Fs) -> None:
         self.path = os.path.abspath(path)

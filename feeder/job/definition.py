@@ -1,4 +1,4 @@
-"""Jobs: what is done once, what in each epoch, and when it is enough."""
+"""Jobs: what is done once, what in each epoch, and when it is enough. No thread, no node."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ class Job(BlockLocal):
     named to the job by `add_object`, so that it can be made again at a resume.
 
     In its `with` block the job is the current one, and tasks go into its `epoch_group` unless
-    they are in the block of another group.
+    they are in the block of another group. The thread that makes a job owns it; once it runs,
+    nothing writes it.
 
     Args:
         init_group, epoch_group, download_group, exit_group: Groups that are made already.
@@ -73,6 +74,7 @@ class Job(BlockLocal):
         return entered[0]  # type: ignore[no-any-return]
 
     def __enter__(self) -> Job:
+        # Tasks that are made in the job's block are what each epoch does, as in Caffe2.
         self.epoch_group.__enter__()
         return super().__enter__()
 
@@ -121,6 +123,8 @@ class Job(BlockLocal):
 
     def nodes_to_checkpoint(self) -> list[str]:
         """The nodes whose workspaces are saved."""
+        # What was made for a node has to be saved for it; a node with epochs' tasks alone has
+        # nothing.
         used = [*self.init_group.used_nodes(), *self.objects]
         return self._nodes_to_checkpoint or list(dict.fromkeys(used))
 
@@ -135,6 +139,7 @@ class Job(BlockLocal):
 
     def plan(self) -> list[Any]:
         """What the job consists of, by names: equal where two processes have made the same."""
+        # Names alone: functions cannot be compared across processes.
         tasks = [[[t.node, t.name] for t in self.group(name).tasks] for name in GROUPS]
         objects = [[node, sorted(made)] for node, made in sorted(self.objects.items())]
         return [tasks, objects, [node for node, _ in self.stop_conditions], self.max_epochs]
@@ -151,6 +156,7 @@ def epoch_limiter(job: Job, num_epochs: int) -> None:
 
 def _keyed(name: str, group: TaskGroup | None) -> TaskGroup:
     group = TaskGroup() if group is None else group
+    # The key is how nodes in other processes find the group; one group cannot have two.
     if group.key not in (None, (name, 0)):
         raise ConfigError(f"{name} is another group already; give each a group of its own")
     group.key = (name, 0)

@@ -22,6 +22,9 @@ T = TypeVar("T")
 class BlockLocal:
     """Something that a `with` block makes the current one of its kind, in this thread."""
 
+    # Each class below has a variable of its own, with the object and the one that was current
+    # before it. A context variable and no global: two threads may make two jobs at a time.
+
     _current: ClassVar[ContextVar[Any]]
 
     def __enter__(self: T) -> T:

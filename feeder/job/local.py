@@ -20,7 +20,8 @@ _Answers = queue.SimpleQueue[tuple[str, Any, BaseException | None]]
 class LocalSession(Session):
     """Runs the tasks of each node in a thread of this process; any function can be a task.
 
-    Leaving it, or `close`, raises `StuckWorkerError` where a task does not end in time.
+    Leaving it, or `close`, raises `StuckWorkerError` where a task does not end in time. The thread
+    that uses the session owns its fields; nodes' threads put answers into one queue.
     """
 
     def __init__(self) -> None:
@@ -34,6 +35,7 @@ class LocalSession(Session):
     def run(self, work: Any) -> Any:
         """Run a group of tasks, whether it is one of the job's or not, or what a checkpoint
         manager gave, and wait until it is done."""
+        # Nodes are in this process, so any group can be found again by a key that is made up here.
         if isinstance(work, TaskGroup):
             work.key = work.key or ("group", len(self._groups))
             self._groups[work.key] = work
@@ -52,8 +54,9 @@ class LocalSession(Session):
     def _receive(self) -> tuple[str, Any, BaseException | None]:
         answer = self._answers.get()
         self._num_busy -= 1
+        # A thread per request: when all have answered they have ended, and are let go of.
         if not self._num_busy:
-            self._threads.close(STOP_DEADLINE_S)  # they have done all that they do
+            self._threads.close(STOP_DEADLINE_S)
         return answer
 
     def _stop(self) -> None:
@@ -66,6 +69,7 @@ class LocalSession(Session):
 
 def run_node(host: NodeHost, request: Request, answers: _Answers) -> None:
     """Let a node do one thing."""
+    # BaseException: whatever a task raises, the session must not wait for ever.
     try:
         answers.put((host.node, host.answer(request), None))
     except BaseException as error:

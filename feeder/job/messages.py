@@ -19,6 +19,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, tag="plan"):
     """Say what the job consists of."""
 
 
+# The tags are on the wire between a runner and its nodes. Both are of one version of feeder, since
+# a node's process is started by the runner; so messages may change with it.
+
+
 class Begin(msgspec.Struct, frozen=True, kw_only=True, tag="begin"):
     """Empty the workspace."""
 
@@ -88,6 +92,7 @@ def decode_reply(data: bytes) -> Done | Failed:
 def error_of(failed: Failed, node: str) -> FeedError:
     """The exception that a node in another process raised: of the same class where it is one of
     feeder's, else a `RemoteError`; the remote traceback is a note."""
+    # Looked up among the names of feeder.errors alone: a node cannot name any other class.
     kind = getattr(errors, failed.kind, None) if failed.kind in errors.__all__ else None
     if isinstance(kind, type) and issubclass(kind, FeedError):
         error = kind(failed.text)

@@ -43,6 +43,7 @@ class LocalHostSession(Session):
         self._factory = check_factory(factory)
         self._folder = Path(folder).absolute()
         self._nodes: dict[str, NodeProcess] = {}
+        # Nodes that have been asked and have not answered.
         self._asked: set[str] = set()
 
     @property
@@ -65,6 +66,7 @@ class LocalHostSession(Session):
         return node, *self._nodes[node].receive()
 
     def _stop(self) -> None:
+        # All are asked before one is waited for, and share one deadline.
         end = time.monotonic() + STOP_DEADLINE_S
         for process in self._nodes.values():
             process.send(End())
@@ -73,11 +75,12 @@ class LocalHostSession(Session):
 
 
 class NodeProcess:
-    """The process of one node."""
+    """The process of one node, owned by the thread that uses the session."""
 
     def __init__(self, factory: str, node: str, folder: Path) -> None:
         self.node = node
         self._output = folder / OUTPUT
+        # Our copy of the node's end is closed in any case: else its end would never end ours.
         self.pipe, theirs = Pipe()
         with theirs:
             try:
@@ -100,7 +103,7 @@ class NodeProcess:
         try:
             self.pipe.send_bytes(encode(request))
         except OSError:
-            return
+            return  # Broken pipe: `receive` finds out how it died, which says more.
 
     def receive(self) -> tuple[Any, FeedError | None]:
         """Its answer, or the error in its place. Raises `RemoteError` where it is gone."""
@@ -117,6 +120,7 @@ class NodeProcess:
         try:
             self._process.wait(deadline_s)
         except subprocess.TimeoutExpired:
+            # It is in a task. Nothing of it is lost: an epoch exists by its manifest alone.
             self._process.kill()
             self._process.wait()
         self.pipe.close()

@@ -21,7 +21,8 @@ from feeder.workers.sources.extras import load
 
 
 class NodeActor:
-    """Makes the job when it is first asked for something, and does what it is asked."""
+    """Makes the job when it is first asked for something, and does what it is asked. Ray calls it
+    in one thread; where Ray starts it again, its workspace is gone and `NodeHost` says so."""
 
     def __init__(self, factory: str, node: str) -> None:
         self._factory = factory
@@ -78,6 +79,7 @@ class RaySession(Session):
         if not self._ray.is_initialized():
             self._ray.init(address=self._address, log_to_driver=False)
             self._connected = True
+        # Actors find modules where this process does: a factory beside a script is not installed.
         path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)
         environment = {"env_vars": {"PYTHONPATH": path}}
         actor_class = self._ray.remote(NodeActor)
@@ -106,6 +108,7 @@ class RaySession(Session):
         ends = [actor.answer.remote(encode(End())) for actor in self._actors.values()]
         if ends:
             self._ray.wait(ends, num_returns=len(ends), timeout=STOP_DEADLINE_S)
+        # Killed in any case: one that hangs would hold its resources until the cluster ends.
         for actor in self._actors.values():
             self._ray.kill(actor)
         if self._connected:

@@ -37,6 +37,7 @@ class Reader:
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Go on from a position. Raises `ResumeError` where it is one of other rows."""
+        # A position in other rows would silently read other ones.
         if state["rows"] != len(self._rows):
             raise ResumeError(
                 f"the reader stood in {state['rows']} rows and has {len(self._rows)} now; give it "

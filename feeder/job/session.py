@@ -1,4 +1,4 @@
-"""Sessions: what runs the work of a job on its nodes, wherever those are."""
+"""Sessions: they run the work of a job on its nodes, wherever those are."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Session(ABC):
     which may be waiting for this one; the session can then only be closed. Anything else that
     fails, as a save may, is raised when all nodes have done their part, and the session goes on.
 
-    One thread uses it; leaving its `with` block closes it.
+    One thread uses it and owns its fields; leaving its `with` block closes it.
     """
 
     def __init__(self) -> None:
@@ -48,6 +48,8 @@ class Session(ABC):
         if self._job is None:
             self._start(job)
             self._job = job
+            # A function that makes another job on a node would run other tasks under the same
+            # names.
             self._check_plans(self._ask({node: Plan() for node in job.nodes()}), job.plan())
         if self._job is not job:
             raise ConfigError("the session is of another job; make a session for each")
@@ -120,6 +122,8 @@ class Session(ABC):
         for node in requests:
             if node not in job.nodes():
                 raise ConfigError(f"the job has no node {node!r}, expected one of {job.nodes()!r}")
+        # After an exception, an interrupt too, answers may still be under way: they would be taken
+        # for those of the next request.
         try:
             answers, error = self._exchange(requests)
         except BaseException as fatal:
@@ -141,6 +145,9 @@ class Session(ABC):
         while len(answers) < len(requests):
             node, answer, error = self._receive()
             answers[node] = answer
+            # The tasks of other nodes may wait for this one's, in a collective operation for
+            # example: to wait for them would be for ever. A save that fails is waited out on all
+            # nodes.
             if error is not None and isinstance(requests[node], RunTasks):
                 raise error
             first = first or error

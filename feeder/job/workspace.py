@@ -26,7 +26,7 @@ class Workspace(MutableMapping[str, Any]):
     (`Job.add_object`) and cannot be set here. Which names are saved is settled by the init group:
     what later epochs add is gone when the epoch is, as it would be after a resume.
 
-    Used by one thread at a time.
+    One thread at a time uses it: the one that answers for the node.
     """
 
     def __init__(self, makers: Mapping[str, Callable[[], Any]] | None = None) -> None:
@@ -40,6 +40,8 @@ class Workspace(MutableMapping[str, Any]):
     def __getitem__(self, name: str) -> Any:
         if name in self._makers:
             made = self._object(name)
+            # Started when a task asks, and not when it is made: a feed that is about to be put back
+            # must not have run.
             if isinstance(made, Coordinator):
                 made.start()
             return made
@@ -87,6 +89,7 @@ class Workspace(MutableMapping[str, Any]):
 
     def close(self) -> None:
         """Stop its feeds, and let go of its objects."""
+        # Other objects have no end of their own that a workspace could know of.
         for made in self._objects.values():
             if isinstance(made, Coordinator):
                 made.stop()
@@ -101,6 +104,8 @@ class Workspace(MutableMapping[str, Any]):
     def entries(self) -> tuple[dict[str, Any], dict[str, int]]:
         """What a checkpoint of it holds, and at which step each feed stands. The arrays are the
         workspace's own."""
+        # A checkpoint with fewer arrays than the one before could not be told from a lost
+        # workspace.
         missing = [name for name in self._kept if name not in self._arrays]
         if missing:
             raise ConfigError(
@@ -121,6 +126,7 @@ class Workspace(MutableMapping[str, Any]):
     def load(self, entries: Mapping[str, Any]) -> None:
         """Begin anew with what a checkpoint holds. Raises `CheckpointError` where that is not what
         the job has, and what an object raises that cannot go on from its state."""
+        # Everything is made anew, so that nothing of what ran before is left in an object.
         self.empty()
         mine = {self._entry_name(name): self._object(name) for name in self._makers}
         theirs = [name for name in entries if name.startswith((FEED, STATE))]

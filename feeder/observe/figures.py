@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 State = Literal["waiting", "running", "ended", "failed", "stopped"]
 """A feed waits for its start or for consumers, runs, has ended, has failed, or was stopped."""
 
+# Two streams that wait at the same time wait once, so these are not sums.
 AS_GREATEST = {"age_s", "position_age_s", "starved_share"}
 """Of the flat numbers, those that are not added up over the streams of a feed."""
 
@@ -32,7 +33,10 @@ STATES: tuple[State, ...] = ("waiting", "running", "ended", "failed", "stopped")
 
 
 class FiguresStruct(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Numbers that are read together."""
+    """Numbers that are read together and never change: any thread may hold them.
+
+    Their field names are those of /stats.json and of what a server sends to `feeder top`.
+    """
 
 
 class WorkerFigures(FiguresStruct, frozen=True, kw_only=True):
@@ -49,7 +53,7 @@ class WorkerFigures(FiguresStruct, frozen=True, kw_only=True):
     running_s: float
     """For how long the calls under way have lasted (may fall); 0 while there is none."""
     wait_s: float
-    """Seconds for which the enqueuer waited for just this worker."""
+    """Seconds for which the batcher waited for just this worker."""
     errors: int
     """Calls that raised, retried or not."""
     retries: int
@@ -143,9 +147,9 @@ class FeedFigures(FiguresStruct, frozen=True, kw_only=True):
     idle_s: float
     """Seconds for which fetchers waited, added up over them."""
     chunks_wait_s: float
-    """Seconds for which the enqueuer waited for chunks."""
+    """Seconds for which the batcher waited for chunks."""
     room_wait_s: float
-    """Seconds for which the enqueuer waited for room."""
+    """Seconds for which the batcher waited for room."""
     buffered_rows: int
     """Rows between a call's return and the trainer (may fall)."""
     buffered_bytes: int
@@ -227,15 +231,16 @@ def build_feed_figures(
     number: int,
     condition: Condition,
     stats: StreamStats,
-    ledger: BufferBudget | None,
+    budget: BufferBudget | None,
     queues: Sequence[QueueFigures],
     now: float,
     *,
     blocked_s: float,
     service: ServiceFigures | None = None,
 ) -> FeedFigures:
-    """The figures of one stream. `blocked_s`: the enqueuer's waits for slots and queues; `ledger`
-    is None where nothing is buffered."""
+    """The figures of one stream. `blocked_s`: the batcher's waits for slots and queues; `budget` is
+    None where nothing is buffered."""
+    # A stream that was not started is as old as now: every rate over its age is 0.
     started_at = now if condition.started_at is None else condition.started_at
     asked_at = started_at if condition.asked_at is None else condition.asked_at
     failure = condition.failure
@@ -256,8 +261,8 @@ def build_feed_figures(
         idle_s=stats.idle.read(now),
         chunks_wait_s=stats.chunks.read(now),
         room_wait_s=stats.room.read(now) + blocked_s,
-        buffered_rows=0 if ledger is None else ledger.rows,
-        buffered_bytes=0 if ledger is None else ledger.bytes,
+        buffered_rows=0 if budget is None else budget.rows,
+        buffered_bytes=0 if budget is None else budget.bytes,
         limit_rows=config.run.max_rows,
         workers=_make_workers(stats, config.stream.first_worker_id, now),
         queues=tuple(queues),
@@ -294,5 +299,6 @@ def build_figures(feeds: Sequence[FeedFigures], now: float) -> Figures:
 
 def one_line(text: str) -> str:
     """A text in one line of at most 500 characters that can be sent and shown anywhere."""
+    # An error's text may hold the user's data, escape sequences of a terminal, or surrogates.
     line = " ".join(text.split())
     return line.encode(errors="backslashreplace").decode()[:500]

@@ -28,8 +28,8 @@ class Positions:
         self.number = number
         self.fingerprint = config.fingerprint()
         """The declared fields that must be equal for a position to fit."""
-        # A source's stream does not depend on worker ids. Older tokens have them in their digest, and
-        # stay readable by it.
+        # A source's stream does not depend on worker ids. Older tokens have them in their digest,
+        # and stay readable by it.
         stream, older = config.stream, None
         if stream.ignores_worker_ids:
             older = fingerprint_digest({**self.fingerprint, **stream.worker_fields})

@@ -1,4 +1,4 @@
-"""State dicts, which hold a position under one key for a trainer's checkpoint; what `resume=` takes."""
+"""State dicts: a position under one key, for a trainer's checkpoint. And what `resume=` takes."""
 
 from __future__ import annotations
 

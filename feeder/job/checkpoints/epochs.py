@@ -1,4 +1,4 @@
-"""The epochs of a job at one location: found, committed, and taken back."""
+"""The epochs of a job at one location: they are found, committed, and taken back."""
 
 from __future__ import annotations
 
@@ -19,9 +19,11 @@ logger = logging.getLogger("feeder")
 
 
 class Epochs:
-    """What is complete at a location, of a job with these nodes. Every method raises
-    `CheckpointError`, also where the place holds epochs of some of these nodes with others: a
-    node belongs to one job in a location.
+    """What is complete at a location, of a job with these nodes. It keeps nothing in memory: every
+    answer is read from the location, since other runs write there too.
+
+    Every method raises `CheckpointError`, also where the location holds epochs of some of these
+    nodes with others: there a node belongs to one job.
     """
 
     def __init__(self, location: CheckpointLocation, nodes: Sequence[str]) -> None:
@@ -34,6 +36,7 @@ class Epochs:
     def newest(self) -> Manifest | None:
         """The newest epoch that is complete, every byte of it checked; None where none was ever
         committed. Damaged ones are named in the log and passed over."""
+        # Listed before others are looked for, so that no folder is an error of its own.
         names = self._names()
         self.check_others()
         for name in reversed(names):
@@ -66,6 +69,8 @@ class Epochs:
         try:
             return self.has(epoch) and bool(self.find(epoch))
         except CheckpointError as error:
+            # A bad sector, or no right to a file, may go away: only what is missing or damaged
+            # means that the epoch is not complete.
             is_missing = isinstance(error.__cause__, FileNotFoundError)
             if is_unreadable(error) or not (is_missing or isinstance(error, DamagedError)):
                 raise
@@ -140,6 +145,7 @@ class Epochs:
     def remove(self, epoch: int, generations: Iterable[int]) -> None:
         """Remove an epoch, its parts first: where that is cut short, what is left of it is found by
         its manifest, and removed the next time."""
+        # The other way round a removal that is cut short would leave parts that nothing names.
         with closing(self.location.open_database(self.nodes[0])) as database:
             for node in self.nodes:
                 database.remove(self.location.part_name(node, epoch), missing_ok=True)
@@ -257,6 +263,7 @@ def read_manifests(location: CheckpointLocation, epoch: int) -> list[Manifest]:
 def jobs_in(store: CheckpointStore) -> list[Epochs]:
     """The epochs of each job that has any in a store. Raises `CheckpointError`."""
     location = CheckpointLocation(url=store.url, db_type="file")
+    # A job is known by its first node; the newest manifest of each says its nodes.
     newest: dict[str, str] = {}
     for name in sorted(store.file_names(MANIFESTS), key=lambda n: _order(location, n)):
         if found := read_manifest_name(location, name):

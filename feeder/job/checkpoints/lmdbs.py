@@ -31,7 +31,9 @@ LMDB_VERSION = 1
 _MAGIC = b"FEEDLMDB"
 _TRAILER_BYTES = len(_MAGIC) + 16
 _ABOUT = b"\0feeder"
+# LMDB's own bound, as it is built everywhere.
 _MAX_KEY_BYTES = 511
+# Read, hashed and written in such pieces: a part of gigabytes is never in memory a second time.
 _PIECE_BYTES = 1 << 20
 _PAGES_BYTES = 1 << 24
 """Room in an LMDB's map for its own pages."""
@@ -126,6 +128,8 @@ class LmdbDatabase:
         about = [[name, *_fields(name, entry, blobs)] for name, entry in entries.items()]
         size = sum(map(len, blobs)) + (len(blobs) + 1) * 2 * _MAX_KEY_BYTES
         try:
+            # No lock and no sync: the file is in memory and this process's alone. `_folder` writes
+            # it durably afterwards.
             env = self._lmdb.open(
                 path, subdir=False, lock=False, sync=False, map_size=2 * size + _PAGES_BYTES
             )
@@ -139,6 +143,8 @@ class LmdbDatabase:
     @contextlib.contextmanager
     def _checked(self, name: str) -> Iterator[tuple[Any, str, int, bytes]]:
         """A transaction on one whose every byte has been checked, its path, length and digest."""
+        # A copy in memory, checked before LMDB sees it: LMDB trusts its pages, and a damaged one
+        # may end the process.
         with _memory_file(name) as (file, path):
             with self._folder.open(check_name(name)) as reader:
                 digest = _copy(reader, file)
@@ -158,6 +164,8 @@ def _offsets(size: int) -> range:
 @contextlib.contextmanager
 def _memory_file(name: str) -> Iterator[tuple[int, str]]:
     """A file that is nowhere but in memory, and a path to it."""
+    # LMDB wants a path, and a memfd has one under /proc; it leaves nothing behind when it is
+    # killed.
     file = os.memfd_create(name[-200:])
     try:
         yield file, f"/proc/self/fd/{file}"

@@ -1,4 +1,4 @@
-"""Where the checkpoints of a job lie, and what its files are called."""
+"""The locations of a job's checkpoints, and the names of its files there."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from urllib.parse import unquote, urlsplit
 from feeder.errors import CheckpointError, ConfigError
 from feeder.job.checkpoints.databases import Database, check_db_type, open_database
 
+# A node's name is part of file names and of a writer's name; 40 characters leave room for the rest.
 _NODE = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,39}")
 MANIFESTS, RUNS = "manifests/", "runs/"
 
@@ -26,7 +27,7 @@ def check_node(name: object) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointLocation:
-    """A place for the parts of nodes, by epoch."""
+    """A location for the parts of nodes, by epoch, and for the manifests beside them."""
 
     url: str
     """A folder as an absolute path, or a URL."""
@@ -65,7 +66,7 @@ _MANIFEST = re.compile(r"(?P<key>.+)\.g(?P<generation>[0-9]+)\.(?P<epoch>[0-9]+)
 
 
 def read_manifest_name(location: CheckpointLocation, name: str) -> tuple[str, int, int] | None:
-    """First node, generation and epoch of a manifest of a place; None where it is none."""
+    """First node, generation and epoch of a manifest of this location; None where it is none."""
     found = _MANIFEST.fullmatch(name.removeprefix(location.manifests_prefix))
     if found is None:
         return None
@@ -73,12 +74,12 @@ def read_manifest_name(location: CheckpointLocation, name: str) -> tuple[str, in
 
 
 def folder_location(db_prefix: object, db_type: object) -> CheckpointLocation:
-    """The place that a `db_prefix` means: the folder of all files."""
+    """The location that a `db_prefix` means: the folder of all files."""
     return _location(_checked("db_prefix", db_prefix), "", db_type)
 
 
 def stem_location(path_prefix: object, db_type: object) -> CheckpointLocation:
-    """The place that a `path_prefix` means: what all names begin with, folder and all."""
+    """The location that a `path_prefix` means: what all names begin with, folder and all."""
     folder, slash, stem = _checked("path_prefix", path_prefix).rpartition("/")
     return _location(folder or slash or ".", check_node(stem) if stem else "", db_type)
 

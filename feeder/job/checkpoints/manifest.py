@@ -15,6 +15,7 @@ import msgspec
 from feeder.checkpoint.feed_meta import check_steps
 from feeder.errors import CheckpointError, ResumeError
 
+# Raised when an older reader would misread what is written.
 MANIFEST_VERSION = 1
 _VERSION = "manifest"
 

@@ -1,4 +1,4 @@
-"""Metadata handlers: who is told which epochs there are, and asked which was the last."""
+"""Metadata handlers: they are told which epochs there are, and asked which was the last."""
 
 from __future__ import annotations
 
@@ -75,6 +75,8 @@ class StoreMetadata:
         the job saves, then where it was told to read."""
         if user_epoch is not None:
             return user_epoch
+        # All are looked through before one is chosen: an error at the second must not be hidden by
+        # what the first holds.
         own, *others = self._known_locations()
         found = [self._newest(own), *(Epochs(p, self._node_names).newest() for p in others)]
         return next((manifest.epoch for manifest in found if manifest is not None), None)

@@ -53,8 +53,8 @@ class MultiNodeCheckpointManager:
         keep: How many epochs stay in `db_prefix`: once one is committed, the oldest beyond them
             are removed, those of a line that the job was put back from first. None keeps all.
 
-    One thread uses it at a time. Methods raise `CheckpointError`, which says which file and what
-    to do, and `ConfigError` for settings that are wrong.
+    One thread at a time uses it and owns its fields. Methods raise `CheckpointError`, which says
+    which file and what to do, and `ConfigError` for settings that are wrong.
     """
 
     def __init__(
@@ -76,6 +76,7 @@ class MultiNodeCheckpointManager:
         self._files: dict[str, str] = {}
         self._known: Timeline | None = None
         self._blobs: dict[str, list[str]] = {}
+        # The epoch whose parts are all durable and wait for their manifest.
         self._saved: tuple[int, dict[str, PartReceipt]] | None = None
         self.reports: dict[str, dict[str, PartReceipt]] = {}
         """What the last save, load and partial load did, by action and by the database's name:

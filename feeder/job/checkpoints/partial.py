@@ -23,7 +23,7 @@ logger = logging.getLogger("feeder")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """The part of one node."""
+    """The part of one node, as its manifest means it."""
 
     name: str
     digest: bytes
@@ -78,6 +78,7 @@ class PartialLoad:
     ) -> tuple[dict[str, Any], PartReceipt]:
         start = time.monotonic_ns()
         loaded = database.get(part.name, sorted(set(entries.values())))
+        # It may have been written again since the manifest was read.
         if loaded.digest != part.digest:
             raise DamagedError(
                 f"checkpoint {database.path_of(part.name)!r} is another than its manifest says; "
@@ -98,6 +99,7 @@ def find_partial(
 ) -> PartialLoad | None:
     """The parts of nodes, named as in `files`, at an epoch; None where one of them has none that
     is complete."""
+    # A node may be in the manifests of several jobs over time; the newest says which part counts.
     digests: dict[str, bytes] = {}
     for manifest in read_manifests(location, epoch):  # a newer one counts before an older one
         digests = {name: part.digest for name, part in manifest.parts.items()} | digests

@@ -1,4 +1,4 @@
-"""What a node is asked to do with its part of a checkpoint, and how it does it.
+"""What a session asks a node to do with its part of a checkpoint, and how the node does it.
 
 The requests are plain data, so that they reach nodes in other processes.
 """
@@ -80,6 +80,7 @@ def save_part(request: SavePart, entries: Mapping[str, Any], steps: dict[str, in
     name is replaced: no manifest means it. Raises `CheckpointError`."""
     start = time.monotonic_ns()
     with closing(open_database(request.db_type, request.url, request.writer)) as database:
+        # The manifest of this epoch is gone already, so the old part means nothing.
         try:
             database.remove(request.name, missing_ok=True)
             receipt = database.put(request.name, entries, meta={**request.meta, "steps": steps})

@@ -1,4 +1,4 @@
-"""The epochs of one job as its manager sees them: where each is read, and who may write."""
+"""The epochs of one job over all its runs: where each is read, and which run may write."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ class Timeline:
     commits counts as newer than whatever an earlier one did, so that a job that was put back to an
     earlier epoch goes on from there. A run that sees a newer one save commits nothing more; nor
     does one whose generation another has begun to save as, as two that began at once have the same.
+
+    The thread that runs the job owns it.
     """
 
     def __init__(
@@ -46,7 +48,7 @@ class Timeline:
         except CheckpointError as error:
             if not isinstance(error.__cause__, FileNotFoundError):
                 raise
-            # There is no such folder: the first save will tell.
+            # There is no such folder yet: the first save makes it, or says why it cannot.
 
     def _scan(self) -> int:
         """Find out what is there, once in a run."""
@@ -68,6 +70,8 @@ class Timeline:
     def take_back(self, epoch: int) -> int:
         """Let an epoch exist no longer, so that its parts can be written; returns the generation
         of this run. Raises `CheckpointError` where another run has taken over."""
+        # Before the parts are written: a part that is overwritten under a manifest would make that
+        # one claim what is no longer there.
         generation = self._check_alone()
         self._epochs.take_back(epoch, self._known.get(epoch, ()))
         self._known.pop(epoch, None)
@@ -104,6 +108,8 @@ class Timeline:
         manifest = Manifest(
             generation=self._generation, epoch=epoch, finished_by=finished_by, parts=dict(parts)
         )
+        # Noted first: a write that fails may have been done all the same, and is then taken back
+        # too.
         self._known.setdefault(epoch, []).append(self._generation)
         self._epochs.commit(manifest)
         return manifest

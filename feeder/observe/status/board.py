@@ -15,11 +15,13 @@ from feeder.errors import FeedError
 from feeder.observe.figures import Figures
 from feeder.observe.status.history import History
 
+# A point of the page's curves is a second; faster would show the scheduler's noise.
 SAMPLE_S = 1.0
 
 
 class Board:
-    """Reads figures now and then; any thread may ask for what came of it.
+    """Reads figures now and then; any thread may ask for what came of it. Its lock guards the
+    history and `_closed`.
 
     `read_figures` reads the figures of the process, and raises a `FeedError` where it cannot.
     """
@@ -84,7 +86,7 @@ class Board:
         return msgspec.json.encode({"figures": figures, "verdicts": told, "history": points})
 
     def _begin(self, figures: Figures) -> None:
-        """Whoever asks before the sampler has looked is told of the time since the start."""
+        """Before the sampler's first reading the verdict is of the time since the start."""
         if self._history.latest is None:
             self._history.add(figures)
 
@@ -99,6 +101,7 @@ class Board:
 
 def stacks() -> str:
     """The stack of every thread of this process."""
+    # Taken at once: threads may start and end while the text is made.
     frames = sys._current_frames()
     parts = [
         f"{thread.name} (daemon={thread.daemon}):\n"

@@ -47,6 +47,7 @@ class History:
             points = self._points.setdefault(feed.title, deque(maxlen=MAX_POINTS))
             points.append(_point(Interval(before, feed, seconds), figures.at_s))
         self._recent.append(figures)
+        # Two stay in any case, and the older one is the last that is at least so old.
         while len(self._recent) > 2 and figures.at_s - self._recent[1].at_s >= JUDGED_S:
             self._recent.popleft()
 

@@ -24,9 +24,13 @@ from feeder.workers.fetch.threads import ThreadGroup
 logger = logging.getLogger("feeder")
 
 LOOPBACK = "127.0.0.1"
+# From the first byte to the last, whatever a client does in between.
 _REQUEST_S = 5.0
+# After a failed accept, as without a free descriptor: else the thread would spin.
 _TROUBLE_S = 0.1
+# Requests end as soon as they are hung up on; one that is reading figures may take a moment.
 _STOP_S = 2.0
+# More than all places together have; a probe must get in behind a crowd that connects at once.
 _BACKLOG = 64
 
 _Phase = Literal["reading", "answering", "probing"]
@@ -64,8 +68,10 @@ _ports: weakref.WeakSet[StatusPort] = weakref.WeakSet()
 
 
 class StatusPort:
-    """Serves the figures that `read_figures` reads, until it is closed. Threads of its own, a
-    `ThreadGroup`'s.
+    """Serves the figures that `read_figures` reads, until it is closed, in threads of its own.
+
+    Whoever made it closes it; `_open` has a lock of its own. A socket and `BaseHTTPRequestHandler`,
+    not `socketserver`: that one polls, and its threads belong to nobody.
 
     Port 0 is the system's choice. Raises `ConfigError` where it cannot listen.
     """
@@ -105,6 +111,7 @@ class StatusPort:
 
     def close(self) -> None:
         """End at once, requests under way included. Harmless when done before."""
+        # In this order: no new connection, then no waiting one, then no thread.
         self._board.close()
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
@@ -114,6 +121,7 @@ class StatusPort:
         self._requests.close(_STOP_S)
 
     def _take(self, connection: socket.socket) -> None:
+        # Counted here and not in its own thread, which may not have begun when the next one comes.
         self._open.enter("reading", connection)
         self._requests.start("feeder status request", self._serve, connection)
 

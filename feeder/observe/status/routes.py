@@ -64,6 +64,7 @@ def is_near(host: str) -> bool:
         address = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:
         return host == "localhost"
+    # An IPv6 socket shows IPv4 peers as ::ffff:127.0.0.1.
     mapped = getattr(address, "ipv4_mapped", None)
     return (mapped or address).is_loopback
 
@@ -94,6 +95,7 @@ def _metrics(board: Board) -> Answer:
 
 
 def _health(board: Board) -> Answer:
+    # The figures of a server are asked of its I/O thread: an answer means that it lives.
     board.figures()
     return _say(200, "ok")
 
