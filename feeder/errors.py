@@ -106,8 +106,11 @@ class RemoteError(TransportError):
     """The server, or a node of a job, failed in a way that is not an error of feeder's."""
 
 
+# Two mistakes that readers in process and consumers share, with one text each.
+
+
 def read_again(feed: str, epochs: int | None) -> ConfigError:
-    """What is wrong where a loop begins over a feed whose batches have all been handed out."""
+    """The error of a loop that begins over a feed whose batches have all been handed out."""
     once = "one epoch" if epochs == 1 else f"{epochs} epochs"
     return ConfigError(
         f"{feed} has handed out all batches of its {once} and is read once: say how many epochs "
@@ -116,7 +119,7 @@ def read_again(feed: str, epochs: int | None) -> ConfigError:
 
 
 def read_by_two(reader: str) -> FeedError:
-    """What is wrong where two threads take the next batch of one reader at a time."""
+    """The error of a second thread that takes the next batch of one reader at the same time."""
     return FeedError(
         f"next() of {reader} was called while another thread is in it: one thread at a time reads, "
         "since batches have an order; let one thread read and hand on batches by a queue.Queue"

@@ -1,4 +1,4 @@
-"""Where this process stands among its like, as launchers tell it in the environment.
+"""The rank of this process, as launchers tell it in the environment.
 
 The names are those of torchrun, of Slurm's srun, and of Kubernetes (indexed jobs, and pods of a
 StatefulSet, whose names end in their number). What `FEEDER_...` says comes before all of them;
@@ -16,14 +16,15 @@ from feeder.errors import ConfigError
 
 
 class LauncherNumber(NamedTuple):
-    """A number, and who told it."""
+    """A number, and the variable of the environment that told it."""
 
     number: int
     """From 0 on."""
     variable: str
-    """The variable's name; "nobody" where there is none."""
+    """The variable's name; "nobody" where there is none, which messages show as it is."""
 
 
+# torchrun's name first: under Slurm it sets its own for the processes that it starts.
 _ON_NODE = ("LOCAL_RANK", "SLURM_LOCALID")
 _IN_ALL = ("RANK", "SLURM_PROCID")
 _POD = ("JOB_COMPLETION_INDEX",)
@@ -36,6 +37,8 @@ NOBODY = "nobody"
 def queue_of(environment: Mapping[str, str], *, is_near: bool) -> LauncherNumber:
     """The queue that a trainer reads: its number among those of the node where the server is near
     (on this host, or in this pod), else among all."""
+    # A server on this host serves this host's trainers; two nodes' first trainers would else ask
+    # one server for one queue. A server elsewhere serves all trainers of the job.
     if is_near:
         found = _first(environment, ("FEEDER_QUEUE", *_ON_NODE, *_IN_ALL))
     else:
@@ -73,6 +76,7 @@ def _first(environment: Mapping[str, str], names: tuple[str, ...]) -> LauncherNu
 def _ordinal(environment: Mapping[str, str]) -> LauncherNumber | None:
     """The number that the name of a StatefulSet's pod ends in. A Deployment's ends in five random
     letters and digits."""
+    # Outside of Kubernetes a host's name may end in a number that means something else.
     number = re.search(r"-(\d{1,4})$", environment.get("HOSTNAME", ""))
     if number is None or "KUBERNETES_SERVICE_HOST" not in environment:
         return None

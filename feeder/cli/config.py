@@ -58,6 +58,8 @@ def check(arguments: argparse.Namespace) -> int:
     settings = flags.read(arguments, arguments.file)
     if not settings.feeds:
         raise ConfigError(f"{arguments.file}: there is no feed: give it a table [feeds.NAME]")
+    # As the server does it, so that what passes here starts there: modules are imported, data is
+    # opened, and only the sockets are missing.
     coordinator = build_coordinator(settings)
     with locating(settings.server):
         check_arguments(**{key: one.value for key, one in settings.server.items()})
@@ -77,13 +79,15 @@ def check(arguments: argparse.Namespace) -> int:
 
 
 GOOD_SHARE = 0.5
-"""Of the memory, for what is buffered; the rest is the trainer's and the system's."""
+"""The share of the memory that buffers may take; the rest is the trainer's and the system's."""
 
 
 def advise(coordinator: Coordinator, *, memory: int, cpus: int) -> Iterator[str]:
     """A line for each thing that could be better, with what to do; `memory` in bytes."""
     runs = {name: stream.config.run for name in coordinator for stream in coordinator[name].streams}
     yield from _advise_memory(runs, memory)
+    # Threads that wait for storage cost nothing; four a CPU is where computing ones get in their
+    # way.
     threads = sum(run.num_threads for run in runs.values())
     if threads > 4 * cpus:
         yield (

@@ -1,4 +1,4 @@
-"""What one look at the machine found."""
+"""One finding about the machine: how bad it is, what it is, what to do."""
 
 from __future__ import annotations
 

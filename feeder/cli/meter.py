@@ -1,4 +1,4 @@
-"""What `feeder consume` has read: counts, rates, and the running digest; and how it is shown."""
+"""Counts, rates and the running digest of what `feeder consume` has read, shown as it reads."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ from feeder.workers.stream.batch import Batch
 if TYPE_CHECKING:
     from feeder.service.client.consumer import Consumer
 
+# As quick as an eye follows; drawing takes the interpreter from the reading thread.
 REDRAW_S = 0.2
 RATE_SAMPLES = 10
 """Redraws over which the rates of the progress line are taken."""
 
 
 class Meter:
-    """Counts batches; written by one thread, and read by others, who see it a batch late."""
+    """Counts batches. The reading thread writes it; others read it, a batch late at most."""
 
     def __init__(self) -> None:
         """The clock starts now."""
@@ -44,6 +45,7 @@ class Meter:
     def add(self, batch: Batch) -> None:
         """Count a batch, and take all its bytes, column after column, into the digest."""
         for array in batch.arrays:
+            # Byte by byte: equal values of another layout or byte order are other bytes.
             data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
             self._digest.update(data)
             self.bytes += data.nbytes
@@ -65,6 +67,8 @@ class Meter:
 
     def summary(self, consumer: Consumer) -> list[str]:
         """What was read, how fast, and its digest: lines to print."""
+        # From zero: the summary's rates are those of the whole run, the progress line's of the last
+        # seconds.
         end = Sample.of(self, consumer)
         return [
             f"{self.batches} batches, {self.rows} rows, {size(self.bytes)} in "

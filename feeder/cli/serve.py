@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from feeder.config_file.settings import Settings
     from feeder.service.server.serve import Server
 
+# What orchestrators and terminals send.
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -93,6 +94,7 @@ def run(server: Server) -> None:
             try:
                 server.close()
             finally:
+                # `close` has woken it; where it hangs all the same, it is a daemon.
                 teller.join(1.0)
 
 
@@ -177,6 +179,7 @@ def stop_signals() -> Iterator[tuple[int, int]]:
     wait for the main thread, which waits here and is not interrupted where another one got it.
     """
     stopped, stop = os.pipe()
+    # Python writes a byte for each signal; a full pipe must not block the handler.
     os.set_blocking(stop, False)
     before = {number: signal.signal(number, lambda *_: None) for number in STOP_SIGNALS}
     woken = signal.set_wakeup_fd(stop, warn_on_full_buffer=False)

@@ -1,4 +1,4 @@
-"""From settings to a coordinator, and from an error back to the setting that it is about."""
+"""A coordinator from settings, and from an error back to the setting that it is about."""
 
 from __future__ import annotations
 
@@ -74,6 +74,8 @@ def _add(coordinator: Coordinator, name: str, table: Table) -> None:
         ]
     values["fetch_fun"] = _fetch(fetch, source, table)
     init_data_input_workers(**values, input_source_name=name, coordinator=coordinator)
+    # A server makes its feeds anew from the file whenever one goes back: a function of the file
+    # that cannot be put back would then stand in the middle of its data.
     stream = coordinator[name].streams[0].config.stream
     if fetch is not None and not (stream.pure or stream.seekable):
         raise ConfigError(
@@ -120,6 +122,7 @@ def _make_source(source: str, options: Mapping[str, Any]) -> Any:
         for name, value in options.items()
     }
     try:
+        # Bound first: a TypeError from inside the user's own function is not about its arguments.
         bound = _bind(maker, given)
     except TypeError as error:
         raise ConfigError(f"source {source!r}: {error}") from error
@@ -165,7 +168,11 @@ def _check_names(signature: inspect.Signature, given: Mapping[str, Any]) -> None
 
 @contextlib.contextmanager
 def locating(table: Table, otherwise: str = "") -> Iterator[None]:
-    """Put the place of the setting that a ConfigError is about in front of its text."""
+    """Put the place of the setting that a ConfigError is about in front of its text.
+
+    Errors name their setting first (`batch_size is 0, ...`), so the text finds it: the code that
+    checks settings need not know of files.
+    """
     try:
         yield
     except ConfigError as error:

@@ -1,4 +1,4 @@
-"""What was set, and by whom: flags over the environment over the file over defaults."""
+"""Settings with who gave each: flags over the environment, over the file, over defaults."""
 
 from __future__ import annotations
 
@@ -113,6 +113,8 @@ def _place(table: Table, environment: Mapping[str, str]) -> Table:
         setting = table.get(OPTIONS + key)
         if setting is None or setting.value != word:
             continue
+        # A node's number without their number, or the other way round, would give every node the
+        # same shard, in silence.
         alone = (node.variable == NOBODY) != (nodes.variable == NOBODY)
         if alone or node.number >= nodes.number:
             raise ConfigError(
@@ -171,6 +173,8 @@ def _sort(environment: Mapping[str, str], feeds: Mapping[str, Any]) -> Variables
     tables = [_prefix("feeds", name) for name in feeds]
     sorted_: dict[str, dict[str, str]] = {}
     for name, text in environment.items():
+        # The longest: FEEDER_FEEDS_TRAIN_BIG_SEED is of a feed "train_big", where there is one, and
+        # else a key of the feed "train".
         fitting = [p for p in (*tables, *map(_prefix, SECTIONS)) if name.startswith(p)]
         if fitting and not _is_link(name):
             sorted_.setdefault(max(fitting, key=len), {})[name] = text

@@ -14,13 +14,12 @@ from feeder import errors
 from feeder.errors import FeedError, RemoteError
 from feeder.job.checkpoints.parts import LoadPart, NoteEntries, SavePart
 
+# The tags are on the wire between a runner and its nodes. Both are of one version of feeder (the
+# runner starts the nodes), so unlike the formats on disk they may change with it.
+
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True, tag="plan"):
     """Say what the job consists of."""
-
-
-# The tags are on the wire between a runner and its nodes. Both are of one version of feeder, since
-# a node's process is started by the runner; so messages may change with it.
 
 
 class Begin(msgspec.Struct, frozen=True, kw_only=True, tag="begin"):
