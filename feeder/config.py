@@ -38,7 +38,7 @@ class FeedConfig:
     version: str
     """The user's own version of the fetch function and its data, part of the fingerprint."""
     stream: StreamSpec
-    """What defines its batches."""
+    """The settings that define its batches."""
     run: RunSpec
     """How it is run."""
     max_buffered_batches: int
@@ -51,7 +51,7 @@ class FeedConfig:
     """Objects with a `log(dict)` method that are given the feed's statistics."""
 
     def fingerprint(self) -> dict[str, Any]:
-        """What has to be equal for a snapshot to fit."""
+        """The declared fields that must be equal for a snapshot to fit."""
         said = _what_it_says(self.stream.fetch)
         return {**self.stream.fingerprint(), "version": self.version, **said}
 
@@ -118,7 +118,7 @@ def _in_step(fetch: Any, last_batch: Any) -> Any:
 
 
 def _what_it_says(fetch: Any) -> dict[str, Any]:
-    """What a fetch function says of itself in `describe()`, as sources do."""
+    """The fields that a fetch function declares by `describe()`, as sources do."""
     describe = getattr(fetch, "describe", None)
     if not callable(describe):
         return {}

@@ -23,8 +23,11 @@ _numbers = itertools.count()
 
 
 class Fs(Protocol):
-    """What is asked of a file system. Folders and open files are descriptors; names are of one
-    component and never followed where they are symbolic links. Every method raises `OSError`."""
+    """The calls that feeder makes to a file system.
+
+    Folders and open files are descriptors; names are of one component and never followed where they
+    are symbolic links. Every method raises `OSError`.
+    """
 
     def open_folder(self, path: str, inside: int | None = None) -> int:
         """Open a folder: of any path, or of a name inside another folder."""

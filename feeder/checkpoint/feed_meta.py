@@ -16,8 +16,8 @@ SNAPSHOT_ENTRY = "snapshot"
 def make_meta(
     snapshot: Snapshot, step: int | None, meta: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """What is said of a position beside it: the trainer's own step number, where it gave one, and
-    the number of the next batch of each feed."""
+    """The meta of a checkpoint with a position: the trainer's own step number, where it gave one,
+    and the number of the next batch of each feed."""
     check_step(step)
     feeds = {f"{state.name}[{state.number}]": state.summary[2] for state in snapshot.states}
     return {**(meta or {}), "step": step, "feeds": feeds}

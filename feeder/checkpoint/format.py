@@ -76,18 +76,18 @@ class EntryExtent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Header:
-    """What a checkpoint says of itself."""
+    """The header of a checkpoint: its entries, the writer's meta, its digest."""
 
     entries: dict[str, EntryExtent]
     meta: dict[str, Any]
-    """What the writer added."""
+    """The writer's own remarks."""
     digest: bytes
     """The digest of the checkpoint."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Receipt:
-    """What was stored, and will be there."""
+    """The proof of a stored checkpoint: it is durable."""
 
     name: str
     """The name under which it is found."""
@@ -99,14 +99,14 @@ class Receipt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
-    """What was read, checked."""
+    """The content of a checkpoint, read and checked."""
 
     name: str
     """The name under which it was found."""
     entries: dict[str, Entry]
     """Arrays and bytes by name: all of them, or those that were asked for."""
     meta: dict[str, Any]
-    """What the writer added."""
+    """The writer's own remarks."""
     num_bytes: int
     """Length of the whole checkpoint in bytes."""
     digest: bytes
@@ -175,7 +175,7 @@ def read_bytes(reader: Reader, num_bytes: int, at: int) -> bytearray:
 
 
 def read_header(reader: Reader) -> Header:
-    """What a checkpoint says of itself, checked. Raises `DamagedError`, and `CheckpointError`
+    """Read and check the header. Raises `DamagedError`, and `CheckpointError`
     where it cannot be read or is of a newer version."""
     if reader.size < _HEAD_BYTES:
         raise _damaged(reader, f"it has {reader.size} bytes, expected at least {_HEAD_BYTES}")

@@ -55,7 +55,7 @@ class Termination:
         signal.raise_signal(signal.SIGTERM)
 
     def pass_on(self) -> None:
-        """What was asked for is done: the signal takes its course. From any thread."""
+        """Send the signal again, now that the position is stored. From any thread."""
         os.kill(os.getpid(), signal.SIGTERM)
 
     def restore(self) -> None:

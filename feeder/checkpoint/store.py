@@ -24,7 +24,7 @@ from feeder.errors import CheckpointError, ConfigError, SnapshotFormatError
 from feeder.state.snapshot import Snapshot
 from feeder.workers.public import public
 
-# ---- What a store stands on: a folder, or an object store; which of the two a URL means.
+# ---- The backend under a store: a folder or an object store, as its URL says.
 
 
 OBJECT_STORES = ("s3", "gs", "az", "memory")
@@ -187,7 +187,7 @@ class CheckpointStore:
             )
 
     def header(self, name: str) -> Header:
-        """What a checkpoint says of itself; its entries are not read."""
+        """The header of a checkpoint; its entries are not read."""
         with self._reader(name) as reader:
             return format.read_header(reader)
 
@@ -417,6 +417,6 @@ def sequence_number(writer: str, name: str) -> int:
 
 
 def sort_sequence(writer: str, names: Iterable[str]) -> list[str]:
-    """Those of the names that belong to a writer's sequence, from old to new."""
+    """The names that belong to a writer's sequence, from old to new."""
     numbers = {name: sequence_number(writer, name) for name in names}
     return sorted((name for name in numbers if numbers[name] >= 0), key=numbers.__getitem__)

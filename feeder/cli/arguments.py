@@ -1,4 +1,4 @@
-"""What several commands take from the command line; an `argparse` type each."""
+"""Types of `argparse` that several commands share."""
 
 from __future__ import annotations
 

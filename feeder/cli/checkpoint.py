@@ -102,7 +102,7 @@ def _list(store: CheckpointStore) -> int:
 
 
 def _told(meta: dict[str, Any]) -> str:
-    """What is said of a checkpoint beside it, in a line."""
+    """The meta of a checkpoint, in a line."""
     told = [f"{key} {value!r}" for key, value in meta.items() if value is not None]
     return f"; {', '.join(told)}" if told else ""
 

@@ -75,7 +75,7 @@ def check(arguments: argparse.Namespace) -> int:
     return 0
 
 
-# ---- What a configuration could do better here: said, never done.
+# ---- Advice: a configuration is never changed for the machine that it runs on.
 
 
 GOOD_SHARE = 0.5

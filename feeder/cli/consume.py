@@ -109,7 +109,7 @@ class Reader:
     ) -> None:
         """`over` is an eventfd: readable where an interrupt came."""
         self.meter = Meter()
-        """What has been read."""
+        """Counts and digest of the batches read so far."""
         self._consumer = consumer
         self._limit = limit
         self._every = every

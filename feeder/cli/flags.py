@@ -1,4 +1,4 @@
-"""The flags that say what a configuration says too, and reading them over it."""
+"""The flags for settings that a configuration has too, and the settings with both laid over."""
 
 from __future__ import annotations
 

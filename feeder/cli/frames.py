@@ -1,4 +1,4 @@
-"""What `feeder top` draws: one frame from what was read. Needs rich."""
+"""The frames of `feeder top`, drawn from figures. Needs rich."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ class Meter:
         return self._digest.hexdigest()
 
     def summary(self, consumer: Consumer) -> list[str]:
-        """What was read, how fast, and its digest: lines to print."""
+        """Lines to print: counts, rates, and the digest."""
         # From zero: the summary's rates are those of the whole run, the progress line's of the last
         # seconds.
         end = Sample.of(self, consumer)
@@ -123,7 +123,7 @@ def show_progress(meter: Meter, consumer: Consumer, total: int | None, over: int
 def progress_line(
     total: int | None,
 ) -> contextlib.AbstractContextManager[Callable[[int, str], None]]:
-    """What draws batches read and rates: rich where it is installed, else plain text."""
+    """A function that draws counts and rates: with rich where it is installed, else plain text."""
     return plain_line(total) if importlib.util.find_spec("rich") is None else rich_line(total)
 
 

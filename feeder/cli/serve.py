@@ -99,8 +99,8 @@ def run(server: Server) -> None:
 
 
 def choose_feeds(named: tuple[str, str] | None, settings: Settings) -> Any:
-    """What is to be served: MODULE:ATTR, or the feeds of the configuration. Raises `ConfigError`
-    unless it is one of them, and can be served."""
+    """The feeds to serve: those of MODULE:ATTR, or of the configuration. Raises `ConfigError`
+    unless exactly one of the two is given, and can be served."""
     if named is not None and settings.feeds:
         raise ConfigError(
             f"{':'.join(named)!r} is given, and the configuration has feeds of its own: give one "
@@ -118,7 +118,7 @@ def choose_feeds(named: tuple[str, str] | None, settings: Settings) -> Any:
 
 
 def load(module_name: str, attribute: str) -> Any:
-    """What MODULE:ATTR names. Raises `ConfigError` where it cannot be served."""
+    """The object that MODULE:ATTR names. Raises `ConfigError` where it cannot be served."""
     expected = "a function that returns a coordinator, or a coordinator"
     found = objects.load(module_name, attribute, expected)
     check(found, f"{module_name}:{attribute}")
@@ -126,7 +126,7 @@ def load(module_name: str, attribute: str) -> Any:
 
 
 def telling(feeds: Any, name: str) -> Any:
-    """What is to be served; where it is a function that raises, a `ConfigError` tells."""
+    """The feeds to serve; a function among them raises `ConfigError` in place of its own errors."""
     if not callable(feeds):
         return feeds
 

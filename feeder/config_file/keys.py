@@ -41,13 +41,13 @@ class Key:
     name: str
     """Its name, that of the keyword argument."""
     type: Any
-    """What its value is converted to."""
+    """The type that its value is converted to."""
     default: Any
     """Its value where nobody gives one."""
 
     @property
     def expected(self) -> str:
-        """What its value has to be, in words."""
+        """The values that it takes, in words."""
         return " or ".join(_word(part) for part in _parts(self.type))
 
     def convert(self, value: Any) -> Any:
@@ -85,7 +85,7 @@ def _allows(kind: Any, one: Any) -> bool:
 
 
 def _word(kind: Any) -> str:
-    """What a type is called; of the kinds in the tables below."""
+    """The words for a type; of the kinds in the tables below."""
     if typing.get_origin(kind) is collections.abc.Sequence:
         plural = {int: "whole numbers", str: "texts"}
         return f"a list of {plural[typing.get_args(kind)[0]]}"
@@ -144,7 +144,7 @@ def checkpoint_keys() -> dict[str, Key]:
 
 
 def unknown(what: str, name: str, known: Iterable[str]) -> str:
-    """What to say of a name that nobody knows."""
+    """The error text for a name that is not known, with the nearest one that is."""
     names = sorted(known)
     near = get_close_matches(name, names, 1)
     hint = f"did you mean {near[0]!r}" if near else f"expected one of {', '.join(names)}"

@@ -21,7 +21,7 @@ def split_name(text: str) -> tuple[str, str]:
 
 
 def load(module_name: str, attribute: str, expected: str) -> Any:
-    """What MODULE:ATTR names; modules are looked for in the current folder first.
+    """The object that MODULE:ATTR names; modules are looked for in the current folder first.
 
     Raises `ConfigError` where the module cannot be imported, telling where it was looked for, or
     lacks the attribute, which is `expected` to be what the text says.

@@ -15,7 +15,7 @@ from feeder.ranks import NOBODY, node_of, num_nodes
 
 DEFAULT = "default"
 OPTIONS = "options."
-"""What the keys of a feed's source begin with."""
+"""The prefix of the keys of a feed's source."""
 SECTIONS = ("checkpoint", "feeds", "server")
 
 
@@ -39,11 +39,11 @@ class Settings:
     """The settings of a service."""
 
     server: Table
-    """Of [server]."""
+    """The settings of [server]."""
     checkpoint: Table
-    """Of [checkpoint]."""
+    """The settings of [checkpoint]."""
     feeds: dict[str, Table]
-    """Of each [feeds.NAME]."""
+    """The settings of each [feeds.NAME]."""
     places: dict[str, str]
     """Where each [feeds.NAME] begins, FILE:LINE."""
 
@@ -164,7 +164,7 @@ def _from_file(file: TomlFile, key: Key, value: Any, path: tuple[str, ...]) -> S
 
 
 def _prefix(*words: str) -> str:
-    """What the variables of a table begin with."""
+    """The prefix of the variables of a table."""
     return "FEEDER_" + "".join(re.sub(r"\W", "_", word).upper() + "_" for word in words)
 
 

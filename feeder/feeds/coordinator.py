@@ -287,7 +287,7 @@ class Coordinator:
     # ---- what is told
 
     def figures(self) -> Figures:
-        """What all feeds have done, those that were stopped included; any thread may ask."""
+        """The figures of all feeds, of stopped ones too; any thread may ask."""
         now = time.monotonic()
         feeds = list(self._feeds.values())
         return build_figures([f for feed in feeds for f in feed.figures(now)], now)
@@ -308,7 +308,7 @@ class Coordinator:
         return f"<Coordinator of {list(self)!r}>"
 
 
-# ---- What runs in this process: started together, stopped at its end, and told of a fork.
+# ---- Coordinators of this process: stopped at its exit, and told of a fork.
 
 
 class Stoppable(Protocol):

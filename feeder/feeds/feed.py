@@ -118,7 +118,7 @@ class Feed:
         return total
 
     def figures(self, now: float) -> list[FeedFigures]:
-        """What each of its streams has done; `now` on the monotonic clock."""
+        """The figures of each of its streams; `now` is on the monotonic clock."""
         return [
             stream.figures(now, first)
             for stream, first in zip(self._streams, self._first_queues(), strict=True)

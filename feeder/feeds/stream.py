@@ -105,7 +105,7 @@ class Stream:
         self.queues, self.slots = self._devices.queues, self._devices.slots
         self.progress = Progress(num)
         self.counted = StreamStats.of(config.stream, config.run, num)
-        """What the stream has done."""
+        """The counts and clocks of the stream."""
         self.triggers: CheckpointTriggers | None = None
         """Batches at which something is to be done; None where there are none."""
         self.initialised = self.started = self.stopped = False
@@ -201,7 +201,7 @@ class Stream:
         return self.positions.state(cut, resume.rows, resume.columns, with_rows=with_rows)
 
     def find_resume(self, position: Snapshot | bytes) -> Resume:
-        """What a snapshot or a token means for this stream; changes nothing. Raises
+        """The place that a snapshot or a token means for this stream; changes nothing. Raises
         `ResumeError`."""
         if self.started:
             raise ResumeError(
@@ -221,7 +221,7 @@ class Stream:
     # ---- what is told
 
     def figures(self, now: float, first_queue: int = 0) -> FeedFigures:
-        """What the stream has done. Its queues are numbered from `first_queue` on."""
+        """The figures of the stream. Its queues are numbered from `first_queue` on."""
         # The clocks of a stopped stream stand: its rates are those of its life.
         now = now if self._stopped_at is None else self._stopped_at
         condition = Condition(
@@ -289,8 +289,9 @@ class Stream:
         }
 
     def _describe_wait(self) -> str:
-        """What a device's user waits for. Raises `FeedError` where that is another device's user,
-        who has taken nothing for `timeout` seconds: often the same thread is to read it later."""
+        """Say what a device's user waits for. Raises `FeedError` where another device's user holds
+        it up and has taken nothing for `timeout` seconds: often one thread reads both, this one
+        first."""
         name, timeout_s, now = self.config.name, self.config.run.timeout_s, time.monotonic()
         full = {
             device: now - (queue.blocked.since or now)

@@ -58,7 +58,7 @@ class Job(BlockLocal):
         self.exit_group = _keyed("exit_group", exit_group)
         self.stop_conditions: list[tuple[str, Condition]] = list(stop_conditions or ())
         self.objects: dict[str, dict[str, Callable[[], Any]]] = {}
-        """What makes the objects of each node, by name."""
+        """The functions that make the objects of each node, by name."""
         self.max_epochs: int | None = None
         """After how many epochs it is finished, whatever the conditions say."""
         self._nodes_to_checkpoint = [check_node(node) for node in nodes_to_checkpoint or ()]
@@ -138,7 +138,8 @@ class Job(BlockLocal):
         return group
 
     def plan(self) -> list[Any]:
-        """What the job consists of, by names: equal where two processes have made the same."""
+        """The names of all that the job consists of: equal where two processes have made the same
+        job."""
         # Names alone: functions cannot be compared across processes.
         tasks = [[[t.node, t.name] for t in self.group(name).tasks] for name in GROUPS]
         objects = [[node, sorted(made)] for node, made in sorted(self.objects.items())]

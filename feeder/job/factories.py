@@ -26,7 +26,7 @@ def check_factory(factory: object) -> str:
 
 
 class MadeJob:
-    """What a factory has made in this process, for one of its nodes."""
+    """A job that a factory has made in this process, for one of its nodes."""
 
     def __init__(self, factory: str) -> None:
         """Import the factory and call it. Raises `ConfigError`, and whatever it raises."""

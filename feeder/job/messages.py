@@ -51,10 +51,10 @@ Request = Plan | Begin | RunTasks | Evaluate | Fetch | End | NoteEntries | SaveP
 
 
 class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
-    """What was asked has been done."""
+    """The request has been done."""
 
     answer: bytes
-    """What `feeder.state.codec` makes of the answer."""
+    """The answer, packed by `feeder.state.codec`."""
 
 
 class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):

@@ -17,7 +17,7 @@ from feeder.state import codec
 from feeder.workers.public import public
 from feeder.workers.sources.extras import load
 
-# ---- The node that a Ray actor is.
+# ---- The actor: one node of a job.
 
 
 class NodeActor:
@@ -41,7 +41,7 @@ class NodeActor:
 
 
 _SPREAD = {"num_cpus": 0, "scheduling_strategy": "SPREAD"}
-"""What a node asks of a cluster where nothing is said: nothing, but each a machine of its own."""
+"""The options of a node's actor by default: no CPU of its own, and nodes spread over machines."""
 
 
 @public("feeder.job")

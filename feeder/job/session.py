@@ -34,7 +34,7 @@ class Session(ABC):
 
     def __init__(self) -> None:
         self.workspace: dict[str, Any] = {}
-        """What was loaded into this process (`JobRunner.load_blobs_from_checkpoints`)."""
+        """Entries loaded into this process by `JobRunner.load_blobs_from_checkpoints`."""
         self._job: Job | None = None
         self._broken: BaseException | None = None
         self._closed = False
@@ -116,7 +116,7 @@ class Session(ABC):
         self._ask({node: RunTasks(key=group.key) for node in group.used_nodes()})
 
     def _ask(self, requests: Mapping[str, Request]) -> dict[str, Any]:
-        """What each node answers. Raises the first error."""
+        """The answer of each node. Raises the first error."""
         self._check_usable()
         job = self._opened()
         for node in requests:
@@ -136,8 +136,8 @@ class Session(ABC):
     def _exchange(
         self, requests: Mapping[str, Request]
     ) -> tuple[dict[str, Any], BaseException | None]:
-        """What each node answers, and the first error of one. Raises what not all nodes are waited
-        for after."""
+        """The answer of each node, and the first error. Raises at once where a task has failed or a
+        node is gone: the other nodes are not waited for."""
         answers: dict[str, Any] = {}
         first: BaseException | None = None
         for node, request in requests.items():

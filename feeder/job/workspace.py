@@ -1,4 +1,4 @@
-"""What a node works on: named arrays, and objects with a position or a state."""
+"""The workspace of a node: named arrays, and objects with a position or a state."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from feeder.state.state_dict import STATE_KEY
 from feeder.workers.public import public
 
 FEED, STATE = "feed/", "state/"
-"""What the entries of coordinators and of other objects begin with."""
+"""The beginnings of the entries of coordinators and of other objects."""
 
 
 @public("feeder.job")
@@ -80,7 +80,7 @@ class Workspace(MutableMapping[str, Any]):
         self._kept = []
 
     def settle(self) -> None:
-        """What is there now is what is saved."""
+        """Note which arrays there are: these are saved from now on."""
         self._kept = list(self._arrays)
 
     def forget_new(self) -> None:
@@ -102,7 +102,7 @@ class Workspace(MutableMapping[str, Any]):
         return [*self._kept, *map(self._entry_name, self._makers)]
 
     def entries(self) -> tuple[dict[str, Any], dict[str, int]]:
-        """What a checkpoint of it holds, and at which step each feed stands. The arrays are the
+        """The entries of a checkpoint of it, and at which step each feed stands. The arrays are the
         workspace's own."""
         # A checkpoint with fewer arrays than the one before could not be told from a lost
         # workspace.

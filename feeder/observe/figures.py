@@ -1,4 +1,4 @@
-"""The numbers of a process's feeds at one moment: the nouns, and their two forms as text.
+"""The figures of a process's feeds at one moment, as structures, as JSON, and as a flat dictionary.
 
 Counts only grow, for as long as the process lives; what may fall says so. Seconds of waits include
 the wait under way. Nothing in here is a row of data.
@@ -27,7 +27,7 @@ State = Literal["waiting", "running", "ended", "failed", "stopped"]
 
 # Two streams that wait at the same time wait once, so these are not sums.
 AS_GREATEST = {"age_s", "position_age_s", "starved_share"}
-"""Of the flat numbers, those that are not added up over the streams of a feed."""
+"""Flat numbers of which the greatest stands for all streams of a feed, and not their sum."""
 
 STATES: tuple[State, ...] = ("waiting", "running", "ended", "failed", "stopped")
 
@@ -62,13 +62,13 @@ class WorkerFigures(FiguresStruct, frozen=True, kw_only=True):
 
 
 class ConsumerFigures(FiguresStruct, frozen=True, kw_only=True):
-    """Who reads a queue of a served feed now."""
+    """The consumer that reads a queue of a served feed now."""
 
     who: str
     plane: str
     """How batches reach it: "shared", "frames", or "" while that is not settled."""
     state: str
-    """Of its session, as in `feeder.service.protocol.session`."""
+    """The state of its session, as in `feeder.service.protocol.session`."""
     credit: int
     """Batches that it may be sent beyond those that it has used; 0 while that is not known."""
     in_flight: int
@@ -94,7 +94,7 @@ class QueueFigures(FiguresStruct, frozen=True, kw_only=True):
     wait_s: float
     """Seconds for which the trainer waited for batches."""
     starved_s: float
-    """Those of them in which the feed had none for it; the rest were on their way."""
+    """Seconds of `wait_s` in which the feed had no batch for it; else batches were on their way."""
     checked_s: float
     """Seconds that checksums took, the longer of the two sides."""
     corrupt: int
@@ -104,12 +104,12 @@ class QueueFigures(FiguresStruct, frozen=True, kw_only=True):
 
 
 class ServiceFigures(FiguresStruct, frozen=True, kw_only=True):
-    """What a server did for a feed."""
+    """The counts of a server for a feed."""
 
     opened: int
     """Times that a consumer was given a queue."""
     reopened: int
-    """Those of them for a consumer that came back."""
+    """Times of `opened` for a consumer that came back."""
     fenced: int
     """Leases that ended because another consumer took the queue."""
     expired: int
@@ -130,7 +130,7 @@ class FeedFigures(FiguresStruct, frozen=True, kw_only=True):
     failure: str
     """Why it failed, in one line; else empty."""
     last_error: str
-    """What a call raised last, in one line; empty where none has."""
+    """The last error of a call, in one line; empty where none has raised."""
     missing: tuple[int, ...]
     """Queues that nobody holds and the feed waits for."""
     age_s: float
@@ -171,7 +171,7 @@ class Figures(FiguresStruct, frozen=True, kw_only=True):
     """All feeds of a process."""
 
     version: str
-    """Of feeder."""
+    """The version of feeder."""
     who: str
     """The process, for people."""
     at_s: float
@@ -208,7 +208,7 @@ def flatten(feed: FeedFigures) -> dict[str, Any]:
     return flat
 
 
-# ---- Figures of a stream from what was counted of it.
+# ---- The figures of a stream, from the counts of the engine.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

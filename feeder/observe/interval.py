@@ -114,27 +114,27 @@ class Interval:
 
     @property
     def starving(self) -> float:
-        """For how much of it that trainer waited that waited most."""
+        """The share of the time that the hungriest trainer waited."""
         return max((queue.wait for queue in self.queues), default=0.0)
 
     @property
     def chunks(self) -> float:
-        """For how much of it the batcher waited for chunks."""
+        """The share of the time that the batcher waited for chunks."""
         return self._share(self._grown("chunks_wait_s"))
 
     @property
     def room(self) -> float:
-        """For how much of it the batcher waited for room."""
+        """The share of the time that the batcher waited for room."""
         return self._share(self._grown("room_wait_s"))
 
     @property
     def busy(self) -> float:
-        """For how much of it the batcher worked."""
+        """The share of the time that the batcher worked."""
         return max(0.0, 1.0 - self.chunks - self.room)
 
     @property
     def fetching(self) -> float:
-        """Of the time that all fetchers had, how much was spent in the fetch function."""
+        """The share of all fetchers' time that was spent in the fetch function."""
         seconds = sum(worker.fetch_s for worker in self.workers)
         return self._share(seconds / max(1, self.after.threads))
 

@@ -1,4 +1,4 @@
-"""What holds a feed up, in words, and what to change. A rule: figures in, a verdict out.
+"""The verdict on a feed: what holds it up, and what to change. Pure rules over figures.
 
 The trainer's waits say whether anything is wrong; the batcher's two waits say on which side of it
 the cause lies. Where it waits for chunks the fetch function is slow, where it waits for room the
@@ -46,21 +46,21 @@ _FAILING = 0.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What holds a feed up."""
+    """The verdict on a feed: what holds it up."""
 
     kind: str
     """One of `KINDS`."""
     why: str
-    """What it was seen by."""
+    """The figures that it was seen by."""
     advice: str = ""
-    """What to change; empty where nothing is to be."""
+    """The change to make; empty where nothing needs one."""
 
     def __str__(self) -> str:
         return f"{self.kind} ({self.why})" + (f": {self.advice}" if self.advice else "")
 
 
 def judge(before: FeedFigures | None, after: FeedFigures, seconds: float) -> Verdict:
-    """What held a stream up between two readings of its figures, `seconds` apart; since its start
+    """The verdict on a stream between two readings of its figures, `seconds` apart; since its start
     where `before` is None. The first rule that has something to say wins."""
     interval = Interval(before, after, seconds)
     return next(verdict for rule in _RULES if (verdict := rule(interval)) is not None)

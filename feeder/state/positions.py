@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Positions:
-    """What the positions of one stream mean: rules without threads. It never changes."""
+    """The meaning of positions for one stream: rules without threads. It never changes."""
 
     def __init__(self, config: FeedConfig, number: int) -> None:
         self.config = config
@@ -62,7 +62,7 @@ class Positions:
     # ---- read back
 
     def find(self, state: StreamState | bytes) -> Resume:
-        """What a state or a token means for this stream. Raises `ResumeError`."""
+        """The place that a state or a token means for this stream. Raises `ResumeError`."""
         epochs = self.config.stream.epochs
         if isinstance(state, bytes):
             resume = Resume(cut=self.id.decode(state, epochs))

@@ -43,10 +43,10 @@ _DROP_GIL_BYTES = 1024 * 1024
 _KEEPS_GIL_BYTES = 64 * 1024 if int(xxhash.VERSION.partition(".")[0]) >= 4 else _DROP_GIL_BYTES
 
 _LONGEST_PATH = 255
-"""Of a longer one, which may be a position's text, messages show the ends."""
+"""Of a longer path messages show the ends alone: it may be the text of a position."""
 
 _LOOK_BYTES = 1024 * 1024
-"""So much is read of a file that is no snapshot."""
+"""The most that is read of a file that is no snapshot."""
 
 _FS = durable.OsFs()
 
@@ -134,7 +134,7 @@ class Snapshot:
         return cls(_parse(body))
 
     def describe(self) -> str:
-        """What it says, a line per stream."""
+        """A line per stream: where it stands, and what is left over."""
         lines = []
         for state in self.states:
             epoch, index, step, left = state.summary

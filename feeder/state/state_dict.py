@@ -43,7 +43,7 @@ def unpack_position(data: bytes, *, most_header_bytes: int | None = None) -> Sna
 
 
 def read_position(resume: Any) -> Snapshot | bytes:
-    """What `resume=` was given, as a snapshot or a token."""
+    """The value of `resume=`, as a snapshot or a token."""
     if isinstance(resume, Snapshot):
         return resume
     if isinstance(resume, Cut):

@@ -43,12 +43,12 @@ _DECODER: msgspec.msgpack.Decoder[_Fields] = msgspec.msgpack.Decoder(_Fields)
 
 @dataclass(frozen=True, slots=True)
 class StreamId:
-    """Whose positions a stream's tokens are."""
+    """The identity of a stream in its tokens: another stream's are refused."""
 
     name: str
     """The input source name."""
     number: int
-    """Which stream of that name: they are numbered in the order of their making."""
+    """The number of the stream among those of that name, in the order in which they were made."""
     fingerprint: bytes
     """Digest of the declared fields."""
     older: bytes | None = None

@@ -174,7 +174,7 @@ def _memory_file(name: str) -> Iterator[tuple[int, str]]:
 
 
 def _fields(name: Any, entry: Any, blobs: list[Any]) -> list[Any]:
-    """What is said of an entry; its bytes are added to the blobs."""
+    """Dtype, shape and size of an entry; its bytes are added to the blobs."""
     _key(name)
     if isinstance(entry, bytes):
         blobs.append(entry)
@@ -230,7 +230,7 @@ def _copy(reader: Reader, file: int) -> bytes:
 
 
 def _parse(transaction: Any, path: str) -> tuple[dict[str, list[Any]], dict[str, Any]]:
-    """What is said of each entry, and what the writer added."""
+    """The fields of each entry, and the writer's meta."""
     try:
         version, about, meta = codec.unpack(bytes(transaction.get(_ABOUT)))
     except (TypeError, ValueError) as error:

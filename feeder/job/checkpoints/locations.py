@@ -32,9 +32,9 @@ class CheckpointLocation:
     url: str
     """A folder as an absolute path, or a URL."""
     stem: str = ""
-    """What every name begins with."""
+    """The beginning of every name."""
     db_type: str
-    """What the parts are written as: "file" or "lmdb"."""
+    """The form of the parts: "file" or "lmdb"."""
 
     def part_name(self, node: str, epoch: int) -> str:
         """The name of a node's part."""
@@ -54,11 +54,11 @@ class CheckpointLocation:
 
     @property
     def manifests_prefix(self) -> str:
-        """What the names of all manifests begin with."""
+        """The beginning of the names of all manifests."""
         return MANIFESTS + self.stem
 
     def open_database(self, writer: str) -> Database:
-        """What holds the parts."""
+        """The database that holds the parts."""
         return open_database(self.db_type, self.url, writer)
 
 

@@ -79,7 +79,7 @@ class MultiNodeCheckpointManager:
         # The epoch whose parts are all durable and wait for their manifest.
         self._saved: tuple[int, dict[str, PartReceipt]] | None = None
         self.reports: dict[str, dict[str, PartReceipt]] = {}
-        """What the last save, load and partial load did, by action and by the database's name:
+        """The receipts of the last save, load and partial load, by action and database name:
         bytes and nanoseconds of every part."""
 
     # ---- names
@@ -98,7 +98,7 @@ class MultiNodeCheckpointManager:
         )
 
     def _db_names(self, location: CheckpointLocation, epoch: int) -> dict[str, str]:
-        """What the parts of an epoch are called in reports, by node."""
+        """The names of the parts of an epoch in reports, by node."""
         if location is self._location:
             return {node: self.get_ckpt_db_name(node, epoch) for node in self._files}
         return {
@@ -111,7 +111,7 @@ class MultiNodeCheckpointManager:
         return {node: list(names) for node, names in self._blobs.items()}
 
     def _file_names(self, nodes: Sequence[str]) -> dict[str, str]:
-        """What each node is called in files."""
+        """The name of each node in files."""
         return {node: check_node(node) for node in nodes}
 
     # ---- settings
@@ -332,7 +332,7 @@ def _receipts(answers: Mapping[str, Any]) -> dict[str, PartReceipt]:
     return {node: msgspec.convert(answer, PartReceipt) for node, answer in answers.items()}
 
 
-# ---- Checkpoint managers: of jobs with several nodes, and with one.
+# ---- The checkpoint manager of a job with one node.
 
 
 __all__ = [

@@ -31,9 +31,9 @@ class SavePart(msgspec.Struct, frozen=True, kw_only=True, tag="save"):
     name: str
     """The name of the part."""
     writer: str
-    """Whose lock is to be held meanwhile."""
+    """The writer whose lock is held meanwhile."""
     meta: dict[str, int | str]
-    """What is said of the part, in it."""
+    """The meta of the part."""
 
 
 class LoadPart(msgspec.Struct, frozen=True, kw_only=True, tag="load"):
@@ -43,7 +43,7 @@ class LoadPart(msgspec.Struct, frozen=True, kw_only=True, tag="load"):
     db_type: str
     name: str
     digest: bytes
-    """What the manifest says its digest is."""
+    """The digest that the manifest gives."""
     before: str | None = None
     """The name of this node's part of the epoch before, where there is one."""
 
@@ -52,7 +52,7 @@ PartRequest = NoteEntries | SavePart | LoadPart
 
 
 class PartReceipt(msgspec.Struct, frozen=True, kw_only=True):
-    """What has become of a part."""
+    """The result of saving or loading a part."""
 
     digest: bytes
     num_bytes: int
@@ -70,9 +70,9 @@ class Operation:
     """Something that is asked of nodes, all at once; a session runs it."""
 
     requests: Mapping[str, PartRequest]
-    """What is asked of each node."""
+    """The request to each node."""
     settle: Callable[[Mapping[str, Any]], Any]
-    """What becomes of their answers, once there is one of each; its result is the session's."""
+    """Called with all answers, once there is one of each node; its result is the session's."""
 
 
 def save_part(request: SavePart, entries: Mapping[str, Any], steps: dict[str, int]) -> PartReceipt:

@@ -1,4 +1,4 @@
-"""What the status page shows: figures that are read once a second, and what follows from them."""
+"""The content of the status page: figures that are read once a second, verdicts and curves."""
 
 from __future__ import annotations
 
