@@ -21,7 +21,7 @@ from feeder.cli import gpus
 from feeder.cli.arguments import address
 from feeder.cli.finding import Finding, ok, problem, warning
 from feeder.errors import ConfigError
-from feeder.ranks import NOBODY, Place, node_of, num_nodes, queue_of
+from feeder.ranks import NOBODY, LauncherNumber, node_of, num_nodes, queue_of
 from feeder.service.net.addresses import check_connects, check_private, parse, private_path
 from feeder.service.net.keys import ClientKeys
 from feeder.service.net.security import (
@@ -35,9 +35,10 @@ from feeder.service.net.security import (
     watch,
 )
 
-# ---- Does a server answer at an address? Looked at without taking anything from it.
+# ---- Whether a server answers at an address, without taking anything from it.
 
 
+# Enough for a handshake over a slow line, and short enough to wait for.
 ANSWER_S = 2.0
 SILENCE = "nobody listens there"
 
@@ -68,7 +69,7 @@ def _greet(monitor: Socket) -> str | None:
     while (left_s := ends - time.monotonic()) > 0 and monitor.poll(int(left_s * 1000) + 1):
         event = read_event(monitor)
         if event is None:
-            continue
+            continue  # An event of a kind that says nothing here.
         if event.kind == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             return None
         if (refusal := refusal_of(event)) is not None:
@@ -82,9 +83,13 @@ def _greet(monitor: Socket) -> str | None:
 
 
 MIN_PYTHON, MIN_NUMPY = (3, 11), (2, 0)
+# A server needs a descriptor for each connection and a few for each arena.
 MIN_DESCRIPTORS, GOOD_DESCRIPTORS = 256, 1024
+# One for the trainer, one for what feeds it.
 GOOD_CPUS = 2
+# Larger than the caches, and the best of a few: the others were disturbed.
 COPIED_BYTES, COPIES = 32 << 20, 5
+# A machine that copies less by one thread has other load, or no feed of it can be quick.
 GOOD_COPY_GBS = 2.0
 FUTURE_WRITE = 0x10
 """The seal F_SEAL_FUTURE_WRITE, which Python does not name; Linux 5.1 or newer."""
@@ -185,6 +190,7 @@ def check_descriptors() -> Finding:
 
 def check_directory() -> Finding:
     """Is the directory of sockets this user's own?"""
+    # Only looked at: a doctor that makes it would make it with the rights of who calls the doctor.
     path = private_path()
     if not os.path.lexists(path):
         parent = path.parent
@@ -208,7 +214,7 @@ def check_cpus() -> Finding:
 
 
 def check_place() -> Finding:
-    """Which queue and which node's number are taken here, and where do they come from?"""
+    """Which queue and which shard would a trainer take here, and where do they come from?"""
     try:
         near, far = (queue_of(os.environ, is_near=is_near) for is_near in (True, False))
         node, nodes = node_of(os.environ), num_nodes(os.environ)
@@ -221,9 +227,9 @@ def check_place() -> Finding:
     )
 
 
-def _source(place: Place) -> str:
+def _source(number: LauncherNumber) -> str:
     """Where a number comes from: a launcher's variable, or the default."""
-    return "by default" if place.teller == NOBODY else f"from {place.teller}"
+    return "by default" if number.variable == NOBODY else f"from {number.variable}"
 
 
 def check_copy() -> Finding:

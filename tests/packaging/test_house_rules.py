@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-LIBRARY = sorted(path for room in ("feeder", "workers") for path in (ROOT / room).rglob("*.py"))
+LIBRARY = sorted(
+    path for room in ("examples", "feeder", "workers") for path in (ROOT / room).rglob("*.py")
+)
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
-SPEAKING_ROOMS = ("feeder/cli", "feeder/demo", "feeder/__main__.py")
+SPEAKING_ROOMS = ("feeder/cli", "feeder/__main__.py")
 """Where the product speaks to a terminal: only there may it print."""
 MAX_FILE_LINES = 800
 MAX_FUNCTION_LINES = 50
@@ -78,8 +80,8 @@ def test_tests_do_not_sleep(path: Path) -> None:
     assert [fault for fault in faults(path.read_text()) if fault.endswith("sleeps")] == []
 
 
-def test_both_packages_are_looked_at() -> None:
-    assert {name_of(path).split("/")[0] for path in LIBRARY} == {"feeder", "workers"}
+def test_every_room_is_looked_at() -> None:
+    assert {name_of(path).split("/")[0] for path in LIBRARY} == {"examples", "feeder", "workers"}
 
 
 @pytest.mark.parametrize(

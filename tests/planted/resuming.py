@@ -15,7 +15,7 @@ RESUMING = (
         name="cut of the prefetched head",
         harm="A snapshot names the newest batch that is waiting, not the last one handed out: a "
         "resumed run skips all that was prefetched.",
-        file="feeder/feeds/devicefeed.py",
+        file="feeder/feeds/device_feed.py",
         old="after = before[0] + 1, batch.place",
         new="after = before[0] + 1, (self._ready[-1] if self._ready else batch).place",
         tests=(_GAPS + "test_a_position_is_that_of_the_batch_handed_out_however_many_wait",),

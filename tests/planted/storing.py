@@ -54,7 +54,7 @@ STORING = (
         name="second writer let in",
         harm="Two processes that write into one folder retire each other's checkpoints.",
         file="feeder/checkpoint/local.py",
-        old="                if self._lock.take(top):\n",
+        old="                if self._lock.acquire(top):\n",
         new="                if True:\n",
         tests=(
             _STORE + "test_two_writers_of_one_name_are_refused_with_the_first_ones_name",
