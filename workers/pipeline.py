@@ -119,11 +119,6 @@ class Pipeline:
             f"feeder {self._name} enqueuer", run_enqueuer, self._enqueuing, self._dealer
         )
 
-    def flush(self) -> None:
-        """Hand over what has been made so far; for slots whose `take` is about to wait, in the
-        thread that makes batches."""
-        self._dealer.flush()
-
     def close(self) -> None:
         """Wake all threads, so that they end. The device queues are closed by their owner."""
         self.channel.close()

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
-
-from numpy.typing import NDArray
 
 from feeder.devices.cuda.driver import is_gpu, open_driver
 from feeder.devices.cuda.pinned import PinnedSlots
@@ -16,8 +13,6 @@ from feeder.devices.slots import HostSlots, PrivateSlots
 from feeder.errors import ClosedError, ConfigError, FeedError
 from feeder.workers.stream.buffers import Slot, Slots
 from feeder.workers.stream.chunks import Columns
-
-Arrays = tuple[NDArray[Any], ...]
 
 HOLD = 3
 """Batches that the user of a GPU may hold without their being copied, the one at hand included:
@@ -34,28 +29,32 @@ class HostHalf:
 
     def take(self, columns: Columns, rows: int) -> Slot:
         """A slot for a batch of `rows` rows."""
-        return self._slots.take(0, columns, rows)
+        slot = self._slots.take(0, columns, rows)
+        # A batch of another size comes here too (`dont_rebatch`, a last batch that is repeated).
+        # Free slots that do not fit it are let go of, and then one is made.
+        while slot.columns is not columns or slot.rows != rows:
+            slot = self._slots.take(0, columns, rows)
+        return slot
 
-    def adopt(self, columns: Columns, arrays: Arrays) -> Arrays:
-        """Arrays made ready for the user."""
-        return self._slots.adopt(0, columns, tuple([array.copy() for array in arrays]))
+    def wait(self) -> None:
+        """Never needed: where no slot is free one is made."""
 
 
 class DealtSlots:
     """Slots of devices of several kinds (`feeder.workers.stream.buffers.Slots`)."""
 
-    passes, reserved = False, False
+    passes, writable, reserved = False, False, False
 
     def __init__(self, halves: Sequence[HostHalf | PinnedSlots]) -> None:
         self._halves = halves
 
-    def take(self, device: int, columns: Columns, rows: int) -> Slot:
-        """A slot for a batch of `rows` rows, waiting for one where it is a GPU's."""
+    def take(self, device: int, columns: Columns, rows: int) -> Slot | None:
+        """A slot for a batch of `rows` rows; None where it is a GPU's and none is free."""
         return self._halves[device].take(columns, rows)
 
-    def adopt(self, device: int, columns: Columns, arrays: Arrays) -> Arrays:
-        """A copy of the arrays, ready for the device."""
-        return self._halves[device].adopt(columns, arrays)
+    def wait(self, device: int) -> None:
+        """Wait for a slot of that device."""
+        self._halves[device].wait()
 
 
 class Devices:
@@ -110,11 +109,6 @@ class Devices:
         self._gpus.append(queue)
         self.queues.append(queue)
         return slots
-
-    def before_wait(self, flush: Callable[[], None]) -> None:
-        """Have what was made handed over before a pinned slot is waited for."""
-        for slots in self._pinned:
-            slots.before_wait = flush
 
     def start(self) -> None:
         """Start the threads; once."""

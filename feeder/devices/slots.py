@@ -47,7 +47,9 @@ def _made(make: Callable[[], Made], columns: Columns, rows: int) -> Made:
 class HostSlot:
     """Memory for one batch on the host."""
 
-    __slots__ = ("_memory", "_places", "_pool", "_shown", "arrays", "flats", "num_bytes", "rows")
+    __slots__ = (
+        "_memory", "_places", "_pool", "_shown", "arrays", "columns", "flats", "num_bytes", "rows"
+    )  # fmt: skip
 
     kept: Kept = None
     """What is handed out lies here."""
@@ -55,7 +57,7 @@ class HostSlot:
     """Nobody asks."""
 
     def __init__(self, columns: Columns, rows: int, pool: HostSlots) -> None:
-        self.rows = rows
+        self.columns, self.rows = columns, rows
         self._pool = pool
         self._places, size = layout(columns, rows)
         self.num_bytes = size
@@ -132,11 +134,8 @@ class HostSlots:
             self._keep = max(self._least, min(some, _KEEP_TINY_SLOTS))
             return slot
 
-    def adopt(self, device: int, columns: Columns, arrays: Arrays) -> Arrays:
-        """Arrays that belong to the feeder alone, made read-only."""
-        for array in arrays:
-            array.flags.writeable = False
-        return arrays
+    def wait(self, device: int) -> None:
+        """Never needed: where no slot is free one is made."""
 
     def watch(self, root: NDArray[Any], slot: HostSlot) -> None:
         """Take the slot back when `root` is gone."""
@@ -159,23 +158,20 @@ class HostSlots:
 class PrivateSlots:
     """Batches that are the user's to write: each has memory of its own."""
 
-    passes, reserved = True, False
+    passes, writable, reserved = True, True, False
 
     def take(self, device: int, columns: Columns, rows: int) -> PrivateSlot:
         """New memory for a batch of `rows` rows. Raises `ConfigError` where there is none."""
         return _made(lambda: PrivateSlot(columns, rows), columns, rows)
 
-    def adopt(self, device: int, columns: Columns, arrays: Arrays) -> Arrays:
-        """Arrays that belong to the feeder alone, made writable."""
-        for array in arrays:
-            array.flags.writeable = True
-        return arrays
+    def wait(self, device: int) -> None:
+        """Never needed: each batch has new memory."""
 
 
 class PrivateSlot:
     """Memory for one batch, given away with it."""
 
-    __slots__ = ("arrays", "axes", "flats", "rows")
+    __slots__ = ("arrays", "axes", "columns", "flats", "rows")
 
     kept: Kept = None
     """What is handed out lies here."""
@@ -183,7 +179,7 @@ class PrivateSlot:
     """Nobody asks."""
 
     def __init__(self, columns: Columns, rows: int) -> None:
-        self.rows = rows
+        self.columns, self.rows = columns, rows
         self.axes = tuple(column.axis for column in columns)
         self.arrays: Arrays = tuple(
             np.empty(

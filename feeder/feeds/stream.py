@@ -111,7 +111,6 @@ class Stream:
             config.stream, config.run, config.name, self.queues, self.slots, encode, self._resume,
             self._log_now_and_then, self.counted,
         )  # fmt: skip
-        self._devices.before_wait(self.pipeline.flush)
 
     # ---- life
 

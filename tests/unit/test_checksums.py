@@ -118,9 +118,9 @@ def test_none_is_made_where_it_is_not_wanted_any_more() -> None:
         slots.prepare(0, Wanted(sums=wanted))
         slot = slots.take(0, columns(0), ROWS)
         COPIES["whole"](slot)
-        arrays = slot.lease(ROWS)
+        slot.lease(ROWS)
         assert (slot.checksum is not None) is wanted
-        slots.free(0, arrays)
+        slots.free(0, slot)
 
 
 def test_an_arena_goes_with_its_last_slot() -> None:

@@ -82,11 +82,11 @@ def test_what_is_more_than_a_queue_needs_is_given_back_once_it_is_fed() -> None:
     slots, told = make(), []
     slots.on_spare = lambda: told.append(True)
     spare = weakref.ref(reserved(slots)[0])
-    leased = slots.take(0, columns(4096), 1).lease(1)
-    assert leased.slot.arena.num_bytes == NUM_SLOTS * 4096
+    slot = slots.take(0, columns(4096), 1)
+    assert slot.arena.num_bytes == NUM_SLOTS * 4096
     assert spare() is not None and not told, "its consumer waits"
-    leased.slot.sent = True
-    slots.release(0, [leased.slot.number])
+    slot.sent = True
+    slots.release(0, [slot.number])
     assert spare() is not None and told
     slots.let_go()
     assert spare() is None

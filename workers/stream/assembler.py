@@ -17,7 +17,7 @@ from feeder.workers.fetch.calls import not_repeatable
 from feeder.workers.spec import StreamSpec
 from feeder.workers.stream.batch import Batch
 from feeder.workers.stream.buffers import Arrays, Slot, Slots
-from feeder.workers.stream.chunks import Columns, Schema
+from feeder.workers.stream.chunks import Columns, Schema, columns_like
 from feeder.workers.stream.copying import (
     copy_part,
     copy_rows,
@@ -34,6 +34,9 @@ from feeder.workers.stream.position import (
     Position,
     Span,
 )
+
+Filled = tuple[Arrays, Slot | None]
+"""The arrays of a batch, and the slot that its reader gives back (`Batch._slot`)."""
 
 
 class Assembler:
@@ -80,8 +83,9 @@ class Assembler:
         """The device that the next batch goes to."""
         return self.step % self._num_devices
 
-    def add(self, run: MergedChunks) -> Iterator[Batch]:
-        """The batches that a run completes."""
+    def add(self, run: MergedChunks) -> Iterator[Batch | None]:
+        """The batches that a run completes. None asks the caller to `wait_for_slot`, since no slot
+        is free for the next batch; the iterator then goes on where it was."""
         if self._spec.dont_rebatch:
             yield from self._each_chunk(run)
             return
@@ -90,21 +94,24 @@ class Assembler:
         i, taken, self._has_empty = 0, self._take_up(run), not all(rows)
         while i < len(rows):
             if rows[i] == size and not (self._filled or taken):
-                arrays = self._pass_on(run, i) or self._copy_whole(run, i)
+                while (filled := self._pass_on(run, i) or self._copy_whole(run, i)) is None:
+                    yield None
                 i += 1
                 self._straddler = None
                 place = LazyPosition(self._frame, run.span, i, 0, None, self.epoch)
-                yield self._stamp(arrays, place, size)
+                yield self._stamp(filled, place, size)
                 continue
             goal = ends[i] - rows[i] + taken + size - self._filled
             j = bisect_left(ends, goal, i)
             if j == len(rows):
-                self._copy(run, i, taken, j, 0, ends)
+                while not self._copy(run, i, taken, j, 0, ends):
+                    yield None
                 return
             last = rows[j] - (ends[j] - goal)
             if last == rows[j]:
                 j, last = j + 1, 0
-            self._copy(run, i, taken, j, last, ends)
+            while not self._copy(run, i, taken, j, last, ends):
+                yield None
             i, taken = j, last
             yield self._emit_slot(self._place(run, j + (last > 0), last), size, size)
 
@@ -152,10 +159,10 @@ class Assembler:
 
     # ---- batches
 
-    def _stamp(self, arrays: Arrays, place: LazyPosition, rows: int) -> Batch:
+    def _stamp(self, filled: Filled, place: LazyPosition, rows: int) -> Batch:
         """The next batch of the stream, which ended at `place`."""
-        epoch = self.epoch
-        batch = Batch(self._schema.names, arrays, place, epoch, self.index, self.step, rows)
+        epoch, (arrays, slot) = self.epoch, filled
+        batch = Batch(self._schema.names, arrays, place, epoch, self.index, self.step, rows, slot)
         self.index = index = self.index + 1
         self.step = place.step = self.step + 1
         place.index = index if place.epoch == epoch else 0
@@ -163,9 +170,9 @@ class Assembler:
         return batch
 
     def _emit(
-        self, arrays: Arrays, place: LazyPosition, rows: int, *, whole: bool = False
+        self, filled: Filled, place: LazyPosition, rows: int, *, whole: bool = False
     ) -> Batch:
-        batch = self._stamp(arrays, place, rows)
+        batch = self._stamp(filled, place, rows)
         batch.kept_rows = self._freed_later
         self._kept += (0 if whole else rows) - self._freed
         self._freed = self._freed_later = 0
@@ -173,9 +180,9 @@ class Assembler:
 
     def _emit_slot(self, place: LazyPosition, length: int, rows: int) -> Batch:
         assert self._slot is not None
-        arrays = self._slot.lease(length)
+        filled = self._lease(self._slot, length)
         self._slot, self._filled = None, 0
-        return self._emit(arrays, place, rows)
+        return self._emit(filled, place, rows)
 
     def _place(self, run: MergedChunks, num_chunks: int, taken: int) -> LazyPosition:
         straddler = None
@@ -199,30 +206,38 @@ class Assembler:
             self._straddler = PartialChunk(arrays, self._schema.axes, rows, skip, digest)
         return self._straddler
 
-    def repeat(self, batch: Batch, end: LazyPosition) -> Batch:
-        """A batch once more, with no real rows, to fill the last round of a stream."""
+    def repeat(self, batch: Batch, end: LazyPosition) -> Batch | None:
+        """The stream's last batch once more, with no real rows, to fill its last round; None asks
+        the caller to `wait_for_slot`."""
+        filled = self._copy_arrays(batch.arrays)
+        if filled is None:
+            return None
+        arrays, slot = filled
+        step, self.step = self.step, self.step + 1
         place = self.start_of(end.span.start)
-        place.step = batch.step + 2
-        names, step = self._schema.names, batch.step + 1
-        arrays = self._adopt(step % self._num_devices, batch.arrays)
-        return Batch(names, arrays, place, batch.epoch, batch.index + 1, step, 0)
+        names, index = self._schema.names, batch.index + 1
+        return Batch(names, arrays, place, batch.epoch, index, step, 0, slot)
 
     # ---- rows
 
     def _copy(
         self, run: MergedChunks, i: int, taken: int, j: int, last: int, ends: list[int]
-    ) -> None:
-        """Copy from row `taken` of chunk i up to, not including, row `last` of chunk j."""
+    ) -> bool:
+        """Copy from row `taken` of chunk i up to, not including, row `last` of chunk j. False,
+        with nothing changed, where there is no slot to copy to."""
         rows = run.rows
         start = ends[i] - rows[i] + taken
         stop = (ends[j - 1] if j else 0) + last
+        slot = self._take() if stop > start else None
+        if slot is None and stop > start:
+            return False
         if j > i:
             whole = ends[j - 1] - (ends[i] if taken else ends[i] - rows[i])
             self._freed += whole
             self._freed_later += rows[i] if taken else 0
-        if stop == start:
-            return
-        slot, filled = self._take(), self._filled
+        if slot is None:
+            return True
+        filled = self._filled
         end = self._filled = filled + stop - start
         for axis, arrays, target, flat in zip(
             self._schema.axes, run.columns, slot.arrays, slot.flats, strict=True
@@ -236,23 +251,34 @@ class Assembler:
             copy_rows(target, flat, axis, filled, end, pieces, slot.seen)
         if i < j:
             _let_go(run, i, j)
+        return True
 
-    def _take(self) -> Slot:
+    def _take(self) -> Slot | None:
         """The slot of the next batch, perhaps one that dropped rows were written to."""
-        columns = self._schema.columns
-        assert columns is not None
         if self._slot is None:
+            columns = self._schema.columns
+            assert columns is not None
             self._slot = self._slots.take(self.device, columns, self._size)
-            self._copied += 1
+            self._copied += self._slot is not None
         return self._slot
 
-    def _copy_whole(self, run: MergedChunks, i: int) -> Arrays:
-        """Chunk i, which is a whole batch, in a slot, or kept by it."""
-        slot, self._slot = self._take(), None
+    def wait_for_slot(self) -> None:
+        """Wait until a slot of the next batch's device may be free."""
+        self._slots.wait(self.device)
+
+    def _lease(self, slot: Slot, rows: int) -> Filled:
+        return slot.lease(rows), slot if self._slots.reserved else None
+
+    def _copy_whole(self, run: MergedChunks, i: int) -> Filled | None:
+        """Chunk i, which is a whole batch, in a slot, or kept by it; None where no slot is free."""
+        slot = self._take()
+        if slot is None:
+            return None
+        self._slot = None
         for number, arrays in enumerate(run.columns):
             keep_or_copy(slot, number, arrays[i])
             arrays[i] = None
-        return slot.lease(self._size)
+        return self._lease(slot, self._size)
 
     def _pad(self, rest: int) -> None:
         """Fill the slot by repeating its last row."""
@@ -261,7 +287,7 @@ class Assembler:
             rows = np.moveaxis(target, axis, 0)
             rows[rest:] = rows[rest - 1]
 
-    def _pass_on(self, run: MergedChunks, i: int) -> Arrays | None:
+    def _pass_on(self, run: MergedChunks, i: int) -> Filled | None:
         """The arrays of chunk i as they are, where nobody but the run holds them."""
         if not self._slots.passes:
             return None
@@ -273,24 +299,41 @@ class Assembler:
         for column in columns:
             column[i] = None
         self._passed += 1
+        return self._own(arrays), None
+
+    def _own(self, arrays: Arrays) -> Arrays:
+        """Arrays that nobody else holds, as the user gets them."""
+        writable = self._slots.writable
+        for array in arrays:
+            array.flags.writeable = writable
+        return arrays
+
+    def _copy_arrays(self, arrays: Arrays) -> Filled | None:
+        """A copy of arrays of any number of rows; None where no slot is free."""
+        if self._slots.passes:
+            self._copied += 1
+            return self._own(tuple([array.copy() for array in arrays])), None
         assert self._schema.columns is not None
-        return self._slots.adopt(self.device, self._schema.columns, arrays)
-
-    def _adopt(self, device: int, arrays: Arrays) -> Arrays:
-        columns = self._schema.columns
-        assert columns is not None
+        columns = columns_like(self._schema.columns, arrays)
+        rows: int = arrays[0].shape[columns[0].axis]
+        slot = self._slots.take(self.device, columns, rows)
+        if slot is None:
+            return None
         self._copied += 1
-        copies = tuple(array.copy() for array in arrays) if self._slots.passes else arrays
-        return self._slots.adopt(device, columns, copies)
+        for number, array in enumerate(arrays):
+            keep_or_copy(slot, number, array)
+        return self._lease(slot, rows)
 
-    def _each_chunk(self, run: MergedChunks) -> Iterator[Batch]:
+    def _each_chunk(self, run: MergedChunks) -> Iterator[Batch | None]:
         """Each chunk with rows as a batch of its own (`dont_rebatch`)."""
         for i, rows in enumerate(run.rows):
             if rows:
-                arrays = self._pass_on(run, i)
-                if arrays is None:
-                    arrays = self._adopt(self.device, tuple(column[i] for column in run.columns))
-                yield self._emit(arrays, self._place(run, i + 1, 0), rows, whole=True)
+                while (filled := self._pass_on(run, i) or self._copy_chunk(run, i)) is None:
+                    yield None
+                yield self._emit(filled, self._place(run, i + 1, 0), rows, whole=True)
+
+    def _copy_chunk(self, run: MergedChunks, i: int) -> Filled | None:
+        return self._copy_arrays(tuple([column[i] for column in run.columns]))
 
     # ---- resuming
 

@@ -10,6 +10,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from feeder.workers.stream.buffers import Slot
 from feeder.workers.stream.position import Cut, LazyPosition
 
 # The second word of the Philox key keeps the two families of draws apart.
@@ -67,7 +68,8 @@ class Batch(Mapping[str, NDArray[Any]]):
 
     # A plain class: it is made once per batch, and a frozen dataclass takes ten times as long.
     __slots__ = (
-        "_names", "arrays", "epoch", "held_bytes", "index", "kept_rows", "place", "rows", "step"
+        "_names", "_slot", "arrays", "epoch", "held_bytes", "index", "kept_rows", "place", "rows",
+        "step",
     )  # fmt: skip
 
     arrays: tuple[NDArray[Any], ...]
@@ -96,8 +98,12 @@ class Batch(Mapping[str, NDArray[Any]]):
         index: int,
         step: int,
         rows: int,
+        slot: Slot | None = None,
     ) -> None:
         self._names = names
+        # Internal: the slot that the reader of this batch gives back (`Slots.reserved`). It is
+        # None where the memory comes back by itself, when the last array over it is gone.
+        self._slot = slot
         self.arrays = arrays
         self.place = place
         self.epoch = epoch

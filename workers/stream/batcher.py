@@ -135,6 +135,12 @@ class RoundRobinRouter:
             self._channel.wait_for_room()
         self._report()
 
+    def wait_for_slot(self) -> None:
+        """Hand over what has been made, then wait for a slot: the slot may be one that comes back
+        when a reader has used just these batches."""
+        self.flush()
+        self._assembler.wait_for_slot()
+
     def _count(self, group: list[Batch]) -> None:
         num_bytes, goal = sum([batch.held_bytes for batch in group]), self._goal_bytes
         self._made.count(len(group), sum([batch.rows for batch in group]), num_bytes)
@@ -157,7 +163,11 @@ class RoundRobinRouter:
         if last is not None:
             self._group.append(last)
             while (last.step + 1) % num:
-                last = self._assembler.repeat(last, place)
+                repeated = self._assembler.repeat(last, place)
+                if repeated is None:
+                    self.wait_for_slot()
+                    continue
+                last = repeated
                 self._group.append(last)
             place = last.place
         elif self._policy == "drop":
@@ -256,7 +266,10 @@ class Batcher:
         self._fetching.passes = self._dealer.passes
         deal = self._dealer.deal
         for batch in self._assembler.add(run):
-            deal(batch)
+            if batch is None:
+                self._dealer.wait_for_slot()
+            else:
+                deal(batch)
 
     def _end_epoch(self, end: EpochEnd) -> None:
         epoch = end.position.epoch - 1

@@ -40,12 +40,15 @@ class Slots(Protocol):
 
     passes: bool
     """Whether an array that nobody else holds may be handed on as it is."""
+    writable: bool
+    """Whether the user may write into such an array."""
     reserved: bool
-    """Whether the slots are so many and no more: then they bound what is copied, and a copy needs
-    no room beside them."""
+    """Whether the number of slots is fixed, and a slot is free when the reader of its batch says
+    so. Then the slots bound what is copied, so that a copy needs no room beside them."""
 
-    def take(self, device: int, columns: Columns, rows: int) -> Slot:
-        """A free slot for a batch of so many rows."""
+    def take(self, device: int, columns: Columns, rows: int) -> Slot | None:
+        """A slot for a batch of so many rows; None where all are taken. Then the caller hands
+        over what it has made, which the reader may be waiting for, and calls `wait`."""
 
-    def adopt(self, device: int, columns: Columns, arrays: Arrays) -> Arrays:
-        """Arrays made ready for the user: the feeder's own where `passes`, else copied."""
+    def wait(self, device: int) -> None:
+        """Wait until a slot may be free for what `take` was asked for last."""

@@ -8,7 +8,7 @@ when something is off does it look at chunks one by one.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -277,6 +277,15 @@ def slice_rows(
 def part_of(array: NDArray[Any], axis: int, start: int, stop: int) -> NDArray[Any]:
     """Rows `start` to `stop` of an array, as a view."""
     return array[(slice(None),) * axis + (slice(start, stop),)] if axis else array[start:stop]
+
+
+def columns_like(columns: Columns, arrays: Sequence[NDArray[Any]]) -> Columns:
+    """The columns with the row shapes of these arrays; the same object where they have them."""
+    shapes = [_without(a.shape, column.axis) for column, a in zip(columns, arrays, strict=True)]
+    if all(column.shape == shape for column, shape in zip(columns, shapes, strict=True)):
+        return columns
+    pairs = zip(columns, shapes, strict=True)
+    return tuple(replace(column, shape=shape) for column, shape in pairs)
 
 
 def count_bytes(chunk: Any) -> int:
