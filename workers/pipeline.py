@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from feeder.workers.errors import ChunkError
 from feeder.workers.fetch.calls import add_cursor, begin_anew, make_calls, seek
 from feeder.workers.fetch.channel import Channel
-from feeder.workers.fetch.fetcher import OTHER_ROWS, Fetcher, run_fetcher
-from feeder.workers.fetch.scheduler import BufferBudget, ChunkList, Scheduler
+from feeder.workers.fetch.fetcher import Fetcher, run_fetcher
+from feeder.workers.fetch.scheduler import BufferBudget, Scheduler
 from feeder.workers.fetch.threads import ThreadGroup
 from feeder.workers.spec import RunSpec, StreamSpec
 from feeder.workers.stats import StreamStats, num_partitions
@@ -17,11 +16,10 @@ from feeder.workers.stream.assembler import Assembler
 from feeder.workers.stream.batcher import Batcher, DeviceQueue, RoundRobinRouter, run_enqueuer
 from feeder.workers.stream.buffers import Slots
 from feeder.workers.stream.chunks import Schema
-from feeder.workers.stream.digests import hash_chunk
 from feeder.workers.stream.memory import keep_freed_memory
 from feeder.workers.stream.merge import Merge
 from feeder.workers.stream.position import Cut, Frame, LazyPosition, Partitions, Position, Span
-from feeder.workers.stream.resuming import Beginning, Resume
+from feeder.workers.stream.resuming import Resume, StreamStart
 
 
 class Pipeline:
@@ -47,7 +45,9 @@ class Pipeline:
         self._spec, self._run, self._name = spec, run, name
         self._scope = ThreadGroup()
         self._resumed = resume is not None
-        begin = Beginning(spec, partitions, resume)
+        self.stats = stats or StreamStats.of(spec, run, len(queues))
+        """What is counted; where it is given, from where it stands."""
+        begin = StreamStart(spec, run, partitions, resume, self.stats.fetch)
         if resume is not None:
             seek(spec, resume.cut)
         frame = Frame(partitions, add_cursor(spec, encode), spec.epochs)
@@ -58,8 +58,6 @@ class Pipeline:
             spec.names, spec.axes, ragged=spec.dont_rebatch, known=begin.columns
         )  # fmt: skip
         self._queues = queues
-        self.stats = stats or StreamStats.of(spec, run, len(queues))
-        """What is counted; where it is given, from where it stands."""
         self._make_fetching(begin.position)
         assembler = Assembler(
             spec, frame, self.schema, slots, num_devices=len(queues), epoch=begin.epoch,
@@ -71,9 +69,7 @@ class Pipeline:
         )  # fmt: skip
         self._enqueuing = Batcher(
             spec, self.channel, self._make_merge(begin), assembler, self._dealer,
-            self._fetching,
-            lambda: begin.make_run(self.schema, self.channel, run, self.stats.fetch),
-            begins_epoch=begin.begins_epoch,
+            self._fetching, begin,
         )  # fmt: skip
 
     def _make_fetching(self, start: Position) -> None:
@@ -92,16 +88,13 @@ class Pipeline:
         calls = make_calls(spec, run, partitions, start, resumed=self._resumed)
         self._fetching = Fetcher(spec, run, self.channel, self.ledger, calls, self.stats.fetch)
 
-    def _make_merge(self, begin: Beginning) -> Merge:
+    def _make_merge(self, begin: StreamStart) -> Merge:
         return Merge(
             self._partitions,
             self.schema,
             begin.position,
-            self._spec.epochs,
-            chained=not (self._spec.pure or self._spec.seekable),
-            describe=self.channel.describe,
-            first_name=self._first_name,
-            check=self._check if self._run.debug else None,
+            self._spec,
+            prints=self._fetching.prints if self._run.debug else None,
             first_partition=begin.first_partition,
         )
 
@@ -148,35 +141,7 @@ class Pipeline:
         number = self._partitions.number(partition, call)
         return self._spec.worker_id(partition, number), number
 
-    def _first_name(self, epoch: int, index: int) -> str | None:
-        """What the fetch function calls the record that a call begins with, as sources can say."""
-        first_name = getattr(self._spec.fetch, "first_name", None)
-        if not self._spec.pure or not callable(first_name):
-            return None
-        return str(first_name(self._spec.call(epoch, index)))
-
     def _waited_since(self) -> float | None:
         """Since when a user has been waiting for a batch."""
         since = [queue.waited_since for queue in self._queues]
         return min((start for start in since if start is not None), default=None)
-
-    def _check(self, bundle: ChunkList) -> ChunkError | None:
-        """Whether the chunks are still what the fetch function returned, and would return again
-        (the debug switch)."""
-        prints = self._fetching.prints
-        for i, chunk in enumerate(bundle.chunks):
-            returned = prints.pop((bundle.partition, bundle.epoch, bundle.first + i), None)
-            if returned == OTHER_ROWS:
-                return ChunkError(
-                    "the fetch function gave other rows when the same call was made again; let "
-                    "fetch(call) depend on the call alone (call.rng draws), or keep its state in "
-                    "fetch(worker_id, batch_size)",
-                    call=i,
-                )
-            if returned is not None and returned != hash_chunk(chunk):
-                return ChunkError(
-                    "the fetch function changed the arrays after it returned them; return "
-                    "new arrays, or copies",
-                    call=i,
-                )
-        return None

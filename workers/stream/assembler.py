@@ -57,7 +57,8 @@ class Assembler:
     ) -> None:
         self._spec = spec
         self._frame = frame
-        self._schema = schema
+        self.schema = schema
+        """The columns of the stream."""
         self._slots = slots
         self._num_devices = num_devices
         self.epoch, self.index, self.step = epoch, index, step
@@ -76,7 +77,7 @@ class Assembler:
     @property
     def columns(self) -> Columns | None:
         """The columns, once they are known."""
-        return self._schema.columns
+        return self.schema.columns
 
     @property
     def device(self) -> int:
@@ -162,7 +163,7 @@ class Assembler:
     def _stamp(self, filled: Filled, place: LazyPosition, rows: int) -> Batch:
         """The next batch of the stream, which ended at `place`."""
         epoch, (arrays, slot) = self.epoch, filled
-        batch = Batch(self._schema.names, arrays, place, epoch, self.index, self.step, rows, slot)
+        batch = Batch(self.schema.names, arrays, place, epoch, self.index, self.step, rows, slot)
         self.index = index = self.index + 1
         self.step = place.step = self.step + 1
         place.index = index if place.epoch == epoch else 0
@@ -203,7 +204,7 @@ class Assembler:
             arrays = tuple([column[i] for column in run.columns])
             digest = run.digest if i == 0 else None
             rows = run.rows[i] + skip
-            self._straddler = PartialChunk(arrays, self._schema.axes, rows, skip, digest)
+            self._straddler = PartialChunk(arrays, self.schema.axes, rows, skip, digest)
         return self._straddler
 
     def repeat(self, batch: Batch, end: LazyPosition) -> Batch | None:
@@ -215,7 +216,7 @@ class Assembler:
         arrays, slot = filled
         step, self.step = self.step, self.step + 1
         place = self.start_of(end.span.start)
-        names, index = self._schema.names, batch.index + 1
+        names, index = self.schema.names, batch.index + 1
         return Batch(names, arrays, place, batch.epoch, index, step, 0, slot)
 
     # ---- rows
@@ -240,7 +241,7 @@ class Assembler:
         filled = self._filled
         end = self._filled = filled + stop - start
         for axis, arrays, target, flat in zip(
-            self._schema.axes, run.columns, slot.arrays, slot.flats, strict=True
+            self.schema.axes, run.columns, slot.arrays, slot.flats, strict=True
         ):
             if i == j and flat is not None:
                 copy_part(target, flat, filled, arrays[i], taken, last, slot.seen)
@@ -256,7 +257,7 @@ class Assembler:
     def _take(self) -> Slot | None:
         """The slot of the next batch, perhaps one that dropped rows were written to."""
         if self._slot is None:
-            columns = self._schema.columns
+            columns = self.schema.columns
             assert columns is not None
             self._slot = self._slots.take(self.device, columns, self._size)
             self._copied += self._slot is not None
@@ -283,7 +284,7 @@ class Assembler:
     def _pad(self, rest: int) -> None:
         """Fill the slot by repeating its last row."""
         assert self._slot is not None
-        for axis, target in zip(self._schema.axes, self._slot.arrays, strict=True):
+        for axis, target in zip(self.schema.axes, self._slot.arrays, strict=True):
             rows = np.moveaxis(target, axis, 0)
             rows[rest:] = rows[rest - 1]
 
@@ -313,8 +314,8 @@ class Assembler:
         if self._slots.passes:
             self._copied += 1
             return self._own(tuple([array.copy() for array in arrays])), None
-        assert self._schema.columns is not None
-        columns = columns_like(self._schema.columns, arrays)
+        assert self.schema.columns is not None
+        columns = columns_like(self.schema.columns, arrays)
         rows: int = arrays[0].shape[columns[0].axis]
         slot = self._slots.take(self.device, columns, rows)
         if slot is None:

@@ -14,6 +14,7 @@ from feeder.workers.stream.assembler import Assembler
 from feeder.workers.stream.batch import Batch
 from feeder.workers.stream.merge import EpochEnd, Merge, MergedChunks
 from feeder.workers.stream.position import LazyPosition
+from feeder.workers.stream.resuming import StreamStart
 
 # As much as a fetcher hands over at once: with 4 MiB threads wake each other more than they work.
 _GROUP_BYTES = 16 * 1024 * 1024
@@ -200,9 +201,7 @@ class Batcher:
         assembler: Assembler,
         dealer: RoundRobinRouter,
         fetching: Fetcher,
-        leftover: Callable[[], MergedChunks | None],
-        *,
-        begins_epoch: bool,
+        start: StreamStart,
     ) -> None:
         self._spec = spec
         self._channel = channel
@@ -210,13 +209,13 @@ class Batcher:
         self._assembler = assembler
         self._dealer = dealer
         self._fetching = fetching
-        self._leftover = leftover
+        self._start = start
         # Whether an epoch that ends now has given no row at all.
-        self._empty_epoch = begins_epoch
+        self._empty_epoch = start.begins_epoch
 
     def run(self) -> None:
         """Make batches until the end of the stream."""
-        leftover = self._leftover()
+        leftover = self._start.leftover_chunks(self._assembler.schema, self._channel)
         if leftover is not None:
             self._take(leftover)
             del leftover

@@ -19,6 +19,15 @@ _LONG_DOUBLE = np.dtype(np.longdouble)
 _HAS_80_BITS = np.finfo(np.longdouble).nmant == 63
 
 
+Prints = dict[tuple[int, int, int], int]
+"""Digests of chunks as their calls returned them, by partition, epoch and call (the debug switch).
+A fetcher adds each one before its chunk is handed over, and the merge takes it out: two threads
+never touch the same key, and single operations of a dict are atomic."""
+
+OTHER_ROWS = -1
+"""In place of a digest: a pure function gave other rows when it was called again."""
+
+
 def digest_chunk(arrays: Sequence[NDArray[Any]]) -> int:
     """A digest of a chunk: xxh3 over dtypes, shapes and a sample of the bytes.
 

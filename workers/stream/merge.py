@@ -8,13 +8,14 @@ chunks go to every W-th place, and the cost per chunk is that of a list assignme
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from typing import Any
 
 from feeder.workers.errors import ChunkError, FeedError
 from feeder.workers.fetch.calls import chain_marks
 from feeder.workers.fetch.scheduler import ChunkList, End
+from feeder.workers.spec import StreamSpec
 from feeder.workers.stream.chunks import Schema
+from feeder.workers.stream.digests import OTHER_ROWS, Prints, hash_chunk
 from feeder.workers.stream.position import Partitions, Position, Span, next_live
 
 # ---- The nouns of the merge: a run of merged chunks, the end of an epoch, the head of a partition.
@@ -92,23 +93,20 @@ class Merge:
         partitions: Partitions,
         schema: Schema,
         start: Position,
-        epochs: int | None,
+        spec: StreamSpec,
         *,
-        chained: bool,
-        describe: Callable[[int, int], tuple[int, int]],
-        first_name: Callable[[int, int], str | None],
-        check: Callable[[ChunkList], ChunkError | None] | None,
+        prints: Prints | None,
         first_partition: int | None,
     ) -> None:
         self._partitions = partitions
         self._schema = schema
         self.position = start
         """Where the merged chunks end."""
-        self._epochs = epochs
-        self._chained = chained
-        self._describe = describe
-        self._first_name = first_name
-        self._check = check
+        self._spec = spec
+        # Replay compares what calls gave then with what they give now, by a chain of digests.
+        self._chained = not (spec.pure or spec.seekable)
+        # The debug switch's: what each chunk was when its call returned; None where it is off.
+        self._prints = prints
         self._bundles: list[deque[ChunkList]] = [deque() for _ in range(partitions.num_partitions)]
         self._heads = [Head() for _ in range(partitions.num_partitions)]
         self._arrivals: deque[int] = deque()
@@ -122,7 +120,8 @@ class Merge:
     @property
     def finished(self) -> bool:
         """Whether the last epoch has been merged."""
-        return self._epochs is not None and self.position.epoch >= self._epochs
+        epochs = self._spec.epochs
+        return epochs is not None and self.position.epoch >= epochs
 
     @property
     def wanted(self) -> int | None:
@@ -215,7 +214,7 @@ class Merge:
 
     def _open(self, head: Head, bundle: ChunkList) -> None:
         """Check a bundle's chunks and make them columns."""
-        error = self._check(bundle) if self._check is not None else None
+        error = None if self._prints is None else find_changed(bundle, self._prints)
         partition, first = bundle.partition, bundle.first
         chunks = bundle.chunks if error is None else bundle.chunks[: error.call]
         head.first, head.marks, head.ending = first, bundle.marks, bundle.ending
@@ -234,12 +233,20 @@ class Merge:
 
     def _place(self, error: ChunkError, partition: int, first: int) -> ChunkError:
         """An error of the chunk that is `error.call`-th in its bundle, as the user is told it."""
-        worker_id, call = self._describe(partition, first + error.call)
+        call = self._partitions.number(partition, first + error.call)
+        worker_id = self._spec.worker_id(partition, call)
         error.worker_id, error.call = worker_id, call
-        name = self._first_name(self.position.epoch, call)
+        name = self._first_name(call)
         record = "" if name is None else f"; the call's first record is {name}"
         error.args = (f"worker {worker_id}, call {call}: {error}{record}",)
         return error
+
+    def _first_name(self, call: int) -> str | None:
+        """What the fetch function calls the first record of a call, as sources can say."""
+        first_name = getattr(self._spec.fetch, "first_name", None)
+        if not self._spec.pure or not callable(first_name):
+            return None
+        return str(first_name(self._spec.call(self.position.epoch, call)))
 
     def _round(self, partition: int) -> MergedChunks | None:
         """As many whole rounds as all live partitions have chunks for; None where that is none."""
@@ -340,3 +347,23 @@ class Merge:
         self._ends_at = None
         self.position = self._partitions.next_epoch(self.position)
         return EpochEnd(self.position)
+
+
+def find_changed(bundle: ChunkList, prints: Prints) -> ChunkError | None:
+    """The first chunk that is not what the fetch function returned, or would not return again."""
+    for i, chunk in enumerate(bundle.chunks):
+        returned = prints.pop((bundle.partition, bundle.epoch, bundle.first + i), None)
+        if returned == OTHER_ROWS:
+            return ChunkError(
+                "the fetch function gave other rows when the same call was made again; let "
+                "fetch(call) depend on the call alone (call.rng draws), or keep its state in "
+                "fetch(worker_id, batch_size)",
+                call=i,
+            )
+        if returned is not None and returned != hash_chunk(chunk):
+            return ChunkError(
+                "the fetch function changed the arrays after it returned them; return "
+                "new arrays, or copies",
+                call=i,
+            )
+    return None

@@ -48,7 +48,7 @@ class LeftoverSpan(Span):
         return self.after if num_chunks else self.start
 
 
-class Beginning:
+class StreamStart:
     """The first position of a stream, and how its leftover rows come back.
 
     Where the rows are at hand they are the stream's first run. Where they are not, the calls begin
@@ -57,8 +57,16 @@ class Beginning:
     is asked for it apart.
     """
 
-    def __init__(self, spec: StreamSpec, partitions: Partitions, resume: Resume | None) -> None:
-        self._spec, self._partitions, self._resume = spec, partitions, resume
+    def __init__(
+        self,
+        spec: StreamSpec,
+        run: RunSpec,
+        partitions: Partitions,
+        resume: Resume | None,
+        stats: FetchStats,
+    ) -> None:
+        self._spec, self._run, self._partitions, self._resume = spec, run, partitions, resume
+        self._stats = stats
         cut = resume.cut if resume is not None else None
         self._leftover = cut.leftover if cut is not None and not cut.finished else None
         position = cut.position if cut is not None else partitions.origin()
@@ -87,17 +95,15 @@ class Beginning:
         """The partition whose chunk has to come first, whatever the order."""
         return None if self.expected is None else self._partition_of(self.expected)
 
-    def make_run(
-        self, schema: Schema, channel: Channel, run: RunSpec, stats: FetchStats
-    ) -> MergedChunks | None:
-        """The rows left over as the first run of the stream, counted into the buffers; None where
-        there are none or where they come with the calls."""
+    def leftover_chunks(self, schema: Schema, channel: Channel) -> MergedChunks | None:
+        """The rows left over, which come before all that is fetched, counted into the buffers;
+        None where there are none or where they come with the calls."""
         leftover, resume = self._leftover, self._resume
         if leftover is None or resume is None or self.expected is not None:
             return None
         rows = resume.rows
         if rows is None:
-            rows = self._fetch_again(leftover, resume.cut, schema, channel, run, stats)
+            rows = self._fetch_again(leftover, resume.cut, schema, channel)
         if rows is None:
             return None
         partitions, partition = self._partitions, self._partition_of(leftover)
@@ -111,19 +117,13 @@ class Beginning:
         return MergedChunks(span, columns, [num_rows], leftover.taken, leftover.digest)
 
     def _fetch_again(
-        self,
-        leftover: Leftover,
-        cut: Cut,
-        schema: Schema,
-        channel: Channel,
-        run: RunSpec,
-        stats: FetchStats,
+        self, leftover: Leftover, cut: Cut, schema: Schema, channel: Channel
     ) -> Rows | None:
         """The rows left over, from a second fetch of their chunk; None where the stream is over."""
         spec, index = self._spec, leftover.call
         worker_id = spec.worker_id(leftover.partition, index)
         call = Call(index, cut.position.epoch, worker_id, spec.batch_size, spec.seed)
-        chunk = fetch_again(spec, run, call, stats, channel.pause)
+        chunk = fetch_again(spec, self._run, call, self._stats, channel.pause)
         if chunk is None:
             return None
         arranged = schema.arrange([chunk])

@@ -26,14 +26,14 @@ from numpy.typing import NDArray
 
 from feeder.workers.errors import ResumeError
 from feeder.workers.fetch.calls import MAX_BYTES
-from feeder.workers.sources.orders.orders import Order
-from feeder.workers.sources.orders.sharding import Sharding
-from feeder.workers.sources.stores.libstdcxx import (
+from feeder.workers.sources.orders.libstdcxx import (
     MAX_DRAWS,
     draw_minstd,
     is_minstd_state,
     seed_minstd,
 )
+from feeder.workers.sources.orders.orders import Order
+from feeder.workers.sources.orders.sharding import Sharding
 
 # Steps are walked in blocks, so that calls that come a little out of order find their answer
 # made. One takes about a millisecond.
