@@ -13,7 +13,7 @@ from feeder.workers.fetch.threads import ThreadGroup
 from feeder.workers.spec import RunSpec, StreamSpec
 from feeder.workers.stats import StreamStats, num_partitions
 from feeder.workers.stream.assembler import Assembler
-from feeder.workers.stream.batcher import Batcher, DeviceQueue, RoundRobinRouter, run_enqueuer
+from feeder.workers.stream.batcher import Batcher, DeviceQueue, RoundRobinRouter, run_batcher
 from feeder.workers.stream.buffers import Slots
 from feeder.workers.stream.chunks import Schema
 from feeder.workers.stream.memory import keep_freed_memory
@@ -58,21 +58,21 @@ class Pipeline:
             spec.names, spec.axes, ragged=spec.dont_rebatch, known=begin.columns
         )  # fmt: skip
         self._queues = queues
-        self._make_fetching(begin.position)
+        self._make_fetcher(begin.position)
         assembler = Assembler(
             spec, frame, self.schema, slots, num_devices=len(queues), epoch=begin.epoch,
             index=begin.index, step=begin.step, expected=begin.expected,
         )  # fmt: skip
-        self._dealer = RoundRobinRouter(
+        self._router = RoundRobinRouter(
             queues, self.channel, assembler, spec, run, self.stats.made, report,
             needs_room=not slots.reserved,
         )  # fmt: skip
-        self._enqueuing = Batcher(
-            spec, self.channel, self._make_merge(begin), assembler, self._dealer,
-            self._fetching, begin,
+        self._batcher = Batcher(
+            spec, self.channel, self._make_merge(begin), assembler, self._router,
+            self._fetcher, begin,
         )  # fmt: skip
 
-    def _make_fetching(self, start: Position) -> None:
+    def _make_fetcher(self, start: Position) -> None:
         spec, run, partitions = self._spec, self._run, self._partitions
         self.ledger = BufferBudget(run.max_rows, run.max_bytes, len(self._queues), run.guess_bytes)
         self.channel = Channel(
@@ -86,7 +86,7 @@ class Pipeline:
             waited_since=self._waited_since,
         )
         calls = make_calls(spec, run, partitions, start, resumed=self._resumed)
-        self._fetching = Fetcher(spec, run, self.channel, self.ledger, calls, self.stats.fetch)
+        self._fetcher = Fetcher(spec, run, self.channel, self.ledger, calls, self.stats.fetch)
 
     def _make_merge(self, begin: StreamStart) -> Merge:
         return Merge(
@@ -94,7 +94,7 @@ class Pipeline:
             self.schema,
             begin.position,
             self._spec,
-            prints=self._fetching.prints if self._run.debug else None,
+            prints=self._fetcher.prints if self._run.debug else None,
             first_partition=begin.first_partition,
         )
 
@@ -106,11 +106,9 @@ class Pipeline:
         for i in range(self._run.num_threads):
             self._scope.start(
                 f"feeder {self._name} fetcher {i}", run_fetcher, self.channel,
-                self._fetching.fill, self._enqueuing.lead, self._fetching.repeat_first,
+                self._fetcher.fill, self._batcher.lead, self._fetcher.repeat_first,
             )  # fmt: skip
-        self._scope.start(
-            f"feeder {self._name} enqueuer", run_enqueuer, self._enqueuing, self._dealer
-        )
+        self._scope.start(f"feeder {self._name} enqueuer", run_batcher, self._batcher, self._router)
 
     def close(self) -> None:
         """Wake all threads, so that they end. The device queues are closed by their owner."""
@@ -122,7 +120,7 @@ class Pipeline:
 
     def forget(self) -> None:
         """Let go of what was made and not handed over, and of its slots; when all has ended."""
-        self._dealer.forget()
+        self._router.forget()
 
     def numbers(self, now: float) -> dict[str, Any]:
         """Plain numbers of what the stream has done so far."""

@@ -22,9 +22,9 @@ _YIELD_S = 0.001
 
 
 class HostQueue:
-    """Batches on their way from the enqueuer to the user of one device, at most `capacity`.
+    """Batches on their way from the batcher to the user of one device, at most `capacity`.
 
-    `put` and `finish` are the enqueuer's, `get` is the user's, `close` anybody's. The user's thread
+    `put` and `finish` are the batcher's, `get` is the user's, `close` anybody's. The user's thread
     may be interrupted, as by Ctrl-C: Python looks for signals after each call and where a function
     begins. What it does is therefore done by assignments that have no call between them.
 
@@ -46,13 +46,13 @@ class HostQueue:
         # The user waits for these while there is no batch.
         self._bells: list[OneShotEvent] = []
         self._user_waits = self._user_waited = False
-        # The enqueuer waits here while there is no room.
+        # The batcher waits here while there is no room.
         self._drained = threading.Condition(self._lock)
-        self._enqueuer_waits = False
+        self._batcher_waits = False
         self.starved = Stopwatch()
         """The user's waits for batches."""
         self.blocked = Stopwatch()
-        """The enqueuer's waits for room."""
+        """The batcher's waits for room."""
 
     def __len__(self) -> int:
         return len(self._batches)
@@ -79,7 +79,7 @@ class HostQueue:
                 while len(self._batches) >= self.capacity:
                     self._raise_closed()
                     self._wake_user()
-                    self._enqueuer_waits = True
+                    self._batcher_waits = True
                     self.blocked.start(time.monotonic())
                     self._drained.wait()
                     self.blocked.stop(time.monotonic())
@@ -92,7 +92,7 @@ class HostQueue:
         """Where the user was waiting for what was put last, wait a moment until it is taken."""
         with self._lock:
             if self._user_waited and self._batches and self._ending is None:
-                self._enqueuer_waits = True
+                self._batcher_waits = True
                 self._drained.wait(_YIELD_S)
 
     def finish(self, ending: LazyPosition | FeedError) -> None:
@@ -132,9 +132,9 @@ class HostQueue:
             if self.given is None and self._batches and not isinstance(self._ending, ClosedError):
                 self.given, self._batches = self._batches, rest
             if self.given is not None:
-                if self._enqueuer_waits:
+                if self._batcher_waits:
                     self._drained.notify_all()  # as in `_wake_user`
-                    self._enqueuer_waits = False
+                    self._batcher_waits = False
                 return self.given
             if self._ending is None and bell is not None:
                 self._bells.append(bell)

@@ -22,7 +22,7 @@ from feeder.errors import ConfigError
 from feeder.workers.stream.buffers import Kept, Seen
 from feeder.workers.stream.chunks import Columns
 
-# Free slots count in no bound, so few are kept: as many as take 16 MiB, which is what the enqueuer
+# Free slots count in no bound, so few are kept: as many as take 16 MiB, which is what the batcher
 # hands over at once, and two more. Of two batches that a user lets go of while a third is being
 # made both come back.
 _KEEP_BYTES = 16 * 1024 * 1024
@@ -105,9 +105,9 @@ class _Lease(weakref.ref):  # type: ignore[type-arg]
 class HostSlots:
     """Slots of host memory; they grow in number while the user keeps batches.
 
-    `take` and `watch` are called by the enqueuer. A slot comes back from any thread, perhaps from
-    inside the garbage collector: that appends to a deque and does nothing else. Of free slots at
-    least `keep` are kept.
+    Owned by the batcher's thread, which alone takes slots and watches over them. A slot comes back
+    from any thread, perhaps from inside the garbage collector: so that appends to a deque, which
+    needs no lock, and does nothing else. At least `keep` free slots are kept.
     """
 
     passes, reserved = True, False
@@ -122,7 +122,7 @@ class HostSlots:
         self.num_made = 0
         """Slots made so far."""
 
-    def take(self, device: int, columns: Columns, rows: int) -> HostSlot:
+    def take_slot(self, device: int, columns: Columns, rows: int) -> HostSlot:
         """A slot for a batch of `rows` rows: the one that came back last, which the cache may
         still hold, or a new one. Raises `ConfigError` where there is no memory for it."""
         try:
@@ -134,7 +134,7 @@ class HostSlots:
             self._keep = max(self._least, min(some, _KEEP_TINY_SLOTS))
             return slot
 
-    def wait(self, device: int) -> None:
+    def wait_for_slot(self, device: int) -> None:
         """Never needed: where no slot is free one is made."""
 
     def watch(self, root: NDArray[Any], slot: HostSlot) -> None:
@@ -160,11 +160,11 @@ class PrivateSlots:
 
     passes, writable, reserved = True, True, False
 
-    def take(self, device: int, columns: Columns, rows: int) -> PrivateSlot:
+    def take_slot(self, device: int, columns: Columns, rows: int) -> PrivateSlot:
         """New memory for a batch of `rows` rows. Raises `ConfigError` where there is none."""
         return _made(lambda: PrivateSlot(columns, rows), columns, rows)
 
-    def wait(self, device: int) -> None:
+    def wait_for_slot(self, device: int) -> None:
         """Never needed: each batch has new memory."""
 
 

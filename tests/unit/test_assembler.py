@@ -94,7 +94,7 @@ def test_batches_are_the_rows_cut_at_every_fifth(seed: int, slots: Any) -> None:
     assert [batch.step for batch in got] == [batch.index for batch in got] == [*range(len(got))]
 
 
-class DealtSlots(PrivateSlots):
+class RoutedSlots(PrivateSlots):
     """Slots that tell which device they were taken for."""
 
     passes = False
@@ -103,8 +103,8 @@ class DealtSlots(PrivateSlots):
         self.devices: dict[int, int] = {}
         self.taken: list[Any] = []
 
-    def take(self, device: int, columns: Any, rows: int) -> Any:
-        slot = super().take(device, columns, rows)
+    def take_slot(self, device: int, columns: Any, rows: int) -> Any:
+        slot = super().take_slot(device, columns, rows)
         self.taken.append(slot)  # Else another may be where it was.
         self.devices[id(slot.arrays[0])] = device
         return slot
@@ -113,7 +113,7 @@ class DealtSlots(PrivateSlots):
 @pytest.mark.parametrize("seed", range(30))
 def test_a_batch_lies_in_a_slot_of_its_own_device(seed: int) -> None:
     """Also after rows were dropped, and between chunks that are whole batches."""
-    chance, slots = random.Random(seed), DealtSlots()
+    chance, slots = random.Random(seed), RoutedSlots()
     stage = Stage(slots, num_devices=3, last_batch="drop", epochs=None)
     for _ in range(20):
         batches = [
@@ -285,11 +285,11 @@ class FewSlots(PrivateSlots):
         self.asked = 0
         self.waited: list[int] = []
 
-    def take(self, device: int, columns: Any, rows: int) -> Any:
+    def take_slot(self, device: int, columns: Any, rows: int) -> Any:
         self.asked += 1
-        return super().take(device, columns, rows) if self.asked % 2 == 0 else None
+        return super().take_slot(device, columns, rows) if self.asked % 2 == 0 else None
 
-    def wait(self, device: int) -> None:
+    def wait_for_slot(self, device: int) -> None:
         self.waited.append(device)
 
 
@@ -298,7 +298,7 @@ def test_where_no_slot_is_free_the_caller_is_asked_to_wait_and_nothing_is_lost(
     ragged: bool,
 ) -> None:
     rows = [5, 3, 0, 4, 11, 1, 5]
-    plenty, few = Stage(DealtSlots(), num_devices=2, dont_rebatch=ragged), FewSlots()
+    plenty, few = Stage(RoutedSlots(), num_devices=2, dont_rebatch=ragged), FewSlots()
     scarce = Stage(few, num_devices=2, dont_rebatch=ragged)
     got: list[Batch] = []
     for batch in scarce.add(rows):

@@ -47,7 +47,7 @@ def put(wanted: Wanted, arrays: list[NDArray[Any]]) -> tuple[ArenaSlot, Arrays]:
     """A slot with a batch in it, and the arrays of the batch."""
     slots = ArenaSlots(1, lambda device, slot_bytes: 1)
     slots.prepare(0, wanted)
-    slot = slots.take(0, COLUMNS, ROWS)
+    slot = slots.take_slot(0, COLUMNS, ROWS)
     slot.memory[:] = bytes(len(slot.memory))
     for number, array in enumerate(arrays):
         keep_or_copy(slot, number, array)
@@ -90,7 +90,7 @@ def test_a_slot_keeps_nothing_for_the_next_batch() -> None:
     slots = ArenaSlots(1, lambda device, slot_bytes: 1)
     slots.prepare(0, Wanted(keeps=True))
     for wanted in (Wanted(keeps=True), Wanted()):
-        slot = slots.take(0, COLUMNS, ROWS)
+        slot = slots.take_slot(0, COLUMNS, ROWS)
         keep_or_copy(slot, 1, chunk(0)[1])
         arrays = slot.lease(ROWS)
         assert (len(slot.memories(arrays)) > 1) is wanted.keeps

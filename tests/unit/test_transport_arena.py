@@ -59,7 +59,7 @@ def make(num_slots: int = 2, **settings: Any) -> ArenaSlots:
 
 def take(slots: ArenaSlots, device: int = 0, columns: Columns = COLUMNS, rows: int = 4) -> Any:
     """A slot, where one has to be free."""
-    slot = slots.take(device, columns, rows)
+    slot = slots.take_slot(device, columns, rows)
     assert slot is not None
     return slot
 
@@ -86,12 +86,12 @@ class Waits(Stopwatch):
 
 def wait_aside(slots: ArenaSlots) -> tuple[threading.Thread, list[Any]]:
     """Take a slot of queue 0, of which none is free, in a thread; returns when that waits."""
-    assert slots.take(0, COLUMNS, 4) is None
+    assert slots.take_slot(0, COLUMNS, 4) is None
     slots.waited = waits = Waits()
 
     def deed() -> Any:
-        slots.wait(0)
-        return slots.take(0, COLUMNS, 4)
+        slots.wait_for_slot(0)
+        return slots.take_slot(0, COLUMNS, 4)
 
     thread, outcome = aside(deed)
     assert waits.begun.wait(WAIT_S)
@@ -232,7 +232,7 @@ def test_the_memory_of_a_killed_server_is_freed() -> None:
 
 def test_a_batch_is_where_its_slot_says() -> None:
     slots = make()
-    slot = slots.take(0, COLUMNS, 4)
+    slot = slots.take_slot(0, COLUMNS, 4)
     slot.arrays[0][:] = 1, 2, 3, 4
     slot.arrays[1][:] = 7
     whole, part = slot.lease(4), slot.lease(3)
@@ -258,7 +258,7 @@ def test_the_slot_that_came_back_last_is_taken_first() -> None:
 @pytest.mark.parametrize("wrong", ["unknown", "free", "twice", "foreign", "not sent", "negative"])
 def test_a_release_of_what_the_consumer_has_not_changes_nothing(wrong: str) -> None:
     slots = make(3)
-    good, freed, unsent = lend(slots), lend(slots), slots.take(0, COLUMNS, 4)
+    good, freed, unsent = lend(slots), lend(slots), slots.take_slot(0, COLUMNS, 4)
     foreign = lend(slots, device=1)
     slots.release(0, [freed.number])
     number = good.number
@@ -288,10 +288,10 @@ def test_a_slot_that_came_back_before_the_wait_is_not_waited_for() -> None:
     """Nobody is woken for it: when it came back nobody waited."""
     slots = make(1)
     batch = lend(slots)
-    assert slots.take(0, COLUMNS, 4) is None
+    assert slots.take_slot(0, COLUMNS, 4) is None
     slots.release(0, [batch.number])
     slots.wake(hungry=True)
-    thread, _ = aside(lambda: slots.wait(0))
+    thread, _ = aside(lambda: slots.wait_for_slot(0))
     thread.join(WAIT_S)
     assert not thread.is_alive()
     assert take(slots) is batch
@@ -305,9 +305,9 @@ def test_close_ends_a_wait_and_reopen_frees_what_was_not_sent() -> None:
     thread.join(WAIT_S)
     assert isinstance(outcome[0], ClosedError)
     with pytest.raises(ClosedError):
-        slots.take(1, COLUMNS, 4)
+        slots.take_slot(1, COLUMNS, 4)
     slots.reopen()
-    assert slots.take(0, COLUMNS, 4) is unsent
+    assert slots.take_slot(0, COLUMNS, 4) is unsent
     slots.release(0, [sent.number])
 
 
@@ -316,7 +316,7 @@ def test_a_close_while_memory_is_asked_for_ends_it_before_the_copy(
 ) -> None:
     """A consumer that comes waits until nobody writes any more: not for a copy too."""
     slots = make()
-    slots.take(0, COLUMNS, 4)
+    slots.take_slot(0, COLUMNS, 4)
     back, copied = Arena.back, []
 
     def closed_meanwhile(arena: Arena, index: int, is_over: Callable[[], bool]) -> bool:
@@ -326,24 +326,24 @@ def test_a_close_while_memory_is_asked_for_ends_it_before_the_copy(
     monkeypatch.setattr(Arena, "back", closed_meanwhile)
     monkeypatch.setattr(ArenaSlot, "arrange", lambda *_: copied.append(True))
     with pytest.raises(ClosedError):
-        slots.take(0, COLUMNS, 4)
+        slots.take_slot(0, COLUMNS, 4)
     assert not copied
     monkeypatch.undo()
     slots.reopen()
     assert slots.num_leased == 0
-    slots.take(0, COLUMNS, 4)
-    slots.take(0, COLUMNS, 4)
+    slots.take_slot(0, COLUMNS, 4)
+    slots.take_slot(0, COLUMNS, 4)
 
 
 def test_after_a_run_that_has_not_used_all_slots_those_are_taken_first_that_it_has() -> None:
     slots, size = make(4), 8 * 2**20
     large = (Column(name="id", axis=0, dtype=np.dtype(np.uint8), shape=(size,)),)
-    first, second = (slots.take(0, large, 1) for _ in range(2))
+    first, second = (slots.take_slot(0, large, 1) for _ in range(2))
     arena = first.arena
     slots.close()
     slots.reopen()
     backed = os.fstat(arena.descriptor).st_blocks
-    assert [slots.take(0, large, 1) for _ in range(2)] == [first, second]
+    assert [slots.take_slot(0, large, 1) for _ in range(2)] == [first, second]
     assert os.fstat(arena.descriptor).st_blocks == backed
 
 
@@ -401,7 +401,7 @@ def test_a_consumer_that_leaves_while_memory_is_asked_for_is_no_error(
     """The feed has other queues. The slot is one of the old arena, whose batches are not sent."""
     slots, size, fallocate = make(2), 8 * 2**20, os.posix_fallocate
     large = (Column(name="id", axis=0, dtype=np.dtype(np.uint8), shape=(size,)),)
-    old, num_pieces = slots.take(0, large, 1), 0
+    old, num_pieces = slots.take_slot(0, large, 1), 0
 
     def retire_meanwhile(*arguments: int) -> None:
         nonlocal num_pieces
@@ -410,7 +410,7 @@ def test_a_consumer_that_leaves_while_memory_is_asked_for_is_no_error(
         fallocate(*arguments)
 
     monkeypatch.setattr(os, "posix_fallocate", retire_meanwhile)
-    slot = slots.take(0, large, 1)
+    slot = slots.take_slot(0, large, 1)
     assert num_pieces == 4
     assert slot.arena is old.arena
     monkeypatch.undo()
@@ -438,7 +438,7 @@ def test_a_batch_beyond_the_cap_is_an_error_that_names_it() -> None:
     lend(slots, rows=4)
     assert take(slots, 0, COLUMNS, 8).arena.slot_bytes == 128
     with pytest.raises(TransportError, match=r"expected at most 384"):
-        slots.take(0, COLUMNS, 100)
+        slots.take_slot(0, COLUMNS, 100)
 
 
 def test_each_queue_is_asked_how_many_slots_it_needs() -> None:

@@ -67,8 +67,8 @@ class Assembler:
         self._filled, self._has_empty = 0, False
         self._slot: Slot | None = None
         self._last: LazyPosition | None = None
-        self._straddler: PartialChunk | None = None
-        self._straddled: tuple[Span | None, int] = (None, 0)
+        self._partial: PartialChunk | None = None
+        self._partial_key: tuple[Span | None, int] = (None, 0)
         # Of the rows of finished chunks, those free now and those that a snapshot may still need.
         self._freed = 0
         self._freed_later = 0
@@ -84,37 +84,37 @@ class Assembler:
         """The device that the next batch goes to."""
         return self.step % self._num_devices
 
-    def add(self, run: MergedChunks) -> Iterator[Batch | None]:
-        """The batches that a run completes. None asks the caller to `wait_for_slot`, since no slot
-        is free for the next batch; the iterator then goes on where it was."""
+    def add(self, merged: MergedChunks) -> Iterator[Batch | None]:
+        """The batches that merged chunks complete. None asks the caller to `wait_for_slot`, since
+        no slot is free for the next batch; the iterator then goes on where it was."""
         if self._spec.dont_rebatch:
-            yield from self._each_chunk(run)
+            yield from self._each_chunk(merged)
             return
-        rows, size = run.rows, self._size
+        rows, size = merged.rows, self._size
         ends = list(accumulate(rows))
-        i, taken, self._has_empty = 0, self._take_up(run), not all(rows)
+        i, taken, self._has_empty = 0, self._take_up(merged), not all(rows)
         while i < len(rows):
             if rows[i] == size and not (self._filled or taken):
-                while (filled := self._pass_on(run, i) or self._copy_whole(run, i)) is None:
+                while (filled := self._pass_on(merged, i) or self._copy_whole(merged, i)) is None:
                     yield None
                 i += 1
-                self._straddler = None
-                place = LazyPosition(self._frame, run.span, i, 0, None, self.epoch)
+                self._partial = None
+                place = LazyPosition(self._frame, merged.span, i, 0, None, self.epoch)
                 yield self._stamp(filled, place, size)
                 continue
             goal = ends[i] - rows[i] + taken + size - self._filled
             j = bisect_left(ends, goal, i)
             if j == len(rows):
-                while not self._copy(run, i, taken, j, 0, ends):
+                while not self._copy(merged, i, taken, j, 0, ends):
                     yield None
                 return
             last = rows[j] - (ends[j] - goal)
             if last == rows[j]:
                 j, last = j + 1, 0
-            while not self._copy(run, i, taken, j, last, ends):
+            while not self._copy(merged, i, taken, j, last, ends):
                 yield None
             i, taken = j, last
-            yield self._emit_slot(self._place(run, j + (last > 0), last), size, size)
+            yield self._emit_slot(self._place(merged, j + (last > 0), last), size, size)
 
     def end_epoch(self, position: Position) -> Iterator[Batch]:
         """The epoch has ended; `position` is the start of the next. Yields the rest as a batch
@@ -185,27 +185,27 @@ class Assembler:
         self._slot, self._filled = None, 0
         return self._emit(filled, place, rows)
 
-    def _place(self, run: MergedChunks, num_chunks: int, taken: int) -> LazyPosition:
-        straddler = None
+    def _place(self, merged: MergedChunks, num_chunks: int, taken: int) -> LazyPosition:
+        partial = None
         if taken:
             i = num_chunks - 1
-            skip = run.skip if i == 0 else 0
-            straddler = self._keep(run, i, skip)
+            skip = merged.skip if i == 0 else 0
+            partial = self._keep(merged, i, skip)
             taken += skip
         else:
-            self._straddler = None
-        return LazyPosition(self._frame, run.span, num_chunks, taken, straddler, self.epoch)
+            self._partial = None
+        return LazyPosition(self._frame, merged.span, num_chunks, taken, partial, self.epoch)
 
-    def _keep(self, run: MergedChunks, i: int, skip: int) -> PartialChunk:
+    def _keep(self, merged: MergedChunks, i: int, skip: int) -> PartialChunk:
         """The chunk that a batch ends in; the same object for all batches that end in it."""
         # Told by its place and not by its arrays, of which a chunk may share any with another.
-        if self._straddler is None or self._straddled != (run.span, i):
-            self._straddled = (run.span, i)
-            arrays = tuple([column[i] for column in run.columns])
-            digest = run.digest if i == 0 else None
-            rows = run.rows[i] + skip
-            self._straddler = PartialChunk(arrays, self.schema.axes, rows, skip, digest)
-        return self._straddler
+        if self._partial is None or self._partial_key != (merged.span, i):
+            self._partial_key = (merged.span, i)
+            arrays = tuple([column[i] for column in merged.columns])
+            digest = merged.digest if i == 0 else None
+            rows = merged.rows[i] + skip
+            self._partial = PartialChunk(arrays, self.schema.axes, rows, skip, digest)
+        return self._partial
 
     def repeat(self, batch: Batch, end: LazyPosition) -> Batch | None:
         """The stream's last batch once more, with no real rows, to fill its last round; None asks
@@ -222,11 +222,11 @@ class Assembler:
     # ---- rows
 
     def _copy(
-        self, run: MergedChunks, i: int, taken: int, j: int, last: int, ends: list[int]
+        self, merged: MergedChunks, i: int, taken: int, j: int, last: int, ends: list[int]
     ) -> bool:
         """Copy from row `taken` of chunk i up to, not including, row `last` of chunk j. False,
         with nothing changed, where there is no slot to copy to."""
-        rows = run.rows
+        rows = merged.rows
         start = ends[i] - rows[i] + taken
         stop = (ends[j - 1] if j else 0) + last
         slot = self._take() if stop > start else None
@@ -241,7 +241,7 @@ class Assembler:
         filled = self._filled
         end = self._filled = filled + stop - start
         for axis, arrays, target, flat in zip(
-            self.schema.axes, run.columns, slot.arrays, slot.flats, strict=True
+            self.schema.axes, merged.columns, slot.arrays, slot.flats, strict=True
         ):
             if i == j and flat is not None:
                 copy_part(target, flat, filled, arrays[i], taken, last, slot.seen)
@@ -251,7 +251,7 @@ class Assembler:
                 pieces = [piece for piece in pieces if piece.shape[axis]]
             copy_rows(target, flat, axis, filled, end, pieces, slot.seen)
         if i < j:
-            _let_go(run, i, j)
+            _let_go(merged, i, j)
         return True
 
     def _take(self) -> Slot | None:
@@ -259,24 +259,24 @@ class Assembler:
         if self._slot is None:
             columns = self.schema.columns
             assert columns is not None
-            self._slot = self._slots.take(self.device, columns, self._size)
+            self._slot = self._slots.take_slot(self.device, columns, self._size)
             self._copied += self._slot is not None
         return self._slot
 
     def wait_for_slot(self) -> None:
         """Wait until a slot of the next batch's device may be free."""
-        self._slots.wait(self.device)
+        self._slots.wait_for_slot(self.device)
 
     def _lease(self, slot: Slot, rows: int) -> Filled:
         return slot.lease(rows), slot if self._slots.reserved else None
 
-    def _copy_whole(self, run: MergedChunks, i: int) -> Filled | None:
+    def _copy_whole(self, merged: MergedChunks, i: int) -> Filled | None:
         """Chunk i, which is a whole batch, in a slot, or kept by it; None where no slot is free."""
         slot = self._take()
         if slot is None:
             return None
         self._slot = None
-        for number, arrays in enumerate(run.columns):
+        for number, arrays in enumerate(merged.columns):
             keep_or_copy(slot, number, arrays[i])
             arrays[i] = None
         return self._lease(slot, self._size)
@@ -288,11 +288,11 @@ class Assembler:
             rows = np.moveaxis(target, axis, 0)
             rows[rest:] = rows[rest - 1]
 
-    def _pass_on(self, run: MergedChunks, i: int) -> Filled | None:
+    def _pass_on(self, merged: MergedChunks, i: int) -> Filled | None:
         """The arrays of chunk i as they are, where nobody but the run holds them."""
         if not self._slots.passes:
             return None
-        columns = run.columns
+        columns = merged.columns
         for column in columns:
             if not is_sole_owner(column, i):
                 return None
@@ -317,7 +317,7 @@ class Assembler:
         assert self.schema.columns is not None
         columns = columns_like(self.schema.columns, arrays)
         rows: int = arrays[0].shape[columns[0].axis]
-        slot = self._slots.take(self.device, columns, rows)
+        slot = self._slots.take_slot(self.device, columns, rows)
         if slot is None:
             return None
         self._copied += 1
@@ -325,27 +325,27 @@ class Assembler:
             keep_or_copy(slot, number, array)
         return self._lease(slot, rows)
 
-    def _each_chunk(self, run: MergedChunks) -> Iterator[Batch | None]:
+    def _each_chunk(self, merged: MergedChunks) -> Iterator[Batch | None]:
         """Each chunk with rows as a batch of its own (`dont_rebatch`)."""
-        for i, rows in enumerate(run.rows):
+        for i, rows in enumerate(merged.rows):
             if rows:
-                while (filled := self._pass_on(run, i) or self._copy_chunk(run, i)) is None:
+                while (filled := self._pass_on(merged, i) or self._copy_chunk(merged, i)) is None:
                     yield None
-                yield self._emit(filled, self._place(run, i + 1, 0), rows, whole=True)
+                yield self._emit(filled, self._place(merged, i + 1, 0), rows, whole=True)
 
-    def _copy_chunk(self, run: MergedChunks, i: int) -> Filled | None:
-        return self._copy_arrays(tuple([column[i] for column in run.columns]))
+    def _copy_chunk(self, merged: MergedChunks, i: int) -> Filled | None:
+        return self._copy_arrays(tuple([column[i] for column in merged.columns]))
 
     # ---- resuming
 
-    def _take_up(self, run: MergedChunks) -> int:
+    def _take_up(self, merged: MergedChunks) -> int:
         """Rows of the run's first chunk that batches before the cut have taken."""
         expected = self._expected
         if expected is None:
             return 0
         self._expected = None
-        straddler = self._keep(run, 0, 0)
-        what = straddler.differs_from(expected)
+        partial = self._keep(merged, 0, 0)
+        what = partial.differs_from(expected)
         if what:
             raise self._not_deterministic(what, expected)
         return expected.taken
@@ -355,7 +355,7 @@ class Assembler:
         return not_repeatable(worker_id, expected.call, what)
 
 
-def _let_go(run: MergedChunks, i: int, j: int) -> None:
-    """Forget chunks i to j - 1 of a run, so that their memory is free before the run is done."""
-    for column in run.columns:
+def _let_go(merged: MergedChunks, i: int, j: int) -> None:
+    """Forget chunks i to j - 1 of a merged, so that their memory is free before the run is done."""
+    for column in merged.columns:
         column[i:j] = [None] * (j - i)

@@ -79,7 +79,7 @@ class RoundRobinRouter:
         self.row_bytes: int | None = None
         """Bytes of a row, where all rows have the same number."""
 
-    def deal(self, batch: Batch) -> None:
+    def route(self, batch: Batch) -> None:
         """Hand a batch over, sooner or later."""
         row_bytes = self.row_bytes
         if row_bytes is None:
@@ -191,7 +191,7 @@ class RoundRobinRouter:
 
 
 class Batcher:
-    """What turns bundles into dealt batches."""
+    """What turns chunk_lists into dealt batches."""
 
     def __init__(
         self,
@@ -199,16 +199,16 @@ class Batcher:
         channel: Channel,
         merge: Merge,
         assembler: Assembler,
-        dealer: RoundRobinRouter,
-        fetching: Fetcher,
+        router: RoundRobinRouter,
+        fetcher: Fetcher,
         start: StreamStart,
     ) -> None:
         self._spec = spec
         self._channel = channel
         self._merge = merge
         self._assembler = assembler
-        self._dealer = dealer
-        self._fetching = fetching
+        self._router = router
+        self._fetcher = fetcher
         self._start = start
         # Whether an epoch that ends now has given no row at all.
         self._empty_epoch = start.begins_epoch
@@ -221,23 +221,23 @@ class Batcher:
             del leftover
         while not self._merge.finished:
             self._merge_all()
-            self._dealer.flush()
+            self._router.flush()
             if not self._merge.finished:
                 self._merge.push(self._channel.collect(self._merge.wanted))
-        self._dealer.finish(self._assembler.start_of(self._merge.position))
+        self._router.finish(self._assembler.start_of(self._merge.position))
 
     def lead(self) -> None:
         """Do the enqueuer's work in a fetcher's thread, while that waits, until there is nothing
         to merge."""
         try:
             while not self._merge.finished:
-                bundles = self._channel.collect_or_leave(self._merge.wanted)
-                if bundles is None:
+                chunk_lists = self._channel.collect_or_leave(self._merge.wanted)
+                if chunk_lists is None:
                     return
-                self._merge.push(bundles)
-                del bundles
+                self._merge.push(chunk_lists)
+                del chunk_lists
                 self._merge_all()
-                self._dealer.flush()
+                self._router.flush()
         except BaseException as error:
             self._channel.give_back(error)
         else:
@@ -251,7 +251,7 @@ class Batcher:
             merged = self._merge.next()
             if self._merge.discarded_rows:
                 rows, self._merge.discarded_rows = self._merge.discarded_rows, 0
-                self._channel.count(-rows, -rows * (self._dealer.row_bytes or 0))
+                self._channel.count(-rows, -rows * (self._router.row_bytes or 0))
             if merged is None:
                 return
             if isinstance(merged, EpochEnd):
@@ -259,16 +259,16 @@ class Batcher:
             else:
                 self._take(merged)
 
-    def _take(self, run: MergedChunks) -> None:
+    def _take(self, merged: MergedChunks) -> None:
         self._learn_row_bytes()
-        self._empty_epoch = self._empty_epoch and not any(run.rows)
-        self._fetching.passes = self._dealer.passes
-        deal = self._dealer.deal
-        for batch in self._assembler.add(run):
+        self._empty_epoch = self._empty_epoch and not any(merged.rows)
+        self._fetcher.passes = self._router.passes
+        route = self._router.route
+        for batch in self._assembler.add(merged):
             if batch is None:
-                self._dealer.wait_for_slot()
+                self._router.wait_for_slot()
             else:
-                deal(batch)
+                route(batch)
 
     def _end_epoch(self, end: EpochEnd) -> None:
         epoch = end.position.epoch - 1
@@ -279,33 +279,33 @@ class Batcher:
             )
         self._empty_epoch = True
         for batch in self._assembler.end_epoch(end.position):
-            self._dealer.deal(batch)
+            self._router.route(batch)
 
     def _learn_row_bytes(self) -> None:
         columns = self._assembler.columns
-        if self._dealer.row_bytes is None and columns is not None and not self._spec.dont_rebatch:
+        if self._router.row_bytes is None and columns is not None and not self._spec.dont_rebatch:
             row_bytes = sum(column.row_bytes for column in columns)
-            self._dealer.row_bytes = self._fetching.row_bytes = row_bytes
+            self._router.row_bytes = self._fetcher.row_bytes = row_bytes
             self._channel.learn(row_bytes)
 
 
-def run_enqueuer(enqueuing: Batcher, dealer: RoundRobinRouter) -> None:
+def run_batcher(batcher: Batcher, router: RoundRobinRouter) -> None:
     """Thread body: make batches until the end of the stream, or until something fails."""
     try:
-        enqueuing.run()
+        batcher.run()
     except ClosedError:
         return
     except FeedError as error:
-        _fail(dealer, error)
+        _fail(router, error)
     except BaseException as error:
         # Also what is no Exception: somebody waits for what this thread makes.
         failed = FeedError(f"the enqueuer failed: {type(error).__name__}: {error}")
         failed.__cause__ = error
-        _fail(dealer, failed)
+        _fail(router, failed)
 
 
-def _fail(dealer: RoundRobinRouter, error: FeedError) -> None:
+def _fail(router: RoundRobinRouter, error: FeedError) -> None:
     try:
-        dealer.fail(error)
+        router.fail(error)
     except ClosedError:
         return

@@ -46,9 +46,9 @@ class Slots(Protocol):
     """Whether the number of slots is fixed, and a slot is free when the reader of its batch says
     so. Then the slots bound what is copied, so that a copy needs no room beside them."""
 
-    def take(self, device: int, columns: Columns, rows: int) -> Slot | None:
+    def take_slot(self, device: int, columns: Columns, rows: int) -> Slot | None:
         """A slot for a batch of so many rows; None where all are taken. Then the caller hands
-        over what it has made, which the reader may be waiting for, and calls `wait`."""
+        over what it has made, which the reader may be waiting for, and calls `wait_for_slot`."""
 
-    def wait(self, device: int) -> None:
-        """Wait until a slot may be free for what `take` was asked for last."""
+    def wait_for_slot(self, device: int) -> None:
+        """Wait until a slot may be free for what `take_slot` was asked for last."""

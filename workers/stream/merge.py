@@ -1,8 +1,8 @@
-"""The one order of all chunks: from the partitions' bundles to runs. Rules without threads.
+"""The one order of all chunks: rules, without threads, that merge the partitions' chunk lists.
 
 In ticket order one chunk is taken from each live partition in turn, so the order follows from
-numbers alone. Where every partition has a bundle, whole rounds are merged by slices: partition j's
-chunks go to every W-th place, and the cost per chunk is that of a list assignment.
+numbers alone. Where every partition has chunks, whole rounds are merged by slices: the chunks of
+partition j go to every W-th place, and the cost per chunk is that of a list assignment.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class EpochEnd:
 
 
 class Head:
-    """What is left of a partition's oldest bundle, checked and in columns."""
+    """What is left of a partition's oldest chunk list, checked and in columns."""
 
     __slots__ = ("columns", "ending", "first", "marks", "rows")
 
@@ -68,7 +68,7 @@ class Head:
         self.marks: list[bytes] | None = None
         self.ending: End | FeedError | None = None
 
-    def take(self, num: int) -> tuple[Columns, list[int], list[bytes] | None]:
+    def take_first(self, num: int) -> tuple[Columns, list[int], list[bytes] | None]:
         """Its first `num` chunks. Nothing is left behind that refers to them, so that the
         assembler can tell whether anybody else does."""
         columns, rows, marks = self.columns, self.rows, self.marks
@@ -107,7 +107,9 @@ class Merge:
         self._chained = not (spec.pure or spec.seekable)
         # The debug switch's: what each chunk was when its call returned; None where it is off.
         self._prints = prints
-        self._bundles: list[deque[ChunkList]] = [deque() for _ in range(partitions.num_partitions)]
+        self._chunk_lists: list[deque[ChunkList]] = [
+            deque() for _ in range(partitions.num_partitions)
+        ]
         self._heads = [Head() for _ in range(partitions.num_partitions)]
         self._arrivals: deque[int] = deque()
         # After a resume in arrival order the chunk that the cut straddles has to come first.
@@ -128,15 +130,15 @@ class Merge:
         """The partition that is waited for; None for any."""
         return self._first_partition if self._partitions.arrival else self.position.turn
 
-    def push(self, bundles: list[ChunkList]) -> None:
-        """Add bundles as they were collected."""
-        for bundle in bundles:
-            self._bundles[bundle.partition].append(bundle)
+    def push(self, chunk_lists: list[ChunkList]) -> None:
+        """Add chunk lists as they were collected."""
+        for chunk_list in chunk_lists:
+            self._chunk_lists[chunk_list.partition].append(chunk_list)
             if self._partitions.arrival:
-                self._arrivals.append(bundle.partition)
+                self._arrivals.append(chunk_list.partition)
 
     def next(self) -> MergedChunks | EpochEnd | None:
-        """The next run or end of an epoch; None where more bundles are needed.
+        """The next run or end of an epoch; None where more chunk lists are needed.
 
         Raises the error of a call, or `ChunkError`, in its place in the order.
         """
@@ -193,36 +195,36 @@ class Merge:
         return self._partitions.number(partition, call)
 
     def _has_come(self, partition: int) -> bool:
-        """Whether the partition's next bundle is there and not of an epoch to come."""
-        bundles = self._bundles[partition]
-        return bool(bundles) and bundles[0].epoch <= self.position.epoch
+        """Whether the partition's next chunk list is there and not of an epoch to come."""
+        chunk_lists = self._chunk_lists[partition]
+        return bool(chunk_lists) and chunk_lists[0].epoch <= self.position.epoch
 
     def _load(self, partition: int) -> bool:
         """Make the partition's head hold something; False where nothing of this epoch has come."""
-        head, bundles = self._heads[partition], self._bundles[partition]
+        head, chunk_lists = self._heads[partition], self._chunk_lists[partition]
         while not head.rows and head.ending is None:
             if not self._has_come(partition):
                 return False
-            bundle = bundles.popleft()
+            chunk_list = chunk_lists.popleft()
             if self._partitions.arrival:
                 self._arrivals.remove(partition)
-            if bundle.epoch < self.position.epoch:
-                self.discarded_rows += self._schema.count_rows(bundle.chunks)
+            if chunk_list.epoch < self.position.epoch:
+                self.discarded_rows += self._schema.count_rows(chunk_list.chunks)
                 continue
-            self._open(head, bundle)
+            self._open(head, chunk_list)
         return True
 
-    def _open(self, head: Head, bundle: ChunkList) -> None:
+    def _open(self, head: Head, chunk_list: ChunkList) -> None:
         """Check a bundle's chunks and make them columns."""
-        error = None if self._prints is None else find_changed(bundle, self._prints)
-        partition, first = bundle.partition, bundle.first
-        chunks = bundle.chunks if error is None else bundle.chunks[: error.call]
-        head.first, head.marks, head.ending = first, bundle.marks, bundle.ending
+        error = None if self._prints is None else find_changed(chunk_list, self._prints)
+        partition, first = chunk_list.partition, chunk_list.first
+        chunks = chunk_list.chunks if error is None else chunk_list.chunks[: error.call]
+        head.first, head.marks, head.ending = first, chunk_list.marks, chunk_list.ending
         if chunks:
             arranged = self._schema.arrange(chunks)
             head.columns, head.rows = list(arranged.columns), arranged.rows
             error = arranged.error or error
-        bundle.chunks = chunks = []
+        chunk_list.chunks = chunks = []
         if error is not None:
             head.ending = self._place(error, partition, first)
         if self._chained and head.rows:
@@ -232,7 +234,8 @@ class Merge:
             )
 
     def _place(self, error: ChunkError, partition: int, first: int) -> ChunkError:
-        """An error of the chunk that is `error.call`-th in its bundle, as the user is told it."""
+        """The error of chunk number `error.call` of a chunk list, with the worker and the call as
+        the user knows them."""
         call = self._partitions.number(partition, first + error.call)
         worker_id = self._spec.worker_id(partition, call)
         error.worker_id, error.call = worker_id, call
@@ -269,12 +272,12 @@ class Merge:
         marks = []
         firsts = [head.first for head in heads]
         for j, head in enumerate(heads):
-            taken, of_partition, marks_of_partition = head.take(num)
+            taken, of_partition, marks_of_partition = head.take_first(num)
             rows[j::size] = of_partition
             marks.append(marks_of_partition)
             for column, part in zip(columns, taken, strict=True):
                 column[j::size] = part
-        return self._run(Span(self.position, ring, firsts, rows, marks), columns)
+        return self._merged(Span(self.position, ring, firsts, rows, marks), columns)
 
     def _single(self, partition: int) -> MergedChunks:
         """The partition's next chunk, or all it has where no other partition has a turn in
@@ -282,11 +285,11 @@ class Merge:
         head = self._heads[partition]
         alone = self._partitions.arrival or next_live(self.position.live, partition) == partition
         first = head.first
-        columns, rows, marks = head.take(len(head.rows) if alone else 1)
+        columns, rows, marks = head.take_first(len(head.rows) if alone else 1)
         self._first_partition = None
-        return self._run(Span(self.position, (partition,), (first,), rows, (marks,)), columns)
+        return self._merged(Span(self.position, (partition,), (first,), rows, (marks,)), columns)
 
-    def _run(self, span: Span, columns: Columns) -> MergedChunks:
+    def _merged(self, span: Span, columns: Columns) -> MergedChunks:
         self.position = span.position(len(span.rows))
         return MergedChunks(span, columns, span.rows)
 
@@ -349,10 +352,10 @@ class Merge:
         return EpochEnd(self.position)
 
 
-def find_changed(bundle: ChunkList, prints: Prints) -> ChunkError | None:
+def find_changed(chunk_list: ChunkList, prints: Prints) -> ChunkError | None:
     """The first chunk that is not what the fetch function returned, or would not return again."""
-    for i, chunk in enumerate(bundle.chunks):
-        returned = prints.pop((bundle.partition, bundle.epoch, bundle.first + i), None)
+    for i, chunk in enumerate(chunk_list.chunks):
+        returned = prints.pop((chunk_list.partition, chunk_list.epoch, chunk_list.first + i), None)
         if returned == OTHER_ROWS:
             return ChunkError(
                 "the fetch function gave other rows when the same call was made again; let "

@@ -305,10 +305,18 @@ class Frame(NamedTuple):
 
 class LazyPosition:
     """Where a batch ended: after `num_chunks` chunks of a span, the last of which gave `taken` of
-    its rows, all of them where `straddler` is None."""
+    its rows, all of them where `partial` is None."""
 
     __slots__ = (
-        "after", "epoch", "frame", "index", "num_chunks", "span", "step", "straddler", "taken"
+        "after",
+        "epoch",
+        "frame",
+        "index",
+        "num_chunks",
+        "partial",
+        "span",
+        "step",
+        "taken"
     )  # fmt: skip
 
     def __init__(
@@ -317,14 +325,14 @@ class LazyPosition:
         span: Span,
         num_chunks: int,
         taken: int,
-        straddler: PartialChunk | None,
+        partial: PartialChunk | None,
         epoch: int,
     ) -> None:
         self.frame = frame
         self.span = span
         self.num_chunks = num_chunks
         self.taken = taken
-        self.straddler = straddler
+        self.partial = partial
         self.epoch = epoch
         self.index = 0
         self.step = 0
@@ -340,7 +348,7 @@ class LazyPosition:
         if self.after is not None:
             return self.settled().cut()
         partitions, encode, epochs = self.frame
-        leftover = None if self.straddler is None else self._leftover(self.straddler)
+        leftover = None if self.partial is None else self._leftover(self.partial)
         return Cut(
             epoch=self.epoch,
             index=self.index,
@@ -351,18 +359,18 @@ class LazyPosition:
             encode=encode,
         )
 
-    def _leftover(self, straddler: PartialChunk) -> Leftover:
+    def _leftover(self, partial: PartialChunk) -> Leftover:
         partitions = self.frame.partitions
         partition, call, mark = self.span.call(self.num_chunks - 1)
         return Leftover(
             partition=0 if partitions.pure else partition,
             call=partitions.number(partition, call),
             taken=self.taken,
-            rows=straddler.rows,
-            digest=straddler.digest,
+            rows=partial.rows,
+            digest=partial.digest,
             mark=mark,
         )
 
     def leftover_rows(self) -> tuple[NDArray[Any], ...]:
         """The rows that the batch left over, as views; nothing where it left none."""
-        return () if self.straddler is None else self.straddler.rest(self.taken)
+        return () if self.partial is None else self.partial.rest(self.taken)

@@ -130,11 +130,11 @@ class StreamStart:
         if arranged.error is not None:
             raise arranged.error
         arrays = tuple(column[0] for column in arranged.columns)
-        straddler = PartialChunk(arrays, spec.axes, arranged.rows[0])
-        what = straddler.differs_from(leftover)
+        partial = PartialChunk(arrays, spec.axes, arranged.rows[0])
+        what = partial.differs_from(leftover)
         if what:
             raise not_repeatable(worker_id, index, what)
-        return straddler.rest(leftover.taken)
+        return partial.rest(leftover.taken)
 
     def _partition_of(self, leftover: Leftover) -> int:
         return (

@@ -68,7 +68,7 @@ class Copier:
 
     # ---- the thread's steps
 
-    def begin(self) -> None:
+    def open_stream(self) -> None:
         """The first step, in the thread."""
         self.driver.bind()
         self._stream = self.driver.make_stream()
@@ -90,7 +90,7 @@ class Copier:
             ready.finish(self._ending)
         return True
 
-    def end(self) -> None:
+    def drain(self) -> None:
         """The last step: no copy is under way any more, and no memory is held."""
         stream, self._stream = self._stream, None
         try:
@@ -206,14 +206,14 @@ def _give_back(packed: list[Packed]) -> None:
 def run_copier(copier: Copier, ready: HostQueue, on_failure: Callable[[FeedError], None]) -> None:
     """Thread body: copy batches until told to end, or until the device fails."""
     try:
-        copier.begin()
+        copier.open_stream()
         while copier.step(ready):
             pass
     except Exception as error:
         failure = as_device_error(copier.driver.name, error)
         on_failure(failure)
     finally:
-        copier.end()
+        copier.drain()
 
 
 def as_device_error(name: str, error: Exception) -> FeedError:

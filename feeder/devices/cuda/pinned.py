@@ -135,8 +135,9 @@ def empty(queue: SimpleQueue[Any]) -> None:
 class PinnedSlots:
     """The pinned slots of one device's batches.
 
-    `take` and `wait` are the enqueuer's; slots come back from the copier. Their number is fixed
-    by the first batch; a larger one (`dont_rebatch`) makes as many larger ones.
+    Owned by the batcher's thread, which alone takes and waits; slots come back from the copier's
+    thread through a `SimpleQueue`, and `fail` may be called by any thread. The first batch fixes
+    the number of slots; a larger batch (`dont_rebatch`) makes as many larger ones.
     """
 
     def __init__(self, driver: Driver, depth: int) -> None:
@@ -146,12 +147,12 @@ class PinnedSlots:
         self._checked: Columns | None = None
         self._known: tuple[Columns | None, int, Layout] = (None, 0, Layout((), 0))
         self._over: FeedError | None = None
-        # The slot that was waited for, until `take` is asked for it again.
+        # The slot that was waited for, until `take_slot` is asked for it again.
         self._found: PinnedSlot | FeedError | None = None
         self.blocked = Stopwatch()
-        """The enqueuer's waits for a slot."""
+        """The batcher's waits for a slot."""
 
-    def take(self, columns: Columns, rows: int) -> PinnedSlot | None:
+    def take_slot(self, columns: Columns, rows: int) -> PinnedSlot | None:
         """A slot for a batch of `rows` rows; None where all are taken. Raises what ended the
         device."""
         if self._checked is not columns:
@@ -181,8 +182,8 @@ class PinnedSlots:
             raise slot
         return slot
 
-    def wait(self) -> None:
-        """Wait until `take` finds a slot, or why there is none."""
+    def wait_for_slot(self) -> None:
+        """Wait until `take_slot` finds a slot, or why there is none."""
         assert self._ring is not None
         self.blocked.start(time.monotonic())
         self._found = self._ring.free.get()
@@ -200,7 +201,7 @@ class PinnedSlots:
         self._ring = PinnedRing(memory, slot_bytes)
         return self._ring
 
-    def end(self, why: FeedError) -> None:
+    def fail(self, why: FeedError) -> None:
         """Who takes a slot from now on, or waits for one, is given an error: the first one."""
         self._over = self._over or why
         ring = self._ring
@@ -208,7 +209,7 @@ class PinnedSlots:
             ring.free.put(self._over)
 
     def forget(self) -> None:
-        """Let go of all memory that nobody looks at; when the enqueuer has ended."""
+        """Let go of all memory that nobody looks at; when the batcher has ended."""
         ring, self._ring, self._found = self._ring, None, None
         if ring is not None:
             ring.drop()

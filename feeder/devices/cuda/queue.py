@@ -26,9 +26,9 @@ _UNBOUNDED = 2**62
 
 
 class CudaQueue:
-    """Batches on their way from the enqueuer to the user of one GPU.
+    """Batches on their way from the batcher to the user of one GPU.
 
-    `put` and `finish` are the enqueuer's, `get` and `receive` the user's, `close` anybody's; the
+    `put` and `finish` are the batcher's, `get` and `receive` the user's, `close` anybody's; the
     copying is done by a thread of the queue's own. `depth` batches at most are on the device
     beside those that the user holds (0: by their size), and the user may hold `hold`, the one at
     hand included: beyond that he is given copies in memory of their own. `on_failure` is told why
@@ -58,7 +58,7 @@ class CudaQueue:
         self._over = False
         self._failure: FeedError | None = None
         self.blocked = Stopwatch()
-        """The enqueuer's waits for a pinned slot to be free."""
+        """The batcher's waits for a pinned slot to be free."""
         self.num_copies = 0
         """Batches that were copied because the user holds too many."""
         self._scope = ThreadGroup()
@@ -73,9 +73,9 @@ class CudaQueue:
     def close(self) -> None:
         """End the queue at once: what is in it is dropped, and whoever waits is woken."""
         self._ready.close()
-        self.end()
+        self.end_thread()
 
-    def end(self) -> None:
+    def end_thread(self) -> None:
         """Have the thread end; for finalisers, since it neither waits nor locks."""
         self._over = True
         self._copier.inbox.put(None)
@@ -90,7 +90,7 @@ class CudaQueue:
         self._ready.finish(error)
         self._on_failure(error)
 
-    # ---- the enqueuer's
+    # ---- the batcher's
 
     def put(self, batches: list[Batch]) -> None:
         """Add batches in order; how many there are at once is bounded by their pinned slots."""

@@ -138,7 +138,7 @@ class Transfer:
 
 
 class Traffic:
-    """The batches of one device between the enqueuer and the user. The copier's alone."""
+    """The batches of one device between the batcher and the user. The copier's alone."""
 
     def __init__(self) -> None:
         self.filled: deque[Batch] = deque()

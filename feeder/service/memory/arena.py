@@ -125,9 +125,9 @@ def slot_of(batch: Batch) -> ArenaSlot:
 class ArenaSlots:
     """The slots of all queues of one feed (`feeder.workers.stream.buffers.Slots`).
 
-    `take` and `wait` are called by the enqueuer; all else by any thread. `num_slots(device,
-    slot_bytes)` says how many slots an arena has, when it is made; an arena has at most
-    `max_arena_bytes`.
+    `take_slot` and `wait_for_slot` are called by the batcher's thread; all else by any thread.
+    `num_slots(device, slot_bytes)` says how many slots an arena has, when it is made; an arena has
+    at most `max_arena_bytes`.
     """
 
     passes, writable, reserved = False, False, True
@@ -201,7 +201,7 @@ class ArenaSlots:
 
     # ---- the enqueuer's
 
-    def take(self, device: int, columns: Columns, rows: int) -> ArenaSlot | None:
+    def take_slot(self, device: int, columns: Columns, rows: int) -> ArenaSlot | None:
         """A free slot for a batch of `rows` rows; None where the consumer has them all.
 
         Raises `ClosedError` after `close`, and `TransportError` where there is no memory.
@@ -241,9 +241,9 @@ class ArenaSlots:
                 consumer = pool.num_retirements
             self._open(device, pool, num_bytes, consumer)
 
-    def wait(self, device: int) -> None:
-        """Wait until there may be a slot of a queue for what `take` was asked for last, or until
-        `close`. A slot that came back since then is not waited for."""
+    def wait_for_slot(self, device: int) -> None:
+        """Wait until there may be a slot of a queue for what `take_slot` was asked for last, or
+        until `close`. Returns at once where a slot came back since then."""
         pool, num_bytes = self._pools[device], self._known[2].num_bytes
         with self._freed:
             if not self._closed and pool.is_exhausted(num_bytes):

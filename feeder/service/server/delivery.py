@@ -96,7 +96,7 @@ class Grouping:
         span = self._tell(places[0])
         chunks = [place.num_chunks for place in places]
         if span is not None and chunks[-1] <= MAX_CHUNKS and places[-1].after is None:
-            ended_in = [place.straddler for place in places]
+            ended_in = [place.partial for place in places]
             if ended_in.count(None) == len(ended_in):
                 return (), span, tuple(chunks), (), ()
             if {span.chunk_rows if s is None else s.rows for s in ended_in} == {span.chunk_rows}:

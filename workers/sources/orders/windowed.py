@@ -64,7 +64,7 @@ class Window:
         self._slots = slots
 
     @classmethod
-    def begin(cls, sharding: Sharding, fill: int, seed: int) -> Window:
+    def first(cls, sharding: Sharding, fill: int, seed: int) -> Window:
         """The window before the first step."""
         return cls(sharding, 0, seed_minstd(seed), list(range(fill)))
 
@@ -183,7 +183,7 @@ class WindowedOrder(Order):
         # So many steps before a window that is too large begins the walk that leads to it.
         self._behind = math.ceil(fill * rounds / self._stride) * self._stride
         self._states: OrderedDict[int, int] = OrderedDict()
-        self._head = Window.begin(sharding, fill, seed)
+        self._head = Window.first(sharding, fill, seed)
         self._blocks: OrderedDict[int, NDArray[np.int64]] = OrderedDict()
         self._checkpoints: OrderedDict[int, bytes] = OrderedDict()
         self._lock = Lock()
@@ -230,7 +230,7 @@ class WindowedOrder(Order):
         if known:
             window = Window.from_bytes(self.sharding, self._fill, self._checkpoints[known])
         else:
-            window = Window.begin(self.sharding, self._fill, self._seed)
+            window = Window.first(self.sharding, self._fill, self._seed)
         self._head = window
 
     def _keep(self, step: int, checkpoint: bytes) -> None:

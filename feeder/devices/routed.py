@@ -27,20 +27,20 @@ class HostHalf:
     def __init__(self, slots: HostSlots | PrivateSlots) -> None:
         self._slots = slots
 
-    def take(self, columns: Columns, rows: int) -> Slot:
+    def take_slot(self, columns: Columns, rows: int) -> Slot:
         """A slot for a batch of `rows` rows."""
-        slot = self._slots.take(0, columns, rows)
+        slot = self._slots.take_slot(0, columns, rows)
         # A batch of another size comes here too (`dont_rebatch`, a last batch that is repeated).
         # Free slots that do not fit it are let go of, and then one is made.
         while slot.columns is not columns or slot.rows != rows:
-            slot = self._slots.take(0, columns, rows)
+            slot = self._slots.take_slot(0, columns, rows)
         return slot
 
-    def wait(self) -> None:
+    def wait_for_slot(self) -> None:
         """Never needed: where no slot is free one is made."""
 
 
-class DealtSlots:
+class RoutedSlots:
     """Slots of devices of several kinds (`feeder.workers.stream.buffers.Slots`)."""
 
     passes, writable, reserved = False, False, False
@@ -48,13 +48,13 @@ class DealtSlots:
     def __init__(self, halves: Sequence[HostHalf | PinnedSlots]) -> None:
         self._halves = halves
 
-    def take(self, device: int, columns: Columns, rows: int) -> Slot | None:
+    def take_slot(self, device: int, columns: Columns, rows: int) -> Slot | None:
         """A slot for a batch of `rows` rows; None where it is a GPU's and none is free."""
-        return self._halves[device].take(columns, rows)
+        return self._halves[device].take_slot(columns, rows)
 
-    def wait(self, device: int) -> None:
+    def wait_for_slot(self, device: int) -> None:
         """Wait for a slot of that device."""
-        self._halves[device].wait()
+        self._halves[device].wait_for_slot()
 
 
 class Devices:
@@ -92,7 +92,7 @@ class Devices:
                 f"depth is {depth}, but none of the devices {tuple(names)!r} is a GPU; leave it "
                 "out, or name one: 'cuda:0'"
             )
-        self.slots: Slots = DealtSlots(halves) if self._gpus else host
+        self.slots: Slots = RoutedSlots(halves) if self._gpus else host
         """Where the assembler writes."""
 
     def _add_gpu(
@@ -101,7 +101,7 @@ class Devices:
         driver = open_driver(name)
         slots = PinnedSlots(driver, depth)
         queue = CudaQueue(
-            driver, describe_wait, depth=depth, hold=HOLD, lower=_LOWER, on_failure=slots.end,
+            driver, describe_wait, depth=depth, hold=HOLD, lower=_LOWER, on_failure=slots.fail,
             look_s=look_s,
         )  # fmt: skip
         queue.blocked = slots.blocked
@@ -119,12 +119,12 @@ class Devices:
         """Wake everything that waits, so that it ends."""
         stopped: FeedError = ClosedError("the feed is stopped")
         for slots in self._pinned:
-            slots.end(stopped)
+            slots.fail(stopped)
         for queue in self.queues:
             queue.close()
 
     def join(self, deadline_s: float) -> None:
-        """Wait for the threads, when the enqueuer has ended; raises `StuckWorkerError`."""
+        """Wait for the threads, when the batcher has ended; raises `StuckWorkerError`."""
         end = time.monotonic() + deadline_s
         for gpu in self._gpus:
             gpu.join(max(0.0, end - time.monotonic()))
