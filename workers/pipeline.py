@@ -1,4 +1,4 @@
-"""One stream, wired together: fetchers, merge, assembler, enqueuer, and the threads they run in."""
+"""One stream, wired together: fetchers, merge, assembler, batcher, and the threads they run in."""
 
 from __future__ import annotations
 
@@ -23,7 +23,12 @@ from feeder.workers.stream.resuming import Resume, StreamStart
 
 
 class Pipeline:
-    """A running stream. `start` once, `stop` once; a stopped pipeline is not started again."""
+    """A running stream: started once, closed once, and never started again.
+
+    The owner's thread makes, starts, closes and joins it. What it wires together belongs to other
+    threads: the channel to its lock, merge, assembler and router to the thread that makes batches.
+    `encode` is the codec of cuts, `report` is called by that thread after each hand-over.
+    """
 
     def __init__(
         self,
@@ -49,6 +54,8 @@ class Pipeline:
         """What is counted; where it is given, from where it stands."""
         begin = StreamStart(spec, run, partitions, resume, self.stats.fetch)
         if resume is not None:
+            # Before any thread runs: the fetch function is put back once, by the thread that
+            # resumes.
             seek(spec, resume.cut)
         frame = Frame(partitions, add_cursor(spec, encode), spec.epochs)
         origin = LazyPosition(frame, Span(begin.position, (), (), [], ()), 0, 0, None, 0)
@@ -100,7 +107,10 @@ class Pipeline:
 
     def start(self) -> None:
         """Start the threads."""
+        # Before the first chunk is allocated: what malloc learns counts from then on.
         keep_freed_memory()
+        # A function that was used before stands somewhere else; a stream from the origin starts
+        # where it did.
         if not self._resumed:
             begin_anew(self._spec.fetch, self._spec.cursor, self._spec.worker_ids)
         for i in range(self._run.num_threads):
@@ -108,10 +118,13 @@ class Pipeline:
                 f"feeder {self._name} fetcher {i}", run_fetcher, self.channel,
                 self._fetcher.fill, self._batcher.lead, self._fetcher.repeat_first,
             )  # fmt: skip
+        # The thread keeps the name that users know from logs, stacks and the status page.
         self._scope.start(f"feeder {self._name} enqueuer", run_batcher, self._batcher, self._router)
 
     def close(self) -> None:
         """Wake all threads, so that they end. The device queues are closed by their owner."""
+        # Only this: fetchers and the batcher wait in the channel, or find it closed when they come
+        # back.
         self.channel.close()
 
     def join(self, deadline_s: float) -> None:
@@ -141,5 +154,6 @@ class Pipeline:
 
     def _waited_since(self) -> float | None:
         """Since when a user has been waiting for a batch."""
+        # The longest wait of any device counts: a timeout is the user's, not a queue's.
         since = [queue.waited_since for queue in self._queues]
         return min((start for start in since if start is not None), default=None)

@@ -38,6 +38,7 @@ class HostQueue:
         self.capacity = capacity
         self._describe_wait = describe_wait
         self._look_s = look_s
+        # Guarded by the lock, like all below it; the user's thread also reads `given` without it.
         self._batches: deque[Batch] = deque()
         self.given: deque[Batch] | None = None
         """What `get` gave last, until the user has put it where it will be found, and says None."""
@@ -76,11 +77,13 @@ class HostQueue:
         """Add batches in order, waiting for room; raises `ClosedError` where it is closed."""
         with self._lock:
             for batch in batches:
+                # Looked at for each batch: a group may be larger than the room.
                 while len(self._batches) >= self.capacity:
                     self._raise_closed()
                     self._wake_user()
                     self._batcher_waits = True
                     self.blocked.start(time.monotonic())
+                    # Without a timeout: the user, or `close`, ends the wait.
                     self._drained.wait()
                     self.blocked.stop(time.monotonic())
                 self._batches.append(batch)
@@ -91,6 +94,8 @@ class HostQueue:
     def yield_to_user(self) -> None:
         """Where the user was waiting for what was put last, wait a moment until it is taken."""
         with self._lock:
+            # The user's thread was just woken, and needs the interpreter to take the batch. Else it
+            # gets it milliseconds later, while slots leave the caches.
             if self._user_waited and self._batches and self._ending is None:
                 self._batcher_waits = True
                 self._drained.wait(_YIELD_S)
@@ -112,12 +117,15 @@ class HostQueue:
         if got is None:
             got = self._wait_for_batch()
         if isinstance(got, FeedError):
+            # The same error may be raised again; its traceback would grow, and hold the frames of
+            # the loop.
             raise got.with_traceback(None)
         return got
 
     def close(self) -> None:
         """End the queue at once: what is in it is dropped, and whoever waits is woken."""
         with self._lock:
+            # An error that the user has not seen yet is told after the close too.
             if not isinstance(self._ending, FeedError):
                 self._ending = ClosedError("the feed is stopped")
             self.given = None
@@ -130,6 +138,7 @@ class HostQueue:
         rest: deque[Batch] = deque()
         with self._lock:
             if self.given is None and self._batches and not isinstance(self._ending, ClosedError):
+                # One assignment, without a call: an interrupt comes before it or after it.
                 self.given, self._batches = self._batches, rest
             if self.given is not None:
                 if self._batcher_waits:
@@ -145,6 +154,8 @@ class HostQueue:
         started = time.monotonic()
         try:
             self.starved.start(started)
+            # A new event for each wait: one whose wait was interrupted may have been set for a wait
+            # that is over.
             while (got := self._take(bell := OneShotEvent())) is None:
                 if not bell.wait(min(_SLOW_S, self._look_s)):
                     waited = time.monotonic() - started
@@ -160,6 +171,8 @@ class HostQueue:
             self._ring()
 
     def _ring(self) -> None:
+        # Woken first, taken off the list after: an interrupt in between wakes somebody twice, not
+        # never.
         for bell in self._bells:
             bell.ring()
         self._bells = []

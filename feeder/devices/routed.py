@@ -1,4 +1,4 @@
-"""The devices that one stream is dealt out to: their queues, and the slots of their batches."""
+"""The devices that one stream is routed to: their queues, and the slots of their batches."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ class HostHalf:
 
 
 class RoutedSlots:
-    """Slots of devices of several kinds (`feeder.workers.stream.buffers.Slots`)."""
+    """Slots of devices of several kinds (`feeder.workers.stream.buffers.Slots`): each call goes to
+    the slots of its device. Owned by the batcher's thread."""
 
     passes, writable, reserved = False, False, False
 
@@ -61,8 +62,10 @@ class Devices:
     """The device queues of one stream. GPUs copy in threads of their own.
 
     `capacity` bounds each host queue, `depth` the slots of each GPU (0: by the batches' size). A
-    user who waits asks `describe_wait` what for every `look_s` seconds at the latest.
-    Raises `ConfigError` where a GPU cannot be had.
+    user who waits calls `describe_wait` every `look_s` seconds at the latest. Raises `ConfigError`
+    where a GPU cannot be had.
+
+    The stream's owner makes, starts, closes and joins it; nothing is assigned after it was made.
     """
 
     def __init__(
@@ -75,6 +78,7 @@ class Devices:
         writable: bool,
         look_s: float,
     ) -> None:
+        # All host devices share one pool: slots go to whichever is next.
         host = PrivateSlots() if writable else HostSlots()
         self._pinned: list[PinnedSlots] = []
         self._gpus: list[CudaQueue] = []
@@ -87,6 +91,7 @@ class Devices:
             else:
                 self.queues.append(HostQueue(capacity, describe_wait, look_s))
                 halves.append(HostHalf(host))
+        # Said, and not ignored: a typing error in a device's name would go unnoticed.
         if depth and not self._gpus:
             raise ConfigError(
                 f"depth is {depth}, but none of the devices {tuple(names)!r} is a GPU; leave it "
@@ -104,6 +109,8 @@ class Devices:
             driver, describe_wait, depth=depth, hold=HOLD, lower=_LOWER, on_failure=slots.fail,
             look_s=look_s,
         )  # fmt: skip
+        # One watch: the batcher waits for a slot, and the user of another device asks the queue how
+        # long.
         queue.blocked = slots.blocked
         self._pinned.append(slots)
         self._gpus.append(queue)
@@ -117,6 +124,8 @@ class Devices:
 
     def close(self) -> None:
         """Wake everything that waits, so that it ends."""
+        # Slots first: the batcher may be waiting for one, and would put what it makes into closed
+        # queues.
         stopped: FeedError = ClosedError("the feed is stopped")
         for slots in self._pinned:
             slots.fail(stopped)
@@ -124,9 +133,11 @@ class Devices:
             queue.close()
 
     def join(self, deadline_s: float) -> None:
-        """Wait for the threads, when the batcher has ended; raises `StuckWorkerError`."""
+        """Wait for the copiers, after the batcher has ended; raises `StuckWorkerError`."""
+        # One deadline for all of them together.
         end = time.monotonic() + deadline_s
         for gpu in self._gpus:
             gpu.join(max(0.0, end - time.monotonic()))
         for slots in self._pinned:
+            # Last: until the copiers have ended they read from these.
             slots.forget()

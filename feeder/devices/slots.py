@@ -45,7 +45,10 @@ def _made(make: Callable[[], Made], columns: Columns, rows: int) -> Made:
 
 
 class HostSlot:
-    """Memory for one batch on the host."""
+    """Memory for one batch on the host.
+
+    The batcher's from `take_slot` to `lease`, then the user's until the last array over it is gone.
+    """
 
     __slots__ = (
         "_memory", "_places", "_pool", "_shown", "arrays", "columns", "flats", "num_bytes", "rows"
@@ -61,6 +64,8 @@ class HostSlot:
         self._pool = pool
         self._places, size = layout(columns, rows)
         self.num_bytes = size
+        # A bytearray and no array: NumPy lets a view refer to the array that owns the memory. That
+        # would be this one, and not the lease's root, whose end frees the slot.
         memory = bytearray(size + ALIGNMENT)
         start = -np.frombuffer(memory, np.uint8).ctypes.data % ALIGNMENT
         self._memory = memoryview(memory)[start : start + size]
@@ -82,6 +87,7 @@ class HostSlot:
     def lease(self, rows: int) -> Arrays:
         """The first `rows` rows of each column, read-only unless the pool is of writable slots;
         the slot is free again when the last array over them is gone."""
+        # A root for each lease: its weak reference fires once, for this batch alone.
         root = np.frombuffer(self._shown, np.uint8)
         self._pool.watch(root, self)
         arrays = tuple(
@@ -110,6 +116,7 @@ class HostSlots:
     needs no lock, and does nothing else. At least `keep` free slots are kept.
     """
 
+    # An array that nobody else holds becomes the batch; only what is shared is copied.
     passes, reserved = True, False
 
     def __init__(self, keep: int = _KEEP_SLOTS, *, writable: bool = False) -> None:
@@ -130,6 +137,7 @@ class HostSlots:
         except IndexError:
             self.num_made += 1
             slot = _made(lambda: HostSlot(columns, rows, self), columns, rows)
+            # Known with the first slot only: how many slots are kept follows from their size.
             some = _KEEP_SLOTS + _KEEP_BYTES // slot.num_bytes
             self._keep = max(self._least, min(some, _KEEP_TINY_SLOTS))
             return slot
@@ -141,11 +149,13 @@ class HostSlots:
         """Take the slot back when `root` is gone."""
         lease = _Lease(root, self._give_back)
         lease.slot = slot
+        # Somebody has to hold the weak reference, else it goes and never fires.
         self._leases[id(lease)] = lease
 
     def _give_back(self, lease: weakref.ref[Any]) -> None:
         assert isinstance(lease, _Lease)
         del self._leases[id(lease)]
+        # Beyond that the memory goes back to the system: it counts in no bound.
         if len(self._free) < self._keep:
             self._free.append(lease.slot)
 
@@ -156,7 +166,8 @@ class HostSlots:
 
 
 class PrivateSlots:
-    """Batches that are the user's to write: each has memory of its own."""
+    """Batches that are the user's to write: each has memory of its own. Without any state, so any
+    thread may call it."""
 
     passes, writable, reserved = True, True, False
 

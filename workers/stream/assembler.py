@@ -1,7 +1,7 @@
-"""From runs of chunks to batches of exactly the right size. Rules without threads.
+"""From merged chunks to batches of exactly the right size: rules, without threads.
 
-Each row is copied once, straight into a slot. What the last chunk has too many stays where it is
-until the next batch takes it: leftover is never put back into a queue.
+Each row is copied once, straight into a slot. Rows of the last chunk that do not fit stay where
+they are until the next batch takes them: the remainder is never put back into a queue.
 """
 
 from __future__ import annotations
@@ -40,7 +40,12 @@ Filled = tuple[Arrays, Slot | None]
 
 
 class Assembler:
-    """Cuts runs into batches, and stamps each with the place where it ended."""
+    """Cuts merged chunks into batches, and stamps each with the place where it ended.
+
+    Owned by the thread that makes batches, as the merge is. A batch is never changed after it was
+    yielded, with one exception: `LazyPosition.after` of an epoch's last batch, which is set when
+    the epoch's end is known.
+    """
 
     def __init__(
         self,
@@ -64,9 +69,14 @@ class Assembler:
         self.epoch, self.index, self.step = epoch, index, step
         self._expected = expected
         self._size = spec.batch_size
+        # Rows that are in the slot at hand, and whether one of the chunks at hand has no row.
         self._filled, self._has_empty = 0, False
+        # The slot at hand belongs to the next batch, whichever epoch that is of: rows that were
+        # dropped are written over.
         self._slot: Slot | None = None
         self._last: LazyPosition | None = None
+        # Batches that end in the same chunk share one `PartialChunk`, so that its digest is
+        # computed once at most.
         self._partial: PartialChunk | None = None
         self._partial_key: tuple[Span | None, int] = (None, 0)
         # Of the rows of finished chunks, those free now and those that a snapshot may still need.
@@ -91,9 +101,13 @@ class Assembler:
             yield from self._each_chunk(merged)
             return
         rows, size = merged.rows, self._size
+        # Where each chunk ends, in rows: one bisection per batch finds its last chunk, however
+        # small chunks are.
         ends = list(accumulate(rows))
         i, taken, self._has_empty = 0, self._take_up(merged), not all(rows)
         while i < len(rows):
+            # A chunk that is exactly a batch, at a batch's start, need not be copied row by row,
+            # and perhaps not at all.
             if rows[i] == size and not (self._filled or taken):
                 while (filled := self._pass_on(merged, i) or self._copy_whole(merged, i)) is None:
                     yield None
@@ -102,6 +116,7 @@ class Assembler:
                 place = LazyPosition(self._frame, merged.span, i, 0, None, self.epoch)
                 yield self._stamp(filled, place, size)
                 continue
+            # The row count at which the batch is full.
             goal = ends[i] - rows[i] + taken + size - self._filled
             j = bisect_left(ends, goal, i)
             if j == len(rows):
@@ -109,6 +124,8 @@ class Assembler:
                     yield None
                 return
             last = rows[j] - (ends[j] - goal)
+            # A batch that ends with a chunk begins the next one at its row 0: nothing is left over
+            # then.
             if last == rows[j]:
                 j, last = j + 1, 0
             while not self._copy(merged, i, taken, j, last, ends):
@@ -119,14 +136,20 @@ class Assembler:
     def end_epoch(self, position: Position) -> Iterator[Batch]:
         """The epoch has ended; `position` is the start of the next. Yields the rest as a batch
         where the feed's `last_batch` says so; at the end of the stream "carry" keeps it too."""
+        # The chunk that the resumed stream was to begin with has not come: the fetch function does
+        # not repeat itself.
         if self._expected is not None:
             raise self._not_deterministic("the epoch ended instead", self._expected)
         rest, policy = self._filled, self._spec.last_batch
         place = self.start_of(position)
+        # "carry" has no next epoch to carry into at the end of the stream; to drop the rows there
+        # would lose them.
         if rest and (policy in ("keep", "pad") or (policy == "carry" and place.cut().finished)):
             if policy == "pad":
                 self._pad(rest)
             yield self._emit_slot(place, self._size if policy == "pad" else rest, rest)
+        # With "carry" the rest stays in the slot, and the last batch before was not the epoch's
+        # last.
         elif not rest or policy == "drop":
             self._drop()
             if self._last is not None:
@@ -147,8 +170,9 @@ class Assembler:
         self._slot = None
 
     def settle(self) -> tuple[int, int, int, int]:
-        """By how many rows, since last asked, those have grown that are kept though copied, how
-        many rows were dropped, how many slots taken to copy into, and batches passed on."""
+        """What has changed since the last call: by how many rows those have grown that are kept
+        though copied, how many rows were dropped, into how many slots was copied, and how many
+        batches were passed on."""
         settled = self._kept, self._dropped, self._copied, self._passed
         self._kept = self._dropped = self._copied = self._passed = 0
         return settled
@@ -166,6 +190,7 @@ class Assembler:
         batch = Batch(self.schema.names, arrays, place, epoch, self.index, self.step, rows, slot)
         self.index = index = self.index + 1
         self.step = place.step = self.step + 1
+        # Where the place is the next epoch's start already, the next batch is number 0 there.
         place.index = index if place.epoch == epoch else 0
         self._last = place
         return batch
@@ -174,7 +199,12 @@ class Assembler:
         self, filled: Filled, place: LazyPosition, rows: int, *, whole: bool = False
     ) -> Batch:
         batch = self._stamp(filled, place, rows)
+        # A chunk stays in memory, though all of it was copied, as long as the batch before is the
+        # newest that the user holds: a snapshot there needs the rest of the chunk. These rows are
+        # counted apart, else small batches from large chunks would hold twice the bound.
         batch.kept_rows = self._freed_later
+        # The batch's rows are counted anew where they are copied to; rows of chunks that are free
+        # now no longer count.
         self._kept += (0 if whole else rows) - self._freed
         self._freed = self._freed_later = 0
         return batch
@@ -189,6 +219,8 @@ class Assembler:
         partial = None
         if taken:
             i = num_chunks - 1
+            # Only the first chunk after a resume lacks rows at its head: those that batches before
+            # the cut have had.
             skip = merged.skip if i == 0 else 0
             partial = self._keep(merged, i, skip)
             taken += skip
@@ -215,6 +247,8 @@ class Assembler:
             return None
         arrays, slot = filled
         step, self.step = self.step, self.step + 1
+        # A repeated batch stands at the end of the stream, as the last real one does, so that a
+        # resume gives nothing more.
         place = self.start_of(end.span.start)
         names, index = self.schema.names, batch.index + 1
         return Batch(names, arrays, place, batch.epoch, index, step, 0, slot)
@@ -229,9 +263,13 @@ class Assembler:
         rows = merged.rows
         start = ends[i] - rows[i] + taken
         stop = (ends[j - 1] if j else 0) + last
+        # Before anything is counted: where no slot is free the caller comes again with the same
+        # arguments.
         slot = self._take() if stop > start else None
         if slot is None and stop > start:
             return False
+        # Chunks that end here are free now, but for the one that the batch before ended in: that
+        # may still be asked for.
         if j > i:
             whole = ends[j - 1] - (ends[i] if taken else ends[i] - rows[i])
             self._freed += whole
@@ -243,13 +281,16 @@ class Assembler:
         for axis, arrays, target, flat in zip(
             self.schema.axes, merged.columns, slot.arrays, slot.flats, strict=True
         ):
+            # The common case of large chunks, without building a list of pieces.
             if i == j and flat is not None:
                 copy_part(target, flat, filled, arrays[i], taken, last, slot.seen)
                 continue
             pieces = pieces_of(arrays, rows, axis, i, taken, j, last)
+            # Arrays without rows have no memory to join; some kinds cannot be cast to bytes.
             if self._has_empty:
                 pieces = [piece for piece in pieces if piece.shape[axis]]
             copy_rows(target, flat, axis, filled, end, pieces, slot.seen)
+        # Before the iterator goes on: their memory may be used by the next call already.
         if i < j:
             _let_go(merged, i, j)
         return True
@@ -268,6 +309,8 @@ class Assembler:
         self._slots.wait_for_slot(self.device)
 
     def _lease(self, slot: Slot, rows: int) -> Filled:
+        # Host memory comes back by itself, when its last array is gone. A slot that a reader gives
+        # back by number has to be known to whoever sends it.
         return slot.lease(rows), slot if self._slots.reserved else None
 
     def _copy_whole(self, merged: MergedChunks, i: int) -> Filled | None:
@@ -278,6 +321,8 @@ class Assembler:
         self._slot = None
         for number, arrays in enumerate(merged.columns):
             keep_or_copy(slot, number, arrays[i])
+            # The chunk's own reference goes, so that its memory does not wait for the rest of the
+            # merged chunks.
             arrays[i] = None
         return self._lease(slot, self._size)
 
@@ -289,13 +334,15 @@ class Assembler:
             rows[rest:] = rows[rest - 1]
 
     def _pass_on(self, merged: MergedChunks, i: int) -> Filled | None:
-        """The arrays of chunk i as they are, where nobody but the run holds them."""
+        """The arrays of chunk i as they are, where nobody but the merged chunks hold them."""
+        # Slots that lie in a consumer's or a GPU's memory: rows have to be copied there.
         if not self._slots.passes:
             return None
         columns = merged.columns
         for column in columns:
             if not is_sole_owner(column, i):
                 return None
+        # All columns or none: a batch does not lie in two kinds of memory.
         arrays = tuple([column[i] for column in columns])
         for column in columns:
             column[i] = None
@@ -315,6 +362,8 @@ class Assembler:
             self._copied += 1
             return self._own(tuple([array.copy() for array in arrays])), None
         assert self.schema.columns is not None
+        # With `dont_rebatch` each chunk has a shape of its own, and a repeated batch perhaps fewer
+        # rows.
         columns = columns_like(self.schema.columns, arrays)
         rows: int = arrays[0].shape[columns[0].axis]
         slot = self._slots.take_slot(self.device, columns, rows)
@@ -339,10 +388,11 @@ class Assembler:
     # ---- resuming
 
     def _take_up(self, merged: MergedChunks) -> int:
-        """Rows of the run's first chunk that batches before the cut have taken."""
+        """Rows of the first chunk that batches before the cut have taken."""
         expected = self._expected
         if expected is None:
             return 0
+        # Once: the comparison is of the first chunk after the resume alone.
         self._expected = None
         partial = self._keep(merged, 0, 0)
         what = partial.differs_from(expected)
@@ -356,6 +406,6 @@ class Assembler:
 
 
 def _let_go(merged: MergedChunks, i: int, j: int) -> None:
-    """Forget chunks i to j - 1 of a merged, so that their memory is free before the run is done."""
+    """Forget chunks i to j - 1, so that their memory is free before all are done."""
     for column in merged.columns:
         column[i:j] = [None] * (j - i)

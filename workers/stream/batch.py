@@ -45,6 +45,8 @@ class Call(_CallFields):
     def rng_for(self, record: int | str | bytes) -> np.random.Generator:
         """A new generator keyed by (seed, epoch, record): its draws belong to the record,
         whichever call reads it. `record` is a whole number from 0 to 2**64 - 1, or a name."""
+        # A name becomes a number by a hash that never changes: the draws of a record are part of
+        # the stream.
         if isinstance(record, str):
             record = record.encode()
         if isinstance(record, bytes):
@@ -53,6 +55,8 @@ class Call(_CallFields):
 
 
 def _generator(seed: int, family: int, epoch: int, item: int) -> np.random.Generator:
+    # The seed in the key and (epoch, item) in the high words of the counter: streams of draws do
+    # not overlap, and each may draw 2**128 times.
     key = np.array([seed, family], dtype=np.uint64)
     counter = np.array([0, 0, epoch, item], dtype=np.uint64)
     return np.random.Generator(np.random.Philox(key=key, counter=counter))
@@ -121,6 +125,7 @@ class Batch(Mapping[str, NDArray[Any]]):
     def with_arrays(self, arrays: tuple[Any, ...]) -> Batch:
         """The same batch in other memory; it counts for as much in the bound."""
         batch = Batch(self._names, arrays, self.place, self.epoch, self.index, self.step, self.rows)
+        # The slot is not taken over: its memory was given back when the copy was done.
         batch.held_bytes, batch.kept_rows = self.held_bytes, self.kept_rows
         return batch
 

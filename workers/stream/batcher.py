@@ -1,4 +1,4 @@
-"""What makes batches and puts them on device queues: in a thread of its own, or a fetcher's."""
+"""Makes batches and puts them on device queues: in the batcher's thread or in a fetcher's."""
 
 from __future__ import annotations
 
@@ -41,11 +41,12 @@ class DeviceQueue(Protocol):
 
 
 class RoundRobinRouter:
-    """Deals batches out to device queues, batch `step` to queue `step` mod N.
+    """Hands batches out to device queues: batch `step` goes to queue `step` mod N.
 
-    Small batches are handed over in groups, of 64 or of 16 MiB and of half the bound at most, or
-    before the enqueuer waits: each hand-over wakes another thread, which costs more than they do.
-    Each device's first goes at once, and groups grow from there: somebody may be waiting for it.
+    Small batches are handed over in groups, since each hand-over wakes another thread, which costs
+    more than a small batch. A group ends at 64 batches, at 16 MiB, at half the bound, and before
+    the thread waits for anything. Each device's first batch goes at once, since somebody may be
+    waiting for it; groups grow from there. Owned by the thread that makes batches.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class RoundRobinRouter:
         self._queues = queues
         self._channel = channel
         self._assembler = assembler
+        # With one device every round is complete, so there is nothing to drop or repeat.
         self._policy = spec.last_round if len(queues) > 1 else "uneven"
         self._group: list[Batch] = []
         self._most_batches = min(_GROUP_BATCHES, run.max_rows // spec.batch_size // 2)
@@ -73,6 +75,7 @@ class RoundRobinRouter:
         self._max_rows = run.max_rows
         self._bytes, self._goal_bytes, self._num_groups = 0, 1, 0
         self._round: list[Batch] = []  # One that is not complete yet and may have to be dropped.
+        # The last batch so far, where it may have to be repeated (`last_round="pad"`).
         self._last: Batch | None = None
         self.passes = False
         """Whether the last batches were passed on without a copy."""
@@ -80,7 +83,7 @@ class RoundRobinRouter:
         """Bytes of a row, where all rows have the same number."""
 
     def route(self, batch: Batch) -> None:
-        """Hand a batch over, sooner or later."""
+        """Take a batch, which is handed over with its group."""
         row_bytes = self.row_bytes
         if row_bytes is None:
             batch.held_bytes = sum(array.nbytes for array in batch.arrays)
@@ -93,6 +96,7 @@ class RoundRobinRouter:
             self._hold(batch)
         else:
             self._keep_back(batch)
+        # Bytes bound what waits here for its group; the count bounds how long a small batch waits.
         if self._bytes >= self._goal_bytes or len(self._group) >= self._most_batches:
             self.flush()
 
@@ -108,20 +112,24 @@ class RoundRobinRouter:
         handed over, its slot may be written again."""
         if self._last is not None:
             self._group.append(self._last)
+        # A batch that ends a round is never repeated, so it goes at once.
         ends_round = (batch.step + 1) % len(self._queues) == 0
         self._last = None if ends_round else batch
         if ends_round:
             self._group.append(batch)
 
     def flush(self) -> None:
-        """Hand over what has been dealt so far."""
+        """Hand over the batches that were taken so far."""
         group, self._group, self._bytes = self._group, [], 0
         num, row_bytes = len(self._queues), self.row_bytes or 0
+        # Counted in groups too: each count takes the channel's lock.
         kept, dropped, copied, passed = self._assembler.settle()
         self._channel.count(-dropped, -dropped * row_bytes, kept)
         self._count(group)
+        # Only what was made since the last flush says whether batches are passed on at present.
         if group or copied:
             self.passes = passed > 0 and not copied
+        # One lock for the whole group; with several devices the order of the stream comes first.
         if num == 1 and group:
             self._put(0, group)
         else:
@@ -150,11 +158,14 @@ class RoundRobinRouter:
             self._goal_bytes = min(self._most_bytes, 2 * max(goal, num_bytes))
 
     def _put(self, device: int, batches: list[Batch]) -> None:
+        # Before the put: the user may hand the batches out before this thread goes on, and the
+        # count must not go below zero.
         self._channel.queue(device, len(batches))
         self._queues[device].put(batches)
 
     def forget(self) -> None:
         """Let go of batches that were not handed over, and of the slot that is being written."""
+        # Their arrays must not keep slots from being free while nobody runs.
         self._group, self._round, self._last = [], [], None
         self._assembler.forget()
 
@@ -163,6 +174,8 @@ class RoundRobinRouter:
         num, last = len(self._queues), self._last
         if last is not None:
             self._group.append(last)
+            # The other devices of the last round get the last batch again, with no real rows, so
+            # that all give equally many batches.
             while (last.step + 1) % num:
                 repeated = self._assembler.repeat(last, place)
                 if repeated is None:
@@ -172,6 +185,7 @@ class RoundRobinRouter:
                 self._group.append(last)
             place = last.place
         elif self._policy == "drop":
+            # Batches of an incomplete round do not count: the stream ended before them.
             place.step -= len(self._round)
             for batch in self._round:
                 self._channel.count(-batch.rows, -batch.held_bytes, -batch.kept_rows)
@@ -191,7 +205,11 @@ class RoundRobinRouter:
 
 
 class Batcher:
-    """What turns chunk_lists into dealt batches."""
+    """Turns chunk lists into batches, and hands these to the router.
+
+    One thread at a time runs this: the batcher's thread (`run`), or a fetcher's while it merges
+    inline (`lead`); the channel sees to that. Merge, assembler and router belong to that thread.
+    """
 
     def __init__(
         self,
@@ -215,9 +233,11 @@ class Batcher:
 
     def run(self) -> None:
         """Make batches until the end of the stream."""
+        # In this thread and not in the constructor: it may have to call the fetch function again.
         leftover = self._start.leftover_chunks(self._assembler.schema, self._channel)
         if leftover is not None:
             self._take(leftover)
+            # Else this frame would hold the chunk for as long as the stream runs.
             del leftover
         while not self._merge.finished:
             self._merge_all()
@@ -227,14 +247,15 @@ class Batcher:
         self._router.finish(self._assembler.start_of(self._merge.position))
 
     def lead(self) -> None:
-        """Do the enqueuer's work in a fetcher's thread, while that waits, until there is nothing
-        to merge."""
+        """Do the batcher's work in a fetcher's thread, while the batcher's own thread waits, until
+        there is nothing to merge."""
         try:
             while not self._merge.finished:
                 chunk_lists = self._channel.collect_or_leave(self._merge.wanted)
                 if chunk_lists is None:
                     return
                 self._merge.push(chunk_lists)
+                # As above: the assembler passes an array on only where nobody else refers to it.
                 del chunk_lists
                 self._merge_all()
                 self._router.flush()
@@ -246,6 +267,8 @@ class Batcher:
     def _merge_all(self) -> None:
         """Make batches of everything that has been collected."""
         while True:
+            # Looked at between merged chunks: a stop ends the work on what was collected, however
+            # much that is.
             if self._channel.closed:
                 raise ClosedError("the feed is stopped")
             merged = self._merge.next()
@@ -261,6 +284,7 @@ class Batcher:
 
     def _take(self, merged: MergedChunks) -> None:
         self._learn_row_bytes()
+        # An epoch without a row in a stream without end would be repeated for ever.
         self._empty_epoch = self._empty_epoch and not any(merged.rows)
         self._fetcher.passes = self._router.passes
         route = self._router.route
@@ -299,6 +323,7 @@ def run_batcher(batcher: Batcher, router: RoundRobinRouter) -> None:
         _fail(router, error)
     except BaseException as error:
         # Also what is no Exception: somebody waits for what this thread makes.
+        # "enqueuer" is the thread's name in logs, errors and the status page, which users know.
         failed = FeedError(f"the enqueuer failed: {type(error).__name__}: {error}")
         failed.__cause__ = error
         _fail(router, failed)
@@ -306,6 +331,8 @@ def run_batcher(batcher: Batcher, router: RoundRobinRouter) -> None:
 
 def _fail(router: RoundRobinRouter, error: FeedError) -> None:
     try:
+        # The batches before the error are handed over first; the error takes the place of the next
+        # one.
         router.fail(error)
     except ClosedError:
         return

@@ -18,7 +18,7 @@ from feeder.workers.stream.chunks import Schema
 from feeder.workers.stream.digests import OTHER_ROWS, Prints, hash_chunk
 from feeder.workers.stream.position import Partitions, Position, Span, next_live
 
-# ---- The nouns of the merge: a run of merged chunks, the end of an epoch, the head of a partition.
+# ---- The nouns of the merge: merged chunks, the end of an epoch, the head of a partition
 
 
 Columns = list[list[Any]]
@@ -57,7 +57,7 @@ class EpochEnd:
 
 
 class Head:
-    """What is left of a partition's oldest chunk list, checked and in columns."""
+    """What is left of a partition's oldest chunk list, checked and in columns. The merge's own."""
 
     __slots__ = ("columns", "ending", "first", "marks", "rows")
 
@@ -86,7 +86,12 @@ class Head:
 
 
 class Merge:
-    """Merges in ticket order, or in the order of arrival."""
+    """Merges chunk lists in ticket order, or in the order of arrival.
+
+    Owned by the thread that makes batches: the batcher's, or that of a fetcher which merges inline.
+    The channel lets one of them in at a time. Nothing here locks, waits or looks at a clock, so
+    the same chunk lists always come out in the same order.
+    """
 
     def __init__(
         self,
@@ -111,8 +116,10 @@ class Merge:
             deque() for _ in range(partitions.num_partitions)
         ]
         self._heads = [Head() for _ in range(partitions.num_partitions)]
+        # The partitions of chunk lists that are not opened, in the order in which they came (order
+        # of arrival).
         self._arrivals: deque[int] = deque()
-        # After a resume in arrival order the chunk that the cut straddles has to come first.
+        # After a resume in arrival order the chunk that the cut lies in has to come first.
         self._first_partition = first_partition
         # In the pure form, the smallest index known to have raised StopIteration.
         self._ends_at: int | None = None
@@ -138,11 +145,13 @@ class Merge:
                 self._arrivals.append(chunk_list.partition)
 
     def next(self) -> MergedChunks | EpochEnd | None:
-        """The next run or end of an epoch; None where more chunk lists are needed.
+        """The next merged chunks, or the end of an epoch; None where more chunk lists are needed.
 
         Raises the error of a call, or `ChunkError`, in its place in the order.
         """
         while not self.finished:
+            # Asked before anything is opened: what lies behind the end of the epoch is not looked
+            # at, so that a defect there is no error.
             if self._has_ended():
                 return self._end_epoch()
             partition = self._next_partition()
@@ -154,11 +163,14 @@ class Merge:
                 return None
             head = self._heads[partition]
             if self._ends_at is not None:
+                # The end of an epoch is known only when a call has raised. By then other partitions
+                # may have gone beyond it; what they gave there is not of this epoch.
                 self._discard_beyond(partition, head)
             if head.rows:
                 return self._round(partition) or self._single(partition)
             if self._is_early(partition, head):
                 continue
+            # Taken out first: a raised error must not stay where the next call finds it again.
             ending, head.ending = head.ending, None
             if isinstance(ending, FeedError):
                 raise ending
@@ -180,6 +192,8 @@ class Merge:
     def _is_early(self, partition: int, head: Head) -> bool:
         """Whether an error is of an index that may yet turn out to lie beyond the end: until all
         smaller indices are done it waits."""
+        # In ticket order the merge reaches an index when all smaller ones are done. Where each
+        # partition has an end of its own (worker ids) no index lies beyond another partition's end.
         sure = not (self._partitions.pure and self._partitions.arrival)
         if sure or not isinstance(head.ending, FeedError):
             return False
@@ -190,6 +204,7 @@ class Merge:
     def _next_index(self, partition: int) -> int:
         """The first index of a pure function's partition that is not done."""
         call, done = self.position.calls[partition], self.position.done
+        # After a resume some indices above the first missing one are done already.
         while self._partitions.number(partition, call) in done:
             call += 1
         return self._partitions.number(partition, call)
@@ -208,6 +223,8 @@ class Merge:
             chunk_list = chunk_lists.popleft()
             if self._partitions.arrival:
                 self._arrivals.remove(partition)
+            # A pure function is called ahead of the epoch's end, which nobody knows yet. What came
+            # for the old epoch counts out of the bound, and is looked at no more.
             if chunk_list.epoch < self.position.epoch:
                 self.discarded_rows += self._schema.count_rows(chunk_list.chunks)
                 continue
@@ -215,7 +232,10 @@ class Merge:
         return True
 
     def _open(self, head: Head, chunk_list: ChunkList) -> None:
-        """Check a bundle's chunks and make them columns."""
+        """Check the chunks of a list and make them columns."""
+        # The fetchers do not check chunks, the merge does, in the order of the stream: the schema
+        # is that of the first chunk in this order. Checked where they arrive, of two workers that
+        # disagree now the one and now the other would be blamed.
         error = None if self._prints is None else find_changed(chunk_list, self._prints)
         partition, first = chunk_list.partition, chunk_list.first
         chunks = chunk_list.chunks if error is None else chunk_list.chunks[: error.call]
@@ -224,10 +244,16 @@ class Merge:
             arranged = self._schema.arrange(chunks)
             head.columns, head.rows = list(arranged.columns), arranged.rows
             error = arranged.error or error
+        # Nothing but the columns may refer to an array: the assembler passes an array on only where
+        # its reference count says that nobody else has it.
         chunk_list.chunks = chunks = []
         if error is not None:
+            # The sound chunks before the defective one are merged first: batches that were good
+            # come, whenever the error is known.
             head.ending = self._place(error, partition, first)
         if self._chained and head.rows:
+            # Replay has no cursors. A running digest of what the calls gave takes their place, and
+            # a resume compares it call by call.
             columns, mark = head.columns, self.position.marks[partition]
             head.marks = chain_marks(
                 mark, first, len(head.rows), lambda i: tuple(column[i] for column in columns)
@@ -262,6 +288,8 @@ class Merge:
         # Before the schema is known the chunks have to be looked at in their order.
         if len(ring) == 1 or self._schema.columns is None or not all(map(self._load, ring)):
             return None
+        # From here on every live partition has something. As many rounds as the shortest has chunks
+        # are merged at once.
         heads = [self._heads[i] for i in ring]
         num = min(len(head.rows) for head in heads)
         if num == 0:
@@ -276,6 +304,8 @@ class Merge:
             rows[j::size] = of_partition
             marks.append(marks_of_partition)
             for column, part in zip(columns, taken, strict=True):
+                # Chunk k of partition j is chunk k * size + j of the merged ones: one slice
+                # assignment in place of a loop over chunks.
                 column[j::size] = part
         return self._merged(Span(self.position, ring, firsts, rows, marks), columns)
 
@@ -283,6 +313,8 @@ class Merge:
         """The partition's next chunk, or all it has where no other partition has a turn in
         between."""
         head = self._heads[partition]
+        # Where another partition has a turn in between, one chunk is all that may be taken; else
+        # all that is here.
         alone = self._partitions.arrival or next_live(self.position.live, partition) == partition
         first = head.first
         columns, rows, marks = head.take_first(len(head.rows) if alone else 1)
@@ -297,12 +329,16 @@ class Merge:
         """A partition has ended the epoch."""
         position = self.position
         live = tuple(alive and i != partition for i, alive in enumerate(position.live))
+        # A seekable function moves on as it ends an epoch: the cursor after the end counts, else a
+        # resume ends the epoch once more.
         mark = end.mark or position.marks[partition]
         marks = (*position.marks[:partition], mark, *position.marks[partition + 1 :])
         turn = next_live(live, partition)
         self._first_partition = None
         self.position = position._replace(live=live, marks=marks, turn=turn)
         if self._partitions.pure:
+            # A pure function ends the epoch by an index. The smallest index that raised counts:
+            # which call raised first depends on timing.
             index = self._partitions.number(partition, self._heads[partition].first)
             self._ends_at = index if self._ends_at is None else min(index, self._ends_at)
 
@@ -325,18 +361,22 @@ class Merge:
         too."""
         assert self._ends_at is not None
         num = len(head.rows)
+        # The index that raised gave nothing, so `<=` keeps what is before it.
         sound = sum(
             self._partitions.number(partition, head.first + i) <= self._ends_at for i in range(num)
         )
         if sound < num:
             self.discarded_rows += sum(head.rows[sound:])
             for column in head.columns:
+                # Their memory is free now, before the epoch ends.
                 del column[sound:]
             head.rows, head.ending = head.rows[:sound], None
         if not sound:
             calls = self.position.calls
             calls = (
                 *calls[:partition],
+                # The partition counts as past the end: in order of arrival the epoch ends when all
+                # of them are.
                 max(calls[partition], head.first + num),
                 *calls[partition + 1 :],
             )
@@ -346,6 +386,7 @@ class Merge:
         if self._partitions.pure:
             for head in self._heads:
                 self.discarded_rows += sum(head.rows)
+                # Chunks beyond the end, and errors of calls beyond it, which a user never hears of.
                 head.columns, head.rows, head.ending = [], [], None
         self._ends_at = None
         self.position = self._partitions.next_epoch(self.position)

@@ -102,6 +102,7 @@ class Landing:
         while True:
             try:
                 slot = self._free.get_nowait()
+            # None is free: one more is made. The number follows from how many copies are under way.
             except Empty:
                 memory = alloc_pinned(self._driver, 1, num_bytes, _LOWER)
                 PinnedRing(memory, num_bytes, self._free)

@@ -38,7 +38,8 @@ def alloc_pinned(driver: Driver, num_slots: int, slot_bytes: int, cure: str) -> 
 
 
 class PinnedSlot:
-    """Memory for one batch."""
+    """Memory for one batch: the batcher's while it writes, then the copier's until the copy is done
+    (`PINNED` is the table of its states)."""
 
     __slots__ = (
         "_memory", "address", "arrays", "columns", "flats", "layout", "life", "ring", "rows",
@@ -76,6 +77,7 @@ class PinnedSlot:
             None if axis else memory[offset : offset + num_bytes]
             for _, _, axis, offset, num_bytes in places.places
         )
+        # Made once per layout: a lease is then a tuple, and no work of NumPy's.
         self.views = tuple(array.view() for array in self.arrays)
         for view in self.views:
             view.flags.writeable = False
@@ -96,6 +98,7 @@ class PinnedSlot:
 
     def _give_back(self) -> None:
         self.life.on("copied")
+        # A slot of a ring that was replaced goes with its ring.
         if not self.ring.dropped:
             self.ring.free.put(self)
 
@@ -155,12 +158,14 @@ class PinnedSlots:
     def take_slot(self, columns: Columns, rows: int) -> PinnedSlot | None:
         """A slot for a batch of `rows` rows; None where all are taken. Raises what ended the
         device."""
+        # Columns are one object for the whole stream, so that this is asked once.
         if self._checked is not columns:
             check_dtypes(self._driver.name, columns)
             self._checked = columns
         if self._known[0] is not columns or self._known[1] != rows:
             self._known = (columns, rows, layout(columns, rows))
         places, ring = self._known[2], self._ring
+        # Slots of a smaller ring that are still out come back to that ring, and go with it.
         if ring is None or ring.slot_bytes < places.num_bytes:
             ring = self._make(places.num_bytes)
         slot = self._find(ring)
@@ -172,6 +177,8 @@ class PinnedSlots:
     def _find(self, ring: PinnedRing) -> PinnedSlot | None:
         if self._over is not None:
             raise self._over
+        # What was waited for comes first: slots are taken in the order in which they were freed,
+        # and neighbours share a copy.
         slot, self._found = self._found, None
         if slot is None:
             try:
@@ -186,6 +193,7 @@ class PinnedSlots:
         """Wait until `take_slot` finds a slot, or why there is none."""
         assert self._ring is not None
         self.blocked.start(time.monotonic())
+        # Not put back: it would be behind those that came meanwhile.
         self._found = self._ring.free.get()
         self.blocked.stop(time.monotonic())
 
@@ -206,6 +214,8 @@ class PinnedSlots:
         self._over = self._over or why
         ring = self._ring
         if ring is not None:
+            # Wakes the batcher, if it waits; else `take_slot` finds the reason before it looks
+            # here.
             ring.free.put(self._over)
 
     def forget(self) -> None:
