@@ -24,12 +24,13 @@ _YIELD_S = 0.001
 class HostQueue:
     """Batches on their way from the batcher to the user of one device, at most `capacity`.
 
-    `put` and `finish` are the batcher's, `get` is the user's, `close` anybody's. The user's thread
-    may be interrupted, as by Ctrl-C: Python looks for signals after each call and where a function
-    begins. What it does is therefore done by assignments that have no call between them.
+    The batcher's thread calls `put` and `finish`, the user's thread `get`, any thread `close`; the
+    state is guarded by one lock. The user's thread may be interrupted, as by Ctrl-C: Python looks
+    for signals after each call and where a function begins. So what that thread changes, it
+    changes by assignments without a call in between.
 
-    Every 10 seconds of a wait, or every `look_s` where that is less, the user asks `describe_wait`
-    what for, which raises where that will not come.
+    During a wait the user's thread calls `describe_wait` every 10 seconds, or every `look_s` where
+    that is less: it returns what is waited for, or raises where that will not come.
     """
 
     def __init__(
