@@ -97,7 +97,7 @@ RESUMING = (
         harm="A resume from a token joins half of the old chunk with half of another, and nobody "
         "is told.",
         file="workers/stream/position.py",
-        old='return "" if then.digest == self.digest else "other',
+        old='return "" if then.digest == now else "other',
         new='return "" if True else "other',
         tests=(
             _VALUES + "test_rows_fetched_again_that_differ_are_named[token-large-seek]",
