@@ -36,7 +36,7 @@ IN_PROCESS = [
     "feeder/devices/host.py",
     "feeder/devices/one_shot_event.py",
     "feeder/feeds/stream.py",
-    "feeder/feeds/devicefeed.py",
+    "feeder/feeds/device_feed.py",
 ]
 """The way of a row in process: with the files that decide which call is next, and those that hand
 over. Counters, clocks, settings and what is done once are no part of it."""
@@ -53,10 +53,12 @@ SERVED = [
     "feeder/service/protocol/batches.py",
     "feeder/service/protocol/checksums.py",
     "feeder/service/protocol/coding.py",
-    "feeder/service/net/sockets.py",
+    "feeder/service/net/connection.py",
+    "feeder/service/net/waker.py",
     "feeder/service/client/io_loop.py",
     "feeder/service/client/session.py",
     "feeder/service/client/lease.py",
+    "feeder/service/client/data_path.py",
     "feeder/service/memory/mapping.py",
     "feeder/devices/host.py",
     "feeder/devices/one_shot_event.py",
