@@ -19,7 +19,7 @@ __all__ = [
 ]
 
 # Helpers that assert show what they compared, as tests do.
-pytest.register_assert_rewrite("unit.keyword_cases", "unit.keyword_cases_added", "unit.small")
+pytest.register_assert_rewrite("keyword_cases", "keyword_cases_added", "small")
 
 # Examples run threads, whose time says nothing about the code; the tests' own limit holds.
 settings.register_profile("feeder", parent=settings(), deadline=None)

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import feeder
-from unit.small import WAIT_S, Counted, Pure, chunk, ids
+from small import WAIT_S, Counted, Pure, chunk, ids
 
 Init = Callable[..., feeder.Coordinator]
 CASES: dict[str, Callable[[Init], None]] = {}

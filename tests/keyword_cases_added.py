@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 import feeder
+from keyword_cases import CASES, Init, case, drain, own
+from small import Counted, Held, Pure, chunk, ids
 from standin.gpu import Machine, installed
-from unit.keyword_cases import CASES, Init, case, drain, own
-from unit.small import Counted, Held, Pure, chunk, ids
 
 __all__ = ["CASES"]
 

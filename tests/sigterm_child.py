@@ -13,7 +13,7 @@ from typing import Any
 
 import feeder
 from feeder.checkpoint.store import CheckpointStore
-from unit.small import Pure, make
+from small import Pure, make
 
 
 class HangingStore(CheckpointStore):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import feeder
-from unit.small import Counted, Pure, make
+from small import Counted, Pure, make
 
 COUNTS = ["batch_size", "num_worker_threads", "max_buffered_batches", "num_threads", "epochs"]
 NO_COUNT = [0, -1, 2.0, "2", True, (5,), [5], np.array([3, 4]), np.array([3]), np.float64(2)]

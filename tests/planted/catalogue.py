@@ -10,9 +10,9 @@ from planted.showing import SHOWING
 from planted.storing import STORING
 
 _STREAM = "tests/conformance/test_stream.py::test_stream_is_the_naive_one"
-_ASSEMBLER = "tests/unit/test_assembler.py::"
-_KEYWORDS = "tests/unit/test_keywords.py::test_a_keyword_does_what_it_says"
-_GAPS = "tests/unit/test_planted_gaps.py::"
+_ASSEMBLER = "tests/workers/stream/test_assembler.py::"
+_KEYWORDS = "tests/feeder/feeds/test_keywords.py::test_a_keyword_does_what_it_says"
+_GAPS = "tests/feeder/feeds/test_races.py::"
 
 FEEDING = (
     Bug(
@@ -23,7 +23,7 @@ FEEDING = (
         old="order = [(partition + i) % num",
         new="order = [(partition - i) % num",
         tests=(
-            "tests/unit/test_merge.py::test_a_ring_takes_one_chunk_of_each_live_worker_in_turn",
+            "tests/workers/stream/test_merge.py::test_a_ring_takes_one_chunk_of_each_live_worker_in_turn",
             _STREAM + "[3-small-seek]",
         ),
     ),
@@ -52,7 +52,7 @@ FEEDING = (
         old="if not all(self._over(one) and not one.running",
         new="if not any(self._over(one) and not one.running",
         tests=(
-            "tests/unit/test_rota.py::"
+            "tests/workers/fetch/test_scheduler.py::"
             "test_no_epoch_begins_before_all_workers_have_ended_the_one_before",
         ),
     ),
@@ -65,7 +65,7 @@ FEEDING = (
         new="slot = self._slots.take(self.device, self._schema.columns, self._size)",
         tests=(
             _ASSEMBLER + "test_a_batch_lies_in_a_slot_of_its_own_device[0]",
-            "tests/unit/test_served_rows.py::"
+            "tests/feeder/service/server/test_leftover_rows.py::"
             "test_a_slot_that_dropped_rows_were_written_to_stays_with_its_queue[frames]",
         ),
     ),
@@ -110,7 +110,7 @@ FEEDING = (
         old="    def below_bound(self) -> bool:\n",
         new="    def below_bound(self) -> bool:\n        return True\n",
         tests=(
-            "tests/unit/test_rota.py::test_the_bound_is_on_rows_and_on_bytes",
+            "tests/workers/fetch/test_scheduler.py::test_the_bound_is_on_rows_and_on_bytes",
             f"{_KEYWORDS}[max_buffered_batches]",
         ),
     ),
@@ -175,8 +175,8 @@ FEEDING = (
         old="self._pool.watch(root, self)",
         new="self._pool.watch(root[:], self)",
         tests=(
-            "tests/unit/test_slots.py::test_a_view_of_any_kind_keeps_its_slot",
-            "tests/unit/test_slots.py::test_a_list_of_a_feed_holds_different_batches",
+            "tests/feeder/devices/test_slots.py::test_a_view_of_any_kind_keeps_its_slot",
+            "tests/feeder/devices/test_slots.py::test_a_list_of_a_feed_holds_different_batches",
         ),
     ),
     Bug(
@@ -187,7 +187,7 @@ FEEDING = (
         old="                self._check(memories, group, 0)\n",
         new="",
         tests=(
-            "tests/unit/test_served_frames.py::test_a_spoiled_batch_is_refused_and_comes_again"
+            "tests/feeder/service/server/test_frames.py::test_a_spoiled_batch_is_refused_and_comes_again"
             "[looked at-flip-full-batch 2 is corrupt]",
         ),
     ),
@@ -226,8 +226,8 @@ FEEDING = (
         old="(is_new or not self._resumed)",
         new="True",
         tests=(
-            "tests/unit/test_origins.py::test_the_same_function_is_resumed_in_the_same_process",
-            "tests/unit/test_origins.py::test_a_served_function_goes_back_any_number_of_times",
+            "tests/workers/fetch/test_origins.py::test_the_same_function_is_resumed_in_the_same_process",
+            "tests/workers/fetch/test_origins.py::test_a_served_function_goes_back_any_number_of_times",
         ),
     ),
     Bug(
@@ -237,7 +237,7 @@ FEEDING = (
         file="workers/fetch/channel.py",
         old="if not lead.active and any(partition.bundles for partition in dispatch.awaited):",
         new="if any(partition.bundles for partition in dispatch.awaited):",
-        tests=("tests/unit/test_channel.py::test_the_merge_is_one_threads_at_a_time",),
+        tests=("tests/workers/fetch/test_channel.py::test_the_merge_is_one_threads_at_a_time",),
     ),
     Bug(
         name="a call that turned slow holds others up",
@@ -247,7 +247,7 @@ FEEDING = (
         old="        self._dispatch.slow_down()\n",
         new="",
         tests=(
-            "tests/unit/test_channel.py::test_a_quick_call_is_waited_for_only_while_somebody_looks",
+            "tests/workers/fetch/test_channel.py::test_a_quick_call_is_waited_for_only_while_somebody_looks",
         ),
     ),
 )

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from planted.bug import Bug
 
-_WAITS = "tests/unit/test_gpu_waits.py::test_a_device_that_hears_is_not_blamed"
+_WAITS = "tests/feeder/devices/cuda/test_waits.py::test_a_device_that_hears_is_not_blamed"
 _COPIER = "feeder/devices/cuda/copier.py"
 _QUEUE = "feeder/devices/cuda/queue.py"
-_OTHER = "tests/unit/test_gpu_streams.py::"
+_OTHER = "tests/feeder/devices/cuda/test_streams.py::"
 
 EVENTS = (
     Bug(

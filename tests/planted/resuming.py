@@ -7,8 +7,8 @@ from planted.bug import Bug
 _RESUME = "tests/conformance/test_resume.py::"
 _ENDS = "tests/conformance/test_resume_ends.py::"
 _VALUES = "tests/conformance/test_resume_values.py::"
-_FORMAT = "tests/unit/test_snapshot_format.py::"
-_GAPS = "tests/unit/test_planted_gaps.py::"
+_FORMAT = "tests/feeder/state/test_snapshot_format.py::"
+_GAPS = "tests/feeder/feeds/test_races.py::"
 
 RESUMING = (
     Bug(
@@ -89,7 +89,7 @@ RESUMING = (
         new="if False and (seen_rows != rows or",
         tests=(
             _VALUES + "test_replay_names_the_worker_that_differs",
-            "tests/unit/test_fingerprint.py::test_a_replay_that_gives_other_rows_names_the_worker",
+            "tests/feeder/state/test_fingerprint.py::test_a_replay_that_gives_other_rows_names_the_worker",
         ),
     ),
     Bug(
@@ -101,7 +101,7 @@ RESUMING = (
         new='return "" if True else "other',
         tests=(
             _VALUES + "test_rows_fetched_again_that_differ_are_named[token-large-seek]",
-            "tests/unit/test_fingerprint.py::test_a_chunk_fetched_again_that_differs_is_named",
+            "tests/feeder/state/test_fingerprint.py::test_a_chunk_fetched_again_that_differs_is_named",
         ),
     ),
     Bug(
@@ -124,7 +124,7 @@ RESUMING = (
         old='            "seed": self.seed,\n',
         new="",
         tests=(
-            "tests/unit/test_fingerprint.py::test_a_field_that_differs_is_told_with_both_values",
+            "tests/feeder/state/test_fingerprint.py::test_a_field_that_differs_is_told_with_both_values",
         ),
     ),
     Bug(
@@ -151,7 +151,7 @@ RESUMING = (
         old="return key(one, self._stream) == key(other, self._stream)",
         new="return True",
         tests=(
-            "tests/unit/test_served_foreign.py::"
+            "tests/feeder/service/server/test_other_runs.py::"
             "test_who_brings_a_position_of_another_run_is_told_so_alone[other chunks]",
         ),
     ),

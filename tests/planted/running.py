@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from planted.bug import Bug
 
-_MANAGERS = "tests/job/test_managers.py::"
-_SESSIONS = "tests/job/test_sessions.py::"
+_MANAGERS = "tests/feeder/job/test_managers.py::"
+_SESSIONS = "tests/feeder/job/test_sessions.py::"
 _UPSTREAM = "tests/conformance/test_upstream_jobs.py::"
 
 RUNNING = (
@@ -109,7 +109,7 @@ RUNNING = (
         old="self._arrays = {name: self._arrays[name] for name in self._kept if",
         new="self._arrays = {name: self._arrays[name] for name in self._arrays if",
         tests=(
-            "tests/job/test_workspace.py::"
+            "tests/feeder/job/test_workspace.py::"
             "test_what_is_put_there_later_is_not_saved_and_is_gone_after_the_epoch",
         ),
     ),
@@ -119,6 +119,6 @@ RUNNING = (
         file="feeder/job/child.py",
         old="    requests.put(None)\n    busy.release()",
         new="    busy.release()",
-        tests=("tests/job/test_session_errors.py::test_a_node_whose_runner_is_gone_ends",),
+        tests=("tests/feeder/job/test_session_errors.py::test_a_node_whose_runner_is_gone_ends",),
     ),
 )

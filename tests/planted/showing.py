@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from planted.bug import Bug
 
-_STATS = "tests/unit/test_stats.py::"
-_MONITOR = "tests/unit/test_monitor.py::"
-_PORT = "tests/status/test_port.py::"
-_VERDICT = "tests/unit/test_verdict.py::test_verdict"
+_STATS = "tests/workers/test_stats.py::"
+_MONITOR = "tests/feeder/service/client/test_monitor.py::"
+_PORT = "tests/feeder/observe/status/test_port.py::"
+_VERDICT = "tests/feeder/observe/test_verdict.py::test_verdict"
 
 SHOWING = (
     Bug(
@@ -50,7 +50,7 @@ SHOWING = (
         file="feeder/service/client/lease.py",
         old="        told, self._told = self._told, seen",
         new="        told = self._told",
-        tests=("tests/unit/test_accounts.py::test_a_consumer_tells_what_is_new",),
+        tests=("tests/feeder/service/server/test_accounts.py::test_a_consumer_tells_what_is_new",),
     ),
     Bug(
         name="a counter that falls",
@@ -58,7 +58,9 @@ SHOWING = (
         file="feeder/service/server/stats.py",
         old="max(self._shown_s, self._waited_s + waits_s)",
         new="self._waited_s + waits_s",
-        tests=("tests/unit/test_accounts.py::test_a_consumer_that_has_nothing_left_waits",),
+        tests=(
+            "tests/feeder/service/server/test_accounts.py::test_a_consumer_that_has_nothing_left_waits",
+        ),
     ),
     Bug(
         name="counts begin again",
@@ -98,7 +100,7 @@ SHOWING = (
         file="feeder/observe/prometheus.py",
         old="else old + value",
         new="else value",
-        tests=("tests/unit/test_metrics.py::test_streams_of_one_feed_are_added_up",),
+        tests=("tests/feeder/observe/test_prometheus.py::test_streams_of_one_feed_are_added_up",),
     ),
     Bug(
         name="stacks for everybody",

@@ -8,9 +8,9 @@ _POWER = (
     "tests/crashes/test_power_loss.py::"
     "test_after_a_few_losses_of_power_all_that_was_acknowledged_is_there"
 )
-_STORE = "tests/unit/test_checkpoint_store.py::"
-_FORMAT = "tests/unit/test_checkpoint_format.py::"
-_POLICY = "tests/unit/test_checkpointing.py::"
+_STORE = "tests/feeder/checkpoint/test_store.py::"
+_FORMAT = "tests/feeder/checkpoint/test_format.py::"
+_POLICY = "tests/feeder/checkpoint/test_checkpointing.py::"
 
 STORING = (
     Bug(
@@ -130,8 +130,8 @@ STORING = (
         old="        used = min(self._rounds)\n",
         new="        used = max(self._rounds)\n",
         tests=(
-            "tests/unit/test_served_checkpoints.py::test_the_slowest_queue_tells_the_round",
-            "tests/unit/test_served_checkpoints.py::"
+            "tests/feeder/service/server/test_checkpoints.py::test_the_slowest_queue_tells_the_round",
+            "tests/feeder/service/server/test_checkpoints.py::"
             "test_with_two_queues_it_is_the_newest_round_that_both_have_used",
         ),
     ),

@@ -25,7 +25,7 @@ HARMLESS = Bug(
     file="workers/stream/position.py",
     old="    num = len(live)\n",
     new="    num = len(tuple(live))\n",
-    tests=("tests/unit/test_position.py::test_an_ended_worker_is_passed_over",),
+    tests=("tests/workers/stream/test_position.py::test_an_ended_worker_is_passed_over",),
 )
 """No bug at all; the text is the first line of a function that its test calls."""
 

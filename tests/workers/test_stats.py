@@ -12,7 +12,7 @@ import pytest
 import feeder
 from feeder.observe.figures import FeedFigures, from_json, to_json
 from feeder.workers.stats import BatchStats, Crowd, Stopwatch
-from unit.small import WAIT_S, Aside, Counted, Held, Pure, Seekable, ids, make
+from small import WAIT_S, Aside, Counted, Held, Pure, Seekable, ids, make
 
 OLD_KEYS = {
     "batches", "buffered_bytes", "buffered_rows", "bytes", "fetch_calls", "fetch_retries",

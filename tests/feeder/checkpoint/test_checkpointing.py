@@ -15,7 +15,7 @@ import feeder
 from feeder.checkpoint.format import Receipt
 from feeder.checkpoint.store import CheckpointStore
 from feeder.durable import OsFs
-from unit.small import WAIT_S, Counted, Pure, ids, make
+from small import WAIT_S, Counted, Pure, ids, make
 
 
 class Watched(CheckpointStore):

@@ -14,6 +14,7 @@ import feeder
 from feeder.checkpoint import format
 from feeder.checkpoint.store import CheckpointStore
 from feeder.state import codec
+from sealing import reseal
 
 HEAD_BYTES = 44
 ENTRIES: dict[str, Any] = {
@@ -174,12 +175,6 @@ def test_names_and_remarks_that_cannot_be_saved_are_refused() -> None:
         format.encode({3: b""}, None)  # type: ignore[dict-item]
     with pytest.raises(feeder.CheckpointError, match="what is said of a checkpoint cannot be"):
         format.encode({}, {"step": object()})
-
-
-def reseal(header: bytes, data: bytes = b"", *, version: int = 1) -> bytes:
-    """Return a checkpoint with a header of anybody's making, under a digest that is right."""
-    numbers = struct.pack("<IQQ", version, len(header), len(data))
-    return b"FEEDCKPT" + numbers + xxhash.xxh3_128_digest(numbers + header) + header + data
 
 
 def header_of(*entries: list[Any], meta: Any = None) -> bytes:

@@ -10,7 +10,7 @@ import pytest
 import feeder
 from feeder.checkpoint.feeds import check_steps
 from feeder.checkpoint.store import CheckpointStore
-from unit.small import Aside, Pure, ids, make
+from small import Aside, Pure, ids, make
 
 NODES = ("trainer_0", "trainer_1", "trainer_2")
 

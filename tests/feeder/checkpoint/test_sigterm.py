@@ -15,15 +15,14 @@ import pytest
 
 import feeder
 from feeder.checkpoint.store import CheckpointStore
-from unit.small import WAIT_S, Aside, Pure, make
-
-ROOT = Path(__file__).resolve().parents[2]
+from project import ROOT
+from small import WAIT_S, Aside, Pure, make
 
 
 @contextmanager
 def trainer(how: str, folder: Path) -> Iterator[subprocess.Popen[str]]:
     """A trainer that has had three batches."""
-    command = [sys.executable, "-m", "unit.sigterm_child", how, str(folder)]
+    command = [sys.executable, "-m", "sigterm_child", how, str(folder)]
     env = {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
     with subprocess.Popen(
         command, env=env, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE

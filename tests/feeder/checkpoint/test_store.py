@@ -15,7 +15,8 @@ import feeder
 from crashes.positions import snapshot_at, step_of
 from feeder.checkpoint.format import Receipt
 from feeder.checkpoint.store import CheckpointStore
-from unit.small import Aside
+from sealing import reseal
+from small import Aside
 
 
 def modes(folder: Path) -> dict[str, str]:
@@ -292,8 +293,6 @@ def test_one_of_a_newer_version_is_not_passed_over(tmp_path: Path) -> None:
     with CheckpointStore(tmp_path) as store:
         store.save(snapshot_at(1))
         file = tmp_path / store.save(snapshot_at(2))
-        from unit.test_checkpoint_format import reseal
-
         file.write_bytes(reseal(b"", version=2))
         for call in (store.load, store.latest):
             with pytest.raises(feeder.CheckpointError, match=f"{str(file)!r} has version 2, "):

@@ -24,10 +24,10 @@ from feeder.cli.frames import make_frame, plain
 from feeder.observe.status.history import History
 from feeder.observe.status.port import StatusPort
 from figures import consumer, feed, figures, queue, service, worker
-from unit.small import Pure, make
+from project import ROOT
+from small import Pure, make
 
 END_S = 20.0
-ROOT = Path(__file__).parents[2]
 FEEDS = """
 import feeder
 import numpy as np

@@ -15,8 +15,8 @@ from feeder.cli.config import advise
 from feeder.config import default_bytes, memory_bytes
 from feeder.config_file.keys import checkpoint_keys, feed_keys, server_keys
 from feeder.config_file.making import make_coordinator
-from feeder.config_file.settings import Setting, Settings
-from feeder.config_file.toml import parse_toml, read_toml, show
+from feeder.config_file.settings import Setting, Settings, show
+from feeder.config_file.toml import parse_toml, read_toml
 from feeder.errors import ConfigError
 from feedfiles import FEED, folder, read
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import feeder
-from unit.small import WAIT_S, Aside, Counted, Pure, chunk, ids, make
+from small import WAIT_S, Aside, Counted, Pure, chunk, ids, make
 
 
 def test_a_feed_with_several_devices_is_taken_from_by_device() -> None:

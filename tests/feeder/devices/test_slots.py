@@ -14,7 +14,7 @@ import pytest
 
 import feeder
 from feeder.devices.slots import HostSlots
-from unit.small import Aside, make
+from small import Aside, make
 
 ROWS = 3
 """Rows of a chunk: no divisor of the batch size, so that every batch is written into a slot."""

@@ -12,7 +12,7 @@ import feeder
 from feeder.devices import host
 from feeder.devices.host import HostQueue
 from feeder.devices.one_shot_event import OneShotEvent
-from unit.small import WAIT_S, Aside, make
+from small import WAIT_S, Aside, make
 
 ANY: Any = object()
 

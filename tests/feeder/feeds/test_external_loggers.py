@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from unit.small import Pure, ids, make
+from small import Pure, ids, make
 
 
 class Trouble(Exception):

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 import feeder
-from unit.keyword_cases import Init
-from unit.keyword_cases_added import CASES
-from unit.small import Counted
+from keyword_cases import Init
+from keyword_cases_added import CASES
+from small import Counted
 
 SIGNATURE = inspect.signature(feeder.init_data_input_workers)
 IN_PLACE_OF_REQUIRED = {

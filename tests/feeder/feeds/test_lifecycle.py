@@ -12,7 +12,7 @@ import pytest
 import feeder
 from feeder.devices import host
 from feeder.devices.one_shot_event import OneShotEvent
-from unit.small import WAIT_S, Aside, Counted, Held, Pure, chunk, ids, make
+from small import WAIT_S, Aside, Counted, Held, Pure, chunk, ids, make
 
 
 def feeder_threads() -> list[str]:

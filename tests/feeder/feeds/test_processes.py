@@ -5,11 +5,11 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from project import ROOT
+
 EXIT_S = 4.0
 """More than an exit takes on a busy machine."""
 

@@ -11,7 +11,7 @@ import pytest
 
 import feeder
 from feeder.workers.stream.memory import Pool
-from unit.small import WAIT_S, Pure, Seekable, chunk, ids, make
+from small import WAIT_S, Pure, Seekable, chunk, ids, make
 
 
 def wait_until_all_is_enqueued() -> None:

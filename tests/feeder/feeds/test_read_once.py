@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import feeder
-from unit.small import WAIT_S, Aside, Held, Pure, ids, make
+from small import WAIT_S, Aside, Held, Pure, ids, make
 
 Open = Callable[[ExitStack, Callable[..., Any], dict[str, Any]], Any]
 

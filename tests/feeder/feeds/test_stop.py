@@ -13,7 +13,7 @@ import pytest
 
 import feeder
 from feeder.workers.fetch.threads import ThreadGroup
-from unit.small import WAIT_S, Aside, Held, Pure, chunk, ids, make
+from small import WAIT_S, Aside, Held, Pure, chunk, ids, make
 
 FAST_S = 4.0
 """More than any stop takes on a busy machine, less than any time-out in the library."""

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,8 +16,7 @@ import feeder
 import feeder.job
 import jobs
 from feeder.job import Job, Node, Reader, Task, TaskGroup, epoch_limiter
-
-ROOT = Path(__file__).parents[2]
+from project import ROOT
 
 
 def nothing(workspace: Any) -> None: ...

@@ -16,8 +16,8 @@ import feeder
 import jobs
 from feeder.job import JobRunner, LocalHostSession, MultiNodeCheckpointManager
 from jobs import NODES, NUM_EPOCHS, TOTALS
+from project import TESTS
 
-TESTS = Path(__file__).parents[1]
 END_S = 10.0
 
 

@@ -5,29 +5,18 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 from prometheus_client import REGISTRY
-from prometheus_client.parser import text_string_to_metric_families
 
 import feeder
 from feeder.observe.prometheus import BUILD, METRICS, VERDICT, expose, names
 from feeder.observe.verdict import KINDS
 from figures import consumer, feed, figures, queue, service, worker
-from unit.small import Pure, make
-
-ROOT = Path(__file__).parents[2]
-
-
-def parse(text: bytes) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
-    """Return every sample of a text."""
-    return {
-        (sample.name, frozenset(sample.labels.items())): sample.value
-        for family in text_string_to_metric_families(text.decode())
-        for sample in family.samples
-    }
+from project import ROOT
+from samples import parse
+from small import Pure, make
 
 
 def shown(*feeds: Any, kinds: dict[str, str] | None = None) -> Any:

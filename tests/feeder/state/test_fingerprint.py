@@ -11,7 +11,7 @@ import pytest
 import feeder
 from feeder import sources
 from feeder.workers.sources.source import Source
-from unit.small import Counted, Pure, Seekable, ids, make
+from small import Counted, Pure, Seekable, ids, make
 
 
 def snapshot_of(fetch: Any, num_batches: int = 1, **settings: Any) -> feeder.Snapshot:

@@ -13,7 +13,7 @@ import pytest
 import xxhash
 
 import feeder
-from unit.small import Pure, ids, make
+from small import Pure, ids, make
 
 HEAD_BYTES = 36
 TOKEN_HEAD_BYTES = 11

@@ -11,7 +11,7 @@ import xxhash
 
 import feeder
 from conformance.served import serving
-from unit.small import Counted, Pure, make
+from small import Counted, Pure, make
 
 NAME, NUMBER, FINGERPRINT, EPOCH, INDEX, STEP, POSITION, LEFTOVER = range(8)
 TURN, LIVE, CALLS, ROWS, MARKS, DONE = range(1, 7)

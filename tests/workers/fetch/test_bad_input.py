@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import feeder
-from unit.small import WAIT_S, Held, chunk, ids, make
+from small import WAIT_S, Held, chunk, ids, make
 
 NAMES = ("image", "label")
 BAD_CALL = 2

@@ -11,7 +11,7 @@ import pytest
 
 import feeder
 from feeder import config
-from unit.small import WAIT_S, Aside, make
+from small import WAIT_S, Aside, make
 
 ROW_BYTES = 100_000
 

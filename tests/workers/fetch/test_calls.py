@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import feeder
-from unit.small import WAIT_S, Counted, Held, Pure, chunk, ids, make
+from small import WAIT_S, Counted, Held, Pure, chunk, ids, make
 
 
 def test_a_chunk_arrives_though_the_next_call_of_its_worker_does_not_return() -> None:

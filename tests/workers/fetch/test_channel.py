@@ -18,7 +18,7 @@ from feeder.workers.fetch.channel import SLOW_S, Channel, StallDetector
 from feeder.workers.fetch.scheduler import BufferBudget, Held, Partition, Scheduler
 from feeder.workers.stats import StreamStats
 from feeder.workers.stream.position import Partitions
-from unit.small import WAIT_S, Aside
+from small import WAIT_S, Aside
 
 NUM_LANES = 4
 

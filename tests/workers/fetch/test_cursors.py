@@ -9,7 +9,7 @@ import pytest
 
 import feeder
 from feeder.workers.fetch.calls import MAX_BYTES
-from unit.small import make
+from small import make
 
 
 class Place(NamedTuple):

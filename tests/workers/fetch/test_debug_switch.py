@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import feeder
-from unit.small import WAIT_S, Counted, Pure, chunk, ids, make
+from small import WAIT_S, Counted, Pure, chunk, ids, make
 
 CHANGED = (
     "the fetch function changed the arrays after it returned them; return new arrays, or copies"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 from feeder.workers.fetch.threads import WaitQueue
-from unit.small import WAIT_S, Aside
+from small import WAIT_S, Aside
 
 
 class Waiters:

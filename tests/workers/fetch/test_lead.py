@@ -17,7 +17,7 @@ import feeder
 from feeder.devices.host import HostQueue
 from feeder.workers.fetch import fetcher, policy
 from feeder.workers.stream.batcher import Batcher
-from unit.small import WAIT_S, Counted, chunk, ids, make
+from small import WAIT_S, Counted, chunk, ids, make
 
 ALWAYS, NEVER = 1e9, 0.0
 

@@ -13,7 +13,7 @@ import pytest
 
 import feeder
 from feeder import sources
-from unit.small import WAIT_S, make
+from small import WAIT_S, make
 
 WORDS = "gave other rows when the call was made again"
 

@@ -14,7 +14,7 @@ import pytest
 import feeder
 from conformance.served import reading, serving
 from feeder.workers.fetch.calls import _known, begin_anew, origins_of
-from unit.small import WAIT_S, Seekable, ids, make
+from small import WAIT_S, Seekable, ids, make
 
 NUM_WORKERS = 8
 WHOLE: dict[str, Any] = {"num_worker_threads": NUM_WORKERS, "num_threads": 1}

@@ -11,7 +11,7 @@ import pytest
 
 import feeder
 from feeder.workers.fetch import fetcher as fetcher_module
-from unit.small import WAIT_S
+from small import WAIT_S
 
 BOUND, STOPPED_AT = 20, 40
 

@@ -15,6 +15,7 @@ import pytest
 
 import feeder
 from feeder.workers.fetch.threads import SWITCH_S, ThreadGroup
+from project import ROOT
 
 PYTHONS_S = 0.005
 WAIT_S = 30.0
@@ -105,7 +106,7 @@ def told_by(script: str, *words: str) -> list[float]:
     """What a script tells in an interpreter of its own."""
     done = subprocess.run(
         [sys.executable, "-W", "ignore:.*fork:DeprecationWarning", "-c", TELL + script, *words],
-        cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=WAIT_S,
+        cwd=ROOT, capture_output=True, text=True, timeout=WAIT_S,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return [float(word) for word in done.stdout.split()]

@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 import feeder
-from unit.small import make
+from small import make
 
 CALLS = 5
 SIZES = {"tiny": 2, "middle": 4_000, "large": 70_000}

@@ -12,7 +12,7 @@ import feeder
 from feeder.devices.host import HostQueue
 from feeder.workers.stream.batch import Batch
 from feeder.workers.stream.batcher import Batcher, RoundRobinRouter
-from unit.small import make
+from small import make
 
 NUM_BATCHES, BATCH_SIZE = 400, 4
 

@@ -19,7 +19,7 @@ from feeder.service.protocol.messages import ColumnSpec
 from feeder.workers.stream.chunks import Column, native
 from feeder.workers.stream.digests import digest_chunk
 from feeder.workers.stream.dtypes import read_dtype, write_dtype
-from unit.small import make
+from small import make
 
 KINDS = [
     kind for name in dir(ml_dtypes)

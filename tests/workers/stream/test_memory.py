@@ -10,7 +10,6 @@ import sys
 import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,8 @@ import pytest
 import feeder
 from feeder.workers.stream.copying import is_sole_owner
 from feeder.workers.stream.memory import Memory, Pool
-from unit.small import WAIT_S
+from project import ROOT
+from small import WAIT_S
 
 MIB = 1 << 20
 SHAPE = (64, 256, 64)
@@ -258,7 +258,7 @@ def count_faults(keep: str, **settings: str) -> int:
     """Page faults of a process that makes 800 arrays of 1 MB, 40 at a time."""
     done = subprocess.run(
         [sys.executable, "-c", CHURN.replace("KEEP", keep)], env={**os.environ, **settings},
-        cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=WAIT_S,
+        cwd=ROOT, capture_output=True, text=True, timeout=WAIT_S,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return int(done.stdout)

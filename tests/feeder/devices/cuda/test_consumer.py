@@ -17,27 +17,17 @@ import pytest
 
 import feeder
 from conformance.served import reading, serving
-from feeds import make, note
+from feeds import note
 from standin.arrays import DeviceArray
 from standin.gpu import Machine, assert_sound, installed
 from standin.reading import LateReader
+from standin.serving import NUM_BATCHES, ROWS, factory
 
-NUM_BATCHES, ROWS = 120, 4
 WAYS = {
     "registered": (True, "shared", "registered memory"),
     "bounced": (False, "shared", "pinned slots"),
     "frames": (True, "frames", "pinned slots"),
 }
-
-
-def fetch(call: feeder.Call) -> Any:
-    if call.index == NUM_BATCHES:
-        raise StopIteration
-    return [np.full((ROWS, 100), call.index + 1), np.arange(ROWS) + 1000 * call.index]
-
-
-def factory() -> feeder.Coordinator:
-    return make(fetch, input_blob_names=["value", "id"], batch_size=ROWS)
 
 
 def assert_is(batch: feeder.Batch, step: int) -> None:
@@ -180,20 +170,12 @@ def test_a_state_that_is_loaded_is_gone_on_from(way: Way) -> None:
             assert next(consumer, None) is None
 
 
-CHILD = """
-import sys, feeder
-from unit.test_gpu_consumer import factory
-with feeder.serve(factory, sys.argv[1]) as server:
-    print(server.addresses[0], flush=True)
-    sys.stdin.read()
-"""
-
-
 @contextmanager
 def child(address: str) -> Iterator[subprocess.Popen[bytes]]:
     """Run a server in a process of its own, which is killed at the end if not before."""
     with subprocess.Popen(
-        [sys.executable, "-c", CHILD, address], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        [sys.executable, "-m", "standin.serving", address],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
     ) as server:  # fmt: skip
         try:

@@ -19,8 +19,8 @@ from feeder.devices.cuda import cupydriver
 from feeder.devices.cuda.driver import open_driver
 from feeder.devices.layout import layout
 from feeder.workers.stream.chunks import Column
+from small import Pure, make
 from standin.cupys import imported, make_cupy
-from unit.small import Pure, make
 
 
 @pytest.fixture

@@ -15,9 +15,9 @@ import pytest
 import feeder
 from conformance.served import reading, serving
 from feeder.devices.cuda.queue import CudaQueue
+from small import WAIT_S, Aside, Pure, make
 from standin.gpu import Machine, StandinError, assert_sound, installed
 from standin.numbered import registered_batch
-from unit.small import WAIT_S, Aside, Pure, make
 
 
 @pytest.fixture

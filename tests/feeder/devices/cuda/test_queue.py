@@ -15,9 +15,9 @@ import pytest
 import feeder
 from feeder.devices.cuda.leases import Leases
 from feeder.devices.dealt import HOLD
+from small import WAIT_S, Aside, Counted, Held, Pure, ids, make
 from standin.arrays import DeviceArray
 from standin.gpu import Machine, StandinDriver, assert_sound, installed
-from unit.small import WAIT_S, Aside, Counted, Held, Pure, ids, make
 
 ROWS, WIDTH = 4, 50
 SLOT_BYTES = 64 + 256

@@ -11,11 +11,11 @@ import pytest
 
 import feeder
 from feeds import assert_same, note, running
+from small import Aside, Pure, make
 from standin.gpu import Machine, assert_sound, installed
 from standin.numbered import settings, wanted
 from standin.reading import LateReader
 from standin.streams import Clockwork, Deadlock, Event, Mark
-from unit.small import Aside, Pure, make
 
 SEEDS = range(6)
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 import feeder
+from browser import Browser, browsing, find_browser
 from feeder.observe.status.port import StatusPort
 from figures import feed, figures, queue, worker
-from status.browser import Browser, browsing, find_browser
-from unit.small import WAIT_S, Pure, make
+from small import WAIT_S, Pure, make
 
 pytestmark = [pytest.mark.slow, pytest.mark.needs("bash")]
 HOSTILE = '<img src=x onerror="window.hacked=1">&amp;'

@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,10 +25,10 @@ from feeder.observe.status.port import StatusPort, parse_place
 from feeder.observe.status.routes import answer, is_near
 from feeder.service.server import serve as server_module
 from figures import feed, figures
-from unit.small import WAIT_S, Held, Pure, make
-from unit.test_metrics import parse
+from project import ROOT
+from samples import parse
+from small import WAIT_S, Held, Pure, make
 
-ROOT = Path(__file__).parents[2]
 PATHS = ["/", "/page.css", "/page.js", "/icon.svg", "/stats.json", "/metrics", "/healthz",
          "/readyz", "/debug/threads"]  # fmt: skip
 

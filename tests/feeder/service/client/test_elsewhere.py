@@ -15,7 +15,7 @@ from feeder.service.client import io_loop
 from feeder.service.client.io_loop import Failover
 from feeder.service.net import sockets as wire
 from feeder.service.net.addresses import Address
-from unit.small import WAIT_S, Aside, Pure, make
+from small import WAIT_S, Aside, Pure, make
 
 NUM = 20
 """Batches of each of two queues."""

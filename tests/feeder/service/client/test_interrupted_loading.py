@@ -18,7 +18,7 @@ import feeder
 from conformance.served import reading, serving
 from feeder.service.client.inbox import Inbox, Loading
 from feeder.service.client.io_loop import ClientLoop
-from unit.small import WAIT_S, Aside, Pure, make
+from small import WAIT_S, Aside, Pure, make
 
 NUM, AT = 40, 10
 

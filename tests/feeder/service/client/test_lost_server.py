@@ -28,8 +28,8 @@ from feeder.service.server import rewind as beginning
 from feeder.service.server.group import Desk
 from feeder.service.server.io_loop import ServerLoop
 from feeder.service.server.rewind import Beginning
-from unit.peers import OPEN, RawPeer, peer_of, used
-from unit.small import Aside, Heard, Pure, make
+from peers import OPEN, RawPeer, peer_of, used
+from small import Aside, Heard, Pure, make
 
 WAIT_S = 10.0
 NUM = 200

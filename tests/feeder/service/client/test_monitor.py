@@ -25,8 +25,8 @@ from feeder.service.net.keys import make_keys
 from feeder.service.protocol import messages as say
 from feeder.service.protocol.checksums import checksum
 from feeder.service.server import serve as server_module
-from unit.peers import OPEN, peer_of
-from unit.small import WAIT_S, Aside, Pure, make
+from peers import OPEN, peer_of
+from small import WAIT_S, Aside, Pure, make
 
 LOOK = say.Look(version=say.PROTOCOL_VERSION, receipt=b"")
 

@@ -16,7 +16,7 @@ import pytest
 import feeder
 from conformance.served import reading, serving
 from feeder.errors import ConnectTimeout, FetchError
-from unit.small import Heard, Pure, make
+from small import Heard, Pure, make
 
 LATENCY_S = 0.15
 """Each way. A queue is held after four ways: later than an address that is silent is given up."""

@@ -17,7 +17,7 @@ from conformance.served import reading, serving
 from feeder.service.protocol import messages as say
 from feeder.service.protocol.seats import Seats
 from feeder.service.server.group import Desk
-from unit.small import WAIT_S, Arrays, Aside, Pure, make
+from small import WAIT_S, Arrays, Aside, Pure, make
 
 NUM = 200
 """Batches of each of two queues: more than there are slots for a queue that nobody holds."""

@@ -20,7 +20,7 @@ from feeder.service.protocol.checksums import checksum
 from feeder.workers.stream import copying
 from feeder.workers.stream.chunks import Column
 from feeder.workers.stream.copying import copy_whole, keep_or_copy
-from unit.small import make
+from small import make
 
 ROWS = 16
 IMAGE, LABEL, SERIES = (4099, 5), (3,), (1025, 16)

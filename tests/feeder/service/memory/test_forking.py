@@ -23,7 +23,7 @@ from feeder.service.client.lease import DataPath
 from feeder.service.memory import forking
 from feeder.service.protocol import messages as say
 from feeder.service.server.group import Desk
-from unit.small import Aside, make
+from small import Aside, make
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
 

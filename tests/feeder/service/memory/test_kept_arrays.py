@@ -24,7 +24,7 @@ from feeder.service.protocol import messages as say
 from feeder.service.server.group import Desk
 from feeder.workers.pipeline import Pipeline
 from feeds import make
-from unit.peers import WAIT_S, peer_of
+from peers import WAIT_S, peer_of
 
 NUM_BATCHES, ROWS = 300, 4
 transports = pytest.mark.parametrize("transport", TRANSPORTS)

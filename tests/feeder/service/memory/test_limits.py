@@ -17,7 +17,7 @@ import feeder
 from conformance.served import reading, serving
 from feeder.service.memory import mapping
 from feeder.service.memory.fdpass import Attachment, OwnLimitError
-from unit.small import Aside, Pure, make
+from small import Aside, Pure, make
 
 NUM = 60
 

@@ -19,7 +19,7 @@ from feeder.service.memory.arena import Arena, ArenaSlots
 from feeder.service.memory.memfd import Pages
 from feeder.service.server.run import ServedFeed
 from feeder.workers.stream.chunks import Column
-from unit.small import WAIT_S, Pure
+from small import WAIT_S, Pure
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
 NUM_SLOTS = 3

@@ -7,7 +7,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,9 +14,9 @@ import pytest
 from zmq.utils import garbage
 
 import feeder
-from unit.small import make
+from project import ROOT
+from small import make
 
-ROOT = Path(__file__).resolve().parents[2]
 NUM, ROWS = 60, 8
 WIDTHS = {"small": 3, "large": 40_000}
 """Float64s in a row: batches of 192 bytes, and of 2.5 MB, which come in other ways in frames."""

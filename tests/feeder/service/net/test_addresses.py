@@ -26,7 +26,7 @@ from feeder.service.net.addresses import (
     private_file,
     private_path,
 )
-from unit.small import Pure, make
+from small import Pure, make
 
 HOLDER = """
 import sys

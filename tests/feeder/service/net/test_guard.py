@@ -32,7 +32,8 @@ from feeder.service.ratelimited_log import RateLimitedLog
 from feeder.service.server.group import Desk
 from feeds import make
 from fetches import BATCH_SIZE, make_rows
-from unit.peers import OPEN, WAIT_S, RawPeer, is_hung_up, raw_socket
+from peers import OPEN, WAIT_S, RawPeer, is_hung_up, raw_socket
+from project import ROOT, TESTS
 
 MOST = 1000
 LIMIT_S, AGAIN_S, SLACK = callers._LIMIT_S, callers._AGAIN_S, callers._SLACK_BYTES
@@ -432,7 +433,10 @@ FEW = """
 import resource, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, (256, int(sys.argv[2])))
 import feeder
-from unit.test_callers import factory
+from feeds import make
+from fetches import BATCH_SIZE, make_rows
+def factory():
+    return make(lambda call: make_rows(0, 0, call.index, BATCH_SIZE), epochs=None)
 with feeder.serve(factory, sys.argv[1]) as server:
     print("ready", flush=True)
     sys.stdin.read()
@@ -450,9 +454,8 @@ def test_more_peers_than_descriptors_end_no_server(
     with socket.create_server(("127.0.0.1", 0)) as chosen:
         port = chosen.getsockname()[1]
     address = f"tcp://127.0.0.1:{port}" if scheme == "tcp" else f"ipc://{tmp_path}/s"
-    root = Path(__file__).parents[2]
     command = [sys.executable, "-c", FEW, address, str(limit)]
-    environment = {**os.environ, "PYTHONPATH": f"{root}:{root / 'tests'}"}
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{TESTS}"}
     with ExitStack() as stack:
         child = stack.enter_context(
             subprocess.Popen(

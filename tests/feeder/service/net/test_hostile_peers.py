@@ -26,7 +26,7 @@ from feeder.state import snapshot as snapshot_module
 from feeder.state import token as token_module
 from feeds import make
 from fetches import BATCH_SIZE, make_rows
-from unit.peers import (
+from peers import (
     GREETING,
     OPEN,
     READY,

@@ -19,7 +19,7 @@ from feeder.service.protocol.checksums import checksum
 from feeder.service.server import delivery
 from feeder.workers.stream.chunks import Column, Columns
 from feeder.workers.stream.copying import copy_part, copy_rows, copy_whole
-from unit.small import make
+from small import make
 
 ROWS, WIDTH = 64, 4101
 """Rows of 16 kB and 20 bytes: a batch has a megabyte, and does not fill its slot."""

@@ -23,8 +23,8 @@ from feeder.service.server.rewind import LowWatermark
 from feeder.service.server.run import FeedFactory
 from feeder.service.server.serve import Server
 from feeder.workers.stream.position import LazyPosition
-from unit.peers import Stalled, peer_of, used
-from unit.small import WAIT_S, Pure, ids, make
+from peers import Stalled, peer_of, used
+from small import WAIT_S, Pure, ids, make
 
 NUM_BATCHES = 50
 

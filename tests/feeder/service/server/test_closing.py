@@ -16,7 +16,7 @@ from feeder.service.server.run import Outbox
 from feeder.workers.stats import Stopwatch
 from feeds import make
 from leaks import held
-from unit.small import WAIT_S
+from small import WAIT_S
 
 
 def endless() -> feeder.Coordinator:

@@ -14,7 +14,7 @@ import pytest
 import feeder
 from conformance.served import reading, serving
 from feeds import make
-from unit.peers import WAIT_S
+from peers import WAIT_S
 
 CHILD = """
 import os, sys, signal, numpy as np, feeder

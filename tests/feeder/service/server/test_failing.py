@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 import feeder
+import small
 from conformance.served import reading, serving
 from feeder.service.server import io_loop as serving_module
 from feeder.service.server.delivery import Delivery
 from feeder.service.server.group import Desk
 from feeds import make
-from unit import small
 
 END_S = 20.0
 

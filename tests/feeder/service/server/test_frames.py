@@ -16,7 +16,7 @@ from feeder.service.client import lease as planes
 from feeder.service.net.sockets import Connection
 from feeder.service.protocol.checksums import pieces
 from feeder.service.server import delivery
-from unit.small import make
+from small import make
 
 STEPS = 5
 ROWS = 4

@@ -20,8 +20,8 @@ from feeder.service.server.group import Desk
 from feeder.service.server.run import ServedFeed
 from feeds import make
 from fetches import BATCH_SIZE, make_fetch, make_rows
-from unit.peers import OPEN, WAIT_S, Stalled, peer_of, used
-from unit.small import Heard
+from peers import OPEN, WAIT_S, Stalled, peer_of, used
+from small import Heard
 
 LEASE_S = 0.3
 

@@ -34,7 +34,7 @@ from feeder.service.server import io_loop as serving_module
 from feeder.service.server.io_loop import ServerLoop
 from feeds import Record, assert_same, deal, expected, make, note
 from fetches import make_fetch
-from unit.peers import OPEN, RawPeer, peer_of
+from peers import OPEN, RawPeer, peer_of
 
 EPOCHS = 2
 WAIT_S = 10.0

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import feeder
+import small
 from conformance.served import reading, serving
 from feeder.service.net.security import MAX_REQUEST_BYTES
-from unit import small
 
 
 class Once:

@@ -17,7 +17,7 @@ import xxhash
 import feeder
 from conformance.served import reading, serving
 from feeder.service.server.rewind import Agreement, Stand
-from unit.small import Aside, Counted, Pure, Seekable, ids, make
+from small import Aside, Counted, Pure, Seekable, ids, make
 
 NUM = 100
 """Batches of each of two queues."""

@@ -16,7 +16,7 @@ from feeder.service.client import consumer as consumer_module
 from feeder.service.protocol import messages as say
 from feeder.service.server.group import Desk
 from feeds import make
-from unit.peers import WAIT_S
+from peers import WAIT_S
 
 
 def factory(last: Exception | None = None) -> feeder.Coordinator:

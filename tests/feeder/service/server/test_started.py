@@ -10,7 +10,7 @@ import pytest
 
 import feeder
 from conformance.served import reading, serving
-from unit.small import WAIT_S, Counted, Pure, Seekable, ids, make
+from small import WAIT_S, Counted, Pure, Seekable, ids, make
 
 
 @pytest.mark.parametrize("fetch", [Pure, Seekable])

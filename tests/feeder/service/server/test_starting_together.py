@@ -16,8 +16,8 @@ from feeder.service.protocol.seats import Seats
 from feeder.service.server import rewind as beginning
 from feeder.service.server.delivery import Delivery
 from feeder.service.server.group import Desk
-from unit.peers import OPEN, peer_of
-from unit.small import WAIT_S, Aside, Pure, make
+from peers import OPEN, peer_of
+from small import WAIT_S, Aside, Pure, make
 
 NUM = 7
 """Batches: the first queue of two has one more than the second."""

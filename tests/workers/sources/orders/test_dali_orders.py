@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from itertools import chain, count
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,8 +13,9 @@ import xxhash
 from calls import epoch_of
 from feeder.workers.sources.source import Source
 from feeder.workers.sources.stores.array_rows import ArrayRecords
+from project import TESTS
 
-ORACLES = Path(__file__).parent.parent / "oracles"
+ORACLES = TESTS / "oracles"
 ORDER_OPTIONS = (
     "num_shards", "shard_id", "stick_to_shard", "pad_last_batch", "random_shuffle",
     "initial_fill", "seed", "shuffle_after_epoch", "shuffle_after_epoch_seed",

@@ -23,9 +23,8 @@ from feeder.workers.sources.reading import Faults
 from feeder.workers.sources.stores import lmdb_store, mapped
 from feeder.workers.sources.stores.lmdb_keys import ListedKeys, NumberedKeys
 from feeder.workers.sources.stores.lmdb_store import LmdbStore
+from project import ROOT
 from stores import damage_leaf, write_lmdb
-
-ROOT = Path(__file__).parents[2]
 
 
 def read(store: LmdbStore, indices: list[int]) -> list[bytes]:
