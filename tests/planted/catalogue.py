@@ -20,6 +20,7 @@ FEEDING = (
         harm="The workers' chunks come in the reverse of their turns: a stream that is repeatable, "
         "but is another than the one promised, and another for every number of rounds at hand.",
         file="workers/stream/merge.py",
+        symbol="Merge._round",
         old="order = [(partition + i) % num",
         new="order = [(partition - i) % num",
         tests=(
@@ -32,6 +33,7 @@ FEEDING = (
         harm="Where two workers disagree about a dtype, the first to arrive is right and the "
         "other is blamed: now the one, now the other.",
         file="workers/pipeline.py",
+        symbol="Pipeline._make_fetching",
         old="        calls = make_calls(",
         new="""\
         release, arrange = self.channel.release, self.schema.arrange
@@ -49,6 +51,7 @@ FEEDING = (
         harm="A quick worker is called for the next epoch while a slow one is still in this: a "
         "fetch function that reshuffles at the epoch's end hands out rows of two epochs mixed.",
         file="workers/fetch/scheduler.py",
+        symbol="Scheduler._roll",
         old="if not all(self._over(one) and not one.running",
         new="if not any(self._over(one) and not one.running",
         tests=(
@@ -61,6 +64,7 @@ FEEDING = (
         harm="Rows dropped at the end of an epoch leave a slot to the batch after the next, which "
         "is another device's: a server is told to free what that one's consumer never had.",
         file="workers/stream/assembler.py",
+        symbol="Assembler._copy_whole",
         old="slot, self._slot = self._take(), None",
         new="slot = self._slots.take(self.device, self._schema.columns, self._size)",
         tests=(
@@ -74,6 +78,7 @@ FEEDING = (
         harm="Another seed gives the same augmentations: five runs that were to be averaged are "
         "one run done five times.",
         file="workers/stream/batch.py",
+        symbol="Call.rng",
         old="return _generator(self.seed, _DRAWS_OF_CALL",
         new="return _generator(0, _DRAWS_OF_CALL",
         tests=(
@@ -86,6 +91,7 @@ FEEDING = (
         harm="A call that failed half-way is made again from where it broke off: its rows are "
         "skipped in silence.",
         file="workers/fetch/calls.py",
+        symbol="WorkerCalls.undo",
         old="""\
     def undo(self) -> None:
         self._seek()""",
@@ -99,6 +105,7 @@ FEEDING = (
         harm="A source that has gone silent hangs the training for ever, where `timeout` was to "
         "end it: the original shipped this for three months.",
         file="workers/fetch/channel.py",
+        symbol="StallDetector.__init__",
         old="self._timeout_s = timeout_s",
         new="self._timeout_s = 1e9",
         tests=(f"{_KEYWORDS}[timeout]",),
@@ -107,6 +114,7 @@ FEEDING = (
         name="bound ignored",
         harm="The fetchers run ahead without an end and the process is killed for its memory.",
         file="workers/fetch/scheduler.py",
+        symbol="BufferBudget.below_bound",
         old="    def below_bound(self) -> bool:\n",
         new="    def below_bound(self) -> bool:\n        return True\n",
         tests=(
@@ -119,6 +127,7 @@ FEEDING = (
         harm="Of every chunk that does not end with a batch the rest is lost: with large chunks "
         "most of the data is never seen.",
         file="workers/stream/assembler.py",
+        symbol="Assembler.add",
         old="            i, taken = j, last\n",
         new="            i, taken = j + (last > 0), 0\n",
         tests=(
@@ -131,6 +140,7 @@ FEEDING = (
         harm="The rest of a chunk comes after chunks that were fetched later, as in the original: "
         "rows change their order, and a resumed run differs from one that was not disturbed.",
         file="workers/stream/assembler.py",
+        symbol="Assembler.add",
         old="            i, taken = j, last\n",
         new="""\
             i, taken = j + (last > 0), 0
@@ -151,6 +161,7 @@ FEEDING = (
         harm="An array that the fetch function keeps, in a cache perhaps, is the user's batch: "
         "what the one writes to it the other reads.",
         file="workers/stream/copying.py",
+        symbol="is_sole_owner",
         old="return sys.getrefcount(arrays[i]) == _SOLE_REFERENCES",
         new="return True",
         tests=(
@@ -163,6 +174,7 @@ FEEDING = (
         harm="With last_batch='pad' the repeated rows are counted in `batch.rows`: the last row of "
         "an epoch weighs many times in every mean over the data.",
         file="workers/stream/batch.py",
+        symbol="Batch.__init__",
         old="        self.rows = rows\n",
         new="        self.rows = len(arrays[0])\n",
         tests=(_ASSEMBLER + "test_the_end_of_an_epoch", f"{_KEYWORDS}[last_batch]"),
@@ -172,6 +184,7 @@ FEEDING = (
         harm="A batch that the user still holds is written over by a later one: `list(feed)` holds "
         "the same rows many times.",
         file="feeder/devices/slots.py",
+        symbol="HostSlot.lease",
         old="self._pool.watch(root, self)",
         new="self._pool.watch(root[:], self)",
         tests=(
@@ -184,6 +197,7 @@ FEEDING = (
         harm="Bytes that changed on the way are trained on: over a network nothing else sums up "
         "what came, but for the sixteen bits of TCP.",
         file="feeder/service/client/lease.py",
+        symbol="DataPath._take_frames",
         old="                self._check(memories, group, 0)\n",
         new="",
         tests=(
@@ -196,6 +210,7 @@ FEEDING = (
         harm="An error is raised as soon as it is known, and the batches before it, which were "
         "good, are never handed out: the step at which a run fails depends on timing.",
         file="feeder/devices/host.py",
+        symbol="HostQueue._take",
         old="and self._batches and not isinstance(self._ending, ClosedError):",
         new="and self._batches and not isinstance(self._ending, FeedError):",
         tests=(_GAPS + "test_batches_before_an_error_arrive_however_early_it_is_known",),
@@ -205,8 +220,9 @@ FEEDING = (
         harm="A stop with full device queues waits for a thread that nobody wakes, and then blames "
         "it for being stuck.",
         file="feeder/devices/host.py",
-        old="            self._drained.notify_all()\n\n    def _take",
-        new="            pass\n\n    def _take",
+        symbol="HostQueue.close",
+        old="            self._drained.notify_all()\n",
+        new="            pass\n",
         tests=(_GAPS + "test_a_stop_wakes_an_enqueuer_in_the_middle_of_a_group",),
     ),
     Bug(
@@ -214,6 +230,7 @@ FEEDING = (
         harm="A feed that has once stood at its bound stays there: nobody tells the fetchers that "
         "the user has taken batches, and the training hangs.",
         file="workers/fetch/channel.py",
+        symbol="Channel._wake_fetcher",
         old="if self._idle and self._dispatch.pick(now, self._idle.coming) is not None:",
         new="if False:",
         tests=(f"{_KEYWORDS}[max_buffered_batches]",),
@@ -223,6 +240,7 @@ FEEDING = (
         harm="A function that has been called is resumed: workers of which the position has no "
         "cursor go on where they are, and the rows in between are lost without a word.",
         file="workers/fetch/calls.py",
+        symbol="WorkerCalls.put_back",
         old="(is_new or not self._resumed)",
         new="True",
         tests=(
@@ -235,6 +253,7 @@ FEEDING = (
         harm="The enqueuer goes on while a fetcher leads: both take chunks and fill slots, and "
         "batches have rows twice, in any order.",
         file="workers/fetch/channel.py",
+        symbol="Channel._wait_for",
         old="if not lead.active and any(partition.bundles for partition in dispatch.awaited):",
         new="if any(partition.bundles for partition in dispatch.awaited):",
         tests=("tests/workers/fetch/test_channel.py::test_the_merge_is_one_threads_at_a_time",),
@@ -244,6 +263,7 @@ FEEDING = (
         harm="While one call of a function that was quick so far does not return, no other worker "
         "is called: in the order of arrival, too, the training hangs.",
         file="workers/fetch/channel.py",
+        symbol="Channel._look",
         old="        self._dispatch.slow_down()\n",
         new="",
         tests=(
