@@ -127,8 +127,8 @@ def trained(request: pytest.FixtureRequest, tmp_path: Path) -> MultiNodeCheckpoi
 
 
 def put_under(monkeypatch: pytest.MonkeyPatch, fs: Fs) -> None:
-    for module in ("backends", "lmdbs"):
-        monkeypatch.setattr(f"feeder.checkpoint.{module}.OsFs", lambda: fs)
+    for module in ("checkpoint.store", "job.checkpoints.lmdbs"):
+        monkeypatch.setattr(f"feeder.{module}.OsFs", lambda: fs)
 
 
 @pytest.mark.parametrize("refused", ["trainer_1.4", "trainer_0.g1.4", "manifests"])

@@ -96,7 +96,8 @@ PLACES = {"threads": Threads, "processes": Processes, "ray": Actors}
 
 
 @pytest.fixture(
-    scope="session",
+    # A cluster goes as soon as the tests of jobs have ended.
+    scope="package",
     params=[
         "threads",
         "processes",

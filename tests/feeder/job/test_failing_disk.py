@@ -60,8 +60,8 @@ def test_whichever_call_fails_the_newest_that_was_saved_loads(
         folder = tmp_path / str(number)
         disk = FailingFs(kind, number, errno.ENOSPC, lasting=lasting)
         with monkeypatch.context() as patch:
-            for module in ("backends", "lmdbs"):
-                patch.setattr(f"feeder.checkpoint.{module}.OsFs", lambda disk=disk: disk)
+            for module in ("checkpoint.store", "job.checkpoints.lmdbs"):
+                patch.setattr(f"feeder.{module}.OsFs", lambda disk=disk: disk)
             failed = run(folder, db_type)
         if not disk.num_failed:
             break

@@ -251,7 +251,7 @@ def test_a_run_into_a_damaged_page_does_not_end_the_process(tmp_path: Path) -> N
     code = (
         "import sys, numpy as np; from feeder.workers.sources.stores.lmdb_store import LmdbStore\n"
         "from feeder.workers.sources.reading import Faults\n"
-        "from feeder.workers.sources import lmdb_keys\n"
+        "from feeder.workers.sources.stores import lmdb_keys\n"
         "lmdb_keys._NUM_SAMPLES = 1\n"
         "store, faults = LmdbStore(sys.argv[1]), Faults('skip')\n"
         "for first in range(0, 400, 40):\n"
