@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import signal
 from collections.abc import Iterator
 
@@ -27,6 +28,8 @@ settings.load_profile("feeder")
 
 FAILED = pytest.StashKey[bool]()
 
+MAX_PROCESSES = 4
+
 CLUSTER_TEST_S = 240
 """How long a test on a Ray cluster may take, the cluster's start with the first one."""
 
@@ -42,6 +45,13 @@ def pytest_configure(config: pytest.Config) -> None:
     needs.configure(config)
     parts.is_full = config.getoption("full")
     config.pluginmanager.register(parts.Parts(fast=config.getoption("fast")))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """How many processes share the work where `-n auto` asks for it. Each starts threads and
+    children of its own; with more of them tests would wait for one another's."""
+    return min(MAX_PROCESSES, len(os.sched_getaffinity(0)))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
