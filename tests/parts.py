@@ -9,6 +9,7 @@ case. The full part takes every combination.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from itertools import product
 from pathlib import Path
@@ -66,6 +67,8 @@ NOT_FAST = (
 )
 """Files of those folders that wait for clocks or draw large samples."""
 
+_ON_CLUSTER = re.compile(r"[\[-]ray[\]-]")
+
 is_full = False
 """Whether every combination is taken; set from the command line."""
 
@@ -101,7 +104,7 @@ def unit_of(nodeid: str) -> str:
     """Return what is run by one process, in its order: the tests of a file, which share fixtures;
     of the conformance tests, which share none, those of a function; those on a Ray cluster."""
     file, _, test = nodeid.partition("::")
-    if "[ray" in test:
+    if _ON_CLUSTER.search(test):
         return "a Ray cluster"
     return nodeid.partition("[")[0] if file.startswith("tests/conformance/") else file
 
