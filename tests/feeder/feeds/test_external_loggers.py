@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+import numpy as np
 import pytest
 
+import feeder
 from small import Pure, ids, make
 
 
@@ -66,3 +68,31 @@ def test_statistics_are_logged_now_and_then(monkeypatch: pytest.MonkeyPatch) -> 
         assert log.lines
     assert [line["batches"] for line in log.lines] == sorted(line["batches"] for line in log.lines)
     assert log.lines[-1]["rows"] == 15
+
+
+class Quitter:
+    """An external logger that ends the thread that it is called in, so many times."""
+
+    def __init__(self, times: int) -> None:
+        self.times = times
+
+    def log(self, stats: dict[str, Any]) -> None:
+        self.times -= 1
+        if self.times >= 0:
+            raise SystemExit(1)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize("times", [1, 2])
+def test_whatever_is_raised_while_batches_are_made_reaches_the_user(
+    times: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fetch(worker_id: int, batch_size: int) -> Any:
+        return [np.ones(1)]
+
+    monkeypatch.setattr("feeder.feeds.stream._LOG_EVERY_S", 0.0)
+    with (
+        make(fetch, ["x"], 4, external_loggers=[Quitter(times)]) as coordinator,
+        pytest.raises(feeder.FeedError, match="the enqueuer failed: SystemExit: 1"),
+    ):
+        list(coordinator["train"])

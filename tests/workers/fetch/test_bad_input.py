@@ -302,3 +302,19 @@ def test_an_epoch_without_a_row_is_an_error_where_several_were_asked_for() -> No
         "epoch 1 ended without a row; after raising StopIteration the fetch function must start "
         "over"
     )
+
+
+class Unspeakable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+def test_an_exception_without_words_is_told_by_its_class() -> None:
+    def fetch(worker_id: int, batch_size: int) -> Any:
+        raise Unspeakable
+
+    with (
+        make(fetch, ["x"], 8) as coordinator,
+        pytest.raises(feeder.FetchError, match="Unspeakable, of which the text cannot be had"),
+    ):
+        next(coordinator["train"])

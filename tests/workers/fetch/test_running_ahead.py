@@ -11,7 +11,7 @@ import pytest
 
 import feeder
 from feeder.workers.fetch import fetcher as fetcher_module
-from small import WAIT_S
+from small import WAIT_S, make
 
 BOUND, STOPPED_AT = 20, 40
 
@@ -164,3 +164,19 @@ def test_bundles_together_stay_within_the_bound_and_half_of_its_bytes(
         assert total <= max(4 * workers, max_batches * 4)
         if max_mib is not None:
             assert total * row_bytes <= max(4 * workers * row_bytes, max_mib * 2**19)
+
+
+def test_memory_is_bounded_however_many_threads_call_a_pure_function() -> None:
+
+    def fetch(call: feeder.Call) -> Any:
+        never.wait(0.0002)
+        return [np.zeros((1, 8))]
+
+    never = threading.Event()
+    with make(fetch, ["x"], 4, num_worker_threads=1, num_threads=16, epochs=None,
+              max_buffered_batches=100) as coordinator:  # fmt: skip
+        feed = coordinator["train"]
+        for _ in range(300):
+            next(feed)
+            never.wait(0.001)
+        assert feed.stats()["peak_buffered_rows"] < 2 * 400

@@ -1,4 +1,4 @@
-"""What a second look found: each of these once gave wrong rows, no error, or the wrong one."""
+"""Timeouts and retries: what counts as a chunk that does not come, and what is told of it."""
 
 from __future__ import annotations
 
@@ -11,40 +11,10 @@ import pytest
 
 import feeder
 from feeder import Coordinator, init_data_input_workers
-from feeder.feeds import stream
-
-NAMES = ["first", "second"]
 
 
 def make(fetch: Any, names: list[str], batch_size: int, **settings: Any) -> Coordinator:
     return init_data_input_workers(names, fetch, batch_size, coordinator=Coordinator(), **settings)
-
-
-@pytest.mark.parametrize("shared", (0, 1))
-@pytest.mark.parametrize("carrier", ("snapshot", "token"))
-def test_chunks_may_share_an_array_with_one_another(shared: int, carrier: str) -> None:
-    same = np.ones((7, 4))
-
-    def fetch(call: feeder.Call) -> Any:
-        if call.index == 12:
-            raise StopIteration
-        labels = np.arange(7) + 100 * call.index
-        return [same, labels] if shared == 0 else [labels, same]
-
-    label = NAMES[1 - shared]
-    places, labels = [], []
-    with make(fetch, NAMES, 16) as coordinator:
-        for batch in coordinator["train"]:
-            labels.append(batch[label].tolist())
-            places.append(
-                bytes(coordinator.snapshot()) if carrier == "snapshot" else batch.cut.token()
-            )
-    assert [label for of_batch in labels for label in of_batch] == [
-        100 * i + j for i in range(12) for j in range(7)
-    ]
-    for i, place in enumerate(places):
-        with make(fetch, NAMES, 16, resume=place) as coordinator:
-            assert [batch[label].tolist() for batch in coordinator["train"]] == labels[i + 1 :]
 
 
 @pytest.mark.parametrize("slow", [False, True])
@@ -143,91 +113,3 @@ def test_a_timeout_amid_retries_names_what_was_raised() -> None:
         with pytest.raises(feeder.FetchTimeout, match="raised OSError: the disk is gone") as got:
             next(feed)
         assert isinstance(got.value.__cause__, OSError)
-
-
-class Reader:
-    def __init__(self) -> None:
-        self.at = {0: 0, 1: 0}
-
-    def fetch(self, worker_id: int, batch_size: int) -> Any:
-        self.at[worker_id] += 1
-        return [np.full(3, 1000 * worker_id + self.at[worker_id])]
-
-    def cursor(self, worker_id: int) -> int:
-        return self.at[worker_id]
-
-    def seek(self, worker_id: int, cursor: int) -> None:
-        self.at[worker_id] = cursor
-
-
-def test_a_method_is_put_back_by_the_cursor_and_seek_of_its_object() -> None:
-    with make(Reader().fetch, ["x"], 8, epochs=None) as coordinator:
-        feed = coordinator["train"]
-        for _ in range(5):
-            next(feed)
-        state = feed.state_dict()
-        wanted = [next(feed)["x"].tolist() for _ in range(5)]
-    with make(Reader().fetch, ["x"], 8, epochs=None, resume=state) as coordinator:
-        assert [next(coordinator["train"])["x"].tolist() for _ in range(5)] == wanted
-
-
-class Unspeakable(Exception):
-    def __str__(self) -> str:
-        raise RuntimeError("no words")
-
-
-def test_an_exception_without_words_is_told_by_its_class() -> None:
-    def fetch(worker_id: int, batch_size: int) -> Any:
-        raise Unspeakable
-
-    with (
-        make(fetch, ["x"], 8) as coordinator,
-        pytest.raises(feeder.FetchError, match="Unspeakable, of which the text cannot be had"),
-    ):
-        next(coordinator["train"])
-
-
-def test_memory_is_bounded_however_many_threads_call_a_pure_function() -> None:
-    """Bundles of all threads together were once sized as those of one worker: eight times the
-    bound."""
-
-    def fetch(call: feeder.Call) -> Any:
-        never.wait(0.0002)
-        return [np.zeros((1, 8))]
-
-    never = threading.Event()
-    with make(fetch, ["x"], 4, num_worker_threads=1, num_threads=16, epochs=None,
-              max_buffered_batches=100) as coordinator:  # fmt: skip
-        feed = coordinator["train"]
-        for _ in range(300):
-            next(feed)
-            never.wait(0.001)
-        assert feed.stats()["peak_buffered_rows"] < 2 * 400
-
-
-class Quitter:
-    """An external logger that ends the thread that it is called in, so many times."""
-
-    def __init__(self, times: int) -> None:
-        self.times = times
-
-    def log(self, stats: dict[str, Any]) -> None:
-        self.times -= 1
-        if self.times >= 0:
-            raise SystemExit(1)
-
-
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-@pytest.mark.parametrize("times", [1, 2])
-def test_whatever_is_raised_while_batches_are_made_reaches_the_user(
-    times: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fetch(worker_id: int, batch_size: int) -> Any:
-        return [np.ones(1)]
-
-    monkeypatch.setattr(stream, "_LOG_EVERY_S", 0.0)
-    with (
-        make(fetch, ["x"], 4, external_loggers=[Quitter(times)]) as coordinator,
-        pytest.raises(feeder.FeedError, match="the enqueuer failed: SystemExit: 1"),
-    ):
-        list(coordinator["train"])

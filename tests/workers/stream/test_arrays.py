@@ -176,3 +176,30 @@ def test_what_the_fetch_function_keeps_is_never_handed_out_or_locked(rows: int) 
             assert not batch["x"].flags.writeable
             assert not any(np.shares_memory(batch["x"], array) for array in kept)
     assert all(array.flags.writeable for array in kept)
+
+
+@pytest.mark.parametrize("shared", (0, 1))
+@pytest.mark.parametrize("carrier", ("snapshot", "token"))
+def test_chunks_may_share_an_array_with_one_another(shared: int, carrier: str) -> None:
+    same = np.ones((7, 4))
+
+    def fetch(call: feeder.Call) -> Any:
+        if call.index == 12:
+            raise StopIteration
+        labels = np.arange(7) + 100 * call.index
+        return [same, labels] if shared == 0 else [labels, same]
+
+    label = ("first", "second")[1 - shared]
+    places, labels = [], []
+    with make(fetch, ["first", "second"], 16) as coordinator:
+        for batch in coordinator["train"]:
+            labels.append(batch[label].tolist())
+            places.append(
+                bytes(coordinator.snapshot()) if carrier == "snapshot" else batch.cut.token()
+            )
+    assert [label for of_batch in labels for label in of_batch] == [
+        100 * i + j for i in range(12) for j in range(7)
+    ]
+    for i, place in enumerate(places):
+        with make(fetch, ["first", "second"], 16, resume=place) as coordinator:
+            assert [batch[label].tolist() for batch in coordinator["train"]] == labels[i + 1 :]

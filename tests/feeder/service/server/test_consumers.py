@@ -1,4 +1,4 @@
-"""What a stranger found wrong with the service."""
+"""What a consumer is given by a server, what it is told, and what it leaves behind."""
 
 from __future__ import annotations
 
