@@ -134,4 +134,7 @@ class Parts:
             def _split_scope(self, nodeid: str) -> str:
                 return unit_of(nodeid)
 
+        # In the order of the folders: many of the long ones come first, and the rules of the
+        # engine, which take no time, last. Else the longest, of few tests each, would be last.
+        config.option.loadscopereorder = False
         return ByUnit(config, log)
