@@ -109,6 +109,18 @@ def unit_of(nodeid: str) -> str:
     return nodeid.partition("[")[0] if file.startswith("tests/conformance/") else file
 
 
+def sendable(value: Any) -> Any:
+    """Return what a report consists of, with escapes for what UTF-8 cannot hold."""
+    match value:
+        case str():
+            return value.encode("utf-8", "backslashreplace").decode()
+        case dict():
+            return {sendable(key): sendable(one) for key, one in value.items()}
+        case list() | tuple():
+            return type(value)(map(sendable, value))
+    return value
+
+
 class Parts:
     """pytest plugin: takes the part that was asked for."""
 
@@ -125,6 +137,12 @@ class Parts:
             slow = [item for item in items if item.get_closest_marker("slow")]
             config.hook.pytest_deselected(items=slow)
             items[:] = [item for item in items if not item.get_closest_marker("slow")]
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_report_to_serializable(self) -> Iterator[None]:
+        """Between processes text goes as UTF-8: what that cannot hold, such as the half of a name
+        of a file that a test is about, would end the process that reports it."""
+        return sendable((yield))
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_make_scheduler(self, config: pytest.Config, log: Any) -> Any:

@@ -222,6 +222,18 @@ def test_what_is_skipped_is_counted_once_however_many_processes_share_the_work(r
         assert result.ret != pytest.ExitCode.OK
 
 
+def test_a_text_that_utf8_cannot_hold_is_reported_by_another_process_too(run) -> None:
+    result = run(
+        """
+        import logging
+        def test_logs(): logging.getLogger().warning("bad file caf\\udce9.jpg")
+        def test_fails(): assert "caf\\udce9.jpg" == ""
+        """,
+        "-n", "1",
+    )  # fmt: skip
+    result.assert_outcomes(passed=1, failed=1)
+
+
 def test_nothing_missing_is_said_too(run) -> None:
     result = run("def test_passes(): pass")
     result.stdout.fnmatch_lines(["skipped for missing tools or packages: 0 (none)"])
