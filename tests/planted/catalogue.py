@@ -114,12 +114,13 @@ FEEDING = (
         name="bound ignored",
         harm="The fetchers run ahead without an end and the process is killed for its memory.",
         file="workers/fetch/scheduler.py",
-        symbol="BufferBudget.below_bound",
-        old="    def below_bound(self) -> bool:\n",
-        new="    def below_bound(self) -> bool:\n        return True\n",
+        symbol="BufferBudget._has_rows",
+        old="return self.rows + self.kept_rows < self.max_rows",
+        new="return True",
         tests=(
             "tests/workers/fetch/test_scheduler.py::test_the_bound_is_on_rows_and_on_bytes",
-            f"{_KEYWORDS}[max_buffered_batches]",
+            "tests/workers/fetch/test_running_ahead.py::"
+            "test_memory_is_bounded_however_many_threads_call_a_pure_function",
         ),
     ),
     Bug(
