@@ -174,11 +174,11 @@ class Stalled:
         self.entered, self.go_on = threading.Event(), threading.Event()
         self.expired: list[int] = []
         """How many leases had run out, at each `Used`."""
-        (door,) = server._serving._doors
+        (door,) = server._loop._listeners
         use, pump = Desk.use, Desk.pump
 
         def note(desk: Desk, lease: Any, message: say.Used) -> None:
-            self.expired.append(desk.feed.account.expired)
+            self.expired.append(desk.feed.stats.expired)
             use(desk, lease, message)
 
         def hold(desk: Desk) -> None:

@@ -50,7 +50,10 @@ class Pipeline:
         begin = Beginning(spec, partitions, resume)
         if resume is not None:
             seek(spec, resume.cut)
-        frame = Frame(partitions, add_cursor(spec, encode), spec.epochs)
+        is_checked = spec.pure and spec.repeatable and not run.writable
+        frame = Frame(
+            partitions, add_cursor(spec, encode), spec.epochs, spec.axes if is_checked else None
+        )
         origin = LazyPosition(frame, Span(begin.position, (), (), [], ()), 0, 0, None, 0)
         self.start_cut = origin.cut() if resume is None else resume.cut
         """Where the stream begins."""

@@ -52,7 +52,7 @@ def check(arguments: argparse.Namespace) -> int:
     from feeder.cli.config import advise
     from feeder.config import memory_bytes
     from feeder.config_file.making import blaming, make_checkpoints, make_coordinator
-    from feeder.service.server.run import make_recipes
+    from feeder.service.server.run import make_feed_factories
     from feeder.service.server.serve import check_arguments
 
     settings = flags.read(arguments, arguments.file)
@@ -61,7 +61,7 @@ def check(arguments: argparse.Namespace) -> int:
     coordinator = make_coordinator(settings)
     with blaming(settings.server):
         check_arguments(**{key: one.value for key, one in settings.server.items()})
-        make_recipes(coordinator, None, settings.server["queues"].value)
+        make_feed_factories(coordinator, None, settings.server["queues"].value)
     make_checkpoints(settings.checkpoint)
     for name in coordinator:
         (stream,) = coordinator[name].streams

@@ -29,8 +29,8 @@ from feeder.service.net.security import (
     Socket,
     check_zmq,
     connect,
-    meaning,
     read_event,
+    refusal_of,
     unwatch,
     watch,
 )
@@ -50,7 +50,7 @@ def why_not(text: str, keys: Path | None) -> str | None:
     """
     address = parse(text)
     check_connects([address])
-    with Security(None if keys is None else ClientKeys.read(keys)) as security:
+    with Security(None if keys is None else ClientKeys.from_directory(keys)) as security:
         curve = security.encrypts(address)
         dealer = security.make_dealer(1, max_message_bytes=1024, curve=curve)
         monitor = watch(dealer)
@@ -71,7 +71,7 @@ def _greet(monitor: Socket) -> str | None:
             continue
         if event.kind == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             return None
-        if (refusal := meaning(event)) is not None:
+        if (refusal := refusal_of(event)) is not None:
             reason = str(refusal)
             # Without detail it may be that the server was faster to hang up: ask it again.
             if event.kind != zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:

@@ -53,10 +53,10 @@ def main(arguments: argparse.Namespace) -> int:
 
     with Monitor(arguments.address, arguments.keys) as monitor, interrupts() as over:
         history = History()
-        history.add(monitor.look())
+        history.add(monitor.fetch())
         if arguments.once or not sys.stdout.isatty():
             select.select([over], [], [], arguments.every)
-            history.add(monitor.look())
+            history.add(monitor.fetch())
             print_frame(history, monitor.address)
         else:
             draw(history, monitor, arguments.every, over)
@@ -85,7 +85,7 @@ def draw(history: History, monitor: Monitor, every_s: float, over: int) -> None:
         while not select.select([over], [], [], every_s)[0]:
             trouble = ""
             try:
-                history.add(monitor.look())
+                history.add(monitor.fetch())
             except TransportError as error:
                 trouble = str(error)
             live.update(make_frame(history, monitor.address, trouble), refresh=True)

@@ -63,7 +63,7 @@ class Key:
         fits the key, else the text itself, or its parts between commas. Raises `ConfigError`."""
         try:
             return self.convert(tomllib.loads(f"value = {text}")["value"])
-        except (tomllib.TOMLDecodeError, ConfigError):
+        except (tomllib.TOMLDecodeError, RecursionError, ConfigError):
             listed = _allows(self.type, collections.abc.Sequence)
             is_list = listed and ("," in text or not _allows(self.type, str))
             return self.convert(text.split(",") if is_list else text)

@@ -57,6 +57,8 @@ def parse_toml(name: str, text: str) -> TomlFile:
         line = at[1] if at and at[1] else len(text.splitlines())
         said = _AT.sub("", str(error))
         raise ConfigError(f"{name}:{line}: {said[:1].lower()}{said[1:]}") from error
+    except RecursionError as error:
+        raise ConfigError(f"{name}: it is nested too deeply") from error
     return TomlFile(name=name, data=data, lines=_lines(text))
 
 

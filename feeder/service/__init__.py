@@ -1,1 +1,1 @@
-"""Sockets, shared memory and addresses: the only place of feeder that talks to another process."""
+"""The service: feeds for other processes, over sockets and shared memory. Start at README.md."""

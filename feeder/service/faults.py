@@ -1,4 +1,4 @@
-"""Named points in the code where a process can be told to die, for tests of what follows.
+"""Named points in the code at which a test can have the process killed or stopped.
 
 ``FEEDER_FAULT=NAME:N`` kills the process (SIGKILL) when it comes to a point for the N-th time;
 ``FEEDER_FAULT=NAME:N:stop`` stops it there (SIGSTOP). Without the variable a point costs one
@@ -10,8 +10,10 @@ from __future__ import annotations
 import os
 import signal
 
+# An environment variable, since the processes that are to die are started by others.
 VARIABLE = "FEEDER_FAULT"
 
+# Around each step that the other side can see: before it, and after it.
 POINTS = (
     "server.open",
     "server.opened",
@@ -37,11 +39,12 @@ POINTS = (
     "consumer.end",
     "consumer.lost",
 )
-"""Every point, by the process that comes to it."""
+"""Every point. A closed list: a test that names another one would never see its fault."""
 
 
 class _Plan:
-    """Where this process dies, if it does."""
+    """Where this process dies. Points are passed by several threads; a plan belongs to the one that
+    comes to its point."""
 
     def __init__(self, text: str) -> None:
         name, _, rest = text.partition(":")
@@ -53,18 +56,20 @@ class _Plan:
         self.signal = signal.SIGSTOP if how == "stop" else signal.SIGKILL
 
     def reach(self, name: str) -> None:
-        """A point has been reached."""
+        """Count a point that was reached, and send the signal at the last."""
         if name != self.name:
             return
         self.left -= 1
         if self.left == 0:
+            # SIGKILL and SIGSTOP cannot be handled: nothing of the process runs afterwards.
             os.kill(os.getpid(), self.signal)
 
 
+# Read once at import: without a plan a point is one comparison, also in the path of each batch.
 _plan = _Plan(os.environ[VARIABLE]) if os.environ.get(VARIABLE) else None
 
 
 def point(name: str) -> None:
-    """A point where the process dies if it was told so."""
+    """A point at which the process dies where the variable says so."""
     if _plan is not None:
         _plan.reach(name)

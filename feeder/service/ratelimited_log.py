@@ -1,4 +1,7 @@
-"""A log that says the same no more than now and then: a peer that misbehaves does so often."""
+"""A log that repeats a text at most once a second, for what peers do wrong.
+
+Bad nonces alone wrote 30,000 lines a second before.
+"""
 
 from __future__ import annotations
 
@@ -9,24 +12,28 @@ import traceback
 
 logger = logging.getLogger("feeder")
 
+# Often enough to see that something goes on; the next line says how many were left out.
 _LOG_EVERY_S = 1.0
 
 
 def plain(text: str) -> str:
-    """A text without what could move a terminal's cursor or begin another line: what peers say of
-    themselves, names and errors may hold anything. Any thread."""
+    """A text with "?" for characters that could move a terminal's cursor or begin another line.
+
+    What peers say of themselves may hold anything, and logs are read in terminals. Any thread.
+    """
     return "".join([char if char.isprintable() else "?" for char in text])
 
 
 class RateLimitedLog:
-    """Warnings, at most one a second of each text. Belongs to one thread."""
+    """Warnings, at most one a second of each text. Owned by the thread that made it."""
 
     def __init__(self) -> None:
-        # Of each text: when it was logged, and how often it was not since.
+        # For each text: when it was logged last, and how often it was left out since. Texts are the
+        # program's own, so this stays small whatever peers send.
         self._said: dict[str, tuple[float, int]] = {}
 
     def warn(self, text: str, what: str | None) -> None:
-        """Log `text % what`, or count it for the next time; there are few texts."""
+        """Log `text % what`, or count it for the next time."""
         now = time.monotonic()
         logged_at, silenced = self._said.get(text, (-math.inf, 0))
         if now - logged_at < _LOG_EVERY_S:
@@ -37,5 +44,5 @@ class RateLimitedLog:
         logger.warning(text + more, what)
 
     def fail(self, text: str, error: Exception) -> None:
-        """The same for an error that nobody has thought of, with its traceback."""
+        """The same for an unexpected error, with its traceback."""
         self.warn(text, "".join(traceback.format_exception(error)))

@@ -72,8 +72,10 @@ def _extend(depth: int, value: Any) -> Any:
     if type(value) in (np.ndarray, np.memmap) and not value.dtype.hasobject:
         fields = [write_dtype(value.dtype), list(value.shape), value.tobytes()]
         return msgpack.ExtType(_ARRAY, _pack(fields, _below(depth)))
-    if isinstance(value, (str, bytes, float, list, dict)):
-        return next(base for base in _BASES if isinstance(value, base))(value)
+    for base in _BASES:
+        # What says of itself something else, as members of an Enum of texts do, is not that text.
+        if isinstance(value, base) and (plain := base(value)) == value:
+            return plain
     raise TypeError(
         f"cannot save {type(value).__name__}; expected None, numbers, str, bytes, list, tuple, "
         "dict or NumPy arrays: anything else would not come back as what it was"

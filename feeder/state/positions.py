@@ -39,13 +39,16 @@ class Positions:
     ) -> StreamState:
         """A place in the stream; with the leftover rows where asked, and where they could not be
         fetched again."""
+        has_rows = with_rows or not self.config.stream.repeatable
+        # Where the rows are at hand no call is made again, so none is compared.
+        cut = replace(cut, checked=None) if has_rows else cut
         return StreamState(
             name=self.config.name,
             number=self.number,
             fingerprint=self.fingerprint,
             token=cut.token(),
             columns=columns,
-            rows=rows if with_rows or not self.config.stream.repeatable else None,
+            rows=rows if has_rows else None,
             summary=summarise(cut),
         )
 

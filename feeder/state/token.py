@@ -1,7 +1,8 @@
 """The token of a cut: the position as a few hundred bytes that can travel with every batch.
 
-Layout of version 1: ``b"FT"``, the version (1 byte), xxh3-64 of the rest (8 bytes), and a msgpack
-list: source name, stream number, fingerprint digest, epoch, index, step, position, leftover.
+Layout: ``b"FT"``, the version (1 byte), xxh3-64 of the rest (8 bytes), and a msgpack list: source
+name, stream number, fingerprint digest, epoch, index, step, position, leftover. In version 2 all
+rows of the leftover are taken: it is the last chunk, to be compared. Other tokens have version 1.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from feeder.errors import ConfigError, ResumeError, SnapshotFormatError
 from feeder.state import codec
 from feeder.workers.stream.position import Cut, Leftover, Position
 
-TOKEN_VERSION = 1
+TOKEN_VERSION = 2
 _MAGIC = b"FT"
 _HEAD_BYTES = 11
 _MAX_BYTES = 64 * 1024
@@ -56,15 +57,17 @@ class StreamId:
         """The token of a cut. Raises `ConfigError` where cursors make it larger than 64 KiB."""
         fields = [
             self.name, self.number, self.fingerprint, cut.epoch, cut.index, cut.step,
-            _position_fields(cut.position), _leftover_fields(cut.leftover),
+            _position_fields(cut.position), _leftover_fields(cut.leftover or cut.checked),
         ]  # fmt: skip
+        # A reader of version 1 refuses a leftover whose rows are all taken.
+        version = 1 if cut.leftover or not cut.checked else TOKEN_VERSION
         body: bytes = msgpack.packb(fields)
         if len(body) > _MAX_BYTES:
             raise ConfigError(
                 f"the cursors of feed {self.name!r} make a token of {len(body)} bytes, expected "
                 f"at most {_MAX_BYTES}; a cursor should name a place, not hold data"
             )
-        return b"".join((_MAGIC, bytes((TOKEN_VERSION,)), xxhash.xxh3_64_digest(body), body))
+        return b"".join((_MAGIC, bytes((version,)), xxhash.xxh3_64_digest(body), body))
 
     def decode(self, token: bytes, epochs: int | None) -> Cut:
         """The cut of a token of this stream. Raises `ResumeError` where it is another's, and
@@ -81,13 +84,16 @@ class StreamId:
                 "which); resume with the batch size, names, workers, seed and order of then"
             )
         at = _position(position)
+        chunk = None if leftover is None else _leftover(leftover, at)
+        is_whole = chunk is not None and chunk.taken == chunk.rows
         return Cut(
             epoch=epoch,
             index=index,
             step=step,
             finished=epochs is not None and epoch >= epochs,
             position=at,
-            leftover=None if leftover is None else _leftover(leftover, at),
+            leftover=None if is_whole else chunk,
+            checked=chunk if is_whole else None,
             encode=self.encode,
         )
 
@@ -130,9 +136,9 @@ def _open(token: bytes) -> _Fields:
         )
     if token[3:_HEAD_BYTES] != xxhash.xxh3_64_digest(body):
         raise SnapshotFormatError(f"token of {len(token)} bytes is truncated or corrupt")
-    if token[2] != TOKEN_VERSION:
+    if not 1 <= token[2] <= TOKEN_VERSION:
         raise SnapshotFormatError(
-            f"token has version {token[2]}, expected {TOKEN_VERSION}; update feeder"
+            f"token has version {token[2]}, expected at most {TOKEN_VERSION}; update feeder"
         )
     try:
         return _DECODER.decode(body)
@@ -172,7 +178,7 @@ def _leftover(fields: _LeftoverFields, position: Position) -> Leftover:
     partition, call, taken, rows, digest, mark = fields
     # In the order of arrival calls behind it may be done, which a token before this one listed.
     is_near = partition < len(position.calls) and position.calls[partition] <= call + _MAX_BYTES
-    if not (is_near and taken < rows):
+    if not (is_near and taken <= rows and rows):
         raise SnapshotFormatError(
             f"token cannot be read: it says that {taken} of {rows} rows of call {call} of "
             f"partition {partition} are taken, and that all have made {position.calls} calls"

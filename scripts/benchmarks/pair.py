@@ -207,10 +207,11 @@ def _holds(revision: str, name: str) -> bool:
 
 def _run(row: str, package: Path) -> float:
     """The figure of one process that measures a row over the package in a folder."""
+    # It runs in that folder, for `python -c` imports from where it runs before all else.
     done = subprocess.run(
         [sys.executable, __file__, "--measure", row, "--of", str(package), "HEAD"],
-        env={**os.environ, "PYTHONPATH": str(package)}, stdout=subprocess.PIPE, text=True,
-        check=True, timeout=PROCESS_LIMIT_S,
+        cwd=package, env={**os.environ, "PYTHONPATH": str(package)}, stdout=subprocess.PIPE,
+        text=True, check=True, timeout=PROCESS_LIMIT_S,
     )  # fmt: skip
     return float(done.stdout)
 

@@ -29,7 +29,7 @@ def drop_offset() -> None:
 def head() -> None:
     """A consumer's state is that of the last batch received, not of the last handed out."""
     from feeder.service.client.consumer import Consumer
-    from feeder.service.client.lease import RemotePosition
+    from feeder.service.client.remote import RemotePosition
     from feeder.state.statedict import STATE_KEY
 
     init, state_dict = RemotePosition.__init__, Consumer.state_dict
@@ -40,7 +40,7 @@ def head() -> None:
         received[:] = [self]
 
     def of_the_head(self: Any) -> dict[str, bytes]:
-        if self._place is None:
+        if self._position is None:
             return state_dict(self)
         return {STATE_KEY: received[0].state(None)}
 
@@ -65,7 +65,7 @@ def stale() -> None:
     """A consumer that looks for a server again names the place where it first did."""
     from msgspec.structs import replace
 
-    from feeder.service.net.sockets import Connection
+    from feeder.service.net.connection import Connection
     from feeder.service.protocol import messages as say
     from feeder.service.protocol.coding import decode, encode
 

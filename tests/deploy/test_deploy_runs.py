@@ -62,8 +62,8 @@ def test_keys_of_a_secret_become_keys_that_a_server_takes(tmp_path: Path) -> Non
     script = init["command"][-1].replace("/secret", str(secret)).replace("/keys", str(keys))
     for _ in range(2):  # a pod may run it again
         subprocess.run([*init["command"][:-1], script], check=True, timeout=END_S)
-    read = ServerKeys.read(keys / "server")
-    assert read.allowed == {ClientKeys.read(made).public}
+    read = ServerKeys.from_directory(keys / "server")
+    assert read.allowed == {ClientKeys.from_directory(made).public}
     modes = [stat.S_IMODE(path.stat().st_mode) for path in keys.rglob("*.key*")]
     assert len(modes) == 3 and not any(mode & 0o077 for mode in modes)
 

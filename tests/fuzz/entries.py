@@ -23,7 +23,7 @@ from feeder import cli
 from feeder.checkpoint import format as checkpoints
 from feeder.checkpoint.store import CheckpointStore
 from feeder.errors import FeedError, ProtocolError
-from feeder.service.client.lease import identity_of
+from feeder.service.client.remote import identity_of
 from feeder.service.protocol import coding
 from feeder.service.protocol.messages import Open, Opened
 from feeder.state import codec

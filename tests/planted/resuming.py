@@ -106,7 +106,7 @@ RESUMING = (
         "is told.",
         file="workers/stream/position.py",
         symbol="PartialChunk.differs_from",
-        old="then.digest == self.digest",
+        old="then.digest == now",
         new="True",
         tests=(
             _VALUES + "test_rows_fetched_again_that_differ_are_named[token-large-seek]",

@@ -243,7 +243,7 @@ def test_checksums_on_a_slow_machine(mode: str, kind: str, monkeypatch: pytest.M
         let_pass(0.02)
         return checksum(memory, how)
 
-    monkeypatch.setattr("feeder.service.client.lease.checksum", slow_checksum)
+    monkeypatch.setattr("feeder.service.client.data_path.checksum", slow_checksum)
     with serving(lambda: make(rows()), [0.005], checksum=mode) as read:
         wait_until(lambda: only(read()).queues[0].batches >= 3)
         # What is under way takes a second to be checked, and the trainer's waits are told then.

@@ -76,10 +76,10 @@ def has_cursor(spec: StreamSpec) -> bool:
 
 
 def _first(cut: Cut) -> int:
-    """The smallest index that is called when the stream goes on at a cut, the leftover's
-    included."""
-    index = cut.position.calls[0]
-    return index if cut.leftover is None else min(index, cut.leftover.call)
+    """The smallest index that is called when the stream goes on at a cut, that of a chunk that is
+    fetched again included."""
+    index, again = cut.position.calls[0], cut.leftover or cut.checked
+    return index if again is None else min(index, again.call)
 
 
 # ---- Where the workers of a fetch function stood before anybody called them.

@@ -125,7 +125,7 @@ class Fetcher:
         partition.leads = self.passes and computes and took < _LEADING_CALL_S * num_calls
         stats.count(partition.number, num_calls, rows, num_bytes, ended)
         if num_calls:
-            self._ledger.bundle_bytes = num_bytes
+            self._ledger.note_bundle(num_bytes)
             self._failures[partition.number] = 0
             partition.backoff_s = 0.0
             partition.failure = None

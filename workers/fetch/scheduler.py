@@ -251,7 +251,8 @@ class BufferBudget:
         self.max_rows = max_rows
         self.max_bytes = max_bytes
         self.bundle_bytes = bundle_bytes
-        """Bytes of the bundle that came last: what each fetcher that is calling will add."""
+        """What each fetcher that is calling is taken to add."""
+        self._seen_bytes = 0
         self.num_calling = 0
         """Fetchers that are calling."""
         self.rows = 0
@@ -286,6 +287,13 @@ class BufferBudget:
         """Whether the bound on bytes is not reached with what so many fetchers are going to add."""
         held = self.bytes + self.kept_rows * self.row_bytes
         return held + num_calling * self.bundle_bytes < self.max_bytes
+
+    def note_bundle(self, num_bytes: int) -> None:
+        """A fetcher has given a bundle. The next ones are taken for as large, and for larger while
+        larger ones have come lately: chunks of one feed may differ much, and some large ones may be
+        under way when a small one comes."""
+        self._seen_bytes = max(num_bytes, self._seen_bytes * 15 // 16)
+        self.bundle_bytes = self._seen_bytes
 
     def _has_rows(self) -> bool:
         return self.rows + self.kept_rows < self.max_rows

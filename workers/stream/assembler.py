@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator
 from itertools import accumulate
+from weakref import ref
 
 import numpy as np
 
@@ -159,6 +160,8 @@ class Assembler:
         self.index = index = self.index + 1
         self.step = place.step = self.step + 1
         place.index = index if place.epoch == epoch else 0
+        if place.straddler is None and self._frame.axes is not None:
+            place.batch = ref(batch)
         self._last = place
         return batch
 
@@ -301,7 +304,7 @@ class Assembler:
             return 0
         self._expected = None
         straddler = self._keep(run, 0, 0)
-        what = straddler.differs_from(expected)
+        what = straddler.differs_from(expected, self._size)
         if what:
             raise self._not_deterministic(what, expected)
         return expected.taken

@@ -67,7 +67,8 @@ class Batch(Mapping[str, NDArray[Any]]):
 
     # A plain class: it is made once per batch, and a frozen dataclass takes ten times as long.
     __slots__ = (
-        "_names", "arrays", "epoch", "held_bytes", "index", "kept_rows", "place", "rows", "step"
+        "__weakref__", "_names", "arrays", "epoch", "held_bytes", "index", "kept_rows", "place",
+        "rows", "step",
     )  # fmt: skip
 
     arrays: tuple[NDArray[Any], ...]

@@ -34,6 +34,18 @@ def digest_chunk(arrays: Sequence[NDArray[Any]]) -> int:
     return hasher.intdigest()
 
 
+def digest_last_rows(arrays: Sequence[NDArray[Any]], axes: Sequence[int], most: int) -> int:
+    """The digest of the last rows of columns: of `most` rows, or of all where there are fewer."""
+    return digest_chunk(
+        [_last(array, axis, most) for array, axis in zip(arrays, axes, strict=True)]
+    )
+
+
+def _last(array: NDArray[Any], axis: int, most: int) -> NDArray[Any]:
+    size = array.shape[axis]
+    return array[(slice(None),) * axis + (slice(max(0, size - most), size),)]
+
+
 def hash_chunk(arrays: Any) -> int:
     """A digest over every byte of a chunk, of whatever it is made (the debug switch's)."""
     hasher = xxhash.xxh3_64()

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
+import numpy as np
 from numpy.typing import NDArray
 
 from feeder.workers.stream.chunks import slice_rows
-from feeder.workers.stream.digests import digest_chunk
+from feeder.workers.stream.digests import digest_chunk, digest_last_rows
 
 # ---- A chunk that a batch ended in the middle of.
 
@@ -60,6 +61,11 @@ class Cut:
     """Where the calls stand, the one that returned the leftover included."""
     leftover: Leftover | None
     """The chunk that the next batch begins in the middle of."""
+    checked: Leftover | None = field(default=None, compare=False)
+    """The last chunk where all its rows are taken, for a pure fetch function: its call is made
+    again at a resume and compared, and what it returns is thrown away. The digest is that of the
+    rows that the last batch took. It is known while the rows of that batch are in memory, so it
+    does not belong to what makes two cuts equal."""
     encode: Callable[[Cut], bytes] = field(compare=False, repr=False)
     """The codec of the feed, which adds the feed's name and fingerprint."""
 
@@ -96,11 +102,14 @@ class PartialChunk:
             self._digest = digest_chunk(self.arrays)
         return self._digest
 
-    def differs_from(self, then: Leftover) -> str:
-        """In what the chunk differs from what it was; empty where it does not."""
+    def differs_from(self, then: Leftover, most: int) -> str:
+        """In what the chunk differs from what it was; empty where it does not. A batch has at most
+        `most` rows of it: what was known of a chunk that was taken whole."""
         if then.rows != self.rows:
             return f"{then.rows} rows then, {self.rows} now"
-        return "" if then.digest == self.digest else "other rows than before"
+        is_whole = then.taken == then.rows
+        now = digest_last_rows(self.arrays, self.axes, most) if is_whole else self.digest
+        return "" if then.digest == now else "other rows than before"
 
     def rest(self, taken: int) -> tuple[NDArray[Any], ...]:
         """The rows after the first `taken`, as views."""
@@ -301,6 +310,17 @@ class Frame(NamedTuple):
     partitions: Partitions
     encode: Callable[[Cut], bytes]
     epochs: int | None
+    axes: tuple[int, ...] | None = None
+    """The axes that are rows, where the last chunk is compared at a resume; else None, as where the
+    user may write to a batch, so that it holds other rows when a position is asked for."""
+
+
+class HasArrays(Protocol):
+    """A batch, as a position knows it."""
+
+    @property
+    def arrays(self) -> Sequence[NDArray[Any]]:
+        """Its columns."""
 
 
 class LazyPosition:
@@ -308,7 +328,8 @@ class LazyPosition:
     its rows, all of them where `straddler` is None."""
 
     __slots__ = (
-        "after", "epoch", "frame", "index", "num_chunks", "span", "step", "straddler", "taken"
+        "after", "batch", "epoch", "frame", "index", "num_chunks", "span", "step", "straddler",
+        "taken",
     )  # fmt: skip
 
     def __init__(
@@ -330,6 +351,8 @@ class LazyPosition:
         self.step = 0
         self.after: LazyPosition | None = None
         """The start of the next epoch, once this is known to be the end of its own."""
+        self.batch: Callable[[], HasArrays | None] | None = None
+        """A weak reference to the batch that ended here, where its last chunk is compared."""
 
     def settled(self) -> LazyPosition:
         """This place, as the start of the next epoch where it is known to be that."""
@@ -339,7 +362,7 @@ class LazyPosition:
         """The place as the user is given it."""
         if self.after is not None:
             return self.settled().cut()
-        partitions, encode, epochs = self.frame
+        partitions, encode, epochs, _ = self.frame
         leftover = None if self.straddler is None else self._leftover(self.straddler)
         return Cut(
             epoch=self.epoch,
@@ -348,7 +371,27 @@ class LazyPosition:
             finished=epochs is not None and self.epoch >= epochs,
             position=partitions.after(self.span, self.num_chunks),
             leftover=leftover,
+            checked=self._checked(),
             encode=encode,
+        )
+
+    def _checked(self) -> Leftover | None:
+        batch = None if self.batch is None else self.batch()
+        axes = self.frame.axes
+        if batch is None or axes is None or not self.num_chunks:
+            return None
+        rows, arrays = self.span.rows[self.num_chunks - 1], batch.arrays
+        # Arrays of a GPU stay there.
+        if not rows or not all(isinstance(array, np.ndarray) for array in arrays):
+            return None
+        partition, call, mark = self.span.call(self.num_chunks - 1)
+        return Leftover(
+            partition=0,
+            call=self.frame.partitions.number(partition, call),
+            taken=rows,
+            rows=rows,
+            digest=digest_last_rows(arrays, axes, rows),
+            mark=mark,
         )
 
     def _leftover(self, straddler: PartialChunk) -> Leftover:

@@ -60,7 +60,9 @@ class Beginning:
     def __init__(self, spec: StreamSpec, partitions: Partitions, resume: Resume | None) -> None:
         self._spec, self._partitions, self._resume = spec, partitions, resume
         cut = resume.cut if resume is not None else None
-        self._leftover = cut.leftover if cut is not None and not cut.finished else None
+        go_on = None if cut is None or cut.finished else cut
+        self._leftover = None if go_on is None else go_on.leftover
+        self._checked = None if go_on is None or not spec.repeatable else go_on.checked
         position = cut.position if cut is not None else partitions.origin()
         self.expected: Leftover | None = None
         """The chunk that the calls begin with, where they begin before one."""
@@ -93,6 +95,8 @@ class Beginning:
         """The rows left over as the first run of the stream, counted into the buffers; None where
         there are none or where they come with the calls."""
         leftover, resume = self._leftover, self._resume
+        if resume is not None and resume.rows is None and self._checked is not None:
+            self._fetch_again(self._checked, resume.cut, schema, channel, run, stats)
         if leftover is None or resume is None or self.expected is not None:
             return None
         rows = resume.rows
@@ -131,7 +135,9 @@ class Beginning:
             raise arranged.error
         arrays = tuple(column[0] for column in arranged.columns)
         straddler = PartialChunk(arrays, spec.axes, arranged.rows[0])
-        what = straddler.differs_from(leftover)
+        # Of a chunk that was taken whole, what the last batch had is compared.
+        most = leftover.rows if spec.dont_rebatch else spec.batch_size
+        what = straddler.differs_from(leftover, most)
         if what:
             raise not_repeatable(worker_id, index, what)
         return straddler.rest(leftover.taken)

@@ -225,28 +225,32 @@ def _parse(transaction: Any, path: str) -> tuple[dict[str, list[Any]], dict[str,
     """What is said of each entry, and what the writer added."""
     try:
         version, about, meta = codec.unpack(bytes(transaction.get(_ABOUT)))
-    except (TypeError, ValueError) as error:
+        if version == LMDB_VERSION:
+            return {str(name): fields for name, *fields in about}, dict(meta)
+    except Exception as error:
+        # What NumPy and msgpack raise for bytes that make no sense is not a small family.
         raise _damaged(path, f"what it says of itself cannot be read: {error}") from error
-    if version != LMDB_VERSION:
-        raise CheckpointError(
-            f"checkpoint {path!r} has version {version}, expected {LMDB_VERSION}; update feeder, "
-            "or name another checkpoint"
-        )
-    return {name: fields for name, *fields in about}, dict(meta)
+    raise CheckpointError(
+        f"checkpoint {path!r} has version {version}, expected {LMDB_VERSION}; update feeder, "
+        "or name another checkpoint"
+    )
 
 
 def _read(transaction: Any, name: str, fields: list[Any], path: str) -> Any:
-    dtype_fields, shape, size = fields
-    data = transaction.get(_key(name))
-    if data is None or len(data) != size:
-        raise _damaged(path, f"its entry {name!r} does not have {size} bytes")
-    if dtype_fields is None:
-        return bytes(data)
     try:
-        dtype = read_dtype(dtype_fields)
+        dtype_fields, shape, size = fields
+        data = transaction.get(_key(name))
+        dtype = None if dtype_fields is None else read_dtype(dtype_fields)
+        wanted = size if dtype is None else size_of(dtype, tuple(shape))
     except ConfigError as error:
         raise CheckpointError(f"checkpoint {path!r} cannot be read here: {error}") from error
-    if size_of(dtype, tuple(shape)) != size:
+    except Exception as error:
+        raise _damaged(path, f"its entry {name!r} makes no sense: {error}") from error
+    if data is None or len(data) != size:
+        raise _damaged(path, f"its entry {name!r} does not have {size} bytes")
+    if dtype is None:
+        return bytes(data)
+    if wanted != size:
         raise _damaged(path, f"its entry {name!r} of {size} bytes is no {dtype} {shape!r}")
     raw = np.frombuffer(bytearray(data), np.uint8)
     return shaped(raw, dtype, tuple(shape))

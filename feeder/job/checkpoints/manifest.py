@@ -8,7 +8,7 @@ parts do.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -44,7 +44,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """How many epochs were done; 0 after the init group."""
     finished_by: str
     """Why the job was finished after it: "condition", "limit", or empty where it was not."""
-    parts: dict[str, Part]
+    parts: Annotated[dict[str, Part], msgspec.Meta(min_length=1)]
     """The part of each node, by the name that the node has in files."""
 
     def check_steps(self, path: str) -> None:

@@ -1,4 +1,4 @@
-"""`feeder.connect`."""
+"""`feeder.connect`: it checks its arguments, then makes the consumer from them."""
 
 from __future__ import annotations
 
@@ -14,11 +14,14 @@ from feeder.service.client.consumer import Consumer
 from feeder.service.client.io_loop import ClientLoop
 from feeder.service.client.options import ConsumerOptions
 from feeder.service.net.addresses import Address, check_connects, default_address, parse
+from feeder.service.net.connection import Connection
 from feeder.service.net.keys import ClientKeys
 from feeder.service.net.security import Security
-from feeder.service.net.sockets import Connection
 
+# The longest frame that a consumer takes. A server sends batches in frames of 31 MiB at most, and a
+# snapshot with up to 256 MiB of rows. A longer frame is refused before it takes memory here.
 _MAX_FRAME_BYTES = 512 * 1024 * 1024
+# 30 years: a deadline so far away is still exact as a float of the monotonic clock.
 _MAX_SECONDS = 1e9
 
 
@@ -85,12 +88,13 @@ def connect(
         LeaseLost: Another consumer holds the queue.
         ResumeError: The position does not fit the feed, or another queue's.
     """
+    # All arguments are checked before anything is opened: an error leaves nothing behind.
     found = _addresses(addresses)
     check_connects(found)
     _check(plane=plane, checksum=checksum, credit=credit, hold=hold)
     landing = _landing(device, stream, credit, hold)
     position = None if resume is None else _position(resume)
-    wish = ConsumerOptions(
+    options = ConsumerOptions(
         addresses=tuple(map(str, found)),
         feed=_name(feed),
         queue=_queue(found) if queue is None else _count("queue", queue),
@@ -105,16 +109,20 @@ def connect(
         reconnect_s=_seconds("reconnect", reconnect),
         who=f"pid {os.getpid()} on {os.uname().nodename}",
     )
-    security = Security(None if keys is None else ClientKeys.read(keys))
+    # Opened last. The consumer's thread closes it when it ends.
+    security = Security(None if keys is None else ClientKeys.from_directory(keys))
 
-    def wire(address: str) -> Connection:
+    # The I/O loop asks for a connection each time that it tries an address, and knows no keys.
+    def make_connection(address: str) -> Connection:
         return Connection(security, parse(address), _MAX_FRAME_BYTES)
 
-    return Consumer(ClientLoop(wish, wire, position, security.close, landing))
+    return Consumer(ClientLoop(options, make_connection, position, security.close, landing))
 
 
 def _position(resume: Any) -> bytes:
-    from feeder.checkpoint.resuming import find_position  # only for those that resume
+    """Return the bytes of the position that `resume` names."""
+    # Imported here, since only consumers that resume need the store of checkpoints.
+    from feeder.checkpoint.resuming import find_position
 
     position = find_position(resume, None).position
     assert position is not None
@@ -122,7 +130,7 @@ def _position(resume: Any) -> bytes:
 
 
 def _landing(device: Any, stream: Any, credit: int, hold: int) -> Landing | None:
-    """The GPU of that name; None for "cpu"."""
+    """Return the GPU of that name; None for "cpu"."""
     if device == "cpu":
         if stream is not None:
             raise ConfigError(f"stream is {stream!r}, but device is 'cpu'; leave it out")
@@ -137,11 +145,13 @@ def _check(*, plane: str, checksum: str, credit: int, hold: int) -> None:
         raise ConfigError(f"plane is {plane!r}, expected 'auto', 'shared' or 'frames'")
     if checksum not in ("auto", "off", "sampled", "full"):
         raise ConfigError(f"checksum is {checksum!r}, expected 'auto', 'off', 'sampled' or 'full'")
+    # The bounds of the wire protocol, said here so that the error has the argument's name.
     if _count("credit", credit) > 1024 or _count("hold", hold) > 1024:
         raise ConfigError(f"credit is {credit} and hold {hold}, expected at most 1024 each")
 
 
 def _addresses(addresses: Any) -> list[Address]:
+    # The launcher may name the servers for all trainers at once; a single host needs no name.
     if addresses is None:
         named = os.environ.get("FEEDER_ADDRESSES", "")
         return [parse(text) for text in named.split(",")] if named else [default_address()]
@@ -152,6 +162,7 @@ def _addresses(addresses: Any) -> list[Address]:
 
 
 def _seconds(name: str, value: Any) -> float:
+    # True is an int to Python, and would be taken for one second.
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if not is_number or not 0 <= value <= _MAX_SECONDS:
         raise ConfigError(f"{name} is {value!r} s, expected 0 to {_MAX_SECONDS:g}")
@@ -177,10 +188,14 @@ def _count(name: str, value: Any) -> int:
 
 
 def _queue(addresses: Sequence[Address]) -> int:
-    """The queue that the launcher's environment tells."""
+    """Return the queue that the launcher's environment names.
+
+    Where the servers are on this host it is the number among this node's trainers, else among all:
+    two nodes' first trainers must not ask one server for the same queue.
+    """
     return queue_of(os.environ, is_near=_is_near(addresses)).number
 
 
 def _is_near(addresses: Sequence[Address]) -> bool:
-    """Whether the servers are on this host."""
+    """Whether all servers are on this host."""
     return all(one.is_loopback or is_this_host(one.host) for one in addresses)

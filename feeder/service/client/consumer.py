@@ -1,4 +1,4 @@
-"""The trainer's end: an iterable of the batches of one queue of a served feed."""
+"""The consumer: an iterable of the batches of one queue of a served feed, for a trainer."""
 
 from __future__ import annotations
 
@@ -35,8 +35,9 @@ from feeder.workers.stream.batch import Batch
 logger = logging.getLogger("feeder")
 
 _STOP_S = 5.0
+"""How long `close` waits for the I/O thread, which waits a second for the server's goodbye."""
 _ANSWER_S = 10.0
-"""How long a server may take to answer a question."""
+"""How long a server may take to answer a request for a snapshot, whose rows may be 256 MiB."""
 
 
 class Consumer:
@@ -47,31 +48,38 @@ class Consumer:
     looks for one again, at each of its addresses, and goes on where it was. Arrays may be kept for
     as long as they are wanted: a consumer that keeps more batches than there are slots for is given
     private copies. `iter` raises `ConfigError` where all batches have been handed out already.
+
+    The thread that reads owns the batches at hand and the position. It shares the inbox with the
+    I/O thread, which owns all else. An interrupt (Ctrl-C) in any method loses no batch.
     """
 
-    def __init__(self, receiver: ClientLoop) -> None:
-        self._receiver = receiver
-        self._inbox = receiver.inbox
-        # Beside those, the one that is being handed out.
-        self._most_held = receiver.wish.hold
+    def __init__(self, loop: ClientLoop) -> None:
+        self._loop = loop
+        self._inbox = loop.inbox
+        # How many batches the user may keep, beside the one that is being handed out.
+        self._most_held = loop.options.hold
+        # Batches that were taken from the inbox together and not handed out yet. A `Loading` stands
+        # here in their place while a state dict is being loaded.
         self._ready: deque[Batch] = deque()
-        self._place: Any = None
+        self._position: Any = None
         self._handed = Handed()
         self._told_at = 0
-        # Batches that are dropped tell of themselves, through their slots; so later than that.
+        # After how many batches the I/O thread is woken to report them. Batches that are dropped
+        # report themselves through their slots, so this is for users who keep theirs.
         self._tell_every = 1
         self._unusable: FeedError | None = None
         self._copies = False
         self._is_read = False
-        # Where the end was told by a `StopIteration`.
+        # Whether the user has seen `StopIteration`: iterating again is a mistake from then on.
         self._end_is_told = False
         self._loaded: bytes | None = None
         self._num_loads = 0
-        self._scope = ThreadGroup()
-        self._scope.start("feeder consumer", receiver.run)
-        forking.enter(self)
-        # One that is forgotten must not hold its queue for ever.
-        self._forgotten = weakref.finalize(self, receiver.ask, receiver.stop)
+        self._thread_group = ThreadGroup()
+        self._thread_group.start("feeder consumer", loop.run)
+        forking.register_owner(self)
+        # A consumer that is dropped without `close` must not hold its queue for ever. There is no
+        # need for it at the interpreter's exit: the server sees that the process ends.
+        self._forgotten = weakref.finalize(self, loop.call_soon, loop.stop)
         self._forgotten.atexit = False
         if self._inbox.landing is not None:
             weakref.finalize(self, self._inbox.landing.end).atexit = False
@@ -85,12 +93,13 @@ class Consumer:
 
     def __iter__(self) -> Iterator[Batch]:
         if self._end_is_told and self._unusable is None:
-            opened = self._reading.opened
+            opened = self._lease.opened
             raise read_again(f"feed {opened.name!r}", opened.epochs)
         return self
 
     def __next__(self) -> Batch:
-        # A try-lock, as in `DeviceFeed`.
+        # A try-lock made of one flag, as in `DeviceFeed`: a real lock could be left held by an
+        # interrupt between its taking and the `try`.
         if self._is_read:
             self._check_usable()
             raise read_by_two("the consumer")
@@ -99,20 +108,24 @@ class Consumer:
             while not (ready := self._ready):
                 self._refill()
             inbox = self._inbox
-            reading: Any = inbox.reading
+            lease: Any = inbox.lease
             handed = inbox.handed + 1
             on_host = inbox.landing is None
             batch = ready[0] if on_host else self._land(ready.popleft())
             point("consumer.handed")
-            kept = handed - reading.base - reading.plane.num_released if reading.lends else 0
+            # What the user still looks at, in slots: above `hold` the server would run out of them,
+            # so the batch is copied and its slot goes back.
+            kept = handed - lease.base - lease.data_path.num_released if lease.lends else 0
             if kept > self._most_held:
                 batch = self._copy(batch)
             if handed - self._told_at > self._tell_every:
-                # Of those before this one: what the server has been told is not taken back.
-                self._receiver.waker.wake()
+                # Only batches before this one are reported: an interrupt from here on makes this
+                # one come again, and what the server was told cannot be taken back.
+                self._loop.waker.wake()
                 self._told_at = handed - 1
-            # What an interrupt takes from the user does not count as handed out, and comes next.
-            self._place, inbox.handed = batch.place, handed
+            # No call stands between these assignments and the `return`, and Python raises
+            # interrupts at calls: a batch that the user never saw does not count, and comes next.
+            self._position, inbox.handed = batch.place, handed
             if on_host:
                 del ready[0]
             return batch
@@ -120,36 +133,38 @@ class Consumer:
             self._is_read = False
 
     def _refill(self) -> None:
-        """Wait for batches; raises what has taken the place of the next."""
+        """Wait for batches; raises what came in the place of the next one."""
         if self._unusable is not None:
             raise self._unusable
         if isinstance(self._ready, Loading):
             self._finish_loading(self._ready)
         self._inbox.begun = True
         if not len(self._inbox.batches):
-            # Nothing is there: what has been used and let go of must be known before the wait.
-            self._receiver.waker.wake()
+            # About to wait: the server may need just the slots that were let go of to go on.
+            self._loop.waker.wake()
         got = self._inbox.batches.get()
-        self._tell_every = 2 * self._reading.tell_every
+        # Twice the lease's own: slots that go back report the batches sooner.
+        self._tell_every = 2 * self._lease.tell_every
         if not isinstance(got, deque):
-            self._place = got
+            self._position = got
             self._end_is_told = True
             raise StopIteration
         rows, counted, queue = sum([batch.rows for batch in got]), self._handed, self._inbox.batches
-        taken = counted.after(len(got), rows, self._reading.count_bytes(got, rows))
-        # No call in between: an interrupt finds all of it or nothing.
+        taken = counted.after(len(got), rows, self._lease.count_bytes(got, rows))
+        # No call stands in between, so an interrupt finds all of it done or nothing: the queue
+        # keeps what it has given until `given` is cleared.
         self._ready = counted.left = got
         counted.taken = taken
         queue.given = None
 
     def _land(self, batch: Batch) -> Batch:
-        """The batch on the GPU."""
+        """Return the batch on the GPU, ordered behind its copy on the user's stream."""
         queue: Any = self._inbox.batches
         landed: Batch = queue.receive(batch)
         return landed
 
     def _copy(self, batch: Batch) -> Batch:
-        """The batch in memory of its own, so that its slot goes back."""
+        """Return the batch in memory of its own, so that its slot goes back."""
         if not self._copies:
             self._copies = True
             logger.warning(
@@ -159,13 +174,20 @@ class Consumer:
             )
         arrays = tuple([array.copy() for array in batch.arrays])
         for array in arrays:
+            # As the slot's arrays are: that a batch was copied must not change what it allows.
             array.flags.writeable = False
-        return batch.with_arrays(arrays)
+        copied = batch.with_arrays(arrays)
+        copied.place.batch = weakref.ref(copied)
+        return copied
 
     def __len__(self) -> int:
-        """Batches of the whole stream on this queue, as if no record were left out; `TypeError`
-        where the server cannot know: it does for sources and a number of epochs."""
-        length = self._reading.opened.length
+        """Return how many batches the whole stream has on this queue, as if no record were left
+        out.
+
+        Raises `TypeError` where the server cannot know it: it does for sources with a number of
+        epochs.
+        """
+        length = self._lease.opened.length
         if length is None:
             raise TypeError("the length of this feed is not known")
         return length
@@ -174,45 +196,50 @@ class Consumer:
         return True  # Else `if consumer` would ask for its length.
 
     @property
-    def _reading(self) -> ClientLease:
-        reading = self._inbox.reading
-        assert reading is not None
-        return reading
+    def _lease(self) -> ClientLease:
+        lease = self._inbox.lease
+        assert lease is not None
+        return lease
 
     # ---- position
 
     def state_dict(self) -> dict[str, bytes]:
-        """The position after the last batch handed out, for a trainer's checkpoint: one key, the
-        same bytes that the feed gives in process. Pure; valid at any time."""
+        """Return the position after the last batch handed out, for a trainer's checkpoint.
+
+        One key, with the same bytes that the feed gives in process. Changes nothing; may be called
+        at any time, from any thread.
+        """
         self._check_forked()
-        self._inbox.tally.ask(time.monotonic())
-        if self._place is not None:
-            return {STATE_KEY: self._place.state(self._reading.columns)}
+        self._inbox.stats.note_position_asked(time.monotonic())
+        if self._position is not None:
+            return {STATE_KEY: self._position.state(self._lease.columns)}
         loaded = self._ready.position if isinstance(self._ready, Loading) else self._loaded
         return {STATE_KEY: loaded or self._inbox.start}
 
     def load_state_dict(self, state_dict: dict[str, bytes]) -> None:
-        """Go on from a state dict; before the first batch alone. Raises `ResumeError`."""
+        """Go on from a state dict, before the first batch; `ResumeError` after it, or if
+        refused."""
         self._check_usable()
-        if self._place is not None:
+        if self._position is not None:
             raise ResumeError("batches have been handed out already; load the state into a fresh "
                               "consumer")  # fmt: skip
         position = bytes(unpack_state_dict(state_dict))
         self._num_loads += 1
-        # What an interrupted `next` had taken, and not handed out, goes with this.
+        # One assignment drops what an interrupted `next` had taken, and says where to go on. If the
+        # wait below is interrupted, the next call finishes the load.
         self._ready = Loading(self._num_loads, position)
         self._finish_loading(self._ready)
 
     def _finish_loading(self, state: Loading) -> None:
-        """Wait until a server has given the queue where a state says; also one whose loading was
-        interrupted."""
+        """Wait until a server has given the queue at a state; finishes an interrupted load too."""
         self._handed.drop()
-        self._receiver.ask(lambda: self._receiver.reopen(state.number, state.position))
+        self._loop.call_soon(lambda: self._loop.reopen(state.number, state.position))
         try:
             self._inbox.wait_for_opened(state.number)
             self._loaded = state.position
         except (ConfigError, ResumeError):
-            self._ready = deque()  # It is refused.
+            # The state is refused: the consumer stands where it stood, and may load another.
+            self._ready = deque()
             raise
         except FeedError:
             self._drop_ready()
@@ -220,45 +247,53 @@ class Consumer:
         self._ready = deque()
 
     def _drop_ready(self) -> None:
-        """Nothing more is handed out. A state that was to be gone on from stays the position."""
+        """Drop what was not handed out. A state that was being loaded stays the position."""
         if isinstance(self._ready, Loading):
             self._loaded = self._ready.position
         self._ready = deque()
 
     def snapshot(self) -> Snapshot:
-        """The position with the leftover rows, as the server has them. Raises `RemoteError` where
-        there is no server, or it does not know them, as just after it was found again
-        (`state_dict` is always there); `ClosedError` after `close`."""
+        """Return the position with its leftover rows, as the server has them.
+
+        Raises `RemoteError` where there is no server, or where it does not know the rows, as just
+        after it was found again (`state_dict` always works). Raises `ClosedError` after `close`.
+        """
         self._check_usable()
-        self._inbox.tally.ask(time.monotonic())
+        self._inbox.stats.note_position_asked(time.monotonic())
         state = self._ready
-        if isinstance(state, Loading):  # It may have been interrupted before that was asked.
-            self._receiver.ask(lambda: self._receiver.reopen(state.number, state.position))
-        question = self._receiver.ask_snapshot()
+        if isinstance(state, Loading):
+            # The load may have been interrupted before it was asked for; asking twice is harmless.
+            self._loop.call_soon(lambda: self._loop.reopen(state.number, state.position))
+        request = self._loop.request_snapshot()
         try:
-            return Snapshot.from_bytes(question.result(_ANSWER_S))
+            return Snapshot.from_bytes(request.result(_ANSWER_S))
         except SnapshotFormatError as error:
             raise RemoteError(f"the server sent a bad snapshot: {error}") from error
 
-    # ---- what is told
+    # ---- figures
 
     @property
     def plane(self) -> str:
         """How the batches come: "shared" or "frames"."""
-        return self._reading.plane.kind
+        return self._lease.data_path.kind
 
     @property
     def path(self) -> str:
-        """What the GPU copies from: "registered memory", where shared memory is read by the GPU
-        itself, or "pinned slots", which batches are written into first; "" without a GPU."""
+        """What the GPU copies from; "" without a GPU.
+
+        "registered memory": it reads shared memory itself. "pinned slots": batches are written into
+        these first.
+        """
         landing = self._inbox.landing
         return "" if landing is None else landing.path
 
     def stats(self) -> dict[str, Any]:
-        """What the consumer has done, in a flat dictionary of numbers, and the plane by name.
-        Seconds include a wait under way. Any thread may call it at any time."""
+        """Return what the consumer has done: a flat dictionary of numbers, and the plane by name.
+
+        Seconds include a wait that is under way. Any thread may call it at any time.
+        """
         _, rows, num_bytes = self._handed.read()
-        figures = self._inbox.stats(rows, num_bytes)
+        figures = self._inbox.summarise(rows, num_bytes)
         return {**figures, "plane": self.plane, "path": self.path}
 
     # ---- life
@@ -269,31 +304,34 @@ class Consumer:
             return
         self._unusable = ClosedError("the consumer is closed")
         self._drop_ready()
-        self._receiver.ask(self._receiver.stop)
-        # Not before: where this is interrupted, who forgets the consumer ends it.
+        self._loop.call_soon(self._loop.stop)
+        # Not before the call above: if this is interrupted, the finaliser still ends the consumer.
         self._forgotten.detach()
-        self._scope.close(_STOP_S)
+        self._thread_group.close(_STOP_S)
         self._handed.drop()
         if self._inbox.landing is not None:
             self._inbox.landing.close()
-        forking.leave(self)
+        forking.unregister_owner(self)
 
-    def fork(self) -> None:
-        """This is a forked child: the sockets and the thread are the parent's."""
+    def abandon_in_child(self) -> None:
+        """Make this object unusable in a forked child: sockets and thread are the parent's."""
         self._unusable = ForkedError(
             "the consumer was connected in the parent process; connect after the fork, or start "
             "children with the spawn method"
         )
+        # First the batches that were not handed out: what the child does not hold it need not copy.
         self._handed.drop()
         self._ready = deque()
         self._forgotten.detach()
-        self._receiver.waker.silence()
+        # The child shares the eventfd: to write to it would wake the parent's thread.
+        self._loop.waker.silence()
         if self._inbox.landing is None:
-            self._inbox.drop()
+            self._inbox.drop_in_child()
 
     def _check_usable(self) -> None:
-        error = self._unusable or self._receiver.failure
+        error = self._unusable or self._loop.failure
         if error is not None:
+            # One object is raised each time: its traceback would grow with every call.
             raise error.with_traceback(None)
 
     def _check_forked(self) -> None:
@@ -312,6 +350,6 @@ class Consumer:
         self.close()
 
     def __repr__(self) -> str:
-        wish = self._receiver.wish
+        options = self._loop.options
         way = f"{self.plane}, {self.path}" if self.path else self.plane
-        return f"<Consumer of queue {wish.queue} of {wish.feed or 'the feed'!r}, {way}>"
+        return f"<Consumer of queue {options.queue} of {options.feed or 'the feed'!r}, {way}>"

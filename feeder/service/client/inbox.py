@@ -1,4 +1,4 @@
-"""What a consumer's I/O thread and its user's thread have in common."""
+"""What a consumer's I/O thread and its user's thread share: batches, the lease, the failure."""
 
 from __future__ import annotations
 
@@ -13,28 +13,35 @@ from feeder.devices.cuda.queue import CudaQueue
 from feeder.devices.host import HostQueue
 from feeder.devices.one_shot_event import OneShotEvent
 from feeder.errors import ClosedError, FeedError
-from feeder.service.client.lease import ClientLease, ConsumerStats
+from feeder.service.client.lease import ClientLease
+from feeder.service.client.stats import ConsumerStats
 from feeder.service.protocol.messages import Report
 from feeder.workers.stream.batch import Batch
 
 
 class Loading(deque[Batch]):
-    """No batches: what the user's thread has in their place until the consumer stands at the
-    position of a state dict. One assignment drops those before and says where to go on, so an
-    interrupt finds both or nothing."""
+    """Stands in the place of the batches at hand while a state dict is being loaded.
+
+    It is empty. One assignment drops the batches before it and says where to go on, so an interrupt
+    finds both done or neither; a load that was interrupted is found and finished by the next call.
+    Owned by the user's thread, and immutable once made.
+    """
 
     def __init__(self, number: int, position: bytes) -> None:
         super().__init__()
         self.number = number
-        """How often a state was loaded, this one counted."""
+        """The number of this load; the first is 1."""
         self.position = position
-        """Where to go on."""
+        """The bytes of the state: where to go on."""
 
 
 class Inbox:
-    """Batches that have come and were not taken yet, and what the user's thread waits for else.
+    """Where the I/O thread leaves what has come, and the user's thread finds it.
 
-    The I/O thread writes; the user's thread waits and reads, and counts `handed`.
+    The I/O thread writes all fields but two: `handed` and `begun` are the user's thread's. Each
+    field is written by one assignment, so a reader without the lock sees an older value and never a
+    torn one. The lock guards what `wait_for_opened` looks at together: the lease, the failure,
+    the number of restarts, and the list of events to ring.
     """
 
     def __init__(self, describe_wait: Callable[[], str], landing: Landing | None = None) -> None:
@@ -42,42 +49,48 @@ class Inbox:
         self._began = time.monotonic()
         self.landing = landing
         """The GPU that batches go to; None where they stay on the host."""
+        # Held for a few assignments, never around a wait: the user's thread waits for an event of
+        # its own. `threading.Condition` would take the lock back in Python code after a wait, and
+        # an interrupt just then makes it release what another thread holds.
         self._lock = threading.Lock()
-        self._bells: list[OneShotEvent] = []
+        self._events: list[OneShotEvent] = []
         self.batches = self._make_queue()
-        """The batches; credit bounds their number."""
-        self.tally = ConsumerStats()
-        """What this consumer counts of itself."""
+        """The batches, in the order of the stream."""
+        self.stats = ConsumerStats()
+        """What this consumer counts of itself, for the server."""
         self.start = b""
-        """Where the consumer stood when it was first given the queue, as a state dict has it."""
+        """The position at which the consumer was first given the queue, as a state dict's bytes."""
         self.received = 0
-        """Batches received since the start."""
+        """Batches received since the start, or since a state was loaded."""
         self.handed = 0
-        """Batches handed to the user since the start."""
+        """Batches handed to the user since the start; written by the user's thread."""
         self.begun = False
-        """Whether the user has asked for a batch."""
-        self.reading: ClientLease | None = None
-        """The lease, or the last one."""
+        """Whether the user has asked for a batch; written by the user's thread."""
+        self.lease: ClientLease | None = None
+        """The lease in force, else the last one; None before the first."""
         self.num_opened = 0
         """How often a server has given the queue."""
         self.num_restarts = 0
-        """The number of the state that was loaded last."""
+        """The number of the load that the I/O thread did last."""
         self._opened_before = 0
         self.failure: FeedError | None = None
-        """Why nothing more will come."""
+        """Why nothing more will come; the first reason stands."""
 
     def _make_queue(self) -> HostQueue | CudaQueue:
         if self.landing is None:
+            # Without a bound: the credit bounds what a server may send, and the I/O thread must
+            # never wait for the user's.
             return HostQueue(2**62, self._describe_wait)
         return self.landing.make_queue(self._describe_wait)
 
     @property
     def has_opened(self) -> bool:
-        """Whether a server has given the queue since a state was loaded last."""
+        """Whether a server has given the queue since the last load."""
         return self.num_opened > self._opened_before
 
-    def drop(self) -> None:
-        """In a forked child: the batches are its parent's to hand out."""
+    def drop_in_child(self) -> None:
+        """In a forked child: let go of the batches, which its parent hands out."""
+        # The clock of waits goes on: counters of one process never fall.
         starved = self.batches.starved
         self.batches = self._make_queue()
         self.batches.starved = starved
@@ -85,38 +98,44 @@ class Inbox:
     # ---- the I/O thread's
 
     def clear(self, number: int) -> None:
-        """Nothing has come: the consumer starts where state `number` says."""
+        """Forget all that has come: the consumer starts where the load of this number says."""
         with self._lock:
             starved = self.batches.starved
-            # One thread reads at a time; another one that waits has nothing to wait for any more.
+            # One thread reads at a time. A thread that still waits at the old queue gets an error
+            # and not silence: nothing will ever be put there.
             self.batches.finish(ClosedError("another thread has loaded a state"))
             self.batches = self._make_queue()
             self.batches.starved = starved
             self.received, self.begun = 0, False
+            # A load may follow a refused one, so the failure of the position before is void.
             self.failure = None
             self.num_restarts = number
             self._opened_before = self.num_opened
 
-    def open(self, reading: ClientLease, start: bytes) -> None:
-        """A server has given the queue."""
+    def set_lease(self, lease: ClientLease, start: bytes) -> None:
+        """Note that a server has given the queue."""
         with self._lock:
-            self.reading, self.start = reading, start
+            self.lease, self.start = lease, start
             self.num_opened += 1
-            self._ring()
+            self._wake_waiters()
 
     def fail(self, error: FeedError) -> None:
-        """Nothing more will come, for the first reason that was given."""
+        """End the stream with an error; of several errors the first is kept."""
+        # Outside the lock, as the queue has its own. Batches before the error are still handed out.
         self.batches.finish(error)
         with self._lock:
             self.failure = self.failure or error
-            self._ring()
+            self._wake_waiters()
 
-    def stats(self, rows: int, num_bytes: int) -> dict[str, Any]:
-        """What has come and been done; `rows` and `num_bytes` of it have been handed out. Any
-        thread may ask."""
-        tally, now = self.tally, time.monotonic()
+    def summarise(self, rows: int, num_bytes: int) -> dict[str, Any]:
+        """Return the consumer's figures; `rows` and `num_bytes` are what was handed out.
+
+        Any thread may call it. Figures are read one after the other, so they may be of moments that
+        lie microseconds apart.
+        """
+        stats, now = self.stats, time.monotonic()
         starved_s, age_s = self.batches.starved.read(now), now - self._began
-        asked_at = tally.asked_at
+        asked_at = stats.position_asked_at
         return {
             "batches": self.handed,
             "rows": rows,
@@ -125,32 +144,34 @@ class Inbox:
             "reconnects": max(0, self.num_opened - 1),
             "starved_s": starved_s,
             "starved_share": starved_s / max(age_s, 1e-9),
-            "checked_s": tally.checked_s,
-            "checksum_failures": tally.corrupt,
+            "checked_s": stats.checked_s,
+            "checksum_failures": stats.corrupt,
             "position_age_s": age_s if asked_at is None else now - asked_at,
             "age_s": age_s,
         }
 
-    def _ring(self) -> None:
-        for bell in self._bells:
-            bell.ring()
-        self._bells = []
+    def _wake_waiters(self) -> None:
+        for event in self._events:
+            event.ring()
+        self._events = []
 
     def report(self) -> Report:
-        """What has come to be since the server was last told."""
-        return self.tally.news(self.batches.starved.read(time.monotonic()))
+        """Return what is new since the server's last report. The I/O thread's."""
+        return self.stats.take_report(self.batches.starved.read(time.monotonic()))
 
     # ---- the user's thread's
 
     def wait_for_opened(self, number: int) -> None:
-        """Wait until a server has given the queue at state `number`, 0 where none was loaded;
-        raises what came instead."""
+        """Wait until a server has given the queue after load `number` (0: none); raises what came
+        instead."""
         while True:
             with self._lock:
+                # An older load's lease or failure says nothing about this one.
                 if self.num_restarts >= number:
                     if self.has_opened:
                         return
                     if self.failure is not None:
                         raise self.failure
-                self._bells.append(bell := OneShotEvent())
-            bell.wait()
+                self._events.append(event := OneShotEvent())
+            # Rung by each change, so what is waited for is looked at again.
+            event.wait()

@@ -1,14 +1,14 @@
-"""The consumer's I/O thread: it connects, receives, tells what was used, and connects again."""
+"""The consumer's I/O thread: it connects, receives, reports what was used, and connects again."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
 import math
-import random
 import time
 from collections import deque
 from collections.abc import Callable
+from typing import Any
 
 from feeder.devices.cuda.landing import Landing
 from feeder.errors import (
@@ -22,384 +22,347 @@ from feeder.errors import (
     RemoteError,
     TransportError,
 )
+from feeder.service.client.failover import Failover, Patience
 from feeder.service.client.inbox import Inbox
 from feeder.service.client.options import ConsumerOptions
 from feeder.service.client.session import ClientSession, SnapshotRequest
 from feeder.service.faults import point
 from feeder.service.memory.fdpass import OwnLimitError
-from feeder.service.net.sockets import Connection, Waker, wait_for
+from feeder.service.net.connection import Connection
+from feeder.service.net.waker import Waker, wait_for
 from feeder.service.protocol import messages as say
 from feeder.service.protocol.coding import decode, encode
-
-# ---- Which of a consumer's addresses is tried, since when, and for how long. Rules: no clock.
-
-
-_TURN_S, _MAX_DOUBLED = 0.25, 2
-"""How long one of several addresses is tried before the next: twice as long in each of two rounds,
-which is enough for a host to show that somebody listens there."""
-_ANSWER_S, _MOST_ANSWER_S = 1.0, 8.0
-"""From then on it may take so long to give the queue: twice as long in each round."""
-_PAUSE_S = 0.1
-"""What listens there and is no server is let alone for so long."""
-_LEASES_AT_FIRST = 4
-"""So many times longer than elsewhere a server at the first address is waited with."""
-
-
-class Failover:
-    """The tries of one consumer. Times are those of a monotonic clock."""
-
-    def __init__(self, addresses: tuple[str, ...]) -> None:
-        self._addresses = addresses
-        self._num = self._num_since = 0
-        self.begins_at = -math.inf
-        """When the next try may begin."""
-        self.ends_at = math.inf
-        """When this one is given up."""
-        self._refused_by: set[int] = set()
-        self.refusal: AuthError | None = None
-        """What one of them said that does not take this client; None where none did."""
-
-    def begin(self, now: float) -> str:
-        """The address to try."""
-        address = self._addresses[self._num % len(self._addresses)]
-        if len(self._addresses) > 1:
-            doubled = min(_MAX_DOUBLED, self._num_since // len(self._addresses))
-            self.ends_at = now + _TURN_S * 2**doubled
-        self._num += 1
-        self._num_since += 1
-        return address
-
-    def reach(self, at: float | None) -> None:
-        """Somebody listens there since then, or nobody as far as is known."""
-        if at is not None and self.ends_at < math.inf:
-            round_ = min(16, (self._num_since - 1) // len(self._addresses))
-            self.ends_at = max(self.ends_at, at + min(_MOST_ANSWER_S, _ANSWER_S * 2**round_))
-
-    def fail(self, now: float) -> None:
-        """It was no server."""
-        self.begins_at = now + _PAUSE_S
-
-    def refuse(self, why: AuthError) -> bool:
-        """It does not take this client; whether every address has said so. A forwarder with nobody
-        behind it looks the same."""
-        self.refusal = why
-        self._refused_by.add((self._num - 1) % len(self._addresses))
-        return len(self._refused_by) == len(self._addresses)
-
-    def patience_s(self, lease_s: float) -> float:
-        """How long to stay with a server that waits for other consumers, who may be at another:
-        without end where there is but one address. Consumers that wait for each other at two
-        servers should not change places at once, so each adds a random part of the time."""
-        if len(self._addresses) == 1:
-            return math.inf
-        is_first = (self._num - 1) % len(self._addresses) == 0
-        return lease_s * (_LEASES_AT_FIRST if is_first else 1) * (1 + random.random())
-
-    def move_on(self) -> None:
-        """Leave the server of the present address: the first one is tried next, or the second by
-        those who are at the first."""
-        self._num = 1 if (self._num - 1) % len(self._addresses) == 0 else 0
-
-    def end(self) -> None:
-        """Nothing has to be tried any more: a server has given the queue, or none will."""
-        self._num_since, self.refusal = 0, None
-        self._refused_by.clear()
-        self.ends_at = math.inf
-
-
-class Patience:
-    """How often a server may give what cannot be taken before it gives a batch."""
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._num, self._received = 0, -1
-
-    def ends(self, received: int) -> bool:
-        """Once more; so many batches have come. Whether that is too often."""
-        if received != self._received:
-            self._num, self._received = 0, received
-        self._num += 1
-        return self._num > self._most
-
 
 logger = logging.getLogger("feeder")
 
 _FAREWELL_S = 1.0
-"""How long a server may take to say goodbye."""
+"""How long the server may take to answer a goodbye. Its answer shows that what was used last has
+arrived, so that the server's checkpoint has it; a hung server must not hold up the trainer's exit.
+"""
 
 
 class ClientLoop:
-    """The I/O thread's state. The user's thread touches `inbox`, `waker` and `ask` alone."""
+    """The state of a consumer's I/O thread, and the thread's body, `run`.
+
+    Owned by the I/O thread. Other threads use `call_soon`, `request_snapshot`, `failure`, `waker`
+    and `inbox`, and pass `stop` and `reopen` to `call_soon`. There is no lock here: a deque carries
+    calls to the thread, and the waker ends its poll.
+    """
 
     def __init__(
         self,
-        wish: ConsumerOptions,
+        options: ConsumerOptions,
         connect: Callable[[str], Connection],
         token: bytes | None,
         at_end: Callable[[], None],
         landing: Landing | None = None,
     ) -> None:
-        self.wish = wish
+        self.options = options
         self._connect, self._at_end = connect, at_end
-        self._wire: Connection | None = None
-        self._tries = Failover(wish.addresses)
-        # What was broken on its way comes again; who gave no memory may just have been killed.
-        self._broken, self._unshared = Patience(1), Patience(10)
-        self._wait_at_most(wish.timeout_s)
+        self._connection: Connection | None = None
+        self._failover = Failover(options.addresses)
+        # What was changed on its way comes right the second time, else memory or a fetch function
+        # is at fault. A server that gave no memory may just have been killed: its successor will.
+        self._corrupt, self._unshared = Patience(1), Patience(10)
+        self._wait_at_most(options.timeout_s)
         self._move_on_at = math.inf
-        self._asked: deque[Callable[[], None]] = deque()
-        self._over = self._leaving = self._resting = False
+        # Calls of other threads. Appending takes no lock, so a finaliser may do it.
+        self._tasks: deque[Callable[[], None]] = deque()
+        # Over: the thread ends. Leaving: goodbye is said. Idle: no server is wanted any more, since
+        # the stream has ended or failed; the thread still serves calls, such as a load.
+        self._over = self._leaving = self._idle = False
         self._ending: FeedError | None = None
         self.waker = Waker()
-        """Wakes the I/O thread."""
-        self.inbox = Inbox(lambda: self._talk.describe_wait(), landing)
-        """What has come."""
-        self._talk = ClientSession(
-            wish, token, self.inbox, self.waker.wake, self._say, self._why_too_long
+        """Wakes the I/O thread; for any thread."""
+        self.inbox = Inbox(lambda: self._session.describe_wait(), landing)
+        """What has come, for the user's thread."""
+        self._session = ClientSession(
+            options, token, self.inbox, self.waker.wake, self._send, self._why_too_long
         )
 
     # ---- asked by the user's thread
 
     @property
     def failure(self) -> FeedError | None:
-        """Why nothing can be asked any more; None where something can."""
+        """Why the thread takes no calls any more; None while it does."""
         return self.inbox.failure if self._over else None
 
-    def ask(self, what: Callable[[], None]) -> None:
-        """Have something done by the I/O thread; from any thread."""
-        self._asked.append(what)
+    def call_soon(self, what: Callable[[], None]) -> None:
+        """Have something done by the I/O thread. From any thread, also from a finaliser."""
+        self._tasks.append(what)
         self.waker.wake()
+        # The thread may have ended between its last look and this: then nobody else would do it,
+        # and whoever asked would wait for ever.
         if self._ending is not None:
-            self._end_asked(self._ending)
+            self._run_last_tasks(self._ending)
 
     def stop(self) -> None:
-        """Say goodbye, and wait for the server's; done by the I/O thread."""
-        reading = self.inbox.reading
-        if self._leaving or reading is None or not self._holds_lease:
+        """Say goodbye and wait for the server's answer. In the I/O thread."""
+        lease = self.inbox.lease
+        if self._leaving or lease is None or not self._holds_lease:
             self._over = True
             return
         self._leaving = True
         self._wait_at_most(_FAREWELL_S)
-        # What nobody has taken goes back with the goodbye.
+        # First let go of what nobody has taken: its slots go back with the goodbye, and an arena of
+        # which all slots are back serves the next consumer, without new pages from the system.
         self.inbox.fail(ClosedError("the consumer is closed"))
         self.inbox.batches.close()
-        reading.leave(self.inbox.handed)
+        lease.say_bye(self.inbox.handed)
 
-    def ask_snapshot(self) -> SnapshotRequest:
-        """Ask for the state after what has been handed out."""
-        question = SnapshotRequest()
-        self.ask(lambda: self._talk.ask_snapshot(question))
-        return question
+    def request_snapshot(self) -> SnapshotRequest:
+        """Ask for the state after what has been handed out. From any thread."""
+        request = SnapshotRequest()
+        self.call_soon(lambda: self._session.request_snapshot(request))
+        return request
 
     def reopen(self, number: int, token: bytes) -> None:
-        """Start where state `number` says, unless that was done, before any batch was handed out;
-        done by the I/O thread."""
+        """Start where load `number` says, before any batch was handed out. In the I/O thread."""
+        # An interrupted load is asked for again by the next call, so it may come twice.
         if number <= self.inbox.num_restarts:
             return
-        if self._wire is not None:
-            self._wire.unwatch()
-        self._resting = False
-        self._wait_at_most(self.wish.timeout_s)
-        if not self._talk.restart(number, token):
-            self._close_wire()
+        if self._connection is not None:
+            # The lease's connection for descriptors is closed below, which is no trouble then.
+            self._connection.unwatch()
+        self._idle = False
+        self._wait_at_most(self.options.timeout_s)
+        if not self._session.restart(number, token):
+            self._close_connection()
 
     @property
     def _holds_lease(self) -> bool:
-        return self._wire is not None and self._talk.holds_lease
+        return self._connection is not None and self._session.holds_lease
 
     # ---- the thread
 
     def run(self) -> None:
-        """Thread body."""
+        """Thread body. Whatever ends it, whoever waits or calls is told."""
         failure: FeedError = ClosedError("the consumer is closed")
         try:
             while not self._over:
                 self._step()
         except ConfigError as error:
+            # A setting that shows to be wrong only with the server's answer: the user's to mend.
             failure = error
         except Exception as error:
             logger.exception("the consumer's I/O thread failed")
             failure = RemoteError(f"the consumer failed: {type(error).__name__}: {error}")
             failure.__cause__ = error
         self._over = True
-        self._close_wire()
+        self._close_connection()
         self._at_end()
+        # From here on `call_soon` runs calls itself; those that came just before are run here.
         self._ending = failure
-        self._end_asked(failure)
+        self._run_last_tasks(failure)
 
-    def _end_asked(self, failure: FeedError) -> None:
-        """Nothing is left for the thread, which has ended; nor does anybody wait for it."""
+    def _run_last_tasks(self, failure: FeedError) -> None:
+        """Run the calls that the thread no longer will, and tell waiters the failure.
+
+        The thread has ended, so whichever thread comes here does it; `popleft` gives each call to
+        one of them.
+        """
         with contextlib.suppress(IndexError):
             while True:
-                self._asked.popleft()()
-        if self.inbox.failure is None:  # Else a finaliser would take locks for nothing.
+                self._tasks.popleft()()
+        # Checked first, since a finaliser may come here and must not take locks for nothing.
+        if self.inbox.failure is None:
             self.inbox.fail(failure)
 
     def _step(self) -> None:
-        """Wait for something, and do what there is to do."""
+        """Wait for something to happen, then do all there is to do."""
         now = time.monotonic()
-        if self._wire is None and not self._resting and now >= self._tries.begins_at:
-            self._begin(now)
-        timeout_s = max(0.0, self._look_again_at() - time.monotonic())
-        wire = self._wire
-        if wire is None:
+        if self._connection is None and not self._idle and now >= self._failover.try_at:
+            self._try_next_address(now)
+        timeout_s = max(0.0, self._next_deadline() - time.monotonic())
+        connection = self._connection
+        if connection is None:
             wait_for(self.waker, timeout_s)
         else:
-            ready = wire.poll(timeout_s)
+            ready = connection.poll(timeout_s)
             if ready.messages:
-                self._receive(wire)
-            if ready.trouble and wire is self._wire:
-                self._on_trouble(wire)
+                self._receive(connection)
+            if ready.trouble and connection is self._connection:
+                self._on_trouble(connection)
+        # Cleared before the looking: what comes in between wakes the next poll.
         self.waker.clear()
-        reading = self.inbox.reading
-        if reading is not None and not self._leaving and self._talk.state in ("streaming", "ended"):
-            reading.tell(self.inbox.handed, begun=self.inbox.begun)
-        while self._asked:
-            self._asked.popleft()()
-        self._look_at_clock()
+        lease = self.inbox.lease
+        # Before the calls: a snapshot that is asked for counts on what was used being told.
+        is_served = self._session.state in ("streaming", "ended")
+        if lease is not None and is_served and not self._leaving:
+            lease.tell_used(self.inbox.handed, begun=self.inbox.begun)
+        while self._tasks:
+            self._tasks.popleft()()
+        self._check_deadlines()
 
-    def _look_again_at(self) -> float:
-        reading = self.inbox.reading
-        renew_at = reading.renew_at if reading is not None and self._holds_lease else math.inf
-        is_between = self._wire is None and not self._resting
-        try_at = self._tries.begins_at if is_between else self._tries.ends_at
-        return min(self._give_up_at, try_at, renew_at, self._move_on_at)
+    def _next_deadline(self) -> float:
+        """Return when something is due next (monotonic clock)."""
+        lease = self.inbox.lease
+        renew_at = lease.renew_at if lease is not None and self._holds_lease else math.inf
+        is_between = self._connection is None and not self._idle
+        failover = self._failover
+        turn_at = failover.try_at if is_between else failover.turn_ends_at
+        return min(self._give_up_at, turn_at, renew_at, self._move_on_at)
 
-    def _look_at_clock(self) -> None:
-        now, reading = time.monotonic(), self.inbox.reading
+    def _check_deadlines(self) -> None:
+        now, lease = time.monotonic(), self.inbox.lease
         if now >= self._give_up_at:
             self._give_up()
-        elif now >= self._tries.ends_at and not self._holds_lease:
-            self._close_wire()
-        if reading is not None and self._holds_lease and now >= reading.renew_at:
-            reading.tell(self.inbox.handed, renew=True)
-        self._look_for_others(now)
+        # A turn ends a search, never a lease.
+        elif now >= self._failover.turn_ends_at and not self._holds_lease:
+            self._close_connection()
+        if lease is not None and self._holds_lease and now >= lease.renew_at:
+            lease.tell_used(self.inbox.handed, renew=True)
+        self._leave_where_others_lack(now)
 
-    def _look_for_others(self, now: float) -> None:
-        """Where the server has waited for other consumers for long, these may be at another."""
-        reading = self.inbox.reading
-        if reading is None or self._leaving or not self._talk.waits_for_others:
+    def _leave_where_others_lack(self, now: float) -> None:
+        """Leave a server that has long lacked other consumers: they may be at another address."""
+        lease = self.inbox.lease
+        if lease is None or self._leaving or not self._session.waits_for_others:
             self._move_on_at = math.inf
         elif self._move_on_at == math.inf:
-            self._move_on_at = now + self._tries.patience_s(reading.opened.lease_s)
+            self._move_on_at = now + self._failover.patience_s(lease.opened.lease_s)
         elif now >= self._move_on_at:
             self._move_on_at = math.inf
-            self._tries.move_on()
-            reading.leave(self.inbox.handed)
-            self._lose(f"{self._talk.describe_wait()}, who may be at another address")
+            self._failover.move_on()
+            lease.say_bye(self.inbox.handed)
+            self._lose(f"{self._session.describe_wait()}, who may be at another address")
 
     def _give_up(self) -> None:
+        """End what has taken too long: a goodbye, or the search for a server."""
         if self._leaving:
             self._over = True
             return
-        where = ", ".join(self.wish.addresses)
+        where = ", ".join(self.options.addresses)
         why = f"no answer from {where} within {self._limit_s} s; does `feeder serve` run there?"
-        self._fail(self._tries.refusal or ConnectTimeout(why))
+        # A refusal says more than that nobody answered.
+        self._fail(self._failover.refusal or ConnectTimeout(why))
 
     def _wait_at_most(self, limit_s: float) -> None:
         self._limit_s, self._give_up_at = limit_s, time.monotonic() + limit_s
 
     # ---- the connection
 
-    def _begin(self, now: float) -> None:
-        """Try the next address."""
-        self._wire = self._connect(self._tries.begin(now))
-        self._wire.wake_with(self.waker)
-        self._talk.begin()
+    def _try_next_address(self, now: float) -> None:
+        """Begin a connection to the next address; ZeroMQ makes it in its own thread."""
+        self._connection = self._connect(self._failover.next_address(now))
+        self._connection.wake_with(self.waker)
+        self._session.open()
 
-    def _say(self, message: say.Message) -> None:
-        if self._wire is not None:
-            self._wire.send(encode(message))
+    def _send(self, message: say.Message) -> None:
+        if self._connection is not None:
+            self._connection.send(encode(message))
 
     def _why_too_long(self, num_bytes: int) -> str | None:
-        return None if self._wire is None else self._wire.why_too_long(num_bytes)
+        return None if self._connection is None else self._connection.why_too_long(num_bytes)
 
-    def _receive(self, wire: Connection) -> None:
+    def _receive(self, connection: Connection) -> None:
+        """Take the messages that are there; what cannot be taken says whether to come back."""
         try:
-            for data, frames in wire.receive():
+            for data, frames in connection.receive():
                 message = decode(data, from_consumer=False)
-                if self._leaving:
-                    self._over = self._over or isinstance(message, say.Farewell)
-                    continue
-                was_asking = self._talk.state == "opening"
-                error = self._talk.hear(message, frames)
-                if isinstance(message, say.Opened):
-                    self._tries.end()
-                    self._give_up_at = math.inf
-                    wire.watch(self._talk.connection)
-                elif error is not None and isinstance(message, say.Farewell):
-                    self._lose(str(error), rests=self._talk.has_ended)
-                elif error is not None and not (was_asking and self._talk.comes_back_after(error)):
-                    self._fail(error)
-                if self._wire is not wire:
+                self._take_message(message, frames, connection)
+                # The message may have ended the connection: what else it brought is void.
+                if self._connection is not connection:
                     return
         except ProtocolError as error:
-            if wire.is_own or (wire.trouble() is not None and wire.is_own):
-                return self._lose("nobody listens there")  # It has heard itself.
-            self._lose_over(error, is_last=self._broken.ends(self.inbox.received))
+            if connection.is_own or (connection.trouble() is not None and connection.is_own):
+                # Its own question came back: the system gave it the port that it connects to.
+                return self._lose("nobody listens there")
+            self._lose_over(error, is_last=self._corrupt.ends(self.inbox.received))
         except OwnLimitError as error:
-            wire.unwatch()
-            if self.wish.plane == "shared":
+            # This process cannot map the arena, now or later. Over the same connection it asks for
+            # frames, once: to come back would have the feed begin anew for all queues each time.
+            connection.unwatch()
+            if self.options.plane == "shared":
                 self._lose_over(TransportError(*error.args), is_last=True)
-            elif not self._talk.do_without_shared(str(error)):
+            elif not self._session.do_without_shared(str(error)):
                 self._lose(str(error))
         except TransportError as error:
-            # Its shared memory cannot be had: it may have been killed just now.
+            # The server's shared memory cannot be had: the server may have been killed just now.
             self._lose_over(error, is_last=self._unshared.ends(self.inbox.received))
         except (ConfigError, DeviceError) as error:
+            # It would be the same at any server.
             self._lose_over(error, is_last=True)
 
-    def _on_trouble(self, wire: Connection) -> None:
-        error = wire.trouble()
-        self._tries.reach(wire.reached_at)
-        if isinstance(error, AuthError) and not self.inbox.num_opened and self._tries.refuse(error):
+    def _take_message(
+        self, message: say.Message, frames: list[Any], connection: Connection
+    ) -> None:
+        """Hand a message to the session, and do what follows from it for the connection."""
+        if self._leaving:
+            # Batches that are still on their way are nobody's any more.
+            self._over = self._over or isinstance(message, say.Farewell)
+            return
+        # Looked at before the message moves the session on: a refusal of the question itself may be
+        # answered by asking otherwise.
+        was_asking = self._session.state == "opening"
+        error = self._session.handle(message, frames)
+        if isinstance(message, say.Opened):
+            self._failover.reset()
+            self._give_up_at = math.inf
+            connection.watch(self._session.attachment)
+        elif error is not None and isinstance(message, say.Farewell):
+            self._lose(str(error), goes_idle=self._session.has_ended)
+        elif error is not None and not (was_asking and self._session.rejoins_after(error)):
+            self._fail(error)
+
+    def _on_trouble(self, connection: Connection) -> None:
+        error = connection.trouble()
+        self._failover.note_reached(connection.reached_at)
+        # A server that gave the queue once knows this client: a later refusal is a passing one.
+        is_first = not self.inbox.num_opened
+        if isinstance(error, AuthError) and is_first and self._failover.note_refusal(error):
             self._fail(error)
         elif error is not None:
             self._lose(str(error))
 
     def _lose_over(self, error: FeedError, *, is_last: bool) -> None:
-        """What came cannot be taken: the server would go on sending it."""
+        """Leave a server whose message cannot be taken: it would go on sending it."""
         if is_last:
             self.inbox.fail(error)
-        self._lose(str(error), rests=is_last)
+        self._lose(str(error), goes_idle=is_last)
 
-    def _lose(self, why: str, *, rests: bool = False) -> None:
-        """The connection is gone: look for a server again, where there is more to come."""
+    def _lose(self, why: str, *, goes_idle: bool = False) -> None:
+        """Give the connection up, and look for a server again where there is more to come."""
         if self._leaving:
             self._over = True
             return
-        state = self._talk.state
-        if self._wire is not None and (self._wire.connected_at is None or self._wire.is_own):
-            self._tries.fail(time.monotonic())
-        self._close_wire()
-        if rests or state in ("failed", "refused"):
+        state = self._session.state
+        connection = self._connection
+        if connection is not None and (connection.connected_at is None or connection.is_own):
+            self._failover.pause(time.monotonic())  # It was no server.
+        self._close_connection()
+        if goes_idle or state in ("failed", "refused"):
             if state == "refused":
-                self.inbox.fail(TransportError(why))  # Unless a reason was told before.
-            return self._rest()
-        self._talk.come_back()
-        if self._give_up_at == math.inf and not self._talk.has_ended:
-            # It was served: the time to come back begins.
+                # A session that ends without a reason gives one: else `next` waits for ever. A
+                # reason that was given before stands.
+                self.inbox.fail(TransportError(why))
+            return self._go_idle()
+        self._session.prepare_rejoin()
+        if self._give_up_at == math.inf and not self._session.has_ended:
+            # It was served until now, so the time to come back begins here. Later losses, while
+            # it searches, do not prolong it.
             point("consumer.lost")
             logger.warning("consumer: %s; looking for a server", why)
-            self._wait_at_most(self.wish.reconnect_s)
+            self._wait_at_most(self.options.reconnect_s)
 
     def _fail(self, error: FeedError) -> None:
-        """Nothing more will come."""
+        """End the stream with an error; a lease stays, as the user may still ask for a snapshot."""
         self.inbox.fail(error)
         if not self._holds_lease:
-            self._close_wire()
-            self._rest()
+            self._close_connection()
+            self._go_idle()
 
-    def _rest(self) -> None:
-        """There is nobody to talk to any more."""
-        self._resting = True
-        self._tries.end()
+    def _go_idle(self) -> None:
+        """Stop looking for a server; the thread lives on for calls of other threads."""
+        self._idle = True
+        self._failover.reset()
         self._give_up_at = math.inf
 
-    def _close_wire(self) -> None:
-        wire, self._wire = self._wire, None
-        if wire is not None:
-            wire.close()
-        self._talk.drop_questions("the connection has ended")
-        if self.inbox.reading is not None:
-            self.inbox.reading.plane.close()
+    def _close_connection(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+        # Nobody will answer: whoever waits for a snapshot is told so now and not in ten seconds.
+        self._session.refuse_requests("the connection has ended")
+        if self.inbox.lease is not None:
+            self.inbox.lease.data_path.close()

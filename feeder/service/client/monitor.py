@@ -1,4 +1,8 @@
-"""A monitor: it asks a server what its feeds do, and takes nothing from it."""
+"""A monitor: it asks a server for the figures of its feeds, and takes no queue.
+
+A monitor has a state of the protocol of its own: after its first question nothing but questions is
+legal, so that a monitor can never take a queue from a trainer.
+"""
 
 from __future__ import annotations
 
@@ -10,21 +14,25 @@ import msgspec
 
 from feeder.errors import ConnectTimeout, ProtocolError, TransportError
 from feeder.observe.figures import Figures, from_json
-from feeder.service.client.lease import error_of
+from feeder.service.client.remote import error_of
 from feeder.service.net.addresses import check_connects, default_address, parse
+from feeder.service.net.connection import Connection
 from feeder.service.net.keys import ClientKeys
 from feeder.service.net.security import Security
-from feeder.service.net.sockets import Connection
 from feeder.service.protocol import messages as say
 from feeder.service.protocol.coding import decode, encode
 from feeder.service.protocol.fields import SEEN_BYTES
 from feeder.service.protocol.session import CONSUMER, Session
 
+# The longest answer, and what its message holds beside the figures. ZeroMQ drops a peer that sends
+# a longer frame, before its bytes take memory here.
 _MAX_BYTES = SEEN_BYTES + 1024
 
 
 class Monitor:
-    """Asks one server, over one connection at a time; used by one thread. A context manager.
+    """Asks one server, over one connection at a time. A context manager.
+
+    Owned by the thread that calls it: no two threads may use it at once.
 
     Raises `ConfigError` where the address or the keys are wrong.
     """
@@ -34,47 +42,55 @@ class Monitor:
     ) -> None:
         self._address = default_address() if address is None else parse(address)
         check_connects([self._address])
-        self._security = Security(None if keys is None else ClientKeys.read(keys))
-        self._wire: Connection | None = None
+        self._security = Security(None if keys is None else ClientKeys.from_directory(keys))
+        self._connection: Connection | None = None
         self._session = Session(CONSUMER)
         self._receipt = b""
 
     @property
     def address(self) -> str:
-        """The server's."""
+        """The address of the server."""
         return str(self._address)
 
-    def look(self, timeout_s: float = 5.0) -> Figures:
-        """What the server's feeds have done. Raises `ConnectTimeout`, `AuthError` and other
-        `TransportError`s; the next call connects again."""
+    def fetch(self, timeout_s: float = 5.0) -> Figures:
+        """Return what the server's feeds have done.
+
+        Raises `ConnectTimeout`, `AuthError` and other `TransportError`s; after an error the next
+        call connects again.
+        """
         try:
-            return self._look(time.monotonic() + timeout_s, timeout_s)
+            return self._fetch(time.monotonic() + timeout_s, timeout_s)
         except BaseException:
+            # An answer may still be on its way, and would be taken for that of the next question.
             self._drop()
             raise
 
-    def _look(self, ends: float, timeout_s: float) -> Figures:
-        wire = self._wire
-        if wire is None:
-            wire = self._wire = Connection(self._security, self._address, _MAX_BYTES)
+    def _fetch(self, ends: float, timeout_s: float) -> Figures:
+        connection = self._connection
+        if connection is None:
+            connection = self._connection = Connection(self._security, self._address, _MAX_BYTES)
+            # A receipt is worth something over the connection that it came over, and no other.
             self._session, self._receipt = Session(CONSUMER), b""
             self._session.on("connect")
+        # The receipt proves that the last answer was read: else a peer that asks and never reads
+        # would have the server hold its answers in memory.
         message = say.Look(version=say.PROTOCOL_VERSION, receipt=self._receipt)
         self._session.on("Look")
-        wire.send(encode(message))
+        connection.send(encode(message))
         while (left_s := ends - time.monotonic()) > 0:
-            ready = wire.poll(left_s)
-            if ready.messages and (figures := self._receive(wire)) is not None:
+            ready = connection.poll(left_s)
+            if ready.messages and (figures := self._receive(connection)) is not None:
                 return figures
-            if ready.trouble and (error := wire.trouble()) is not None:
+            if ready.trouble and (error := connection.trouble()) is not None:
                 raise error
         raise ConnectTimeout(
             f"no answer from {self.address} within {timeout_s:g} s; does `feeder serve` run there?"
         )
 
-    def _receive(self, wire: Connection) -> Figures | None:
-        for data, _ in wire.receive():
+    def _receive(self, connection: Connection) -> Figures | None:
+        for data, _ in connection.receive():
             message = decode(data, from_consumer=False)
+            # Raises where the message may not come now, so the cases below are all there are.
             self._session.on(type(message).__name__)
             match message:
                 case say.Seen():
@@ -87,12 +103,12 @@ class Monitor:
         return None
 
     def _drop(self) -> None:
-        wire, self._wire = self._wire, None
-        if wire is not None:
-            wire.close()
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
 
     def close(self) -> None:
-        """End the connection. Harmless when done before."""
+        """End the connection. Closing twice is harmless."""
         self._drop()
         self._security.close()
 
@@ -112,6 +128,7 @@ def _figures(data: bytes) -> Figures:
     try:
         return from_json(data)
     except msgspec.MsgspecError as error:
+        # Figures have no version: both ends are expected to run one release.
         raise ProtocolError(
             f"the server's figures cannot be read: {error}; use the same feeder on both sides"
         ) from error

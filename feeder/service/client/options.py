@@ -1,48 +1,48 @@
-"""What a consumer asks a server for."""
+"""What a consumer was told to ask a server for, checked, and the message that asks."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
 
-from feeder.service.net.sockets import boot_id
+from feeder.service.net.kernel import boot_id
 from feeder.service.protocol import messages as say
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerOptions:
-    """What a consumer asks for."""
+    """The arguments of `feeder.connect`, checked. Immutable, so any thread may read them."""
 
     addresses: tuple[str, ...]
-    """Where servers may be; tried in turn."""
+    """Addresses of servers, which are tried in turn."""
     feed: str
-    """Name of the feed; empty is the only one."""
+    """Name of the feed; empty means the only feed of the server."""
     queue: int
     """Number of the queue."""
     credit: int
-    """Batches that may be under way; 0 goes by their size."""
+    """Batches that may be on their way; 0 lets the server choose by their size."""
     hold: int
-    """Batches that the user may keep beside them."""
+    """Batches that the user may keep, beside those on their way."""
     rejoins: bool
-    """Whether this consumer goes on alone, wherever the others stand."""
+    """Whether this consumer comes back alone, wherever the other queues stand."""
     takes_over: bool
-    """Whether to take the queue from a consumer that lives."""
+    """Whether to take the queue from a consumer that is alive."""
     plane: Literal["auto", "shared", "frames"]
-    """How batches are to come."""
+    """How batches shall come; "auto" tries shared memory first."""
     why_frames: str = "frames were asked for"
-    """Why in frames, where they are to come so."""
+    """Why batches come in frames, where `plane` is "frames"; the server shows it."""
     checksum: Literal["auto", "off", "sampled", "full"]
-    """How they are checked."""
+    """How batches are checked."""
     writable: bool
-    """Whether batches are to be the user's own, to write into, whatever the feed says."""
+    """Whether batches are copied for the user to write into, whatever the feed says."""
     timeout_s: float
-    """How long a server may take to answer at first."""
+    """Seconds that a server may take to give the queue the first time."""
     reconnect_s: float
-    """How long a server may be away later."""
+    """Seconds without a server, later, after which `next` raises."""
     who: str
-    """This consumer, in words for messages."""
+    """Name of this consumer, for messages to people."""
 
-    def ask(
+    def open_message(
         self,
         *,
         token: bytes | None,
@@ -53,7 +53,7 @@ class ConsumerOptions:
         attempt: int,
         ended: tuple[int, ...],
     ) -> say.Open:
-        """The message that asks for the queue."""
+        """Return the message that asks for the queue."""
         return say.Open(
             version=say.PROTOCOL_VERSION,
             feed=self.feed,
@@ -64,10 +64,15 @@ class ConsumerOptions:
             intent="rejoin" if rejoins else "start",
             undecided=undecided,
             takeover=takes_over,
+            # These two fence off this consumer's own older questions, whatever connection they
+            # came over: the connection proves nothing.
             consumer=consumer,
             attempt=attempt,
             ended=ended,
+            # For people: messages name the consumer, nothing depends on the text.
             who=self.who,
+            # Equal boot ids mean one kernel, so one that can pass descriptors. An empty id asks the
+            # server not to offer shared memory, and to make no arenas for this consumer.
             boot_id=boot_id() if self.plane != "frames" else "",
             checksum=self.checksum,
         )

@@ -1,6 +1,6 @@
-"""What a consumer and a server say to each other, as the consumer sees it.
+"""The client session: what this consumer is to the server, and what each message changes.
 
-The state of the conversation without its connection: the I/O thread owns both.
+It knows no socket and no clock: the I/O loop connects, and hands messages in and out.
 """
 
 from __future__ import annotations
@@ -14,40 +14,45 @@ from typing import Any
 
 from feeder.devices.one_shot_event import OneShotEvent
 from feeder.errors import FeedError, ProtocolError, RemoteError, ResumeError, TransportError
+from feeder.service.client.data_path import DataPath
 from feeder.service.client.inbox import Inbox
-from feeder.service.client.lease import ClientLease, DataPath, RemotePosition, columns_in, error_of
+from feeder.service.client.lease import ClientLease
 from feeder.service.client.options import ConsumerOptions
+from feeder.service.client.remote import RemotePosition, columns_in, error_of
 from feeder.service.faults import point
 from feeder.service.memory.fdpass import Attachment
 from feeder.service.protocol import messages as say
 from feeder.service.protocol.session import CONSUMER, Session
 
-# ---- What a user's thread asks a server, by way of the I/O thread.
-
 
 class SnapshotRequest:
-    """A snapshot that is wanted. The I/O thread answers, and the user's thread waits, which may be
-    interrupted: not so at a `Future` (see `OneShotEvent`)."""
+    """A user's question for a snapshot: the I/O thread answers it, and the user's thread waits.
+
+    The I/O thread owns the answer, but for a wait that is given up. A `Future` will not do: its
+    wait, when interrupted, may release a lock that another thread holds (see `OneShotEvent`).
+    """
 
     def __init__(self) -> None:
-        self._bell = OneShotEvent()
+        self._event = OneShotEvent()
         self._answer: bytes | RemoteError | None = None
         self.given_up = False
-        """Whether nobody waits any more."""
+        """Whether nobody waits for the answer any more."""
 
     def answer(self, answer: bytes | RemoteError) -> None:
-        """The first one counts."""
+        """Give the answer; the first one counts."""
+        # The waiter may have given up just now, and has its own answer then.
         if self._answer is None:
             self._answer = answer
-        self._bell.ring()
+        self._event.ring()
 
     def refuse(self, why: str) -> None:
-        """There is no snapshot."""
+        """Answer that there is no snapshot."""
         self.answer(RemoteError(f"no snapshot: {why}; use state_dict()"))
 
     def result(self, timeout_s: float) -> bytes:
-        """Wait for the snapshot's bytes. Raises `RemoteError` where there is none."""
-        if not self._bell.wait(timeout_s):
+        """Wait for the snapshot's bytes; `RemoteError` where there is none. The user's thread's."""
+        if not self._event.wait(timeout_s):
+            # Told to the I/O thread first, which then need not send the question at all.
             self.given_up = True
             self.refuse(f"no answer within {timeout_s:g} s")
         answer = self._answer
@@ -60,7 +65,7 @@ class SnapshotRequest:
 logger = logging.getLogger("feeder")
 
 _BESIDE_BYTES = 2048
-"""What a question for a queue holds beside a position, about."""
+"""What the message that asks for a queue holds beside the position, rounded up."""
 _UNKNOWN = (
     "the server does not know the leftover rows here, or they are more than 256 MiB; take a batch "
     "and ask again"
@@ -68,189 +73,225 @@ _UNKNOWN = (
 
 
 class ClientSession:
-    """Who this consumer is to the server, where it stands, and what it was told."""
+    """The state of the conversation with a server: the lease, the position, the questions asked.
+
+    Owned by the I/O thread. `describe_wait` and `state` are read by any thread: each field they
+    look at is replaced as a whole. The legal messages are those of the protocol's table
+    (`feeder.service.protocol.session`), which `handle` consults before anything else.
+    """
 
     def __init__(
         self,
-        wish: ConsumerOptions,
+        options: ConsumerOptions,
         token: bytes | None,
         inbox: Inbox,
         wake: Callable[[], None],
-        tell: Callable[[say.Message], None],
+        send: Callable[[say.Message], None],
         why_too_long: Callable[[int], str | None],
     ) -> None:
-        self._wish = wish
+        self._options = options
         self._inbox = inbox
         self._wake = wake
-        self._tell = tell
+        self._send = send
         self._why_too_long = why_too_long
+        # Whether it was warned that a position is too long, and whether the feed has run for it.
         self._has_warned = self._has_run = False
-        # Where the next batch comes from: after the last one that came, else at the token.
+        # Where the next batch comes from: after the last one that came, else at the token. The last
+        # one *received* and not the last handed out: those between wait here and stay valid.
         self._last: Any = None
         self._token = token
-        self._has_position = token is not None or wish.rejoins
+        self._has_position = token is not None or options.rejoins
+        # Names this consumer to servers, with a count of its questions: a connection proves
+        # nothing, and an older question may arrive after a newer one.
         self._consumer = secrets.token_bytes(16)
         self._attempt = self._num_opens = 0
-        self._generation = self._receipt = b""  # Of the lease in force.
-        # Queues that the feed waits for, and those that it need not wait for any more.
+        # Of the lease in force: its fencing token, and the receipt of the last snapshot.
+        self._generation = self._receipt = b""
+        # Queues that the feed waits for, and queues that have had everything. A new server cannot
+        # know the latter, as their trainers may be gone: consumers tell it.
         self._waiting: tuple[int, ...] = ()
         self._ended: tuple[int, ...] = ()
-        # Snapshots that are wanted, and the one that has been asked for.
-        self._questions: deque[SnapshotRequest] = deque()
-        self._asked: SnapshotRequest | None = None
-        # Whether the server answers: not where it has ended the lease, or the connection is gone.
+        # Snapshots that users wait for, and the one that the server was asked for. One at a time:
+        # each question must bring the receipt of the answer before it.
+        self._requests: deque[SnapshotRequest] = deque()
+        self._pending: SnapshotRequest | None = None
+        # False where the server has ended the lease or the connection is gone: a question would
+        # have no answer then, and is refused at once.
         self._is_answered = False
-        self._session = Session(CONSUMER)
-        self.rejoins = wish.rejoins
-        """Whether this consumer goes on alone, wherever the others stand."""
+        self._protocol = Session(CONSUMER)
+        self.rejoins = options.rejoins
+        """Whether this consumer comes back alone, wherever the other queues stand."""
         self.has_ended = False
-        """Whether all batches have come."""
+        """Whether all batches have come; the user may still hold some."""
 
     @property
     def state(self) -> str:
-        """The session's state."""
-        return self._session.state
+        """The state of the protocol."""
+        return self._protocol.state
 
     @property
     def holds_lease(self) -> bool:
-        """Whether the server has given the queue."""
+        """Whether the server has given the queue and not taken it back."""
         return self.state in ("attaching", "streaming", "ended", "failed")
 
     @property
-    def connection(self) -> Attachment | None:
-        """The unix connection to the server, where there is one."""
-        reading = self._inbox.reading
-        return None if reading is None else reading.plane.connection
+    def attachment(self) -> Attachment | None:
+        """The unix connection for descriptors, where there is one."""
+        lease = self._inbox.lease
+        return None if lease is None else lease.data_path.attachment
 
     @property
     def waits_for_others(self) -> bool:
-        """Whether the server gives nothing for want of other consumers."""
+        """Whether the server sends nothing because other queues have no consumer."""
         return bool(self._waiting) and self.state == "streaming"
 
     def describe_wait(self) -> str:
-        """What a user who waits for a batch is told."""
+        """Say what a user who waits for a batch is waiting for. From any thread."""
         if self._waiting:
             return f"the feed waits for a consumer on queue {', '.join(map(str, self._waiting))}"
         if self.state == "streaming":
             return "the server has none yet"
-        return f"no server at {', '.join(self._wish.addresses)} ({self.state})"
+        return f"no server at {', '.join(self._options.addresses)} ({self.state})"
 
     # ---- said by this side
 
-    def begin(self) -> None:
+    def open(self) -> None:
         """Ask for the queue over a new connection."""
-        self._session = Session(CONSUMER)
-        self._session.on("connect")
-        self._asked, self._num_opens = None, 0
-        self._open()
+        # Nothing carries over: what an older connection still brings is not read.
+        self._protocol = Session(CONSUMER)
+        self._protocol.on("connect")
+        self._pending, self._num_opens = None, 0
+        self._send_open()
 
     def restart(self, number: int, token: bytes) -> bool:
-        """Start elsewhere, before a batch was handed out; False where that takes a connection."""
+        """Start at another position; False where that takes a new connection.
+
+        Only before a batch was handed out: afterwards a user would see the stream jump.
+        """
         self._inbox.clear(number)
         self._last, self._token, self._has_position = None, token, True
-        self.rejoins, self._has_run, self.has_ended = self._wish.rejoins, False, False
+        self.rejoins, self._has_run, self.has_ended = self._options.rejoins, False, False
         self._ended = ()
         return self._open_anew("another state was loaded")
 
-    def come_back(self) -> None:
-        """Ask the next server as one that goes on within its run; where the feed has not run for
-        this consumer, as far as it knows, as one that starts with all others still."""
+    def prepare_rejoin(self) -> None:
+        """Decide how the next server is asked: as one that comes back, or still as one that starts.
+
+        A consumer for which the feed has not run yet starts with all others, and is waited for. If
+        it came back instead, nobody would wait long for the queues that are still missing.
+        """
         self.rejoins |= bool(self._has_run or self.has_ended or self._ended)
 
-    def comes_back_after(self, error: FeedError) -> bool:
-        """Whether it was refused as the others have gone on meanwhile, and asks again as above."""
+    def rejoins_after(self, error: FeedError) -> bool:
+        """Ask again as one that comes back, where a start was refused because the others went on.
+
+        Returns whether it has asked; else the error is the user's.
+        """
+        # Once it was given the queue its position is right: only the intent was out of date.
         is_late = isinstance(error, ResumeError) and self._inbox.has_opened and not self.rejoins
         if not is_late or self._num_opens >= say.MAX_OPENS:
             return False
-        self.rejoins, self._session = True, Session(CONSUMER, "connecting")
-        self._open()
+        self.rejoins, self._protocol = True, Session(CONSUMER, "connecting")
+        self._send_open()
         return True
 
     def do_without_shared(self, why: str) -> bool:
-        """Go on with frames: shared memory cannot be taken here. False where that takes another
-        connection."""
+        """Go on with frames, as memory cannot be mapped here; False if that takes a connection."""
+        # For good: the limit of this process that stands in the way will stand there later too.
         logger.info("consumer: frames, because %s", why)
-        self._wish = replace(self._wish, plane="frames", why_frames=why[:500])
+        self._options = replace(self._options, plane="frames", why_frames=why[:500])
         self.rejoins = True
         return self._open_anew("the server was asked for frames")
 
     def _open_anew(self, why: str) -> bool:
-        """Leave the lease, and ask for the queue over the same connection; False where what was
-        asked before is still on its way."""
-        reading = self._inbox.reading
-        if not self.holds_lease or reading is None or self._num_opens >= say.MAX_OPENS:
+        """Leave the lease and ask for the queue over the same connection; False if that cannot be.
+
+        It cannot while an earlier question is open, nor more often than a server lets one
+        connection ask.
+        """
+        lease = self._inbox.lease
+        if not self.holds_lease or lease is None or self._num_opens >= say.MAX_OPENS:
             return False
-        reading.leave(self._inbox.handed)
-        reading.plane.close()
-        self.drop_questions(why)
-        self._asked = None
-        self._session = Session(CONSUMER, "connecting")
-        self._open()
+        lease.say_bye(self._inbox.handed)
+        lease.data_path.close()
+        self.refuse_requests(why)
+        # An answer that still comes is of a lease that is over, and is passed by.
+        self._pending = None
+        self._protocol = Session(CONSUMER, "connecting")
+        self._send_open()
         return True
 
-    def _open(self) -> None:
+    def _send_open(self) -> None:
         point("consumer.before_open")
         self._generation, self._is_answered = b"", True
         self._attempt += 1
         self._num_opens += 1
-        self._session.on("Open")
-        self._tell(
-            self._wish.ask(
+        self._protocol.on("Open")
+        self._send(
+            self._options.open_message(
                 token=self._token if self._last is None else self._last.token,
                 rejoins=self.rejoins,
+                # The user may yet load a state: the feed need not begin for this consumer. Once the
+                # user waits for a batch, or any has come, this is where it starts.
                 undecided=not (self._has_position or self._inbox.begun or self._inbox.received),
                 # Once: later another may hold the queue by right.
-                takes_over=self._wish.takes_over and not self._inbox.num_opened,
+                takes_over=self._options.takes_over and not self._inbox.num_opened,
                 consumer=self._consumer,
                 attempt=self._attempt,
                 ended=self._ended,
             )
         )
 
-    def ask_snapshot(self, question: SnapshotRequest) -> None:
-        """Ask for the state after what has been handed out, once the answer before has come."""
-        self._questions.append(question)
-        self._ask()
+    def request_snapshot(self, request: SnapshotRequest) -> None:
+        """Ask for the state after what has been handed out, once earlier questions are answered."""
+        self._requests.append(request)
+        self._send_requests()
 
-    def _ask(self) -> None:
-        inbox, reading = self._inbox, self._inbox.reading
-        while self._questions and self._asked is None:
-            question = self._questions.popleft()
-            if question.given_up:
+    def _send_requests(self) -> None:
+        """Send the oldest question that somebody waits for, and refuse those without an answer."""
+        inbox, lease = self._inbox, self._inbox.lease
+        while self._requests and self._pending is None:
+            request = self._requests.popleft()
+            if request.given_up:
                 continue
             if not self._is_answered or self.state not in ("streaming", "ended", "failed"):
-                question.refuse(str(inbox.failure or self.describe_wait()))
-            elif reading is None or not reading.ask_snapshot(inbox.handed, self._receipt):
-                question.refuse(_UNKNOWN)
+                request.refuse(str(inbox.failure or self.describe_wait()))
+            elif lease is None or not lease.ask_snapshot(inbox.handed, self._receipt):
+                request.refuse(_UNKNOWN)
             else:
-                self._asked = question
+                self._pending = request
 
-    def drop_questions(self, why: str) -> None:
-        """Nobody answers any more, though an answer may still be on its way."""
+    def refuse_requests(self, why: str) -> None:
+        """Refuse all questions: the server answers no more."""
+        # The pending one stays noted, since its answer may still be on its way.
         self._is_answered = False
-        for question in (*self._questions, self._asked):
-            if question is not None:
-                question.refuse(why)
-        self._questions.clear()
+        for request in (*self._requests, self._pending):
+            if request is not None:
+                request.refuse(why)
+        self._requests.clear()
 
     # ---- said by the server
 
-    def hear(self, message: say.Message, frames: list[Any]) -> FeedError | None:
-        """Take a message. Returns an error that ends the stream, a `TransportError` where the
-        server stops; raises `ProtocolError` where it is none that may come now."""
-        if self._is_of_old(message):
+    def handle(self, message: say.Message, frames: list[Any]) -> FeedError | None:
+        """Take a message.
+
+        Returns an error that ends the stream, or a `TransportError` where the server stops. Raises
+        `ProtocolError` where the message may not come now.
+        """
+        if self._is_stale(message):
             return None
-        self._session.on(type(message).__name__)
+        self._protocol.on(type(message).__name__)
         match message:
             case say.Batches():
                 self._take_batches(message, frames)
             case say.Opened():
                 self._take_lease(message)
             case say.Spec():
+                # The columns come when the feed begins, so this consumer was part of a start.
                 self._has_run = True
-                self._reading.learn(message)
+                self._lease.set_spec(message)
             case say.Arena():
-                self._reading.plane.add_arena(message)
+                self._lease.data_path.add_arena(message)
                 point("consumer.mapped")
             case say.Waiting():
                 self._waiting, self._ended = message.queues, message.ended
@@ -261,21 +302,22 @@ class ClientSession:
             case say.Fault():
                 error = error_of(message)
                 if message.sequence is None:
-                    # It takes no batch's place: the lease is over.
-                    self.drop_questions(str(error))
+                    # It takes no batch's place, so the lease is over. An error in a batch's place
+                    # leaves the lease: the user of a failed feed may still ask for a snapshot.
+                    self.refuse_requests(str(error))
                 return error
             case say.Farewell():
                 return TransportError(f"the server stopped: {message.reason}")
         return None
 
     @property
-    def _reading(self) -> ClientLease:
-        reading = self._inbox.reading
-        assert reading is not None  # The session's states see to that.
-        return reading
+    def _lease(self) -> ClientLease:
+        lease = self._inbox.lease
+        assert lease is not None  # The session's states see to that.
+        return lease
 
-    def _is_of_old(self, message: say.Message) -> bool:
-        """Whether it speaks of a lease that is over."""
+    def _is_stale(self, message: say.Message) -> bool:
+        """Whether a message is of a lease that is over; errors may cross a question, too."""
         generation = getattr(message, "generation", b"")
         if not generation or isinstance(message, say.Opened):
             return False
@@ -283,27 +325,31 @@ class ClientSession:
 
     def _take_lease(self, opened: say.Opened) -> None:
         inbox = self._inbox
-        plane = DataPath(opened, self._wish, self._wake, inbox.tally, inbox.landing)
+        # Made first, since it may raise: the inbox still has the lease before then.
+        data_path = DataPath(opened, self._options, self._wake, inbox.stats, inbox.landing)
         self._waiting, self._receipt = (), b""
         self._generation = opened.generation
-        reading = ClientLease(opened, plane, inbox.received, self._tell, inbox.report)
-        before = None if inbox.reading is None else inbox.reading.columns
-        reading.columns = before or columns_in(self._token, opened.name)
-        # Once: a later server is asked for what comes after all that has been received.
-        # Once: a later server is asked for what comes after all that has been received.
-        start = inbox.start or RemotePosition(reading.identity, opened.token).state(reading.columns)
+        lease = ClientLease(opened, data_path, inbox.received, self._send, inbox.report)
+        # Before the first batch the server declares no columns; the last lease or the position may.
+        before = None if inbox.lease is None else inbox.lease.columns
+        lease.columns = before or columns_in(self._token, opened.name)
+        # Kept from the first time: later servers are asked for what comes after all that has been
+        # received, which is not where the user stands.
+        start = inbox.start or RemotePosition(lease.identity, opened.token).state(lease.columns)
         point("consumer.opened")
-        self._session.on("Attached")
-        reading.begin()
+        self._protocol.on("Attached")
+        lease.say_ready()
+        # Where it began is known now, so a later server can be asked for the same.
         if self._token is None:
             self._token = opened.token
         if inbox.num_opened:
             logger.info("consumer: a server is there again")
-        inbox.open(reading, start)
+        inbox.set_lease(lease, start)
 
     def _take_batches(self, message: say.Batches, frames: list[Any]) -> None:
-        batches = self._reading.read(message, frames)
+        batches = self._lease.take_batches(message, frames)
         point("consumer.received")
+        # The next server is asked for what comes after these.
         self._last = batches[-1].place
         if message.groups[-1].tokens:
             self._check_fits(message.groups[-1].tokens)
@@ -313,26 +359,28 @@ class ClientSession:
         point("consumer.put")
 
     def _check_fits(self, tokens: tuple[bytes, ...]) -> None:
-        """Warn once where another server could not be told a position, with its leftover rows."""
+        """Warn once where a position with its leftover rows is too long to ask another server."""
         why = self._why_too_long(len(tokens[-1]) + _BESIDE_BYTES)
         if why is not None and not self._has_warned:
             self._has_warned = True
             logger.warning("consumer: it could not go on when this server is lost: %s", why)
 
     def _take_state(self, message: say.State) -> None:
-        question, self._asked = self._asked, None
-        if question is None:
+        # The states allow an answer at any time; that there was a question is checked here.
+        request, self._pending = self._pending, None
+        if request is None:
             raise ProtocolError("a snapshot came that was not asked for")
         self._receipt = message.receipt
         if message.data is None:
-            question.refuse(_UNKNOWN)
+            request.refuse(_UNKNOWN)
         else:
-            question.answer(message.data)
-        self._ask()
+            request.answer(message.data)
+        self._send_requests()
 
     def _take_end(self, message: say.End) -> None:
+        # The end has a position of its own: who comes back with it is sent nothing more.
         self._last, self._token = None, message.token
         self.has_ended = True
-        place: Any = RemotePosition(self._reading.identity, message.token)
-        self._inbox.batches.finish(place)
+        position: Any = RemotePosition(self._lease.identity, message.token)
+        self._inbox.batches.finish(position)
         point("consumer.end")

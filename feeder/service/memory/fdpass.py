@@ -1,8 +1,8 @@
-"""Passing descriptors of arenas over a unix socket, to the process that the server means.
+"""Passing descriptors of arenas over a unix socket, to the one process that the server means.
 
-The kernel says whose process is at the other end, a nonce that the server gave on its main
-connection says which consumer it is. The connection is kept: that it hangs up, or that the process
-ends, is how the server learns of a consumer's death within milliseconds.
+The kernel says which user's process is at the other end; a nonce, which the server gave over its
+main connection, says which consumer it is. The connection is kept: when it hangs up, or the process
+ends, the server knows of a consumer's death within milliseconds.
 """
 
 from __future__ import annotations
@@ -26,29 +26,29 @@ from feeder.errors import AuthError, ConnectTimeout, ProtocolError, TransportErr
 from feeder.service.memory.memfd import SLOTS_PER_ARENA
 from feeder.service.ratelimited_log import RateLimitedLog
 
-# ---- A consumer's end of the unix socket that descriptors of arenas come over.
-
-
 ARENA = struct.Struct("<QQQ")
-"""What comes with a descriptor: number of the arena, bytes of a slot, number of slots."""
+"""What comes with a descriptor: the arena's number, the bytes of a slot, the number of slots."""
 
 _CREDENTIALS = struct.Struct("3i")
 _INT = struct.Struct("i")
 
 
 class OwnLimitError(TransportError):
-    """What the server gave cannot be taken here: a limit of this process is in the way."""
+    """A limit of this process (descriptors, address space) forbids to take what the server gave.
+
+    A class of its own, since another server would not help: the consumer takes frames instead.
+    """
 
 
 def peer_of(sock: socket.socket) -> tuple[int, int]:
-    """Process id and user id of the other end, as the kernel noted them when it connected."""
+    """Return process id and user id of the other end, as the kernel noted them on connecting."""
     data = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     pid, uid, _ = _CREDENTIALS.unpack(data)
     return pid, uid
 
 
 class Given(NamedTuple):
-    """An arena that the server has given: the descriptor belongs to whoever holds this."""
+    """An arena that the server has given; whoever holds this owns the descriptor."""
 
     descriptor: int
     number: int
@@ -57,24 +57,25 @@ class Given(NamedTuple):
 
 
 class Attachment:
-    """A consumer's end. Used by one thread."""
+    """A consumer's end of the connection. Owned by the consumer's I/O thread."""
 
     def __init__(self, sock: socket.socket, path: str) -> None:
         self._sock = sock
         self._path = path
 
     def fileno(self) -> int:
-        """The socket: readable when an arena has come, or the server has hung up."""
+        """Return the socket, which is readable when an arena has come or the server has hung up."""
         return self._sock.fileno()
 
     def receive(self) -> Given:
-        """The next arena, checked: it is as large as it is said to be, and cannot shrink.
+        """Return the next arena, checked: it is as large as it is said to be, and cannot shrink.
 
         Raises `TransportError` where the server hangs up, `ConnectTimeout` where nothing comes
         within the time given to `attach`, `OwnLimitError`, and `ProtocolError`.
         """
         try:
-            # Not socket.recv_fds, which ignores flags: a child would inherit the descriptor.
+            # Not socket.recv_fds, which ignores flags: a child would inherit the descriptor. Room
+            # for a byte and a descriptor too many, so that too much is seen and not cut off.
             data, ancillary, flags, _ = self._sock.recvmsg(
                 ARENA.size + 1, socket.CMSG_SPACE(2 * _INT.size), socket.MSG_CMSG_CLOEXEC
             )
@@ -86,11 +87,13 @@ class Attachment:
             descriptor
             for level, kind, content in ancillary
             if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS)
+            # Cut to whole numbers: what the kernel truncated must not raise, with descriptors open.
             for (descriptor,) in _INT.iter_unpack(content[: len(content) // _INT.size * _INT.size])
         ]
         try:
             return self._check(data, descriptors, flags)
         except BaseException:
+            # Whatever came is this process's to close, an arena that is refused too.
             for descriptor in descriptors:
                 os.close(descriptor)
             raise
@@ -98,6 +101,7 @@ class Attachment:
     def _check(self, data: bytes, descriptors: list[int], flags: int) -> Given:
         if not data and not descriptors:
             raise TransportError(f"the server at {self._path!r} hung up")
+        # The kernel drops descriptors that the process has no room for, and says so with this flag.
         if flags & socket.MSG_CTRUNC and not descriptors:
             raise OwnLimitError(
                 f"shared memory came from {self._path!r}, and this process has no descriptor left "
@@ -113,15 +117,16 @@ class Attachment:
         return given
 
     def close(self) -> None:
-        """Hang up: to the server the consumer is gone."""
+        """Hang up: for the server the consumer is gone then."""
         self._sock.close()
 
 
 def _check_memory(given: Given) -> None:
-    """Reading memory that is not there, or goes away, ends a process by a signal."""
+    """Check memory before it is mapped: reading what is not there ends a process by a signal."""
     size = given.slot_bytes * given.num_slots
     status = os.fstat(given.descriptor)
     try:
+        # Only a memfd has seals; any other file is refused below.
         seals = fcntl.fcntl(given.descriptor, fcntl.F_GET_SEALS)
     except OSError:
         seals = 0
@@ -145,12 +150,14 @@ def attach(path: str, nonce: bytes, timeout_s: float) -> Attachment:
     """
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
-        # Not settimeout: with that, connecting to a full backlog fails at once.
+        # Not settimeout, which makes the socket non-blocking: connecting to a full backlog would
+        # fail at once, and many consumers come at the same time after a restart.
         limit = struct.pack("ll", int(timeout_s), int(timeout_s % 1 * 1e6))
         for option in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
             sock.setsockopt(socket.SOL_SOCKET, option, limit)
         sock.connect(path)
         _, uid = peer_of(sock)
+        # Else another user who had put a socket there would feed batches of their own.
         if uid != os.geteuid():
             raise AuthError(f"the server at {path!r} is of user {uid}, expected {os.geteuid()}")
         sock.send(nonce, socket.MSG_NOSIGNAL)
@@ -168,27 +175,35 @@ def attach(path: str, nonce: bytes, timeout_s: float) -> Attachment:
 
 __all__ = ["Attachment", "DescriptorConnection", "DescriptorListener", "Given", "attach"]
 
+# ---- A server's end.
+
+
 NONCE_BYTES = 16
+"""As many random bytes as nobody guesses: the nonce is the only proof of which consumer it is."""
 _BACKLOG = 128
+"""Connections that wait to be accepted; the next ones wait in `connect`."""
 _MOST_AT_ONCE = 1024
-"""Peers that are accepted before anybody else is looked after."""
+"""Peers that are accepted in one go. A flood of them must not keep the I/O thread from its
+consumers; but consumers that come all at once, as after a restart, are let in at once."""
 _WORDS_AT_ONCE = 16
-"""Messages of one consumer that are read before the same."""
+"""Messages of one consumer that are read in one go, and dropped: it has nothing to say here."""
 
 
 class DescriptorConnection:
-    """A consumer that has presented its nonce. Owned by the server's I/O thread."""
+    """A connection whose consumer has presented its nonce. Owned by the server's I/O thread."""
 
     def __init__(self, sock: socket.socket, nonce: bytes, pid: int, pidfd: int | None) -> None:
         self._sock = sock
         self.nonce = nonce
         self.pid = pid
         self.pidfd = pidfd
-        """Readable once the process has ended; None where it cannot be seen from here. A child
-        that it forked may keep the socket open."""
+        """Readable once the process has ended; None where it cannot be seen from here.
+
+        Needed beside the socket, which a forked child of the consumer may keep open.
+        """
 
     def fileno(self) -> int:
-        """The socket: readable when the consumer has hung up."""
+        """Return the socket, which is readable when the consumer has hung up."""
         return self._sock.fileno()
 
     def is_gone(self) -> bool:
@@ -196,7 +211,7 @@ class DescriptorConnection:
         if self.pidfd is not None and _is_readable(self.pidfd):
             return True
         try:
-            # It has nothing to say: what comes is read and dropped, but the others come first.
+            # What comes is read and dropped, a little at a time: the other consumers come first.
             return not all(self._sock.recv(NONCE_BYTES) for _ in range(_WORDS_AT_ONCE))
         except BlockingIOError:
             return False
@@ -206,7 +221,8 @@ class DescriptorConnection:
     def send_descriptor(
         self, descriptor: int, number: int, slot_bytes: int, num_slots: int
     ) -> None:
-        """Give the consumer an arena. Raises `OSError` where it is gone or does not read."""
+        """Give the consumer an arena; `OSError` where it is gone or does not read."""
+        # The socket does not block: a consumer that reads nothing fills it and loses its lease.
         data = ARENA.pack(number, slot_bytes, num_slots)
         socket.send_fds(self._sock, [data], [descriptor])
 
@@ -219,13 +235,14 @@ class DescriptorConnection:
 
 
 def _is_readable(descriptor: int) -> bool:
+    # select() takes no descriptor above 1023.
     poll = select.poll()
     poll.register(descriptor, select.POLLIN)
     return bool(poll.poll(0))
 
 
 class _HalfOpen(NamedTuple):
-    """A peer that has not said who it is."""
+    """A peer that has not presented a nonce yet."""
 
     sock: socket.socket
     pid: int
@@ -233,11 +250,11 @@ class _HalfOpen(NamedTuple):
 
 
 class DescriptorListener:
-    """The unix socket at `path` that consumers fetch descriptors from. Owned by one thread.
+    """The unix socket at `path` that consumers fetch descriptors from.
 
-    Its descriptor is readable when there is something to do, for the socket and for all peers that
-    have not presented a nonce yet; at most `max_half_open` of these, for `limit_s` seconds each.
-    `refused` is told why a peer was sent away.
+    Owned by the server's I/O thread. Its descriptor, an epoll's, is readable when the socket or a
+    peer without a nonce has something to do. There are at most `max_half_open` such peers, for
+    `limit_s` seconds each. `refused` is told why a peer was sent away.
     """
 
     def __init__(
@@ -257,29 +274,30 @@ class DescriptorListener:
         self._nonces: set[bytes] = set()
         self._half_open: dict[int, _HalfOpen] = {}
         self._sock = _listen(Path(path))
+        # By this `close` knows whether the file is still its own and not that of a successor.
         self._inode = os.stat(self.path).st_ino
         self._epoll = select.epoll()
         self._epoll.register(self._sock, select.EPOLLIN)
 
     def fileno(self) -> int:
-        """What to poll."""
+        """Return the descriptor to poll."""
         return self._epoll.fileno()
 
     def expect(self, nonce: bytes) -> None:
-        """A peer may present this, 16 random bytes, once."""
+        """Let a peer present this nonce, 16 random bytes, once."""
         self._nonces.add(nonce)
 
     def withdraw(self, nonce: bytes) -> None:
-        """A nonce is good no more."""
+        """Void a nonce that was not presented."""
         self._nonces.discard(nonce)
 
     @property
     def deadline(self) -> float:
-        """When `expire` has something to do next (the clock's time); infinite where never."""
+        """When `expire` has something to do next (the clock's time); infinite if never."""
         return min((peer.deadline for peer in self._half_open.values()), default=math.inf)
 
     def on_readable(self) -> list[DescriptorConnection]:
-        """Accept whom there is; the peers that have now presented a good nonce."""
+        """Accept peers; returns the connections of those that have now presented a good nonce."""
         connections: list[DescriptorConnection] = []
         for descriptor, _ in self._epoll.poll(0):
             peer = self._half_open.get(descriptor)
@@ -290,7 +308,7 @@ class DescriptorListener:
         return connections
 
     def expire(self, now: float) -> None:
-        """Send those away who, at this time, have had `limit_s` seconds to present a nonce."""
+        """Send away the peers that have had `limit_s` seconds to present a nonce."""
         for peer in [peer for peer in self._half_open.values() if peer.deadline <= now]:
             self._drop(peer, f"presented no nonce in {self._limit_s} s")
 
@@ -301,13 +319,16 @@ class DescriptorListener:
         self._half_open.clear()
         self._epoll.close()
         self._sock.close()
+        # A successor may listen at the same path by now: its file must stay.
         with contextlib.suppress(FileNotFoundError):
             if os.stat(self.path).st_ino == self._inode:
                 os.unlink(self.path)
 
     def _accept(self) -> list[DescriptorConnection]:
-        """Let in whoever has presented a good nonce by now, and see to it that the others do. Where
-        they are too many, the one that has been silent for longest makes room."""
+        """Accept who waits: a peer with a good nonce comes in at once, the others are waited for.
+
+        Where they are too many, the peer that has been silent for longest makes room.
+        """
         connections = []
         for _ in range(_MOST_AT_ONCE):
             try:
@@ -315,7 +336,7 @@ class DescriptorListener:
             except BlockingIOError:
                 break
             except OSError as error:
-                # No descriptor is left, or the peer is gone again: the others can be served.
+                # No descriptor is left, or the peer is gone again. Raising would end all others.
                 self._refused(f"a peer of {self.path!r} could not be accepted: {error}")
                 break
             sock.setblocking(False)
@@ -325,7 +346,7 @@ class DescriptorListener:
                 self._drop(peer, f"is of user {uid}, expected {os.geteuid()}")
             elif (connection := self._greet(peer)) is not None:
                 connections.append(connection)
-            elif sock.fileno() >= 0:
+            elif sock.fileno() >= 0:  # `_greet` closes a peer with a bad nonce.
                 if len(self._half_open) >= self._max_half_open:
                     oldest = next(iter(self._half_open.values()))
                     num = self._max_half_open
@@ -335,7 +356,9 @@ class DescriptorListener:
         return connections
 
     def _greet(self, peer: _HalfOpen) -> DescriptorConnection | None:
+        """Read a peer's nonce; None where it has not come, or is bad and the peer is sent away."""
         try:
+            # A byte more than a nonce has: one that is too long must not pass for its beginning.
             nonce = peer.sock.recv(NONCE_BYTES + 1)
         except BlockingIOError:
             return None
@@ -350,8 +373,9 @@ class DescriptorListener:
             self._drop(peer, "is gone")
             return None
         except OSError:
+            # A process of another pid namespace: its hanging up has to be enough.
             pidfd = None
-        self._nonces.discard(nonce)
+        self._nonces.discard(nonce)  # Good once: one that leaks later is worth nothing.
         self._forget(peer)
         return DescriptorConnection(peer.sock, nonce, peer.pid, pidfd)
 
@@ -369,11 +393,12 @@ def _listen(path: Path) -> socket.socket:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         sock.setblocking(False)
-        # Before it is bound: the file must not be there for anybody else, not even at first.
+        # Before it is bound, so that other users cannot connect even in the first moment.
         os.fchmod(sock.fileno(), 0o600)
         try:
             sock.bind(os.fspath(path))
         except OSError as error:
+            # A server that was killed leaves its file behind, which is taken away.
             if error.errno != errno.EADDRINUSE or _is_alive(path):
                 raise
             path.unlink(missing_ok=True)
@@ -386,7 +411,7 @@ def _listen(path: Path) -> socket.socket:
 
 
 def _is_alive(path: Path) -> bool:
-    """Whether somebody listens there; a file of a server that was killed stays behind."""
+    """Whether somebody listens there: at the file of a killed server connecting is refused."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
         sock.setblocking(False)
         return sock.connect_ex(os.fspath(path)) != errno.ECONNREFUSED

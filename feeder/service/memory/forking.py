@@ -1,8 +1,9 @@
-"""What a forked child keeps of the batches that its parent was looking at.
+"""What a forked child keeps of its parent (the batches it looks at) and what it closes (sockets).
 
-A slot of shared memory is the server's, which writes it again once the consumer has let go of it:
-the child is no consumer, and would see that. So the child first of all puts copies where the slots
-were, and until it has, or is dead, its parent tells of no slot that it is free.
+A slot of shared memory is the server's, which writes it again once the consumer has let go of it.
+A child is no consumer, so it would see other rows and no error. Therefore the child puts copies
+where the slots were before anything else, and until it has, or is dead, its parent reports no slot
+as free.
 """
 
 from __future__ import annotations
@@ -24,37 +25,42 @@ from typing import Any, Protocol, TypeVar
 logger = logging.getLogger("feeder")
 
 _COPY_S = 10.0
-"""How long a child may take."""
+"""How long a child may take to copy. Some milliseconds for 20 MB; a child that does nothing for so
+long is stopped, and the parent's own trainer would stand still behind it."""
 _BLIND_S = 1.0
-"""How long it is taken to, where no descriptor is left for a pipe to it."""
+"""How long the child is taken to need where no descriptor is left for a pipe that would say so."""
+# Of Linux' mman.h; Python's `mmap` cannot map at a given address, so it has no name for it.
 _MAP_FIXED = 0x10
 
 _T = TypeVar("_T")
 
 
 class Lent(Protocol):
-    """Memory of a server's that is looked at."""
+    """Memory of a server's that this process looks at."""
 
     def freeze(self, why: object) -> None:
-        """Tell of none that it is free, until it is told to thaw; from any thread."""
+        """Report no slot as free until `thaw` is called with the same reason. From any thread."""
 
     def thaw(self, why: object) -> None:
-        """The contrary."""
+        """End the freeze of that reason. From any thread."""
 
-    def keep(self) -> None:
-        """Have what is looked at lie in this process's own memory, where it was."""
+    def copy_for_child(self) -> None:
+        """In the child: put copies where the memory is that the child looks at."""
 
 
 class Owner(Protocol):
-    """What belongs to the parent."""
+    """An object with threads and connections, which only the parent may use."""
 
-    def fork(self) -> None:
-        """This is a forked child: batches that were not handed out are let go of, and connections
-        too."""
+    def abandon_in_child(self) -> None:
+        """In the child: let go of batches that were not handed out, and close connections."""
 
 
 class _Fork:
-    """A fork under way. The child has the other end of a pipe until it is ready, or dead."""
+    """A fork under way: a pipe whose other end the child holds until it is ready, or dead.
+
+    Made and used by the thread that forks, under `_fork_lock`; afterwards its own thread waits for
+    the pipe. `freeze` is called by any thread that lends something meanwhile.
+    """
 
     def __init__(self) -> None:
         self.thread = threading.get_ident()
@@ -62,8 +68,9 @@ class _Fork:
         self._is_over = False
         self._ends: tuple[int, ...] = ()
 
-    def begin(self, lent: list[Lent]) -> None:
-        """Freeze it."""
+    def freeze_all(self, lent: list[Lent]) -> None:
+        """Freeze all that is lent, before the fork."""
+        # No pipe where nothing is lent: most programs that fork have no consumer.
         if lent:
             with contextlib.suppress(OSError):
                 self._ends = os.pipe()
@@ -71,33 +78,37 @@ class _Fork:
             self.freeze(each)
 
     def freeze(self, lent: Lent) -> None:
-        """Also what is lent while it is under way."""
+        """Freeze one; also what is lent while the fork is under way, by the hooks of others."""
+        # In this order: `_is_over` is set before the thawing begins, so whichever of the two
+        # threads comes second thaws it.
         self._lent.append(lent)
         lent.freeze(self)
         if self._is_over:
             lent.thaw(self)
 
-    def end_in_parent(self) -> None:
-        """Wait for the child, in a thread of its own."""
+    def finish_in_parent(self) -> None:
+        """Wait for the child in a thread of its own, so that the trainer goes on."""
         if not self._lent:
             self._is_over = True
-            if not self._lent:  # Nothing was lent just then.
+            if not self._lent:  # Looked at again: something may have been lent just then.
                 return
         if self._ends:
+            # Now only the child has the other end, so the pipe ends when the child is done or dead.
             os.close(self._ends[1])
         try:
             threading.Thread(target=self._wait, name="feeder fork", daemon=True).start()
         except RuntimeError:
             self._wait()  # No thread can be started.
 
-    def end_in_child(self) -> None:
-        """It is ready."""
+    def finish_in_child(self) -> None:
+        """Say that the child has its copies, by closing its end of the pipe."""
         for descriptor in self._ends:
             os.close(descriptor)
 
     def _wait(self) -> None:
         poll = select.poll()
         if self._ends:
+            # No events asked for: a hang-up is reported in any case, and nothing is ever written.
             poll.register(self._ends[0], 0)
             if not poll.poll(_COPY_S * 1000):
                 logger.warning("a forked child did not copy the batches that it has in %.0f s: "
@@ -110,66 +121,74 @@ class _Fork:
             lent.thaw(self)
 
 
+# All four belong to whichever thread changes them last: a registration is one operation on a
+# dictionary, and readers copy first. Weak, so that a consumer that is forgotten is not kept.
 _owners: weakref.WeakValueDictionary[int, Owner] = weakref.WeakValueDictionary()
 _lent: weakref.WeakValueDictionary[int, Lent] = weakref.WeakValueDictionary()
-_one_at_a_time = threading.RLock()
-"""From before a fork until both ends of the pipe are where they belong: another thread's child
-would keep the pipe open for as long as it lives."""
+_fork_lock = threading.RLock()
+"""Held from before a fork until both ends of the pipe are where they belong: a child that another
+thread forks in between would inherit the pipe, and keep it open for as long as it lives. Reentrant,
+since a hook of another library may fork."""
 _under_way: list[_Fork] = []
 
 
-def enter(owner: Owner) -> None:
-    """Tell it of forks, for as long as it is there."""
+def register_owner(owner: Owner) -> None:
+    """Call the owner's `abandon_in_child` in forked children, for as long as it lives."""
     _owners[id(owner)] = owner
 
 
-def leave(owner: Owner) -> None:
-    """It is closed."""
+def unregister_owner(owner: Owner) -> None:
+    """Forget an owner, which is closed."""
     _owners.pop(id(owner), None)
 
 
-def lend(lent: Lent) -> None:
-    """See to memory in forked children, for as long as it is there; from any thread."""
+def register_lent(lent: Lent) -> None:
+    """Keep memory right in forked children, for as long as it lives. From any thread."""
     _lent[id(lent)] = lent
+    # After the registration: a fork that begins in between finds it there, and freezing it twice is
+    # harmless.
     for fork in list(_under_way):
         fork.freeze(lent)
 
 
-def forget(lent: Lent) -> None:
-    """It is not written again."""
+def unregister_lent(lent: Lent) -> None:
+    """Forget memory that the server will not write again."""
     _lent.pop(id(lent), None)
 
 
 def _those_in(known: weakref.WeakValueDictionary[int, _T]) -> list[_T]:
-    # At once: other threads make such, and end them.
+    # One copy of the references first: other threads register and unregister meanwhile.
     return [each for ref in known.valuerefs() if (each := ref()) is not None]
 
 
-def _begin() -> None:
-    """This thread is about to fork."""
-    _one_at_a_time.acquire()
-    # Known first: what is lent from here on is frozen by who lends it.
+def _before_fork() -> None:
+    """Called in the thread that is about to fork."""
+    _fork_lock.acquire()
+    # Listed before the freezing: what is lent from here on is frozen by whoever lends it.
     _under_way.append(fork := _Fork())
-    fork.begin(_those_in(_lent))
+    fork.freeze_all(_those_in(_lent))
 
 
-def _end_in_parent() -> None:
-    """It has forked, or could not."""
+def _after_fork_in_parent() -> None:
+    """Called in the parent after the fork, or after it failed."""
     try:
-        # An interrupt may have come before the lock was taken, and it is another thread's.
+        # An interrupt may have ended `_before_fork` ahead of the lock: then the last fork on the
+        # list is another thread's, and so is the lock.
         if _under_way and _under_way[-1].thread == threading.get_ident():
-            _under_way.pop().end_in_parent()
+            _under_way.pop().finish_in_parent()
     finally:
         with contextlib.suppress(RuntimeError):
-            _one_at_a_time.release()
+            _fork_lock.release()
 
 
-def _end_in_child() -> None:
-    global _one_at_a_time
-    _one_at_a_time = threading.RLock()
+def _after_fork_in_child() -> None:
+    global _fork_lock
+    # The old one may be held by a thread that does not exist here.
+    _fork_lock = threading.RLock()
     try:
-        for do in (*(each.fork for each in _those_in(_owners)),
-                   *(each.keep for each in _those_in(_lent))):  # fmt: skip
+        for do in (*(each.abandon_in_child for each in _those_in(_owners)),
+                   *(each.copy_for_child for each in _those_in(_lent))):  # fmt: skip
+            # One that fails must not keep the others from it; and the parent waits for the pipe.
             try:
                 do()
             except Exception:
@@ -178,14 +197,17 @@ def _end_in_child() -> None:
         _owners.clear()
         _lent.clear()
         while _under_way:
-            _under_way.pop().end_in_child()
+            _under_way.pop().finish_in_child()
 
 
-os.register_at_fork(before=_begin, after_in_parent=_end_in_parent, after_in_child=_end_in_child)
+os.register_at_fork(
+    before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child
+)
 
 
 def make_own(address: int, num_bytes: int) -> None:
-    """Put a copy of whole pages where they are. Raises `OSError`."""
+    """Replace whole pages by a private copy at the same address. Raises `OSError`."""
+    # By libc, since arrays know addresses: only at the same one do they see the copy.
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mmap.restype = ctypes.c_void_p
     libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long)
@@ -197,42 +219,45 @@ def make_own(address: int, num_bytes: int) -> None:
         error = ctypes.get_errno()
         raise OSError(error, os.strerror(error))
     ctypes.memmove(address, copy, num_bytes)
+    # As the mapping was: a write into a batch fails in a child as it does in its parent.
     libc.mprotect(address, num_bytes, mmap.PROT_READ)
 
 
-# ---- What a forked child of a server must not keep: sockets that say that the server lives.
+# ---- What a forked child of a server must close: sockets that say that the server lives.
 #
-# A fetch function may fork, as `multiprocessing` does. The child has copies of the listening
-# sockets, which block a restart at the same address, and of the consumers' connections, which
-# would not break when the server is killed. ZeroMQ does not tell its descriptors, so they are
-# found by where they are bound.
+# A fetch function may fork, as `multiprocessing` does. The child inherits the listening sockets,
+# which would block a restart at the same address, and the consumers' connections, which would not
+# break when the server is killed. ZeroMQ does not name its descriptors, so they are found by the
+# addresses that they are bound to.
 
 
 _MOST = 65_536
+"""Descriptors that are looked at where the system lists none and sets no limit: as many as `serve`
+asks for."""
 
 
 class Listening(Protocol):
-    """A server."""
+    """A server, which listens at addresses."""
 
     def places(self) -> set[Any]:
-        """Where its sockets are bound: ports of TCP and paths of unix sockets."""
+        """Return where its sockets are bound: ports of TCP and paths of unix sockets."""
 
-    def fork(self) -> None:
-        """This is a forked child."""
+    def abandon_in_child(self) -> None:
+        """In the child: give up what belongs to the parent."""
 
 
 _servers: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def add_server(server: Listening) -> None:
-    """Have the sockets of a server closed in forked children."""
+    """Close the sockets of a server in forked children, for as long as it lives."""
     _servers.add(server)
 
 
 def _close_in_child() -> None:
     servers = list(_servers)
     for server in servers:
-        server.fork()
+        server.abandon_in_child()
     places = set().union(*(server.places() for server in servers))
     if places:
         _close_sockets(places)
@@ -244,8 +269,8 @@ def _close_sockets(places: set[Any]) -> None:
             if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
                 continue
         except OSError:
-            continue  # Closed by now: it was the listing's own.
-        # Looked at as it is: there may be no descriptor left for a copy.
+            continue  # It was the listing's own descriptor, closed by now.
+        # Looked at through the descriptor itself: there may be none left for a copy.
         sock = socket.socket(fileno=descriptor)
         is_ours = _place(sock) in places
         sock.detach()
@@ -256,7 +281,7 @@ def _close_sockets(places: set[Any]) -> None:
 def _descriptors() -> Iterable[int]:
     try:
         return [int(name) for name in os.listdir("/proc/self/fd")]
-    except OSError:  # as where none is left to list them with
+    except OSError:  # Listing takes a descriptor, and none may be left.
         limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         return range(_MOST if limit == resource.RLIM_INFINITY else min(limit, _MOST))
 

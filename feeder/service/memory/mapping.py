@@ -1,9 +1,9 @@
-"""A consumer's side of the memory that batches lie in, which tells when it is free again.
+"""A consumer's side of the memory that batches lie in: arrays over it, and when they are gone.
 
-A lease is one root array over the slot, and every column is a view of the root. NumPy lets a view
-of a view refer to the root as well, so as long as any array over the slot is alive, so is the
-root. The memory belongs to the mapping and not to an array: else views would refer to that array,
-and the slot would be written again under them.
+A slot is lent as one root array, and every column is a view of the root. NumPy lets a view of a
+view refer to the root as well, so the root lives as long as any array over the slot. The memory
+belongs to the mapping and not to an array: else views would refer to that array, the root would be
+gone while they live, and the slot would be written again under them.
 """
 
 from __future__ import annotations
@@ -32,23 +32,26 @@ from feeder.workers.stream.chunks import Columns
 Arrays = tuple[NDArray[Any], ...]
 
 
-class Lease(weakref.ref):  # type: ignore[type-arg]
-    """A weak reference to a root array that knows the number of its slot."""
+class SlotLease(weakref.ref):  # type: ignore[type-arg]
+    """A weak reference to a root array, which knows the number of its slot.
 
-    __slots__ = ("bell", "slot")
+    Its callback is `deque.append`, a function in C: no interrupt can end it half-way. One in
+    Python lost ten slots in 30,000 interrupts. Immutable once made by the I/O thread.
+    """
+
+    __slots__ = ("root_ref", "slot")
     slot: int
-    bell: weakref.ref[Any]
+    root_ref: weakref.ref[Any]
 
 
 class MappedArena:
     """An arena of the server's, mapped to be read. Takes the descriptor over and closes it.
 
-    One thread calls it. When the last array over a slot is gone, its lease is put on `released`,
-    for that thread to `take_back`, and then `wake()` is called: from any thread, perhaps from
-    inside the garbage collector, so `wake` must take no lock that anybody may hold. An interrupt
-    may end `wake`, but the lease is on `released` by then, as no Python code puts it there. The
-    mapping goes with the last array over it and with this. Raises `OwnLimitError` where it cannot
-    be mapped.
+    Owned by the consumer's I/O thread. When the last array over a slot is gone, its lease is put on
+    `released`, for that thread to `take_back`, and then `wake()` is called: from any thread,
+    perhaps from inside the garbage collector, so `wake` must take no lock that anybody may hold. An
+    interrupt may end `wake`; the lease is on `released` by then. The mapping goes with the last
+    array over it and with this object. Raises `OwnLimitError` where it cannot be mapped.
     """
 
     def __init__(
@@ -57,7 +60,7 @@ class MappedArena:
         number: int,
         slot_bytes: int,
         num_slots: int,
-        released: deque[Lease],
+        released: deque[SlotLease],
         wake: Callable[[], None],
     ) -> None:
         self.slot_bytes = slot_bytes
@@ -65,7 +68,9 @@ class MappedArena:
         self._first = number * SLOTS_PER_ARENA
         self._released = released
         self._wake = wake
-        self._leases: dict[int, Lease] = {}
+        # The slots that are lent or released and not taken back. Holding the weak references keeps
+        # their callbacks alive: one that is dropped before its root is never called.
+        self._leases: dict[int, SlotLease] = {}
         try:
             memory = mmap.mmap(descriptor, slot_bytes * num_slots, prot=mmap.PROT_READ)
         except (OSError, ValueError, OverflowError) as error:
@@ -74,32 +79,38 @@ class MappedArena:
             ) from error
         finally:
             os.close(descriptor)
+        # A memoryview, which arrays refer to in place of an owner of the memory; see the module.
         self._memory = memoryview(memory)
         self._address = np.frombuffer(self._memory, np.uint8).ctypes.data
         self.pinned: object = None
-        """What pins the mapping, so that a GPU may read it; None while nothing does."""
+        """What keeps the mapping pinned, so that a GPU may read it; None where it is not."""
 
     def pin(self, register: Callable[[memoryview], object]) -> None:
-        """Have the mapping pinned until nothing refers to it any more."""
+        """Pin the mapping for a GPU, until nothing refers to it any more."""
         self.pinned = register(self._memory)
 
     def pack(self, index: int, arrays: Arrays, layout: Layout, rows: int, length: int) -> Packed:
-        """What `lend` gave, as a GPU reads it from a mapping that is pinned."""
+        """Return what `lend` gave, in the form that a GPU copies from a pinned mapping."""
         assert self.pinned is not None
-        # The slot goes back when the arrays are gone, and nothing else has to be done for that.
+        # Nothing to give back: the slot goes back when the arrays are gone.
         return pack(
             arrays, region=self.pinned, address=self._address + index * self.slot_bytes,
             layout=layout, rows=rows, length=length, give_back=lambda: None,
         )  # fmt: skip
 
     def root(self, index: int, num_bytes: int) -> NDArray[np.uint8]:
-        """The memory of a slot, read-only. Raises `ProtocolError` where there is no such slot, or
-        it is smaller, or somebody looks at it already."""
+        """Return the memory of a slot, read-only.
+
+        Raises `ProtocolError` where there is no such slot, where it is smaller than `num_bytes`,
+        or where somebody still looks at it: a server that errs must not tear a batch.
+        """
         if not 0 <= index < self.num_slots or num_bytes > self.slot_bytes:
             raise ProtocolError(
                 f"the server gave {num_bytes} bytes in slot {self._first + index}, expected at "
                 f"most {self.slot_bytes} bytes in one of {self.num_slots} slots"
             )
+        # Also where it was released and not reported yet: the server may give only what it was
+        # told.
         if index in self._leases:
             raise ProtocolError(
                 f"the server gave slot {self._first + index}, which is looked at; expected one "
@@ -115,59 +126,70 @@ class MappedArena:
         rows: int,
         length: int,
     ) -> Arrays:
-        """The first `length` rows of each column in a slot that is laid out for `rows` rows. The
-        slot is released when the last array over `root` is gone. Raises `ProtocolError` where it
-        has not so many rows."""
+        """Return the first `length` rows of each column of a slot that is laid out for `rows` rows.
+
+        The slot is released when the last array over `root` is gone. Raises `ProtocolError` where
+        it has not so many rows.
+        """
         if not 0 <= length <= rows:
             raise ProtocolError(
                 f"the server gave {length} of {rows} rows in slot {self._first + index}, expected "
                 "no more than it is laid out for"
             )
-        # Of a root's callbacks the one that was added last is called first.
-        bell = weakref.ref(root, self._ring)
-        lease = Lease(root, self._released.append)
-        lease.bell, lease.slot = bell, self._first + index
+        # Of a root's callbacks the one that was added last is called first: the lease is on
+        # `released` before the thread that looks there is woken.
+        root_ref = weakref.ref(root, self._on_root_gone)
+        lease = SlotLease(root, self._released.append)
+        lease.root_ref, lease.slot = root_ref, self._first + index
         self._leases[index] = lease
         arrays = tuple([np.ndarray(shape, dtype, root, at) for shape, dtype, _, at, _ in places])
         return _first(arrays, places, rows, length)
 
     @property
     def num_leased(self) -> int:
-        """Slots that somebody still looks at."""
+        """Number of slots that somebody still looks at."""
         return len(self._looked_at())
 
-    def take_back(self, lease: Lease) -> int:
-        """The number of a slot that was released; it may be given again."""
+    def take_back(self, lease: SlotLease) -> int:
+        """Return the number of a released slot, which the server may give again from here on."""
+        # Before the server is told: it may give the slot again at once.
         del self._leases[lease.slot - self._first]
         return lease.slot
 
-    def keep(self) -> None:
-        """In a forked child: have what is looked at lie in this process's own memory."""
+    def copy_for_child(self) -> None:
+        """In a forked child: replace the slots that it looks at by copies of its own."""
         for index in self._looked_at():
+            # Whole pages, since the kernel maps nothing smaller; a neighbour's bytes come along.
             first = index * self.slot_bytes // mmap.PAGESIZE * mmap.PAGESIZE
             end = -(-(index + 1) * self.slot_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
             make_own(self._address + first, end - first)
 
     def _looked_at(self) -> list[int]:
+        # A copy first: the thread that owns this may be lending meanwhile. A lease whose root is
+        # gone is released, so nobody looks at its slot.
         return [index for index, lease in list(self._leases.items()) if lease() is not None]
 
-    def _ring(self, bell: weakref.ref[Any]) -> None:
+    def _on_root_gone(self, root_ref: weakref.ref[Any]) -> None:
         self._wake()
 
 
 def view(memories: Sequence[memoryview], layout: Layout, rows: int, length: int) -> Arrays | None:
-    """The first `length` rows of each column, read-only, where it lies in memories that make a
-    batch laid out for `rows` rows; None where one is cut in two. A column that does not lie as its
-    dtype wants is copied."""
+    """Return the first `length` rows of each column, read-only, without a copy.
+
+    `memories` one after the other make a batch laid out for `rows` rows; None where a column is cut
+    in two by the end of one. A column that is not aligned as its dtype needs is copied.
+    """
     starts = list(accumulate(map(len, memories), initial=0))
-    # Arrays of bytes: one of a memoryview itself would refer to what that is a view of.
+    # Arrays of bytes as roots: an array of a memoryview itself would refer to the whole message.
     roots = [np.frombuffer(memory.toreadonly(), np.uint8) for memory in memories]
     arrays = []
     for shape, dtype, _, offset, num_bytes in layout.places:
+        # A column of no bytes may lie at the very end, hence `hi`.
         i = bisect_right(starts, offset, hi=len(memories)) - 1
         if offset + num_bytes > starts[i + 1]:
             return None
         array = np.ndarray(shape, dtype, roots[i], offset - starts[i])
+        # Frames begin at multiples of 8 bytes, which is too little for a long double alone.
         if not array.flags.aligned:
             array = np.ndarray(shape, dtype, array.tobytes())
         arrays.append(array)
@@ -176,7 +198,7 @@ def view(memories: Sequence[memoryview], layout: Layout, rows: int, length: int)
 
 def _first(arrays: Arrays, places: Sequence[ColumnPlace], rows: int, length: int) -> Arrays:
     if length == rows:
-        return arrays
+        return arrays  # The usual case, without a view of each view.
     return tuple(
         array[(slice(None),) * place.axis + (slice(length),)]
         for array, place in zip(arrays, places, strict=True)
@@ -184,17 +206,22 @@ def _first(arrays: Arrays, places: Sequence[ColumnPlace], rows: int, length: int
 
 
 def keep_freed_memory() -> None:
-    """Have glibc's malloc keep up to 64 MiB of what is freed. Else messages of some megabytes are
-    made of new pages again and again, which takes as long as to copy them: it maps what is larger
-    than 128 KiB, or than the largest of up to 32 MiB that was ever mapped and freed."""
-    np.empty(32 * 2**20 - 2**16, np.uint8)  # Nothing is written: it costs some microseconds.
+    """Have glibc's malloc keep up to 64 MiB of what is freed, for the messages to come.
+
+    malloc maps what is larger than 128 KiB, or than the largest block of up to 32 MiB that was ever
+    mapped and freed, and it keeps twice as much as that. Before it has seen such a block, messages
+    of some megabytes are made of new pages each time: 1,500 to 2,200 page faults a batch of 20 MB,
+    and half the pace.
+    """
+    # Just below 32 MiB, malloc's own limit. Nothing is written, so it costs some microseconds.
+    np.empty(32 * 2**20 - 2**16, np.uint8)
 
 
 class FrameSlots:
-    """A consumer's own memory, for batches that arrive as frames or that its user writes into; of
-    free slots `keep` are kept.
+    """A consumer's own memory, for batches that arrive in frames or that its user writes into.
 
-    One thread takes; slots come back from any.
+    Owned by the I/O thread, which alone takes slots. They come back from any thread, by an append
+    to a deque in `HostSlots`. Of free slots `keep` are kept.
     """
 
     def __init__(self, keep: int, *, writable: bool = False) -> None:
@@ -203,7 +230,8 @@ class FrameSlots:
         self._slots = HostSlots(keep, writable=writable)
 
     def take(self, device: int, columns: Columns, rows: int) -> HostSlot:
-        """A slot laid out for `rows` rows, to be written through its `memory`."""
+        """Return a slot laid out for `rows` rows, to be written through its `memory`."""
+        # By identity: columns change once per lease, and to compare them takes too long per batch.
         if columns is not self._known[0] or rows != self._known[1]:
             self._known = (columns, rows)
             self._slots = HostSlots(self._keep, writable=self._writable)
@@ -211,5 +239,5 @@ class FrameSlots:
 
     @property
     def num_leased(self) -> int:
-        """Slots of the present layout that somebody still looks at."""
+        """Number of slots of the present layout that somebody still looks at."""
         return self._slots.num_leased

@@ -1,7 +1,9 @@
-"""Memory that consumers on the same host read: a sealed memfd, and the slots in it.
+"""An arena: a sealed memfd that consumers on the same host read, and the slots that it is cut into.
 
-The server writes through its own mapping, which is made before the seals; whoever is given the
-descriptor can neither write nor change the size.
+The server writes through its own mapping, which is made before the seals. Whoever is given the
+descriptor can neither write nor change the size. A page that is first touched by a copy costs
+several times the copy, and one that the system does not have is found out by a signal: so pages are
+asked for before they are written.
 """
 
 from __future__ import annotations
@@ -25,27 +27,23 @@ from feeder.service.protocol.checksums import full_checksum
 from feeder.workers.stream.buffers import Kept, Seen
 from feeder.workers.stream.chunks import Columns
 
-# ---- Memory that can be given to other processes: a memfd, its mapping here, and the pages behind
-# it.
-#
-# A page that is first asked for while something is copied to it costs several times the copy, and
-# one that the system does not have is found out by a signal. So they are asked for before.
-
-
 logger = logging.getLogger("feeder")
 
-# linux/fcntl.h; Python names it from 3.13 on.
+# Of linux/fcntl.h, since Linux 5.1; Python has a name for it from 3.13 on.
 _F_SEAL_FUTURE_WRITE = 0x10
 
 _PIECE_BYTES = 2 * 1024 * 1024
-"""Memory is asked for in pieces of this, each of which takes a millisecond."""
+"""Memory is asked for in pieces of this size. A piece takes a millisecond and cannot be
+interrupted. Between two the batcher looks whether it is still needed, so that the next consumer
+does not wait for the memory of the one before."""
 
 _ZEROS = memoryview(bytes(1024 * 1024))
 _ZEROS_AT_ONCE = 1000
-"""A call takes 1,024 buffers at most."""
+"""Buffers per call of `pwritev`, which takes 1,024 at most (IOV_MAX)."""
 
 _AROUND_BYTES = 64 * 1024
-"""What Linux maps around a byte that is read, where nobody has told it otherwise."""
+"""What Linux maps around a page that is read, by default (fault_around_bytes): one byte read maps
+sixteen pages, which is how the first slot is mapped in 8 ms and not in 11."""
 
 
 def _never() -> bool:
@@ -53,7 +51,7 @@ def _never() -> bool:
 
 
 class _Once:
-    """Whether a thing has been said."""
+    """Whether the warning about seals was logged: once per process, from any thread."""
 
     said = False
 
@@ -61,10 +59,10 @@ class _Once:
 class Pages:
     """A memfd of `num_bytes` bytes, mapped to be written.
 
-    `write` and `resize` are for the time before `seal`, `back` for the time after it. The first two
-    and the constructor raise `OSError` where the system has not that much, `back` does too. One
-    thread at a time. The memory goes when the last array over it is gone here, and the last mapping
-    elsewhere is.
+    `write` and `resize` may be called before `seal`, `back` after it. They and the constructor
+    raise `OSError` where the system has not so much memory. Owned by one thread at a time: the one
+    that starts the feed, then the batcher. The memory goes when the last array over it is gone here
+    and the last mapping elsewhere is.
     """
 
     def __init__(self, num_bytes: int) -> None:
@@ -74,15 +72,19 @@ class Pages:
         """Bytes at the beginning that are known to have memory."""
         try:
             os.ftruncate(self.descriptor, num_bytes)
+            # Shared and writable, made before the seal that forbids any new mapping of the kind.
             self._mapping = mmap.mmap(self.descriptor, num_bytes)
         except BaseException:
             self.close()
             raise
 
     def write(self, end: int) -> None:
-        """See that there is memory up to `end`, and that it is mapped: for 20 MB that takes 8 ms
-        with the first copy into it, and 11 ms by `posix_fallocate`, after which the copy has to
-        find each page by itself."""
+        """Get memory up to `end`, and map it.
+
+        For 20 MB that takes 8 ms with the first copy into it. By `posix_fallocate` it takes 11 ms,
+        since the copy then clears and maps each page by a fault of its own.
+        """
+        # Written as zeros through the descriptor, which the seal against writers forbids later.
         first = self.num_backed
         while self.num_backed < end:
             left = end - self.num_backed
@@ -90,22 +92,23 @@ class Pages:
             zeros = [_ZEROS] * whole or [_ZEROS[:left]]
             self.num_backed += os.pwritev(self.descriptor, zeros, self.num_backed)
         with memoryview(self._mapping) as memory:
-            # Reading one byte maps all around it.
+            # Reading one byte maps all pages around it.
             memory[first:end:_AROUND_BYTES].tobytes()
 
     def resize(self, num_bytes: int) -> None:
-        """Make it larger or smaller; what has memory keeps it."""
+        """Make it larger or smaller; what has memory already keeps it."""
         self._mapping.resize(num_bytes)
         self.num_backed = min(self.num_backed, num_bytes)
 
     def seal(self) -> memoryview:
-        """Whoever is given the descriptor from now on can neither write nor change the size;
-        returns all of it, writable."""
+        """Forbid writers and changes of size from now on; returns all of it, writable here."""
+        # Against shrinking: a consumer that reads beyond the end would be killed by a signal.
         seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
         fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, seals)
         try:
             fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, _F_SEAL_FUTURE_WRITE)
         except OSError as error:
+            # Linux before 5.1. Consumers are of the same user, so this guards against mistakes.
             if not _Once.said:
                 _Once.said = True
                 logger.warning(
@@ -117,26 +120,32 @@ class Pages:
         return memoryview(self._mapping)
 
     def back(self, end: int, is_over: Callable[[], bool] = _never) -> bool:
-        """See that there is memory up to `end` after the seals, which forbid writing; False where
-        `is_over` said meanwhile that it is not needed."""
+        """Get memory up to `end` after `seal`, which forbids writing through the descriptor.
+
+        Returns False where `is_over` said meanwhile that it is not needed.
+        """
         while self.num_backed < end:
             if is_over():
                 return False
             at = self.num_backed
             piece = min(_PIECE_BYTES, end - at)
             os.posix_fallocate(self.descriptor, at, piece)
-            # To clear and map each page is more than half of the time, and would be the copy's.
+            # One byte of each page: to clear and map the page is more than half of the time, and
+            # would fall into the copy, which nothing can interrupt.
             self._bytes[at : at + piece : mmap.PAGESIZE] = 0
             self.num_backed = at + piece
-            # Others may have been woken on this CPU, as those who bring a consumer its batch.
+            # The I/O thread may have been woken on this CPU, to send a consumer its batch, and
+            # Linux lets this thread go on for milliseconds (next consumers: 8.7 ms for 11.7).
             os.sched_yield()
         return True
 
     def close(self) -> None:
-        """Let go of the memory; while there are arrays over it, it stays mapped."""
+        """Let go of the memory; as long as there are arrays over it, it stays mapped."""
         descriptor, self.descriptor = self.descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
+            # Arrays over the mapping refuse its closing, and keep it; without a mapping there is
+            # nothing to close.
             with contextlib.suppress(AttributeError, BufferError):
                 self._mapping.close()
 
@@ -146,24 +155,26 @@ class Pages:
 
 
 SLOTS_PER_ARENA = 2**16
-"""A slot's number is its arena's times this, plus its index there."""
+"""A slot's number is its arena's number times this, plus its index there: one number on the wire,
+which names a slot for good, since arenas are numbered once."""
 
 Arrays = tuple[NDArray[Any], ...]
 
 
 _WATCH_BYTES = 256 * 1024
-"""Smaller batches are still in a cache when they are sent."""
+"""Only batches from this size on are summed up while they are copied: smaller ones are still in a
+cache when they are sent, and then summed up at no greater cost."""
 
 _BACK_BYTES = 1024 * 1024
-"""Memory is asked for by about so much at least, or by a slot."""
+"""Memory is asked for by about so much at least, as a system call per 8 KB slot costs too much."""
 
 
 class Arena:
-    """One memfd with `num_slots` slots of `slot_bytes` bytes, made of the pages in `reserve` where
-    there are any.
+    """One memfd with `num_slots` slots of `slot_bytes` bytes, made of `reserve` if it is given.
 
-    Raises `TransportError` where the system has not that much memory to give. The memory goes when
-    the last array over it is gone here and the last mapping of a consumer is.
+    Raises `TransportError` where the system has not so much memory. The batcher makes it and asks
+    for its memory; its sizes never change, and any thread may read them. The memory goes when the
+    last array over it is gone here and the last mapping of a consumer is.
     """
 
     def __init__(
@@ -180,23 +191,31 @@ class Arena:
         try:
             if reserve is not None:
                 pages.resize(size)
+            # The first slot is what a new consumer waits for, so it gets the fast way, before the
+            # seals; later slots get memory as they are first taken.
             pages.write(self._end(0))
             self.memory = pages.seal()
-            """All slots, writable here and nowhere else."""
+            """The memory of all slots, writable here and nowhere else."""
         except (OSError, OverflowError) as error:
-            pages.close()  # The error holds this frame.
+            # Closed by hand: the error holds this frame, and with it the memory.
+            pages.close()
             raise self._no_memory(error) from error
 
     @property
     def descriptor(self) -> int:
-        """The memfd. Closed when nobody has the arena any more, and not before: the enqueuer may be
-        asking for memory behind one that is retired."""
+        """The memfd. It is closed when nobody has the arena any more, and not before.
+
+        The batcher may be asking for memory behind an arena that has just been retired; a closed
+        descriptor would fail the feed, and with it the trainers of other queues.
+        """
         return self._pages.descriptor
 
     def back(self, index: int, is_over: Callable[[], bool] = lambda: False) -> bool:
-        """See that there is memory behind a slot, and all before it, ere it is written: a hole
-        would be found only by a signal. Done as slots are first taken, since it takes 10 ms for
-        20 MB; False where `is_over` said meanwhile that it is not needed. Raises `TransportError`.
+        """Get memory behind a slot and all slots before it; writing to a hole ends in a signal.
+
+        Called as slots are first taken, since it takes 10 ms for 20 MB: for all slots at once, the
+        first batch would wait 35 ms. Returns False where `is_over` said meanwhile that it is not
+        needed. Raises `TransportError`.
         """
         try:
             return self._pages.back(self._end(index), is_over)
@@ -204,10 +223,11 @@ class Arena:
             raise self._no_memory(error) from error
 
     def _end(self, index: int) -> int:
-        """Up to where there has to be memory for a slot: for small ones some at once."""
+        """Return up to where memory is asked for, for a slot; of small slots several at once."""
         backed, end = self._pages.num_backed, (index + 1) * self.slot_bytes
         if end <= backed:
             return backed
+        # Whole slots, rounded up: a slot with half its memory would still end in a signal.
         num = -(-max(end, backed + _BACK_BYTES) // self.slot_bytes)
         return min(num, self.num_slots) * self.slot_bytes
 
@@ -220,12 +240,12 @@ class Arena:
 
 
 class Wanted(NamedTuple):
-    """What is to be done with the batches of a queue."""
+    """What a queue's consumer wants done with its batches. Immutable."""
 
     sums: bool = False
-    """Whether full checksums of them are to be made."""
+    """Whether full checksums are made."""
     keeps: bool = False
-    """Whether large columns may stay where they were fetched to."""
+    """Whether large columns stay where they were fetched to, and are sent from there."""
 
 
 NOTHING = Wanted()
@@ -246,20 +266,23 @@ class Leased(tuple[NDArray[Any], ...]):
 
 
 class Sum:
-    """A full checksum in the making. Apart from its slot, which refers to it: a slot in a cycle
-    would keep its arena until the garbage is collected."""
+    """A full checksum in the making. Owned by the thread that copies the batch.
+
+    Apart from its slot, which refers to its `add`: a slot in a reference cycle would keep its arena
+    until the garbage collector runs.
+    """
 
     def __init__(self) -> None:
         self._hasher = xxhash.xxh3_64()
         self.digest = self._hasher.intdigest
-        """The checksum of what was added."""
+        """Returns the checksum of what was added."""
         self.num_bytes = 0
         """Bytes added."""
         self.seconds = 0.0
         """How long that took."""
 
     def add(self, piece: memoryview) -> None:
-        """Take the next bytes."""
+        """Add the next bytes."""
         began = time.monotonic()
         self._hasher.update(piece)
         self.num_bytes += len(piece)
@@ -267,7 +290,11 @@ class Sum:
 
 
 class ArenaSlot:
-    """Memory for one batch, in an arena."""
+    """Memory for one batch, in an arena.
+
+    One owner at a time: the batcher from `take` until the batch is put into the outbox, then the
+    I/O thread, and with `sent` set the consumer, until it gives the slot back.
+    """
 
     __slots__ = (
         "_memory", "_places", "_sum", "_views", "arena", "arrays", "checked_s", "checksum",
@@ -280,24 +307,25 @@ class ArenaSlot:
         self.number = arena.number * SLOTS_PER_ARENA + index
         self._memory = arena.memory[index * arena.slot_bytes : (index + 1) * arena.slot_bytes]
         self.columns: Columns | None = None
-        """The columns that it is laid out for; their shapes are those of the batch."""
+        """The columns that it is laid out for, with the shapes of the batch."""
         self.rows = -1
-        """The rows that it is laid out for."""
+        """The number of rows that it is laid out for."""
         self.sent = False
-        """Whether the consumer has been sent it and not given it back."""
+        """Whether the consumer was sent it and has not given it back; under the slots' lock."""
         self.wanted = NOTHING
         """What the consumer of its queue wants."""
         self.kept: Kept = None
         """Takes columns, where they will be sent from where they lie."""
         self.seen: Seen = None
-        """Takes the bytes that are copied here into the checksum, where that is wanted."""
+        """Called with the bytes that are copied here, to sum them up, where that is wanted."""
         self.checksum: int | None = None
-        """The full checksum of the batch, where it was made while that was copied."""
+        """The full checksum of the batch, where it was made while the batch was copied."""
         self.checked_s = 0.0
-        """How long that took."""
+        """How long the checksum took."""
 
     def arrange(self, columns: Columns, rows: int, places: Layout) -> None:
-        """Lay it out for batches of so many rows."""
+        """Lay the slot out for batches of so many rows."""
+        # Nearly every batch is like the one before; making the views costs more than a small copy.
         if columns is self.columns and rows == self.rows:
             return
         self.columns, self.rows, self._places = columns, rows, places.places
@@ -305,10 +333,12 @@ class ArenaSlot:
         self.arrays: Arrays = tuple(
             np.ndarray(shape, dtype, memory, offset) for shape, dtype, _, offset, _ in places.places
         )
+        # For copies that keep the interpreter's lock: bytes of columns whose rows lie together.
         self.flats: tuple[memoryview | None, ...] = tuple(
             None if axis else memory[offset : offset + num_bytes]
             for _, _, axis, offset, num_bytes in places.places
         )
+        # The batch as all others see it: nobody may write into one that is made.
         readable = memory.toreadonly()
         self._views: Arrays = tuple(
             np.ndarray(shape, dtype, readable, offset)
@@ -316,8 +346,11 @@ class ArenaSlot:
         )
 
     def prepare(self, wanted: Wanted) -> None:
-        """Take the next batch as its queue's consumer wants it. Bytes are told to `seen` of a
-        single large column alone: there it saves that all is read from memory once more."""
+        """Make ready for the next batch, as its queue's consumer wants it.
+
+        Bytes of a single large column alone are summed up while they are copied: the chunk is in a
+        cache then, and later all would be read from memory once more.
+        """
         self.wanted = wanted
         self.seen = self.checksum = None
         self.kept = {} if wanted.keeps else None

@@ -1,36 +1,35 @@
-"""Where a server listens: addresses, the private directory, and who holds an address."""
+"""Addresses of servers, and the private directory that sockets of a user lie in."""
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import ipaddress
 import os
 import re
 import stat
-import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Literal
 
 from feeder.errors import ConfigError
 
 MAX_PATH_BYTES = 107
-"""The longest path of a unix socket, in bytes."""
+"""The longest path of a unix socket in bytes: `sun_path` has 108, and a zero ends it."""
 
+# A plain name for `ipc://NAME`: no slash, so it cannot lead out of the private directory.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+# Of host names underscores too, which container networks use. ZeroMQ resolves them; this only keeps
+# out what would be another syntax to it (";" names a source address).
 _HOST = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9._-]*[A-Za-z0-9_])?")
 _EXPECTED = "expected 'tcp://HOST:PORT', 'ipc:///PATH' or 'ipc://NAME'"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Address:
-    """Where a server listens: a TCP port or a unix socket; `str` gives its text."""
+    """Where a server listens: a TCP port or a unix socket; `str` gives its text. Immutable."""
 
     scheme: Literal["tcp", "ipc"]
-    """How peers talk."""
+    """How peers talk: TCP, or a unix socket."""
     host: str = ""
     """Of TCP: a name, an IPv4 or IPv6 address without brackets, or "*" for all interfaces."""
     port: int = 0
@@ -51,6 +50,7 @@ class Address:
     @property
     def is_wildcard(self) -> bool:
         """Whether it stands for all interfaces, or for a port that the system chooses."""
+        # Such an address can be bound and not connected to.
         every = _ip(self.host)
         return self.scheme == "tcp" and (
             self.host == "*" or self.port == 0 or bool(every and every.is_unspecified)
@@ -62,6 +62,7 @@ class Address:
         if self.scheme == "ipc" or self.host == "localhost":
             return True
         ip = _ip(self.host)
+        # ::ffff:127.0.0.1 is the loopback of IPv4.
         mapped = getattr(ip, "ipv4_mapped", None) or ip
         return bool(mapped and mapped.is_loopback)
 
@@ -78,6 +79,7 @@ def parse(text: str) -> Address:
 
 
 def _parse_tcp(text: str, rest: str) -> Address:
+    # From the right: IPv6 addresses have colons of their own.
     host, _, port = rest.rpartition(":")
     if not host:
         raise _bad(text, "it has no port, expected 'tcp://HOST:PORT'")
@@ -97,6 +99,7 @@ def _parse_host(text: str, host: str) -> str:
         return str(ip)
     if host != "*" and not _HOST.fullmatch(host):
         raise _bad(text, f"its host is {host!r}, expected a name or an address, IPv6 in brackets")
+    # Names are compared, to find an address that is given twice; DNS knows no case.
     return host.lower()
 
 
@@ -109,6 +112,7 @@ def _parse_ipc(text: str, rest: str) -> Address:
         raise _bad(text, "it names no file")
     if (size := len(os.fsencode(rest))) > MAX_PATH_BYTES:
         raise _bad(text, f"its path has {size} bytes, a unix socket takes {MAX_PATH_BYTES} at most")
+    # Normalised, since the directory that the path lies in decides whom it is trusted from.
     return Address(scheme="ipc", path=os.path.normpath(rest))
 
 
@@ -124,7 +128,9 @@ def _ip(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 
 
 def private_path() -> Path:
-    """Return where this user's sockets lie, whether it exists or not."""
+    """Return this user's directory of sockets, whether it exists or not."""
+    # The runtime directory is the user's own and goes with the session. A relative one is an error
+    # by its specification, and is ignored.
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
     if os.path.isabs(runtime):
         return Path(runtime, "feeder")
@@ -132,12 +138,16 @@ def private_path() -> Path:
 
 
 def _in_tmp() -> Path:
+    # Anybody may make a directory of this name in /tmp, so it is checked each time.
     return Path("/tmp", f"feeder-{os.geteuid()}")
 
 
 def private_file(name: str) -> Path:
-    """Return where a socket of ours may lie that peers are told of: in this user's directory of
-    sockets, or in that of /tmp where there is no such, or it is too long. Raises `ConfigError`."""
+    """Return the path for a unix socket whose name we advertise.
+
+    It lies in this user's directory of sockets, or in the one in /tmp where there is no such or its
+    path is too long. Raises `ConfigError`.
+    """
     try:
         path = private_directory() / name
         if len(os.fsencode(path)) <= MAX_PATH_BYTES:
@@ -154,6 +164,7 @@ def private_directory(path: Path | None = None, *, create: bool = True) -> Path:
     ConfigError where it is not this user's own directory with mode 0700: whoever owns it could
     put a server of their own in the place of ours.
     """
+    # Made, then checked: in /tmp another user may have made it first.
     path = path or private_path()
     if create:
         try:
@@ -170,7 +181,7 @@ def private_directory(path: Path | None = None, *, create: bool = True) -> Path:
 def check_private(path: Path) -> None:
     """Raise ConfigError unless `path` is a directory of this user's with mode 0700."""
     try:
-        status = path.lstat()
+        status = path.lstat()  # Not stat: a link could be changed after the check.
     except OSError as error:
         raise ConfigError(f"no directory of sockets at {str(path)!r} ({error.strerror})") from error
     if not stat.S_ISDIR(status.st_mode):
@@ -181,13 +192,14 @@ def check_private(path: Path) -> None:
             f"directory {str(path)!r} belongs to uid {status.st_uid}, expected {os.geteuid()}: "
             "set XDG_RUNTIME_DIR to a directory of your own"
         )
-    # A volume with a group of its own hands its setgid bit down, which lets nobody in.
+    # The setgid bit is let pass: a Kubernetes volume with an fsGroup hands it down to directories,
+    # and it lets nobody in.
     if (mode := stat.S_IMODE(status.st_mode)) & ~stat.S_ISGID != 0o700:
         raise ConfigError(f"directory {str(path)!r} has mode {mode:04o}, expected 0700: chmod it")
 
 
 def default_address() -> Address:
-    """Return where a server listens that was told nothing: a socket in the private directory."""
+    """Return the address of a server that was given none: a socket in the private directory."""
     return parse("ipc://default")
 
 
@@ -199,6 +211,7 @@ def check_binds(addresses: Iterable[Address], *, curve: bool, insecure: bool = F
     """
     seen: set[Address] = set()
     for address in addresses:
+        # Port 0 may be given twice: the system chooses two.
         if address in seen and not (address.scheme == "tcp" and address.port == 0):
             raise ConfigError(f"address {str(address)!r} is given twice")
         seen.add(address)
@@ -226,155 +239,6 @@ def check_connects(addresses: Iterable[Address]) -> None:
             raise ConfigError(
                 f"address {str(address)!r} is one to listen at: name the server's host and port"
             )
+        # Else another user's server there would be taken for ours.
         if Path(address.path).parent == private_path() and os.path.lexists(private_path()):
             check_private(private_path())
-
-
-# ---- Claiming an address: one server at a time, and what a killed one left is put away.
-
-
-_FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-
-
-class Claim:
-    """The right to listen at an address, until it is closed; a context manager.
-
-    Of a unix socket it holds a lock file beside it, `<path>.lock`, which stays behind empty: to
-    remove it could take it away from the next holder. Of TCP it holds nothing, since the system
-    gives a port to one server alone. Not to be used by two threads at once.
-    """
-
-    def __init__(self, address: Address, lock: int | None) -> None:
-        self.address = address
-        """What is claimed."""
-        self._lock = lock
-
-    def __enter__(self) -> Claim:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    def protect(self) -> None:
-        """Let this user alone connect to the socket; to be called when it has been bound."""
-        if self._lock is not None:
-            os.chmod(self.address.path, 0o600)
-
-    def close(self) -> None:
-        """Remove the socket file and give the address up; harmless when done before.
-
-        To be called when the socket is closed.
-        """
-        lock, self._lock = self._lock, None
-        if lock is None:
-            return
-        try:
-            with contextlib.suppress(OSError):
-                _remove_socket(self.address.path)
-                os.ftruncate(lock, 0)
-        finally:
-            # A child forked just now may not have let go yet: unlocked, it holds nothing.
-            fcntl.flock(lock, fcntl.LOCK_UN)
-            os.close(lock)
-
-    def _forget(self) -> None:
-        """Let go in a forked child, which would hold the lock beyond the server's death."""
-        lock, self._lock = self._lock, None
-        if lock is not None:
-            os.close(lock)
-
-
-_held: weakref.WeakSet[Claim] = weakref.WeakSet()
-
-
-def _forget_all() -> None:
-    for held in list(_held):
-        held._forget()
-
-
-os.register_at_fork(after_in_child=_forget_all)
-
-
-def claim(address: Address) -> Claim:
-    """Claim an address for a server, before it is bound.
-
-    Of a unix socket: makes the private directory where the address lies in it, takes the lock,
-    and removes the file of a server that was killed. ConfigError where another server holds the
-    address (it names its process), or where the path cannot be used.
-    """
-    if address.scheme == "tcp":
-        return Claim(address, None)
-    if Path(address.path).parent == private_path():
-        private_directory()
-    lock = _take_lock(address)
-    try:
-        _remove_socket(address.path)
-        os.ftruncate(lock, 0)
-        os.pwrite(lock, b"%d\n" % os.getpid(), 0)
-    except BaseException:
-        os.close(lock)
-        raise
-    claimed = Claim(address, lock)
-    _held.add(claimed)
-    return claimed
-
-
-def _take_lock(address: Address) -> int:
-    path = f"{address.path}.lock"
-    try:
-        lock = os.open(path, _FLAGS, 0o600)
-    except OSError as error:
-        raise ConfigError(
-            f"lock file {path!r} of the server's socket cannot be opened ({error.strerror}): "
-            "give a path in a directory of yours"
-        ) from error
-    try:
-        _check_lock(lock, path)
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        holder = _holder(lock)
-        os.close(lock)
-        raise ConfigError(
-            f"address {str(address)!r} is held by {holder}: stop it, or give another address"
-        ) from error
-    except BaseException:
-        os.close(lock)
-        raise
-    return lock
-
-
-def _check_lock(lock: int, path: str) -> None:
-    status = os.fstat(lock)
-    if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
-        raise ConfigError(
-            f"lock file {path!r} belongs to uid {status.st_uid} or is no plain file, "
-            f"expected a file of uid {os.geteuid()}: give another address"
-        )
-
-
-def _holder(lock: int) -> str:
-    text = os.pread(lock, 32, 0).strip()
-    if not text.isdigit():
-        return "another server, just starting"
-    return "this process" if int(text) == os.getpid() else f"process {int(text)}"
-
-
-def _remove_socket(path: str) -> None:
-    """Remove the socket at a path, if any; ConfigError where something else lies there."""
-    try:
-        status = os.lstat(path)
-    except FileNotFoundError:
-        return
-    if not stat.S_ISSOCK(status.st_mode):
-        raise ConfigError(f"{path!r} is there and is no socket: remove it, or give another path")
-    if status.st_uid != os.geteuid():
-        raise ConfigError(
-            f"socket {path!r} belongs to uid {status.st_uid}, expected {os.geteuid()}: "
-            "give another path"
-        )
-    os.unlink(path)

@@ -1,7 +1,8 @@
-"""Sockets that are ZeroMQ's, looked at from outside: it hands over whole messages alone.
+"""What the kernel knows of sockets that are ZeroMQ's, of descriptors, and of this boot.
 
-A number may be another connection's by the time that it is looked at. So a socket is known by its
-inode too, and is looked at through a copy of its descriptor, which nobody else closes.
+ZeroMQ hands over whole messages alone; what a peer has sent of one is seen only from outside. Its
+descriptor's number may be another connection's by the time that it is looked at. So a socket is
+known by its inode too, and is looked at through a copy of its descriptor, which nobody else closes.
 """
 
 from __future__ import annotations
@@ -17,32 +18,50 @@ import sys
 import termios
 import weakref
 from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
 from typing import NamedTuple
 
 _RECEIVED = struct.Struct("=Q")
-# Of SO_LINGER: to close is to reset the connection, without the wait after its end.
+# For SO_LINGER: closing resets the connection, without the minute of TIME_WAIT that keeps its port.
 _RESET = struct.pack("ii", 1, 0)
-# `tcpi_bytes_received` of Linux' struct tcp_info, since 4.1.
+# Offset of `tcpi_bytes_received` in Linux' struct tcp_info, since 4.1.
 _RECEIVED_AT = 128
 
 
-class SocketInspector(NamedTuple):
-    """A connected socket of somebody else's in this process."""
+@cache
+def boot_id() -> str:
+    """Return what tells this boot of this kernel from any other; empty where the kernel has none.
+
+    Two processes with one boot id share a kernel, and so can share memory. A host name would not
+    do: containers have their own, and two hosts may have the same.
+    """
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
+class SocketRef(NamedTuple):
+    """A connected socket of this process that another library owns. Immutable."""
 
     descriptor: int
-    """Its number."""
+    """Its descriptor's number."""
     inode: int
-    """What tells it from one that has this number later; -1 where it is gone already."""
+    """Tells it from a socket that has the number later; -1 where it was gone already."""
 
     @classmethod
-    def at(cls, descriptor: int) -> SocketInspector:
-        """The one that has this number now."""
+    def at(cls, descriptor: int) -> SocketRef:
+        """Return the socket that has this number now."""
         return cls(descriptor, _inode(descriptor))
 
     def reset_if_own(self) -> bool:
-        """Whether it is a TCP socket that is connected to itself: two ends of one connection that
-        began at once, since the system chose the port that it was to connect to as its own. Such a
-        one leaves nothing behind when it is closed, which would keep a server from that port."""
+        """Whether it is a TCP socket that is connected to itself; then its closing will reset it.
+
+        That happens when the system chooses as its own port the one that it is to connect to. An
+        ordinary close would keep the port for a minute, and a server from it.
+        """
+        # A socket that is gone by now answers with an error: it is nobody's then, so not its own.
         with contextlib.suppress(OSError):
             if self.inode == -1 or _inode(self.descriptor) != self.inode:
                 return False
@@ -57,8 +76,11 @@ class SocketInspector(NamedTuple):
         return False
 
     def close(self, endpoint: str) -> None:
-        """Close it, in a forked child, where nobody else uses it, and it leads there: its number
-        may have been a file's or another socket's by the time that it was noted."""
+        """Close it in a forked child, where nobody else uses it, if it leads to `endpoint`.
+
+        The number may have been another socket's already when the inode was noted, so both are
+        compared.
+        """
         if self.inode == -1 or _inode(self.descriptor) != self.inode:
             return
         with contextlib.suppress(OSError):
@@ -67,52 +89,62 @@ class SocketInspector(NamedTuple):
                 name = sock.getpeername()
             finally:
                 sock.detach()
+            # The end of ZeroMQ's text is compared: a host may be written in several ways.
             told = f":{name[1]}" if isinstance(name, tuple) else f"ipc://{os.fsdecode(name)}"
             if name and endpoint.endswith(told):
                 os.close(self.descriptor)
 
 
-class Window:
-    """What such sockets are looked at through, and shut: two descriptors, so that it can be done
-    where none is left. Used by one thread."""
+class SocketInspector:
+    """Looks at sockets of another library, and shuts them down.
+
+    It holds two descriptors from the start, so that it works where none is left: just then peers
+    must be hung up on. Owned by the server's I/O thread.
+    """
 
     def __init__(self) -> None:
         self._nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         self._copy = os.dup(self._nothing)
         self.close = weakref.finalize(self, _close, self._nothing, self._copy)
-        """Nothing is looked at any more; harmless when done before."""
+        """Closes both descriptors, at the latest when this object goes; harmless when done
+        before."""
 
-    def received(self, foreign: SocketInspector) -> int | None:
-        """Bytes that it has received since it was connected; None where the system does not count
-        them, as of unix sockets, or it is gone."""
+    def received(self, socket_ref: SocketRef) -> int | None:
+        """Return the bytes that it has received since it was connected.
+
+        None where the system does not count them, as of unix sockets, or where the socket is gone.
+        """
         size = _RECEIVED_AT + _RECEIVED.size
-        with contextlib.suppress(OSError), self._open(foreign) as sock:
+        with contextlib.suppress(OSError), self._open(socket_ref) as sock:
             if sock.family != socket.AF_UNIX:
                 told = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, size)
+                # An older kernel gives a shorter struct.
                 return _RECEIVED.unpack_from(told, _RECEIVED_AT)[0] if len(told) == size else None
         return None
 
-    def unread(self, foreign: SocketInspector) -> int:
-        """Bytes that have come and lie there unread; 0 where it is gone."""
-        with contextlib.suppress(OSError), self._open(foreign) as sock:
+    def unread(self, socket_ref: SocketRef) -> int:
+        """Return the bytes that have come and lie there unread; 0 where the socket is gone."""
+        with contextlib.suppress(OSError), self._open(socket_ref) as sock:
+            # FIONREAD works for unix sockets too, whose bytes nobody counts.
             return int.from_bytes(fcntl.ioctl(sock, termios.FIONREAD, bytes(4)), sys.byteorder)
         return 0
 
-    def hang_up(self, foreign: SocketInspector) -> None:
-        """Shut it down, where it is still there: who owns it finds that and closes it."""
-        with contextlib.suppress(OSError), self._open(foreign) as sock:
+    def hang_up(self, socket_ref: SocketRef) -> None:
+        """Shut it down if it is still there: its owner, ZeroMQ, finds that and closes it."""
+        with contextlib.suppress(OSError), self._open(socket_ref) as sock:
             sock.shutdown(socket.SHUT_RDWR)
 
     @contextlib.contextmanager
-    def _open(self, foreign: SocketInspector) -> Iterator[socket.socket]:
-        """A copy of it. Raises `OSError` where it is gone."""
+    def _open(self, socket_ref: SocketRef) -> Iterator[socket.socket]:
+        """Give a copy of it, for as long as the block runs; `OSError` where it is gone."""
         gone = OSError(errno.EBADF, "another has its number now")
-        # Before it is copied too: to close the copy of a file would end its locks.
-        if _inode(foreign.descriptor) != foreign.inode:
+        # Compared before the copying too: to close the copy of a file would end that file's locks.
+        if _inode(socket_ref.descriptor) != socket_ref.inode:
             raise gone
-        os.dup2(foreign.descriptor, self._copy, inheritable=False)
+        os.dup2(socket_ref.descriptor, self._copy, inheritable=False)
         try:
-            if _inode(self._copy) != foreign.inode:
+            # And after it: from here on the copy is sure to be of that socket, whoever closes it.
+            if _inode(self._copy) != socket_ref.inode:
                 raise gone
             sock = socket.socket(fileno=self._copy)
             try:
@@ -120,7 +152,7 @@ class Window:
             finally:
                 sock.detach()
         finally:
-            # Else its peer would not see that its owner closes it.
+            # The copy is ended at once: else the peer would not see when ZeroMQ closes the socket.
             os.dup2(self._nothing, self._copy, inheritable=False)
 
 
@@ -136,17 +168,25 @@ def _inode(descriptor: int) -> int:
         return -1
 
 
-# ---- How many descriptors a server may have. A consumer takes six; and where none is left for the
-# next connection to a unix socket, libzmq ends the process (`ipc_listener.cpp`, up to 4.3.5).
+# ---- How many descriptors a server may have. A consumer takes six. Where none is left for the next
+# connection to a unix socket, libzmq ends the process (`ipc_listener.cpp`, up to 4.3.5).
 
 
 _WANTED = 65536
+"""Enough for ten thousand consumers; more makes programs slow that close all numbers after a
+fork."""
 _IN_A_CROWD = 512
+"""Descriptors that are kept free in any case: ZeroMQ accepts some hundreds of connections before a
+thread that waits for the interpreter learns of the first. An eighth alone was too few (of 200 free
+descriptors a burst of 400 connections takes all)."""
 
 
 def raise_limit() -> None:
-    """Let the process have as many descriptors as it may, up to 65,536, as the runtime of Go does:
-    the limit that programs begin with is kept low for those that call select()."""
+    """Let the process have as many descriptors as it may, up to 65,536, as Go's runtime does.
+
+    The limit that programs begin with is kept low for those that call select(), which this does
+    not.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = _WANTED if hard == resource.RLIM_INFINITY else min(hard, _WANTED)
     if soft != resource.RLIM_INFINITY and soft < most:
@@ -154,9 +194,11 @@ def raise_limit() -> None:
 
 
 def are_few_left(descriptor: int) -> bool:
-    """Whether a descriptor that was just made is of the last eighth, or the last 512: the lowest
-    that is free is taken, so about as many are in use. ZeroMQ accepts some hundreds of connections
-    before a thread that waits for the interpreter learns of the first."""
+    """Whether a descriptor that was just made is among the last eighth, or the last 512.
+
+    The kernel gives the lowest number that is free, so about as many are in use as its number says.
+    """
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    # Of a small limit at most half: else nobody at all would be let in.
     kept = max(limit // 8, min(_IN_A_CROWD, limit // 2))
     return limit != resource.RLIM_INFINITY and descriptor >= limit - kept

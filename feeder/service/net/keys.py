@@ -29,24 +29,28 @@ DEFAULT_CLIENT = "client"
 PUBLIC = ".key"
 SECRET = ".key_secret"
 
+# A key file has some hundred bytes; what is longer is none, and is not read to its end.
 _MAX_BYTES = 4096
+# A client's name becomes a file name: no slash, and no dot at the start.
 _CLIENT_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
+# Read by one pattern and not by a parser of ZPL: other tools write comments and sections around it.
 _LINE = re.compile(rb'^\s*(public|secret)-key\s*=\s*"([^"]*)"\s*$', re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerKeys:
-    """What a server needs; keys are 40 bytes of Z85 text."""
+    """What a server needs; keys are 40 bytes of Z85 text. Immutable."""
 
     public: bytes
     """Its public key, which its clients must know."""
+    # Left out of the repr, which may end up in a log.
     secret: bytes = field(repr=False)
     """Its secret key."""
     allowed: frozenset[bytes]
     """The public keys of the clients that may connect."""
 
     @classmethod
-    def read(cls, directory: str | os.PathLike[str]) -> ServerKeys:
+    def from_directory(cls, directory: str | os.PathLike[str]) -> ServerKeys:
         """Read the server's pair and the allow-list, `clients/*.key`, of a directory."""
         folder = Path(directory)
         public, secret = read_secret(folder / (SERVER + SECRET))
@@ -55,7 +59,7 @@ class ServerKeys:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientKeys:
-    """What a consumer needs; keys are 40 bytes of Z85 text."""
+    """What a consumer needs; keys are 40 bytes of Z85 text. Immutable."""
 
     public: bytes
     """Its public key, which the server must allow."""
@@ -65,7 +69,9 @@ class ClientKeys:
     """The public key that the server must prove to have."""
 
     @classmethod
-    def read(cls, directory: str | os.PathLike[str], name: str | None = None) -> ClientKeys:
+    def from_directory(
+        cls, directory: str | os.PathLike[str], name: str | None = None
+    ) -> ClientKeys:
         """Read a client's pair and `server.key` of a directory; no name: its only client."""
         folder = Path(directory)
         public, secret = read_secret(folder / ((name or _only_client(folder)) + SECRET))
@@ -73,6 +79,7 @@ class ClientKeys:
 
 
 def _only_client(folder: Path) -> str:
+    """Return the name of the only client whose secret key lies there; `ConfigError` otherwise."""
     names = sorted(path.name.removesuffix(SECRET) for path in folder.glob(f"*{SECRET}"))
     names = [name for name in names if name != SERVER]
     if len(names) != 1:
@@ -86,6 +93,7 @@ def read_allowed(*paths: str | os.PathLike[str]) -> frozenset[bytes]:
     files: list[Path] = []
     for path in map(Path, paths):
         files += sorted(path.glob(f"*{PUBLIC}")) if path.is_dir() else [path]
+    # An empty list would let nobody in, which looks like a wrong key to every client.
     if not files:
         raise ConfigError(
             f"no client's public key in {' or '.join(repr(os.fspath(path)) for path in paths)}, "
@@ -103,6 +111,7 @@ def read_secret(path: str | os.PathLike[str]) -> tuple[bytes, bytes]:
     """Read a pair, (public, secret); ConfigError where others than its owner can read the file."""
     text = _read(Path(path), secret=True)
     public, secret = _key(text, b"public", Path(path)), _key(text, b"secret", Path(path))
+    # A pair that does not match fails in the handshake only, without a word about the reason.
     if zmq.curve_public(secret) != public:
         raise ConfigError(f"key file {str(path)!r} is damaged: its keys are no pair")
     return public, secret
@@ -110,6 +119,7 @@ def read_secret(path: str | os.PathLike[str]) -> tuple[bytes, bytes]:
 
 def _read(path: Path, *, secret: bool) -> bytes:
     try:
+        # The open file is checked, not the path: it could be exchanged in between.
         with open(path, "rb") as file:
             status = os.fstat(file.fileno())
             if secret:
@@ -123,6 +133,7 @@ def _read(path: Path, *, secret: bool) -> bytes:
 
 
 def _check_secret(path: Path, status: os.stat_result) -> None:
+    # Root's files too: a volume of secrets is mounted as root's.
     if status.st_uid not in (os.geteuid(), 0):
         raise ConfigError(
             f"key file {str(path)!r} belongs to uid {status.st_uid}, expected {os.geteuid()}"
@@ -139,6 +150,7 @@ def _key(text: bytes, kind: bytes, path: Path) -> bytes:
     if found is None:
         raise ConfigError(f"key file {str(path)!r} has no {kind.decode()} key")
     try:
+        # Encoded again, as Z85 has texts that stand for more than 32 bits and wrap around.
         if len(found) != 40 or z85.encode(z85.decode(found)) != found:
             raise ValueError("not 32 bytes as Z85 text")
     except (KeyError, ValueError) as error:
@@ -160,11 +172,13 @@ def make_keys(directory: str | os.PathLike[str], name: str = DEFAULT_CLIENT) -> 
         )
     folder, clients = Path(directory), Path(directory, CLIENTS)
     try:
-        for made in (folder, clients):  # Who may write there says who comes in.
+        # This user's alone: whoever can write there says who comes in.
+        for made in (folder, clients):
             made.mkdir(mode=0o700, parents=True, exist_ok=True)
         client = (clients / (name + PUBLIC), folder / (name + SECRET))
         server = (folder / (SERVER + PUBLIC), folder / (SERVER + SECRET))
         _require_none(client)
+        # The server's pair is made once; a further client is added to it.
         if not server[1].exists():
             _require_none(server)
             return [*_write_pair(*server), *_write_pair(*client)]
@@ -178,11 +192,13 @@ def make_keys(directory: str | os.PathLike[str], name: str = DEFAULT_CLIENT) -> 
 
 def _require_none(pair: tuple[Path, Path]) -> None:
     for path in pair:
+        # A link that leads nowhere is something too.
         if os.path.lexists(path):
             raise ConfigError(f"{str(path)!r} is there: it is not overwritten, give another --name")
 
 
 def _write_pair(public_path: Path, secret_path: Path) -> list[Path]:
+    # The secret first: interrupted in between, a client without a public key is one nobody knows.
     public, secret = zmq.curve_keypair()
     _write(secret_path, 0o600, "secret, for one host alone", public, secret)
     _write(public_path, 0o644, "public", public, None)
@@ -193,6 +209,7 @@ def _write(path: Path, mode: int, what: str, public: bytes, secret: bytes | None
     lines = [f"# feeder: CURVE key, {what}", "curve", f'    public-key = "{public.decode()}"']
     if secret is not None:
         lines.append(f'    secret-key = "{secret.decode()}"')
+    # The mode is given at the making: with a chmod later others could open the file in between.
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     with open(os.open(path, flags, mode), "w") as file:
         file.write("\n".join(lines) + "\n")

@@ -1,8 +1,8 @@
-"""Who may connect, and what a socket takes: contexts with ZAP, sockets with limits, events.
+"""Who may connect, and what a socket takes: authentication, limits, and events of connections.
 
-With keys every TCP port speaks CURVE, on loopback too: other users of the host reach it. Unix
-sockets stay plain: the kernel guards them by directory and mode. A ROUTER speaks one mechanism,
-so a server that listens at both kinds of address has two ROUTERs.
+With keys every TCP port speaks CURVE, on loopback too, as other users of the host reach it. Unix
+sockets stay plain: the kernel guards them by directory and mode. A ROUTER speaks one mechanism, so
+a server that listens at both kinds of address has two ROUTERs.
 """
 
 from __future__ import annotations
@@ -27,23 +27,37 @@ if TYPE_CHECKING:
 DOMAIN = "feeder"
 """The ZAP domain of every socket. Having one also refuses peers of ZMTP 1.0, which need no
 handshake: garbage would pass for their messages."""
+# The version that the limits below were tried with; the wheels of pyzmq bring it.
 NEEDED_LIBZMQ = (4, 3, 5)
 MAX_REQUEST_BYTES = 128 * 1024
-"""The longest frame that a server takes from anybody: it gets control messages alone."""
+"""The longest frame that a server takes from a peer that it does not know: a control message, with
+a token of 64 KiB in it. A longer one is refused by ZeroMQ before it takes memory."""
 MAX_POSITION_BYTES = ROWS_BYTES + MAX_REQUEST_BYTES
-"""The same from peers that are let in by their uid or their keys: positions with leftover rows."""
+"""The longest frame from peers that are let in by their user or their keys: they may bring
+positions with leftover rows."""
 HANDSHAKE_MS = 2000
-"""A peer that has not finished its handshake after so long is dropped."""
+"""A peer that has not finished its handshake after so long is dropped: until then nobody knows who
+it is, and it costs a descriptor."""
 HWM_SLACK = 16
-"""Messages that a peer may be behind beyond its credit; to exceed it means a bug."""
+"""Messages that a peer may be behind beyond its credit: what is not a batch (columns, arenas,
+states). To exceed it means a bug, as the credit bounds all else."""
 RECEIVE_HWM = 64
+"""Messages that ZeroMQ reads ahead of one peer. Few, since they take memory before anybody has
+looked at them."""
 STALLED_TCP_MS = 10_000
-"""A TCP peer that acknowledges nothing for so long is dropped; shorter than a lease."""
+"""A TCP peer that acknowledges nothing for so long is dropped: shorter than a lease, so that a host
+that has lost its power is known to be gone before its trainer's lease is over."""
 BACKLOG = 128
+"""Connections that wait to be accepted: all trainers of a job come at once after a restart."""
 RECONNECT_MS, MAX_RECONNECT_MS = 10, 100
-"""A consumer tries so often: servers may be there for less than a second at a time."""
+"""How often ZeroMQ tries to connect again, at first and at last. Servers may be there for less than
+a second at a time, and tries half a second apart missed a tenth of them."""
 CONNECT_MS = 2000
+"""How long one try to connect may take: packets that a firewall drops are not answered at all."""
 
+# The events that are read; each costs a message to the thread that reads. Not ACCEPT_FAILED:
+# without descriptors libzmq says that in an endless stream, which would be all that the thread ever
+# reads.
 _WATCHED = (
     zmq.EVENT_CONNECTED
     | zmq.EVENT_ACCEPTED
@@ -54,6 +68,8 @@ _WATCHED = (
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
     | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 )
+# Names of monitors' endpoints, which must differ within a context. `next` is one operation in C, so
+# any thread may draw one.
 _monitor_numbers = itertools.count()
 
 Socket = zmq.Socket[bytes]
@@ -75,10 +91,11 @@ def check_zmq(*, curve: bool = False) -> None:
 
 
 class Security:
-    """A ZeroMQ context of our own with its rules of who may connect; a context manager.
+    """A ZeroMQ context of our own, with rules of who may connect; a context manager.
 
-    `keys`: a server's, a client's, or None for plain sockets. The context is shared by threads;
-    each socket belongs to one of them. With `is_server` a thread answers for every newcomer.
+    `keys`: a server's, a client's, or None for plain sockets. With `is_server` ZAP's thread answers
+    for every newcomer. The context may be used by all threads, each socket by one. Sockets are made
+    and the object is closed by one thread at a time: a consumer's I/O thread, or the server's own.
     """
 
     def __init__(
@@ -90,13 +107,14 @@ class Security:
     ) -> None:
         check_zmq(curve=keys is not None)
         self.keys = keys
-        """The keys, or None."""
+        """The keys; None where sockets are plain."""
         self.context: zmq.Context[Socket] = zmq.Context(io_threads)
-        """The context that all sockets are of."""
+        """The context of all sockets; not shared with the user's own use of ZeroMQ."""
+        # Every socket that may be open; see `_make_socket`.
         self._sockets: list[Socket] = []
-        self._gate: ThreadAuthenticator | None = None
+        self._authenticator: ThreadAuthenticator | None = None
         if isinstance(keys, ServerKeys) if is_server is None else is_server:
-            self._gate = _open_gate(self.context, keys)
+            self._authenticator = _start_authenticator(self.context, keys)
 
     def __enter__(self) -> Security:
         return self
@@ -114,7 +132,8 @@ class Security:
         return self.keys is not None and address.scheme == "tcp"
 
     def most_request_bytes(self, address: Address) -> int:
-        """The longest frame that a server takes at `address`."""
+        """Return the longest frame that a server takes at `address`."""
+        # At a unix socket peers are the user's own processes, with keys they are on the list.
         is_known = address.scheme == "ipc" or self.encrypts(address)
         return MAX_POSITION_BYTES if is_known else MAX_REQUEST_BYTES
 
@@ -128,9 +147,10 @@ class Security:
         """
         socket = self._make_socket(zmq.ROUTER, credit, max_message_bytes)
         socket.rcvhwm = RECEIVE_HWM
+        # Else a message to a peer that is gone is dropped without a word.
         socket.router_mandatory = 1
         socket.backlog = BACKLOG
-        # Should the thread that answers for newcomers be gone, nobody comes in.
+        # If the thread that answers for newcomers should die, nobody comes in, instead of anybody.
         socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
         if curve:
             assert isinstance(self.keys, ServerKeys), "a ROUTER with CURVE takes a server's keys"
@@ -144,6 +164,7 @@ class Security:
         `max_message_bytes`: of one frame. It connects again by itself, and never waits in `send`.
         """
         socket = self._make_socket(zmq.DEALER, RECEIVE_HWM, max_message_bytes)
+        # All of its credit may arrive at once.
         socket.rcvhwm = credit + HWM_SLACK
         socket.reconnect_ivl = RECONNECT_MS
         socket.reconnect_ivl_max = MAX_RECONNECT_MS
@@ -157,6 +178,7 @@ class Security:
 
     def _make_socket(self, kind: int, credit: int, max_message_bytes: int) -> Socket:
         socket = self.context.socket(kind)
+        # Neither closing nor sending ever waits: one peer would hold up all others of the thread.
         socket.linger = 0
         socket.sndtimeo = 0
         socket.sndhwm = credit + HWM_SLACK
@@ -164,33 +186,37 @@ class Security:
         socket.handshake_ivl = HANDSHAKE_MS
         socket.tcp_maxrt = STALLED_TCP_MS
         socket.zap_domain = DOMAIN.encode()
-        # Held here, so that none is closed by the garbage collector, in whatever thread that runs.
+        # Held here, so that none is closed by the garbage collector, which runs in any thread,
+        # while a socket belongs to one.
         self._sockets = [*(held for held in self._sockets if not held.closed), socket]
         return socket
 
     def close(self) -> None:
-        """End the thread, close every socket of the context, and end it; harmless when done.
+        """End ZAP's thread, close all sockets, and end the context; harmless when done before.
 
         To be called when no other thread uses a socket of it any more. Unsent messages are lost.
         """
-        gate, self._gate = self._gate, None
-        if gate is not None:
-            gate.stop()
+        # The thread first: it has a socket of this context, and would keep it from ending.
+        authenticator, self._authenticator = self._authenticator, None
+        if authenticator is not None:
+            authenticator.stop()
         self.context.destroy(linger=0)
         self._sockets.clear()
 
 
-def _open_gate(
+def _start_authenticator(
     context: zmq.Context[Socket], keys: ServerKeys | ClientKeys | None
 ) -> ThreadAuthenticator:
     """Start the thread that says who may connect: anybody where plain, the list with CURVE."""
-    from zmq.auth.thread import ThreadAuthenticator  # brings asyncio: not for consumers
+    # Imported here, since it brings asyncio along, which consumers do not need.
+    from zmq.auth.thread import ThreadAuthenticator
 
-    gate = ThreadAuthenticator(context)
+    authenticator = ThreadAuthenticator(context)
     allowed = keys.allowed if isinstance(keys, ServerKeys) else frozenset[bytes]()
-    gate.certs[DOMAIN] = dict.fromkeys(allowed, True)
-    gate.start()
-    return gate
+    # Set, not loaded from files by it: it would read a directory whose modes nobody has checked.
+    authenticator.certs[DOMAIN] = dict.fromkeys(allowed, True)
+    authenticator.start()
+    return authenticator
 
 
 def bind(socket: Socket, address: Address) -> Address:
@@ -208,6 +234,7 @@ def bind(socket: Socket, address: Address) -> Address:
         ) from error
     if address.scheme == "ipc":
         return address
+    # The host stays as the user wrote it: a name says more than the number it was resolved to.
     port = int(socket.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
     return Address(scheme="tcp", host=address.host, port=port)
 
@@ -225,27 +252,27 @@ def connect(socket: Socket, address: Address) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """Something that happened to a connection."""
+    """Something that happened to a connection. Immutable."""
 
     kind: zmq.Event
-    """What."""
+    """What happened."""
     value: int
-    """A number that depends on the kind: a file descriptor, an errno, a status."""
+    """A number whose meaning depends on the kind: a file descriptor, an errno, a status."""
     endpoint: str
-    """Where, as ZeroMQ writes it."""
+    """The address, as ZeroMQ writes it."""
 
 
 def watch(socket: Socket) -> Socket:
     """Return a PAIR socket on which the events of `socket` arrive; see `read_event`.
 
-    It never fills, since ZeroMQ's I/O thread stands still where an event cannot be delivered:
-    so end it with `unwatch`, never by closing it alone.
+    It never fills: ZeroMQ's I/O thread stands still where an event cannot be delivered, and with it
+    every connection of the context. So end it with `unwatch`, never by closing it alone.
     """
     endpoint = f"inproc://feeder-monitor-{next(_monitor_numbers)}"
     socket.monitor(endpoint, _WATCHED)
     monitor: Socket = socket.context.socket(zmq.PAIR)
     monitor.linger = 0
-    monitor.rcvhwm = 0
+    monitor.rcvhwm = 0  # Without a bound; see above.
     monitor.connect(endpoint)
     return monitor
 
@@ -262,6 +289,7 @@ def read_event(monitor: Socket) -> Event | None:
         frames = monitor.recv_multipart(zmq.DONTWAIT)
     except zmq.Again:
         return None
+    # ZeroMQ's own layout, in the machine's byte order: 16 bits of event, 32 of value.
     number, value = struct.unpack("=Hi", frames[0])
     kind = zmq.Event(number)
     if kind == zmq.EVENT_MONITOR_STOPPED:
@@ -269,12 +297,12 @@ def read_event(monitor: Socket) -> Event | None:
     return Event(kind=kind, value=value, endpoint=frames[1].decode(errors="replace"))
 
 
-def meaning(event: Event) -> AuthError | None:
-    """Return the error that an event of a consumer's socket stands for; None: it is no refusal.
+def refusal_of(event: Event) -> AuthError | None:
+    """Return the error that an event of a consumer's socket stands for; None if it is no refusal.
 
-    Where the server ends a handshake without a word (HANDSHAKE_FAILED_NO_DETAIL), its key is not
-    the one that the consumer knows; a server that is being killed looks the same, so believe that
-    event only where no handshake has succeeded before, or where it comes again.
+    A server that ends a handshake without a word (HANDSHAKE_FAILED_NO_DETAIL) has another key than
+    the consumer knows. A server that is being killed looks the same. So that event is to be
+    believed only when it comes again, and no handshake has succeeded before.
     """
     match event.kind:
         case zmq.Event.HANDSHAKE_FAILED_AUTH:

@@ -1,1 +1,1 @@
-"""What server and consumer say to each other, without sockets, threads or a clock."""
+"""The wire protocol as rules: messages, sessions, seats and checksums, without sockets or clock."""

@@ -1,8 +1,8 @@
-"""How batches are told: in groups, each with what its batches have in common said once.
+"""The message of batches: groups, in which what batches have in common is said once.
 
-Where a batch ended is a token, or, where the stream is regular, a few numbers from which the
-consumer makes the same token when it is asked for one: making and sending a token for each 8 KB
-batch cost more than all else that is done for it.
+A batch's position is a token, or, where the stream is regular, a few numbers of a span, from which
+the consumer makes the same token when its user asks for one. To make and send a token for each
+8 KB batch cost more than everything else that is done for such a batch.
 """
 
 from __future__ import annotations
@@ -22,16 +22,18 @@ from feeder.service.protocol.fields import (
     Shape,
 )
 
-MAX_LANES = 64
-"""A span of more partitions is not told; its batches have tokens."""
+# Beyond these limits batches have tokens. The limits keep the span small beside the batches, since
+# it goes with every message, and they bound what a hostile server makes a consumer compute.
+MAX_PARTITIONS = 64
+"""Most partitions of a span."""
 MAX_CHUNKS = 2**20
-"""A span of more chunks is not told."""
+"""Most chunks of a span."""
 MAX_MARKS = 8
-"""A span in which a partition's mark changes more often is not told."""
+"""Most changes of one partition's cursor in a span."""
 MAX_MARK_BYTES = 256
-"""A span with a longer mark is not told."""
+"""Longest cursor in a span."""
 
-_Partition = Annotated[int, Meta(ge=0, lt=MAX_LANES)]
+_Partition = Annotated[int, Meta(ge=0, lt=MAX_PARTITIONS)]
 _Checksum = Annotated[int, Meta(ge=0)]
 _NumChunks = Annotated[int, Meta(ge=1, le=MAX_CHUNKS)]
 _Mark = Annotated[bytes, Meta(max_length=MAX_MARK_BYTES)]
@@ -39,32 +41,35 @@ _Marks = Annotated[tuple[tuple[_NumChunks, _Mark], ...], Meta(max_length=MAX_MAR
 
 
 class Span(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
-    """Merged chunks that all have as many rows, as in `feeder.workers.stream.position.Span`."""
+    """Merged chunks that all have the same number of rows: `feeder.workers.stream.position.Span`
+    as it is sent. Immutable."""
 
     pure: bool
-    """Whether they are those of a pure function, striped over the partitions by index."""
+    """Whether the chunks are those of a pure function, striped over the partitions by index."""
     epoch: Count
     """The position before the first chunk, from here on: its epoch,"""
     turn: _Partition
     """the partition whose chunk comes next,"""
-    live: Annotated[tuple[bool, ...], Meta(min_length=1, max_length=MAX_LANES)]
+    live: Annotated[tuple[bool, ...], Meta(min_length=1, max_length=MAX_PARTITIONS)]
     """and of each partition whether it has not ended,"""
-    calls: Annotated[tuple[Count, ...], Meta(max_length=MAX_LANES)]
+    calls: Annotated[tuple[Count, ...], Meta(max_length=MAX_PARTITIONS)]
     """the number of its next call,"""
-    rows: Annotated[tuple[Count, ...], Meta(max_length=MAX_LANES)]
+    rows: Annotated[tuple[Count, ...], Meta(max_length=MAX_PARTITIONS)]
     """the rows it has given,"""
-    marks: Annotated[tuple[_Mark | None, ...], Meta(max_length=MAX_LANES)]
+    marks: Annotated[tuple[_Mark | None, ...], Meta(max_length=MAX_PARTITIONS)]
     """and its mark."""
-    ring: Annotated[tuple[_Partition, ...], Meta(min_length=1, max_length=MAX_LANES)]
+    ring: Annotated[tuple[_Partition, ...], Meta(min_length=1, max_length=MAX_PARTITIONS)]
     """The partitions that the chunks came from, in turn."""
-    firsts: Annotated[tuple[Count, ...], Meta(max_length=MAX_LANES)]
+    firsts: Annotated[tuple[Count, ...], Meta(max_length=MAX_PARTITIONS)]
     """Number of the first call of each of these."""
-    new_marks: Annotated[tuple[_Marks | None, ...], Meta(max_length=MAX_LANES)]
-    """Their marks: up to how many of its chunks, and the mark after those."""
+    new_marks: Annotated[tuple[_Marks | None, ...], Meta(max_length=MAX_PARTITIONS)]
+    """Their marks: for each run of equal ones, how many chunks it reaches to, and the mark."""
     chunk_rows: Count
     """Rows of each chunk."""
 
     def __post_init__(self) -> None:
+        # msgspec checks each field alone. That the lengths fit each other is checked here, so that
+        # nobody who reads a span has to.
         num = len(self.live)
         if {len(self.calls), len(self.rows), len(self.marks)} != {num}:
             raise ValueError(f"a span tells not as much of each of its {num} partitions")
@@ -75,24 +80,24 @@ class Span(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=
 
 
 class Group(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
-    """Consecutive batches of one queue and epoch, without their memory.
+    """Consecutive batches of one queue and epoch, without their memory. Immutable.
 
-    Where they ended is told by `tokens`, or by `span`, `chunks`, `taken` and `digests`.
+    Their positions are in `tokens`, or in `span`, `chunks`, `taken` and `digests`.
     """
 
     sequence: Count
-    """Number of the first in the lease; the others count on."""
+    """Number of the first batch in the lease; the others count on."""
     epoch: Count
     index: Count
-    """Number of the first in the epoch."""
+    """Number of the first batch in the epoch."""
     step: Count
-    """Number of the first in the stream."""
+    """Number of the first batch in the stream."""
     stride: Positive
-    """What both grow by from one to the next: the number of queues."""
+    """By how much both grow from batch to batch: the number of queues."""
     rows: Count
-    """Real rows of each."""
+    """Real rows of each batch."""
     length: Count
-    """Rows of the arrays of each, padding included."""
+    """Rows of the arrays of each batch, padding included."""
     slots: Annotated[tuple[Annotated[int, Meta(ge=-1, le=2**63 - 1)], ...],
                      Meta(min_length=1, max_length=MAX_ITEMS)]  # fmt: skip
     """Arena number * 2**16 + slot of each; -1 where frames with the memory follow the message."""
@@ -101,9 +106,9 @@ class Group(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc
     shapes: Annotated[tuple[Shape, ...], Meta(max_length=MAX_ITEMS)] | None
     """As in `ColumnSpec`, for each column; None where they do not differ from the spec's."""
     tokens: Annotated[tuple[Rows, ...], Meta(max_length=MAX_ITEMS)]
-    """The place after each: a token, or a snapshot where leftover rows go with it."""
+    """The position after each batch: a token, or a snapshot where leftover rows go with it."""
     span: Span | None
-    """The chunks that they ended in; None where there are tokens."""
+    """The chunks that the batches ended in; None where there are tokens."""
     chunks: Annotated[tuple[_NumChunks, ...], Meta(max_length=MAX_ITEMS)]
     """After how many chunks of the span each ended,"""
     taken: Counts
@@ -112,6 +117,7 @@ class Group(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc
     """and that chunk's digest, where it did not take all."""
 
     def __post_init__(self) -> None:
+        # Either tokens or numbers of a span, never a mixture: there is one way to read a group.
         num = len(self.slots)
         parts = num if self.taken else 0
         expected = (num, 0, 0, 0) if self.span is None else (0, num, parts, parts)
@@ -121,12 +127,13 @@ class Group(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc
 
 
 class Batches(Message, frozen=True, kw_only=True):
-    """Batches in order; one alone where its memory follows in frames."""
+    """Batches in order; exactly one where its memory follows in frames."""
 
     generation: Generation
     groups: Annotated[tuple[Group, ...], Meta(min_length=1, max_length=MAX_ITEMS)]
 
     def __post_init__(self) -> None:
+        # Frames follow the message without a word of whose they are, so they are of one batch.
         num = sum([len(group.slots) for group in self.groups])
         if num > 1 and any(-1 in group.slots for group in self.groups):
             raise ValueError("a batch in frames comes with others, expected it alone")

@@ -1,4 +1,8 @@
-"""What the fields of messages may hold, and how large anything may be."""
+"""The types and limits of message fields.
+
+Every limit holds before memory is taken for what it bounds: what arrives is hostile until it has
+passed.
+"""
 
 from __future__ import annotations
 
@@ -8,51 +12,67 @@ from msgspec import Meta, Struct
 
 from feeder import errors
 
+# Each lease may leave its batches unread in the connection, so the number bounds memory too. A
+# consumer that asks more often (its user loads many states) takes a new connection.
 MAX_OPENS = 16
-"""How often a queue may be asked for over one connection: each lease may leave batches unread."""
+"""How often a consumer may ask for a queue over one connection."""
+# Counted up whenever a message changes, with no negotiation: server and trainers of one job run
+# the same feeder, and a message of another version is refused by name.
 PROTOCOL_VERSION = 5
-"""Version of the messages; both sides must be of the same."""
+"""Version of the messages; both sides must have the same one."""
+
+# 64 KiB take milliseconds to look at. A message of 31 MB of nested lists took 2 GB and stopped
+# the server for 13 s, since msgpack makes an object of each byte.
 
 CONTROL_BYTES = 64 * 1024
-"""A consumer's message is at most so large, a token not counted."""
+"""Largest message of a consumer, its token not counted."""
+# The token format allows 64 KiB of content; its head adds some bytes.
 TOKEN_BYTES = 64 * 1024 + 64
-"""A token without leftover rows is at most so large."""
+"""Largest token without leftover rows."""
 HEADER_BYTES = 256 * 1024
-"""What a snapshot from a consumer holds beside rows is at most so large."""
+"""Largest part of a consumer's snapshot that is not rows."""
 ROWS_BYTES = 256 * 1024 * 1024
-"""A token or snapshot with leftover rows is at most so large."""
+"""Largest token or snapshot with leftover rows; a larger snapshot is refused, not sent."""
 SEEN_BYTES = 64 * 1024 * 1024
-"""The figures of all feeds are at most so large."""
+"""Largest `Seen`: the figures of all feeds."""
+# Bounds the objects that decoding makes; a feed has at most so many queues and columns.
 MAX_ITEMS = 1024
-"""A list in a message has at most so many items; more go in several messages."""
+"""Most items of a list in a message; more go in several messages."""
 MAX_NAME = 1024
-"""A name has at most so many characters."""
+"""Most characters of a name."""
+# NumPy 1 allows 32 axes, of which one is the rows.
 MAX_AXES = 31
-"""A column has at most so many axes beside the rows."""
+"""Most axes of a column beside the rows."""
 MAX_TEXT = 64 * 1024
-"""A text from the server has at most so many characters, a remote traceback too."""
+"""Most characters of a text from the server, a remote traceback included."""
 MAX_CREDIT = 1024
-"""A consumer may ask for so many batches under way, and to keep so many."""
+"""Most batches that a consumer may have under way, and most that its user may keep."""
+# 64 random bits: a peer that does not read the answer cannot guess them.
 RECEIPT_BYTES = 8
-"""Length of what shows that an answer has been read."""
+"""Length of a receipt, which shows that an answer has been read."""
 
+# What a signed 64-bit integer of other languages holds.
 MAX_COUNT = 2**63 - 1
 """The largest count."""
+# A closed list: the name chooses a class on the other side, so no peer may choose freely.
 KINDS = "|".join(
     name for name in errors.__all__ if issubclass(getattr(errors, name), errors.FeedError)
 )
-"""The errors that may be told, as a regular expression."""
+"""Names of the errors that may be sent, as a regular expression."""
 
 Count = Annotated[int, Meta(ge=0, le=MAX_COUNT)]
 Seconds = Annotated[float, Meta(ge=0, le=1e12)]
 Positive = Annotated[int, Meta(ge=1, le=MAX_COUNT)]
 Credit = Annotated[int, Meta(ge=0, le=MAX_CREDIT)]
+# The fencing token of a lease: 16 random bytes of the server's run and a counter of 8.
 Generation = Annotated[bytes, Meta(min_length=24, max_length=24)]
 Receipt = Annotated[bytes, Meta(max_length=RECEIPT_BYTES)]
 Name = Annotated[str, Meta(max_length=MAX_NAME)]
 Text = Annotated[str, Meta(max_length=MAX_TEXT)]
 Rows = Annotated[bytes, Meta(max_length=ROWS_BYTES)]
 Shape = Annotated[tuple[Count, ...], Meta(max_length=MAX_AXES)]
+# The form of `numpy.dtype.str` for types without objects, or a name of ml_dtypes. Checked before
+# NumPy parses it: `numpy.dtype` takes commas, repetitions and much else.
 DType = Annotated[
     str,
     Meta(
@@ -67,4 +87,4 @@ Counts = Annotated[tuple[Count, ...], Meta(max_length=MAX_ITEMS)]
 class Message(
     Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag=True
 ):
-    """Anything that one side says to the other."""
+    """Base of all messages: a msgpack map with the class's name under "type". Immutable."""

@@ -1,8 +1,8 @@
-"""The messages between consumer and server, and what of them may be believed.
+"""The messages between consumer and server: their fields, and what each field may hold.
 
 A message is one msgpack map with exactly the keys of its class, and the class's name under
-``"type"``. The types say what a field may hold; `coding` holds what comes to them. Messages made
-here are taken at their word.
+``"type"``. `coding.decode` checks these types in what a peer sent; messages that this side makes
+are not checked. All messages are immutable.
 """
 
 from __future__ import annotations
@@ -44,25 +44,27 @@ from feeder.service.protocol.fields import TOKEN_BYTES as TOKEN_BYTES
 from feeder.service.protocol.fields import Message as Message
 from feeder.workers.stream.dtypes import is_name
 
-# ---- What messages are made of: things that have no meaning alone.
+# ---- Parts of messages.
 
 
 class Report(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
-    """What a consumer has seen since it last told."""
+    """What a consumer has counted since its last report: increments, so that a lost lease loses
+    little, and the server's sums never fall."""
 
     waited_s: Seconds
     """Seconds for which its trainer waited for batches."""
     checked_s: Seconds
     """Seconds that checksums took."""
     corrupt: Count
-    """Batches that came with bytes that were not sent."""
+    """Batches that arrived with other bytes than were sent."""
     positions: Count
-    """Times that its position was asked for."""
+    """How often its position was asked for."""
 
 
+# The real size is not looked up: that would need the package, and a consumer that lacks ml_dtypes
+# is to be told so by name, not by a message that does not decode.
 _MOST_NAMED_BYTES = 16
-"""No type of ml_dtypes has more. How many it has is not looked up: that would take the package,
-and a consumer without it is to be told so by name."""
+"""No type of ml_dtypes has more bytes."""
 
 
 class ColumnSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -77,6 +79,7 @@ class ColumnSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The shape without that axis."""
 
     def __post_init__(self) -> None:
+        # A row that memory cannot hold is refused here, so that no later product overflows.
         item_bytes = _MOST_NAMED_BYTES if is_name(self.dtype) else self._find_item_bytes()
         if self.axis > len(self.shape):
             raise ValueError(f"axis is {self.axis}, expected at most {len(self.shape)}")
@@ -88,6 +91,7 @@ class ColumnSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             dtype = np.dtype(self.dtype)
         except TypeError:
             raise ValueError(f"dtype is {self.dtype!r}, which numpy does not know") from None
+        # Only the canonical spelling, so that both sides compare dtypes as text.
         if dtype.str != self.dtype:
             raise ValueError(f"dtype is {self.dtype!r}, expected {dtype.str!r}")
         return dtype.itemsize
@@ -99,7 +103,7 @@ class Offer(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     path: Name
     """A unix socket."""
     nonce: Annotated[bytes, Meta(min_length=16, max_length=16)]
-    """To be shown there, once."""
+    """The consumer presents it there, once: so the server knows whose connection it is."""
 
 
 class Open(Message, frozen=True, kw_only=True):
@@ -108,13 +112,13 @@ class Open(Message, frozen=True, kw_only=True):
     version: Count
     """`PROTOCOL_VERSION` of the consumer."""
     feed: Name
-    """Name of the feed; empty is the only one."""
+    """Name of the feed; empty means the only one."""
     queue: Count
     """Number of the queue."""
     token: Rows | None
-    """Where to go on; None is wherever the queue stands."""
+    """Where to go on; None means wherever the queue stands."""
     credit: Credit
-    """Batches that may be under way; 0 is the server's choice."""
+    """Batches that may be under way; 0 leaves it to the server."""
     hold: Credit
     """Batches that the user may keep beside them."""
     intent: Literal["start", "rejoin"]
@@ -124,15 +128,16 @@ class Open(Message, frozen=True, kw_only=True):
     takeover: bool
     """Whether to take the queue from a consumer that lives."""
     consumer: Annotated[bytes, Meta(min_length=16, max_length=16)]
-    """Chosen at random by the consumer: it may take its own place again."""
+    """Random identity of the consumer, by which it may take its own place again."""
     attempt: Count
-    """How often this consumer has asked before; what it asked earlier counts no more."""
+    """How often this consumer has asked before. ZeroMQ may deliver an old question after a new one;
+    the lower attempt is refused."""
     ended: Counts
-    """Queues that are known to have had everything; a server that was just started is not."""
+    """Queues that are known to have had everything: a server that was just started cannot know."""
     who: Name
-    """The consumer, for messages."""
+    """The consumer in words, for logs and errors."""
     boot_id: Name
-    """The kernel's boot id; empty where frames are wanted."""
+    """The boot id of its kernel, to find out whether both share memory; empty asks for frames."""
     checksum: Literal["auto", "off", "sampled", "full"]
     """How much of a batch's memory is to be checked."""
 
@@ -144,20 +149,25 @@ class Attached(Message, frozen=True, kw_only=True):
     plane: Literal["shared", "frames"]
     """How the batches' memory is to come."""
     reason: Name
-    """Why not through shared memory; empty where so."""
+    """Why it is not shared memory; empty where it is."""
 
 
 class Used(Message, frozen=True, kw_only=True):
-    """So many batches of the lease have been handed to the user; renews the lease."""
+    """How many batches of the lease the user was handed, and which slots are free; renews the
+    lease.
+
+    One message for both, and one at most for each quarter of the credit: a message costs both sides
+    a wake-up of 50 µs, which is more than a batch of 8 KB costs.
+    """
 
     generation: Generation
     sequence: Count
     pending: Count
     """Batches of this consumer's earlier leases that are still to be handed to the user."""
     begun: bool
-    """Whether the user has asked for a batch: it means to start where it stands."""
+    """Whether the user has asked for a batch, and so means to start where it stands."""
     slots: Counts
-    """Slots that nobody looks at any more, in any order: arena number * 2**16 + slot."""
+    """Slots that no array refers to any more, in any order: arena number * 2**16 + slot."""
     report: Report
 
 
@@ -167,7 +177,7 @@ class Snapshot(Message, frozen=True, kw_only=True):
     generation: Generation
     sequence: Count
     receipt: Receipt
-    """That of the last answer in this lease, which has been read; empty before the first."""
+    """Receipt of the last answer in this lease: that was read. Empty before the first."""
 
 
 class Bye(Message, frozen=True, kw_only=True):
@@ -182,7 +192,7 @@ class Look(Message, frozen=True, kw_only=True):
     version: Count
     """`PROTOCOL_VERSION` of the monitor."""
     receipt: Receipt
-    """That of the last answer over this connection; empty before the first."""
+    """Receipt of the last answer over this connection; empty before the first."""
 
 
 class Spec(Message, frozen=True, kw_only=True):
@@ -198,9 +208,9 @@ class Opened(Message, frozen=True, kw_only=True):
 
     generation: Generation
     credit: Count
-    """Batches that may be under way; 0 goes by their size."""
+    """Batches that may be under way; 0 means that their size decides."""
     shared: Offer | None
-    """None where frames will come."""
+    """None where batches come as frames."""
     lease_s: Annotated[float, Meta(gt=0, le=1e9)]
     """Seconds until a lease that is not renewed ends."""
     length: Count | None
@@ -212,7 +222,7 @@ class Opened(Message, frozen=True, kw_only=True):
     fingerprint: Annotated[bytes, Meta(max_length=MAX_TEXT)]
     """The declared fields that must be equal for a position to fit, in `feeder.state.codec`."""
     epochs: Positive | None
-    """Epochs of the stream; None is without end."""
+    """Epochs of the stream; None means without end."""
     token: Rows
     """Where this queue stands."""
     writable: bool
@@ -233,9 +243,9 @@ class Waiting(Message, frozen=True, kw_only=True):
 
     generation: Generation
     queues: Counts
-    """Those that the feed waits for: nobody holds them."""
+    """Queues that the feed waits for: nobody holds them."""
     ended: Counts
-    """Those whose consumers have had everything, and need not be there any more."""
+    """Queues whose consumers have had everything, and need not be there any more."""
 
 
 class State(Message, frozen=True, kw_only=True):
@@ -243,9 +253,9 @@ class State(Message, frozen=True, kw_only=True):
 
     generation: Generation
     data: Rows | None
-    """None where that state is not known any more."""
+    """None where the server does not know that state any more."""
     receipt: Receipt
-    """Random: it comes with the next question."""
+    """Random; the next question has to bring it."""
 
 
 class Seen(Message, frozen=True, kw_only=True):
@@ -254,7 +264,7 @@ class Seen(Message, frozen=True, kw_only=True):
     data: Annotated[bytes, Meta(max_length=SEEN_BYTES)]
     """`feeder.observe.figures.Figures` as JSON."""
     receipt: Receipt
-    """Random: it comes with the next question."""
+    """Random; the next question has to bring it."""
 
 
 class Fault(Message, frozen=True, kw_only=True):
@@ -263,7 +273,7 @@ class Fault(Message, frozen=True, kw_only=True):
     generation: Annotated[bytes, Meta(max_length=24)]
     """Empty before `Opened`."""
     sequence: Count | None
-    """Its place among the batches; None where it takes none."""
+    """Its place among the batches; None where it takes none, and ends the lease."""
     kind: Annotated[str, Meta(pattern=rf"^({KINDS})\Z")]
     """The error's class in `feeder.errors`."""
     text: Text
@@ -271,7 +281,7 @@ class Fault(Message, frozen=True, kw_only=True):
                       Meta(max_length=32)]  # fmt: skip
     """The error's fields."""
     note: Text
-    """The remote traceback."""
+    """The server's traceback."""
 
     def __post_init__(self) -> None:
         if len(self.generation) not in (0, 24):
@@ -294,6 +304,8 @@ class Farewell(Message, frozen=True, kw_only=True):
     reason: Text
 
 
+# Two tables, since each side has messages of its own: a consumer that sends `Opened` is refused
+# by name before its fields are looked at.
 FROM_CONSUMER: dict[str, type[Message]] = {
     kind.__name__: kind for kind in (Open, Attached, Used, Snapshot, Bye, Look)
 }

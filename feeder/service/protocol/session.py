@@ -1,4 +1,4 @@
-"""What may be said when: a session of one consumer, as the server and as the consumer see it.
+"""Which message is legal when: the state tables of one session, for the server and the consumer.
 
 Each table is {state: {event: next state}}. An event is the name of a message, sent or received
 alike, or something local in lower case:
@@ -7,24 +7,28 @@ alike, or something local in lower case:
 - expired: the time for an answer, or of the lease, is over; a consumer drops the connection then
 - renewed: the consumer has shown that it lives
 - taken_over: another consumer holds the queue
-- close: this side wants no more
+- close: this side ends the session
 
-The tables are made so that messages that cross on the way are legal where they arrive.
+Messages of the two sides may cross on the way; the tables make them legal where they arrive.
+The tables are drawn in the README of this folder.
 """
 
 from __future__ import annotations
 
+import secrets
 from collections import deque
 
 from feeder.errors import ProtocolError
+from feeder.service.protocol.fields import RECEIPT_BYTES
 
 Table = dict[str, dict[str, str]]
 
+# Enough to see in an error's text what led to an illegal event; few enough to print in one line.
 _MAX_REMEMBERED = 8
 
 
 def _stay(state: str, events: str, **others: str) -> dict[str, str]:
-    """Moves of a state: `events` stay in it, the others leave it."""
+    """The transitions of a state: `events` stay in it, `others` lead to another one."""
     return {**dict.fromkeys(events.split(), state), **others}
 
 
@@ -36,29 +40,33 @@ SERVER: Table = {
     # A connection stands, and nothing has been said.
     "new": {"Open": "opening", "Look": "watched", "Fault": "refused", "Farewell": "draining",
             "expired": "gone", **_GONE},
-    # A monitor: it is shown figures, and no more.
+    # A monitor is shown figures, and no more. It has a state of its own, so that a peer that was
+    # let in to look can never take a queue: `Open` is illegal here.
     "watched": _stay("watched", "Look Seen", Fault="refused", Farewell="draining",
                      expired="gone", **_GONE),
-    # The server looks for an answer.
+    # The server works out whether the consumer may have the queue.
     "opening": _stay("opening", "Waiting", Opened="opened", Fault="refused",
                      Farewell="draining", expired="gone", **_LEAVES),
-    # The consumer holds the queue and makes itself ready.
+    # The consumer holds the queue and maps its arenas. `Used` is legal before `Attached`, because
+    # a consumer that maps slowly renews its lease by it.
     "opened": _stay("opened", "Spec Arena Waiting Used renewed expired",
                     Attached="streaming", Fault="ended", **_LOSES),
     "streaming": _stay("streaming", "Spec Arena Batches Waiting Used Snapshot "
                        "State renewed", End="ended", Fault="ended", expired="hung", **_LOSES),
-    # It has not been heard of for a lease: a newcomer wins.
+    # The lease has run out, the connection has not: any newcomer gets the queue, but a consumer
+    # that was stopped and continued goes on as if nothing had been.
     "hung": _stay("hung", "Spec Arena Batches Waiting Snapshot State expired",
                   Used="streaming", renewed="streaming", End="ended", Fault="ended", **_LOSES),
-    # The stream's end, or an error, has been sent.
+    # The stream's end, or an error in its place, has been sent. The lease goes on: the consumer
+    # still gives back slots and may still ask for snapshots.
     "ended": _stay("ended", "Attached Used Snapshot State Waiting Fault renewed expired",
                    **_LOSES),
-    # Another consumer has the queue; what this one sends may still be on its way.
+    # Another consumer has the queue. What this one sent before it knew is legal and ignored.
     "fenced": _stay("fenced", "Attached Used Snapshot Fault renewed expired",
                     Farewell="draining", **_LEAVES),
-    # It gets no queue.
+    # The consumer gets no queue; it may ask again over the same connection.
     "refused": _stay("refused", "Open Look Fault", Farewell="draining", expired="gone", **_LEAVES),
-    # The server stops.
+    # The server stops. Whatever arrives now was sent before the consumer knew.
     "draining": _stay("draining", "Open Look Attached Used Snapshot Fault renewed",
                       expired="gone", **_LEAVES),
     "gone": _stay("gone", "disconnected close"),
@@ -70,28 +78,31 @@ _BREAKS = {"Farewell": "lost", "disconnected": "lost", "expired": "lost", **_CLO
 
 CONSUMER: Table = {
     "idle": {"connect": "connecting", "close": "closed"},
-    # ZeroMQ connects in its own time; `Open` may be given to it before.
+    # ZeroMQ connects in its own time and keeps messages until then, so `Open` may come before
+    # "connected".
     "connecting": _stay("connecting", "connected", Open="opening", Look="looking", Fault="refused",
                         Farewell="lost", disconnected="lost", expired="refused", close="closed"),
     "opening": _stay("opening", "connected Waiting", Opened="attaching", Fault="refused",
                      Farewell="lost", disconnected="lost", expired="refused", **_CLOSES),
-    # This side is a monitor, and no consumer.
+    # This side is a monitor and never becomes a consumer.
     "looking": _stay("looking", "connected Look Seen", Fault="refused", Farewell="lost",
                      disconnected="lost", expired="refused", close="closed"),
     "attaching": _stay("attaching", "Spec Arena Waiting Used", Attached="streaming",
                        Fault="failed", **_BREAKS),
     "streaming": _stay("streaming", "Spec Arena Batches Waiting Used Snapshot "
                        "State", End="ended", Fault="failed", **_BREAKS),
-    # All has been received. What the user still holds is given back while somebody listens.
+    # Everything has been received, so a server that is gone is no loss any more. Slots that the
+    # user still holds are given back as long as a server listens.
     "ended": _stay("ended", "Used Snapshot State Waiting Farewell disconnected expired",
                    Fault="failed", **_CLOSES),
-    # An error has been received; a lost lease is asked for again.
+    # An error has been received. Where it says that the lease is lost, the consumer asks again.
     "failed": _stay("failed", "Used Snapshot State Waiting Fault Farewell disconnected "
                     "expired",
                     connect="connecting", **_CLOSES),
-    # No queue was given, or no answer in time.
+    # The server gave no queue, or no answer in time.
     "refused": _stay("refused", "Fault Farewell disconnected", connect="connecting",
                      close="closed"),
+    # The connection is gone and the stream is not over: failover looks for a server again.
     "lost": {"connect": "connecting", "expired": "refused", "close": "closed"},
     "closed": _stay("closed", "disconnected close"),
 }  # fmt: skip
@@ -99,21 +110,25 @@ CONSUMER: Table = {
 
 
 class Session:
-    """Walks a table, from its first state where no other is given. Belongs to one thread."""
+    """One side of a session: the state it is in, moved by the events of its table.
+
+    Owned by the I/O thread of its side. Nothing else in the protocol holds state.
+    """
 
     __slots__ = ("_events", "_moves", "_table", "state")
 
     def __init__(self, table: Table, state: str | None = None) -> None:
+        # Tables are written with their first state first, and dicts keep that order.
         state = next(iter(table)) if state is None else state
         self._table = table
         self._moves = table[state]
         self._events: deque[str] = deque(maxlen=_MAX_REMEMBERED)
         self.state = state
-        """Where the session is."""
+        """The present state, a key of the table."""
 
     def on(self, event: str) -> str:
         """Move, and return the new state. Raises `ProtocolError` where the table has no such
-        move; the session is then where it was."""
+        transition; the session then stays where it was."""
         state = self._moves.get(event)
         if state is None:
             raise ProtocolError(
@@ -122,6 +137,32 @@ class Session:
                 f"{', '.join(self._events) or 'none'}"
             )
         self._events.append(event)
+        # Most events are batches and stay in "streaming": no second look-up for these.
         if state != self.state:
             self.state, self._moves = state, self._table[state]
         return state
+
+
+class Receipts:
+    """Allows one unread answer per asker: a question has to bring the last answer's receipt.
+
+    Snapshots and figures may be large. ZeroMQ bounds how many messages wait for a peer and not
+    their bytes, and nobody sees from outside what a peer has read. (400 snapshots of 5 MB that
+    nobody read took 2 GB in 4 s.) Owned by the server's I/O thread.
+    """
+
+    __slots__ = ("_last",)
+
+    def __init__(self) -> None:
+        self._last = b""
+
+    def check(self, receipt: bytes) -> None:
+        """A question has come. Raises `ProtocolError` where the last answer was not read."""
+        if receipt != self._last:
+            raise ProtocolError("a question came before the answer to the last one was read")
+
+    def make(self) -> bytes:
+        """The receipt that goes out with the next answer."""
+        # Random, so that it cannot be guessed without reading the answer.
+        self._last = secrets.token_bytes(RECEIPT_BYTES)
+        return self._last

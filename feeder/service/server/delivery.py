@@ -1,6 +1,6 @@
-"""What a consumer of a feed is sent: columns, arenas, batches, and what comes after them.
+"""Sends consumers what is theirs: columns, arenas, batches, states, errors and the end.
 
-Done by the server's I/O thread, and nothing waits.
+All of it runs in the server's I/O thread, and nothing waits.
 """
 
 from __future__ import annotations
@@ -16,10 +16,16 @@ from feeder.devices.layout import credit_for
 from feeder.errors import ConfigError, FeedError, RemoteError
 from feeder.service.faults import point
 from feeder.service.memory.memfd import Arena, ArenaSlot
-from feeder.service.net.sockets import Peer
+from feeder.service.net.listener import Peer
 from feeder.service.protocol import messages as say
-from feeder.service.protocol.batches import MAX_CHUNKS, MAX_LANES, MAX_MARK_BYTES, MAX_MARKS, Group
-from feeder.service.protocol.batches import Span as ToldSpan
+from feeder.service.protocol.batches import (
+    MAX_CHUNKS,
+    MAX_MARK_BYTES,
+    MAX_MARKS,
+    MAX_PARTITIONS,
+    Group,
+)
+from feeder.service.protocol.batches import Span as WireSpan
 from feeder.service.protocol.checksums import checksum, pieces
 from feeder.service.protocol.fields import MAX_AXES
 from feeder.service.server.lease import Lease, News
@@ -34,14 +40,16 @@ from feeder.workers.stream.dtypes import write_dtype
 from feeder.workers.stream.position import Cut, LazyPosition, Span
 from feeder.workers.stream.resuming import Resume
 
-# ---- From batches that are to be sent to groups, which say of them what their consumer needs.
-#
-# Rules without sockets and threads; the server's I/O thread uses them.
+# ---- How batches become groups of a message: pure rules. What batches have in common is said once,
+# and positions of regular streams are a few numbers: to make and send a token for each batch of 8
+# KB cost more than everything else that is done for it.
 
 
 class Grouping:
-    """Makes the groups of one feed. `encode` is the codec of its cuts, where nothing is added to
-    them, and `token` makes the bytes of a place."""
+    """Makes the groups of one feed's messages. Owned by the I/O thread.
+
+    `encode` is the codec of the feed's plain cuts, `token` makes the bytes of any position.
+    """
 
     def __init__(
         self,
@@ -54,12 +62,16 @@ class Grouping:
         self._num_queues = num_queues
         self._encode = encode
         self._token = token
-        self._known: tuple[Span | None, ToldSpan | None] = (None, None)
+        # The span last seen, and how it is sent: a span lasts for many batches.
+        self._known: tuple[Span | None, WireSpan | None] = (None, None)
 
     def groups(
         self, sequence: int, batches: Sequence[Batch], checksums: Sequence[int], *, shared: bool
     ) -> Iterator[Group]:
-        """The groups of batches of one queue in order, the first number `sequence` of its lease."""
+        """The groups for batches of one queue in order; the first is number `sequence` of its
+        lease."""
+        # Frames carry no word of whose they are, and repeated batches may differ in layout: one
+        # each.
         at, alone = 0, not shared or self._stream.dont_rebatch
         for part in [[batch] for batch in batches] if alone else _alike(batches):
             end = at + len(part)
@@ -73,7 +85,8 @@ class Grouping:
         slots: list[Any] = [batch.arrays.slot for batch in batches]  # type: ignore[attr-defined]
         stream, columns, shapes = self._stream, slots[0].columns, None
         if stream.dont_rebatch or slots[0].rows != stream.batch_size:
-            # Not laid out as the spec has it, but for just these rows.
+            # Copied in as it was, so its columns lie otherwise than in the slots of full batches,
+            # which `Spec` describes once.
             shapes = tuple([column.shape for column in columns])
         return Group(
             sequence,
@@ -86,12 +99,14 @@ class Grouping:
             tuple([slot.number for slot in slots]) if shared else (-1,),
             tuple(checksums),
             shapes,
-            *self._told(places),
+            *self._positions(places),
         )
 
-    def _told(self, places: list[LazyPosition]) -> tuple[Any, ...]:
-        """Where batches ended: tokens, span, chunks, taken, digests."""
-        span = self._tell(places[0])
+    def _positions(self, places: list[LazyPosition]) -> tuple[Any, ...]:
+        """The positions of batches: tokens, span, chunks, taken and digests of a group."""
+        # By numbers only where the consumer can work out every token from them: one span, chunks of
+        # one size, and no end of an epoch behind the last batch.
+        span = self._wire_span(places[0])
         chunks = [place.num_chunks for place in places]
         if span is not None and chunks[-1] <= MAX_CHUNKS and places[-1].after is None:
             ended_in = [place.straddler for place in places]
@@ -103,19 +118,25 @@ class Grouping:
                 return (), span, tuple(chunks), taken, digests
         return tuple(map(self._token, places)), None, (), (), ()
 
-    def _tell(self, place: LazyPosition) -> ToldSpan | None:
-        """The span that a batch ended in as it is told; None where it is not regular."""
+    def _wire_span(self, place: LazyPosition) -> WireSpan | None:
+        """The span that a batch ended in as it is sent; None where it is not regular."""
         if place.span is not self._known[0]:
-            partitions, encode, _ = place.frame
-            is_plain = encode == self._encode and self._stream.repeatable and not partitions.arrival
-            told = tell_span(place.span, pure=partitions.pure) if is_plain else None
-            self._known = (place.span, told)
+            # A codec that adds something to cuts is not known to the consumer.
+            partitions = place.frame.partitions
+            is_plain = (
+                place.frame.encode == self._encode
+                and self._stream.repeatable
+                and not partitions.arrival
+            )
+            sent = encode_span(place.span, pure=partitions.pure) if is_plain else None
+            self._known = (place.span, sent)
         return self._known[1]
 
 
 def _alike(batches: Sequence[Batch]) -> Iterator[list[Batch]]:
-    """Batches that may be told together: those of one span, but for one that is known to end its
-    epoch. Within a span all are full, since the rest of an epoch has a span of its own."""
+    """Batches that fit into one group: those of one span, without one that is known to end its
+    epoch, whose position has another name."""
+    # Within a span all batches are full, since the rest of an epoch has a span of its own.
     for _, of_span in groupby(batches, lambda batch: batch.place.span):
         part = list(of_span)
         if len(part) > 1 and part[-1].place.after is not None:
@@ -124,10 +145,11 @@ def _alike(batches: Sequence[Batch]) -> Iterator[list[Batch]]:
         yield part
 
 
-def tell_span(span: Span, *, pure: bool) -> ToldSpan | None:
-    """A span as it is told; None where it has many partitions, or its chunks are not all alike."""
+def encode_span(span: Span, *, pure: bool) -> WireSpan | None:
+    """A span as it is sent; None where it is beyond a limit, or its chunks are not all alike."""
     start, rows = span.start, span.rows
-    if not rows or len(start.live) > MAX_LANES or rows.count(rows[0]) < len(rows) or start.done:
+    is_regular = bool(rows) and rows.count(rows[0]) == len(rows) and not start.done
+    if not is_regular or len(start.live) > MAX_PARTITIONS:
         return None
     marks = [None if of_partition is None else _runs(of_partition) for of_partition in span.marks]
     runs = [of_partition for of_partition in marks if of_partition is not None]
@@ -135,15 +157,15 @@ def tell_span(span: Span, *, pure: bool) -> ToldSpan | None:
     lengths += [len(mark) for of_partition in runs for _, mark in of_partition]
     if max(map(len, runs), default=0) > MAX_MARKS or max(lengths, default=0) > MAX_MARK_BYTES:
         return None
-    return ToldSpan(
+    return WireSpan(
         pure, start.epoch, start.turn, start.live, start.calls, start.rows, start.marks,
         tuple(span.ring), tuple(span.firsts), tuple(marks), rows[0],
     )  # fmt: skip
 
 
 def _runs(marks: Sequence[bytes]) -> tuple[tuple[int, bytes], ...]:
-    """Marks as runs of equal ones: up to which place, and the mark. Where they are more than can
-    be told, only so many that this shows."""
+    """Marks as runs of equal ones: up to which chunk, and the mark. Where there are too many to be
+    sent, it stops at one too many."""
     runs: list[tuple[int, bytes]] = []
     count = 0
     for mark, same in groupby(marks):
@@ -156,41 +178,45 @@ def _runs(marks: Sequence[bytes]) -> tuple[tuple[int, bytes], ...]:
 
 logger = logging.getLogger("feeder")
 
-_BUNDLE = 64
-"""Batches at most that go in one message."""
+# As many as one hand-over of the batcher brings: more would delay the first of them.
+_MOST_BATCHES = 64
+"""Most batches of one message."""
 
 Send = Callable[[Peer, say.Message, Sequence[Any]], bool]
-"""Sends a message with frames after it; False where the peer is gone."""
+"""Sends a message with frames after it (`ServerLoop.send`); False where the peer is gone."""
 
 
 class Delivery:
-    """Sends the batches of one feed."""
+    """Sends the consumers of one feed what they have credit for. Owned by the I/O thread."""
 
     def __init__(self, feed: ServedFeed, send: Send) -> None:
         self._feed = feed
         self._send = send
-        recipe = feed.recipe
-        self._stream = recipe.config.stream
+        factory = feed.factory
+        self._stream = factory.config.stream
         self._grouping = Grouping(
-            self._stream, len(recipe.config.devices), recipe.positions.id.encode, self._token
+            self._stream, len(factory.config.devices), factory.positions.id.encode, self._token
         )
+        # Sent since the last `settle`.
         self._sent: list[tuple[StreamIncarnation, int, list[Batch]]] = []
         self.columns: Columns | None = None
-        """The columns, once a batch has been there."""
+        """The feed's columns; None before the first batch."""
         self.judged: FeedError | None = None
-        """Why the feed has failed, where it is known that no single consumer's position is the
-        reason: what comes later is told later."""
+        """Why the feed has failed, once it is known that no single consumer's position is the
+        reason. A failure that comes after that was found out waits for the next turn."""
         self.ending: LazyPosition | None = None
-        """Where the stream ended, once it has."""
+        """The position of the stream's end, once it is known."""
 
     def pump(self, lease: Lease, run: StreamIncarnation) -> bool:
-        """Send a consumer what there is and what it has credit for; False where it is gone."""
+        """Send a consumer the batches that it has credit for, and then what comes after them; False
+        where the consumer is gone."""
         outbox = run.outboxes[lease.queue]
         self.columns = run.pipeline.schema.columns
         while (lease.room > 0 or not lease.credit) and len(outbox):
+            # Left to the server, credit goes by the size of batches, which is known only now.
             if not lease.credit:
                 lease.credit = credit_for(outbox.first_bytes)
-            batches = outbox.take(min(lease.room, self._most(lease)))
+            batches = outbox.pop_batches(min(lease.room, self._most(lease)))
             if not batches:
                 break
             if not (self._show_columns(lease) and self._send_batches(lease, run, batches)):
@@ -198,7 +224,8 @@ class Delivery:
         ending = outbox.ending
         if ending is not None:
             return self._finish(lease, ending)
-        # Said before looking once more: what is put now wakes, what was put before is seen.
+        # Set before looking once more: a batch that comes from now on wakes this thread, and one
+        # that came before is seen below.
         outbox.is_urgent = 2 * (lease.sequence - lease.used) < lease.credit or not lease.credit
         if lease.used == lease.sequence:
             outbox.starve()
@@ -207,19 +234,22 @@ class Delivery:
         return True
 
     def _most(self, lease: Lease) -> int:
-        """Batches that may go in one message: leftover rows may be as large as batches."""
-        return _BUNDLE if lease.shared and self._stream.repeatable else 1
+        """How many batches may go in one message."""
+        # One in frames, which say nothing of whose they are; and one where positions are snapshots,
+        # whose leftover rows may be as large as a batch.
+        return _MOST_BATCHES if lease.shared and self._stream.repeatable else 1
 
     def _finish(self, lease: Lease, ending: LazyPosition | FeedError) -> bool:
-        """Send the end of the stream, or the error in its place."""
+        """Send the end of the stream, or the error in its place, once it is `judged`."""
         if isinstance(ending, FeedError):
-            return ending is not self.judged or self.fail(lease, ending)
+            return ending is not self.judged or self.send_failure(lease, ending)
         lease.place = self.ending = ending
-        # Also to whom no batch came: its position is the one that the feed gives in process.
+        # Also to a consumer without a batch: its position and columns are those that a feed in
+        # process has at its end.
         is_shown = self.columns is None or self._show_columns(lease)
-        return is_shown and self.finish(lease, self._token(ending))
+        return is_shown and self.send_end(lease, self._token(ending))
 
-    def finish(self, lease: Lease, token: bytes) -> bool:
+    def send_end(self, lease: Lease, token: bytes) -> bool:
         """Send the end of the stream."""
         lease.ended = True
         lease.session.on("End")
@@ -229,16 +259,17 @@ class Delivery:
         point("server.ended")
         return is_sent
 
-    def fail(self, lease: Lease, error: Exception) -> bool:
-        """Send an error that takes the place of the next batch; it is logged once, however many
-        consumers are sent it."""
+    def send_failure(self, lease: Lease, error: Exception) -> bool:
+        """Send an error that takes the place of the next batch. It is logged once, however many
+        consumers get it."""
         lease.ended = lease.failed = True
         if not isinstance(error, FeedError):
             cause, error = error, RemoteError(in_words(error))
             error.__cause__ = cause
-        if error is not self._feed.told:
-            self._feed.told = error
-            # As text: a record would keep what the frames of a traceback hold.
+        if error is not self._feed.reported:
+            self._feed.reported = error
+            # As text: a record with the exception would keep all that its frames hold, slots among
+            # it.
             text = "\n".join(filter(None, (str(error), origin(error))))
             logger.error("feed %r has failed: %s", self._feed.name, text)
         lease.session.on("Fault")
@@ -246,6 +277,7 @@ class Delivery:
 
     def _send_batches(self, lease: Lease, run: StreamIncarnation, batches: list[Batch]) -> bool:
         slots: list[ArenaSlot] = [batch.arrays.slot for batch in batches]  # type: ignore[attr-defined]
+        # A descriptor has to be there before the first batch that lies in its arena.
         if lease.shared:
             arenas = {slot.arena.number: slot.arena for slot in slots}
             for number in sorted(arenas.keys() - lease.arenas):
@@ -254,6 +286,8 @@ class Delivery:
         checksums = self._checksums(lease, slots)
         groups = self._grouping.groups(lease.sequence, batches, checksums, shared=lease.shared)
         message = say.Batches(generation=lease.generation, groups=tuple(groups))
+        # Noted before the message leaves: what may be on its way belongs to the consumer, also
+        # where the process dies or the send fails.
         for slot in slots:
             slot.sent = True
         lease.note(batches, run)
@@ -268,23 +302,26 @@ class Delivery:
         mode, began = lease.mode, time.monotonic()
         if mode == "off":
             return [0] * len(slots)
+        # A full sum was made of the chunks while they were copied, when they were in a cache. To
+        # read a batch of 20 MB here takes the I/O thread as long as the copy took.
         known = [slot.checksum if mode == "full" else None for slot in slots]
         before_s = sum([slot.checked_s for slot in slots if slot.checksum is not None])
         found = [
             checksum(slot.memory, mode) if made is None else made
             for slot, made in zip(slots, known, strict=True)
         ]
-        account = self._feed.account.queues[lease.queue]
-        account.checked_s += before_s + time.monotonic() - began
+        stats = self._feed.stats.queues[lease.queue]
+        stats.checked_s += before_s + time.monotonic() - began
         return found
 
     def _token(self, place: LazyPosition) -> bytes:
+        # A feed that cannot repeat its rows needs the leftover ones with the position.
         if self._stream.repeatable:
             return place.cut().token()
-        return self.state(place)
+        return self.snapshot_at(place)
 
     def _hand_over(self, lease: Lease, arena: Arena) -> bool:
-        """Give a consumer the descriptor of an arena."""
+        """Give a consumer the descriptor of an arena; False where it is gone."""
         assert lease.connection is not None
         lease.arenas.add(arena.number)
         point("server.arena")
@@ -301,7 +338,8 @@ class Delivery:
         return self._send(lease.peer, message, ())
 
     def _show_columns(self, lease: Lease) -> bool:
-        """Tell a consumer the columns, before its first batch."""
+        """Send a consumer the columns before its first batch; False where it is gone. Raises
+        `ConfigError` where the protocol has no word for one."""
         if lease.sequence:
             return True
         assert self.columns is not None
@@ -328,24 +366,25 @@ class Delivery:
         )  # fmt: skip
         return self._send(lease.peer, spec, ())
 
-    def find(self, place: LazyPosition) -> Resume:
-        """What a place that batches were sent up to means."""
-        positions = self._feed.recipe.positions
+    def resume_after(self, place: LazyPosition) -> Resume:
+        """Where to go on after a batch that was sent."""
+        positions = self._feed.factory.positions
         return positions.find(positions.state_at(place, self.columns, with_rows=True))
 
-    def state(self, place: LazyPosition) -> bytes:
-        """A place with its leftover rows, as a snapshot's bytes."""
-        positions = self._feed.recipe.positions
+    def snapshot_at(self, place: LazyPosition) -> bytes:
+        """A position with its leftover rows, as the bytes of a snapshot."""
+        positions = self._feed.factory.positions
         return bytes(Snapshot((positions.state_at(place, self.columns, with_rows=True),)))
 
-    def show(self, lease: Lease, sequence: int, start: Resume | None) -> bool:
-        """Send a consumer the state after so many of its batches, where it is known; it began at
-        `start`. False where it is gone."""
+    def send_state(self, lease: Lease, sequence: int, start: Resume | None) -> bool:
+        """Send a consumer the state after `sequence` of its batches, or that it is not known. The
+        lease began at `start`. False where the consumer is gone."""
         place, data = lease.place_after(sequence), None
         if place is not None:
-            data = self.state(place)
+            data = self.snapshot_at(place)
         elif sequence == 0:
-            data = bytes(Snapshot((self._feed.recipe.state(start),)))
+            data = bytes(Snapshot((self._feed.factory.state(start),)))
+        # A consumer refuses a larger message, and its connection would be lost with it.
         if data is not None and len(data) > say.ROWS_BYTES:
             logger.warning(
                 "feed %r, queue %d: a snapshot of %d bytes is not sent, expected at most %d",
@@ -356,8 +395,8 @@ class Delivery:
         return self._send(lease.peer, message, ())
 
     def settle(self) -> None:
-        """What has been sent is bounded by its consumer's credit, and counts as buffered no
-        longer. Apart from the sending, since this wakes threads."""
+        """Count what has been sent as buffered no longer: from here on credit bounds it. Apart from
+        the sending, since this wakes fetchers, which then take the interpreter."""
         sent, self._sent = self._sent, []
         for run, queue, batches in sent:
             rows = sum([batch.rows for batch in batches])
@@ -365,12 +404,15 @@ class Delivery:
             run.pipeline.channel.hand_out(queue, Held(len(batches), rows, num_bytes, 0))
 
     def let_go(self, lease: Lease, news: News) -> None:
-        """A consumer has used batches: chunks that were kept for snapshots there are not needed
-        any more, nor are slots that were sent as frames."""
+        """Let go of what used batches kept: chunks for snapshots at their positions, and the slots
+        of batches that went as frames."""
         batches = news.batches
+        # A consumer in shared memory releases slots itself. One of frames knows none, and has
+        # copies.
         if not lease.shared and batches:
             slots = [batch.arrays.slot.number for batch in batches]  # type: ignore[attr-defined]
             self._feed.slots.release(lease.queue, slots)
+        # Stale batches were counted by a run that is gone.
         kept_rows = sum([batch.kept_rows for batch in batches[news.num_stale :]])
         if kept_rows and news.run is not None:
             news.run.pipeline.channel.hand_out(lease.queue, Held(0, 0, 0, kept_rows))
@@ -378,6 +420,8 @@ class Delivery:
 
 def make_fault(generation: bytes, error: FeedError, sequence: int | None) -> say.Fault:
     """An error as a message: its class by name, its fields, and the traceback as text."""
+    # Only plain fields travel. The consumer makes the error from its class's name and these, and
+    # never unpickles anything.
     fields = {
         name: _sayable(value) if isinstance(value, str) else value
         for name, value in vars(error).items()
@@ -389,12 +433,13 @@ def make_fault(generation: bytes, error: FeedError, sequence: int | None) -> say
         kind=type(error).__name__,
         text=_sayable(str(error)),
         fields=fields,
+        # The end of a traceback says most; an eighth of the limit, since escapes may grow it.
         note=_sayable(origin(error)[-say.MAX_TEXT // 8 :]),
     )
 
 
 def origin(error: FeedError) -> str:
-    """The traceback of what an error comes from, where there is one, and its notes, as the stack
+    """The traceback of the error's cause, if it has one, and the error's notes, such as the stack
     of a call that has not returned."""
     cause = error.__cause__
     text = "" if cause is None else "".join(traceback.format_exception(cause))
@@ -402,5 +447,5 @@ def origin(error: FeedError) -> str:
 
 
 def _sayable(text: str) -> str:
-    """A text as it can be sent: names of files may hold what UTF-8 cannot."""
+    """A text that a message can hold: names of files may have characters that UTF-8 has not."""
     return text.encode(errors="backslashreplace").decode()[: say.MAX_TEXT]

@@ -1,4 +1,7 @@
-"""Those who look at a server and take nothing from it: monitors, and threads of this process."""
+"""Figures of a server for those who look and take nothing: monitors, and threads of this process.
+
+All figures are read by the I/O thread, whose state they are.
+"""
 
 from __future__ import annotations
 
@@ -21,30 +24,30 @@ from feeder.observe.figures import (
     make_figures,
     to_json,
 )
-from feeder.service.net.sockets import Peer
+from feeder.service.net.listener import Peer
 from feeder.service.protocol import messages as say
-from feeder.service.protocol.receipts import Receipts
-from feeder.service.protocol.session import SERVER, Session
+from feeder.service.protocol.session import SERVER, Receipts, Session
 from feeder.service.server.group import Desk
 from feeder.service.server.lease import Lease
 
-# ---- The figures of a served feed, read by the server's I/O thread.
+# ---- From the state of a desk to figures.
 
 
-def show(desk: Desk, now: float) -> FeedFigures:
-    """What a feed has done, and who reads it."""
+def feed_figures(desk: Desk, now: float) -> FeedFigures:
+    """The figures of a feed and of its consumers."""
     feed, run = desk.feed, desk.feed.run
     failure = _failure(desk)
+    # A feed that has failed waits for nobody: that its queues are empty is not the news.
     missing = () if failure is not None else tuple(desk.seats.missing())
     condition = Condition(
         state=_state(desk, failure),
         failure=failure,
         missing=missing,
         started_at=feed.started_at,
-        asked_at=feed.account.asked_at,
+        asked_at=feed.stats.asked_at,
     )
     return make_feed(
-        feed.recipe.config,
+        feed.factory.config,
         0,
         condition,
         feed.counted,
@@ -57,6 +60,7 @@ def show(desk: Desk, now: float) -> FeedFigures:
 
 
 def _failure(desk: Desk) -> FeedError | None:
+    # All queues end with the same error; one that ended before the failure knows nothing of it.
     feed = desk.feed
     endings = [] if feed.run is None else [outbox.result for outbox in feed.run.outboxes]
     found = [feed.failure, *endings]
@@ -72,37 +76,39 @@ def _state(desk: Desk, failure: FeedError | None) -> State:
 
 
 def _service(desk: Desk) -> ServiceFigures:
-    account = desk.feed.account
+    stats = desk.feed.stats
     return ServiceFigures(
-        opened=account.opened,
-        reopened=account.reopened,
-        fenced=account.fenced,
-        expired=account.expired,
-        rewinds=max(0, account.begun - 1),
+        opened=stats.opened,
+        reopened=stats.reopened,
+        fenced=stats.fenced,
+        expired=stats.expired,
+        rewinds=max(0, stats.begun - 1),
         arena_bytes=desk.feed.slots.num_bytes,
     )
 
 
 def _queue(desk: Desk, number: int, now: float) -> QueueFigures:
-    account, lease, run = desk.feed.account.queues[number], desk.leases[number], desk.feed.run
+    stats, lease, run = desk.feed.stats.queues[number], desk.leases[number], desk.feed.run
+    # Credit under way counts as waiting: the consumer has it before its user asks.
     in_flight = 0 if lease is None else lease.sequence - lease.used
     return QueueFigures(
         queue=number,
-        device=desk.feed.recipe.config.devices[number],
-        batches=account.used.batches,
-        rows=account.used.rows,
-        bytes=account.used.bytes,
+        device=desk.feed.factory.config.devices[number],
+        batches=stats.used.batches,
+        rows=stats.used.rows,
+        bytes=stats.used.bytes,
         waiting=in_flight + (0 if run is None else len(run.outboxes[number])),
         capacity=desk.feed.slots.num_slots(number),
-        wait_s=account.wait_s(now),
-        starved_s=account.starved.read(now),
-        checked_s=account.most_checked_s,
-        corrupt=account.corrupt,
+        wait_s=stats.wait_s(now),
+        starved_s=stats.starved.read(now),
+        checked_s=stats.most_checked_s,
+        corrupt=stats.corrupt,
         consumer=None if lease is None else _consumer(desk, lease, now),
     )
 
 
 def _consumer(desk: Desk, lease: Lease, now: float) -> ConsumerFigures:
+    # No data path is chosen before `Attached`.
     plane = "" if not lease.has_attached else "shared" if lease.shared else "frames"
     return ConsumerFigures(
         who=lease.who,
@@ -110,53 +116,61 @@ def _consumer(desk: Desk, lease: Lease, now: float) -> ConsumerFigures:
         state=lease.session.state,
         credit=lease.credit,
         in_flight=lease.sequence - lease.used,
+        # The lease is renewed by whatever is heard, so it says when that was.
         silent_s=max(0.0, now - (lease.expires - desk.lease_s)),
     )
 
 
+# Many monitors must not slow the batches down: they share one set of figures.
 _FRESH_S = 0.05
-"""Figures are made anew at most so often, however many look."""
+"""For how long figures are used again before they are made anew."""
 
 
-class Watching:
-    """Belongs to the server's I/O thread, but for `ask`."""
+class Monitors:
+    """Answers those who ask for figures. Owned by the server's I/O thread, but for `ask`.
+
+    `_asked` is the only thing that other threads touch. A deque needs no lock for one append and
+    one popleft.
+    """
 
     def __init__(self, desks: dict[str, Desk]) -> None:
         self._desks = desks
         self._sessions: dict[Peer, tuple[Session, Receipts]] = {}
         self._asked: deque[Future[Figures]] = deque()
+        # The last figures, when they were made, and their JSON once a monitor has asked.
         self._made_at = -math.inf
         self._figures: Figures | None = None
         self._data: bytes | None = None
         self._closed = False
 
     def ask(self) -> Future[Figures]:
-        """The figures, once the I/O thread has been woken; from any thread."""
+        """Ask for the figures; any thread, which then wakes the I/O thread."""
         future: Future[Figures] = Future()
         self._asked.append(future)
+        # Looked at after the append: either this thread or `close` finds the future.
         if self._closed:
             self.close()
         return future
 
-    def answer(self) -> None:
+    def answer_threads(self) -> None:
         """Give the figures to threads that have asked."""
         while self._asked:
             future = self._asked.popleft()
-            # Who asked may have given up.
+            # The thread that asked may have given up after its 2 s.
             with contextlib.suppress(InvalidStateError):
                 future.set_result(self.figures(time.monotonic()))
 
     def close(self) -> None:
-        """Whoever asks now or later is told that the server is closed."""
+        """Answer all who ask, now or later, that the server is closed."""
         self._closed = True
         while self._asked:
             with contextlib.suppress(IndexError, InvalidStateError):
                 self._asked.popleft().set_exception(ClosedError("the server is closed"))
 
     def figures(self, now: float) -> Figures:
-        """What all feeds have done."""
+        """The figures of all feeds, at most `_FRESH_S` old."""
         if self._figures is None or now - self._made_at >= _FRESH_S:
-            feeds = [show(desk, now) for desk in self._desks.values()]
+            feeds = [feed_figures(desk, now) for desk in self._desks.values()]
             self._figures, self._made_at = make_figures(feeds, now), now
             self._data = None
         return self._figures
@@ -167,14 +181,14 @@ class Watching:
         """Whether a peer is a monitor."""
         return peer in self._sessions
 
-    def hear(self, peer: Peer, message: say.Message) -> say.Seen:
-        """The answer to a monitor. Raises `ProtocolError` where it says anything but `Look`,
-        or has not read the last answer."""
+    def answer_monitor(self, peer: Peer, message: say.Message) -> say.Seen:
+        """The answer to a monitor's message. Raises `ProtocolError` where that is not `Look`, or
+        where the monitor has not read its last answer."""
         if peer not in self._sessions:
             self._sessions[peer] = Session(SERVER), Receipts()
         session, answers = self._sessions[peer]
         session.on(type(message).__name__)
-        assert isinstance(message, say.Look)  # The session's states see to that.
+        assert isinstance(message, say.Look)  # No other message is legal in the session's state.
         answers.check(message.receipt)
         session.on("Seen")
         figures = self.figures(time.monotonic())
@@ -182,5 +196,5 @@ class Watching:
         return say.Seen(data=self._data, receipt=answers.make())
 
     def forget(self, peer: Peer) -> None:
-        """A peer is gone, or has been sent away."""
+        """Forget a peer that is gone or was refused."""
         self._sessions.pop(peer, None)

@@ -1,4 +1,4 @@
-"""The server's I/O thread: it owns every socket, and hands what consumers say to the desks."""
+"""The server's I/O thread: it owns every socket and hands each message to the desk of its feed."""
 
 from __future__ import annotations
 
@@ -16,65 +16,76 @@ from feeder.feeds.length import num_batches
 from feeder.service.faults import point
 from feeder.service.memory.fdpass import NONCE_BYTES, DescriptorConnection, DescriptorListener
 from feeder.service.net.guard import ConnectionGuard, GuardedPeer
+from feeder.service.net.kernel import boot_id
+from feeder.service.net.listener import Listener, Peer
 from feeder.service.net.security import read_event
-from feeder.service.net.sockets import Listener, Peer, Waker, boot_id
+from feeder.service.net.waker import Waker
 from feeder.service.protocol import messages as say
 from feeder.service.protocol.coding import decode, encode
 from feeder.service.ratelimited_log import RateLimitedLog
 from feeder.service.server.delivery import make_fault
-from feeder.service.server.figures import Watching
+from feeder.service.server.figures import Monitors
 from feeder.service.server.group import Desk
 from feeder.service.server.lease import Lease
 from feeder.state import codec
 
-# ---- When a server ends by itself. Rules: no sockets, no clock.
+# ---- When a server ends by itself: a rule without sockets and clock.
 
 
-class Ending:
-    """Whether a server is over: with `exit_when="acknowledged"` when every queue of every feed has
-    had everything. Where a feed has failed, nobody is waited for who is not there: the trainer
-    that was told may have been the one to come for other queues, too."""
+class ExitCondition:
+    """Whether a server is over by itself: with `exit_when="acknowledged"`, once the users of every
+    queue of every feed have been handed everything, or once a feed has failed and everybody who is
+    connected knows. Owned by the I/O thread; any thread may read `failure` after the server's end.
+    """
 
     def __init__(self, desks: Mapping[str, Desk], exit_when: str) -> None:
         self._desks = desks
         self._ends = exit_when == "acknowledged"
         self.is_over = False
-        """Whether consumers have had all that they can have."""
+        """Whether consumers have had everything that they can have."""
         self.failure: FeedError | None = None
         """Why it is over before everything was used."""
 
-    def look(self) -> None:
-        """Find out whether it is over now."""
+    def update(self) -> None:
+        """Find out whether the server is over now."""
         if not self._ends:
             return
         desks = self._desks.values()
         if all(desk.acknowledged for desk in desks):
             self.is_over = True
             return
-        told = [desk.feed.told for desk in desks]
-        # A position that does not fit is the failure of who brought it.
+        told = [desk.feed.reported for desk in desks]
+        # A position that does not fit is the failure of the consumer that brought it, and ends
+        # nothing.
         failures = [error for error in told if error and not isinstance(error, ResumeError)]
+        # Queues that nobody holds are not waited for: after a failure a trainer that was to come
+        # for them may never come, and batches that cannot be made would be waited for in silence.
         leases = [lease for desk in desks for lease in desk.leases if lease is not None]
         if failures and all(lease.is_settled for lease in leases):
             self.is_over, self.failure = True, failures[0]
 
 
-# ---- Which consumers are on the server's host, over unix sockets, and which of them are gone.
+# ---- Which consumers are on this host, and which of those are gone. A consumer that is killed is
+# known at once by its unix connection and its pidfd; ZeroMQ tells nothing of that kind.
 
 
 class LocalPeers:
-    """The unix connections of consumers, in the server's poll. Belongs to the I/O thread."""
+    """The unix connections of this host's consumers, in the server's poll. Owned by the I/O
+    thread."""
 
     def __init__(self, listener: DescriptorListener, poller: zmq.Poller) -> None:
         self._listener = listener
         self._poller = poller
+        # Offered and not presented yet: a nonce says to which peer a unix connection belongs.
         self._nonces: dict[bytes, Peer] = {}
-        # Connections and processes, by their descriptors: readable when they are gone.
+        # Connections and processes by their descriptors, which are readable once they are gone.
         self._watched: dict[int, tuple[Peer, DescriptorConnection]] = {}
         poller.register(listener.fileno(), zmq.POLLIN)
 
     def offer(self, peer: Peer, kernel: str) -> say.Offer | None:
-        """Where a consumer on a kernel may fetch descriptors; None where that is another's."""
+        """Where a consumer may fetch descriptors; None where it runs under another kernel."""
+        # The boot id names the kernel: two containers of one host share memory, whatever their
+        # names are.
         if not kernel or kernel != boot_id():
             return None
         nonce = secrets.token_bytes(NONCE_BYTES)
@@ -83,7 +94,7 @@ class LocalPeers:
         return say.Offer(path=self._listener.path, nonce=nonce)
 
     def admit(self) -> list[tuple[Peer, DescriptorConnection]]:
-        """The connections that have said whose they are since last asked."""
+        """The connections that have presented a nonce since the last call, each with its peer."""
         # Once to accept a connection, once to read what it has presented by then.
         new = [*self._listener.on_readable(), *self._listener.on_readable()]
         found = [(self._nonces.pop(connection.nonce), connection) for connection in new]
@@ -95,21 +106,23 @@ class LocalPeers:
         return found
 
     def gone(self, ready: dict[Any, int]) -> set[Peer]:
-        """Of those whose descriptors a poll found, the peers that are gone."""
+        """The peers that are gone, of those whose descriptors a poll found readable."""
         peers = set()
         for descriptor in ready:
             peer, connection = self._watched.get(descriptor, (None, None))
-            # Asked, since the number may be another connection's than when the poll returned.
+            # Asked again, since the number may belong to another connection than when the poll
+            # returned: descriptors are reused at once.
             if peer is not None and connection is not None and connection.is_gone():
                 peers.add(peer)
         return peers
 
     def has_news(self, ready: dict[Any, int]) -> bool:
-        """Whether a poll found somebody who comes."""
+        """Whether a poll found somebody at the unix socket."""
         return self._listener.fileno() in ready
 
     def forget(self, peer: Peer) -> None:
-        """A peer's lease is over: look at it no more. Before its connection is closed."""
+        """Stop watching a peer whose lease is over. Its connection must still be open: a closed
+        descriptor cannot be taken off the poll any more."""
         for nonce in [nonce for nonce, owner in self._nonces.items() if owner == peer]:
             del self._nonces[nonce]
             self._listener.withdraw(nonce)
@@ -119,13 +132,13 @@ class LocalPeers:
                 self._poller.unregister(descriptor)
 
     def expire(self, now: float) -> float:
-        """Send those away who took too long to say who they are; when to look again."""
+        """Hang up on connections that presented no nonce in time; returns when to look again."""
         self._listener.expire(now)
         deadline = self._listener.deadline
         return math.inf if deadline is None else deadline
 
     def close(self) -> None:
-        """Hang up on everybody who is left."""
+        """Hang up on everybody that is left."""
         for _, connection in self._watched.values():
             connection.close()
         self._watched.clear()
@@ -133,36 +146,43 @@ class LocalPeers:
 
 logger = logging.getLogger("feeder")
 
+# `Waiting` goes out when something changes; this repeats it for changes that come with time alone,
+# such as a lease that has run out.
 _TELL_S = 5.0
 
 
 class ServerLoop:
-    """What the I/O thread knows. Its own thread alone touches it, but for `waker` and `stop`."""
+    """The body of the I/O thread, and all that it knows of peers.
+
+    Owned by that thread. Other threads may call `stop`, `waker.wake` and `monitors.ask`, and
+    `close` once the thread has ended.
+    """
 
     def __init__(
-        self, desks: dict[str, Desk], doors: list[Listener], listener: DescriptorListener,
+        self, desks: dict[str, Desk], listeners: list[Listener], descriptors: DescriptorListener,
         waker: Waker, *, exit_when: str,
     ) -> None:  # fmt: skip
         self._desks = desks
-        self._doors = doors
+        self._listeners = listeners
         self.waker = waker
+        # Which lease a connection speaks for. The desk may have ended it already: then `is_over`.
         self._leases: dict[Peer, tuple[Desk, Lease]] = {}
         self._stopping: str | None = None
         self._log = RateLimitedLog()
-        most_bytes = [door.most_bytes for door in doors]
-        self._callers = ConnectionGuard(self._log, self._is_served, self._on_gone, most_bytes)
+        most_bytes = [listener.most_bytes for listener in listeners]
+        self._guard = ConnectionGuard(self._log, self._is_served, self._on_gone, most_bytes)
         self._tell_at = time.monotonic() + _TELL_S
         self._expires_at = math.inf
         self._poller = zmq.Poller()
-        for door in doors:
-            self._poller.register(door.router, zmq.POLLIN)
-            self._poller.register(door.monitor, zmq.POLLIN)
+        for listener in listeners:
+            self._poller.register(listener.router, zmq.POLLIN)
+            self._poller.register(listener.monitor, zmq.POLLIN)
         self._poller.register(waker.fileno(), zmq.POLLIN)
-        self._presence = LocalPeers(listener, self._poller)
-        self.watching = Watching(desks)
-        """Those who only look."""
-        self.ending = Ending(desks, exit_when)
-        """Whether it ends by itself."""
+        self._local_peers = LocalPeers(descriptors, self._poller)
+        self.monitors = Monitors(desks)
+        """Those who look at the figures."""
+        self.exit_condition = ExitCondition(desks, exit_when)
+        """Whether the server ends by itself."""
 
     def stop(self, reason: str) -> None:
         """Ask the thread to end; from any thread."""
@@ -172,32 +192,39 @@ class ServerLoop:
     def run(self) -> None:
         """Thread body."""
         try:
-            while self._stopping is None and not self.ending.is_over:
+            while self._stopping is None and not self.exit_condition.is_over:
                 self._step(self._timeout())
-            self._step(0)  # What was said until now is heard: what was used is stored.
+            # Once more without waiting: what consumers said until now is heard, so that what they
+            # used is in the checkpoint that is stored at the end.
+            self._step(0)
         except Exception as error:
             logger.exception("the server's I/O thread failed")
             self._stopping = f"it failed: {type(error).__name__}: {error}"
-            self.ending.failure = RemoteError(f"the server failed: {type(error).__name__}: {error}")
+            self.exit_condition.failure = RemoteError(
+                f"the server failed: {type(error).__name__}: {error}"
+            )
         finally:
             self._farewell()
-            self.watching.close()
-            self._callers.close()
+            self.monitors.close()
+            self._guard.close()
 
     def _step(self, timeout_ms: int) -> None:
+        # Taken before the poll. Leases run out at this time, and everything that came before it is
+        # heard first: a server that was held up itself takes nobody for hung.
         now = time.monotonic()
         ready = dict(self._poller.poll(timeout_ms))
         if self.waker.fileno() in ready:
             self.waker.clear()
-        self.watching.answer()
-        for i, door in enumerate(self._doors):
-            if door.router in ready:
-                self._receive(i, door)
-            if door.monitor in ready:
-                self._look_at_events(i, door)
-        if self._presence.has_news(ready):
+        self.monitors.answer_threads()
+        for i, listener in enumerate(self._listeners):
+            if listener.router in ready:
+                self._receive(i, listener)
+            if listener.monitor in ready:
+                self._look_at_events(i, listener)
+        if self._local_peers.has_news(ready):
             self._admit()
-        for peer in self._presence.gone(ready):
+        # After the messages: what a consumer said before it died counts.
+        for peer in self._local_peers.gone(ready):
             self._lose(peer)
         for desk in self._desks.values():
             desk.pump()
@@ -208,23 +235,25 @@ class ServerLoop:
         return -1 if nearest == math.inf else max(0, math.ceil((nearest - time.monotonic()) * 1000))
 
     def _look_at_clock(self, now: float) -> None:
-        """Do what is due at `now`: whoever spoke up to then must have been heard."""
+        """Do what is due at `now`; whoever spoke before then has been heard."""
         deadlines = [desk.expire(now) for desk in self._desks.values()]
-        self._expires_at = min(self._presence.expire(now), self._callers.look(now), *deadlines)
+        self._expires_at = min(self._local_peers.expire(now), self._guard.check(now), *deadlines)
         if now >= self._tell_at:
             self._tell_at = now + _TELL_S
             for desk in self._desks.values():
                 desk.tell_waiting()
-        self.ending.look()
+        self.exit_condition.update()
 
     # ---- sending
 
     def send(self, peer: Peer, message: say.Message, frames: Sequence[Any]) -> bool:
-        """Send a message; False where the peer is gone, or does not take what it asked for."""
+        """Send a message; False where the peer is gone, or does not read what it asked for."""
+        # The sockets never wait: with ROUTER_MANDATORY a full or missing peer is an error.
         parts = [peer.identity, encode(message)]
-        router = self._doors[peer.router].router
+        router = self._listeners[peer.router].router
         try:
             if frames:
+                # Two calls: only the frames of batches are worth ZeroMQ's way without a copy.
                 router.send_multipart(parts, zmq.SNDMORE)
                 router.send_multipart(frames, copy=False)
             else:
@@ -236,8 +265,8 @@ class ServerLoop:
 
     # ---- receiving
 
-    def _receive(self, number: int, door: Listener) -> None:
-        for identity, frame, _, num in door.reception.read():
+    def _receive(self, number: int, listener: Listener) -> None:
+        for identity, frame, _, num in listener.reader.read_messages():
             peer = Peer(number, identity)
             try:
                 if num != 1:
@@ -246,39 +275,43 @@ class ServerLoop:
             except FeedError as error:
                 self._refuse(peer, error)
             except Exception as error:
-                # A bug of ours: the other consumers are served all the same.
+                # A defect of feeder: it ends this lease, and the others are served all the same.
                 self._log.fail("a consumer's message could not be handled: %s", error)
                 self._refuse(peer, RemoteError(f"{type(error).__name__}: {error}"))
 
     def _handle(self, peer: Peer, frame: Any) -> None:
-        caller = self._callers.understand(key := (peer.router, frame.get(zmq.SRCFD)))
+        guarded = self._guard.note_message(key := (peer.router, frame.get(zmq.SRCFD)))
         message = decode(frame.buffer, from_consumer=True)
-        asks = isinstance(message, say.Open | say.Look)
-        if asks or caller is None:
-            # What has happened until it came must be known: its descriptor may be another's now.
-            self._look_at_events(peer.router, self._doors[peer.router])
-            caller = self._callers.understand(key)
-        if caller is None:
-            return  # It is gone itself, and would hold a queue for as long as a lease lasts.
-        if asks:
-            self._callers.enter(caller, peer)
-            self._greet(peer, message, caller)
+        is_question = isinstance(message, say.Open | say.Look)
+        if is_question or guarded is None:
+            # Events lie in a socket of their own. Those before this message must be known first:
+            # the descriptor may belong to another connection by now.
+            self._look_at_events(peer.router, self._listeners[peer.router])
+            guarded = self._guard.note_message(key)
+        if guarded is None:
+            return  # Already gone: it would hold a queue for a whole lease.
+        if is_question:
+            self._guard.bind_peer(guarded, peer)
+            self._greet(peer, message, guarded)
             return
-        if caller.num_opens == 0:
+        if guarded.num_opens == 0:
             raise ProtocolError(f"{type(message).__name__} came from one that did not say Open")
         desk, lease = self._leases.get(peer, (None, None))
         generation: bytes = message.generation  # type: ignore[attr-defined]
+        # Connections prove nothing, generations do: what belongs to an earlier lease is dropped.
         is_over = lease is None or lease.generation != generation or lease.is_over
         if isinstance(message, say.Bye):
-            # First: when the lease ends the unix connection hangs up, and the peer with it.
+            # Before the lease ends: then the unix connection hangs up, and the peer with it.
             self.send(peer, say.Farewell(generation=generation, reason="goodbye"), ())
         if is_over or desk is None or lease is None:
             return
+        # `Desk.attach` moves the session itself, once it has admitted the connection.
         if not isinstance(message, say.Attached):
             lease.session.on(type(message).__name__)
         match message:
             case say.Attached():
-                # The unix socket was connected before this was sent.
+                # The consumer connected to the unix socket before it sent this, so it can be
+                # admitted now, whatever order the poll found them in.
                 self._admit()
                 desk.attach(lease, message)
                 point("server.attached")
@@ -291,43 +324,46 @@ class ServerLoop:
                 self._forget(peer)
                 desk.leave(lease)
 
-    def _greet(self, peer: Peer, message: say.Message, caller: GuardedPeer) -> None:
-        if isinstance(message, say.Look) and caller.num_opens:
+    def _greet(self, peer: Peer, message: say.Message, guarded: GuardedPeer) -> None:
+        if isinstance(message, say.Look) and guarded.num_opens:
             raise ProtocolError("a consumer asks as a monitor does")
-        if isinstance(message, say.Open) and not self.watching.knows(peer):
-            self._open(peer, message, caller)
+        if isinstance(message, say.Open) and not self.monitors.knows(peer):
+            self._open(peer, message, guarded)
         else:
-            self.send(peer, self.watching.hear(peer, message), ())
+            self.send(peer, self.monitors.answer_monitor(peer, message), ())
 
-    def _open(self, peer: Peer, message: say.Open, caller: GuardedPeer) -> None:
+    def _open(self, peer: Peer, message: say.Open, guarded: GuardedPeer) -> None:
         if peer in self._leases:
             if not self._leases[peer][1].is_over:
                 raise ProtocolError("a consumer that has a queue asks for one")
             self._lose(peer)
-        caller.num_opens += 1
-        if caller.num_opens > say.MAX_OPENS:
+        # Counted before anything can fail: a refused question costs the server as much.
+        guarded.num_opens += 1
+        if guarded.num_opens > say.MAX_OPENS:
             raise ProtocolError(f"a queue was asked for {say.MAX_OPENS} times; connect anew")
         point("server.open")
         desk = self._find(message.feed)
         lease = desk.open(peer, message)
         self._leases[peer] = desk, lease
-        recipe = desk.feed.recipe
+        factory = desk.feed.factory
         answer = say.Opened(
             generation=lease.generation,
             credit=lease.credit,
-            shared=self._presence.offer(peer, message.boot_id),
+            shared=self._local_peers.offer(peer, message.boot_id),
             lease_s=desk.lease_s,
-            length=num_batches(recipe.config, lease.queue),
-            name=recipe.name,
+            length=num_batches(factory.config, lease.queue),
+            name=factory.name,
             number=0,
-            fingerprint=codec.pack(recipe.positions.fingerprint),
-            epochs=recipe.config.stream.epochs,
-            token=desk.start_token(lease.queue),
-            writable=recipe.config.run.writable,
+            fingerprint=codec.pack(factory.positions.fingerprint),
+            epochs=factory.config.stream.epochs,
+            token=desk.start_token(lease),
+            writable=factory.config.run.writable,
         )
         lease.session.on("Opened")
         if not self.send(peer, answer, ()):
-            self._lose(peer)  # It died before it was heard, and that was told too early.
+            # It died before its question was read. Its hang-up was an event without a lease then,
+            # and is not told again.
+            self._lose(peer)
         point("server.opened")
         desk.tell_waiting()
 
@@ -341,51 +377,51 @@ class ServerLoop:
         )
 
     def _refuse(self, peer: Peer, error: FeedError) -> None:
-        """Tell a peer what is wrong with what it said; a lease that it has ends."""
+        """Send a peer the error in what it said, and end its lease, if it has one."""
         self._log.warn("a consumer is refused: %s", str(error))
         _, lease = self._leases.get(peer, (None, None))
-        generation = b"" if lease is None else lease.told_generation
-        self.watching.forget(peer)
+        generation = b"" if lease is None else lease.known_generation
+        self.monitors.forget(peer)
         self.send(peer, make_fault(generation, error, None), ())
         self._lose(peer)
 
     def _is_served(self, peer: Peer) -> bool:
-        """Whether a peer holds a queue, or looks on."""
+        """Whether a peer holds a queue or is a monitor."""
         found = self._leases.get(peer)
-        return self.watching.knows(peer) if found is None else not found[1].is_over
+        return self.monitors.knows(peer) if found is None else not found[1].is_over
 
     def _forget(self, peer: Peer) -> None:
         self._leases.pop(peer, None)
-        self._presence.forget(peer)
+        self._local_peers.forget(peer)
 
     # ---- connections
 
-    def _look_at_events(self, number: int, door: Listener) -> None:
-        while (event := read_event(door.monitor)) is not None:
-            self._callers.hear(number, event)
+    def _look_at_events(self, number: int, listener: Listener) -> None:
+        while (event := read_event(listener.monitor)) is not None:
+            self._guard.on_event(number, event)
             if event.kind in (zmq.EVENT_HANDSHAKE_FAILED_AUTH,
                               zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL):  # fmt: skip
                 self._log.warn("a peer was not let in: %s", event.kind.name)
 
     def _on_gone(self, peer: Peer) -> None:
-        self.watching.forget(peer)
+        self.monitors.forget(peer)
         self._lose(peer)
 
     def _admit(self) -> None:
-        """Take the unix connections that have said whose they are."""
-        for peer, connection in self._presence.admit():
+        """Give unix connections that have presented a nonce to their leases."""
+        for peer, connection in self._local_peers.admit():
             found = self._leases.get(peer)
             if found is not None:
                 found[1].connection = connection
             else:
-                self._presence.forget(peer)
+                self._local_peers.forget(peer)
                 connection.close()
 
     def _lose(self, peer: Peer) -> None:
-        """A peer's connection is dead."""
+        """End the lease of a peer whose connection is dead."""
         found = self._leases.get(peer)
         if found is not None:
-            # First: descriptors that are closed cannot be taken off a poll any more.
+            # Before it is closed: closed descriptors cannot be taken off a poll any more.
             self._forget(peer)
             desk, lease = found
             desk.lose(lease)
@@ -398,5 +434,6 @@ class ServerLoop:
             self.send(peer, message, ())
 
     def close(self) -> None:
-        """Hang up on everybody, when its sockets are closed: what was said last comes first."""
-        self._presence.close()
+        """Hang up on everybody. Called after the ZeroMQ sockets are closed, so that what was sent
+        last arrives before the hang-up."""
+        self._local_peers.close()

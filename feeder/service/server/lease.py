@@ -1,6 +1,6 @@
-"""One consumer's lease of one queue, as the server sees it: what it was sent, has used, and holds.
+"""One consumer's lease of one queue, on the server: what it was sent, has used, and still holds.
 
-State and rules, without sockets and threads; the I/O thread alone touches it.
+State and rules, without sockets and threads. Owned by the server's I/O thread.
 """
 
 from __future__ import annotations
@@ -13,97 +13,107 @@ from feeder.devices.layout import MAX_ARENA_BYTES, credit_for
 from feeder.errors import ConfigError
 from feeder.service.memory.fdpass import DescriptorConnection
 from feeder.service.memory.memfd import NOTHING, Wanted
-from feeder.service.net.sockets import Peer
-from feeder.service.protocol.receipts import Receipts
-from feeder.service.protocol.session import SERVER, Session
+from feeder.service.net.listener import Peer
+from feeder.service.protocol.session import SERVER, Receipts, Session
 from feeder.service.server.run import StreamIncarnation
 from feeder.workers.stream.batch import Batch
 from feeder.workers.stream.position import LazyPosition
+from feeder.workers.stream.resuming import Resume
 
+# One slot is being written while one waits to be sent. Of small batches more, up to 4 MiB, so that
+# the next ones are there when the consumer's `Used` for a quarter of its credit arrives.
 _SPARE_SLOTS, _SPARE_BYTES = 2, 4 * 1024 * 1024
-"""Slots beside those that the consumer may have: one is being written, one waits; more of small
-ones, so that batches are there when the consumer has used others."""
+"""Slots of an arena beside those that the consumer may hold."""
 
 
 class News(NamedTuple):
-    """What a consumer has used since it was last heard of."""
+    """The batches that one `Used` has reported as used. Immutable."""
 
     batches: list[Batch]
-    """The batches, in order."""
+    """These batches, in order."""
     num_stale: int
-    """How many of them, the first ones, were made by earlier runs: they count in no buffer."""
+    """How many of them, the first ones, were made by earlier runs, whose buffers are gone."""
     run: StreamIncarnation | None
     """The run that made the others."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Lease:
-    """A consumer's right to the batches of one queue."""
+    """A consumer's right to the batches of one queue, and what has gone back and forth under it.
+
+    Owned by the server's I/O thread, which alone writes it. One exception: the batcher's thread
+    asks `num_slots` when an arena is made, which fills in `credit` or `excess`; both are single
+    assignments, and the I/O thread looks at them at its next turn.
+    """
 
     peer: Peer
     queue: int
     """Number of the queue."""
     generation: bytes
-    """What fences it off: 16 random bytes of the server's run and a counter."""
+    """The fencing token: 16 random bytes of the server's run and a counter. A message that carries
+    another one is from a lease that is over."""
     who: str
-    """The consumer, in words for messages."""
+    """The consumer in words, for logs and errors."""
     consumer: bytes
-    """What it calls itself: it may take its own place again."""
+    """Its random identity, by which it may take its own place again: connections prove nothing."""
     attempt: int
-    """How often it had asked before."""
+    """How often this consumer had asked before."""
     credit: int
-    """Batches that it may be sent beyond those that it has used; 0 until their size is known."""
+    """Batches that may be sent beyond those that are used; 0 until their size is known."""
     hold: int
-    """Batches that its user may keep beside them."""
+    """Batches that its user may keep beside these."""
     checksum: str
-    """How batches are to be checked: "off", "sampled", "full", or "auto" by the plane."""
+    """How batches are to be checked: "off", "sampled", "full", or "auto" (by the data path)."""
     rejoins: bool
-    """Whether it goes on alone, wherever the others stand."""
+    """Whether it came back within a run of training, wherever the others stand."""
     expires: float
-    """When its right ends unless it is heard of (monotonic clock)."""
+    """When its right ends unless it is heard of before (monotonic clock)."""
+    resume: Resume | None = None
+    """The position that it came with; None for the start of the feed."""
     place: LazyPosition | None = None
-    """Where the last batch that it was sent ended."""
+    """The position after the last batch that it was sent; None before the first."""
     agrees: bool = False
-    """Whether its position is known to be one of the feed's stream."""
+    """Whether its position is known to lie in this feed's stream, and not in another run's."""
     session: Session = field(default_factory=lambda: Session(SERVER))
     shared: bool = False
     """Whether its batches go through shared memory."""
     connection: DescriptorConnection | None = None
-    """The unix connection that its arenas' descriptors go over."""
+    """The unix connection over which it gets descriptors of arenas."""
     arenas: set[int] = field(default_factory=set)
     """The arenas whose descriptors it has been given."""
     sequence: int = 0
     """Number of the next batch to be sent."""
     used: int = 0
-    """Batches that have been handed to the user."""
+    """Number of batches that the user has been handed."""
     out_of_step_since: float | None = None
-    """Since when its user has asked for a batch that others keep it from: they have gone on."""
+    """Since when its user waits for a batch in vain, because the other queues have gone on."""
     pending: int = 0
-    """Those of its earlier leases that have not, as far as is known."""
+    """Batches of its earlier leases that its user has not been handed yet, as it last said. Who has
+    received everything has not used it."""
     ended: bool = False
     """Whether it has been sent the end, or an error in its place."""
     failed: bool = False
     """Whether that was an error."""
     is_over: bool = False
-    """Whether it has ended for any reason."""
+    """Whether the lease is over, for any reason."""
     excess: ConfigError | None = None
-    """Why it cannot be given what it asks for: so it alone is told, and not the feed."""
+    """Why it cannot be given what it asks for: an error of this consumer, not of the feed."""
     run: StreamIncarnation | None = None
     """The run whose batches it was last sent."""
     sent: deque[Batch] = field(default_factory=deque)
     """The batches sent and not used yet."""
     num_stale: int = 0
-    """How many of those, the first ones, are of earlier runs."""
+    """How many of these, the first ones, are of earlier runs."""
     used_place: LazyPosition | None = None
-    """Where the last used batch ended: a snapshot may still be asked for there."""
+    """The position after the last used batch: a snapshot may still be asked for there."""
     answers: Receipts = field(default_factory=Receipts)
-    """The snapshots that it was given."""
-    told: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
-    """The queues that it was last told are waited for, and those that have ended."""
+    """Allows one unread snapshot."""
+    last_waiting: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
+    """What the last `Waiting` said: the queues waited for, and the queues that have ended."""
 
     @property
-    def told_generation(self) -> bytes:
-        """The generation that its consumer knows; empty until it has been told."""
+    def known_generation(self) -> bytes:
+        """The generation that its consumer knows; empty before `Opened` was sent."""
         return b"" if self.session.state == "opening" else self.generation
 
     @property
@@ -113,15 +123,18 @@ class Lease:
 
     @property
     def mode(self) -> Literal["off", "sampled", "full"]:
-        """How batches are checked: through shared memory a sample will do."""
+        """How batches are checked."""
+        # Memory that both sides map is damaged by a stray write, of which a sample sees most. What
+        # crosses a network is read in full.
         if self.checksum == "auto":
             return "sampled" if self.shared else "full"
         return self.checksum  # type: ignore[return-value]
 
     @property
     def wanted(self) -> Wanted:
-        """How its batches are to be made. ZeroMQ sends a column from anywhere; a sample is taken
-        of a batch that lies in one place."""
+        """How the assembler is to make batches for this lease."""
+        # Frames are sent from the chunks themselves, and full sums are made of the chunks while
+        # they are copied. A sample is taken of a batch that lies in one piece, so it needs a slot.
         if not (self.shared or self.mode == "sampled"):
             return Wanted(sums=self.mode == "full", keeps=True)
         return Wanted(sums=True) if self.mode == "full" else NOTHING
@@ -133,21 +146,24 @@ class Lease:
 
     @property
     def is_settled(self) -> bool:
-        """Whether the consumer has been sent the end, or an error in its place, and has used all
-        that came before."""
+        """Whether the consumer has been sent the end, or an error in its place, and its user has
+        been handed everything before that."""
         return self.ended and self.used == self.sequence and not self.pending
 
     @property
     def has_all(self) -> bool:
-        """Whether that was the end."""
+        """Whether the user has been handed everything, up to the end of the stream."""
         return self.is_settled and not self.failed
 
     def num_slots(self, slot_bytes: int) -> int:
-        """How many slots an arena for it needs; as many as for nobody where it wants too much."""
+        """How many slots an arena for this lease needs; where it wants too many, as many as an
+        arena for nobody has, and `excess` is set. The batcher's thread asks."""
         self.credit = self.credit or credit_for(slot_bytes)
         spare = max(_SPARE_SLOTS, min(self.credit, _SPARE_BYTES // slot_bytes))
         num = self.credit + self.hold + spare
         usual = credit_for(slot_bytes)
+        # Batches so large that even the usual number of slots is beyond the bound are allowed: the
+        # consumer asked for nothing special.
         if num * slot_bytes <= MAX_ARENA_BYTES or num <= usual + 1 + spare:
             return num
         self.excess = ConfigError(
@@ -157,18 +173,18 @@ class Lease:
         return usual
 
     def note(self, batches: list[Batch], run: StreamIncarnation) -> None:
-        """Batches go out."""
+        """Note that batches go out."""
         if run is not self.run:
             self.run, self.num_stale = run, len(self.sent)
-        if self.told[0]:
-            self.told = (), self.told[1]  # Batches tell that nobody is waited for.
+        if self.last_waiting[0]:
+            self.last_waiting = (), self.last_waiting[1]  # Batches say that nobody is waited for.
         self.sent.extend(batches)
         self.place = batches[-1].place
         self.sequence += len(batches)
 
     def use(self, sequence: int) -> News:
-        """The consumer has handed out the batches before `sequence`; those of them that are
-        news."""
+        """Note that the user has been handed the batches before `sequence`; returns those of them
+        that are news."""
         take = self.sent.popleft
         news = News([take() for _ in range(sequence - self.used)], self.num_stale, self.run)
         self.num_stale = max(0, self.num_stale - len(news.batches))
@@ -178,7 +194,10 @@ class Lease:
         return news
 
     def place_after(self, sequence: int) -> LazyPosition | None:
-        """Where the stream stood after the first `sequence` batches of this lease, if known."""
+        """The position after the first `sequence` batches of this lease; None where it is not
+        known."""
+        # Positions are kept of batches under way and of the last used one. A user stands at the
+        # latter, or further on, where its `Used` is still to come.
         i = sequence - self.used
         if i == 0:
             return self.used_place

@@ -1,4 +1,9 @@
-"""A feed as it is served: its stream, stopped and begun again at another place when it has to."""
+"""A served feed: how its stream is made, stopped, and made again at another position.
+
+`FeedFactory` makes the settings, `StreamIncarnation` is one stream from one position on, an
+`Outbox` for each queue hands its batches to the I/O thread, and `ServedFeed` ends one incarnation
+and makes the next.
+"""
 
 from __future__ import annotations
 
@@ -32,14 +37,16 @@ from feeder.workers.stream.batch import Batch
 from feeder.workers.stream.position import Cut, LazyPosition, Partitions
 from feeder.workers.stream.resuming import Resume
 
-# ---- How a served feed is made again when it has to go back: from its factory, or in place.
+# ---- How a feed's settings are made again when it has to go back.
 
 
 class FeedFactory:
-    """Makes the settings of one feed, with a fetch function that nobody has called yet.
+    """Makes the settings of one feed, each time with a fetch function that nobody has called yet.
 
-    Given a factory it calls that each time; given a coordinator it has but one fetch function,
-    which can be used again where it can be put back: `fetch(call)`, or one with cursor and seek.
+    Given the user's factory it calls that each time. Given a coordinator it has one fetch function
+    only, which can be used again where it can be put back: `fetch(call)`, or a function with cursor
+    and seek. `make` is called by the feed's own thread. Everything else is fixed before the server
+    listens, so any thread may read it.
     """
 
     def __init__(
@@ -50,13 +57,14 @@ class FeedFactory:
         queues: int | None,
     ) -> None:
         self.name = name
-        self._factory = factory
+        self._user_factory = factory
         self._queues = queues
+        # Made already and not used yet: a factory is slow to call twice for one start.
         self._next: Coordinator | None = coordinator
         self.positions = Positions(self._config(coordinator), 0)
-        """What the feed's positions mean."""
+        """Finds and encodes the feed's positions."""
         self.origin: Resume | None = None
-        """Where consumers begin that come without a position; None for the feed's beginning."""
+        """Where consumers without a position begin; None for the start of the feed."""
         _check_names(name, self.config.stream.names)
         if len(self.config.devices) > MAX_ITEMS:
             raise ConfigError(
@@ -71,7 +79,7 @@ class FeedFactory:
             self._take_over(coordinator)
 
     def _take_over(self, coordinator: Coordinator) -> None:
-        """The feed runs already: end that, and serve it from where its user stands."""
+        """Stop a feed that runs in this process already, to serve it from where its user stands."""
         stream, spec = coordinator[self.name].streams[0], self.config.stream
         if not (spec.pure or spec.seekable):
             raise ConfigError(
@@ -81,6 +89,7 @@ class FeedFactory:
         position = Snapshot((stream.state(with_rows=True),))
         if not coordinator.stop(self.name):
             raise ConfigError(f"feed {self.name!r} is started already, and does not stop")
+        # Its fetch function has been called, so `make` has to put it back like any other time.
         self._next = None
         self.begin_at(position)
 
@@ -91,9 +100,9 @@ class FeedFactory:
 
     @property
     def goes_back(self) -> bool:
-        """Whether the feed can be made again."""
+        """Whether the feed can be made again at an earlier position."""
         stream = self.config.stream
-        return self._factory is not None or stream.pure or stream.seekable
+        return self._user_factory is not None or stream.pure or stream.seekable
 
     def _config(self, coordinator: Coordinator) -> FeedConfig:
         streams = coordinator[self.name].streams
@@ -107,28 +116,28 @@ class FeedFactory:
         return replace(config, devices=tuple(f"queue:{i}" for i in range(num)))
 
     def begin_at(self, position: Snapshot | bytes) -> None:
-        """Let consumers that come without a position begin there. Raises `ResumeError`."""
+        """Let consumers without a position begin there. Raises `ResumeError`."""
         origin = self.positions.find_in(position)
         self.positions.check_round(origin.cut)
         self.origin = origin
 
     def find(self, token: bytes | None, *, rejoins: bool) -> Resume | None:
-        """Where a consumer begins that comes with a position, or without one. Raises
-        `ResumeError`.
+        """Where a consumer begins, given its position or None. Raises `ResumeError`.
 
-        The stored place is where all begin together. One that comes back alone without a position
-        was lost before it had saved any: its model has seen nothing, and it begins at the start.
+        The stored position is for all who start together. A consumer that comes back alone without
+        a position was lost before it had saved one: its model has seen nothing, so it begins at the
+        start.
         """
         if token is None:
             return None if rejoins else self.origin
         return self.positions.find_in(unpack_position(token, most_header_bytes=HEADER_BYTES))
 
     def start_state(self) -> StreamState:
-        """Where such consumers begin, with the leftover rows where they are known."""
+        """Where consumers without a position begin, with leftover rows where these are known."""
         return self.state(self.origin)
 
     def state(self, resume: Resume | None, *, with_rows: bool = True) -> StreamState:
-        """A position that a consumer came with, or the start of the feed's stream."""
+        """The state at a position that a consumer came with, or at the start of the stream."""
         at = resume or Resume(cut=self.start_cut(), rows=(), columns=None)
         return self.positions.state(at.cut, at.rows, at.columns, with_rows=with_rows)
 
@@ -145,7 +154,7 @@ class FeedFactory:
         )  # fmt: skip
 
     def token(self, resume: Resume | None) -> bytes:
-        """The same as it is told: a snapshot where leftover rows go with it."""
+        """The same as bytes for messages: a token, or a snapshot where leftover rows go with it."""
         state = self.state(resume, with_rows=False)
         return state.token if state.rows is None else bytes(Snapshot((state,)))
 
@@ -153,8 +162,9 @@ class FeedFactory:
         """The settings, with a fetch function that stands where `resume` needs it. Raises
         `ResumeError` where there is none, and what the factory or `init_fun` raises."""
         coordinator, self._next = self._next, None
-        if coordinator is None and self._factory is not None:
-            coordinator = make_coordinator(self._factory)
+        # The stages from cheap to dear: what is at hand, the user's factory, the same function.
+        if coordinator is None and self._user_factory is not None:
+            coordinator = make_coordinator(self._user_factory)
         if coordinator is None:
             if not self.goes_back:
                 raise ResumeError(
@@ -169,21 +179,21 @@ class FeedFactory:
             if config.init_fun is not None:
                 config.init_fun(coordinator[self.name], coordinator)
         except BaseException:
-            # Nobody has called the function: the next consumer may have more luck.
+            # Nobody has called the fetch function, so it is still good for the next attempt.
             self._next = coordinator
             raise
         return config
 
 
 def _check_names(feed: str, columns: Sequence[str]) -> None:
-    """Whether consumers can be told of them. Raises `ConfigError`."""
+    """Check that messages can hold these names. Raises `ConfigError`."""
     if len(columns) > MAX_ITEMS:
         raise ConfigError(
             f"feed {feed!r} has {len(columns)} columns, expected at most {MAX_ITEMS}; a served "
             "batch holds no more: stack them"
         )
     for kind, name in [("feed", feed), *(("column", column) for column in columns)]:
-        # Surrogates stand for what is no text, as in names of files.
+        # Surrogates stand for bytes that are no text, as in names of files; UTF-8 has none.
         if len(name) > MAX_NAME or name != name.encode(errors="ignore").decode():
             raise ConfigError(
                 f"{kind} name {name[:50]!r} has {len(name)} characters, expected at most "
@@ -191,28 +201,28 @@ def _check_names(feed: str, columns: Sequence[str]) -> None:
             )
 
 
-def make_recipes(
+def make_feed_factories(
     coordinator: Coordinator, factory: Callable[[], Any] | None, queues: int | None
 ) -> list[FeedFactory]:
-    """A recipe for each feed of a coordinator. Raises `ConfigError`."""
+    """A `FeedFactory` for each feed of a coordinator. Raises `ConfigError`."""
     names = list(coordinator)
     if not names:
         raise ConfigError("the coordinator has no feed to serve; add one first")
     return [FeedFactory(name, coordinator, factory, queues) for name in names]
 
 
-def begin_at(recipes: list[FeedFactory], resume: Any, store: CheckpointStore | None) -> None:
-    """Let consumers that come without a position begin at the one that `resume` means. Raises
+def begin_at(factories: list[FeedFactory], resume: Any, store: CheckpointStore | None) -> None:
+    """Let consumers without a position begin at the position that `resume` names. Raises
     `ResumeError` where it does not fit, and `CheckpointError`."""
     found = find_position(resume, store)
     if found.position is not None:
         with found.named():
-            for recipe in recipes:
-                recipe.begin_at(found.position)
+            for factory in factories:
+                factory.begin_at(found.position)
 
 
 def make_coordinator(factory: Callable[[], Any]) -> Coordinator:
-    """What a factory makes; raises `ConfigError` where that is no coordinator."""
+    """The coordinator that a user's factory makes; raises `ConfigError` where it makes none."""
     made = factory()
     if not isinstance(made, Coordinator):
         raise ConfigError(
@@ -222,53 +232,59 @@ def make_coordinator(factory: Callable[[], Any]) -> Coordinator:
     return made
 
 
-# ---- The device queue of a served feed: batches on their way from the enqueuer to the I/O thread.
+# ---- The queue between the batcher's thread and the I/O thread; to the batcher it is a device
+# queue.
 
 
-Look = Callable[[list[Batch]], None]
-"""Sees batches before they are queued; what it raises ends the run."""
+CheckBatches = Callable[[list[Batch]], None]
+"""Checks batches before they are queued (`Agreement.look`); what it raises ends the run."""
 
 
 class Outbox:
-    """Batches of one queue that are not sent yet. Slots bound their number: it never waits.
+    """Batches of one queue that are not sent yet. It never waits, since slots bound their number.
 
-    `put` and `finish` are the enqueuer's; `take`, `ending` and `starve` the I/O thread's; `close`
-    anybody's.
+    `put` and `finish` are the batcher's; `pop_batches`, `ending` and `starve` the I/O thread's;
+    `close` may be anybody's. The lock guards `_batches`, `_ending`, `_closed` and the stopwatch,
+    for moments only. `is_urgent` is written by the I/O thread and read without the lock.
     """
 
     def __init__(
         self,
         first_step: float,
-        look: Look,
+        check: CheckBatches,
         discard: Callable[[Batch], None],
         starved: Stopwatch,
     ) -> None:
         self._first_step = first_step
-        self._look = look
+        self._check = check
         self._discard = discard
         self._batches: deque[Batch] = deque()
         self._ending: LazyPosition | FeedError | None = None
         self._lock = threading.Lock()
         self._closed = False
         self.wake: Callable[[], None] = lambda: None
-        """Called when there is something to send."""
+        """Wakes the I/O thread: there is something to send."""
         self._starved = starved
         self.is_urgent = True
-        """Whether to wake the I/O thread for a batch: not while the consumer has enough, since it
-        says what it has used before that runs out."""
+        """Whether a batch is worth a wake-up of the I/O thread, which costs more than to send one.
+
+        Not while the consumer has more than half of its credit under way: its next `Used` comes
+        before that runs out, and wakes the I/O thread anyway.
+        """
 
     def __len__(self) -> int:
         return len(self._batches)
 
     @property
     def waited_since(self) -> float | None:
-        """Since when the consumer has used all that it was sent; None while it has not."""
+        """Since when the consumer has had nothing left to use; None while it has something."""
         return self._starved.since
 
     def put(self, batches: list[Batch]) -> None:
-        """Add batches in order; those that the consumer has had before are discarded. Raises
-        `ClosedError` where the queue is closed, and what `look` raises, which sees all."""
-        self._look(batches)
+        """Add batches in order, and discard those that the consumer has had before. Raises
+        `ClosedError` where the queue is closed, and what the check of all batches raises."""
+        # Discarded batches are checked too: positions of others may lie among them.
+        self._check(batches)
         wanted = batches
         if batches[0].step < self._first_step:
             wanted = [batch for batch in batches if batch.step >= self._first_step]
@@ -281,52 +297,57 @@ class Outbox:
             self._batches.extend(wanted)
             if wanted:
                 self._starved.stop(time.monotonic())
+        # Read after the batches are in: the I/O thread sets it and then looks for batches once
+        # more, so that one of the two threads sees what the other has done.
         if self.is_urgent:
             self.wake()
 
     def yield_to_user(self) -> None:
-        """Nothing: the user is another process."""
+        """Do nothing: the user is in another process, which needs no interpreter of this one."""
 
     def finish(self, ending: LazyPosition | FeedError) -> None:
-        """After the batches put so far comes the end of the stream, or an error."""
+        """Note what comes after all batches: the end of the stream, or an error."""
         with self._lock:
+            # The first one counts, whatever the batcher says of other queues afterwards.
             if self._ending is None:
                 self._ending = ending
             if not self._closed:
                 self._starved.stop(time.monotonic())
         self.wake()
 
-    def take(self, most: int) -> list[Batch]:
-        """The next batches, at most so many; perhaps none."""
+    def pop_batches(self, most: int) -> list[Batch]:
+        """Take out the next batches, `most` of them or fewer, perhaps none."""
         with self._lock:
             batches = self._batches
             return [batches.popleft() for _ in range(min(most, len(batches)))]
 
     @property
     def first_bytes(self) -> int:
-        """Bytes of the first batch that is here."""
+        """Bytes of the first batch; there must be one. Only the I/O thread takes batches out."""
         return self._batches[0].held_bytes
 
     @property
     def result(self) -> LazyPosition | FeedError | None:
-        """What will come after all batches; None while that is not known."""
+        """What will come after all batches; None where that is not known yet."""
         return self._ending
 
     @property
     def ending(self) -> LazyPosition | FeedError | None:
-        """What comes after all batches; None while there are batches, or more may come, and where
-        it is closed: batches that were dropped are still to come, from another run."""
+        """What comes next where no batches are left; None where there are batches or more may come.
+
+        A closed outbox has none: the batches that it dropped come again, from another run.
+        """
         with self._lock:
             return None if self._batches or self._closed else self._ending
 
     def starve(self) -> None:
-        """The consumer has used all that it was sent."""
+        """Note that the consumer has used all that it was sent."""
         with self._lock:
             if not self._batches and self._ending is None and self.waited_since is None:
                 self._starved.start(time.monotonic())
 
     def close(self) -> None:
-        """Take no more batches, and drop those that are here."""
+        """Take no more batches, and drop the ones that are here."""
         with self._lock:
             self._closed = True
             self._batches.clear()
@@ -334,14 +355,18 @@ class Outbox:
 
 logger = logging.getLogger("feeder")
 
+# A run can end only when the user's fetch function returns. While serving that may take its time,
+# since others wait for the feed all the same; a close has 5 s in all.
 _JOIN_S, _CLOSE_S = 60.0, 3.5
-# A feed is begun again at most so often in a row, then once per interval.
+# A token bucket: each rewind costs calls whose batches are discarded, and any peer may cause one.
+# Eight in a row are a whole node's trainers that start together; then two a second. Nobody waits
+# for longer than one interval, however many came before.
 _REWINDS = 8
 _REWIND_INTERVAL_S = 0.5
 
 
 class StreamIncarnation:
-    """The stream of a feed from one place on."""
+    """The stream of a feed from one position on, with an outbox for each queue. Immutable."""
 
     def __init__(self, pipeline: Pipeline, outboxes: list[Outbox]) -> None:
         self.pipeline = pipeline
@@ -350,113 +375,123 @@ class StreamIncarnation:
 
     @property
     def failure(self) -> FeedError | None:
-        """The error that it ended with; None while there is none."""
-        result = self.outboxes[0].result  # All are told, this one first.
+        """The error that it ended with; None without one."""
+        result = self.outboxes[0].result  # An error goes to all outboxes, to this one first.
         return result if isinstance(result, FeedError) else None
 
     def close(self) -> None:
-        """Wake everything that waits, so that it ends."""
+        """Tell its threads to end, and wake those that wait."""
         self.pipeline.close()
         for outbox in self.outboxes:
             outbox.close()
 
     def join(self, deadline_s: float) -> None:
-        """Wait for the threads, and let go of the slots: what waits for the garbage collector
-        must not keep arenas. Raises `StuckWorkerError`."""
+        """Wait for the threads, then let go of the slots, so that no garbage cycle keeps an arena.
+        Raises `StuckWorkerError`."""
         self.pipeline.join(deadline_s)
         self.pipeline.forget()
 
 
 class ServedFeed:
-    """One feed: the I/O thread asks for runs, and a thread of the feed's own makes them, because
-    stopping and making one takes as long as the user's functions take.
+    """One feed: the I/O thread asks for runs, and a thread of the feed's own, the maker, makes
+    them, because to stop and to make one takes as long as the user's functions take.
 
-    `begin` and `halt` are the I/O thread's, `run_maker` is the body of the feed's own thread.
+    `start_run`, `stop_run` and `make_use_of_room` are the I/O thread's; `run_maker` is the body of
+    the maker; `close` may be called by any thread. The condition `_changed` guards what both use:
+    `_asked`, `_number`, `_old`, `_closed`, `_has_spare`, `run` and `failure`. The I/O thread reads
+    `run` and `failure` without it: both are replaced as a whole.
     """
 
-    def __init__(self, recipe: FeedFactory, slots: ArenaSlots, wake: Callable[[], None]) -> None:
-        self.recipe = recipe
+    def __init__(self, factory: FeedFactory, slots: ArenaSlots, wake: Callable[[], None]) -> None:
+        self.factory = factory
         self.slots = slots
         slots.on_spare = self._let_go
         self._wake = wake
-        self._asked: tuple[Resume | None, list[float], Look] | None = None
+        self._asked: tuple[Resume | None, list[float], CheckBatches] | None = None
         self._closed = self._has_spare = False
         self._changed = threading.Condition()
+        # A run that was told to end and is still to be joined.
         self._old: StreamIncarnation | None = None
-        # Counts what was asked: what is made for an older wish is thrown away.
+        # Counts the requests: a run that was made for an older one is thrown away.
         self._number = 0
         self._tokens, self._refilled_at = float(_REWINDS), time.monotonic()
         self._log = RateLimitedLog()
-        config = recipe.config
+        config = factory.config
         self.counted = StreamStats.of(config.stream, config.run, len(config.devices))
-        """What its streams have done, one after the other."""
-        self.account = FeedStats(len(config.devices))
-        """What is counted of its consumers."""
+        """Counters of its streams, one after the other: they go on when the feed is begun again."""
+        self.stats = FeedStats(len(config.devices))
+        """Counters of its consumers. (Written by the I/O thread.)"""
         self.started_at: float | None = None
-        """When it was first begun."""
+        """When it was begun for the first time."""
         self.run: StreamIncarnation | None = None
-        """The run that batches are taken from; None while there is none."""
+        """The run whose batches are sent; None while there is none."""
         self.failure: FeedError | None = None
         """Why there is no run, where making one failed."""
-        self.told: FeedError | None = None
-        """The error that consumers were sent last, since the feed was last begun."""
+        self.reported: FeedError | None = None
+        """The error that consumers were last sent, since the feed was last begun."""
         self.stuck: StuckWorkerError | None = None
-        """The fetch function that did not return when a run was stopped."""
+        """Set where a fetch function did not return when a run was stopped."""
 
     @property
     def ended_with(self) -> FeedError | None:
-        """The error that its run ended with, or that none could be made for; None without one."""
+        """The error that its run ended with, or for which none could be made; None without one."""
         run = self.run
         return self.failure if run is None else run.failure
 
     @property
     def name(self) -> str:
         """The feed's name."""
-        return self.recipe.name
+        return self.factory.name
 
-    def begin(self, resume: Resume | None, first_steps: list[float], look: Look) -> None:
-        """Go on at another place; of each queue the batches before its first step are discarded.
-        `look` sees all first, in order."""
-        self.halt()
-        self.account.begun += 1
+    def start_run(
+        self, resume: Resume | None, first_steps: list[float], check: CheckBatches
+    ) -> None:
+        """Ask for a run from another position on; of each queue the batches before its first step
+        are discarded. `check` is called with all batches, in order, before anything else."""
+        self.stop_run()
+        self.stats.begun += 1
         self.started_at = self.started_at or time.monotonic()
         with self._changed:
             if not self._closed:
-                self._asked = (resume, first_steps, look)
+                self._asked = (resume, first_steps, check)
             self._changed.notify_all()
 
-    def halt(self) -> None:
+    def stop_run(self) -> None:
         """Stop the run, if there is one, or if one is being made."""
         with self._changed:
             self._number += 1
             run, self.run, self._asked = self.run, None, None
-            self.failure = self.told = None
+            self.failure = self.reported = None
             if run is not None:
                 self._old = run
             self._changed.notify_all()
+        # Outside the condition: these take the locks of the stream and of the slots.
         if run is not None:
             run.close()
             self.slots.close()
 
     def make_use_of_room(self) -> None:
-        """Wake the enqueuer where it waits for slots, and those that consumers gave back are worth
-        it, or a consumer has nothing to come."""
+        """Wake the batcher where it waits for slots, if consumers have given enough back, or if one
+        of them has nothing to come."""
         run = self.run
         self.slots.wake(hungry=run is None or not all(map(len, run.outboxes)))
 
     def close(self) -> None:
-        """No more runs."""
+        """Stop the run, and make no more."""
         with self._changed:
             self._closed = True
-            self.halt()
+            self.stop_run()
 
     def _let_go(self) -> None:
+        # Called under the lock of the slots, so it only notes that there is memory to give back: to
+        # give 24 MiB back takes the system milliseconds.
         with self._changed:
             self._has_spare = True
             self._changed.notify_all()
 
     def run_maker(self) -> None:
-        """Thread body: make the runs that are asked for, and give back memory that was not."""
+        """Thread body: make the runs that are asked for, and give back memory that no arena
+        needs."""
         while True:
             with self._changed:
                 self._changed.wait_for(
@@ -466,6 +501,7 @@ class ServedFeed:
                 asked, self._asked = self._asked, None
                 number, is_over = self._number, self._closed
             try:
+                # First: two runs at once would call one fetch function twice at a time.
                 if old is not None:
                     old.join(_CLOSE_S if self._closed else _JOIN_S)
                 if asked is not None:
@@ -480,7 +516,10 @@ class ServedFeed:
             except StuckWorkerError as error:
                 self.stuck = error
                 if self._closed:
-                    logger.error("%s", str(error))  # not what its traceback holds
+                    logger.error(
+                        "%s", str(error)
+                    )  # As text: a record keeps what a traceback holds.
+                    # The stuck threads may still hold slots: only what nobody has is let go of.
                     self.slots.forget()
                     return
                 self._fail(number, error)
@@ -492,8 +531,11 @@ class ServedFeed:
                 self._fail(number, failed)
 
     def _may_rewind(self, number: int) -> bool:
-        """Wait until the feed may be begun again; False where that is wanted no more, which costs
-        nothing: who comes after those that came and went too often waits for one interval."""
+        """Wait until the bucket allows another run; False where this one is wanted no more.
+
+        A request that was overtaken takes no token. So a consumer that comes after many that came
+        and went within a moment waits for one interval, and pays no debt of theirs.
+        """
         with self._changed:
             while number == self._number:
                 now = time.monotonic()
@@ -514,34 +556,39 @@ class ServedFeed:
         self._wake()
 
     def _make(
-        self, number: int, resume: Resume | None, first_steps: list[float], look: Look
+        self, number: int, resume: Resume | None, first_steps: list[float], check: CheckBatches
     ) -> None:
         point("server.rewind")
-        config = self.recipe.make(resume)
-        # A fetch function that was called before goes back to the start as well.
-        resume = resume or Resume(cut=self.recipe.start_cut())
+        config = self.factory.make(resume)
+        # Never None: without a position a pipeline does not seek, and this function may have been
+        # called before.
+        resume = resume or Resume(cut=self.factory.start_cut())
 
         def discard(queue: int, batch: Batch) -> None:
+            # As if it had been sent and used: its slot is free, and its rows are buffered no more.
             self.slots.free(queue, batch.arrays)
             held = Held(1, batch.rows, batch.held_bytes, batch.kept_rows)
             pipeline.channel.hand_out(queue, held)
 
         outboxes = [
-            Outbox(step, look, partial(discard, queue), self.account.queues[queue].starved)
+            Outbox(step, check, partial(discard, queue), self.stats.queues[queue].starved)
             for queue, step in enumerate(first_steps)
         ]
         if len(self.counted.partitions) != num_partitions(config.stream, config.run):
-            # A factory may give another number of threads each time.
+            # A factory may give another number of threads each time, and then counters cannot go
+            # on.
             self.counted = StreamStats.of(config.stream, config.run, len(outboxes))
         self.slots.reopen()
         pipeline = Pipeline(
             config.stream, config.run, self.name, outboxes, self.slots,
-            self.recipe.positions.id.encode, resume, lambda: None, self.counted,
+            self.factory.positions.id.encode, resume, lambda: None, self.counted,
         )  # fmt: skip
         self.slots.before_wait = pipeline.flush
         run = StreamIncarnation(pipeline, outboxes)
         for outbox in outboxes:
             outbox.wake = self._wake
+        # Threads first, `self.run` after: the I/O thread takes what it finds there as a run that
+        # lives.
         try:
             pipeline.start()
         except BaseException:  # as where the system has no more threads
@@ -557,7 +604,7 @@ class ServedFeed:
         self._wake()
 
     def _drop(self, run: StreamIncarnation) -> None:
-        """End a run that nobody has had; it is waited for like one that was halted."""
+        """End a run that nobody has seen; the maker joins it like one that was stopped."""
         with self._changed:
             self._old = run
         run.close()

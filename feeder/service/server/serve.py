@@ -1,4 +1,4 @@
-"""`feeder.serve`: feeds for consumers in other processes."""
+"""`feeder.serve` and `Server`: the front door of the service, which puts its parts together."""
 
 from __future__ import annotations
 
@@ -26,14 +26,15 @@ from feeder.service.memory.fdpass import DescriptorListener
 from feeder.service.net.addresses import (
     Address,
     check_binds,
-    claim,
     default_address,
     parse,
     private_file,
 )
+from feeder.service.net.claims import claim
 from feeder.service.net.keys import ServerKeys
+from feeder.service.net.listener import open_listeners
 from feeder.service.net.security import Security
-from feeder.service.net.sockets import Waker, open_doors
+from feeder.service.net.waker import Waker
 from feeder.service.server.group import Desk
 from feeder.service.server.io_loop import ServerLoop
 from feeder.service.server.run import (
@@ -41,16 +42,16 @@ from feeder.service.server.run import (
     ServedFeed,
     begin_at,
     make_coordinator,
-    make_recipes,
+    make_feed_factories,
 )
 from feeder.state.snapshot import Snapshot
 from feeder.workers.fetch.threads import ThreadGroup
 
-# ---- What `feeder.serve` is told, checked before anything is opened.
+# ---- The arguments of `feeder.serve`, checked before anything is opened.
 
 
 SAVE_EVERY_S = 30.0
-"""How often a server stores what was used, where it is not told."""
+"""How often a server stores the committed position by default."""
 
 
 def check_arguments(
@@ -63,13 +64,14 @@ def check_arguments(
     exit_when: str,
     status: str | int | None,
 ) -> tuple[list[Address], ServerKeys | None]:
-    """The addresses and keys that arguments of `serve` stand for; raises `ConfigError`."""
+    """Check the arguments of `serve`; returns their addresses and keys, or raises `ConfigError`."""
     if exit_when not in ("never", "acknowledged"):
         raise ConfigError(f"exit_when is {exit_when!r}, expected 'never' or 'acknowledged'")
     if queues is not None and (type(queues) is not int or not 1 <= queues <= 4096):
         raise ConfigError(f"queues is {queues!r}, expected a whole number from 1 to 4096")
     if type(lease) not in (int, float) or not 0 < lease <= 1e9:
         raise ConfigError(f"lease is {lease!r} s, expected more than 0, at most 1e9")
+    # Imported where it is wanted: a server without a status page does without an HTTP server.
     if status is not None:
         from feeder.observe.status.port import parse_place
 
@@ -77,11 +79,11 @@ def check_arguments(
     texts = (addresses,) if isinstance(addresses, str) else addresses
     found = [default_address()] if texts is None else [parse(text) for text in texts]
     check_binds(found, curve=keys is not None, insecure=insecure)
-    return found, None if keys is None else ServerKeys.read(keys)
+    return found, None if keys is None else ServerKeys.from_directory(keys)
 
 
 def check_checkpoints(given: Any) -> Checkpointing | None:
-    """When a server stores what was used, and where; raises `ConfigError`."""
+    """When and where a server stores the committed position; raises `ConfigError`."""
     if given is None:
         return None
     policy = Checkpointing.of(given)
@@ -95,17 +97,25 @@ def check_checkpoints(given: Any) -> Checkpointing | None:
 
 logger = logging.getLogger("feeder")
 
+# Below the 5 s that `close` promises. The makers join their runs in 3.5 s of these.
 STOP_S = 4.5
-"""How long a stop waits for everything, fetch functions included."""
+"""How long a stop waits for all threads, fetch functions included."""
 
+# Beyond the 5 s: a stored position is worth more than a quick end, and a disk may be slow.
 SAVE_S = 10.0
-"""How long it waits at the end for that to be stored."""
+"""How long the end of a server waits for the last checkpoint to be stored."""
 
+# A page that shows that the I/O thread hangs is worth more than one that hangs with it.
 _LOOK_S = 2.0
+"""How long `figures` waits for the I/O thread."""
 
 
 class Server:
-    """Feeds being served; made by `feeder.serve`. A context manager; `close` from any thread."""
+    """Feeds that are being served; made by `feeder.serve`. A context manager.
+
+    Any thread may call its methods. It holds no state of the service: the I/O thread owns that, in
+    `ServerLoop`, and each feed has a maker thread, in `ServedFeed`.
+    """
 
     def __init__(
         self,
@@ -122,19 +132,21 @@ class Server:
         resume: Any = None,
     ) -> None:
         self._stack = contextlib.ExitStack()
-        self._scope = ThreadGroup()
+        self._threads = ThreadGroup()
         self._waker = Waker()
         self._over = threading.Event()
         self._desks: dict[str, Desk] = {}
         self._saver: Saver | None = None
         self._forked = False
         try:
-            recipes = make_recipes(coordinator, factory, queues)
+            factories = make_feed_factories(coordinator, factory, queues)
             if resume is not None:
-                begin_at(recipes, resume, None if checkpoints is None else checkpoints.place)
+                begin_at(factories, resume, None if checkpoints is None else checkpoints.place)
             run_id = secrets.token_bytes(16)
-            # Before anything is stored: a checkpoint has all feeds in it.
-            self._feeds = [self._feed(recipe, run_id, lease_s) for recipe in recipes]
+            # A fresh fencing token of 16 bytes, so that no lease of an earlier server is mistaken
+            # for one of this. And all feeds before the saver: a checkpoint has all of them in it,
+            # or no server could start from it.
+            self._feeds = [self._feed(factory, run_id, lease_s) for factory in factories]
             if checkpoints is not None:
                 self._saver = self._keep(checkpoints)
             self._open(addresses, keys, exit_when, status)
@@ -146,29 +158,39 @@ class Server:
         self, addresses: Sequence[Address], keys: ServerKeys | None, exit_when: str,
         status: str | int | None,
     ) -> None:  # fmt: skip
+        # Claimed before they are bound: a unix socket that a killed server left is taken over, one
+        # of a living server is not.
         claims = [self._stack.enter_context(claim(address)) for address in addresses]
         security = self._stack.enter_context(Security(keys, is_server=True))
-        doors = open_doors(security, addresses)
+        listeners = open_listeners(security, addresses)
         for held in claims:
             held.protect()
-        self.addresses = tuple(str(address) for door in doors for address in door.addresses)
+        self.addresses = tuple(
+            str(address) for listener in listeners for address in listener.addresses
+        )
         """Where it listens, with the ports that the system chose."""
-        listener = self._listen()
-        self._places = {a.port if a.scheme == "tcp" else a.path for d in doors for a in d.addresses}
-        self._places.add(listener.path)
+        descriptors = self._listen()
+        self._places = {
+            a.port if a.scheme == "tcp" else a.path for one in listeners for a in one.addresses
+        }
+        self._places.add(descriptors.path)
         forking.add_server(self)
         self.queues = {name: desk.num_queues for name, desk in self._desks.items()}
         """The number of queues of each feed, by its name."""
-        self._serving = ServerLoop(self._desks, doors, listener, self._waker, exit_when=exit_when)
+        self._loop = ServerLoop(
+            self._desks, listeners, descriptors, self._waker, exit_when=exit_when
+        )
         self.status_url = self._show_status(status)
         """The address of the status page; None where there is none."""
         for feed in self._feeds:
+            # Memory is written to now, and not in the first consumer's time: 8 of the 18 ms from
+            # its `connect` to its first batch of 20 MB. A consumer cannot come before this is done.
             feed.slots.reserve()
-            self._scope.start(f"feeder {feed.name} maker", feed.run_maker)
-        self._scope.start("feeder server", self._run)
+            self._threads.start(f"feeder {feed.name} maker", feed.run_maker)
+        self._threads.start("feeder server", self._run)
 
     def _keep(self, checkpoints: Checkpointing) -> Saver:
-        """Store what consumers have used."""
+        """Start a thread that stores the committed position of all feeds."""
         saver = Saver(checkpoints, self._position, lambda error: logger.error("%s", error))
         self._stack.callback(saver.close, SAVE_S)
         saver.start()
@@ -177,22 +199,25 @@ class Server:
     def _position(self) -> Snapshot:
         return Snapshot(tuple(desk.state() for desk in self._desks.values()))
 
-    def _feed(self, recipe: FeedFactory, run_id: bytes, lease_s: float) -> ServedFeed:
+    def _feed(self, factory: FeedFactory, run_id: bytes, lease_s: float) -> ServedFeed:
+        # Two calls upwards: slots ask the desk for their number when the first batch shows its
+        # size, and desks send through the loop, which is made after them.
         desks = self._desks
         slots = ArenaSlots(
-            len(recipe.config.devices),
-            lambda queue, slot_bytes: desks[recipe.name].num_slots(queue, slot_bytes),
+            len(factory.config.devices),
+            lambda queue, slot_bytes: desks[factory.name].num_slots(queue, slot_bytes),
         )
-        feed = ServedFeed(recipe, slots, self._waker.wake)
-        desks[recipe.name] = Desk(
+        feed = ServedFeed(factory, slots, self._waker.wake)
+        desks[factory.name] = Desk(
             feed, run_id, lease_s,
-            lambda peer, message, frames: self._serving.send(peer, message, frames),
+            lambda peer, message, frames: self._loop.send(peer, message, frames),
         )  # fmt: skip
         return feed
 
     def _listen(self) -> DescriptorListener:
-        """The unix socket where consumers of this host fetch descriptors. It is named after an
-        address, which one server holds at a time: a killed one's file is taken over."""
+        """The unix socket where consumers of this host fetch descriptors. It is named after the
+        first address, which one server holds at a time, so a file that a killed server left is its
+        own."""
         name = xxhash.xxh3_64_hexdigest(self.addresses[0].encode())
         listener = DescriptorListener(str(private_file(f"{name}.arenas")))
         self._stack.callback(listener.close)
@@ -208,10 +233,10 @@ class Server:
         return port.url
 
     def figures(self) -> Figures:
-        """What all feeds have done; any thread may ask. Raises `ClosedError` when it is closed,
-        and `RemoteError` where the thread that serves does not answer."""
+        """The figures of all feeds; any thread may ask. Raises `ClosedError` when the server is
+        closed, and `RemoteError` where its I/O thread does not answer."""
         self._check_forked()
-        future = self._serving.watching.ask()
+        future = self._loop.monitors.ask()
         self._waker.wake()
         try:
             return future.result(_LOOK_S)
@@ -223,15 +248,16 @@ class Server:
 
     def _run(self) -> None:
         try:
-            self._serving.run()
+            self._loop.run()
         finally:
             self._over.set()
 
     def places(self) -> set[Any]:
-        """Where its sockets are bound, for forked children to close theirs."""
+        """Where its sockets are bound: forked children find their copies by these, to close
+        them."""
         return self._places
 
-    def fork(self) -> None:
+    def abandon_in_child(self) -> None:
         """This is a forked child: the sockets and the threads are the parent's."""
         self._forked = True
 
@@ -243,32 +269,36 @@ class Server:
             )
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until the server is over: closed, or, with `exit_when="acknowledged"`, when every
-        consumer has used everything, or a feed has failed (`failure`). True when it is."""
+        """Wait until the server is over; returns whether it is. It is over when it is closed and,
+        with `exit_when="acknowledged"`, when every consumer has used everything or a feed has
+        failed (`failure`)."""
         self._check_forked()
         return self._over.wait(timeout)
 
     @property
     def failure(self) -> FeedError | None:
-        """Why the server is over by itself before everything was used: the error of a feed that its
-        consumers were told (`exit_when="acknowledged"`), or of its own thread; else None."""
-        return self._serving.ending.failure
+        """Why the server ended by itself before everything was used, else None: the error of a feed
+        that its consumers were sent (`exit_when="acknowledged"`), or that of its I/O thread."""
+        return self._loop.exit_condition.failure
 
     def close(self) -> None:
         """Stop serving, within 5 s; consumers look for a server again. Raises `StuckWorkerError`
         where a fetch function does not return. In a forked child it does nothing."""
         if self._forked:
             return
+        # Feeds first: their threads need most of the time. The loop goes on sending meanwhile.
         for feed in self._feeds:
             feed.close()
-        self._serving.stop("it was closed")
+        self._loop.stop("it was closed")
         try:
-            self._scope.close(STOP_S)
+            self._threads.close(STOP_S)
         finally:
+            # Only now: the loop has heard what consumers used until the end.
             if self._saver is not None and self._saver.is_running:
                 self._saver.mark()
+            # Sockets before unix connections: a hang-up must not overtake the last messages.
             self._stack.close()
-            self._serving.close()
+            self._loop.close()
         for feed in self._feeds:
             if feed.stuck is not None:
                 raise feed.stuck

@@ -1,7 +1,8 @@
-"""What is counted of a served feed and of a consumer, beside the stream itself. Rules: no clock.
+"""Counters of a served feed and of its queues, beside those of the stream itself.
 
-A consumer tells with every `Used` what it has seen since it last told, and the server adds it up:
-only the consumer knows for how long its trainer has waited.
+Only a consumer knows for how long its trainer has waited. So it reports with every `Used`, twice a
+second at least, what it has counted since its last report, and the server adds that up. Rules: the
+time is passed in.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from feeder.workers.stats import BatchStats, Stopwatch
 
 
 class Counted(Protocol):
-    """A batch that was sent."""
+    """What is counted of a batch that was sent."""
 
     @property
     def rows(self) -> int:
@@ -26,24 +27,29 @@ class Counted(Protocol):
 
 
 class QueueStats:
-    """What a server counts of one queue, whoever holds it."""
+    """Counters of one queue, whoever holds it. They never fall, since Prometheus takes a counter
+    that falls for a restart.
+
+    Written by the server's I/O thread; only `starved` also by the batcher, under the `Outbox`'s
+    lock.
+    """
 
     def __init__(self) -> None:
         self.used = BatchStats()
         """Batches handed to the user."""
         self.starved = Stopwatch()
-        """Times in which the consumer had used all that it was sent, and nothing was there."""
+        """Times in which the consumer had used all that it was sent, and nothing more was there."""
         self.checked_s = 0.0
         """Seconds that checksums took here."""
         self.corrupt = 0
-        """Batches that arrived corrupt."""
+        """Batches that the consumer found corrupt."""
         self.asked_at: float | None = None
         """When the position was last asked for."""
         self._waited_s = self._consumer_checked_s = self._shown_s = 0.0
         self._told_at = 0.0
 
-    def hear(self, report: Report, news: Sequence[Counted], now: float) -> None:
-        """The consumer tells of itself, and of the batches that it has used since it last did."""
+    def add_report(self, report: Report, news: Sequence[Counted], now: float) -> None:
+        """Add a consumer's report, which came with the news of these used batches."""
         rows = sum([batch.rows for batch in news])
         self.used.count(len(news), rows, sum([batch.held_bytes for batch in news]))
         self._waited_s += report.waited_s
@@ -54,8 +60,9 @@ class QueueStats:
             self.asked_at = now
 
     def wait_s(self, now: float) -> float:
-        """Seconds for which the trainer has waited; never less than was said before. While it has
-        nothing left it is taken to wait, since it says nothing then."""
+        """Seconds for which the trainer has waited; never less than was returned before."""
+        # Between two reports a consumer that has used all it was sent is taken to wait. Its next
+        # report may say less, and then the larger number stands until the sum has caught up.
         since = self.starved.since
         waits_s = 0.0 if since is None else max(0.0, now - max(since, self._told_at))
         self._shown_s = max(self._shown_s, self._waited_s + waits_s)
@@ -63,20 +70,21 @@ class QueueStats:
 
     @property
     def most_checked_s(self) -> float:
-        """Seconds that checksums took, of the two sides the longer."""
+        """Seconds that checksums took on the side where they took longer: both sides run at once,
+        so the longer one may hold the stream up."""
         return max(self.checked_s, self._consumer_checked_s)
 
 
 class FeedStats:
-    """What a server counts of one feed."""
+    """Counters of one feed. Owned by the server's I/O thread."""
 
     def __init__(self, num_queues: int) -> None:
         self.queues = [QueueStats() for _ in range(num_queues)]
-        """Each queue's."""
+        """The counters of each queue."""
         self.opened = 0
-        """Times that a consumer was given a queue."""
+        """How often a consumer was given a queue."""
         self.reopened = 0
-        """Those of them for one that came back."""
+        """How often that was one that came back."""
         self.fenced = 0
         """Leases that ended because another consumer took the queue."""
         self.expired = 0
@@ -84,14 +92,14 @@ class FeedStats:
         self.begun = 0
         """Runs that were begun."""
 
-    def open(self, *, rejoins: bool) -> None:
-        """A consumer is given a queue."""
+    def count_open(self, *, rejoins: bool) -> None:
+        """Count a consumer that is given a queue."""
         self.opened += 1
         self.reopened += rejoins
 
     @property
     def asked_at(self) -> float | None:
-        """When a position was last asked for, of the queue where that is longest ago; None where
-        one never was."""
+        """When the position of a queue was last asked for, for the queue where that is longest ago;
+        None where some queue was never asked. So "checkpoints are old" shows the worst trainer."""
         times = [queue.asked_at for queue in self.queues if queue.asked_at is not None]
         return min(times) if len(times) == len(self.queues) else None

@@ -21,7 +21,7 @@ from crashes.positions import snapshot_at
 from feeder import cli
 from feeder.checkpoint.store import CheckpointStore
 from feeder.job import JobRunner, LocalSession, MultiNodeCheckpointManager
-from feeder.service.client import io_loop as receiver
+from feeder.service.client import io_loop
 
 END_S = 20.0
 FEEDS = """
@@ -286,7 +286,7 @@ def serving(folder: Path, *words: str) -> Iterator[str]:
 def test_a_server_goes_on_where_its_consumers_were(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(receiver, "_FAREWELL_S", 10.0)
+    monkeypatch.setattr(io_loop, "_FAREWELL_S", 10.0)
     steps: list[int] = []
     for _ in range(3):
         words = ["--checkpoint-dir", "run", "--keep=2", "--resume", "latest"]

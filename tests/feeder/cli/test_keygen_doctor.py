@@ -76,8 +76,8 @@ def test_keygen_makes_keys_for_both_sides(
     told = capsys.readouterr().out
     assert f"wrote {tmp_path}/a dir/server.key_secret\n" in told
     assert f"scp -p '{tmp_path}/a dir/server.key' '{tmp_path}/a dir/client.key_secret'" in told
-    client = ClientKeys.read(tmp_path / "a dir", "client")
-    assert ServerKeys.read(tmp_path / "a dir").allowed == {client.public}
+    client = ClientKeys.from_directory(tmp_path / "a dir", "client")
+    assert ServerKeys.from_directory(tmp_path / "a dir").allowed == {client.public}
 
 
 def test_whoever_is_let_in_is_said_by_this_user_alone(tmp_path: Path) -> None:
@@ -94,14 +94,14 @@ def test_keygen_adds_clients_and_overwrites_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(["keygen", str(tmp_path), "--name", "a"]) == 0
-    first = ServerKeys.read(tmp_path)
+    first = ServerKeys.from_directory(tmp_path)
     assert run(["keygen", str(tmp_path), "--name", "b"]) == 0
-    second = ServerKeys.read(tmp_path)
+    second = ServerKeys.from_directory(tmp_path)
     assert (first.public, first.secret) == (second.public, second.secret)
     assert first.allowed < second.allowed and len(second.allowed) == 2
     assert run(["keygen", str(tmp_path), "--name", "b"]) == 2
     assert "is not overwritten" in capsys.readouterr().err
-    assert ServerKeys.read(tmp_path) == second
+    assert ServerKeys.from_directory(tmp_path) == second
 
 
 @pytest.mark.parametrize("left", ["server.key", "client.key_secret", "clients/client.key"])

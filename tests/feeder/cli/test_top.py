@@ -210,7 +210,7 @@ def test_nobody_answers(
 ) -> None:
     from feeder.service.client.monitor import Monitor
 
-    monkeypatch.setattr(Monitor.look, "__defaults__", (0.1,))
+    monkeypatch.setattr(Monitor.fetch, "__defaults__", (0.1,))
     assert cli.main(["top", "ipc://nobody", "--once"]) == 1
     assert "no answer from ipc://" in capsys.readouterr().err
 

@@ -85,6 +85,7 @@ def test_a_key_that_is_not_written_is_where_its_table_is() -> None:
         ("a = 1\n\nb = [1,\n", "f:3: invalid value"),
         ("a = 1\na = 2\nc = 3", "f:2: cannot overwrite a value"),
         ("[a\n", "f:1: expected ']' at the end of a table declaration"),
+        ("a = " + 5000 * "[", "f: it is nested too deeply"),
     ],
 )
 def test_what_is_no_toml_is_told_with_its_line(text: str, says: str) -> None:

@@ -23,7 +23,7 @@ from feeder.devices.host import HostQueue
 from feeder.devices.one_shot_event import OneShotEvent
 from feeder.feeds.devicefeed import DeviceFeed
 from feeder.feeds.stream import Progress, Stream
-from feeder.service.net.sockets import Waker
+from feeder.service.net.waker import Waker
 from feeder.service.server.group import Desk
 from feeder.workers.fetch.channel import Channel
 from feeder.workers.stats import Handed, Stopwatch

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import feeder
+from feeder.checkpoint.format import DamagedError
 from feeder.job.checkpoints import lmdbs
 from feeder.job.checkpoints.lmdbs import LmdbDatabase
 from feeder.state import codec
@@ -196,4 +197,20 @@ def test_a_newer_version_is_refused(
     database.put("part", SMALL)
     monkeypatch.undo()
     with pytest.raises(feeder.CheckpointError, match=r"has version 2, expected 1; update feeder"):
+        database.get("part")
+
+
+@pytest.mark.parametrize("about", [
+    5, None, {"x": 1}, [5], [["x"]], [["x", None]], [[5, None, [], 1]], [[["x"], None, [], 1]],
+    [["x", "<f9", [1], 4]], [["x", b"", [1], 4]], [["x", b"\xc1", [1], 4]],
+    [["x", b"\x91", [1], 4]],
+    [["x", "<f4", 5, 4]], [["x", "<f4", [-1, -1], 4]], [["x", "<f4", ["1"], 4]], [["x", 5, [1], 4]],
+])  # fmt: skip
+def test_what_makes_no_sense_is_damaged(
+    about: Any, database: LmdbDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packed = codec.pack([lmdbs.LMDB_VERSION, about, {}])
+    monkeypatch.setattr(codec, "pack", lambda value: packed)
+    database.put("part", {"x": np.zeros(1, "<f4")})
+    with pytest.raises(DamagedError):
         database.get("part")

@@ -302,6 +302,7 @@ def test_a_newer_manifest_is_refused(tmp_path: Path) -> None:
         ({}, "generation"),
         ({"parts": {NODES[0]: {"digest": 3}}}, "Expected"),
         ({"parts": 7}, "Expected"),
+        ({"parts": {}}, "length >= 1"),
         ({"generation": "1"}, "Expected"),
     ],
 )

@@ -114,6 +114,13 @@ class Colour(enum.IntEnum):
     RED = 3
 
 
+class Size(str):
+    """As members of an `Enum` of texts, it is one text, and `str` makes another of it."""
+
+    def __str__(self) -> str:
+        return "Size.SMALL"
+
+
 class Place(NamedTuple):
     file: str
     line: int
@@ -147,6 +154,7 @@ def test_relatives_of_plain_values_become_plain(value: Any, plain: Any) -> None:
         np.zeros(1, [("x", object)]),
         range(3),
         Place("a", 2),
+        Size("s"),
         np.ma.array([1, 2], mask=[True, False]),
         np.zeros(1, "i4").view(np.recarray),
         np.datetime64("2026-01-01"),

@@ -246,3 +246,18 @@ def test_calls_under_way_count_as_much_as_the_last_gave() -> None:
     ledger.add(-1, -20)
     ledger.num_calling, ledger.bundle_bytes = 0, 1000
     assert ledger.may_call(0), "one call is always made"
+
+
+def test_calls_are_taken_for_as_large_as_the_largest_of_late() -> None:
+    """Of 64 calls that give 10 MB and 8 kB in turns half are going to give 10 MB, also where the
+    last gave 8 kB."""
+    ledger = BufferBudget(10, 100, 1, 100)
+    ledger.note_bundle(1)
+    assert ledger.bundle_bytes == 1, "what was guessed before the first is forgotten"
+    for _ in range(8):
+        ledger.note_bundle(40)
+        ledger.note_bundle(1)
+        assert 35 <= ledger.bundle_bytes <= 40
+    for _ in range(100):
+        ledger.note_bundle(1)
+    assert ledger.bundle_bytes == 1

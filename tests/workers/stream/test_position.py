@@ -10,6 +10,7 @@ import pytest
 
 from feeder.workers.stream.digests import digest_chunk
 from feeder.workers.stream.position import (
+    Frame,
     LazyPosition,
     Leftover,
     PartialChunk,
@@ -157,7 +158,7 @@ def test_a_chunk_that_was_resumed_knows_what_is_missing() -> None:
 
 def test_a_place_becomes_the_start_of_the_next_epoch_once_that_is_known() -> None:
     def place(epoch: int, step: int) -> Any:
-        made = LazyPosition((pure(1), lambda cut: b"", 3), Span(at_index(0), (), (), [], ()),
+        made = LazyPosition(Frame(pure(1), lambda cut: b"", 3), Span(at_index(0), (), (), [], ()),
                      0, 0, None, epoch)  # type: ignore[arg-type]  # fmt: skip
         made.step = step
         return made

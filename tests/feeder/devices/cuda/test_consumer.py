@@ -89,8 +89,8 @@ def test_the_server_gets_its_slots_back_while_batches_are_kept(way: Way) -> None
     """Those that the user looks at are the GPU's."""
     with serving(factory) as server, reading(server, hold=8, **way.settings) as consumer:
         kept = [next(consumer) for _ in range(8)]
-        reading_ = consumer._inbox.reading
-        assert reading_ is not None and not reading_.lends
+        lease = consumer._inbox.lease
+        assert lease is not None and not lease.lends
         for step in range(8, NUM_BATCHES - 1):
             assert_is(next(consumer), step)
         for step, batch in enumerate(kept):
@@ -138,7 +138,7 @@ def test_a_consumer_that_is_forgotten_leaves_no_thread(way: Way) -> None:
     with serving(factory) as server:
         consumer = feeder.connect(server.addresses[0], **way.settings)
         next(consumer)
-        threads = consumer._scope._threads + consumer._inbox.batches._scope._threads
+        threads = consumer._thread_group._threads + consumer._inbox.batches._scope._threads
         del consumer
         gc.collect()
         for thread in threads:
@@ -149,9 +149,9 @@ def test_a_consumer_that_is_forgotten_leaves_no_thread(way: Way) -> None:
 def test_the_position_is_the_same_as_on_the_host(way: Way) -> None:
     with serving(factory) as server:
         with reading(server, plane=way.settings["plane"]) as host:
-            states = [(note(batch), host.state_dict()) for batch in host]
+            states = [(note(batch), batch.cut) for batch in host]
         with reading(server, **way.settings) as consumer:
-            taken = [(note(batch), consumer.state_dict()) for batch in consumer]
+            taken = [(note(batch), batch.cut) for batch in consumer]
     assert taken[:-1] == states[:-1]
     # That no batch follows may be known with the last one, or only after it.
     assert taken[-1][0] == states[-1][0]

@@ -11,9 +11,9 @@ import pytest
 import zmq
 
 import feeder
-from feeder.service.client import io_loop
-from feeder.service.client.io_loop import Failover
-from feeder.service.net import sockets as wire
+from feeder.service.client import failover
+from feeder.service.client.failover import Failover
+from feeder.service.net import connection as connection_module
 from feeder.service.net.addresses import Address
 from small import WAIT_S, Aside, Pure, make
 
@@ -36,7 +36,7 @@ def steps(consumer: feeder.Consumer) -> Callable[[], list[int]]:
 def test_trainers_at_two_servers_find_each_other(
     order: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(io_loop, "_LEASES_AT_FIRST", 2)
+    monkeypatch.setattr(failover, "_LEASES_AT_FIRST", 2)
     first, second = (f"ipc://{tmp_path}/{name}" for name in ("first", "second"))
     others = [first, second] if order == "alike" else [second, first]
     with (
@@ -75,7 +75,7 @@ def test_how_long_a_server_is_waited_with() -> None:
     several = Failover(("a", "b", "c"))
     places = []
     for _ in range(4):
-        places.append(several.begin(0.0))
+        places.append(several.next_address(0.0))
         least = 40.0 if places[-1] == "a" else 10.0
         found = {several.patience_s(10.0) for _ in range(50)}
         assert all(least <= patience <= 2 * least for patience in found)
@@ -98,7 +98,7 @@ def to_itself(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         place = str(address).removeprefix("tcp://")
         dealer.connect(f"tcp://{place};{place}" if len(made) <= 2 else str(address))
 
-    monkeypatch.setattr(wire, "connect", connect)
+    monkeypatch.setattr(connection_module, "connect", connect)
     return made
 
 
@@ -128,7 +128,7 @@ def test_who_finds_nobody_but_itself_is_told_that_nobody_answers(
         place = str(address).removeprefix("tcp://")
         dealer.connect(f"tcp://{place};{place}")
 
-    monkeypatch.setattr(wire, "connect", connect)
+    monkeypatch.setattr(connection_module, "connect", connect)
     with pytest.raises(feeder.ConnectTimeout, match="no answer from tcp://127"):
         feeder.connect(f"tcp://127.0.0.1:{free_port()}", timeout=1.0)
 

@@ -47,9 +47,9 @@ def _held_up(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
     may_go_on, is_first = threading.Event(), [True]
     reopen, wait = ClientLoop.reopen, Inbox.wait_for_opened
 
-    def wait_and_reopen(receiver: ClientLoop, *args: Any) -> None:
+    def wait_and_reopen(loop: ClientLoop, *args: Any) -> None:
         assert may_go_on.wait(WAIT_S)
-        reopen(receiver, *args)
+        reopen(loop, *args)
 
     def interrupt_once(inbox: Inbox, number: int) -> None:
         if number and is_first:

@@ -339,16 +339,16 @@ class Feed:
     name = "train"
 
     def __init__(self, goes_back: bool) -> None:
-        self.recipe: Any = SimpleNamespace(
+        self.factory: Any = SimpleNamespace(
             goes_back=goes_back, origin=None, config=SimpleNamespace(stream=COUNTING),
             start_cut=lambda: SimpleNamespace(step=0),
         )  # fmt: skip
         self.begun = list[list[float]]()
 
-    def begin(self, resume: Any, first_steps: list[float], look: Any) -> None:
+    def start_run(self, resume: Any, first_steps: list[float], look: Any) -> None:
         self.begun.append(first_steps)
 
-    def halt(self) -> None:
+    def stop_run(self) -> None:
         pass
 
 
@@ -356,22 +356,23 @@ class Feed:
 def test_how_long_those_who_come_back_wait_for_others(goes_back: bool, wait_s: float) -> None:
     """Where the feed could not go back for who comes later, for as long as for one that hangs."""
     seats, feed = Seats(2), Feed(goes_back)
-    seats.take(0, 0, "me", rejoins=True, undecided=False)
+    seats.take_seat(0, 0, "me", rejoins=True, undecided=False)
     me = SimpleNamespace(
         queue=0, has_attached=True, rejoins=True, ended=False, has_all=False, place=None,
-        used_place=None, agrees=False,
+        used_place=None, agrees=False, resume=None,
     )  # fmt: skip
-    nobody: Any = SimpleNamespace(begin=lambda *args, **settings: None)
+    nobody: Any = SimpleNamespace(restart_at=lambda *args, **settings: None)
     leases: Any = [me, None]
-    begins = Beginning(cast(Any, feed), seats, leases, [None, None], nobody, nobody)
+    begins = Beginning(cast(Any, feed), seats, nobody, nobody)
+    begins.leases = leases
     assert begins.look(0.0, 30.0) == math.inf
     for _ in range(2):  # The time does not begin anew.
-        begins.begin()
+        begins.begin_run()
         until = begins.look(0.0, 30.0)
         assert 0.0 <= time.monotonic() + wait_s - until < 5.0
         assert not feed.begun
     # Who hangs before it can take batches is not here.
-    seats.take(1, 0, "other", rejoins=True, undecided=False)
+    seats.take_seat(1, 0, "other", rejoins=True, undecided=False)
     seats.lose(1)
     if goes_back:  # Else it is waited for.
         leases[1] = SimpleNamespace(queue=1, has_attached=False, rejoins=True)
@@ -436,15 +437,18 @@ def test_where_everybody_has_had_everything_nothing_is_fetched() -> None:
 def test_a_feed_that_cannot_go_back_waits_for_who_hangs_before_it_is_ready() -> None:
     seats, feed = Seats(2), Feed(goes_back=False)
     for queue in range(2):
-        seats.take(queue, 0, "somebody", rejoins=True, undecided=False)
+        seats.take_seat(queue, 0, "somebody", rejoins=True, undecided=False)
     seats.lose(1)
     here, late = (
-        SimpleNamespace(queue=i, has_attached=not i, rejoins=True, ended=False, place=None)
+        SimpleNamespace(
+            queue=i, has_attached=not i, rejoins=True, ended=False, place=None, resume=None
+        )
         for i in range(2)
     )
-    nobody: Any = SimpleNamespace(begin=lambda *args, **settings: None)
+    nobody: Any = SimpleNamespace(restart_at=lambda *args, **settings: None)
     leases: Any = [here, late]
-    begins = Beginning(cast(Any, feed), seats, leases, [None, None], nobody, nobody)
-    begins.begin()
+    begins = Beginning(cast(Any, feed), seats, nobody, nobody)
+    begins.leases = leases
+    begins.begin_run()
     assert begins.look(math.inf, 30.0) == math.inf
     assert not feed.begun

@@ -49,7 +49,7 @@ def seen(monitor: Monitor, is_so: Any) -> FeedFigures:
     """Return the feed once it is so."""
     ends = threading.Event()
     for _ in range(int(WAIT_S / 0.02)):
-        if is_so(feed := only(monitor.look())):
+        if is_so(feed := only(monitor.fetch())):
             return feed
         ends.wait(0.02)
     pytest.fail(f"it has not come to be: {feed}")
@@ -57,7 +57,7 @@ def seen(monitor: Monitor, is_so: Any) -> FeedFigures:
 
 def test_a_monitor_sees_a_feed_from_its_start_to_its_end() -> None:
     with serving(factory) as server, Monitor(server.addresses[0]) as monitor:
-        feed = only(monitor.look())
+        feed = only(monitor.fetch())
         assert (feed.name, feed.state, feed.missing) == ("train", "waiting", (0,))
         assert feed.queues[0].consumer is None
         with reading(server) as consumer:
@@ -90,7 +90,7 @@ def test_a_monitor_takes_no_queue() -> None:
         Monitor(server.addresses[0]) as second,
     ):
         for monitor in (first, second, first):
-            monitor.look()
+            monitor.fetch()
         with reading(server) as consumer:
             assert len(list(consumer)) == 5
             assert consumer.stats()["reconnects"] == 0
@@ -144,7 +144,7 @@ def test_a_batch_that_came_corrupt_is_counted(monkeypatch: pytest.MonkeyPatch) -
     def wrong_once(memory: memoryview, mode: Any) -> int:
         return next(checks, None) or checksum(memory, mode)
 
-    monkeypatch.setattr("feeder.service.client.lease.checksum", wrong_once)
+    monkeypatch.setattr("feeder.service.client.data_path.checksum", wrong_once)
     with (
         serving(factory) as server,
         Monitor(server.addresses[0]) as monitor,
@@ -191,7 +191,7 @@ def test_a_feed_that_fails_says_why() -> None:
     ):
         with pytest.raises(feeder.FetchError):
             next(consumer)
-        feed = only(monitor.look())
+        feed = only(monitor.fetch())
     assert feed.state == "failed"
     assert "fetch function raised OSError: no disk" in feed.failure
 
@@ -205,27 +205,27 @@ def test_with_keys_a_monitor_needs_keys(tmp_path: Path) -> None:
     with feeder.serve(factory, "tcp://127.0.0.1:0", keys=tmp_path) as server:
         (address,) = server.addresses
         with Monitor(address, tmp_path) as monitor:
-            assert only(monitor.look()).name == "train"
+            assert only(monitor.fetch()).name == "train"
         for keys in (None, tmp_path / "strange"):
             with Monitor(address, keys) as monitor, pytest.raises((AuthError, TransportError)):
-                monitor.look(2.0)
+                monitor.fetch(2.0)
 
 
 def test_nobody_is_there(tmp_path: Path) -> None:
     told = pytest.raises(ConnectTimeout, match=r"no answer from ipc://.* within 0\.1 s")
     with Monitor(f"ipc://{tmp_path}/nobody.sock") as monitor, told:
-        monitor.look(0.1)
+        monitor.fetch(0.1)
 
 
 def test_a_monitor_finds_a_server_again(tmp_path: Path) -> None:
     address = f"ipc://{tmp_path}/feed.sock"
     with Monitor(address) as monitor:
         with feeder.serve(factory, address):
-            first = monitor.look()
+            first = monitor.fetch()
         with pytest.raises(TransportError):
-            monitor.look(0.2)
+            monitor.fetch(0.2)
         with feeder.serve(factory, address):
-            assert monitor.look().at_s > first.at_s
+            assert monitor.fetch().at_s > first.at_s
 
 
 # ---- those who say something else
@@ -278,7 +278,7 @@ def test_a_server_that_speaks_nonsense_is_no_server(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("feeder.service.server.figures.to_json", lambda figures: b'{"feeds": 3}')
     told = pytest.raises(ProtocolError, match=r"figures cannot be read.*same feeder")
     with serving(factory) as server, Monitor(server.addresses[0]) as monitor, told:
-        monitor.look()
+        monitor.fetch()
 
 
 # ---- asked from within
@@ -306,7 +306,7 @@ def test_a_server_that_does_not_answer_is_given_up(monkeypatch: pytest.MonkeyPat
             entered.set()
             gate.wait(WAIT_S)
 
-        monkeypatch.setattr("feeder.service.server.figures.show", hang)
+        monkeypatch.setattr("feeder.service.server.figures.feed_figures", hang)
         with pytest.raises(RemoteError, match="has not answered for 0 s"):
             server.figures()
         assert entered.wait(WAIT_S)
@@ -316,13 +316,13 @@ def test_a_server_that_does_not_answer_is_given_up(monkeypatch: pytest.MonkeyPat
 
 def test_peers_that_are_gone_are_forgotten() -> None:
     with serving(factory) as server:
-        watching = server._serving.watching
+        monitors = server._loop.monitors
         for _ in range(3):
             with peer_of(server.addresses[0]) as peer:
                 peer.say(LOOK)
                 peer.hear(say.Seen)
         for _ in range(int(WAIT_S / 0.02)):
-            if not watching._sessions:
+            if not monitors._sessions:
                 return
             threading.Event().wait(0.02)
-        pytest.fail(f"{len(watching._sessions)} monitors are remembered")
+        pytest.fail(f"{len(monitors._sessions)} monitors are remembered")

@@ -190,19 +190,19 @@ def test_who_came_and_took_no_part_leaves_the_others_as_they_were() -> None:
     """Else all would wait for one that has had everything."""
     seats = Seats(3)
     for queue in range(3):
-        seats.take(queue, 0, "somebody", rejoins=False, undecided=False)
+        seats.take_seat(queue, 0, "somebody", rejoins=False, undecided=False)
         seats.seats[queue].takes_part = True
     for queue in range(2):
         seats.leave(queue, ended=True)
     assert seats.missing() == []
     for end in (lambda: seats.lose(1), lambda: seats.leave(1, ended=False)):
         for _ in range(2):  # One takes it over from the other.
-            seats.take(1, 0, "a newcomer", rejoins=False, undecided=True)
+            seats.take_seat(1, 0, "a newcomer", rejoins=False, undecided=True)
             assert (seats.missing(), seats.news()) == ([0], ((0,), ()))
         end()
         assert (seats.missing(), seats.news()) == ([], ((), (0, 1)))
-    seats.take(1, 0, "a newcomer", rejoins=False, undecided=True)
-    seats.take(0, 0, "another", rejoins=False, undecided=True)
+    seats.take_seat(1, 0, "a newcomer", rejoins=False, undecided=True)
+    seats.take_seat(0, 0, "another", rejoins=False, undecided=True)
     assert seats.missing() == []
     for queue in range(2):
         seats.seats[queue].takes_part = True

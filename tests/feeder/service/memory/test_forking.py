@@ -19,7 +19,7 @@ import pytest
 
 import feeder
 from conformance.served import reading, serving
-from feeder.service.client.lease import DataPath
+from feeder.service.client.data_path import DataPath
 from feeder.service.memory import forking
 from feeder.service.protocol import messages as say
 from feeder.service.server.group import Desk
@@ -109,14 +109,14 @@ def test_until_it_has_copied_them_its_parent_tells_of_none(
     monkeypatch: pytest.MonkeyPatch, told: list[int]
 ) -> None:
     is_there, comes = os.pipe()
-    keep = DataPath.keep
+    keep = DataPath.copy_for_child
 
     def wait(plane: DataPath) -> None:
         os.close(comes)
         assert os.read(is_there, 1) == b""
         keep(plane)
 
-    monkeypatch.setattr(DataPath, "keep", wait)
+    monkeypatch.setattr(DataPath, "copy_for_child", wait)
     try:
         with serving(factory) as server, reading(server, hold=4, credit=4) as consumer:
             held = [next(consumer) for _ in range(3)]
@@ -138,7 +138,9 @@ def test_until_it_has_copied_them_its_parent_tells_of_none(
 
 
 def test_a_child_that_dies_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(DataPath, "keep", lambda plane: os.kill(os.getpid(), signal.SIGKILL))
+    monkeypatch.setattr(
+        DataPath, "copy_for_child", lambda plane: os.kill(os.getpid(), signal.SIGKILL)
+    )
     with serving(factory) as server, reading(server) as consumer:
         held = next(consumer)
         pid = child(lambda: None)
@@ -151,8 +153,8 @@ def test_nor_is_one_that_could_not_be_made(monkeypatch: pytest.MonkeyPatch) -> N
     """As where there is no more room for processes."""
     with serving(factory) as server, reading(server) as consumer:
         next(consumer)
-        forking._begin()
-        forking._end_in_parent()
+        forking._before_fork()
+        forking._after_fork_in_parent()
         assert [next(consumer).step for _ in range(100)] == [*range(1, 101)]
 
 
@@ -160,13 +162,13 @@ def test_what_is_handed_out_while_a_fork_begins_is_kept_too(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As by another thread, while the hooks of other libraries run."""
-    begin = forking._Fork.begin
+    begin = forking._Fork.freeze_all
 
     def go_on(fork: Any, lent: Any) -> None:
         begin(fork, lent)
         held.append(next(consumer))
 
-    monkeypatch.setattr(forking._Fork, "begin", go_on)
+    monkeypatch.setattr(forking._Fork, "freeze_all", go_on)
     with serving(factory) as server, reading(server) as consumer:
         held = [next(consumer)]
         fork_and_go_on(consumer, held)
@@ -198,7 +200,7 @@ class Slots:
         self.frozen.discard(why)
         self.is_thawed.set()
 
-    def keep(self) -> None:
+    def copy_for_child(self) -> None:
         pass
 
 
@@ -208,16 +210,16 @@ def test_what_is_lent_while_a_fork_is_under_way_is_frozen_until_it_is_over(
     fork = forking._Fork()
     monkeypatch.setattr(forking, "_under_way", [fork])
     early, late = Slots(), Slots()
-    forking.lend(early)
+    forking.register_lent(early)
     assert early.frozen == {fork}
     monkeypatch.setattr(forking, "_BLIND_S", 0.01)
-    fork.end_in_parent()
+    fork.finish_in_parent()
     assert early.is_thawed.wait(10.0)
     # It had looked before the fork was over.
-    forking.lend(late)
+    forking.register_lent(late)
     assert not late.frozen
     for slots in (early, late):
-        forking.forget(slots)
+        forking.unregister_lent(slots)
 
 
 def test_a_child_has_no_connection_and_wakes_nobody() -> None:
@@ -225,7 +227,7 @@ def test_a_child_has_no_connection_and_wakes_nobody() -> None:
     with serving(factory, "tcp") as server, reading(server) as consumer:
         port = int(server.addresses[0].rpartition(":")[2])
         next(consumer)
-        waker = consumer._receiver.waker
+        waker = consumer._loop.waker
 
         def look() -> None:
             assert not list(connections(port))
@@ -284,18 +286,18 @@ def test_children_that_several_threads_make_at_once() -> None:
 class Broken:
     """What a child cannot let go of."""
 
-    def fork(self) -> None:
+    def abandon_in_child(self) -> None:
         raise OSError("not now")
 
 
 def test_what_a_child_cannot_let_go_of_does_not_keep_it_from_copying() -> None:
     broken = Broken()
     with serving(factory) as server, reading(server) as consumer:
-        forking.enter(broken)
+        forking.register_owner(broken)
         try:
             fork_and_go_on(consumer, [next(consumer) for _ in range(3)])
         finally:
-            forking.leave(broken)
+            forking.unregister_owner(broken)
 
 
 def test_a_fork_that_was_interrupted_as_it_waited_ends_no_other() -> None:
@@ -303,14 +305,14 @@ def test_a_fork_that_was_interrupted_as_it_waited_ends_no_other() -> None:
     has_begun, may_end = threading.Event(), threading.Event()
 
     def fork() -> None:
-        forking._begin()
+        forking._before_fork()
         has_begun.set()
         assert may_end.wait(10.0)
-        forking._end_in_parent()
+        forking._after_fork_in_parent()
 
     other = Aside(fork)
     assert has_begun.wait(10.0)
-    forking._end_in_parent()
+    forking._after_fork_in_parent()
     assert len(forking._under_way) == 1
     may_end.set()
     other.result()

@@ -18,7 +18,7 @@ import pytest
 import feeder
 from conformance.served import TRANSPORTS, reading, served, serving
 from feeder import Call, Coordinator
-from feeder.service.client import lease as reading_module
+from feeder.service.client import lease as lease_module
 from feeder.service.memory.arena import ArenaSlots
 from feeder.service.protocol import messages as say
 from feeder.service.server.group import Desk
@@ -275,14 +275,14 @@ def test_a_slot_that_is_let_go_of_is_told_at_once(monkeypatch: pytest.MonkeyPatc
         told.put(message.slots)
 
     monkeypatch.setattr(Desk, "use", note)
-    monkeypatch.setattr(reading_module, "_TELL_S", 300.0)
+    monkeypatch.setattr(lease_module, "_TELL_S", 300.0)
     with serving(factory, lease=900) as server, reading(server, credit=2) as consumer:
         batch = next(consumer)
         consumer.snapshot()  # Answered after what it has used was told.
         while consumer.stats()["prefetched_batches"] < 2:
             threading.Event().wait(0.001)  # What comes would have it told, too.
         has_told = threading.Event()
-        consumer._receiver.ask(has_told.set)
+        consumer._loop.call_soon(has_told.set)
         assert has_told.wait(WAIT_S)
         assert not any(told.get() for _ in range(told.qsize()))
         del batch

@@ -51,7 +51,7 @@ def test_who_cannot_map_it_reads_frames_and_holds_nobody_up() -> None:
         assert others.result() == [*range(1, 2 * NUM, 2)]
         assert left.plane == right.plane == "frames"
         (feed,) = server._feeds
-        assert feed.account.opened == 4
+        assert feed.stats.opened == 4
 
 
 def test_one_that_cannot_any_more_goes_on_where_it_was(
@@ -66,7 +66,7 @@ def test_one_that_cannot_any_more_goes_on_where_it_was(
         others = Aside(lambda: [batch.step for batch in right])
         patch.undo()
         # Its server is lost: the next one gives other memory.
-        left._receiver.ask(lambda: left._receiver._lose("lost"))
+        left._loop.call_soon(lambda: left._loop._lose("lost"))
         assert steps + [batch.step for batch in left] == [*range(0, 2 * NUM, 2)]
         assert others.result() == [*range(1, 2 * NUM, 2)]
         assert left.plane == "frames"

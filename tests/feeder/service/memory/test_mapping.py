@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from feeder.devices.layout import layout
 from feeder.errors import ProtocolError, TransportError
 from feeder.service.memory.arena import SLOTS_PER_ARENA, Arena, ArenaSlots
-from feeder.service.memory.mapping import FrameSlots, Lease, MappedArena, view
+from feeder.service.memory.mapping import FrameSlots, MappedArena, SlotLease, view
 from feeder.workers.stream.chunks import Column
 
 COLUMNS = (
@@ -35,7 +35,7 @@ class Pair:
 
     def __init__(self) -> None:
         self.slots = ArenaSlots(1, lambda device, slot_bytes: 3)
-        self.released: deque[Lease] = deque()
+        self.released: deque[SlotLease] = deque()
         self.num_wakes = 0
         slot = self.slots.take(0, COLUMNS, ROWS)
         self.slots.free(0, slot.lease(ROWS))

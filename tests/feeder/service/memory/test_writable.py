@@ -100,14 +100,6 @@ def test_by_default_arrays_are_read_only(plane: str) -> None:
             array[0] = 0
 
 
-def test_torch_works_in_place() -> None:
-    torch = pytest.importorskip("torch")
-    with reading(3, "shared", served=False, wanted=True) as consumer:
-        for step, batch in enumerate(consumer):
-            tensor = torch.from_numpy(batch["x"]).div_(255)
-            assert float(tensor[0, 0]) == (step + 1) / 255
-
-
 WRITES = """
 import ctypes, sys
 import feeder

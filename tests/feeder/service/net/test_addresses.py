@@ -19,19 +19,19 @@ from feeder.service.net.addresses import (
     check_binds,
     check_connects,
     check_private,
-    claim,
     default_address,
     parse,
     private_directory,
     private_file,
     private_path,
 )
+from feeder.service.net.claims import claim
 from small import Pure, make
 
 HOLDER = """
 import sys
 from feeder.service.net.addresses import parse
-from feeder.service.net.addresses import claim
+from feeder.service.net.claims import claim
 with claim(parse(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()
@@ -40,7 +40,7 @@ with claim(parse(sys.argv[1])):
 FORKER = """
 import os, sys
 from feeder.service.net.addresses import parse
-from feeder.service.net.addresses import claim
+from feeder.service.net.claims import claim
 claimed = claim(parse(sys.argv[1]))
 if os.fork():
     os.wait()

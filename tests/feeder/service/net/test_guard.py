@@ -21,12 +21,12 @@ import zmq
 
 import feeder
 from conformance.served import reading, serving
-from feeder.service.net import guard as callers
+from feeder.service.net import guard as guard_module
 from feeder.service.net import kernel
 from feeder.service.net.guard import ConnectionGuard
-from feeder.service.net.kernel import SocketInspector, Window
+from feeder.service.net.kernel import SocketInspector, SocketRef
+from feeder.service.net.listener import FrameReader, Peer
 from feeder.service.net.security import Event
-from feeder.service.net.sockets import FrameReader, Peer
 from feeder.service.protocol import messages as say
 from feeder.service.ratelimited_log import RateLimitedLog
 from feeder.service.server.group import Desk
@@ -36,8 +36,8 @@ from peers import OPEN, WAIT_S, RawPeer, is_hung_up, raw_socket
 from project import ROOT, TESTS
 
 MOST = 1000
-LIMIT_S, AGAIN_S, SLACK = callers._LIMIT_S, callers._AGAIN_S, callers._SLACK_BYTES
-PACE = callers._SLOWEST_BYTES
+LIMIT_S, AGAIN_S, SLACK = guard_module._LIMIT_S, guard_module._AGAIN_S, guard_module._SLACK_BYTES
+PACE = guard_module._SLOWEST_BYTES
 
 
 class Server:
@@ -46,7 +46,7 @@ class Server:
     def __init__(self) -> None:
         self.served: set[int] = set()
         self.lost: list[Peer] = []
-        self.callers = ConnectionGuard(
+        self.guard = ConnectionGuard(
             RateLimitedLog(),
             lambda peer: int(peer.identity) in self.served,
             self.lost.append,
@@ -54,7 +54,7 @@ class Server:
         )
         self.now = time.monotonic()
         self._stack = ExitStack()
-        self._stack.callback(self.callers.close)
+        self._stack.callback(self.guard.close)
 
     def accept(self, kind: str) -> tuple[socket.socket, socket.socket]:
         """The peer's end and the server's of a new connection."""
@@ -71,16 +71,16 @@ class Server:
         return theirs, ours
 
     def enter(self, ours: socket.socket, identity: bytes) -> None:
-        self.callers.enter(self.callers._strangers[0, ours.fileno()], Peer(0, identity))
+        self.guard.bind_peer(self.guard._strangers[0, ours.fileno()], Peer(0, identity))
 
     def hear(self, kind: Any, descriptor: int) -> None:
-        self.callers.hear(0, Event(kind=zmq.Event(kind), value=descriptor, endpoint="here"))
+        self.guard.on_event(0, Event(kind=zmq.Event(kind), value=descriptor, endpoint="here"))
 
     def look(self, after_s: float = 0.0) -> None:
         """Look at everybody, in vain before it is time."""
         self.now += after_s
-        self.callers._look_at = self.now
-        assert self.callers.look(self.now) > self.now
+        self.guard._check_at = self.now
+        assert self.guard.check(self.now) > self.now
 
     def close(self) -> None:
         self._stack.close()
@@ -139,7 +139,7 @@ def test_a_stranger_that_says_much_and_asks_for_nothing_is_still_one(
         assert server.now < began + LIMIT_S + AGAIN_S + 1.0
         theirs.sendall(b"x" * 100)
         ours.recv(100)
-        server.callers.understand((0, ours.fileno()))
+        server.guard.note_message((0, ours.fileno()))
         server.look(0.5)
 
 
@@ -184,7 +184,7 @@ def test_nor_do_those_count_that_were_understood(server: Server) -> None:
         send_and_read(theirs, ours, MOST + SLACK)
         server.look(0.1)
         assert is_open(ours, theirs)
-        server.callers.understand((0, ours.fileno()))
+        server.guard.note_message((0, ours.fileno()))
         server.look(0.1)
         server.look(0.1)
 
@@ -193,11 +193,11 @@ def test_a_unix_socket_where_bytes_lie_at_every_look(server: Server) -> None:
     theirs, ours = server.accept("unix")
     server.served.add(ours.fileno())
     theirs.sendall(b"x")
-    for wait_s in (0.1, callers._UNREAD_S - 0.2, 0.1):
+    for wait_s in (0.1, guard_module._UNREAD_S - 0.2, 0.1):
         server.look(wait_s)
         assert is_open(ours, theirs)
-    server.callers.understand((0, ours.fileno()))
-    for wait_s in (0.1, 0.1, callers._UNREAD_S - 0.1, 0.0):
+    server.guard.note_message((0, ours.fileno()))
+    for wait_s in (0.1, 0.1, guard_module._UNREAD_S - 0.1, 0.0):
         server.look(wait_s)
         assert is_open(ours, theirs)
     server.look(0.2)
@@ -221,45 +221,45 @@ def test_whose_descriptor_another_has_is_gone(server: Server) -> None:
     assert [peer.identity for peer in server.lost] == [first, b"1"]
     server.hear(zmq.EVENT_DISCONNECTED, ours.fileno())
     assert server.lost[2:] == [Peer(0, b"2")]
-    assert server.callers.understand((0, ours.fileno())) is None
+    assert server.guard.note_message((0, ours.fileno())) is None
 
 
 def test_how_often_is_looked(server: Server) -> None:
-    assert server.callers.look(server.now) == math.inf
+    assert server.guard.check(server.now) == math.inf
     _, ours = server.accept("tcp")
     server.served.add(ours.fileno())
-    server.callers.understand((0, ours.fileno()))
+    server.guard.note_message((0, ours.fileno()))
     server.look()
-    assert server.callers._look_at == server.now + callers._LOOK_S
-    assert server.callers.look(server.now + 0.01) == server.now + callers._LOOK_S
+    assert server.guard._check_at == server.now + guard_module._CHECK_S
+    assert server.guard.check(server.now + 0.01) == server.now + guard_module._CHECK_S
     server.hear(zmq.EVENT_DISCONNECTED, ours.fileno())
-    assert server.callers.look(server.now) == math.inf
+    assert server.guard.check(server.now) == math.inf
 
 
 def test_the_oldest_stranger_makes_room(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     pairs = [server.accept("unix") for _ in range(3)]
     server.served.add(pairs[0][1].fileno())
-    monkeypatch.setattr(callers, "are_few_left", lambda descriptor: True)
+    monkeypatch.setattr(guard_module, "are_few_left", lambda descriptor: True)
     pairs += [server.accept("unix") for _ in range(2)]
-    server.callers.look(server.now)
+    server.guard.check(server.now)
     assert [is_open(ours, theirs) for theirs, ours in pairs] == [True, False, False, True, True]
     server.served |= {ours.fileno() for _, ours in pairs}
     last = server.accept("unix")
-    server.callers.look(server.now)
+    server.guard.check(server.now)
     assert not is_open(*last[::-1])
 
 
 def test_strangers_are_so_many_at_most(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(callers, "_MOST_STRANGERS", 2)
+    monkeypatch.setattr(guard_module, "_MOST_STRANGERS", 2)
     pairs = [server.accept("unix") for _ in range(3)]
-    server.callers.look(server.now)
+    server.guard.check(server.now)
     assert [is_open(ours, theirs) for theirs, ours in pairs] == [False, True, True]
 
 
 def test_all_strangers_together_are_bounded(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(callers, "_STRANGERS_BYTES", 5000)
+    monkeypatch.setattr(guard_module, "_STRANGERS_BYTES", 5000)
     pairs = [server.accept("tcp") for _ in range(4)]
     for (theirs, ours), num in zip(pairs, (1500, 2000, 1000, 2400), strict=True):
         send_and_read(theirs, ours, num)
@@ -291,10 +291,10 @@ class Frames:
 
 def test_a_message_of_many_frames_takes_no_turn_for_itself() -> None:
     frames = Frames(1, 5000, 1)
-    reception, turns = FrameReader(cast(Any, frames)), list[list[int]]()
+    reader, turns = FrameReader(cast(Any, frames)), list[list[int]]()
     while frames.getsockopt(zmq.EVENTS):
         before = frames.num_read
-        turns.append([received.num for received in reception.read()])
+        turns.append([received.num for received in reader.read_messages()])
         assert frames.num_read - before <= 1100
     assert [num for turn in turns for num in turn] == [1, 5000, 1]
     assert len(turns) >= 5
@@ -302,8 +302,8 @@ def test_a_message_of_many_frames_takes_no_turn_for_itself() -> None:
 
 def test_messages_are_bounded_at_each_turn_too() -> None:
     frames = Frames(*[1] * 1000)
-    reception = FrameReader(cast(Any, frames))
-    assert 100 < len(list(reception.read())) < 500
+    reader = FrameReader(cast(Any, frames))
+    assert 100 < len(list(reader.read_messages())) < 500
 
 
 @pytest.mark.parametrize("num", [2, 100_000])
@@ -327,26 +327,26 @@ def test_who_sends_many_frames_is_refused_and_nobody_waits(num: int) -> None:
 
 def test_what_is_not_the_same_connection_any_more_is_left_alone() -> None:
     left, right = socket.socketpair()
-    window = Window()
-    with left, right, closing(window):
-        other = SocketInspector(left.fileno(), SocketInspector.at(right.fileno()).inode)
-        window.hang_up(other)
+    inspector = SocketInspector()
+    with left, right, closing(inspector):
+        other = SocketRef(left.fileno(), SocketRef.at(right.fileno()).inode)
+        inspector.hang_up(other)
         left.sendall(b"still")
-        assert (window.unread(other), window.unread(SocketInspector.at(right.fileno()))) == (0, 5)
+        assert (inspector.unread(other), inspector.unread(SocketRef.at(right.fileno()))) == (0, 5)
         assert right.recv(5) == b"still"
-        window.hang_up(SocketInspector.at(left.fileno()))
+        inspector.hang_up(SocketRef.at(left.fileno()))
         assert right.recv(1) == b""
 
 
 def test_a_descriptor_that_is_closed_or_no_socket_is_nothing() -> None:
-    with closing(Window()) as window, open(os.devnull) as file:
+    with closing(SocketInspector()) as inspector, open(os.devnull) as file:
         for foreign in (
-            SocketInspector.at(file.fileno()),
-            SocketInspector.at(10**6),
-            SocketInspector(10**6, 1),
+            SocketRef.at(file.fileno()),
+            SocketRef.at(10**6),
+            SocketRef(10**6, 1),
         ):
-            assert (window.received(foreign), window.unread(foreign)) == (None, 0)
-            window.hang_up(foreign)
+            assert (inspector.received(foreign), inspector.unread(foreign)) == (None, 0)
+            inspector.hang_up(foreign)
 
 
 def test_in_a_child_no_more_is_closed_than_what_leads_there(tmp_path: Path) -> None:
@@ -356,34 +356,34 @@ def test_in_a_child_no_more_is_closed_than_what_leads_there(tmp_path: Path) -> N
         theirs = socket.create_connection(("127.0.0.1", port))
         with theirs, open(tmp_path / "file", "w") as file:
             for descriptor in (file.fileno(), theirs.fileno(), listener.fileno(), 10**6):
-                SocketInspector.at(descriptor).close("tcp://127.0.0.1:1")
-                SocketInspector.at(descriptor).close("ipc:///nowhere")
-            SocketInspector.at(file.fileno()).close(f"tcp://127.0.0.1:{port}")
+                SocketRef.at(descriptor).close("tcp://127.0.0.1:1")
+                SocketRef.at(descriptor).close("ipc:///nowhere")
+            SocketRef.at(file.fileno()).close(f"tcp://127.0.0.1:{port}")
             for open_one in (file.fileno(), theirs.fileno(), listener.fileno()):
                 os.fstat(open_one)
-            SocketInspector(theirs.fileno(), 1).close(f"tcp://127.0.0.1:{port}")
+            SocketRef(theirs.fileno(), 1).close(f"tcp://127.0.0.1:{port}")
             os.fstat(theirs.fileno())
-            SocketInspector.at(theirs.fileno()).close(f"tcp://127.0.0.1:{port}")
+            SocketRef.at(theirs.fileno()).close(f"tcp://127.0.0.1:{port}")
             with pytest.raises(OSError):
                 os.fstat(theirs.fileno())
             theirs.detach()
 
 
 def test_an_owner_that_closes_is_seen_to_close() -> None:
-    with closing(Window()) as window:
+    with closing(SocketInspector()) as inspector:
         left, right = socket.socketpair()
         with left:
-            window.unread(SocketInspector.at(right.fileno()))
+            inspector.unread(SocketRef.at(right.fileno()))
             right.close()
             assert left.recv(1) == b""
 
 
 def test_bytes_are_counted_since_the_connection_began(server: Server) -> None:
     theirs, ours = server.accept("tcp")
-    with closing(Window()) as window:
+    with closing(SocketInspector()) as inspector:
         for num in (0, 1000):
             send_and_read(theirs, ours, num)
-            assert window.received(SocketInspector.at(ours.fileno())) == num
+            assert inspector.received(SocketRef.at(ours.fileno())) == num
 
 
 # ---- limits
@@ -497,7 +497,7 @@ def test_who_never_ends_a_message_is_hung_up_on_and_nobody_else(
     scheme: str,
     first: tuple[say.Message, type[say.Message]] | None,
 ) -> None:
-    monkeypatch.setattr(callers, "_UNREAD_S", 0.2)
+    monkeypatch.setattr(guard_module, "_UNREAD_S", 0.2)
     lost, is_lost = list[str](), threading.Event()
     lose = Desk.lose
 

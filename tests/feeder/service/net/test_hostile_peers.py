@@ -17,8 +17,8 @@ import feeder
 from conformance.served import serving
 from feeder import Coordinator, ProtocolError
 from feeder.service.memory.fdpass import attach
+from feeder.service.net.kernel import boot_id
 from feeder.service.net.security import MAX_POSITION_BYTES, MAX_REQUEST_BYTES
-from feeder.service.net.sockets import boot_id
 from feeder.service.protocol import messages as say
 from feeder.service.protocol.coding import encode
 from feeder.service.server import lease as lease_module

@@ -28,8 +28,8 @@ from feeder.service.net.security import (
     bind,
     check_zmq,
     connect,
-    meaning,
     read_event,
+    refusal_of,
     unwatch,
     watch,
 )
@@ -51,7 +51,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def server(folder: Path) -> Iterator[Security]:
-    with Security(ServerKeys.read(folder)) as security:
+    with Security(ServerKeys.from_directory(folder)) as security:
         yield security
 
 
@@ -73,7 +73,7 @@ def refusal(keys: ClientKeys | None, address: Address) -> str | None:
             for event in events_of(monitor):
                 if event.kind == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                     return None
-                if (error := meaning(event)) is not None:
+                if (error := refusal_of(event)) is not None:
                     return str(error)
         finally:
             unwatch(dealer, monitor)
@@ -83,7 +83,7 @@ def refusal(keys: ClientKeys | None, address: Address) -> str | None:
 def test_a_client_on_the_list_comes_in(server: Security, folder: Path) -> None:
     router = server.make_router(4, curve=True)
     address = bind(router, LOOPBACK)
-    with Security(ClientKeys.read(folder, "client")) as client:
+    with Security(ClientKeys.from_directory(folder, "client")) as client:
         dealer = client.make_dealer(4, max_message_bytes=1 << 20, curve=True)
         connect(dealer, address)
         dealer.send(b"hello")
@@ -98,16 +98,16 @@ def test_a_client_on_the_list_comes_in(server: Security, folder: Path) -> None:
 def test_a_client_off_the_list_is_told(server: Security, folder: Path) -> None:
     router = server.make_router(4, curve=True)
     address = bind(router, LOOPBACK)
-    text = refusal(ClientKeys.read(folder, "stranger"), address)
+    text = refusal(ClientKeys.from_directory(folder, "stranger"), address)
     assert text is not None and "does not know this client's key" in text
     assert str(address) in text
-    assert refusal(ClientKeys.read(folder, "client"), address) is None
+    assert refusal(ClientKeys.from_directory(folder, "client"), address) is None
 
 
 def test_a_client_that_expects_another_server_is_told(server: Security, folder: Path) -> None:
     router = server.make_router(4, curve=True)
     address = bind(router, LOOPBACK)
-    own = ClientKeys.read(folder, "client")
+    own = ClientKeys.from_directory(folder, "client")
     other = ClientKeys(public=own.public, secret=own.secret, server=zmq.curve_keypair()[0])
     text = refusal(other, address)
     assert text is not None and "server.key" in text
@@ -123,7 +123,7 @@ def test_a_client_with_keys_is_told_that_the_server_has_none(folder: Path) -> No
     with Security(is_server=True) as plain:
         router = plain.make_router(4)
         address = bind(router, LOOPBACK)
-        assert refusal(ClientKeys.read(folder, "client"), address) is not None
+        assert refusal(ClientKeys.from_directory(folder, "client"), address) is not None
         assert refusal(None, address) is None
 
 
@@ -141,7 +141,7 @@ def test_a_server_serves_plain_and_encrypted_peers_at_once(
     encrypted = bind(closed_router, LOOPBACK)
     open_router = server.make_router(4)
     plain = bind(open_router, parse(f"ipc://{tmp_path}/feed.sock"))
-    assert refusal(ClientKeys.read(folder, "client"), encrypted) is None
+    assert refusal(ClientKeys.from_directory(folder, "client"), encrypted) is None
     assert refusal(None, plain) is None
 
 
@@ -160,7 +160,7 @@ def test_a_server_serves_plain_and_encrypted_peers_at_once(
     ],
 )
 def test_what_an_event_means(kind: zmq.Event, value: int, says: str | None) -> None:
-    error = meaning(Event(kind=kind, value=value, endpoint="tcp://data0:5570"))
+    error = refusal_of(Event(kind=kind, value=value, endpoint="tcp://data0:5570"))
     if says is None:
         assert error is None
     else:
@@ -354,12 +354,15 @@ def test_keys_without_curve_are_refused(monkeypatch: pytest.MonkeyPatch, folder:
     monkeypatch.setattr(security_module.zmq, "has", lambda name: name != "curve")
     check_zmq()
     with pytest.raises(ConfigError, match="built without CURVE"):
-        Security(ServerKeys.read(folder))
+        Security(ServerKeys.from_directory(folder))
 
 
 def test_keys_are_read_as_they_were_written(tmp_path: Path) -> None:
     written = make_keys(tmp_path / "keys", "trainer")
-    server, client = ServerKeys.read(tmp_path / "keys"), ClientKeys.read(tmp_path / "keys")
+    server, client = (
+        ServerKeys.from_directory(tmp_path / "keys"),
+        ClientKeys.from_directory(tmp_path / "keys"),
+    )
     assert server.allowed == {client.public}
     assert client.server == server.public
     assert zmq.curve_public(server.secret) == server.public
@@ -376,7 +379,7 @@ def test_the_allow_list_takes_files_and_directories(tmp_path: Path) -> None:
     one = read_allowed(tmp_path / "clients" / "a.key")
     assert len(one) == 1
     assert read_allowed(tmp_path / "clients") > one
-    assert ServerKeys.read(tmp_path).allowed == read_allowed(tmp_path / "clients")
+    assert ServerKeys.from_directory(tmp_path).allowed == read_allowed(tmp_path / "clients")
     (tmp_path / "server.key").unlink()
     with pytest.raises(ConfigError, match="nobody could connect"):
         read_allowed(tmp_path)
@@ -387,8 +390,8 @@ def test_a_secret_that_others_can_read_is_refused(tmp_path: Path, mode: int) -> 
     make_keys(tmp_path)
     (tmp_path / "server.key_secret").chmod(mode)
     with pytest.raises(ConfigError, match=f"server.key_secret' has mode {mode:04o}"):
-        ServerKeys.read(tmp_path)
-    ClientKeys.read(tmp_path)
+        ServerKeys.from_directory(tmp_path)
+    ClientKeys.from_directory(tmp_path)
 
 
 def test_a_secret_of_somebody_else_is_refused(
@@ -400,7 +403,7 @@ def test_a_secret_of_somebody_else_is_refused(
     else:
         monkeypatch.setattr(os, "geteuid", lambda: 12345)
     with pytest.raises(ConfigError, match="belongs to uid"):
-        ServerKeys.read(tmp_path)
+        ServerKeys.from_directory(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -424,10 +427,10 @@ def test_a_damaged_key_file_is_told(tmp_path: Path, text: str, says: str) -> Non
 
 def test_a_missing_key_file_is_told(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"cannot be read .*feeder keygen"):
-        ServerKeys.read(tmp_path)
+        ServerKeys.from_directory(tmp_path)
     with pytest.raises(ConfigError, match="has keys of none"):
-        ClientKeys.read(tmp_path)
+        ClientKeys.from_directory(tmp_path)
     make_keys(tmp_path, "a")
     make_keys(tmp_path, "b")
     with pytest.raises(ConfigError, match="keys of 'a' and 'b'"):
-        ClientKeys.read(tmp_path)
+        ClientKeys.from_directory(tmp_path)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import pytest
 
 from feeder.errors import FeedError
-from feeder.service.client.lease import ConsumerStats
+from feeder.service.client.stats import ConsumerStats
 from feeder.service.protocol.messages import Report
 from feeder.service.server.run import Outbox
 from feeder.service.server.stats import FeedStats, QueueStats
@@ -27,21 +27,21 @@ def sent(rows: int, num_bytes: int) -> Sent:
 
 
 def test_a_consumer_tells_what_is_new() -> None:
-    tally = ConsumerStats()
-    tally.checked_s, tally.corrupt = 0.5, 1
-    tally.ask(7.0)
-    tally.ask(8.0)
-    assert tally.news(2.0) == Report(2.0, 0.5, 1, 2)
-    assert tally.news(2.0) == QUIET
-    tally.checked_s = 0.75
-    assert tally.news(3.5) == Report(1.5, 0.25, 0, 0)
-    assert tally.asked_at == 8.0
+    stats = ConsumerStats()
+    stats.checked_s, stats.corrupt = 0.5, 1
+    stats.note_position_asked(7.0)
+    stats.note_position_asked(8.0)
+    assert stats.take_report(2.0) == Report(2.0, 0.5, 1, 2)
+    assert stats.take_report(2.0) == QUIET
+    stats.checked_s = 0.75
+    assert stats.take_report(3.5) == Report(1.5, 0.25, 0, 0)
+    assert stats.position_asked_at == 8.0
 
 
 def test_a_server_adds_up_what_it_is_told() -> None:
     account = QueueStats()
-    account.hear(Report(1.0, 0.5, 1, 0), [sent(4, 64), sent(3, 48)], 10.0)
-    account.hear(Report(2.0, 0.25, 0, 3), [sent(4, 64)], 20.0)
+    account.add_report(Report(1.0, 0.5, 1, 0), [sent(4, 64), sent(3, 48)], 10.0)
+    account.add_report(Report(2.0, 0.25, 0, 3), [sent(4, 64)], 20.0)
     assert (account.used.batches, account.used.rows, account.used.bytes) == (3, 11, 176)
     assert (account.wait_s(20.0), account.corrupt, account.asked_at) == (3.0, 1, 20.0)
     assert account.most_checked_s == 0.75
@@ -51,10 +51,10 @@ def test_a_server_adds_up_what_it_is_told() -> None:
 
 def test_a_consumer_that_has_nothing_left_waits() -> None:
     account = QueueStats()
-    account.hear(Report(1.0, 0.0, 0, 0), [], 10.0)
+    account.add_report(Report(1.0, 0.0, 0, 0), [], 10.0)
     account.starved.start(10.5)
     assert account.wait_s(12.5) == 3.0
-    account.hear(Report(1.75, 0.0, 0, 0), [], 12.5)
+    account.add_report(Report(1.75, 0.0, 0, 0), [], 12.5)
     assert account.wait_s(12.5) == 3.0, "what was said before is not taken back"
     assert account.wait_s(14.0) == pytest.approx(4.25)
     account.starved.stop(14.0)
@@ -83,17 +83,17 @@ def test_a_queue_that_is_closed_to_begin_again_still_waits() -> None:
 
 def test_a_feed_counts_its_sessions() -> None:
     account = FeedStats(2)
-    account.open(rejoins=False)
-    account.open(rejoins=True)
+    account.count_open(rejoins=False)
+    account.count_open(rejoins=True)
     assert (account.opened, account.reopened) == (2, 1)
 
 
 def test_the_position_of_a_feed_is_as_old_as_its_oldest() -> None:
     account = FeedStats(2)
     assert account.asked_at is None
-    account.queues[0].hear(Report(0.0, 0.0, 0, 1), [], 10.0)
+    account.queues[0].add_report(Report(0.0, 0.0, 0, 1), [], 10.0)
     assert account.asked_at is None, "one was never asked for"
-    account.queues[1].hear(Report(0.0, 0.0, 0, 1), [], 20.0)
+    account.queues[1].add_report(Report(0.0, 0.0, 0, 1), [], 20.0)
     assert account.asked_at == 10.0
-    account.queues[0].hear(QUIET, [], 30.0)
+    account.queues[0].add_report(QUIET, [], 30.0)
     assert account.asked_at == 10.0

@@ -16,7 +16,7 @@ import pytest
 import feeder
 from conformance.served import reading, serving
 from feeder.checkpoint.store import CheckpointStore
-from feeder.service.client import io_loop as receiver
+from feeder.service.client import io_loop
 from feeder.service.protocol import messages as say
 from feeder.service.server.io_loop import ServerLoop
 from feeder.service.server.rewind import LowWatermark
@@ -32,7 +32,7 @@ NUM_BATCHES = 50
 @pytest.fixture(autouse=True)
 def farewells_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """However slow the machine is: what a consumer says last is stored."""
-    monkeypatch.setattr(receiver, "_FAREWELL_S", WAIT_S)
+    monkeypatch.setattr(io_loop, "_FAREWELL_S", WAIT_S)
 
 
 def factory(**settings: Any) -> Callable[[], feeder.Coordinator]:
@@ -185,7 +185,7 @@ def test_also_where_all_came_back_with_it(tmp_path: Path, monkeypatch: pytest.Mo
         patch.setattr(ServerLoop, "_farewell", lambda serving: None)
         consumer = feeder.connect(address, credit=NUM_BATCHES + 2)
         seen = ids([next(consumer)])
-        while not consumer._receiver._talk.has_ended:
+        while not consumer._loop._session.has_ended:
             consumer.snapshot()
     assert step_in(tmp_path / "run") <= 1
     settings: dict[str, Any] = {"resume": "latest", "exit_when": "acknowledged"}
@@ -268,11 +268,11 @@ def test_a_trainer_keeps_its_position_in_a_store_of_its_own(tmp_path: Path) -> N
 def used_by(num_queues: int) -> tuple[LowWatermark, Callable[[int], LazyPosition]]:
     """Return what notes the use of a feed of so many queues, and what makes the place after each
     of its batches."""
-    recipe = FeedFactory("train", factory()(), None, num_queues)
+    factory_of_feed = FeedFactory("train", factory()(), None, num_queues)
     with factory()() as coordinator:
         places = [batch.place for batch in coordinator["train"]]
 
-    return LowWatermark(recipe), lambda step: places[step]
+    return LowWatermark(factory_of_feed), lambda step: places[step]
 
 
 def step_of(used: LowWatermark) -> int:
@@ -282,7 +282,7 @@ def step_of(used: LowWatermark) -> int:
 def test_the_slowest_queue_tells_the_round() -> None:
     used, place = used_by(3)
     columns = None
-    used.begin([0, 1, 2])
+    used.restart_at([0, 1, 2])
     assert step_of(used) == 0
     for queue in (2, 1):
         used.note(queue, [place(queue), place(queue + 3), place(queue + 6)], columns)
@@ -298,17 +298,17 @@ def test_the_slowest_queue_tells_the_round() -> None:
 
 def test_what_was_used_stands_until_a_round_has_been_used_from_the_new_place_on() -> None:
     used, place = used_by(2)
-    used.begin([0, 1])
+    used.restart_at([0, 1])
     used.note(0, [place(0), place(2), place(4)], None)
     used.note(1, [place(1), place(3)], None)
     assert step_of(used) == 4
-    used.begin([2, 3])  # trainers that were put back
+    used.restart_at([2, 3])  # trainers that were put back
     assert step_of(used) == 4
     used.note(1, [place(3)], None)
     assert step_of(used) == 4
     used.note(0, [place(2)], None)
     assert step_of(used) == 4
-    used.begin([0, 1])
+    used.restart_at([0, 1])
     used.note(0, [place(0)], None)
     used.note(1, [place(1)], None)
     assert step_of(used) == 2
@@ -316,13 +316,13 @@ def test_what_was_used_stands_until_a_round_has_been_used_from_the_new_place_on(
 
 def test_what_was_used_stands_while_a_queues_consumer_is_away() -> None:
     used, place = used_by(2)
-    used.begin([0, 1])
+    used.restart_at([0, 1])
     used.note(0, [place(0)], None)
     used.note(1, [place(1)], None)
-    used.begin([np.inf, 3], lacks_some=True)
+    used.restart_at([np.inf, 3], lacks_some=True)
     used.note(1, [place(3), place(5)], None)
     assert step_of(used) == 2 and not used._ends
-    used.begin([2, 7])
+    used.restart_at([2, 7])
     used.note(0, [place(2), place(4)], None)
     assert step_of(used) == 2
     used.note(1, [place(7)], None)
@@ -332,22 +332,22 @@ def test_what_was_used_stands_while_a_queues_consumer_is_away() -> None:
 
 def test_a_queue_that_has_had_everything_holds_nobody_back() -> None:
     used, place = used_by(2)
-    used.begin([0, np.inf])
+    used.restart_at([0, np.inf])
     used.note(0, [place(0), place(2)], None)
     assert step_of(used) == 0  # the last queue's batches end the rounds
-    used.begin([np.inf, 1])
+    used.restart_at([np.inf, 1])
     used.note(1, [place(1), place(3)], None)
     assert step_of(used) == 4
 
 
 def test_a_queue_that_has_used_its_last_batches_after_all_holds_nobody_back() -> None:
     used, place = used_by(2)
-    used.begin([0, 1])
+    used.restart_at([0, 1])
     used.note(1, [place(1), place(3)], None)
-    used.begin([np.inf, 5], lacks_some=True)
+    used.restart_at([np.inf, 5], lacks_some=True)
     used.leave_out(0, None)
     assert step_of(used) == 0
-    used.begin([0, 1])
+    used.restart_at([0, 1])
     used.note(1, [place(1), place(3)], None)
     used.leave_out(0, None)
     assert step_of(used) == 4
@@ -401,8 +401,8 @@ def test_nor_is_what_a_consumer_had_when_it_lost_its_server(tmp_path: Path) -> N
         assert [next(fast).step for _ in range(5)] == [*range(3, 12, 2)]
         assert position_of(server, fast) == 0
         # The other has come back too, and more may have come until its server was gone.
-        reading_again = slow._receiver.inbox.reading
-        assert reading_again is not None and reading_again.base >= 7
-        for _ in range(reading_again.base):
+        lease = slow._loop.inbox.lease
+        assert lease is not None and lease.base >= 7
+        for _ in range(lease.base):
             step = next(slow).step
         assert 0 < position_of(server, slow) <= step + 2

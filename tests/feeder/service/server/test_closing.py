@@ -71,18 +71,18 @@ def test_what_is_asked_when_a_consumers_thread_has_just_ended_is_not_waited_for(
         consumer = feeder.connect(server.addresses[0])
         position = consumer.state_dict()["feeder"]
         consumer.close()
-        receiver = consumer._receiver
+        loop = consumer._loop
         with pytest.raises(feeder.RemoteError, match="no snapshot"):
-            receiver.ask_snapshot().result(WAIT_S)
-        restarts = receiver.inbox.num_restarts + 1
-        receiver.ask(lambda: receiver.reopen(restarts, position))
+            loop.request_snapshot().result(WAIT_S)
+        restarts = loop.inbox.num_restarts + 1
+        loop.call_soon(lambda: loop.reopen(restarts, position))
         with pytest.raises(feeder.ClosedError):
-            receiver.inbox.wait_for_opened(restarts)
+            loop.inbox.wait_for_opened(restarts)
 
 
 def test_of_several_reasons_why_nothing_more_comes_the_first_is_told() -> None:
     with serving(endless) as server, feeder.connect(server.addresses[0]) as consumer:
-        inbox = consumer._receiver.inbox
+        inbox = consumer._loop.inbox
         first = feeder.RemoteError("the first")
         inbox.fail(first)
         inbox.fail(feeder.RemoteError("the second"))
@@ -98,7 +98,7 @@ def test_an_outbox_that_is_closed_with_batches_has_not_come_to_the_end() -> None
         outbox = Outbox(0, lambda batches: None, lambda batch: None, Stopwatch())
         outbox.put([batch])
         outbox.finish(ending)
-        assert len(outbox.take(taken)) == taken
+        assert len(outbox.pop_batches(taken)) == taken
         assert outbox.ending is (ending if taken else None)
         outbox.close()
         assert outbox.ending is None and outbox.result is ending

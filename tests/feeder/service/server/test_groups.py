@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from queue import SimpleQueue
 from typing import Any
+from weakref import ref
 
 import pytest
 
-from feeder.service.client.lease import Identity, token_of
+from feeder.service.client.remote import Identity, token_of
 from feeder.service.memory.arena import ArenaSlots
 from feeder.service.protocol.coding import decode, encode
 from feeder.service.protocol.messages import Batches, Group
@@ -75,12 +76,16 @@ def test_the_places_of_a_group_are_those_of_its_batches(
     form: str, pattern: str, at_once: int
 ) -> None:
     batches, grouping, identity = collect(form, pattern)
+    axes = tuple(identity.fingerprint["batch_columns"])
     tokens, told, sequence = [], [], 0
     while sequence < len(batches):
         part = batches[sequence : sequence + at_once]
         for group in over_the_wire(grouping.groups(sequence, part, [0] * len(part), shared=True)):
             assert group.sequence == len(tokens)
-            tokens += [token_of(identity, group, at) for at in range(len(group.slots))]
+            tokens += [
+                token_of(identity, group, at, axes, ref(batches[group.sequence + at]))
+                for at in range(len(group.slots))
+            ]
             told += [group.span is not None] * len(group.slots)
             first = batches[group.sequence]
             steps = [batch.step for batch in batches[group.sequence :][: len(group.slots)]]

@@ -13,7 +13,7 @@ import pytest
 
 import feeder
 from conformance.served import reading, serving
-from feeder.service.client import lease as reading_module
+from feeder.service.client import lease as lease_module
 from feeder.service.protocol import messages as say
 from feeder.service.server import run as served_feeds
 from feeder.service.server.group import Desk
@@ -62,7 +62,7 @@ def test_a_consumer_that_rests_keeps_its_queue(monkeypatch: pytest.MonkeyPatch) 
             renewed.release()
 
     monkeypatch.setattr(Desk, "use", count)
-    monkeypatch.setattr(reading_module, "_TELL_S", 0.1)
+    monkeypatch.setattr(lease_module, "_TELL_S", 0.1)
     with serving(factory, lease=1.0) as server, reading(server) as consumer:
         next(consumer)
         for _ in range(21):  # more than two leases
@@ -94,10 +94,10 @@ def test_a_lease_that_was_renewed_in_time_outlives_a_stall_of_the_server(
 
 def test_a_feed_that_is_closed_is_not_begun_again() -> None:
     config = factory()["train"].streams[0].config
-    recipe: Any = SimpleNamespace(name="train", config=config)
-    feed = ServedFeed(recipe, SimpleNamespace(drop=lambda: None), lambda: None)  # type: ignore[arg-type]
+    feed_factory: Any = SimpleNamespace(name="train", config=config)
+    feed = ServedFeed(feed_factory, SimpleNamespace(drop=lambda: None), lambda: None)  # type: ignore[arg-type]
     feed.close()
-    feed.begin(None, [0], lambda batches: None)
+    feed.start_run(None, [0], lambda batches: None)
     feed.run_maker()
     assert (feed.run, feed.failure) == (None, None)
 
@@ -105,14 +105,14 @@ def test_a_feed_that_is_closed_is_not_begun_again() -> None:
 def test_a_feed_that_is_begun_again_too_often_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(served_feeds, "time", SimpleNamespace(monotonic=lambda: 100.0))
     config = factory()["train"].streams[0].config
-    recipe: Any = SimpleNamespace(name="train", config=config)
-    feed = ServedFeed(recipe, SimpleNamespace(), lambda: None)  # type: ignore[arg-type]
+    feed_factory: Any = SimpleNamespace(name="train", config=config)
+    feed = ServedFeed(feed_factory, SimpleNamespace(), lambda: None)  # type: ignore[arg-type]
     assert [feed._may_rewind(0) for _ in range(8)] == [True] * 8
     waiting = threading.Thread(target=lambda: outcome.append(feed._may_rewind(0)))
     outcome: list[bool] = []
     monkeypatch.setattr(served_feeds, "_REWIND_INTERVAL_S", 1e6)
     waiting.start()
-    feed.halt()
+    feed.stop_run()
     waiting.join(WAIT_S)
     assert outcome == [False]
 
@@ -175,7 +175,7 @@ def test_of_many_who_present_no_good_nonce_there_are_few_lines(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with serving(factory) as server, reading(server) as consumer:
-        path = consumer._reading.opened.shared.path
+        path = consumer._lease.opened.shared.path
         for _ in range(200):
             with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
                 sock.connect(path)

@@ -85,7 +85,7 @@ def test_nobody_starts_long_before_one_that_had_everything(
 
 def test_the_rounds_of_queues_that_had_everything() -> None:
     seats = Seats(3)
-    seats.take(0, 7, "first", rejoins=False, undecided=False, finished=True)
+    seats.take_seat(0, 7, "first", rejoins=False, undecided=False, finished=True)
     for queue, step in ((1, 7), (2, 8), (1, 6), (2, 9)):
         seats.check(queue, step, "other")
     for queue, step in ((1, 2), (2, 12)):
@@ -162,8 +162,8 @@ def test_one_that_has_got_nothing_while_the_others_went_on_comes_back(
 
 def test_a_queue_whose_consumer_lives_has_not_ended_whatever_others_say() -> None:
     seats = Seats(2)
-    seats.take(0, 6, "one that lives", rejoins=True, undecided=False)
-    seats.end((0, 1))
+    seats.take_seat(0, 6, "one that lives", rejoins=True, undecided=False)
+    seats.mark_ended((0, 1))
     assert seats.seats[0].taken and not seats.seats[0].ended
     assert seats.seats[1].ended
 

@@ -1,0 +1,236 @@
+"""What the design's pages name is there: pages, files, classes, tests; and the map is what runs."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import re
+import sys
+import threading
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from types import FrameType, ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+import feeder
+from conformance.served import reading, serving
+from docs.pages import ROOT, section, table
+
+DOCS = ROOT / "docs"
+DESIGN = sorted((DOCS / "design").glob("*.md"))
+RECORDS = sorted((DOCS / "adr").glob("[0-9]*.md"))
+PAGES = [*DESIGN, *RECORDS, DOCS / "adr/README.md", DOCS / "glossary.md", ROOT / "CONTRIBUTING.md"]
+CODE = sorted(path for wing in ("workers", "feeder") for path in (ROOT / wing).rglob("*.py"))
+TESTS = sorted((ROOT / "tests").rglob("test_*.py"))
+
+_FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+_CLASS = re.compile(r"`((?:[A-Z][a-z0-9]+){2,})`")
+
+
+def text_of(page: Path) -> str:
+    """A page without its blocks of code."""
+    return _FENCE.sub("", page.read_text(encoding="utf-8"))
+
+
+def name_of(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+def anchors(page: Path) -> set[str]:
+    """The links within a page that its headings make."""
+    headings = re.findall(r"^#+ (.+)$", text_of(page), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@cache
+def names_in(paths: tuple[Path, ...], kind: type[ast.AST]) -> frozenset[str]:
+    """The names of all definitions of a kind."""
+    return frozenset(
+        node.name  # type: ignore[attr-defined]
+        for path in paths
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, kind)
+    )
+
+
+@cache
+def words_of_code() -> frozenset[str]:
+    return frozenset(word for path in CODE for word in re.findall(r"\w+", path.read_text("utf-8")))
+
+
+def missing(page: Path) -> list[str]:
+    """What a page names that is not there."""
+    text, wrong = text_of(page), []
+    for target, anchor in re.findall(r"\]\(([^)#:\s]*)(?:#([^)\s]+))?\)", text):
+        there = page.parent / target if target else page
+        if not there.exists() or (anchor and anchor not in anchors(there)):
+            wrong.append(f"{target}#{anchor}")
+    roots = "deploy|docs|feeder|scripts|tests|workers"
+    wrong += [
+        name
+        for name in re.findall(rf"`((?:{roots})/[\w./@-]*)`", text)
+        if not (ROOT / name).exists()
+    ]
+    tests = names_in(tuple(TESTS), ast.FunctionDef)
+    wrong += [name for name in re.findall(r"`(test_\w+)`", text) if name not in tests]
+    # What is of Python or of a library is known too where the code uses it.
+    return wrong + [name for name in _CLASS.findall(text) if name not in words_of_code()]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_what_is_named_is_there(page: Path) -> None:
+    assert missing(page) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[x](no-such-page.md)",
+        "[x](page.md#no-such-heading)",
+        "`workers/fetch/no_such_file.py`",
+        "`test_no_such_test_is_there`",
+        "`NoSuchClass`",
+    ],
+)
+def test_what_is_not_there_is_seen(text: str, tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(f"# A heading\n\n[up](#a-heading) `Merge` `ThreadGroup` {text}\n")
+    assert len(missing(page)) == 1
+
+
+@pytest.mark.parametrize("page", DESIGN, ids=name_of)
+def test_a_rule_has_its_test(page: Path) -> None:
+    if page.stem in ("README", "experiments"):
+        return
+    rules = re.findall(r"^\*\*.+?(?=\n\n|\Z)", text_of(page), re.MULTILINE | re.DOTALL)
+    assert len(rules) >= 5
+    assert [rule for rule in rules if "`test_" not in rule] == []
+
+
+@pytest.mark.parametrize("page", DESIGN, ids=name_of)
+def test_a_page_of_the_design_is_short(page: Path) -> None:
+    assert page.stem == "experiments" or len(text_of(page).split()) <= 1000
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=name_of)
+def test_a_record_is_short_and_has_its_parts(record: Path) -> None:
+    text = record.read_text(encoding="utf-8")
+    number = int(record.name[:4])
+    assert re.match(rf"# {number}\. .+\n\nStatus: (accepted|proposed|superseded)\b", text)
+    headings = re.findall(r"^## (.+)$", text, re.MULTILINE)
+    assert headings == ["Context", "Decision", "Consequences", "Tried"]
+    assert 120 <= len(text.split()) <= 350
+
+
+def test_records_are_numbered_and_listed() -> None:
+    assert [int(record.name[:4]) for record in RECORDS] == list(range(1, len(RECORDS) + 1))
+    rows = table((DOCS / "adr/README.md").read_text(encoding="utf-8"))
+    titles = [re.match(r"# \d+\. (.+)", record.read_text(encoding="utf-8")) for record in RECORDS]
+    assert [row[1] for row in rows] == [title[1] for title in titles if title]
+    assert [row[0] for row in rows] == [
+        f"[{i}]({record.name})" for i, record in enumerate(RECORDS, 1)
+    ]
+
+
+def test_what_is_superseded_names_what_took_its_place() -> None:
+    texts = [record.read_text(encoding="utf-8") for record in RECORDS]
+    statuses = re.findall(r"^Status: superseded.*$", "\n".join(texts), re.MULTILINE)
+    assert statuses
+    assert [status for status in statuses if "](0" not in status] == []
+
+
+def test_contributing_is_two_pages() -> None:
+    assert (ROOT / "CONTRIBUTING.md").stat().st_size <= 12 * 1024
+
+
+def test_the_glossary_has_twelve_words_at_most() -> None:
+    text = (DOCS / "glossary.md").read_text(encoding="utf-8")
+    assert len(table(text)) <= 12
+    words = [row[0] for row in table(section(DOCS / "glossary.md", "Where a stream stands"))]
+    assert words == ["position", "cut", "token", "state dict", "snapshot", "checkpoint"]
+
+
+# ---- the map
+
+
+def draw_map() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("draw_map", DOCS / "draw_map.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_map_is_of_the_modules_that_there_are() -> None:
+    """`scripts/docs map` draws it anew."""
+    drawn = draw_map()
+    assert drawn.MAP.read_text(encoding="utf-8") == drawn.drawing()
+    for way in (drawn.IN_PROCESS, drawn.SERVED):
+        assert [name for name in way if not (ROOT / name).is_file()] == []
+
+
+def test_the_ways_are_as_long_as_the_page_says() -> None:
+    drawn = draw_map()
+    rows = table(section(DOCS / "design/README.md", "Before and after"))
+    told = {row[0]: row[1:3] for row in rows if row[0].endswith("on the way")}
+    ways = {
+        "in process": (drawn.IN_PROCESS_BEFORE, drawn.IN_PROCESS),
+        "served": (drawn.SERVED_BEFORE, drawn.SERVED),
+    }
+    assert told == {
+        f"{name}, files on the way": [str(len(way)) for way in both] for name, both in ways.items()
+    }
+    assert len(drawn.IN_PROCESS) <= 20
+
+
+def fetch(call: feeder.Call) -> list[np.ndarray]:
+    return [np.full((7, 100), call.index)]
+
+
+def make() -> feeder.Coordinator:
+    return feeder.init_data_input_workers(["x"], fetch, 32, coordinator=feeder.Coordinator())
+
+
+def files_that_run(take: Callable[[], Any]) -> set[str]:
+    """The files of the code of which some function runs in any thread while `take` is called, from
+    threads that are started after this began."""
+    seen: set[str] = set()
+
+    def note(frame: FrameType, event: str, _arg: object) -> None:
+        if event == "call":
+            seen.add(frame.f_code.co_filename)
+
+    threading.setprofile(note)
+    sys.setprofile(note)
+    try:
+        take()
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)
+    paths = {Path(name).resolve() for name in seen if name.endswith(".py")}
+    return {path.relative_to(ROOT).as_posix() for path in paths if path.is_relative_to(ROOT)}
+
+
+def take_in_process() -> None:
+    with make() as coordinator:
+        for _ in range(100):
+            next(coordinator["train"])
+
+
+def take_served() -> None:
+    with serving(make) as server, reading(server) as consumer:
+        for _ in range(100):
+            next(consumer)
+
+
+@pytest.mark.parametrize(
+    ("way", "take"), [("IN_PROCESS", take_in_process), ("SERVED", take_served)]
+)
+def test_what_is_on_the_way_runs(way: str, take: Callable[[], None]) -> None:
+    ran = files_that_run(take)
+    assert [name for name in getattr(draw_map(), way) if name not in ran] == []

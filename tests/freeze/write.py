@@ -1,0 +1,17 @@
+"""Writes golden files anew: `python -m freeze.write [NAME...]`, all of them without a name.
+
+A golden file is written anew only where a change is wanted, and the commit says which.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+
+from freeze.golden import FROZEN, as_text, keep
+
+if __name__ == "__main__":
+    for name in sys.argv[1:] or FROZEN:
+        with tempfile.TemporaryDirectory(prefix="feeder-") as folder:
+            keep(name, as_text(FROZEN[name](Path(folder))))
