@@ -55,6 +55,7 @@ FAST = (
     "feeder/state",
     "feeder/test_config.py",
     "feeder/test_ranks.py",
+    "freeze",
     "packaging/test_house_rules.py",
     "workers",
 )
