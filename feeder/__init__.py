@@ -35,7 +35,7 @@ if TYPE_CHECKING:
         TransportError,
     )
     from feeder.feeds.coordinator import Coordinator
-    from feeder.feeds.devicefeed import DeviceFeed
+    from feeder.feeds.device_feed import DeviceFeed
     from feeder.feeds.feed import Feed
     from feeder.service.client.connect import connect
     from feeder.service.client.consumer import Consumer
@@ -91,7 +91,7 @@ _HOMES = {
     "Consumer": "feeder.service.client.consumer",
     "Coordinator": "feeder.feeds.coordinator",
     "Cut": "feeder.workers.stream.position",
-    "DeviceFeed": "feeder.feeds.devicefeed",
+    "DeviceFeed": "feeder.feeds.device_feed",
     "Feed": "feeder.feeds.feed",
     "Server": "feeder.service.server.serve",
     "Snapshot": "feeder.state.snapshot",

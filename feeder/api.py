@@ -1,4 +1,4 @@
-"""The front door."""
+"""`init_data_input_workers`, the front door: it adds a feed to a coordinator."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ from typing import Any
 
 from feeder.errors import ConfigError
 from feeder.feeds.coordinator import Coordinator
+from feeder.workers.public import public
 
+# Guards the coordinator of the process: two threads may add their first feeds at a time.
 _lock = threading.Lock()
 _default: Coordinator | None = None
 
 
+@public("feeder")
 def init_data_input_workers(
     input_blob_names: Sequence[str],
     fetch_fun: Callable[..., Any],
@@ -111,10 +114,12 @@ def init_data_input_workers(
         ResumeError: `resume` does not fit the feed.
         CheckpointError: What is given as `resume` cannot be read.
     """
+    # First of all: from here on there are other locals.
     settings = dict(locals())
     resume, coordinator = settings.pop("resume"), settings.pop("coordinator")
     if not isinstance(coordinator, Coordinator | None):
         raise ConfigError(f"coordinator is {coordinator!r}, expected a Coordinator, or None")
+    # Caffe2 has one coordinator for a process; without the argument that is what a call means.
     coordinator = coordinator if coordinator is not None else _default_coordinator()
     coordinator.add(settings, resume)
     return coordinator

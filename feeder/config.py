@@ -20,6 +20,8 @@ from feeder.workers.spec import LastBatch, LastRound, Order, RunSpec, StreamSpec
 
 # What a wait of the operating system can still count.
 _MAX_SECONDS = 1e9
+# Where a bound on memory is not set: enough for any batch, and small beside a training host's
+# memory.
 _MOST_DEFAULT_BYTES = 2**30
 # Where the two versions of control groups say how much memory a container may use.
 _LIMITS = ("memory.max", "memory/memory.limit_in_bytes")
@@ -27,7 +29,7 @@ _LIMITS = ("memory.max", "memory/memory.limit_in_bytes")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeedConfig:
-    """Everything that `init_data_input_workers` was told about one feed."""
+    """The settings of one feed, checked. It never changes; any thread reads it."""
 
     name: str
     """Its input source name."""
@@ -36,7 +38,7 @@ class FeedConfig:
     version: str
     """The user's own version of the fetch function and its data, part of the fingerprint."""
     stream: StreamSpec
-    """What defines its batches."""
+    """The settings that define its batches."""
     run: RunSpec
     """How it is run."""
     max_buffered_batches: int
@@ -49,7 +51,7 @@ class FeedConfig:
     """Objects with a `log(dict)` method that are given the feed's statistics."""
 
     def fingerprint(self) -> dict[str, Any]:
-        """What has to be equal for a snapshot to fit."""
+        """The declared fields that must be equal for a snapshot to fit."""
         said = _what_it_says(self.stream.fetch)
         return {**self.stream.fingerprint(), "version": self.version, **said}
 
@@ -109,12 +111,14 @@ def _check_together(stream: StreamSpec) -> None:
 
 def _in_step(fetch: Any, last_batch: Any) -> Any:
     """A source as it is best called where rows flow into the next epoch; else `fetch` itself."""
+    # Under "carry" the first call of an epoch gives what the last batch lacks, so that each later
+    # chunk is a batch of its own and is passed on without a copy.
     carrying = getattr(fetch, "carrying", None)
     return carrying() if callable(carrying) and last_batch == "carry" else fetch
 
 
 def _what_it_says(fetch: Any) -> dict[str, Any]:
-    """What a fetch function says of itself in `describe()`, as sources do."""
+    """The fields that a fetch function declares by `describe()`, as sources do."""
     describe = getattr(fetch, "describe", None)
     if not callable(describe):
         return {}
@@ -221,7 +225,8 @@ def _num_required(fetch: Callable[..., Any]) -> int:
     try:
         parameters = inspect.signature(fetch).parameters.values()
     except (TypeError, ValueError):
-        return 2
+        return 2  # Written in C, it tells no signature; the first form is Caffe2's.
+    # Required ones count: fetch(call, verbose=False) is a function of a call.
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     accepted = [p for p in parameters if p.kind in positional]
     num_required = sum(p.default is p.empty for p in accepted)

@@ -17,13 +17,17 @@ import stat
 from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
 
+# What link raises on file systems that have no second names, as FAT and some network ones.
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK}
 _numbers = itertools.count()
 
 
 class Fs(Protocol):
-    """What is asked of a file system. Folders and open files are descriptors; names are of one
-    component and never followed where they are symbolic links. Every method raises `OSError`."""
+    """The calls that feeder makes to a file system.
+
+    Folders and open files are descriptors; names are of one component and never followed where they
+    are symbolic links. Every method raises `OSError`.
+    """
 
     def open_folder(self, path: str, inside: int | None = None) -> int:
         """Open a folder: of any path, or of a name inside another folder."""
@@ -71,7 +75,7 @@ class Fs(Protocol):
 
 
 class OsFs:
-    """The operating system's own."""
+    """The operating system's own file system. It has no state; any thread may use it."""
 
     def open_folder(self, path: str, inside: int | None = None) -> int:
         nofollow = 0 if inside is None else os.O_NOFOLLOW

@@ -36,6 +36,7 @@ from feeder.workers.errors import (
     ResumeError,
     StuckWorkerError,
 )
+from feeder.workers.public import public
 
 __all__ = [
     "AuthError",
@@ -60,44 +61,56 @@ __all__ = [
 ]
 
 
+@public("feeder")
 class SnapshotFormatError(ResumeError):
     """Bytes that are no snapshot: unreadable, truncated, corrupt, or of a newer version."""
 
 
+@public("feeder")
 class CheckpointError(FeedError):
     """Storage failed; the cause is chained."""
 
 
+@public("feeder")
 class DeviceError(FeedError):
     """A GPU failed, or has not the memory that was asked for; the cause is chained."""
 
 
+@public("feeder")
 class TransportError(FeedError):
     """Something went wrong between server and consumer."""
 
 
+@public("feeder")
 class ProtocolError(TransportError):
     """The peer sent what it may not send."""
 
 
+@public("feeder")
 class ConnectTimeout(TransportError):
     """Nobody answered at the address in time."""
 
 
+@public("feeder")
 class LeaseLost(TransportError):
     """Another consumer holds the queue; the message names it."""
 
 
+@public("feeder")
 class AuthError(TransportError):
     """The peer may not connect."""
 
 
+@public("feeder")
 class RemoteError(TransportError):
     """The server, or a node of a job, failed in a way that is not an error of feeder's."""
 
 
+# Two mistakes that readers in process and consumers share, with one text each.
+
+
 def read_again(feed: str, epochs: int | None) -> ConfigError:
-    """What is wrong where a loop begins over a feed whose batches have all been handed out."""
+    """The error of a loop that begins over a feed whose batches have all been handed out."""
     once = "one epoch" if epochs == 1 else f"{epochs} epochs"
     return ConfigError(
         f"{feed} has handed out all batches of its {once} and is read once: say how many epochs "
@@ -106,7 +119,7 @@ def read_again(feed: str, epochs: int | None) -> ConfigError:
 
 
 def read_by_two(reader: str) -> FeedError:
-    """What is wrong where two threads take the next batch of one reader at a time."""
+    """The error of a second thread that takes the next batch of one reader at the same time."""
     return FeedError(
         f"next() of {reader} was called while another thread is in it: one thread at a time reads, "
         "since batches have an order; let one thread read and hand on batches by a queue.Queue"

@@ -1,4 +1,4 @@
-"""Where this process stands among its like, as launchers tell it in the environment.
+"""The rank of this process, as launchers tell it in the environment.
 
 The names are those of torchrun, of Slurm's srun, and of Kubernetes (indexed jobs, and pods of a
 StatefulSet, whose names end in their number). What `FEEDER_...` says comes before all of them;
@@ -15,15 +15,16 @@ from typing import NamedTuple
 from feeder.errors import ConfigError
 
 
-class Place(NamedTuple):
-    """A number, and who told it."""
+class LauncherNumber(NamedTuple):
+    """A number, and the variable of the environment that told it."""
 
     number: int
     """From 0 on."""
-    teller: str
-    """The variable's name; "nobody" where there is none."""
+    variable: str
+    """The variable's name; "nobody" where there is none, which messages show as it is."""
 
 
+# torchrun's name first: under Slurm it sets its own for the processes that it starts.
 _ON_NODE = ("LOCAL_RANK", "SLURM_LOCALID")
 _IN_ALL = ("RANK", "SLURM_PROCID")
 _POD = ("JOB_COMPLETION_INDEX",)
@@ -33,9 +34,11 @@ _NUM_NODES = ("GROUP_WORLD_SIZE", "SLURM_JOB_NUM_NODES", "SLURM_NNODES")
 NOBODY = "nobody"
 
 
-def queue_of(environment: Mapping[str, str], *, is_near: bool) -> Place:
+def queue_of(environment: Mapping[str, str], *, is_near: bool) -> LauncherNumber:
     """The queue that a trainer reads: its number among those of the node where the server is near
     (on this host, or in this pod), else among all."""
+    # A server on this host serves this host's trainers; two nodes' first trainers would else ask
+    # one server for one queue. A server elsewhere serves all trainers of the job.
     if is_near:
         found = _first(environment, ("FEEDER_QUEUE", *_ON_NODE, *_IN_ALL))
     else:
@@ -44,12 +47,12 @@ def queue_of(environment: Mapping[str, str], *, is_near: bool) -> Place:
     return found or _nobody(0)
 
 
-def node_of(environment: Mapping[str, str]) -> Place:
+def node_of(environment: Mapping[str, str]) -> LauncherNumber:
     """The number of this node, or of this pod."""
     return _first(environment, ("FEEDER_NODE", *_NODE)) or _ordinal(environment) or _nobody(0)
 
 
-def num_nodes(environment: Mapping[str, str]) -> Place:
+def num_nodes(environment: Mapping[str, str]) -> LauncherNumber:
     """How many nodes, or pods, there are; Kubernetes does not tell."""
     return _first(environment, ("FEEDER_NUM_NODES", *_NUM_NODES)) or _nobody(1)
 
@@ -59,25 +62,26 @@ def is_this_host(host: str) -> bool:
     return host in ("localhost", os.uname().nodename.lower())
 
 
-def _first(environment: Mapping[str, str], names: tuple[str, ...]) -> Place | None:
+def _first(environment: Mapping[str, str], names: tuple[str, ...]) -> LauncherNumber | None:
     """The first that is a number. Raises `ConfigError` where feeder's own is none."""
     for name in names:
         text = environment.get(name, "")
         if text.isascii() and text.isdigit():
-            return Place(int(text), name)
+            return LauncherNumber(int(text), name)
         if text and name.startswith("FEEDER_"):
             raise ConfigError(f"{name} is {text!r}, expected a whole number >= 0")
     return None
 
 
-def _ordinal(environment: Mapping[str, str]) -> Place | None:
+def _ordinal(environment: Mapping[str, str]) -> LauncherNumber | None:
     """The number that the name of a StatefulSet's pod ends in. A Deployment's ends in five random
     letters and digits."""
+    # Outside of Kubernetes a host's name may end in a number that means something else.
     number = re.search(r"-(\d{1,4})$", environment.get("HOSTNAME", ""))
     if number is None or "KUBERNETES_SERVICE_HOST" not in environment:
         return None
-    return Place(int(number[1]), "HOSTNAME")
+    return LauncherNumber(int(number[1]), "HOSTNAME")
 
 
-def _nobody(number: int) -> Place:
-    return Place(number, NOBODY)
+def _nobody(number: int) -> LauncherNumber:
+    return LauncherNumber(number, NOBODY)

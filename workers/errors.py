@@ -20,15 +20,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from feeder.workers.public import public
 
+
+@public("feeder")
 class FeedError(Exception):
     """Anything that feeder raises on purpose."""
 
 
+@public("feeder")
 class ConfigError(FeedError, ValueError):
     """A setting is wrong. Nothing was started."""
 
 
+@public("feeder")
 class FetchError(FeedError):
     """The fetch function raised; its exception is the cause (`__cause__`).
 
@@ -48,6 +53,7 @@ class FetchError(FeedError):
         self.call = call
 
 
+@public("feeder")
 class ChunkError(FetchError):
     """The fetch function returned something that is not a chunk of this feed."""
 
@@ -74,14 +80,17 @@ class ChunkError(FetchError):
         self.expected = expected
 
 
+@public("feeder")
 class FetchTimeout(FetchError):
     """The fetch function gave no chunk for `timeout` seconds while a batch was waited for."""
 
 
+@public("feeder")
 class ResumeError(FeedError):
     """The position to resume from and the feed do not fit."""
 
 
+@public("feeder")
 class StuckWorkerError(FeedError):
     """A thread did not end in time; the message holds its name and its stack."""
 
@@ -93,10 +102,12 @@ class StuckWorkerError(FeedError):
         self.names = tuple(names)
 
 
+@public("feeder")
 class ForkedError(FeedError):
     """A feed was used in a forked child, where its threads do not exist."""
 
 
+@public("feeder")
 class ClosedError(FeedError):
     """A feed, queue or coordinator was used after it was stopped."""
 
@@ -109,5 +120,6 @@ def in_words(error: BaseException) -> str:
         return f"{type(error).__name__}, of which the text cannot be had"
 
 
+@public("feeder")
 class ReplayWarning(UserWarning):
     """A feed is resumed by calling its fetch function again and discarding what it returns."""

@@ -1,14 +1,26 @@
-"""The feed of the examples: the handwritten digits that the demo of feeder brings along."""
+"""The feed of the examples: made-up digits, each one of ten shapes of 8 x 8 pixels with noise."""
 
 from __future__ import annotations
 
-from feeder.demo.digits import DigitReader, load_digits
+import numpy as np
+
+from feeder import sources
+
+NUM_ROWS = 1800
 
 
-def read_digits(
-    num_workers: int, seed: int = 0, shard_id: int = 0, num_shards: int = 1
-) -> DigitReader:
-    """A fetch function of columns image, (rows, 8, 8), and label; one for each run of the feed."""
-    images, labels = load_digits()
-    shard = slice(shard_id, None, num_shards)
-    return DigitReader(images[shard], labels[shard], num_workers, seed)
+def make_digits(seed: int = 0, shard_id: int = 0, num_shards: int = 1) -> sources.Source:
+    """A fetch function of columns image, (rows, 8, 8) with values 0..16, and label, 0..9."""
+    random = np.random.default_rng(0)  # the same data on each node, which reads its own shard of it
+    shapes = random.integers(0, 17, (10, 8, 8))
+    labels = random.integers(0, 10, NUM_ROWS)
+    noise = random.integers(-8, 9, (NUM_ROWS, 8, 8))
+    images = np.clip(shapes[labels] + noise, 0, 16).astype(np.uint8)
+    return sources.arrays(
+        images,
+        labels.astype(np.uint8),
+        random_shuffle=True,
+        seed=seed,
+        shard_id=shard_id,
+        num_shards=num_shards,
+    )

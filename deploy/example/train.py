@@ -1,4 +1,4 @@
-"""A demo trainer: softmax regression over one queue of the feed, from its own checkpoint on.
+"""A trainer of the examples: softmax regression over one queue, from its own checkpoint on.
 
 Where the server is and which queue to read it takes from the environment, as `feeder.connect` does:
 FEEDER_ADDRESSES, FEEDER_QUEUE, or what torchrun, Slurm and Kubernetes say. Of its own it has:
@@ -20,8 +20,8 @@ from pathlib import Path
 import numpy as np
 
 import feeder
-from feeder.demo.softmax import WEIGHTS_SHAPE, loss_and_gradient
 
+WEIGHTS_SHAPE = (64 + 1, 10)  # pixels and a bias, by class
 LEARNING_RATE = 0.1
 SAVED_EVERY = 100
 CONNECT_S = 60.0
@@ -53,6 +53,20 @@ def main() -> int:
                 break
             threading.Event().wait(pause_s)
     return 0
+
+
+def loss_and_gradient(
+    weights: np.ndarray, images: np.ndarray, labels: np.ndarray
+) -> tuple[float, np.ndarray]:
+    """Cross-entropy and its gradient, each summed over the rows of a batch."""
+    rows = np.arange(len(labels))
+    inputs = np.column_stack([images.reshape(len(rows), -1) / 16.0, np.ones(len(rows))])
+    scores = inputs @ weights
+    scores -= scores.max(axis=1, keepdims=True)
+    shares = np.exp(scores) / np.exp(scores).sum(axis=1, keepdims=True)
+    loss = -float(np.log(shares[rows, labels]).sum())
+    shares[rows, labels] -= 1.0
+    return loss, inputs.T @ shares
 
 
 def load(checkpoint: str) -> tuple[np.ndarray, dict[str, bytes] | None]:

@@ -29,8 +29,9 @@ from numpy.typing import NDArray
 
 from feeder.errors import CheckpointError, ConfigError
 from feeder.state import codec
-from feeder.state.placing import place, read_dtype, shaped, size_of
+from feeder.state.raw_arrays import num_bytes_of, pack_array, read_dtype, restore_array
 
+# Raised when an older reader would misread what is written.
 CHECKPOINT_VERSION = 1
 MAGIC = b"FEEDCKPT"
 _NUMBERS = struct.Struct("<IQQ")
@@ -59,7 +60,7 @@ class Reader(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Placed:
+class EntryExtent:
     """Where an entry lies, and what it is."""
 
     dtype: np.dtype[Any] | None
@@ -75,18 +76,18 @@ class Placed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Header:
-    """What a checkpoint says of itself."""
+    """The header of a checkpoint: its entries, the writer's meta, its digest."""
 
-    entries: dict[str, Placed]
+    entries: dict[str, EntryExtent]
     meta: dict[str, Any]
-    """What the writer added."""
+    """The writer's own remarks."""
     digest: bytes
     """The digest of the checkpoint."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Receipt:
-    """What was stored, and will be there."""
+    """The proof of a stored checkpoint: it is durable."""
 
     name: str
     """The name under which it is found."""
@@ -98,14 +99,14 @@ class Receipt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
-    """What was read, checked."""
+    """The content of a checkpoint, read and checked."""
 
     name: str
     """The name under which it was found."""
     entries: dict[str, Entry]
     """Arrays and bytes by name: all of them, or those that were asked for."""
     meta: dict[str, Any]
-    """What the writer added."""
+    """The writer's own remarks."""
     num_bytes: int
     """Length of the whole checkpoint in bytes."""
     digest: bytes
@@ -126,6 +127,7 @@ def encode(
         header = codec.pack([listed, dict(meta or {})])
     except (TypeError, ValueError) as error:
         raise CheckpointError(f"what is said of a checkpoint cannot be saved: {error}") from error
+    # The header holds the digest of each entry, so the digest of the header is one of everything.
     numbers = _NUMBERS.pack(CHECKPOINT_VERSION, len(header), sum(map(len, blobs)))
     digest = xxhash.xxh3_128_digest(numbers + header)
     parts = [b"".join((MAGIC, numbers, digest, header)), *blobs]
@@ -146,11 +148,12 @@ def _entry_fields(name: Any, entry: Any, blobs: list[Any]) -> list[Any]:
             f"entry {name!r} is {type(entry).__name__}, expected a NumPy array or bytes"
         )
     if entry.dtype.hasobject:
+        # They would have to be pickled, and unpickling runs code.
         raise CheckpointError(
             f"entry {name!r} has dtype {entry.dtype}: arrays of Python objects are not saved"
         )
     try:
-        dtype, shape, size = place(entry, blobs)
+        dtype, shape, size = pack_array(entry, blobs)
     except TypeError as error:
         raise CheckpointError(f"entry {name!r}: {error}") from None
     return [name, dtype, list(shape), size, xxhash.xxh3_128_digest(blobs[-1])]
@@ -161,10 +164,10 @@ def _entry_fields(name: Any, entry: Any, blobs: list[Any]) -> list[Any]:
 
 def is_checkpoint(reader: Reader) -> bool:
     """Whether a file begins as checkpoints do."""
-    return reader.size >= len(MAGIC) and read(reader, len(MAGIC), 0) == MAGIC
+    return reader.size >= len(MAGIC) and read_bytes(reader, len(MAGIC), 0) == MAGIC
 
 
-def read(reader: Reader, num_bytes: int, at: int) -> bytearray:
+def read_bytes(reader: Reader, num_bytes: int, at: int) -> bytearray:
     """So many bytes from an offset on."""
     data = bytearray(num_bytes)
     reader.read_into(memoryview(data), at)
@@ -172,21 +175,22 @@ def read(reader: Reader, num_bytes: int, at: int) -> bytearray:
 
 
 def read_header(reader: Reader) -> Header:
-    """What a checkpoint says of itself, checked. Raises `DamagedError`, and `CheckpointError`
+    """Read and check the header. Raises `DamagedError`, and `CheckpointError`
     where it cannot be read or is of a newer version."""
     if reader.size < _HEAD_BYTES:
         raise _damaged(reader, f"it has {reader.size} bytes, expected at least {_HEAD_BYTES}")
-    head = read(reader, _HEAD_BYTES, 0)
+    head = read_bytes(reader, _HEAD_BYTES, 0)
     if head[: len(MAGIC)] != MAGIC:
         raise _damaged(reader, f"it begins with {bytes(head[:8])!r}, expected {MAGIC!r}")
     numbers, digest = head[len(MAGIC) : -16], bytes(head[-16:])
     version, header_bytes, data_bytes = _NUMBERS.unpack(numbers)
+    # Before the header is read: a damaged length must not ask for terabytes of memory.
     if reader.size != _HEAD_BYTES + header_bytes + data_bytes:
         raise _damaged(
             reader,
             f"it has {reader.size} bytes, expected {_HEAD_BYTES + header_bytes + data_bytes}",
         )
-    header = read(reader, header_bytes, _HEAD_BYTES)
+    header = read_bytes(reader, header_bytes, _HEAD_BYTES)
     if xxhash.xxh3_128_digest(numbers + header) != digest:
         raise _damaged(reader, "the digest of its header does not match")
     if version != CHECKPOINT_VERSION:
@@ -197,6 +201,7 @@ def read_header(reader: Reader) -> Header:
     try:
         entries, meta = _parse(bytes(header), data_bytes)
     except ConfigError as error:
+        # A dtype of ml_dtypes, which is not installed here: the file is whole.
         raise CheckpointError(f"checkpoint {reader.path!r} cannot be read here: {error}") from error
     except Exception as error:
         # What NumPy and msgpack raise for bytes that make no sense is not a small family.
@@ -204,29 +209,31 @@ def read_header(reader: Reader) -> Header:
     return Header(entries=entries, meta=meta, digest=digest)
 
 
-def read_entry(reader: Reader, name: str, placed: Placed) -> Entry:
+def read_entry(reader: Reader, name: str, placed: EntryExtent) -> Entry:
     """One entry, checked. Raises `DamagedError`, and `CheckpointError` where it cannot be read."""
     raw = np.empty(placed.size, np.uint8)
     if placed.size:
         reader.read_into(raw.data, placed.at)
     if xxhash.xxh3_128_digest(raw.data if placed.size else b"") != placed.digest:
         raise _damaged(reader, f"the digest of its entry {name!r} does not match")
-    return raw.tobytes() if placed.dtype is None else shaped(raw, placed.dtype, placed.shape)
+    return raw.tobytes() if placed.dtype is None else restore_array(raw, placed.dtype, placed.shape)
 
 
-def _parse(header: bytes, data_bytes: int) -> tuple[dict[str, Placed], dict[str, Any]]:
+def _parse(header: bytes, data_bytes: int) -> tuple[dict[str, EntryExtent], dict[str, Any]]:
     listed, meta = codec.unpack(header)
     at = end = _HEAD_BYTES + len(header)
     end += data_bytes
-    entries: dict[str, Placed] = {}
+    entries: dict[str, EntryExtent] = {}
     for name, fields, shape, size, digest in listed:
         dtype = None if fields is None else read_dtype(fields)
-        wanted = size if dtype is None else size_of(dtype, tuple(shape))
+        wanted = size if dtype is None else num_bytes_of(dtype, tuple(shape))
         if type(name) is not str or name in entries or type(size) is not int:
             raise ValueError(f"entry {name!r} of {size!r} bytes")
         if not 0 <= size == wanted or at + size > end:
             raise ValueError(f"entry {name!r} has {size} bytes, expected {wanted}")
-        entries[name] = Placed(dtype=dtype, shape=tuple(shape), at=at, size=size, digest=digest)
+        entries[name] = EntryExtent(
+            dtype=dtype, shape=tuple(shape), at=at, size=size, digest=digest
+        )
         at += size
     if at != end or not isinstance(meta, dict):
         raise ValueError(f"{end - at} bytes are no entry's")

@@ -21,7 +21,9 @@ from feeder.errors import CheckpointError
 
 logger = logging.getLogger("feeder")
 
+# What flock raises on file systems without locks, as some network ones.
 _NO_LOCKS = {errno.ENOTSUP, errno.ENOSYS, errno.ENOLCK}
+# The line in a lock's file is always as long, so that a new one overwrites the old one whole.
 _NAME_BYTES = 128
 
 
@@ -35,7 +37,7 @@ class WriterLock:
         self._writer = writer
         self._file: int | None = None
 
-    def take(self, folder: int) -> bool:
+    def acquire(self, folder: int) -> bool:
         """Take it, once; returns whether another process may have had it since this one did.
         Raises `CheckpointError` naming who has it, and `OSError`."""
         if self._file is not None:
@@ -50,6 +52,8 @@ class WriterLock:
         return is_changed
 
     def _lock(self, file: int) -> bool:
+        # flock belongs to the open file and ends with the process, however that ends: a lock that
+        # was left behind by a kill does not exist.
         try:
             self._fs.lock(file)
         except BlockingIOError as error:
@@ -82,6 +86,7 @@ class WriterLock:
         """Let others write."""
         file, self._file = self._file, None
         if file is not None:
+            # By hand: a forked child has the same open file, whose close alone would not unlock it.
             try:
                 self._fs.unlock(file)
             finally:
@@ -124,14 +129,15 @@ class LocalReader:
                     raise OSError(errno.EIO, "the file ended while it was read")
                 left, at = left[num:], at + num
         except OSError as error:
-            # A sector that cannot be read is damage; anything else may go away.
+            # A bad sector that cannot be read is damage; anything else may go away.
             kind = DamagedError if error.errno == errno.EIO else CheckpointError
             raise kind(f"cannot read checkpoint {self.path!r}: {error.strerror}") from error
 
 
 class LocalFolder:
     """A folder whose files are checkpoints. Only files and folders that this user alone may read
-    are made; symbolic links are not followed, so that nothing outside is read or written."""
+    are made; symbolic links are not followed, so that nothing outside is read or written. Any
+    thread may use it; its mutex guards the lock and what is known of the folders."""
 
     def __init__(self, path: str, writer: str, fs: Fs) -> None:
         self.path = os.path.abspath(path)
@@ -249,7 +255,7 @@ class LocalFolder:
                     with opened(fs, fs.open_folder(os.path.dirname(self.path))) as parent:
                         fs.fsync(parent)
             with opened(fs, fs.open_folder(self.path)) as top:
-                if self._lock.take(top):
+                if self._lock.acquire(top):
                     self._swept.clear()
                 if "" not in self._prepared:
                     self._sweep(top, "")
@@ -272,7 +278,7 @@ class LocalFolder:
             self._prepared.clear()
             self._lock.release()
 
-    def fork(self) -> None:
+    def after_fork(self) -> None:
         """This is a forked child."""
         self._mutex = threading.Lock()
         self._prepared.clear()

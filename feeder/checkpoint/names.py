@@ -7,6 +7,8 @@ from typing import Any
 
 from feeder.errors import CheckpointError, ConfigError
 
+# One part of a path. Without a leading dot it is neither "..", nor a temporary file, nor a lock; 64
+# characters leave room for suffixes within the 255 bytes of file systems.
 _COMPONENT = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,63}")
 _MAX_CHARACTERS = 512
 _EXPECTED = "1 to 64 of A-Z a-z 0-9 _ . -, not beginning with a dot"
@@ -48,6 +50,7 @@ def check_writer(writer: Any) -> str:
 
 def in_order(name: str) -> list[tuple[str, int]]:
     """The key that sorts names from old to new: by their text, where digits count as numbers."""
+    # Without this "feed.10" would be older than "feed.9".
     words = re.split(r"([0-9]+)", name)
     numbers = [*map(int, words[1::2]), -1]
     return list(zip(words[::2], numbers, strict=True))

@@ -21,6 +21,8 @@ from typing import Any
 from feeder.checkpoint.names import is_name
 from feeder.errors import CheckpointError, ConfigError
 
+# A store that does not answer a connection is down; a request may be a large checkpoint on a slow
+# line.
 _CONNECT_S, _REQUEST_S = 5, 300
 # Time alone bounds how often a call is made again: obstore's own limit of ten ends after 12 s.
 _MAX_RETRIES = 1_000_000
@@ -57,7 +59,10 @@ class ObjectReader:
 
 
 class ObjectFolder:
-    """A place in an object store."""
+    """A place in an object store. Any thread may use it; the mutex guards the connection.
+
+    `clock` and `wait` are for tests.
+    """
 
     def __init__(
         self,
@@ -85,6 +90,7 @@ class ObjectFolder:
 
     def create(self, name: str, parts: list[Any]) -> None:
         """Write an object once; durable when it returns."""
+        # One put of one object: a multipart upload cannot be refused where the name is taken.
         data, mark = b"".join(parts), secrets.token_hex(16)
         with self.calling("write", name) as (obstore, store):
             try:
@@ -135,7 +141,7 @@ class ObjectFolder:
     def close(self) -> None:
         """Nothing is held."""
 
-    def fork(self) -> None:
+    def after_fork(self) -> None:
         """This is a forked child."""
         self._mutex = threading.Lock()
 

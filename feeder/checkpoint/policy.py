@@ -7,11 +7,13 @@ from dataclasses import dataclass
 
 from feeder.checkpoint.store import CheckpointStore
 from feeder.errors import ConfigError
+from feeder.workers.public import public
 
 KEEP = 3
 """Checkpoints that stay where a path is given for a store."""
 
 
+@public("feeder")
 @dataclass(frozen=True, slots=True)
 class Checkpointing:
     """Where the position of a coordinator's feeds is stored, and when without being asked.
@@ -43,6 +45,7 @@ class Checkpointing:
                     f"checkpoints is {self.store!r}, expected a CheckpointStore, a path or a URL, "
                     "or a Checkpointing"
                 )
+            # Frozen: made once, here, so that a policy names its store from the start.
             object.__setattr__(self, "store", CheckpointStore(self.store, keep=KEEP))
         every = self.every_batches
         if every is not None and (type(every) is not int or every < 1):
@@ -60,7 +63,7 @@ class Checkpointing:
 
     @classmethod
     def of(cls, checkpoints: object) -> Checkpointing:
-        """What somebody was given for one: it, a store, a path or a URL."""
+        """The policy that `checkpoints=` means: a policy itself, or a store, a path or a URL."""
         return checkpoints if isinstance(checkpoints, cls) else cls(checkpoints)  # type: ignore[arg-type]
 
     @property

@@ -1,4 +1,4 @@
-"""What `resume=` may be given, as a position."""
+"""The position that `resume=` names: a store's newest, a file, or bytes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from feeder.checkpoint.format import MAGIC
 from feeder.checkpoint.store import CheckpointStore
 from feeder.errors import ConfigError, ResumeError
 from feeder.state.snapshot import Snapshot
-from feeder.state.statedict import read_position
+from feeder.state.state_dict import read_position
 
 logger = logging.getLogger("feeder")
 
@@ -63,6 +63,7 @@ def _latest(store: CheckpointStore | None) -> Found:
             "resume is 'latest', and nobody said of what; name it in Coordinator(checkpoints=...), "
             "serve(checkpoints=...) or --checkpoint-dir"
         )
+    # Empty, and not "none is whole": where all are damaged a run must not begin anew in silence.
     if store.is_empty():
         logger.info("nothing to resume from in %r yet: feeds begin at their beginning", store.url)
         return Found(None, store.url)
@@ -76,8 +77,8 @@ def _newest(store: CheckpointStore) -> Found:
 
 
 def _is_checkpoint(path: str) -> bool:
-    """Whether a file is a store's; one that cannot be read, or has NUL in its name, is told by
-    whoever reads it."""
+    """Whether a file is a store's. One that cannot be read, or has NUL in its name, is none here:
+    the reader of snapshots then raises the error that says so."""
     with contextlib.suppress(OSError, ValueError), open(path, "rb") as file:
         return file.read(len(MAGIC)) == MAGIC
     return False

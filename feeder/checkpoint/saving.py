@@ -1,4 +1,4 @@
-"""The thread that writes checkpoints beside the feeding."""
+"""The thread that writes a coordinator's checkpoints while its feeds go on."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any, NamedTuple
 
-from feeder.checkpoint.feeds import check_step
+from feeder.checkpoint.feed_meta import check_step
 from feeder.checkpoint.policy import Checkpointing
 from feeder.checkpoint.triggers import CheckpointTriggers
 from feeder.errors import CheckpointError, ConfigError, FeedError
@@ -20,12 +20,14 @@ from feeder.state.snapshot import Snapshot
 from feeder.workers.errors import in_words
 from feeder.workers.fetch.threads import ThreadGroup
 
-# ---- The wish to do something before SIGTERM takes its course.
+# ---- A position is stored before SIGTERM takes its course.
 
 
 class Termination:
-    """At the first SIGTERM something is asked for; the second takes the course that the first
-    would have taken. `pass_on` sends it, when what was asked for is done."""
+    """At the first SIGTERM `ask` is called; the second one takes the course that the first would
+    have taken. `pass_on` sends that second one, when what was asked for is done.
+
+    The main thread owns it: only there can handlers be set."""
 
     def __init__(self, ask: Callable[[], None]) -> None:
         self._ask = ask
@@ -53,7 +55,7 @@ class Termination:
         signal.raise_signal(signal.SIGTERM)
 
     def pass_on(self) -> None:
-        """What was asked for is done: the signal takes its course. From any thread."""
+        """Send the signal again, now that the position is stored. From any thread."""
         os.kill(os.getpid(), signal.SIGTERM)
 
     def restore(self) -> None:
@@ -68,6 +70,7 @@ class Termination:
 
 logger = logging.getLogger("feeder")
 
+# What wakes the writing thread.
 _ASKED, _DUE, _TOLD_TO_END, _CLOSED = "asked", "due", "told to end", "closed"
 
 
@@ -85,7 +88,9 @@ class Saver:
     """Stores positions when it is asked to, and when its policy says so.
 
     `ask` is for any thread and returns at once: where writing is slower than asking, the newest
-    takes the place of one that waits, which is counted.
+    takes the place of one that waits, which is counted. So memory is bounded by one position when a
+    disk hangs. `_lock` guards that position and the counts; all else belongs to the writing thread,
+    or to the one that starts and closes.
     """
 
     def __init__(
@@ -98,13 +103,14 @@ class Saver:
         self.store = policy.place
         self._take = take
         self._fail = fail
-        self._scope = ThreadGroup()
+        self._threads = ThreadGroup()
         self._termination = Termination(lambda: self._news.put(_TOLD_TO_END))
         self._lock = threading.Lock()
         self._wanted: Wanted | None = None
         # Signal handlers put into it, which may take no lock that can be held: this one takes none.
         self._news: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._due = 0.0
+        # The tokens of what was stored last: nothing is written twice for a clock.
         self._saved: list[bytes] | None = None
         self.is_running = False
         self._stats: dict[str, Any] = {
@@ -126,7 +132,7 @@ class Saver:
             self._termination.install()
         self.is_running = True
         self._due = time.monotonic() + (self.policy.every_s or 0.0)
-        self._scope.start("feeder checkpoints", run_saver, self)
+        self._threads.start("feeder checkpoints", run_saver, self)
 
     def close(self, deadline_s: float) -> None:
         """Write what is still asked for, and end the thread. Raises `StuckWorkerError`."""
@@ -134,20 +140,20 @@ class Saver:
             self.is_running = False
             self._termination.restore()
             self._news.put(_CLOSED)
-        self._scope.close(deadline_s)
+        self._threads.close(deadline_s)
         self.store.close()
 
-    def fork(self) -> None:
+    def after_fork(self) -> None:
         """This is a forked child, which has no such thread."""
         self.is_running = False
         self._lock = threading.Lock()
 
-    def marks(self, num_devices: int) -> CheckpointTriggers | None:
+    def triggers(self, num_devices: int) -> CheckpointTriggers | None:
         """At which batches of a stream its position is stored."""
         policy = self.policy
         if policy.every_batches is None and policy.every_s is None:
             return None
-        return CheckpointTriggers(policy.every_batches, num_devices, self.mark)
+        return CheckpointTriggers(policy.every_batches, num_devices, self.save_soon)
 
     # ---- asking
 
@@ -164,7 +170,7 @@ class Saver:
                 "out", late.step,
             )  # fmt: skip
 
-    def mark(self) -> None:
+    def save_soon(self) -> None:
         """Have the position of now stored soon, because the policy says so. What somebody has
         asked for goes first."""
         snapshot = self._take()
@@ -181,6 +187,7 @@ class Saver:
         try:
             self._store(snapshot, step)
         finally:
+            # Without the thread nobody else would let go of the writer's lock.
             if not self.is_running:
                 self.store.close()
 
@@ -198,6 +205,7 @@ class Saver:
         try:
             return self._news.get(timeout=max(0.0, self._due - time.monotonic()))
         except queue.Empty:
+            # From now on, where writing took longer than the interval: no burst makes up for it.
             self._due = max(self._due + self.policy.every_s, time.monotonic())
             return _DUE
 
@@ -205,6 +213,7 @@ class Saver:
         """Do what there is to do."""
         with self._lock:
             wanted, self._wanted = self._wanted, None
+        # What was asked for comes first; at the end of the process the position of now comes too.
         try:
             if wanted is not None:
                 self._save(wanted.snapshot, wanted.step)

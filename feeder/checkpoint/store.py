@@ -1,4 +1,4 @@
-"""Where checkpoints are kept, and found again."""
+"""Checkpoints by name, in a folder or an object store, and a writer's own sequence of them."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ from typing import Any, Protocol
 from urllib.parse import unquote, urlsplit
 
 from feeder.checkpoint import format
-from feeder.checkpoint.feeds import SNAPSHOT_ENTRY, make_meta
+from feeder.checkpoint.feed_meta import SNAPSHOT_ENTRY, make_meta
 from feeder.checkpoint.format import DamagedError, Header, Loaded, Reader, Receipt
 from feeder.checkpoint.local import LocalFolder
 from feeder.checkpoint.names import check_name, check_prefix, check_writer, in_order
-from feeder.checkpoint.passing import is_unread, leaving, passing_over
+from feeder.checkpoint.tolerate import is_unreadable, skip_damaged, tolerate_failed_removal
 from feeder.durable import Fs, OsFs
 from feeder.errors import CheckpointError, ConfigError, SnapshotFormatError
 from feeder.state.snapshot import Snapshot
+from feeder.workers.public import public
 
-# ---- What a store stands on: a folder, or an object store; which of the two a URL means.
+# ---- The backend under a store: a folder or an object store, as its URL says.
 
 
 OBJECT_STORES = ("s3", "gs", "az", "memory")
@@ -54,7 +55,7 @@ class Backend(Protocol):
     def close(self) -> None:
         """Let go of what writing needs."""
 
-    def fork(self) -> None:
+    def after_fork(self) -> None:
         """This is a forked child."""
 
 
@@ -69,7 +70,8 @@ def open_backend(url: str, writer: str, retry_s: float, fs: Fs | None) -> Backen
             raise ConfigError(f"{url!r} names host {parts.netloc!r}, expected file:///PATH")
         return LocalFolder(_checked(unquote(parts.path)), writer, fs or OsFs())
     if scheme in OBJECT_STORES and url[len(scheme) + 3 :].strip("/"):
-        from feeder.checkpoint.objects import ObjectFolder  # only for those that have one
+        # Imported here: a folder needs neither obstore nor what it loads.
+        from feeder.checkpoint.objects import ObjectFolder
 
         return ObjectFolder(url, retry_s)
     raise ConfigError(
@@ -84,10 +86,13 @@ def _checked(path: str) -> str:
     return path
 
 
+# How many neighbours an error names of a checkpoint that is not there.
 _NUM_NAMED = 5
+# Told of a fork: a child's locks and descriptors are the parent's.
 _stores: weakref.WeakSet[CheckpointStore] = weakref.WeakSet()
 
 
+@public("feeder")
 class CheckpointStore:
     """Checkpoints by name: each a set of named arrays and bytes, written once and then read-only.
 
@@ -104,6 +109,8 @@ class CheckpointStore:
         retry_s: For how many seconds a call to an object store that fails is made again. One
             that gets no answer at all fails after 300 s.
         fs: The file system, for tests.
+
+    Its mutex guards the next number of the sequence, and keeps `save` to one thread at a time.
 
     Guarantees: what `put` and `save` have returned from is there after any crash, of the power
     too; a checkpoint is read whole or not at all; nothing is ever removed that is no checkpoint.
@@ -180,7 +187,7 @@ class CheckpointStore:
             )
 
     def header(self, name: str) -> Header:
-        """What a checkpoint says of itself; its entries are not read."""
+        """The header of a checkpoint; its entries are not read."""
         with self._reader(name) as reader:
             return format.read_header(reader)
 
@@ -217,13 +224,15 @@ class CheckpointStore:
         """The newest checkpoint that is complete and valid, None where there is none. Damaged
         ones are named in the log and passed over; one of a newer version raises, and so does one
         that cannot be read, where no older one is valid."""
+        # One that cannot be read just now may be the newest that is whole. An older whole one is as
+        # good; without one, "there is none" would be wrong.
         unread: CheckpointError | None = None
         for name in reversed(self.names(prefix)):
-            with passing_over():
+            with skip_damaged():
                 try:
                     return self.verify(name).name
                 except DamagedError as error:
-                    unread = unread or (error if is_unread(error) else None)
+                    unread = unread or (error if is_unreadable(error) else None)
                     raise
         if unread is not None:
             raise unread
@@ -278,12 +287,14 @@ class CheckpointStore:
         with self._mutex:
             said = make_meta(snapshot, step, meta)
             number = self._next_number() if self._next is None else self._next
-            self._next = None  # until this one is there, nothing is known
+            # Until this one is there the next number is not known: a `put` that fails may have
+            # written it all the same, and another process may have come in.
+            self._next = None
             name = sequence_name(self.writer, number)
             self.put(name, {SNAPSHOT_ENTRY: bytes(snapshot)}, meta=said)
             self._next = number + 1
             if self.keep is not None:
-                with leaving():
+                with tolerate_failed_removal():
                     self._retire(self.keep, name)
         return name
 
@@ -296,7 +307,7 @@ class CheckpointStore:
         """The name of the newest of this writer's that is whole, and the position in it."""
         names = self.sequence_names()
         for name in reversed(names):
-            with passing_over():
+            with skip_damaged():
                 return name, self._snapshot(name)
         there = f"{len(names)} files of that name are damaged" if names else "there is none"
         raise CheckpointError(
@@ -317,12 +328,13 @@ class CheckpointStore:
     def _retire(self, keep: int, whole: str) -> list[str]:
         found, removed = [], []
         for name in self.sequence_names():
-            with leaving():
+            with tolerate_failed_removal():
                 if self._is_checkpoint(name):
                     found.append(name)
+        # The newest may be damaged: what is known to be whole stays in any case.
         for name in found[:-keep]:
             if name != whole:
-                with leaving():
+                with tolerate_failed_removal():
                     self.remove(name)
                     removed.append(name)
         return removed
@@ -357,11 +369,11 @@ class CheckpointStore:
             self._next = None
             self._backend.close()
 
-    def fork(self) -> None:
+    def after_fork(self) -> None:
         """This is a forked child: what the parent holds is not its own."""
         self._mutex = threading.Lock()
         self._next = None
-        self._backend.fork()
+        self._backend.after_fork()
 
     def __enter__(self) -> CheckpointStore:
         return self
@@ -380,7 +392,7 @@ class CheckpointStore:
 
 def _after_fork() -> None:
     for store in list(_stores):
-        store.fork()
+        store.after_fork()
 
 
 os.register_at_fork(after_in_child=_after_fork)
@@ -405,6 +417,6 @@ def sequence_number(writer: str, name: str) -> int:
 
 
 def sort_sequence(writer: str, names: Iterable[str]) -> list[str]:
-    """Those of the names that belong to a writer's sequence, from old to new."""
+    """The names that belong to a writer's sequence, from old to new."""
     numbers = {name: sequence_number(writer, name) for name in names}
     return sorted((name for name in numbers if numbers[name] >= 0), key=numbers.__getitem__)

@@ -32,22 +32,24 @@ COMMANDS = {
 """Every command with its line of help; the module of the same name is in this package."""
 DEBUG = "--debug"
 INTERRUPTED = 130
-"""The exit status of a command that SIGINT ended before it could do anything."""
+"""The exit status of a command that SIGINT ended before it could do anything: 128 and the signal's
+number, as shells say it."""
 UNREAD = 141
-"""That of one whose output nobody reads on, as where SIGPIPE ends a command."""
+"""The exit status of a command whose output nobody reads on, as where SIGPIPE ends one."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit status: 0, 1 for an error of feeder, 2 where it was
     called or configured wrongly."""
     try:
+        # Flushed here, where a broken pipe can be caught; at exit the interpreter would tell of it.
         try:
             return _run(argv)
         finally:
             if sys.stdout is not None:
                 sys.stdout.flush()
     except BrokenPipeError:
-        # What is left of the output goes nowhere, else the interpreter would tell at its exit.
+        # What is left in the buffer goes nowhere, else the interpreter would tell at its exit.
         with contextlib.suppress(OSError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return UNREAD
@@ -56,9 +58,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(argv: Sequence[str] | None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     if words[:1] == ["demo"]:
-        from feeder import demo
+        from feeder.cli import demo
 
-        return demo.main(words[1:])
+        return demo.main(words[1:])  # It parses its words itself: its options come with it.
     # Taken out here, so that it may stand after any command's own words.
     debug, words = DEBUG in words, [word for word in words if word != DEBUG]
     arguments = _make_parser(words[:1]).parse_args(words)
@@ -68,6 +70,7 @@ def _run(argv: Sequence[str] | None) -> int:
         if debug:
             traceback.print_exc()
         print(f"feeder: {error}", file=sys.stderr)
+        # A supervisor need not start a command again that was configured wrongly.
         return 2 if isinstance(error, ConfigError) else 1
     except KeyboardInterrupt:
         if debug:
@@ -81,6 +84,7 @@ def _make_parser(called: Sequence[str]) -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"feeder {feeder.__version__}")
     parser.add_argument(DEBUG, action="store_true", help="show where an error comes from")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    # The other commands' modules stay unloaded: `feeder --help` needs none of their packages.
     for name, line in COMMANDS.items():
         if name in called:
             _module(name).add_parser(commands)

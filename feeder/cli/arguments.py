@@ -1,4 +1,4 @@
-"""What several commands take from the command line; an `argparse` type each."""
+"""Types of `argparse` that several commands share."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from feeder.errors import ConfigError
 
 def address(text: str) -> str:
     """An address, checked; wrong usage where it is none."""
+    # Imported when it is needed: `feeder --help` loads no ZeroMQ.
     from feeder.service.net.addresses import parse
 
     try:
@@ -24,6 +25,7 @@ def count(low: int, high: int | None = None) -> Callable[[str], int]:
     wanted = f"a whole number from {low} " + ("on" if high is None else f"to {high}")
 
     def number(text: str) -> int:
+        # int() takes signs, spaces and underscores too, which nobody means here.
         if not text.isdecimal() or not low <= int(text) <= (high or int(text)):
             raise argparse.ArgumentTypeError(f"{text!r} is not {wanted}")
         return int(text)

@@ -10,7 +10,7 @@ import os
 import sys
 from typing import Any
 
-from feeder.checkpoint.feeds import SNAPSHOT_ENTRY
+from feeder.checkpoint.feed_meta import SNAPSHOT_ENTRY
 from feeder.checkpoint.names import check_name, in_order
 from feeder.checkpoint.store import CheckpointStore
 from feeder.cli.arguments import count
@@ -82,6 +82,7 @@ def _check_folder(store: CheckpointStore) -> None:
 
 def _all(store: CheckpointStore) -> list[str]:
     """Every checkpoint, and every file that has the name of one of a sequence."""
+    # A damaged beginning makes a file of the sequence no checkpoint: it must be named all the same.
     return sorted({*store.names(), *store.sequence_names()}, key=in_order)
 
 
@@ -101,7 +102,7 @@ def _list(store: CheckpointStore) -> int:
 
 
 def _told(meta: dict[str, Any]) -> str:
-    """What is said of a checkpoint beside it, in a line."""
+    """The meta of a checkpoint, in a line."""
     told = [f"{key} {value!r}" for key, value in meta.items() if value is not None]
     return f"; {', '.join(told)}" if told else ""
 
@@ -114,6 +115,7 @@ def _verify(store: CheckpointStore, name: str | None) -> int:
     for each in names:
         try:
             receipt = store.verify(each)
+            # A manifest is whole when the parts that it means are.
             verify_parts(store, each)
             print(f"whole    {each}  {receipt.num_bytes} bytes, xxh3 {receipt.digest.hex()}")
         except CheckpointError as error:
@@ -155,6 +157,7 @@ def _show(store: CheckpointStore, name: str | None) -> int:
 
 
 def _prune(store: CheckpointStore, keep: int) -> int:
+    # A server that writes this sequence must not find its newest gone.
     store.claim()
     removed = store.retire(keep)
     for name in removed:

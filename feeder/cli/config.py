@@ -51,18 +51,20 @@ def check(arguments: argparse.Namespace) -> int:
     """Make the feeds, and print what they are and what could be better."""
     from feeder.cli.config import advise
     from feeder.config import memory_bytes
-    from feeder.config_file.making import blaming, make_checkpoints, make_coordinator
+    from feeder.config_file.build import build_checkpointing, build_coordinator, locating
     from feeder.service.server.run import make_feed_factories
     from feeder.service.server.serve import check_arguments
 
     settings = flags.read(arguments, arguments.file)
     if not settings.feeds:
         raise ConfigError(f"{arguments.file}: there is no feed: give it a table [feeds.NAME]")
-    coordinator = make_coordinator(settings)
-    with blaming(settings.server):
+    # As the server does it, so that what passes here starts there: modules are imported, data is
+    # opened, and only the sockets are missing.
+    coordinator = build_coordinator(settings)
+    with locating(settings.server):
         check_arguments(**{key: one.value for key, one in settings.server.items()})
         make_feed_factories(coordinator, None, settings.server["queues"].value)
-    make_checkpoints(settings.checkpoint)
+    build_checkpointing(settings.checkpoint)
     for name in coordinator:
         (stream,) = coordinator[name].streams
         spec = stream.config.stream
@@ -73,17 +75,19 @@ def check(arguments: argparse.Namespace) -> int:
     return 0
 
 
-# ---- What a configuration could do better here: said, never done.
+# ---- Advice: a configuration is never changed for the machine that it runs on.
 
 
 GOOD_SHARE = 0.5
-"""Of the memory, for what is buffered; the rest is the trainer's and the system's."""
+"""The share of the memory that buffers may take; the rest is the trainer's and the system's."""
 
 
 def advise(coordinator: Coordinator, *, memory: int, cpus: int) -> Iterator[str]:
     """A line for each thing that could be better, with what to do; `memory` in bytes."""
     runs = {name: stream.config.run for name in coordinator for stream in coordinator[name].streams}
     yield from _advise_memory(runs, memory)
+    # Threads that wait for storage cost nothing; four a CPU is where computing ones get in their
+    # way.
     threads = sum(run.num_threads for run in runs.values())
     if threads > 4 * cpus:
         yield (

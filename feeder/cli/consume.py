@@ -100,14 +100,16 @@ def expected(consumer: Consumer, limit: int | None) -> int | None:
 
 class Reader:
     """Reads a consumer in a thread of its own: whatever happens to the main thread, a batch that
-    was handed out has been counted and digested."""
+    was handed out has been counted and digested.
+
+    That thread writes `meter` and `_failure`; the main thread sets `_stopping` and then waits."""
 
     def __init__(
         self, consumer: Consumer, over: int, *, limit: int | None, every: int | None
     ) -> None:
         """`over` is an eventfd: readable where an interrupt came."""
         self.meter = Meter()
-        """What has been read."""
+        """Counts and digest of the batches read so far."""
         self._consumer = consumer
         self._limit = limit
         self._every = every
@@ -118,6 +120,7 @@ class Reader:
     def read_all(self, total: int | None) -> None:
         """Read until the end, the limit or an interrupt, and show how far of `total` it is. Raises
         what the consumer raises."""
+        # A daemon: where the consumer hangs in a way that closing it does not end, Ctrl-C does.
         thread = threading.Thread(target=self._run, name="feeder consume", daemon=True)
         thread.start()
         try:
@@ -133,6 +136,7 @@ class Reader:
         try:
             self._read()
         except ClosedError as error:
+            # Our own `close` woke it, or somebody else has ended the consumer.
             self._failure = None if self._stopping else error
         except Exception as error:
             self._failure = error
@@ -154,6 +158,8 @@ class Reader:
 def interrupts() -> Iterator[int]:
     """An eventfd that becomes readable at SIGINT, SIGTERM and SIGHUP, which do nothing else; the
     last is left alone where it is ignored, as `nohup` has it."""
+    # A descriptor can be waited for together with others, and a handler that raises would leave a
+    # batch that was handed out and not counted.
     descriptor = os.eventfd(0)
     numbers = [signal.SIGINT, signal.SIGTERM]
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:

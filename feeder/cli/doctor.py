@@ -35,9 +35,10 @@ from feeder.service.net.security import (
     watch,
 )
 
-# ---- Does a server answer at an address? Looked at without taking anything from it.
+# ---- Whether a server answers at an address, without taking anything from it.
 
 
+# Enough for a handshake over a slow line, and short enough to wait for.
 ANSWER_S = 2.0
 SILENCE = "nobody listens there"
 
@@ -68,7 +69,7 @@ def _greet(monitor: Socket) -> str | None:
     while (left_s := ends - time.monotonic()) > 0 and monitor.poll(int(left_s * 1000) + 1):
         event = read_event(monitor)
         if event is None:
-            continue
+            continue  # An event of a kind that says nothing here.
         if event.kind == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             return None
         if (refusal := refusal_of(event)) is not None:
@@ -82,9 +83,13 @@ def _greet(monitor: Socket) -> str | None:
 
 
 MIN_PYTHON, MIN_NUMPY = (3, 11), (2, 0)
+# A server needs a descriptor for each connection and a few for each arena.
 MIN_DESCRIPTORS, GOOD_DESCRIPTORS = 256, 1024
+# One for the trainer, one for what feeds it.
 GOOD_CPUS = 2
+# Larger than the caches, and the best of a few: the others were disturbed.
 COPIED_BYTES, COPIES = 32 << 20, 5
+# A machine that copies less by one thread has other load, or no feed of it can be quick.
 GOOD_COPY_GBS = 2.0
 FUTURE_WRITE = 0x10
 """The seal F_SEAL_FUTURE_WRITE, which Python does not name; Linux 5.1 or newer."""
@@ -185,6 +190,7 @@ def check_descriptors() -> Finding:
 
 def check_directory() -> Finding:
     """Is the directory of sockets this user's own?"""
+    # Only looked at: a doctor that makes it would make it with the rights of who calls the doctor.
     path = private_path()
     if not os.path.lexists(path):
         parent = path.parent
@@ -208,16 +214,16 @@ def check_cpus() -> Finding:
 
 
 def check_place() -> Finding:
-    """Which queue and which shard would be taken here, and who says so?"""
+    """Which queue and which shard would a trainer take here, and which variables say so?"""
     try:
         near, far = (queue_of(os.environ, is_near=is_near) for is_near in (True, False))
         node, nodes = node_of(os.environ), num_nodes(os.environ)
     except ConfigError as error:
         return problem(str(error), "correct this variable")
     return ok(
-        f"queue {near.number} of a server on this host ({near.teller} told), {far.number} of "
-        f"another's ({far.teller} told); node {node.number} ({node.teller} told) of "
-        f"{nodes.number} ({nodes.teller} told)"
+        f"queue {near.number} of a server on this host ({near.variable} told), {far.number} of "
+        f"another's ({far.variable} told); node {node.number} ({node.variable} told) of "
+        f"{nodes.number} ({nodes.variable} told)"
     )
 
 

@@ -1,4 +1,4 @@
-"""What one look at the machine found."""
+"""One finding about the machine: how bad it is, what it is, what to do."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """What one look at the machine found."""
+    """One finding about the machine."""
 
     level: Literal["ok", "warning", "problem"]
     """How bad it is; a problem keeps feeder from working."""
     text: str
-    """What was found."""
+    """The finding itself."""
     cure: str = ""
-    """What to do about it."""
+    """The advice; empty where there is nothing to do."""
 
     def __str__(self) -> str:
         return f"{self.level:<8} {self.text}" + (f": {self.cure}" if self.cure else "")

@@ -1,4 +1,4 @@
-"""The flags that say what a configuration says too, and reading them over it."""
+"""The flags for settings that a configuration has too, and the settings with both laid over."""
 
 from __future__ import annotations
 
@@ -97,12 +97,13 @@ _FLAGS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }
-"""Of each flag the section and the key that it sets, and how it is read."""
+"""For each flag: the section and the key that it sets, and how argparse reads it."""
 
 
 def add_settings(parser: argparse.ArgumentParser) -> None:
     """Add the flags; those that are not given leave nothing in the namespace."""
     for flag, (key, how) in _FLAGS.items():
+        # Suppressed: a flag's default would stand over the environment and the file.
         parser.add_argument(flag, dest=key, default=argparse.SUPPRESS, **how)
 
 

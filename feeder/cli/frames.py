@@ -1,4 +1,4 @@
-"""What `feeder top` draws: one frame from what was read. Needs rich."""
+"""The frames of `feeder top`, drawn from figures. Needs rich."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ from feeder.observe.status.history import History, Point
 from feeder.observe.verdict import Verdict
 from feeder.service.ratelimited_log import plain
 
+# Characters of a bar and of a curve: a feed's panel fits into 100 columns.
 _BAR = 12
 _LEVELS = "▁▂▃▄▅▆▇█"
 _CURVE = 40
+# A feed may have hundreds; those that were waited for most say what to do.
 _MOST_WORKERS = 16
 _TONES = {
     "trainer-bound": "green",
@@ -33,6 +35,7 @@ def make_frame(history: History, place: str, trouble: str) -> RenderableType:
     """All feeds as they were last read; `trouble` is why they could not be read again."""
     figures = history.latest
     assert figures is not None
+    # Names come from another process: `plain` takes out what a terminal would obey.
     head = Text.assemble(("feeder top ", "bold"), place, "  ", (plain(figures.who), "dim"))
     parts: list[RenderableType] = [head]
     if trouble:

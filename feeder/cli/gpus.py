@@ -1,4 +1,4 @@
-"""What `feeder doctor` says of GPUs: CuPy, the driver, the GPUs, and how batches get there."""
+"""The findings of `feeder doctor` about GPUs: CuPy, the driver, the GPUs, the way of batches."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from feeder.workers.errors import in_words
 DRIVER_FILE = Path("/proc/driver/nvidia/version")
 """Where the kernel says which driver it has."""
 
+# Enough for the pinned slots of several feeds, where the driver counts them.
 GOOD_LOCKED_BYTES = 2**30
 _MIB = 2**20
 
@@ -105,5 +106,6 @@ def why_not_registered(driver: Any) -> str:
             os.close(descriptor)
         driver.register(memoryview(mapping))
     except Exception as error:
+        # Whatever the driver raises: it is shown as it says it.
         return in_words(error)
     return ""

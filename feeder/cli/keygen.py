@@ -28,6 +28,7 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
 
 def main(arguments: argparse.Namespace) -> int:
     """Write the keys and say what to do with them."""
+    # A libzmq without curve makes no keys, and says so before anything is written.
     check_zmq(curve=True)
     directory: Path = arguments.directory
     for path in make_keys(directory, arguments.name):

@@ -1,4 +1,4 @@
-"""What `feeder consume` has read: counts, rates, and the running digest; and how it is shown."""
+"""Counts, rates and the running digest of what `feeder consume` has read, shown as it reads."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ from feeder.workers.stream.batch import Batch
 if TYPE_CHECKING:
     from feeder.service.client.consumer import Consumer
 
+# As quick as an eye follows; drawing takes the interpreter from the reading thread.
 REDRAW_S = 0.2
 RATE_SAMPLES = 10
 """Redraws over which the rates of the progress line are taken."""
 
 
 class Meter:
-    """Counts batches; written by one thread, and read by others, who see it a batch late."""
+    """Counts batches. The reading thread writes it; others read it, a batch late at most."""
 
     def __init__(self) -> None:
         """The clock starts now."""
@@ -44,6 +45,7 @@ class Meter:
     def add(self, batch: Batch) -> None:
         """Count a batch, and take all its bytes, column after column, into the digest."""
         for array in batch.arrays:
+            # Byte by byte: equal values of another layout or byte order are other bytes.
             data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
             self._digest.update(data)
             self.bytes += data.nbytes
@@ -64,8 +66,10 @@ class Meter:
         return self._digest.hexdigest()
 
     def summary(self, consumer: Consumer) -> list[str]:
-        """What was read, how fast, and its digest: lines to print."""
-        end = Sample.take(self, consumer)
+        """Lines to print: counts, rates, and the digest."""
+        # From zero: the summary's rates are those of the whole run, the progress line's of the last
+        # seconds.
+        end = Sample.of(self, consumer)
         return [
             f"{self.batches} batches, {self.rows} rows, {size(self.bytes)} in "
             f"{self.elapsed_s:.3f} s over {consumer.plane}: {Sample(0.0, 0, 0, 0.0).rates(end)}",
@@ -86,7 +90,7 @@ class Sample(NamedTuple):
     """Seconds waited for batches by then."""
 
     @classmethod
-    def take(cls, meter: Meter, consumer: Consumer) -> Sample:
+    def of(cls, meter: Meter, consumer: Consumer) -> Sample:
         """The meter now."""
         waited_s = float(consumer.stats()["starved_s"])
         return cls(meter.elapsed_s, meter.batches, meter.bytes, waited_s)
@@ -108,18 +112,18 @@ def show_progress(meter: Meter, consumer: Consumer, total: int | None, over: int
         os.read(over, 8)
         return
     with progress_line(total) as draw:
-        samples = deque([Sample.take(meter, consumer)], maxlen=RATE_SAMPLES)
+        samples = deque([Sample.of(meter, consumer)], maxlen=RATE_SAMPLES)
         is_over = False
         while not is_over:
             is_over = bool(select.select([over], [], [], REDRAW_S)[0])
-            samples.append(Sample.take(meter, consumer))
+            samples.append(Sample.of(meter, consumer))
             draw(meter.batches, samples[0].rates(samples[-1]))
 
 
 def progress_line(
     total: int | None,
 ) -> contextlib.AbstractContextManager[Callable[[int, str], None]]:
-    """What draws batches read and rates: rich where it is installed, else plain text."""
+    """A function that draws counts and rates: with rich where it is installed, else plain text."""
     return plain_line(total) if importlib.util.find_spec("rich") is None else rich_line(total)
 
 

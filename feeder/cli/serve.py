@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from feeder.config_file.settings import Settings
     from feeder.service.server.serve import Server
 
+# What orchestrators and terminals send.
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -61,12 +62,12 @@ def main(arguments: argparse.Namespace) -> int:
     settings = flags.read(arguments, arguments.config)
     feeds = choose_feeds(arguments.target, settings)
     import feeder
-    from feeder.config_file.making import blaming, make_checkpoints
+    from feeder.config_file.build import build_checkpointing, locating
 
-    checkpoints = make_checkpoints(settings.checkpoint)
+    checkpoints = build_checkpointing(settings.checkpoint)
     resume = settings.checkpoint["resume"].value
     told = {key: one.value for key, one in settings.server.items()}
-    with blaming(settings.server):
+    with locating(settings.server):
         server = feeder.serve(feeds, **told, checkpoints=checkpoints, resume=resume)
     run(server)
     return 0 if server.failure is None else 1
@@ -93,12 +94,13 @@ def run(server: Server) -> None:
             try:
                 server.close()
             finally:
+                # `close` has woken it; where it hangs all the same, it is a daemon.
                 teller.join(1.0)
 
 
 def choose_feeds(named: tuple[str, str] | None, settings: Settings) -> Any:
-    """What is to be served: MODULE:ATTR, or the feeds of the configuration. Raises `ConfigError`
-    unless it is one of them, and can be served."""
+    """The feeds to serve: those of MODULE:ATTR, or of the configuration. Raises `ConfigError`
+    unless exactly one of the two is given, and can be served."""
     if named is not None and settings.feeds:
         raise ConfigError(
             f"{':'.join(named)!r} is given, and the configuration has feeds of its own: give one "
@@ -110,13 +112,13 @@ def choose_feeds(named: tuple[str, str] | None, settings: Settings) -> Any:
         raise ConfigError(
             "there is nothing to serve: give MODULE:ATTR, or --config FILE with [feeds.NAME]"
         )
-    from feeder.config_file.making import make_coordinator
+    from feeder.config_file.build import build_coordinator
 
-    return functools.partial(make_coordinator, settings)
+    return functools.partial(build_coordinator, settings)
 
 
 def load(module_name: str, attribute: str) -> Any:
-    """What MODULE:ATTR names. Raises `ConfigError` where it cannot be served."""
+    """The object that MODULE:ATTR names. Raises `ConfigError` where it cannot be served."""
     expected = "a function that returns a coordinator, or a coordinator"
     found = objects.load(module_name, attribute, expected)
     check(found, f"{module_name}:{attribute}")
@@ -124,7 +126,7 @@ def load(module_name: str, attribute: str) -> Any:
 
 
 def telling(feeds: Any, name: str) -> Any:
-    """What is to be served; where it is a function that raises, a `ConfigError` tells."""
+    """The feeds to serve; a function among them raises `ConfigError` in place of its own errors."""
     if not callable(feeds):
         return feeds
 
@@ -177,6 +179,7 @@ def stop_signals() -> Iterator[tuple[int, int]]:
     wait for the main thread, which waits here and is not interrupted where another one got it.
     """
     stopped, stop = os.pipe()
+    # Python writes a byte for each signal; a full pipe must not block the handler.
     os.set_blocking(stop, False)
     before = {number: signal.signal(number, lambda *_: None) for number in STOP_SIGNALS}
     woken = signal.set_wakeup_fd(stop, warn_on_full_buffer=False)

@@ -87,5 +87,6 @@ def draw(history: History, monitor: Monitor, every_s: float, over: int) -> None:
             try:
                 history.add(monitor.fetch())
             except TransportError as error:
+                # A server that is restarted comes back; the last frame stays, with the reason.
                 trouble = str(error)
             live.update(make_frame(history, monitor.address, trouble), refresh=True)

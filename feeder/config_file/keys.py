@@ -1,4 +1,6 @@
-"""Which keys a configuration has, and of what type: the keyword arguments, from the signatures."""
+"""The keys of a configuration with their types and defaults, read from the signatures.
+
+A file can thus not fall behind the code: a new keyword argument is a new key."""
 
 from __future__ import annotations
 
@@ -39,18 +41,20 @@ class Key:
     name: str
     """Its name, that of the keyword argument."""
     type: Any
-    """What its value is converted to."""
+    """The type that its value is converted to."""
     default: Any
     """Its value where nobody gives one."""
 
     @property
     def expected(self) -> str:
-        """What its value has to be, in words."""
+        """The values that it takes, in words."""
         return " or ".join(_word(part) for part in _parts(self.type))
 
     def convert(self, value: Any) -> Any:
         """The value, of the key's type; inf is None where a key may be None, for which TOML has
         no word. Raises `ConfigError`."""
+        # TOML has no null; where a setting may be None, None means "no bound", so inf stands for
+        # it.
         if value == float("inf") and _allows(self.type, type(None)):
             return None
         try:
@@ -61,6 +65,8 @@ class Key:
     def parse(self, text: str) -> Any:
         """The value that a text of the environment stands for: what TOML takes it for where that
         fits the key, else the text itself, or its parts between commas. Raises `ConfigError`."""
+        # The environment has texts alone: "8" is a number where the key wants one, and "8" itself
+        # where it wants a text.
         try:
             return self.convert(tomllib.loads(f"value = {text}")["value"])
         except (tomllib.TOMLDecodeError, RecursionError, ConfigError):
@@ -79,7 +85,7 @@ def _allows(kind: Any, one: Any) -> bool:
 
 
 def _word(kind: Any) -> str:
-    """What a type is called; of the kinds in the tables below."""
+    """The words for a type; of the kinds in the tables below."""
     if typing.get_origin(kind) is collections.abc.Sequence:
         plural = {int: "whole numbers", str: "texts"}
         return f"a list of {plural[typing.get_args(kind)[0]]}"
@@ -88,6 +94,7 @@ def _word(kind: Any) -> str:
 
 def _of(function: Callable[..., Any], without: set[str], changed: Mapping[str, Any]) -> list[Key]:
     """A key for each parameter of a function, its type from the annotation or as `changed`."""
+    # Annotations are texts (`from __future__ import annotations`); the signature alone lacks them.
     hints = typing.get_type_hints(function)
     return [
         Key(name=name, type=changed.get(name, hints[name]), default=parameter.default)
@@ -137,7 +144,7 @@ def checkpoint_keys() -> dict[str, Key]:
 
 
 def unknown(what: str, name: str, known: Iterable[str]) -> str:
-    """What to say of a name that nobody knows."""
+    """The error text for a name that is not known, with the nearest one that is."""
     names = sorted(known)
     near = get_close_matches(name, names, 1)
     hint = f"did you mean {near[0]!r}" if near else f"expected one of {', '.join(names)}"

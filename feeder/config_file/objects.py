@@ -21,11 +21,13 @@ def split_name(text: str) -> tuple[str, str]:
 
 
 def load(module_name: str, attribute: str, expected: str) -> Any:
-    """What MODULE:ATTR names; modules are looked for in the current folder first.
+    """The object that MODULE:ATTR names; modules are looked for in the current folder first.
 
     Raises `ConfigError` where the module cannot be imported, telling where it was looked for, or
     lacks the attribute, which is `expected` to be what the text says.
     """
+    # The command `feeder` has no current folder in its path, and `python -m feeder` does: both
+    # shall find the module beside the configuration.
     if "" not in sys.path and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
@@ -62,7 +64,7 @@ def _cannot_import(module_name: str, error: Exception) -> str:
 
 
 def told(error: Exception) -> str:
-    """An error of somebody else's code: its type, its text, and where it was raised."""
+    """An error of the user's own code in one line: its type, its text, and where it was raised."""
     if isinstance(error, SyntaxError):
         where = f"{error.filename}:{error.lineno}"
         return f"{type(error).__name__}: {error.msg}, at {where}"

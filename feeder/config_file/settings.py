@@ -1,4 +1,4 @@
-"""What was set, and by whom: flags over the environment over the file over defaults."""
+"""Settings with who gave each: flags over the environment, over the file, over defaults."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from feeder.ranks import NOBODY, node_of, num_nodes
 
 DEFAULT = "default"
 OPTIONS = "options."
-"""What the keys of a feed's source begin with."""
+"""The prefix of the keys of a feed's source."""
 SECTIONS = ("checkpoint", "feeds", "server")
 
 
@@ -39,11 +39,11 @@ class Settings:
     """The settings of a service."""
 
     server: Table
-    """Of [server]."""
+    """The settings of [server]."""
     checkpoint: Table
-    """Of [checkpoint]."""
+    """The settings of [checkpoint]."""
     feeds: dict[str, Table]
-    """Of each [feeds.NAME]."""
+    """The settings of each [feeds.NAME]."""
     places: dict[str, str]
     """Where each [feeds.NAME] begins, FILE:LINE."""
 
@@ -113,14 +113,16 @@ def _place(table: Table, environment: Mapping[str, str]) -> Table:
         setting = table.get(OPTIONS + key)
         if setting is None or setting.value != word:
             continue
-        alone = (node.teller == NOBODY) != (nodes.teller == NOBODY)
+        # A node's number without their number, or the other way round, would give every node the
+        # same shard, in silence.
+        alone = (node.variable == NOBODY) != (nodes.variable == NOBODY)
         if alone or node.number >= nodes.number:
             raise ConfigError(
                 f"{setting.origin}: {key} is {word!r}; the node's number is {node.number} "
-                f"({node.teller} told), the number of nodes {nodes.number} ({nodes.teller} told): "
-                "set FEEDER_NODE and FEEDER_NUM_NODES"
+                f"({node.variable} told), the number of nodes {nodes.number} ({nodes.variable} "
+                "told): set FEEDER_NODE and FEEDER_NUM_NODES"
             )
-        placed[OPTIONS + key] = Setting(told.number, f"{setting.origin}, told by {told.teller}")
+        placed[OPTIONS + key] = Setting(told.number, f"{setting.origin}, told by {told.variable}")
     return placed
 
 
@@ -162,7 +164,7 @@ def _from_file(file: TomlFile, key: Key, value: Any, path: tuple[str, ...]) -> S
 
 
 def _prefix(*words: str) -> str:
-    """What the variables of a table begin with."""
+    """The prefix of the variables of a table."""
     return "FEEDER_" + "".join(re.sub(r"\W", "_", word).upper() + "_" for word in words)
 
 
@@ -171,6 +173,8 @@ def _sort(environment: Mapping[str, str], feeds: Mapping[str, Any]) -> Variables
     tables = [_prefix("feeds", name) for name in feeds]
     sorted_: dict[str, dict[str, str]] = {}
     for name, text in environment.items():
+        # The longest: FEEDER_FEEDS_TRAIN_BIG_SEED is of a feed "train_big", where there is one, and
+        # else a key of the feed "train".
         fitting = [p for p in (*tables, *map(_prefix, SECTIONS)) if name.startswith(p)]
         if fitting and not _is_link(name):
             sorted_.setdefault(max(fitting, key=len), {})[name] = text

@@ -55,6 +55,7 @@ def parse_toml(name: str, text: str) -> TomlFile:
     except tomllib.TOMLDecodeError as error:
         at = _AT.search(str(error))
         line = at[1] if at and at[1] else len(text.splitlines())
+        # tomllib tells the line at the end of its text; ours stands in front, as in a compiler's.
         said = _AT.sub("", str(error))
         raise ConfigError(f"{name}:{line}: {said[:1].lower()}{said[1:]}") from error
     except RecursionError as error:
@@ -72,6 +73,7 @@ def _lines(text: str) -> dict[Path, int]:
     table: Path = ()
     gathered, first = "", 1
     for number, line in enumerate(text.splitlines(keepends=True), 1):
+        # A multi-line string or array is one statement: its key stands in its first line.
         first = first if gathered else number
         gathered += line
         try:

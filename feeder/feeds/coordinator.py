@@ -1,4 +1,4 @@
-"""All feeds of a process: started together, stopped together, snapshotted together."""
+"""All feeds of a process: started together, stopped together, and stored as one position."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ from feeder.config import make_config
 from feeder.errors import ClosedError, ConfigError, FeedError, ForkedError, StuckWorkerError
 from feeder.feeds.feed import Feed, pack_states, resume_streams
 from feeder.feeds.stream import Stream
-from feeder.observe.figures import Figures, make_figures
+from feeder.observe.figures import Figures, build_figures
 from feeder.state.snapshot import Snapshot
-from feeder.state.statedict import STATE_KEY, unpack_state_dict
+from feeder.state.state_dict import STATE_KEY, unpack_state_dict
+from feeder.workers.public import public
 
 if TYPE_CHECKING:
     from feeder.observe.status.port import StatusPort
@@ -29,18 +30,21 @@ if TYPE_CHECKING:
 logger = logging.getLogger("feeder")
 
 STOP_DEADLINE_S = 5.0
-"""How long a stop waits for fetch functions to return, all together."""
+"""How long a stop waits for fetch functions to return, all together. A thread that is inside a
+user's function cannot be ended; it is named instead, with its stack."""
 
 _SAVE_S = 10.0
-"""How long it waits at least for a checkpoint that is being written."""
+"""How long a stop waits at least for a checkpoint that is being written: a slow disk is no reason
+to lose the last position, a disk that hangs is no reason to hang."""
 
 
+@public("feeder")
 class Coordinator:
     """Holds feeds by their input source name.
 
-    It is started and stopped by a `with` block (of nested ones by the outermost, as where a loop of
-    training holds one of validation), or by `start` and `stop`. Feeds are added, started and
-    stopped by one thread at a time; positions may be asked for by any thread at any time.
+    A `with` block starts and stops it, or `start` and `stop` do. Of nested blocks the outermost one
+    stops it, as where a loop of training holds one of validation. One thread at a time adds, starts
+    and stops feeds, and owns all fields; any thread may ask for positions and figures at any time.
 
     Args:
         checkpoints: Where positions are stored, and when: a `Checkpointing`, or a
@@ -76,6 +80,7 @@ class Coordinator:
         streams = feed.streams if feed is not None else ()
         first = sum(stream.config.stream.num_workers for stream in streams)
         config = make_config(settings, first)
+        # One call per device is Caffe2's way to feed several: each adds a stream of its own.
         taken = [device for device in config.devices if feed and device in feed.devices]
         if taken:
             raise ConfigError(
@@ -83,6 +88,7 @@ class Coordinator:
                 "another input_source_name; where it takes the old one's place, stop that first, "
                 f"by coordinator.stop({name!r}), or give coordinator=feeder.Coordinator()"
             )
+        # All that can fail comes before the feed is noted: a call that raises adds nothing.
         stream = Stream(config, len(streams))
         if resume is not None:
             found = self._find(resume)
@@ -90,7 +96,7 @@ class Coordinator:
                 with found.named():
                     resume_streams([stream], found.position)
         if self._saver is not None:
-            stream.marks = self._saver.marks(len(config.devices))
+            stream.triggers = self._saver.triggers(len(config.devices))
         feed = feed or Feed(config.name)
         feed.add(stream)
         self._feeds[config.name] = feed
@@ -98,7 +104,7 @@ class Coordinator:
         return feed
 
     def _find(self, resume: Any) -> Found:
-        """What a feed is to go on from."""
+        """The position that `resume=` names, for one feed."""
         store = None if self._saver is None else self._saver.store
         if not (isinstance(resume, str) and resume == LATEST):
             return find_position(resume, store)
@@ -140,12 +146,14 @@ class Coordinator:
     def start(self) -> None:
         """Start the feeds that are not started: first every `init_fun`, then all threads."""
         self._check_usable()
+        # Every init_fun runs before any thread does: one that raises leaves nothing to stop.
         new = [name for name in self if not all(s.started for s in self._feeds[name].streams)]
         for name in new:
             for stream in self._feeds[name].streams:
                 if stream.config.init_fun is not None and not stream.initialised:
                     stream.config.init_fun(self._feeds[name], self)
                     stream.initialised = True
+        # Noted before threads start: an interrupt from here on still finds them at the exit.
         _keep_track(self)
         if self._saver is not None and not self._saver.is_running:
             self._saver.start()
@@ -172,6 +180,7 @@ class Coordinator:
         self.closed = self.closed or name is None
         if self.forked:
             return
+        # All are woken before one is waited for, so that they end at the same time.
         for feed in feeds:
             feed.close()
         end = time.monotonic() + deadline_s
@@ -202,17 +211,18 @@ class Coordinator:
         try:
             self._stop(None, STOP_DEADLINE_S)
         except StuckWorkerError as stuck:
+            # The error that the block raised is the one its user needs to see.
             if error is None:
                 raise
             logger.error("%s", stuck)
 
-    def fork(self) -> None:
+    def after_fork(self) -> None:
         """This is a forked child: nothing of the parent's can be used here."""
         self.forked = True
         if self._saver is not None:
-            self._saver.fork()
+            self._saver.after_fork()
         for feed in self._feeds.values():
-            feed.fork()
+            feed.after_fork()
 
     # ---- position
 
@@ -260,7 +270,7 @@ class Coordinator:
         return {} if self._saver is None else self._saver.stats()
 
     def _fail(self, error: FeedError) -> None:
-        """Checkpoints cannot be written, and that is not to be borne."""
+        """Checkpoints cannot be written, and `on_save_error="raise"` lets that end the feeds."""
         for stream in self._streams():
             stream.fail(error)
 
@@ -277,10 +287,10 @@ class Coordinator:
     # ---- what is told
 
     def figures(self) -> Figures:
-        """What all feeds have done, those that were stopped included; any thread may ask."""
+        """The figures of all feeds, of stopped ones too; any thread may ask."""
         now = time.monotonic()
         feeds = list(self._feeds.values())
-        return make_figures([f for feed in feeds for f in feed.figures(now)], now)
+        return build_figures([f for feed in feeds for f in feed.figures(now)], now)
 
     def serve_status(self, place: str | int = 0) -> StatusPort:
         """Show what the feeds do at ``[HOST:]PORT``: a page for people at `/`, `/metrics` for
@@ -298,21 +308,21 @@ class Coordinator:
         return f"<Coordinator of {list(self)!r}>"
 
 
-# ---- What runs in this process: started together, stopped at its end, and told of a fork.
+# ---- Coordinators of this process: stopped at its exit, and told of a fork.
 
 
-class Runs(Protocol):
-    """What has threads."""
+class Stoppable(Protocol):
+    """An object with threads that must have ended when the process does."""
 
     def stop(self, *, deadline_s: float) -> bool:
         """End them."""
 
-    def fork(self) -> None:
+    def after_fork(self) -> None:
         """This is a forked child, which has none of them."""
 
 
-class Starts(Protocol):
-    """What starts threads."""
+class Startable(Protocol):
+    """An object that starts threads."""
 
     def start(self) -> None:
         """Start them."""
@@ -324,10 +334,11 @@ class Starts(Protocol):
         """Wait until they have."""
 
 
-_running: weakref.WeakSet[Runs] = weakref.WeakSet()
+# Weak: a coordinator that nobody holds any more has been stopped, or was never started.
+_running: weakref.WeakSet[Stoppable] = weakref.WeakSet()
 
 
-def start_all(streams: Sequence[Starts], deadline_s: float) -> None:
+def start_all(streams: Sequence[Startable], deadline_s: float) -> None:
     """Start all; where one cannot be started, as where the system has no more threads, none runs
     on: nobody leaves a `with` that was not entered."""
     try:
@@ -341,8 +352,8 @@ def start_all(streams: Sequence[Starts], deadline_s: float) -> None:
         raise
 
 
-def _keep_track(runs: Runs) -> None:
-    """See to one more; it is let go of when nobody else has it."""
+def _keep_track(runs: Stoppable) -> None:
+    """Stop this one at the process's exit, and tell it of a fork."""
     _running.add(runs)
 
 
@@ -354,7 +365,7 @@ def _stop_at_exit() -> None:
 
 def _after_fork() -> None:
     for runs in list(_running):
-        runs.fork()
+        runs.after_fork()
 
 
 atexit.register(_stop_at_exit)

@@ -7,23 +7,25 @@ from collections.abc import Sequence
 from typing import Any
 
 from feeder.errors import ConfigError, ResumeError
-from feeder.feeds.devicefeed import DeviceFeed
+from feeder.feeds.device_feed import DeviceFeed
 from feeder.feeds.stream import Stream
 from feeder.observe.figures import AS_GREATEST, FeedFigures
 from feeder.state.snapshot import Snapshot
-from feeder.state.statedict import STATE_KEY, unpack_state_dict
+from feeder.state.state_dict import STATE_KEY, unpack_state_dict
 from feeder.state.token import name_of
+from feeder.workers.public import public
 from feeder.workers.stream.batch import Batch
 
 logger = logging.getLogger("feeder")
 
 
+@public("feeder")
 class Feed:
     """All streams of one input source name: one, or one per device where
     `init_data_input_workers` was called once per device.
 
     With one device the feed is itself the iterator over its batches; with several, `on` gives
-    each device's.
+    each device's. The coordinator's thread adds streams before the start; any thread reads.
     """
 
     def __init__(self, name: str) -> None:
@@ -77,7 +79,7 @@ class Feed:
         return len(self._only())
 
     def __bool__(self) -> bool:
-        return True
+        return True  # Else `if feed` would ask for its length, which may not be known.
 
     def _only(self) -> DeviceFeed:
         if len(self._devices) != 1:
@@ -116,7 +118,7 @@ class Feed:
         return total
 
     def figures(self, now: float) -> list[FeedFigures]:
-        """What each of its streams has done; `now` on the monotonic clock."""
+        """The figures of each of its streams; `now` is on the monotonic clock."""
         return [
             stream.figures(now, first)
             for stream, first in zip(self._streams, self._first_queues(), strict=True)
@@ -135,10 +137,10 @@ class Feed:
             stream.close()
         self._drop()
 
-    def fork(self) -> None:
+    def after_fork(self) -> None:
         """This is a forked child."""
         for stream in self._streams:
-            stream.fork()
+            stream.after_fork()
         self._drop()
 
     def _drop(self) -> None:
@@ -157,6 +159,7 @@ def pack_states(streams: list[Stream]) -> bytes:
 def resume_streams(streams: Sequence[Stream], position: Snapshot | bytes) -> None:
     """Bring streams that are not started to a position, of a snapshot or of a token: all of them,
     or none where one does not fit."""
+    # First all are looked up, then all are moved: one that does not fit moves none.
     if isinstance(position, Snapshot):
         found = [(stream, stream.find_resume(position)) for stream in streams]
         here = {(stream.config.name, stream.number) for stream in streams}
@@ -164,6 +167,8 @@ def resume_streams(streams: Sequence[Stream], position: Snapshot | bytes) -> Non
             if (state.name, state.number) not in here and len(streams) > 1:
                 logger.warning("the position of feed %r is not used: no such feed", state.name)
     else:
+        # A token is of one stream. Where there is only one here, the stream itself checks the name,
+        # and its error says more.
         whose = name_of(position)
         meant = [s for s in streams if len(streams) == 1 or (s.config.name, s.number) == whose]
         if not meant:

@@ -1,4 +1,4 @@
-"""How many batches a feed has, where its fetch function says how many rows an epoch has."""
+"""How many batches a feed has, where its fetch function says how many rows each epoch has."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from operator import index
 from feeder.config import FeedConfig
 
 _MANY_EPOCHS = 100_000
-"""Of so many no length is told."""
+"""Of more epochs no length is told: rows are asked for epoch by epoch, and `len()` is to be
+quick."""
 
 
 def num_batches(config: FeedConfig, device: int) -> int | None:
@@ -24,7 +25,8 @@ def num_batches(config: FeedConfig, device: int) -> int | None:
     try:
         counts = [index(rows(epoch, size)) for epoch in range(stream.epochs)]
     except Exception:
-        return None  # It means something else by that name.
+        return None  # A user's own object may mean something else by the name `rows`.
+    # Rows that are carried fill batches across epochs, so their sum counts; else each epoch does.
     if stream.last_batch == "carry":
         total = -(-sum(counts) // size)
     elif stream.last_batch == "drop":

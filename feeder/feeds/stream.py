@@ -14,7 +14,14 @@ from feeder.checkpoint.triggers import CheckpointTriggers
 from feeder.config import FeedConfig
 from feeder.devices.dealt import Devices
 from feeder.errors import ClosedError, FeedError, ForkedError, ResumeError
-from feeder.observe.figures import Condition, FeedFigures, QueueFigures, State, flatten, make_feed
+from feeder.observe.figures import (
+    Condition,
+    FeedFigures,
+    QueueFigures,
+    State,
+    build_feed_figures,
+    flatten,
+)
 from feeder.observe.verdict import judge
 from feeder.state.positions import Positions
 from feeder.state.snapshot import Snapshot, StreamState
@@ -44,12 +51,13 @@ class Progress:
         self._first = self._last = 0.0
 
     @property
-    def _rounds(self) -> float:
+    def _rounds(self) -> float:  # How many rounds every device has been handed.
         return min([num for num, _ in self.handed])
 
     @property
     def place(self) -> LazyPosition | None:
         """Where the stream stands; None before the first batch."""
+        # One device has no rounds. At the end all devices stand at the same place.
         if len(self.handed) == 1 or self._rounds == math.inf:
             return self.handed[0][1]
         with self._lock:
@@ -69,11 +77,15 @@ class Progress:
 logger = logging.getLogger("feeder")
 
 _LOG_EVERY_S = 60.0
-_TINY_QUEUE_BATCHES = 1024
+"""How often external loggers get the statistics, as Caffe2's did."""
 
 
 class Stream:
-    """What one call of `init_data_input_workers` makes."""
+    """What one call of `init_data_input_workers` makes: a pipeline, and a queue for each device.
+
+    The coordinator's thread starts, stops and moves it, and writes its fields. Users' threads write
+    `progress` alone. Any thread may ask for `state`, `stats` and `figures`.
+    """
 
     def __init__(self, config: FeedConfig, number: int) -> None:
         self.config = config
@@ -83,6 +95,7 @@ class Stream:
         self._unusable: FeedError | None = ClosedError(
             f"feed {config.name!r} is not started: use `with coordinator:` or coordinator.start()"
         )
+        # The bound is on all devices together; each gets its share, and one batch at least.
         num = len(config.devices)
         most = max(1, config.max_buffered_batches // num)
         self._devices = Devices(
@@ -92,8 +105,8 @@ class Stream:
         self.queues, self.slots = self._devices.queues, self._devices.slots
         self.progress = Progress(num)
         self.counted = StreamStats.of(config.stream, config.run, num)
-        """What the stream has done."""
-        self.marks: CheckpointTriggers | None = None
+        """The counts and clocks of the stream."""
+        self.triggers: CheckpointTriggers | None = None
         """Batches at which something is to be done; None where there are none."""
         self.initialised = self.started = self.stopped = False
         self._started_at: float | None = None
@@ -125,6 +138,7 @@ class Stream:
 
     def close(self) -> None:
         """Wake everything that waits, so that it ends."""
+        # Noted before the queues are closed, which takes the end out of them.
         self._had_ended = self._had_ended or self._has_ended()
         self._stopped_at = self._stopped_at or time.monotonic()
         self.stopped = True
@@ -133,6 +147,7 @@ class Stream:
 
     def fail(self, error: FeedError) -> None:
         """Something beside the stream has failed: its user is told in place of a next batch."""
+        # In a forked child the error that says so stands before any other.
         if not self.forked:
             self._unusable = error
         for queue in self.queues:
@@ -145,6 +160,7 @@ class Stream:
             self.pipeline.join(deadline_s)
             self.pipeline.forget()
         finally:
+            # Also where a fetch function is stuck: a GPU's thread must not be left to run on.
             self._devices.join(max(0.0, end - time.monotonic()))
         if self.started and not self._logged_last:
             self._logged_last = True
@@ -160,7 +176,7 @@ class Stream:
         if self._unusable is not None:
             raise self._unusable
 
-    def fork(self) -> None:
+    def after_fork(self) -> None:
         """This is a forked child: its copy of the stream has no threads."""
         self._unusable = ForkedError(
             f"feed {self.config.name!r} was made in the parent process; make it after the fork, "
@@ -177,13 +193,15 @@ class Stream:
         place, resume, columns = self.progress.place, self._resume, self.pipeline.schema.columns
         if place is not None:
             return self.positions.state_at(place, columns, with_rows=with_rows)
+        # Before the first batch the position is where the stream was to begin, leftover rows and
+        # all: a state dict that was loaded and never used comes back as it was.
         cut = self.pipeline.start_cut
         if resume is None:
             return self.positions.state(cut, (), None, with_rows=with_rows)
         return self.positions.state(cut, resume.rows, resume.columns, with_rows=with_rows)
 
     def find_resume(self, position: Snapshot | bytes) -> Resume:
-        """What a snapshot or a token means for this stream; changes nothing. Raises
+        """The place that a snapshot or a token means for this stream; changes nothing. Raises
         `ResumeError`."""
         if self.started:
             raise ResumeError(
@@ -203,7 +221,8 @@ class Stream:
     # ---- what is told
 
     def figures(self, now: float, first_queue: int = 0) -> FeedFigures:
-        """What the stream has done. Its queues are numbered from `first_queue` on."""
+        """The figures of the stream. Its queues are numbered from `first_queue` on."""
+        # The clocks of a stopped stream stand: its rates are those of its life.
         now = now if self._stopped_at is None else self._stopped_at
         condition = Condition(
             state=self._condition(),
@@ -213,7 +232,7 @@ class Stream:
         )
         queues = [self._queue(device, first_queue, now) for device in range(len(self.queues))]
         blocked_s = sum([queue.blocked.read(now) for queue in self.queues])
-        return make_feed(
+        return build_feed_figures(
             self.config, self.number, condition, self.counted, self.pipeline.ledger, queues, now,
             blocked_s=blocked_s,
         )  # fmt: skip
@@ -270,8 +289,9 @@ class Stream:
         }
 
     def _describe_wait(self) -> str:
-        """What a device's user waits for. Raises `FeedError` where that is another device's user,
-        who has taken nothing for `timeout` seconds: often the same thread is to read it later."""
+        """Say what a device's user waits for. Raises `FeedError` where another device's user holds
+        it up and has taken nothing for `timeout` seconds: often one thread reads both, this one
+        first."""
         name, timeout_s, now = self.config.name, self.config.run.timeout_s, time.monotonic()
         full = {
             device: now - (queue.blocked.since or now)

@@ -1,4 +1,4 @@
-"""The process of a node: makes the job, and does what comes through its pipe.
+"""The process of a node: it makes the job itself, and does what comes through its pipe.
 
 Arguments: MODULE:ATTR, node, descriptor of the pipe. It ends when the pipe does.
 """
@@ -23,12 +23,14 @@ Requests = queue.SimpleQueue[bytes | None]
 def main(factory: str, node: str, descriptor: str) -> None:
     """Serve until the pipe ends."""
     requests: Requests = queue.SimpleQueue()
+    # Held while a request is done: the listener sees by it whether the process may end at once.
     busy = threading.Lock()
     with Connection(int(descriptor)) as pipe:
         ThreadGroup().start("listener", run_listener, pipe, requests, busy)
         host: NodeHost | None = None
         while (request := requests.get()) is not None:
             with busy:
+                # At the first request, so that an error in making the job has an answer to be in.
                 host = host or _make_host(factory, node, pipe)
                 if host is None:
                     return
@@ -56,6 +58,8 @@ def run_listener(pipe: Connection[Any, Any], requests: Requests, busy: threading
             requests.put(pipe.recv_bytes())
     except (EOFError, OSError):
         pass
+    # The runner is gone. A task in progress may run for hours and cannot be interrupted, and what
+    # it does is for nobody: an epoch without a manifest does not exist.
     if not busy.acquire(blocking=False):
         os._exit(1)
     requests.put(None)

@@ -1,4 +1,4 @@
-"""Jobs: what is done once, what in each epoch, and when it is enough."""
+"""Jobs: what is done once, what in each epoch, and when it is enough. No thread, no node."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from contextvars import ContextVar
 from typing import Any, ClassVar
 
 from feeder.errors import ConfigError
-from feeder.job.checkpoints.places import check_node
-from feeder.job.groups import Entered, Node, TaskGroup
+from feeder.job.checkpoints.locations import check_node
+from feeder.job.groups import BlockLocal, Node, TaskGroup
 from feeder.job.workspace import check_name
+from feeder.workers.public import public
 
 GROUPS = ("init_group", "epoch_group", "download_group", "exit_group")
 
@@ -17,7 +18,8 @@ Condition = Callable[[Any], Any] | str
 """A function of a node's workspace, or the name of an array in it."""
 
 
-class Job(Entered):
+@public("feeder.job")
+class Job(BlockLocal):
     """Work of several nodes, in four groups of tasks, with a checkpoint after each epoch.
 
     `init_group` is run once, and not when the job is resumed: it makes the arrays of each
@@ -29,7 +31,8 @@ class Job(Entered):
     named to the job by `add_object`, so that it can be made again at a resume.
 
     In its `with` block the job is the current one, and tasks go into its `epoch_group` unless
-    they are in the block of another group.
+    they are in the block of another group. The thread that makes a job owns it; once it runs,
+    nothing writes it.
 
     Args:
         init_group, epoch_group, download_group, exit_group: Groups that are made already.
@@ -55,7 +58,7 @@ class Job(Entered):
         self.exit_group = _keyed("exit_group", exit_group)
         self.stop_conditions: list[tuple[str, Condition]] = list(stop_conditions or ())
         self.objects: dict[str, dict[str, Callable[[], Any]]] = {}
-        """What makes the objects of each node, by name."""
+        """The functions that make the objects of each node, by name."""
         self.max_epochs: int | None = None
         """After how many epochs it is finished, whatever the conditions say."""
         self._nodes_to_checkpoint = [check_node(node) for node in nodes_to_checkpoint or ()]
@@ -71,6 +74,7 @@ class Job(Entered):
         return entered[0]  # type: ignore[no-any-return]
 
     def __enter__(self) -> Job:
+        # Tasks that are made in the job's block are what each epoch does, as in Caffe2.
         self.epoch_group.__enter__()
         return super().__enter__()
 
@@ -119,6 +123,8 @@ class Job(Entered):
 
     def nodes_to_checkpoint(self) -> list[str]:
         """The nodes whose workspaces are saved."""
+        # What was made for a node has to be saved for it; a node with epochs' tasks alone has
+        # nothing.
         used = [*self.init_group.used_nodes(), *self.objects]
         return self._nodes_to_checkpoint or list(dict.fromkeys(used))
 
@@ -132,12 +138,15 @@ class Job(Entered):
         return group
 
     def plan(self) -> list[Any]:
-        """What the job consists of, by names: equal where two processes have made the same."""
+        """The names of all that the job consists of: equal where two processes have made the same
+        job."""
+        # Names alone: functions cannot be compared across processes.
         tasks = [[[t.node, t.name] for t in self.group(name).tasks] for name in GROUPS]
         objects = [[node, sorted(made)] for node, made in sorted(self.objects.items())]
         return [tasks, objects, [node for node, _ in self.stop_conditions], self.max_epochs]
 
 
+@public("feeder.job")
 def epoch_limiter(job: Job, num_epochs: int) -> None:
     """Finish a job after so many epochs, those before a resume counted. A job that has ended so
     goes on when it is run again with a higher limit."""
@@ -148,6 +157,7 @@ def epoch_limiter(job: Job, num_epochs: int) -> None:
 
 def _keyed(name: str, group: TaskGroup | None) -> TaskGroup:
     group = TaskGroup() if group is None else group
+    # The key is how nodes in other processes find the group; one group cannot have two.
     if group.key not in (None, (name, 0)):
         raise ConfigError(f"{name} is another group already; give each a group of its own")
     group.key = (name, 0)

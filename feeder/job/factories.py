@@ -1,4 +1,4 @@
-"""Jobs that are made anew in every process: by a function that is named, never sent."""
+"""Jobs that are made anew in every process, by a function that is named and never sent."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ def check_factory(factory: object) -> str:
     if isinstance(factory, str):
         module, colon, attribute = factory.partition(":")
         words = [*module.split("."), *attribute.split(".")]
+        # `__main__` of a node's process is another module than that of the runner.
         if colon and all(map(str.isidentifier, words)) and module != "__main__":
             return factory
     raise ConfigError(
@@ -25,7 +26,7 @@ def check_factory(factory: object) -> str:
 
 
 class MadeJob:
-    """What a factory has made in this process, for one of its nodes."""
+    """A job that a factory has made in this process, for one of its nodes."""
 
     def __init__(self, factory: str) -> None:
         """Import the factory and call it. Raises `ConfigError`, and whatever it raises."""
@@ -50,6 +51,7 @@ class MadeJob:
                 f"a node cannot make group {name!r}; let the factory return a JobRunner that has "
                 "the upload_task_group_builder"
             )
+        # The manager that the factory made here has not begun a run, and knows no nodes yet.
         if runner.checkpoint_manager is not None:
             runner.checkpoint_manager.set_params(self.job.nodes_to_checkpoint())
         return runner.upload_task_group_builder.build(number, runner.checkpoint_manager)
@@ -63,7 +65,7 @@ def _find(factory: str) -> Any:
             found = getattr(found, name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
-            raise  # the module is there, and lacks another
+            raise  # The module is there, and one that it imports is not.
         raise ConfigError(f"factory {factory!r}: no module {error.name!r} is found") from error
     except AttributeError as error:
         raise ConfigError(f"factory {factory!r}: there is no {attribute!r} in it") from error

@@ -7,7 +7,8 @@ from contextvars import ContextVar
 from typing import Any, ClassVar, TypeVar
 
 from feeder.errors import ConfigError
-from feeder.job.checkpoints.places import check_node
+from feeder.job.checkpoints.locations import check_node
+from feeder.workers.public import public
 
 LOCAL = "local"
 """The node of what is pinned to none."""
@@ -18,8 +19,11 @@ UPLOAD = "upload_group"
 T = TypeVar("T")
 
 
-class Entered:
+class BlockLocal:
     """Something that a `with` block makes the current one of its kind, in this thread."""
+
+    # Each class below has a variable of its own, with the object and the one that was current
+    # before it. A context variable and no global: two threads may make two jobs at a time.
 
     _current: ClassVar[ContextVar[Any]]
 
@@ -33,7 +37,8 @@ class Entered:
         self._current.set(outer)
 
 
-class Node(Entered):
+@public("feeder.job")
+class Node(BlockLocal):
     """Pins what is made in its `with` block to a node: ``with Node("trainer_0"): ...``"""
 
     _current: ClassVar[ContextVar[Any]] = ContextVar("node", default=None)
@@ -48,7 +53,8 @@ class Node(Entered):
         return LOCAL if entered is None else str(entered[0].name)
 
 
-class TaskGroup(Entered):
+@public("feeder.job")
+class TaskGroup(BlockLocal):
     """Tasks that are run together: nodes all at once, and each node its own in the order in which
     they were made.
 
@@ -82,6 +88,7 @@ class TaskGroup(Entered):
         return entered[0]  # type: ignore[no-any-return]
 
 
+@public("feeder.job")
 class Task:
     """A function over a node's workspace, which is run each time that its group is.
 

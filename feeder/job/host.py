@@ -1,4 +1,4 @@
-"""A node: its workspace, and how it does what a session asks of it. The same in every session."""
+"""A node: its workspace, and how it does what a session asks of it, the same in every session."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ FindGroup = Callable[[tuple[str, int]], TaskGroup]
 
 
 class NodeHost:
-    """One node of a job. One thread at a time asks it for something."""
+    """One node of a job. One thread at a time asks it for something, and owns its fields."""
 
     def __init__(self, node: str, job: Job, find_group: FindGroup) -> None:
         self.node = node
@@ -59,7 +59,7 @@ class NodeHost:
             case Plan():
                 return self._job.plan()
             case Begin():
-                self.workspace.begin()
+                self.workspace.empty()
                 self._has_begun = True
                 return None
             case RunTasks():
@@ -67,6 +67,7 @@ class NodeHost:
             case Evaluate():
                 return [self._holds(c) for c in self._job.conditions_of(self.node)]
             case Fetch():
+                # Copies: in a session of threads the arrays would else be the tasks' own.
                 return {name: np.copy(self.workspace[name]) for name in request.names}
             case NoteEntries():
                 return self.workspace.entry_names()
@@ -97,6 +98,8 @@ class NodeHost:
             except Exception as error:
                 error.add_note(f"in task {task.name!r} on node {self.node!r}")
                 raise
+        # What the init group has made is what is saved from now on; what an epoch adds would not be
+        # there after a resume, so it is not there after the epoch either.
         if group.key is not None and group.key[0] == "init_group":
             self.workspace.settle()
         if group.key is not None and group.key[0] == "epoch_group":
@@ -115,6 +118,7 @@ class NodeHost:
 
 def failure(error: BaseException) -> Failed:
     """An exception as a message."""
+    # Text alone goes to the other process: nothing that is received is ever unpickled.
     kind, _, text = in_words(error).partition(": ")
     stack = "".join(traceback.format_exception(error))
     return Failed(kind=kind, text=_sendable(text), stack=_sendable(stack))

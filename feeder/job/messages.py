@@ -14,6 +14,9 @@ from feeder import errors
 from feeder.errors import FeedError, RemoteError
 from feeder.job.checkpoints.parts import LoadPart, NoteEntries, SavePart
 
+# The tags are on the wire between a runner and its nodes. Both are of one version of feeder (the
+# runner starts the nodes), so unlike the formats on disk they may change with it.
+
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True, tag="plan"):
     """Say what the job consists of."""
@@ -48,10 +51,10 @@ Request = Plan | Begin | RunTasks | Evaluate | Fetch | End | NoteEntries | SaveP
 
 
 class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
-    """What was asked has been done."""
+    """The request has been done."""
 
     answer: bytes
-    """What `feeder.state.codec` makes of the answer."""
+    """The answer, packed by `feeder.state.codec`."""
 
 
 class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
@@ -88,6 +91,7 @@ def decode_reply(data: bytes) -> Done | Failed:
 def error_of(failed: Failed, node: str) -> FeedError:
     """The exception that a node in another process raised: of the same class where it is one of
     feeder's, else a `RemoteError`; the remote traceback is a note."""
+    # Looked up among the names of feeder.errors alone: a node cannot name any other class.
     kind = getattr(errors, failed.kind, None) if failed.kind in errors.__all__ else None
     if isinstance(kind, type) and issubclass(kind, FeedError):
         error = kind(failed.text)

@@ -18,11 +18,13 @@ from feeder.job.factories import check_factory
 from feeder.job.messages import Done, End, Request, decode_reply, encode, error_of
 from feeder.job.session import STOP_DEADLINE_S, Session
 from feeder.state import codec
+from feeder.workers.public import public
 
 OUTPUT = "output.log"
 """The file in a node's folder that takes what it writes to stdout and stderr."""
 
 
+@public("feeder.job")
 class LocalHostSession(Session):
     """Runs each node in a process of its own, in a folder of its own.
 
@@ -41,6 +43,7 @@ class LocalHostSession(Session):
         self._factory = check_factory(factory)
         self._folder = Path(folder).absolute()
         self._nodes: dict[str, NodeProcess] = {}
+        # Nodes that have been asked and have not answered.
         self._asked: set[str] = set()
 
     @property
@@ -63,19 +66,21 @@ class LocalHostSession(Session):
         return node, *self._nodes[node].receive()
 
     def _stop(self) -> None:
+        # All are asked before one is waited for, and share one deadline.
         end = time.monotonic() + STOP_DEADLINE_S
         for process in self._nodes.values():
             process.send(End())
         for process in self._nodes.values():
-            process.end(max(0.0, end - time.monotonic()))
+            process.wait_or_kill(max(0.0, end - time.monotonic()))
 
 
 class NodeProcess:
-    """The process of one node."""
+    """The process of one node, owned by the thread that uses the session."""
 
     def __init__(self, factory: str, node: str, folder: Path) -> None:
         self.node = node
         self._output = folder / OUTPUT
+        # Our copy of the node's end is closed in any case: else its end would never end ours.
         self.pipe, theirs = Pipe()
         with theirs:
             try:
@@ -98,7 +103,7 @@ class NodeProcess:
         try:
             self.pipe.send_bytes(encode(request))
         except OSError:
-            return
+            return  # Broken pipe: `receive` finds out how it died, which says more.
 
     def receive(self) -> tuple[Any, FeedError | None]:
         """Its answer, or the error in its place. Raises `RemoteError` where it is gone."""
@@ -110,11 +115,12 @@ class NodeProcess:
             return codec.unpack(reply.answer), None
         return None, error_of(reply, self.node)
 
-    def end(self, deadline_s: float) -> None:
+    def wait_or_kill(self, deadline_s: float) -> None:
         """Wait for its end, which is enforced."""
         try:
             self._process.wait(deadline_s)
         except subprocess.TimeoutExpired:
+            # It is in a task. Nothing of it is lost: an epoch exists by its manifest alone.
             self._process.kill()
             self._process.wait()
         self.pipe.close()

@@ -14,13 +14,15 @@ from feeder.job.host import NodeHost, failure
 from feeder.job.messages import Done, End, Request, decode_reply, encode, error_of
 from feeder.job.session import STOP_DEADLINE_S, Session
 from feeder.state import codec
+from feeder.workers.public import public
 from feeder.workers.sources.extras import load
 
-# ---- The node that a Ray actor is.
+# ---- The actor: one node of a job.
 
 
 class NodeActor:
-    """Makes the job when it is first asked for something, and does what it is asked."""
+    """Makes the job when it is first asked for something, and does what it is asked. Ray calls it
+    in one thread; where Ray starts it again, its workspace is gone and `NodeHost` says so."""
 
     def __init__(self, factory: str, node: str) -> None:
         self._factory = factory
@@ -39,9 +41,10 @@ class NodeActor:
 
 
 _SPREAD = {"num_cpus": 0, "scheduling_strategy": "SPREAD"}
-"""What a node asks of a cluster where nothing is said: nothing, but each a machine of its own."""
+"""The options of a node's actor by default: no CPU of its own, and nodes spread over machines."""
 
 
+@public("feeder.job")
 class RaySession(Session):
     """Runs each node as an actor on a Ray cluster (extra `ray`).
 
@@ -76,6 +79,7 @@ class RaySession(Session):
         if not self._ray.is_initialized():
             self._ray.init(address=self._address, log_to_driver=False)
             self._connected = True
+        # Actors find modules where this process does: a factory beside a script is not installed.
         path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)
         environment = {"env_vars": {"PYTHONPATH": path}}
         actor_class = self._ray.remote(NodeActor)
@@ -104,6 +108,7 @@ class RaySession(Session):
         ends = [actor.answer.remote(encode(End())) for actor in self._actors.values()]
         if ends:
             self._ray.wait(ends, num_returns=len(ends), timeout=STOP_DEADLINE_S)
+        # Killed in any case: one that hangs would hold its resources until the cluster ends.
         for actor in self._actors.values():
             self._ray.kill(actor)
         if self._connected:

@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from feeder.errors import ConfigError, ResumeError
+from feeder.workers.public import public
 
 
+@public("feeder.job")
 class Reader:
     """Hands out the rows of a sequence once, in order. Used by one thread at a time."""
 
@@ -35,6 +37,7 @@ class Reader:
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Go on from a position. Raises `ResumeError` where it is one of other rows."""
+        # A position in other rows would silently read other ones.
         if state["rows"] != len(self._rows):
             raise ResumeError(
                 f"the reader stood in {state['rows']} rows and has {len(self._rows)} now; give it "

@@ -10,10 +10,12 @@ from feeder.job.checkpoints.multinode import LOAD, PARTIAL_LOAD, SAVE, MultiNode
 from feeder.job.definition import Job
 from feeder.job.groups import UPLOAD, TaskGroup
 from feeder.job.session import Session
+from feeder.workers.public import public
 
 logger = logging.getLogger("feeder")
 
 
+@public("feeder.job")
 class UploadTaskGroupBuilder:
     """Makes the tasks that upload the checkpoints of a job that is done. A base class."""
 
@@ -24,8 +26,9 @@ class UploadTaskGroupBuilder:
         raise NotImplementedError
 
 
+@public("feeder.job")
 class JobRunner:
-    """Runs a job.
+    """Runs a job. The thread that calls `train` owns it, and uses the session and the manager.
 
     Args:
         job: The job.
@@ -101,12 +104,15 @@ class JobRunner:
         is_asked = self.resume_from_epoch is not None
         epoch = manager.get_resume_from_epoch_id(self.resume_from_epoch)
         self.resume_from_epoch = epoch
+        # Epoch 0 is saved too: a job that dies in its first epoch begins with the same weights.
         if epoch is None:
             session.run(self.job.init_group)
             session.run(manager.init(nodes))
             self.save_checkpoints(0, session)
             return 0, False
         session.run(manager.init(nodes, retrieve_from_epoch=epoch))
+        # Noted before it is loaded: killed at any moment from here on, the next run, which names no
+        # epoch, goes on from the same one and not from what was saved after it.
         if is_asked:
             self._put_back(manager, epoch)
         session.run(manager.load(epoch))
@@ -131,6 +137,7 @@ class JobRunner:
         """Save an epoch on all nodes, and commit it. Raises `CheckpointError` where storage fails
         and `on_save_error` is "raise"."""
         manager = self._manager()
+        # One step that fails is one failed save: the manifest comes last, so nothing half exists.
         try:
             if not manager.cp_accessible(None):
                 path = manager.get_ckpt_db_name(manager.nodes[0], epoch)

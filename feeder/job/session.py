@@ -1,4 +1,4 @@
-"""Sessions: what runs the work of a job on its nodes, wherever those are."""
+"""Sessions: they run the work of a job on its nodes, wherever those are."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from feeder.job.checkpoints.parts import Operation
 from feeder.job.definition import Job
 from feeder.job.groups import TaskGroup
 from feeder.job.messages import Begin, Evaluate, Fetch, Plan, Request, RunTasks
+from feeder.workers.public import public
 
 STOP_DEADLINE_S = 5.0
 """How long `close` waits for what still runs."""
@@ -20,6 +21,7 @@ STOP_DEADLINE_S = 5.0
 logger = logging.getLogger("feeder")
 
 
+@public("feeder.job")
 class Session(ABC):
     """Runs one job: each node has a workspace, and does one thing at a time; nodes work at once.
 
@@ -27,12 +29,12 @@ class Session(ABC):
     which may be waiting for this one; the session can then only be closed. Anything else that
     fails, as a save may, is raised when all nodes have done their part, and the session goes on.
 
-    One thread uses it; leaving its `with` block closes it.
+    One thread uses it and owns its fields; leaving its `with` block closes it.
     """
 
     def __init__(self) -> None:
         self.workspace: dict[str, Any] = {}
-        """What was loaded into this process (`JobRunner.load_blobs_from_checkpoints`)."""
+        """Entries loaded into this process by `JobRunner.load_blobs_from_checkpoints`."""
         self._job: Job | None = None
         self._broken: BaseException | None = None
         self._closed = False
@@ -46,6 +48,8 @@ class Session(ABC):
         if self._job is None:
             self._start(job)
             self._job = job
+            # A function that makes another job on a node would run other tasks under the same
+            # names.
             self._check_plans(self._ask({node: Plan() for node in job.nodes()}), job.plan())
         if self._job is not job:
             raise ConfigError("the session is of another job; make a session for each")
@@ -112,12 +116,14 @@ class Session(ABC):
         self._ask({node: RunTasks(key=group.key) for node in group.used_nodes()})
 
     def _ask(self, requests: Mapping[str, Request]) -> dict[str, Any]:
-        """What each node answers. Raises the first error."""
+        """The answer of each node. Raises the first error."""
         self._check_usable()
         job = self._opened()
         for node in requests:
             if node not in job.nodes():
                 raise ConfigError(f"the job has no node {node!r}, expected one of {job.nodes()!r}")
+        # After an exception, an interrupt too, answers may still be under way: they would be taken
+        # for those of the next request.
         try:
             answers, error = self._exchange(requests)
         except BaseException as fatal:
@@ -130,8 +136,8 @@ class Session(ABC):
     def _exchange(
         self, requests: Mapping[str, Request]
     ) -> tuple[dict[str, Any], BaseException | None]:
-        """What each node answers, and the first error of one. Raises what not all nodes are waited
-        for after."""
+        """The answer of each node, and the first error. Raises at once where a task has failed or a
+        node is gone: the other nodes are not waited for."""
         answers: dict[str, Any] = {}
         first: BaseException | None = None
         for node, request in requests.items():
@@ -139,6 +145,9 @@ class Session(ABC):
         while len(answers) < len(requests):
             node, answer, error = self._receive()
             answers[node] = answer
+            # The tasks of other nodes may wait for this one's, in a collective operation for
+            # example: to wait for them would be for ever. A save that fails is waited out on all
+            # nodes.
             if error is not None and isinstance(requests[node], RunTasks):
                 raise error
             first = first or error

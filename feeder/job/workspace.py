@@ -1,4 +1,4 @@
-"""What a node works on: named arrays, and objects with a position or a state."""
+"""The workspace of a node: named arrays, and objects with a position or a state."""
 
 from __future__ import annotations
 
@@ -7,16 +7,18 @@ from typing import Any
 
 import numpy as np
 
-from feeder.checkpoint.feeds import make_meta
+from feeder.checkpoint.feed_meta import make_meta
 from feeder.errors import CheckpointError, ConfigError
 from feeder.feeds.coordinator import Coordinator
 from feeder.state import codec
-from feeder.state.statedict import STATE_KEY
+from feeder.state.state_dict import STATE_KEY
+from feeder.workers.public import public
 
 FEED, STATE = "feed/", "state/"
-"""What the entries of coordinators and of other objects begin with."""
+"""The beginnings of the entries of coordinators and of other objects."""
 
 
+@public("feeder.job")
 class Workspace(MutableMapping[str, Any]):
     """The arrays and objects of one node, by name; for tasks, and saved after each epoch.
 
@@ -24,7 +26,7 @@ class Workspace(MutableMapping[str, Any]):
     (`Job.add_object`) and cannot be set here. Which names are saved is settled by the init group:
     what later epochs add is gone when the epoch is, as it would be after a resume.
 
-    Used by one thread at a time.
+    One thread at a time uses it: the one that answers for the node.
     """
 
     def __init__(self, makers: Mapping[str, Callable[[], Any]] | None = None) -> None:
@@ -38,6 +40,8 @@ class Workspace(MutableMapping[str, Any]):
     def __getitem__(self, name: str) -> Any:
         if name in self._makers:
             made = self._object(name)
+            # Started when a task asks, and not when it is made: a feed that is about to be put back
+            # must not have run.
             if isinstance(made, Coordinator):
                 made.start()
             return made
@@ -69,14 +73,14 @@ class Workspace(MutableMapping[str, Any]):
 
     # ---- life
 
-    def begin(self) -> None:
+    def empty(self) -> None:
         """Empty it; its objects are made anew when they are next asked for."""
         self.close()
         self._arrays.clear()
         self._kept = []
 
     def settle(self) -> None:
-        """What is there now is what is saved."""
+        """Note which arrays there are: these are saved from now on."""
         self._kept = list(self._arrays)
 
     def forget_new(self) -> None:
@@ -85,6 +89,7 @@ class Workspace(MutableMapping[str, Any]):
 
     def close(self) -> None:
         """Stop its feeds, and let go of its objects."""
+        # Other objects have no end of their own that a workspace could know of.
         for made in self._objects.values():
             if isinstance(made, Coordinator):
                 made.stop()
@@ -97,8 +102,10 @@ class Workspace(MutableMapping[str, Any]):
         return [*self._kept, *map(self._entry_name, self._makers)]
 
     def entries(self) -> tuple[dict[str, Any], dict[str, int]]:
-        """What a checkpoint of it holds, and at which step each feed stands. The arrays are the
+        """The entries of a checkpoint of it, and at which step each feed stands. The arrays are the
         workspace's own."""
+        # A checkpoint with fewer arrays than the one before could not be told from a lost
+        # workspace.
         missing = [name for name in self._kept if name not in self._arrays]
         if missing:
             raise ConfigError(
@@ -119,7 +126,8 @@ class Workspace(MutableMapping[str, Any]):
     def load(self, entries: Mapping[str, Any]) -> None:
         """Begin anew with what a checkpoint holds. Raises `CheckpointError` where that is not what
         the job has, and what an object raises that cannot go on from its state."""
-        self.begin()
+        # Everything is made anew, so that nothing of what ran before is left in an object.
+        self.empty()
         mine = {self._entry_name(name): self._object(name) for name in self._makers}
         theirs = [name for name in entries if name.startswith((FEED, STATE))]
         if set(mine) != set(theirs):

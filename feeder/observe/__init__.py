@@ -1,1 +1,1 @@
-"""What feeds have done, in numbers, and what holds them up, in words."""
+"""Figures of feeds, the verdict on what holds them up, and the ways to show both."""

@@ -1,4 +1,4 @@
-"""The numbers of a process's feeds at one moment: the nouns, and their two forms as text.
+"""The figures of a process's feeds at one moment, as structures, as JSON, and as a flat dictionary.
 
 Counts only grow, for as long as the process lives; what may fall says so. Seconds of waits include
 the wait under way. Nothing in here is a row of data.
@@ -25,17 +25,21 @@ if TYPE_CHECKING:
 State = Literal["waiting", "running", "ended", "failed", "stopped"]
 """A feed waits for its start or for consumers, runs, has ended, has failed, or was stopped."""
 
+# Two streams that wait at the same time wait once, so these are not sums.
 AS_GREATEST = {"age_s", "position_age_s", "starved_share"}
-"""Of the flat numbers, those that are not added up over the streams of a feed."""
+"""Flat numbers of which the greatest stands for all streams of a feed, and not their sum."""
 
 STATES: tuple[State, ...] = ("waiting", "running", "ended", "failed", "stopped")
 
 
-class Noun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Numbers that are read together."""
+class FiguresStruct(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Numbers that are read together and never change: any thread may hold them.
+
+    Their field names are those of /stats.json and of what a server sends to `feeder top`.
+    """
 
 
-class WorkerFigures(Noun, frozen=True, kw_only=True):
+class WorkerFigures(FiguresStruct, frozen=True, kw_only=True):
     """One worker id; for `fetch(call)` one of the sequences of calls, of which there are as many
     as threads."""
 
@@ -49,7 +53,7 @@ class WorkerFigures(Noun, frozen=True, kw_only=True):
     running_s: float
     """For how long the calls under way have lasted (may fall); 0 while there is none."""
     wait_s: float
-    """Seconds for which the enqueuer waited for just this worker."""
+    """Seconds for which the batcher waited for just this worker."""
     errors: int
     """Calls that raised, retried or not."""
     retries: int
@@ -57,14 +61,14 @@ class WorkerFigures(Noun, frozen=True, kw_only=True):
     """Calls that returned None."""
 
 
-class ConsumerFigures(Noun, frozen=True, kw_only=True):
-    """Who reads a queue of a served feed now."""
+class ConsumerFigures(FiguresStruct, frozen=True, kw_only=True):
+    """The consumer that reads a queue of a served feed now."""
 
     who: str
     plane: str
     """How batches reach it: "shared", "frames", or "" while that is not settled."""
     state: str
-    """Of its session, as in `feeder.service.protocol.session`."""
+    """The state of its session, as in `feeder.service.protocol.session`."""
     credit: int
     """Batches that it may be sent beyond those that it has used; 0 while that is not known."""
     in_flight: int
@@ -73,7 +77,7 @@ class ConsumerFigures(Noun, frozen=True, kw_only=True):
     """Seconds since it was last heard of (may fall)."""
 
 
-class QueueFigures(Noun, frozen=True, kw_only=True):
+class QueueFigures(FiguresStruct, frozen=True, kw_only=True):
     """One device queue: what was handed to its trainer, and what waits there."""
 
     queue: int
@@ -90,7 +94,7 @@ class QueueFigures(Noun, frozen=True, kw_only=True):
     wait_s: float
     """Seconds for which the trainer waited for batches."""
     starved_s: float
-    """Those of them in which the feed had none for it; the rest were on their way."""
+    """Seconds of `wait_s` in which the feed had no batch for it; else batches were on their way."""
     checked_s: float
     """Seconds that checksums took, the longer of the two sides."""
     corrupt: int
@@ -99,13 +103,13 @@ class QueueFigures(Noun, frozen=True, kw_only=True):
     """None in process, and where nobody holds the queue."""
 
 
-class ServiceFigures(Noun, frozen=True, kw_only=True):
-    """What a server did for a feed."""
+class ServiceFigures(FiguresStruct, frozen=True, kw_only=True):
+    """The counts of a server for a feed."""
 
     opened: int
     """Times that a consumer was given a queue."""
     reopened: int
-    """Those of them for a consumer that came back."""
+    """Times of `opened` for a consumer that came back."""
     fenced: int
     """Leases that ended because another consumer took the queue."""
     expired: int
@@ -116,7 +120,7 @@ class ServiceFigures(Noun, frozen=True, kw_only=True):
     """Shared memory in slots (may fall)."""
 
 
-class FeedFigures(Noun, frozen=True, kw_only=True):
+class FeedFigures(FiguresStruct, frozen=True, kw_only=True):
     """One stream of a feed, from the fetch function to the trainer."""
 
     name: str
@@ -126,7 +130,7 @@ class FeedFigures(Noun, frozen=True, kw_only=True):
     failure: str
     """Why it failed, in one line; else empty."""
     last_error: str
-    """What a call raised last, in one line; empty where none has."""
+    """The last error of a call, in one line; empty where none has raised."""
     missing: tuple[int, ...]
     """Queues that nobody holds and the feed waits for."""
     age_s: float
@@ -143,9 +147,9 @@ class FeedFigures(Noun, frozen=True, kw_only=True):
     idle_s: float
     """Seconds for which fetchers waited, added up over them."""
     chunks_wait_s: float
-    """Seconds for which the enqueuer waited for chunks."""
+    """Seconds for which the batcher waited for chunks."""
     room_wait_s: float
-    """Seconds for which the enqueuer waited for room."""
+    """Seconds for which the batcher waited for room."""
     buffered_rows: int
     """Rows between a call's return and the trainer (may fall)."""
     buffered_bytes: int
@@ -163,11 +167,11 @@ class FeedFigures(Noun, frozen=True, kw_only=True):
         return self.name if not self.number else f"{self.name}#{self.number}"
 
 
-class Figures(Noun, frozen=True, kw_only=True):
+class Figures(FiguresStruct, frozen=True, kw_only=True):
     """All feeds of a process."""
 
     version: str
-    """Of feeder."""
+    """The version of feeder."""
     who: str
     """The process, for people."""
     at_s: float
@@ -204,7 +208,7 @@ def flatten(feed: FeedFigures) -> dict[str, Any]:
     return flat
 
 
-# ---- Figures of a stream from what was counted of it.
+# ---- The figures of a stream, from the counts of the engine.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,20 +226,21 @@ class Condition:
     """When its position was last asked for; None where it never was."""
 
 
-def make_feed(
+def build_feed_figures(
     config: FeedConfig,
     number: int,
     condition: Condition,
     stats: StreamStats,
-    ledger: BufferBudget | None,
+    budget: BufferBudget | None,
     queues: Sequence[QueueFigures],
     now: float,
     *,
     blocked_s: float,
     service: ServiceFigures | None = None,
 ) -> FeedFigures:
-    """The figures of one stream. `blocked_s`: the enqueuer's waits for slots and queues; `ledger`
-    is None where nothing is buffered."""
+    """The figures of one stream. `blocked_s`: the batcher's waits for slots and queues; `budget` is
+    None where nothing is buffered."""
+    # A stream that was not started is as old as now: every rate over its age is 0.
     started_at = now if condition.started_at is None else condition.started_at
     asked_at = started_at if condition.asked_at is None else condition.asked_at
     failure = condition.failure
@@ -256,8 +261,8 @@ def make_feed(
         idle_s=stats.idle.read(now),
         chunks_wait_s=stats.chunks.read(now),
         room_wait_s=stats.room.read(now) + blocked_s,
-        buffered_rows=0 if ledger is None else ledger.rows,
-        buffered_bytes=0 if ledger is None else ledger.bytes,
+        buffered_rows=0 if budget is None else budget.rows,
+        buffered_bytes=0 if budget is None else budget.bytes,
         limit_rows=config.run.max_rows,
         workers=_make_workers(stats, config.stream.first_worker_id, now),
         queues=tuple(queues),
@@ -286,7 +291,7 @@ def _make_workers(stats: StreamStats, first: int, now: float) -> tuple[WorkerFig
     return tuple(workers)
 
 
-def make_figures(feeds: Sequence[FeedFigures], now: float) -> Figures:
+def build_figures(feeds: Sequence[FeedFigures], now: float) -> Figures:
     """The figures of this process."""
     who = f"pid {os.getpid()} on {os.uname().nodename}"
     return Figures(version=feeder.__version__, who=who, at_s=now, feeds=tuple(feeds))
@@ -294,5 +299,6 @@ def make_figures(feeds: Sequence[FeedFigures], now: float) -> Figures:
 
 def one_line(text: str) -> str:
     """A text in one line of at most 500 characters that can be sent and shown anywhere."""
+    # An error's text may hold the user's data, escape sequences of a terminal, or surrogates.
     line = " ".join(text.split())
     return line.encode(errors="backslashreplace").decode()[:500]

@@ -1,4 +1,4 @@
-"""Quantities in words, for people."""
+"""Seconds and bytes as people read them: three digits, in the unit that fits."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ def duration(seconds: float) -> str:
 def size(num_bytes: float) -> str:
     """Bytes in the unit that fits."""
     for unit in ("B", "kB", "MB"):
+        # 999.5 would be shown as 1e+03.
         if num_bytes < 999.5:
             return f"{num_bytes:.3g} {unit}"
         num_bytes /= 1000.0

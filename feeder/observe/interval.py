@@ -15,7 +15,7 @@ class WorkerPart(NamedTuple):
     fetch_s: float
     """Seconds in the fetch function, a call under way included."""
     wait_s: float
-    """Seconds for which the enqueuer waited for just this worker."""
+    """Seconds for which the batcher waited for just this worker."""
 
     @property
     def call_s(self) -> float:
@@ -38,7 +38,8 @@ class QueuePart(NamedTuple):
 
 
 class Interval:
-    """A stream between two readings of its figures; since its start where there is no first."""
+    """A stream between two readings of its figures; since its start where there is no first one.
+    It never changes."""
 
     def __init__(self, before: FeedFigures | None, after: FeedFigures, seconds: float) -> None:
         if before is None or before.batches > after.batches or before.age_s > after.age_s:
@@ -46,6 +47,7 @@ class Interval:
             before, seconds = None, after.age_s
         self.after = after
         """The figures at the end."""
+        # Two readings at one moment, as where a page is loaded twice, must not divide by 0.
         self.seconds = max(seconds, 1e-9)
         """How long it was."""
         self._before = before
@@ -72,6 +74,7 @@ class Interval:
         return float(getattr(self.after, name) - old)
 
     def _share(self, seconds: float) -> float:
+        # The figures' clocks are read one after another, so a wait may come out a little too long.
         return min(1.0, max(0.0, seconds / self.seconds))
 
     # ---- rates
@@ -111,27 +114,27 @@ class Interval:
 
     @property
     def starving(self) -> float:
-        """For how much of it that trainer waited that waited most."""
+        """The share of the time that the hungriest trainer waited."""
         return max((queue.wait for queue in self.queues), default=0.0)
 
     @property
     def chunks(self) -> float:
-        """For how much of it the enqueuer waited for chunks."""
+        """The share of the time that the batcher waited for chunks."""
         return self._share(self._grown("chunks_wait_s"))
 
     @property
     def room(self) -> float:
-        """For how much of it the enqueuer waited for room."""
+        """The share of the time that the batcher waited for room."""
         return self._share(self._grown("room_wait_s"))
 
     @property
     def busy(self) -> float:
-        """For how much of it the enqueuer worked."""
+        """The share of the time that the batcher worked."""
         return max(0.0, 1.0 - self.chunks - self.room)
 
     @property
     def fetching(self) -> float:
-        """Of the time that all fetchers had, how much was spent in the fetch function."""
+        """The share of all fetchers' time that was spent in the fetch function."""
         seconds = sum(worker.fetch_s for worker in self.workers)
         return self._share(seconds / max(1, self.after.threads))
 
@@ -156,6 +159,7 @@ def _queue(old: QueueFigures | None, new: QueueFigures, seconds: float) -> Queue
         batches, size, wait_s, starved_s, checked_s = (
             old.batches, old.bytes, old.wait_s, old.starved_s, old.checked_s
         )  # fmt: skip
+    # A served trainer's wait is starved time, in which the feed had nothing, and time on the way.
     waited = max(0.0, new.wait_s - wait_s)
     ready = max(0.0, waited - max(0.0, new.starved_s - starved_s))
     return QueuePart(

@@ -155,6 +155,7 @@ BUILD = "feeder_build_info"
 VERDICT = "feeder_verdict"
 """1 for the kind of the feed's verdict."""
 
+# States are 0 or 1, and two streams that run at the same time run for the longer time: not sums.
 _LARGEST = {"feeder_feed_state", "feeder_fetch_running_seconds", "feeder_snapshot_age_seconds"}
 
 
@@ -200,7 +201,7 @@ except ImportError as error:
 
 
 class _Figures(Collector):
-    """The figures of one moment."""
+    """The figures of one moment, for the one thread that exposes them."""
 
     def __init__(self, figures: Figures, kinds: dict[str, str]) -> None:
         self._figures = figures

@@ -1,6 +1,6 @@
-"""What holds a feed up, in words, and what to change. A rule: figures in, a verdict out.
+"""The verdict on a feed: what holds it up, and what to change. Pure rules over figures.
 
-The trainer's waits say whether anything is wrong; the enqueuer's two waits say on which side of it
+The trainer's waits say whether anything is wrong; the batcher's two waits say on which side of it
 the cause lies. Where it waits for chunks the fetch function is slow, where it waits for room the
 trainer is, or the way to it; where it does neither, it copies. This is how bounded queues are read
 in SPDL's optimisation guide too: find the first stage whose output is waited for and whose input
@@ -26,33 +26,41 @@ KINDS = (
 
 STARVING = 0.05
 """A trainer that waits for less of its time does not wait for data."""
+# A first batch within this time is no start worth a verdict.
 _STARTING_S = 1.0
+# Below this size, above this rate, and where fetching is as cheap as this, handing a batch over
+# costs more than making it; larger batches are then the only cure.
 _TINY_BYTES = 64 * 1024
 _TINY_PER_S = 2000.0
 _TINY_FETCH_S = 0.0002
+# A worker is the slow one where its calls take so many times the others' median: less is noise.
 _SLOWER = 3.0
+# The share of the trainer's wait during which batches were ready: half of it makes the way the
+# cause.
 _ON_THE_WAY = 0.5
+# Checksums that take a quarter of the time are worth turning down.
 _CHECKING = 0.25
+# One call in ten that raises is a fault, and not a hiccup of storage.
 _FAILING = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What holds a feed up."""
+    """The verdict on a feed: what holds it up."""
 
     kind: str
     """One of `KINDS`."""
     why: str
-    """What it was seen by."""
+    """The figures that it was seen by."""
     advice: str = ""
-    """What to change; empty where nothing is to be."""
+    """The change to make; empty where nothing needs one."""
 
     def __str__(self) -> str:
         return f"{self.kind} ({self.why})" + (f": {self.advice}" if self.advice else "")
 
 
 def judge(before: FeedFigures | None, after: FeedFigures, seconds: float) -> Verdict:
-    """What held a stream up between two readings of its figures, `seconds` apart; since its start
+    """The verdict on a stream between two readings of its figures, `seconds` apart; since its start
     where `before` is None. The first rule that has something to say wins."""
     interval = Interval(before, after, seconds)
     return next(verdict for rule in _RULES if (verdict := rule(interval)) is not None)
@@ -269,6 +277,9 @@ def _copy(interval: Interval) -> Verdict:
     )
 
 
+# The order matters: what makes the others' numbers meaningless comes first (ended, waiting,
+# starting), then one trainer that holds up the rest, then the trainer, the way, and the fetch
+# function; copying is what is left.
 _RULES: tuple[Callable[[Interval], Verdict | None], ...] = (
     _over, _waiting, _starting, _stalled, _slow_queue, _trainer, _tiny, _transport, _failing,
     _source, _buffer, _fetch, _copy,

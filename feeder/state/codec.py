@@ -49,6 +49,7 @@ def _unpack(packed: bytes, depth: int) -> Any:
     except ValueError:
         raise
     except Exception as error:
+        # msgpack, NumPy and the hooks above raise many kinds for bytes that make no sense.
         raise ValueError(f"not msgpack: {error}") from error
 
 
@@ -65,6 +66,7 @@ def _extend(depth: int, value: Any) -> Any:
     if isinstance(value, int):
         text = str(int(value)).encode()
         return int(value) if type(value) is not int else msgpack.ExtType(_INTEGER, text)
+    # Kept as plain numbers only where nothing is lost.
     if isinstance(value, np.generic) and not isinstance(value, _NO_NUMBERS):
         plain = value.item()  # A long double is its own. Not a number is equal to nothing.
         if isinstance(plain, _PLAIN) and (plain == value or plain != plain):
@@ -83,6 +85,7 @@ def _extend(depth: int, value: Any) -> Any:
 
 
 _BASES: tuple[Any, ...] = (str, bytes, float, list, dict)
+# Their `item()` is a date, a number of days, or bytes: equal ones would come back as another type.
 _NO_NUMBERS = (np.datetime64, np.timedelta64, np.void)
 _PLAIN = (bool, int, float, str, bytes)
 
@@ -98,5 +101,6 @@ def _shrink(depth: int, code: int, data: bytes) -> Any:
     raise ValueError(f"unknown extension {code}")
 
 
+# One hook per depth, made once: a closure for each value would cost more than the value.
 _EXTEND = [partial(_extend, depth) for depth in range(_MAX_DEPTH + 1)]
 _SHRINK = [partial(_shrink, depth) for depth in range(_MAX_DEPTH + 1)]

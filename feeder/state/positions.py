@@ -1,5 +1,5 @@
-"""The positions of one stream: written down as states and tokens, read back, and refused where
-they do not fit."""
+"""What a position means for one stream: it is written down, read back, and refused where it does
+not fit."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from feeder.errors import ReplayWarning, ResumeError
+from feeder.state.fingerprint import differences, fingerprint_digest
 from feeder.state.snapshot import Rows, Snapshot, StreamState, summarise
-from feeder.state.token import StreamId, make_fingerprint
+from feeder.state.token import StreamId
 from feeder.workers.stream.chunks import Columns
 from feeder.workers.stream.position import Cut, LazyPosition
 from feeder.workers.stream.resuming import Resume
@@ -20,17 +21,19 @@ if TYPE_CHECKING:
 
 
 class Positions:
-    """What the positions of one stream mean: rules without threads."""
+    """The meaning of positions for one stream: rules without threads. It never changes."""
 
     def __init__(self, config: FeedConfig, number: int) -> None:
         self.config = config
         self.number = number
         self.fingerprint = config.fingerprint()
         """The declared fields that must be equal for a position to fit."""
+        # A source's stream does not depend on worker ids. Older tokens have them in their digest,
+        # and stay readable by it.
         stream, older = config.stream, None
         if stream.ignores_worker_ids:
-            older = make_fingerprint({**self.fingerprint, **stream.worker_fields})
-        self.id = StreamId(config.name, number, make_fingerprint(self.fingerprint), older)
+            older = fingerprint_digest({**self.fingerprint, **stream.worker_fields})
+        self.id = StreamId(config.name, number, fingerprint_digest(self.fingerprint), older)
 
     # ---- written down
 
@@ -62,13 +65,13 @@ class Positions:
     # ---- read back
 
     def find(self, state: StreamState | bytes) -> Resume:
-        """What a state or a token means for this stream. Raises `ResumeError`."""
+        """The place that a state or a token means for this stream. Raises `ResumeError`."""
         epochs = self.config.stream.epochs
         if isinstance(state, bytes):
             resume = Resume(cut=self.id.decode(state, epochs))
         else:
             self._compare(state)
-            then = make_fingerprint(state.fingerprint)
+            then = fingerprint_digest(state.fingerprint)
             cut = replace(self.id, older=then).decode(state.token, epochs)
             resume = Resume(cut=cut, rows=state.rows, columns=state.columns)
         self._check_partitions(resume.cut)
@@ -91,24 +94,21 @@ class Positions:
         """Raise `ResumeError` with every field in which a snapshot's feed differs from this."""
         then, now, stream = state.fingerprint, self.fingerprint, self.config.stream
         if stream.ignores_worker_ids:
-            # Positions of before these were left out have them.
+            # Positions that were stored before worker ids were left out still have them.
             then = {name: then[name] for name in then if name not in stream.worker_fields}
-        differences = [
-            f"{name}: {then.get(name)!r} then, {now.get(name)!r} now"
-            for name in {**then, **now}
-            if then.get(name) != now.get(name)
-        ]
+        found = differences(then, now)
         if state.name != self.config.name:
-            differences.insert(0, f"name: {state.name!r} then, {self.config.name!r} now")
-        if differences:
+            found.insert(0, f"name: {state.name!r} then, {self.config.name!r} now")
+        if found:
             raise ResumeError(
-                f"the snapshot is of another feed than {self.config.name!r}: "
-                f"{'; '.join(differences)}"
+                f"the snapshot is of another feed than {self.config.name!r}: {'; '.join(found)}"
             )
 
     def check_round(self, cut: Cut) -> None:
         """Raise `ResumeError` where a cut stands in the middle of a round of all devices."""
         num = len(self.config.devices)
+        # Batch `step` goes to device `step % num`. In the middle of a round some devices would get
+        # a batch that their users have had already.
         if cut.step % num and not cut.finished:
             raise ResumeError(
                 f"the position is before batch {cut.step}, which is no multiple of {num} devices; "
@@ -150,6 +150,7 @@ class Positions:
 
 def _level_of_user() -> int:
     """The stack level, as the caller's `warnings.warn` counts them, of who called feeder."""
+    # A warning at a line of feeder's own would tell the user nothing.
     frame, level = sys._getframe(1), 1
     while frame.f_back is not None and str(frame.f_globals.get("__name__")).startswith("feeder."):
         frame, level = frame.f_back, level + 1

@@ -26,8 +26,9 @@ from numpy.typing import NDArray
 
 from feeder import durable
 from feeder.errors import CheckpointError, SnapshotFormatError
-from feeder.state.placing import dtype_fields, is_nameless, place, read_dtype, shaped
-from feeder.state.token import check_fingerprint
+from feeder.state.fingerprint import check_fingerprint
+from feeder.state.raw_arrays import dtype_fields, is_nameless, pack_array, read_dtype, restore_array
+from feeder.workers.public import public
 from feeder.workers.stream.chunks import Column, Columns
 from feeder.workers.stream.position import Cut
 
@@ -42,10 +43,10 @@ _DROP_GIL_BYTES = 1024 * 1024
 _KEEPS_GIL_BYTES = 64 * 1024 if int(xxhash.VERSION.partition(".")[0]) >= 4 else _DROP_GIL_BYTES
 
 _LONGEST_PATH = 255
-"""Of a longer one, which may be a position's text, messages show the ends."""
+"""Of a longer path messages show the ends alone: it may be the text of a position."""
 
 _LOOK_BYTES = 1024 * 1024
-"""So much is read of a file that is no snapshot."""
+"""The most that is read of a file that is no snapshot."""
 
 _FS = durable.OsFs()
 
@@ -72,6 +73,7 @@ class StreamState:
     """Epoch, index and step of the next batch, and the number of rows left over."""
 
 
+@public("feeder")
 class Snapshot:
     """Where the feeds of a coordinator stand. It does not change when they go on.
 
@@ -86,11 +88,13 @@ class Snapshot:
         entries = []
         for state in self.states:
             rows = state.rows
-            placed = None if rows is None else [place(array, blobs) for array in rows]
+            placed = None if rows is None else [pack_array(array, blobs) for array in rows]
             entries.append(
                 [state.name, state.number, state.fingerprint, state.token,
                  _column_fields(state.columns), placed, state.summary]
             )  # fmt: skip
+        # The rows are not in the header: msgpack would copy them, and a header stays small enough
+        # to be checked before its rows are looked at.
         header: bytes = msgpack.packb(entries)
         parts = [len(header).to_bytes(4, "little"), header, *blobs]
         numbers = _NUMBERS.pack(SNAPSHOT_VERSION, sum(len(part) for part in parts))
@@ -130,7 +134,7 @@ class Snapshot:
         return cls(_parse(body))
 
     def describe(self) -> str:
-        """What it says, a line per stream."""
+        """A line per stream: where it stands, and what is left over."""
         lines = []
         for state in self.states:
             epoch, index, step, left = state.summary
@@ -242,7 +246,7 @@ def _read_rows(body: memoryview, placed: list[Any], at: int) -> tuple[Rows, int]
     rows = []
     for dtype, shape, size in placed:
         array = np.frombuffer(bytearray(body[at : at + size]), np.uint8)
-        rows.append(shaped(array, read_dtype(dtype), shape))
+        rows.append(restore_array(array, read_dtype(dtype), shape))
         at += size
     return tuple(rows), at
 

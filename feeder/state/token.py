@@ -16,14 +16,16 @@ import xxhash
 from msgspec import Meta
 
 from feeder.errors import ConfigError, ResumeError, SnapshotFormatError
-from feeder.state import codec
 from feeder.workers.stream.position import Cut, Leftover, Position
 
 TOKEN_VERSION = 2
 _MAGIC = b"FT"
 _HEAD_BYTES = 11
+# A token travels in message headers and checkpoints, which count on this bound.
 _MAX_BYTES = 64 * 1024
 
+# Bounds on every field: tokens come from other processes and old files, and a number such as 2**62
+# calls must fail here and not as a MemoryError later.
 _Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 _Bits64 = Annotated[int, Meta(ge=0)]
 _Digest = Annotated[bytes, Meta(min_length=8, max_length=8)]
@@ -42,12 +44,12 @@ _DECODER: msgspec.msgpack.Decoder[_Fields] = msgspec.msgpack.Decoder(_Fields)
 
 @dataclass(frozen=True, slots=True)
 class StreamId:
-    """Whose positions a stream's tokens are."""
+    """The identity of a stream in its tokens: another stream's are refused."""
 
     name: str
     """The input source name."""
     number: int
-    """Which stream of that name: they are numbered in the order of their making."""
+    """The number of the stream among those of that name, in the order in which they were made."""
     fingerprint: bytes
     """Digest of the declared fields."""
     older: bytes | None = None
@@ -98,23 +100,6 @@ class StreamId:
         )
 
 
-def make_fingerprint(fields: dict[str, Any]) -> bytes:
-    """The digest of a fingerprint's fields."""
-    digest: bytes = xxhash.xxh3_64_digest(codec.pack(sorted(fields.items())))
-    return digest
-
-
-def check_fingerprint(fingerprint: object) -> None:
-    """Raise `TypeError` or `ValueError` where a value that came from elsewhere is no fingerprint:
-    a dict of texts, whose values nest no deeper than a recursion reaches."""
-    if not isinstance(fingerprint, dict) or not all(type(name) is str for name in fingerprint):
-        raise TypeError(f"a {type(fingerprint).__name__}, expected a dict with texts as keys")
-    try:
-        repr(fingerprint)
-    except RecursionError as error:
-        raise ValueError("it is nested too deeply") from error
-
-
 def is_token(data: bytes) -> bool:
     """Whether bytes look like a token."""
     return data[:2] == _MAGIC
@@ -134,6 +119,7 @@ def _open(token: bytes) -> _Fields:
         raise SnapshotFormatError(
             f"token has a body of {len(body)} bytes, expected at most {_MAX_BYTES}"
         )
+    # The digest comes before the version: a flipped bit in the version is damage, not news.
     if token[3:_HEAD_BYTES] != xxhash.xxh3_64_digest(body):
         raise SnapshotFormatError(f"token of {len(token)} bytes is truncated or corrupt")
     if not 1 <= token[2] <= TOKEN_VERSION:
@@ -148,6 +134,7 @@ def _open(token: bytes) -> _Fields:
 
 def _position_fields(position: Position) -> list[Any]:
     epoch, turn, live, calls, rows, marks, done = position
+    # The common case, and quick for thousands of partitions.
     if all(live):
         bits = (1 << len(live)) - 1
     else:

@@ -15,7 +15,7 @@ from typing import Any
 from unittest import mock
 
 from contenders import Contender, Take, product
-from feeder.feeds.devicefeed import DeviceFeed
+from feeder.feeds.device_feed import DeviceFeed
 from feeder.workers.fetch.channel import Channel
 from feeder.workers.fetch.fetcher import Fetcher
 from feeder.workers.stats import Crowd, Stopwatch, StreamStats

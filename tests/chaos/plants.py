@@ -30,7 +30,7 @@ def head() -> None:
     """A consumer's state is that of the last batch received, not of the last handed out."""
     from feeder.service.client.consumer import Consumer
     from feeder.service.client.remote import RemotePosition
-    from feeder.state.statedict import STATE_KEY
+    from feeder.state.state_dict import STATE_KEY
 
     init, state_dict = RemotePosition.__init__, Consumer.state_dict
     received: list[Any] = []

@@ -11,24 +11,26 @@ import signal
 import struct
 import subprocess
 import sys
+import termios
 import threading
+import tty
 import urllib.request
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 import pytest
 
-from feeder import demo
-from feeder.demo import supervisor
-from feeder.demo.children import Child
-from feeder.demo.digits import NUM_TRAINING_ROWS, DigitReader, load_digits
-from feeder.demo.runs import EVERYBODY, SERVER, Kill, Life, Result, Run, Step, Training
-from feeder.demo.runs import differences as differences_of_runs
-from feeder.demo.runs import training_differences as differences
-from feeder.demo.training import chain_digest
+import demo
+from demo import supervisor
+from demo.children import Child
+from demo.digits import NUM_TRAINING_ROWS, DigitReader, load_digits
+from demo.runs import EVERYBODY, SERVER, Kill, Life, Result, Run, Step, Training
+from demo.runs import differences as differences_of_runs
+from demo.runs import training_differences as differences
+from demo.training import chain_digest
 from needs import needs
 
 needs("matplotlib")
@@ -41,7 +43,7 @@ QUICK = ["--quick", "--kills=4"]
 @pytest.fixture(autouse=True, scope="module")
 def fonts() -> None:
     """Have matplotlib open its fonts, which it keeps open, before any test is looked at."""
-    from feeder.demo.picture import draw
+    from demo.picture import draw
 
     calm = Run(trainings=(make_run(2.0, 1.0), make_run(2.0, 1.0)), kills=())
     kills = (Kill(step=1, victims=(SERVER,)), Kill(step=2, victims=EVERYBODY))
@@ -227,7 +229,7 @@ def test_kills_are_where_they_were_planned(monkeypatch: pytest.MonkeyPatch) -> N
     class Watched(Child):
         def __init__(self, words: Sequence[str], folder: Path) -> None:
             super().__init__(words, folder)
-            self.module = words[2]
+            self.module = words[3]
 
         def close(self) -> None:
             super().close()
@@ -355,6 +357,85 @@ def test_the_trainer_that_differs_is_named() -> None:
     assert found.startswith("trainer 2: a step of the disturbed run, number 2")
 
 
+@pytest.mark.parametrize(("num_killed", "told"), [(1, "1 process "), (2, "2 processes ")])
+def test_the_title_counts_the_processes_that_were_killed(num_killed: int, told: str) -> None:
+    from demo.picture import title
+
+    calm, killed = make_run(2.0, 1.0), make_killed_run()
+    run = Run(trainings=(*[killed] * num_killed, calm), kills=())
+    assert title(run, equal=True).startswith(told)
+
+
+def test_a_kill_of_all_is_one_of_each_process() -> None:
+    kills = (Kill(step=1, victims=(SERVER,)), Kill(step=2, victims=EVERYBODY))
+    assert Run(trainings=(make_killed_run(), make_killed_run()), kills=kills).num_killed == 4
+
+
+@pytest.fixture
+def terminal() -> Iterator[tuple[int, TextIO]]:
+    """Where keys are pressed, and where they are read."""
+    pressed, read = os.openpty()
+    with open(read, encoding="utf-8") as keyboard:
+        yield pressed, keyboard
+    os.close(pressed)
+
+
+def keep_page(keyboard: TextIO, *, is_terminal: bool = True) -> str:
+    """What is said while the page is kept for somebody who may press keys."""
+    from rich.console import Console
+
+    from demo.show import keep_page
+
+    screen = io.StringIO()
+    keep_page(Console(file=screen, force_terminal=is_terminal, highlight=False), keyboard)
+    return screen.getvalue()
+
+
+def test_the_page_stays_until_a_key_is_pressed(
+    terminal: tuple[int, TextIO], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One pressed from now on: what was typed before is no answer."""
+    pressed, keyboard = terminal
+    before, set_up = termios.tcgetattr(keyboard), tty.setcbreak
+
+    def set_up_and_press(descriptor: int) -> None:
+        set_up(descriptor)
+        os.write(pressed, b"x")
+
+    monkeypatch.setattr("tty.setcbreak", set_up_and_press)
+    monkeypatch.setattr("demo.show.PAGE_S", 1000.0)
+    assert "press any key" in keep_page(keyboard)
+    assert termios.tcgetattr(keyboard) == before
+
+
+def test_the_page_goes_where_nobody_presses_a_key(
+    terminal: tuple[int, TextIO], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("demo.show.PAGE_S", 0.01)
+    assert "press any key" in keep_page(terminal[1])
+
+
+def test_the_page_is_not_kept_where_nobody_sits(terminal: tuple[int, TextIO]) -> None:
+    with open(os.devnull, encoding="utf-8") as nobody:
+        assert keep_page(nobody) == ""
+    assert keep_page(terminal[1], is_terminal=False) == ""
+
+
+def test_the_page_is_there_while_it_is_kept() -> None:
+    """The server ends after that, and not before."""
+    url = f"http://127.0.0.1:{(port := supervisor.free_port())}/"
+    seen: list[int] = []
+
+    def look() -> None:
+        with urllib.request.urlopen(url, timeout=5) as page:
+            seen.append(page.status)
+
+    supervisor.run_training(
+        [], lambda *_: None, epochs=1, steps_per_checkpoint=50, seed=0, status=port, before_end=look
+    )
+    assert seen == [200]
+
+
 @pytest.mark.parametrize("package", ["matplotlib", "rich"])
 def test_a_missing_extra_is_named(
     package: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -379,7 +460,7 @@ def test_bad_options_end_with_2(argument: str, capsys: pytest.CaptureFixture[str
 def test_every_trainer_has_a_bar_that_follows_it_back() -> None:
     from rich.progress import Progress
 
-    from feeder.demo.show import Bars
+    from demo.show import Bars
 
     kills = [Kill(step=5, victims=(SERVER,)), Kill(step=9, victims=EVERYBODY)]
     progress = Progress()

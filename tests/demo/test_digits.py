@@ -10,7 +10,7 @@ from itertools import chain
 import numpy as np
 import pytest
 
-from feeder.demo.digits import LARGEST_CHUNK_ROWS, DigitReader, load_digits
+from demo.digits import LARGEST_CHUNK_ROWS, DigitReader, load_digits
 
 NUM_ROWS_PER_CLASS = [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
 SOURCE_SHA256 = "6ebb3d2fee246a4e99363262ddf8a00a3c41bee6014c373ed9d9216ba7f651b8"
@@ -34,7 +34,7 @@ def test_digits_are_as_in_their_source() -> None:
 
 
 def test_digits_name_their_source() -> None:
-    text = resources.files("feeder.demo").joinpath("digits.txt").read_text("utf-8")
+    text = resources.files("demo").joinpath("digits.txt").read_text("utf-8")
     for words in ("Alpaydin", "Kaynak", "10.24432/C50P49", "CC BY 4.0"):
         assert words in text
 

@@ -4,11 +4,11 @@ other. What their own tools say of them scripts/check-deploy asks."""
 from __future__ import annotations
 
 import argparse
+import ast
 import json
 import re
 import shlex
 import sys
-import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from feeder import cli
-from feeder.config_file.making import make_coordinator
+from feeder.config_file.build import build_coordinator
 from feeder.config_file.settings import read_settings
 from feeder.config_file.toml import read_toml
 
@@ -207,17 +207,22 @@ def example(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     sys.modules.pop("feeds", None)
 
 
-def test_the_example_feeds_the_digits(example: Path) -> None:
+def test_the_example_feeds_each_node_its_shard(example: Path) -> None:
     rows = []
     for node in ("0", "1"):
         environment = {"FEEDER_NODE": node, "FEEDER_NUM_NODES": "2"}
         environment["FEEDER_FEEDS_TRAIN_EPOCHS"] = "1"
         settings = read_settings(read_toml("feed.toml"), environment)
-        with make_coordinator(settings) as coordinator:
+        with build_coordinator(settings) as coordinator:
             rows.append(sum(batch.rows for batch in coordinator["train"]))
-    assert rows == [899, 898]
+    assert rows == [900, 900]
 
 
-def test_the_example_has_a_worker_for_each_part(example: Path) -> None:
-    feed = tomllib.loads((example / "feed.toml").read_text())["feeds"]["train"]
-    assert feed["options"]["num_workers"] == feed["num_worker_threads"]
+def test_the_examples_need_the_wheel_alone(example: Path) -> None:
+    modules = {path.stem for path in example.glob("*.py")}
+    for path in example.glob("*.py"):
+        nodes = list(ast.walk(ast.parse(path.read_text())))
+        plain = {a.name for node in nodes if isinstance(node, ast.Import) for a in node.names}
+        from_ = {str(node.module) for node in nodes if isinstance(node, ast.ImportFrom)}
+        imported = {name.split(".")[0] for name in plain | from_}
+        assert imported - modules - sys.stdlib_module_names == {"feeder", "numpy"}

@@ -139,7 +139,7 @@ def check_command(words: list[str]) -> None:
 def feeder_understands(arguments: list[str]) -> None:
     """Parse the arguments of `feeder`; wrong ones exit."""
     if arguments[:1] == ["demo"]:
-        from feeder import demo
+        import demo
 
         demo.parse_options(arguments[1:])
     else:

@@ -36,7 +36,7 @@ def test_no_array_of_objects_is_unpickled() -> None:
 
 # ---- pages of packages
 
-PAGES = sorted(path for room in ("feeder", "workers") for path in (ROOT / room).rglob("README.md"))
+PAGES = sorted(path for room in ROOMS for path in (ROOT / room).rglob("README.md"))
 _CLAIM = re.compile(r"(?:[a-z_][a-z_0-9]*\.)*(?=\w*[a-z])[A-Z][A-Za-z0-9]+(?:\.\w+)*(?:\(.*\))?")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import json
+import pickle  # noqa: TID251  (users may send what is public through it)
 import subprocess
 import sys
 import types
@@ -14,6 +15,8 @@ import pytest
 
 import feeder
 import feeder.errors
+import feeder.job
+import feeder.sources
 
 ROOT = Path(__file__).parents[2]
 NEVER_FOR_THE_API = {"cupy", "lmdb", "matplotlib", "prometheus_client", "ray", "rich", "torch"}
@@ -22,6 +25,14 @@ NEEDED = "import numpy, zmq, msgpack, msgspec, xxhash"
 IMPORT_MS = 20.0
 """What `import feeder` may take over the packages that it needs."""
 MEMBERS = (types.FunctionType, classmethod, property, staticmethod)
+PUBLIC = [
+    (module.__name__, name)
+    for module in (feeder, feeder.sources, feeder.job)
+    for name in module.__all__
+    if not isinstance(getattr(module, name), types.ModuleType)
+]
+"""Each public class and function with the module by which users know it."""
+ERRORS = [name for name in feeder.errors.__all__ if name != "ReplayWarning"]
 FRONT_DOOR = {"Batch", "Call", "Coordinator", "Feed", "Snapshot", "init_data_input_workers"}
 
 
@@ -105,6 +116,49 @@ def test_public_name_is_documented(name: str) -> None:
         and not inspect.getdoc(getattr(value, member))
     ]
     assert silent == [], f"feeder.{name} has members without a docstring"
+
+
+@pytest.mark.parametrize(("module", "name"), PUBLIC)
+def test_a_public_name_reports_its_public_module(module: str, name: str) -> None:
+    value = getattr(sys.modules[module], name)
+    assert (value.__module__, value.__qualname__) == (module, name)
+    assert pickle.loads(pickle.dumps(value)) is value
+    assert not isinstance(value, types.FunctionType) or inspect.signature(value).parameters
+
+
+def test_a_traceback_shows_the_public_name() -> None:
+    """In a process where nobody has looked up `feeder.FetchError`, before or after the error."""
+    code = (
+        "import feeder\n"
+        "def fetch(call): raise RuntimeError('no such file')\n"
+        "with feeder.init_data_input_workers(['x'], fetch, 4) as feeds: next(feeds['train'])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    lines = done.stderr.splitlines()
+    assert [line for line in lines if line.startswith("feeder.FetchError: ")], done.stderr
+    assert "feeder.workers.errors.FetchError" not in done.stderr
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_an_error_is_pickled_by_its_public_name(name: str) -> None:
+    kind = getattr(feeder, name)
+    fields = {"worker_id": 3, "call": 7} if issubclass(kind, feeder.FetchError) else {}
+    data = pickle.dumps(kind("what happened", **fields), protocol=0)
+    assert f"cfeeder\n{name}\n".encode() in data
+    again = pickle.loads(data)
+    assert (type(again), str(again)) == (kind, "what happened")
+    assert {field: getattr(again, field) for field in fields} == fields
+
+
+def test_an_error_can_be_unpickled_where_it_was_never_looked_up() -> None:
+    data = pickle.dumps(feeder.ChunkError("three rows", column="x", got=3))
+    code = f"import pickle; error = pickle.loads({data!r}); print(repr(error), error.column)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "ChunkError('three rows') x\n"
 
 
 def imported_by(path: Path) -> set[str]:

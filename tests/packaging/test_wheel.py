@@ -82,10 +82,6 @@ def test_it_holds_the_package_whole(unpacked: Path) -> None:
     assert {"feeder/py.typed", "feeder/workers/py.typed"} <= files_of(unpacked)
 
 
-def test_it_holds_the_demos_data(unpacked: Path) -> None:
-    assert [*unpacked.glob("feeder/demo/*.npz"), *unpacked.glob("feeder/demo/*.csv.gz")]
-
-
 def test_it_holds_nothing_else(unpacked: Path) -> None:
     names = {path.name for path in unpacked.iterdir()}
     assert {name for name in names if not name.endswith(".dist-info")} == {"feeder"}
@@ -120,6 +116,16 @@ def test_its_api_can_be_imported(unpacked: Path) -> None:
 
 def test_its_command_runs(unpacked: Path) -> None:
     assert "demo" in run_away(unpacked, "-m", "feeder", "--help")
+
+
+def test_its_demo_says_where_it_is(unpacked: Path) -> None:
+    """The demo is an example in the checkout: a wheel has the command alone."""
+    env = {"PYTHONPATH": str(unpacked), "PYTHONDONTWRITEBYTECODE": "1", "PATH": "/usr/bin:/bin"}
+    command = [sys.executable, "-P", "-m", "feeder", "demo", "--quick"]
+    done = subprocess.run(command, cwd=unpacked.parent, env=env, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    (line,) = done.stderr.splitlines()
+    assert "checkout" in line and "scripts/demo" in line
 
 
 def test_a_module_of_the_users_may_be_called_workers(unpacked: Path, tmp_path: Path) -> None:

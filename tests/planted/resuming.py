@@ -15,7 +15,7 @@ RESUMING = (
         name="cut of the prefetched head",
         harm="A snapshot names the newest batch that is waiting, not the last one handed out: a "
         "resumed run skips all that was prefetched.",
-        file="feeder/feeds/devicefeed.py",
+        file="feeder/feeds/device_feed.py",
         symbol="DeviceFeed.__next__",
         old="after = before[0] + 1, batch.place",
         new="after = before[0] + 1, (self._ready[-1] if self._ready else batch).place",
@@ -166,7 +166,7 @@ RESUMING = (
         new="return True",
         tests=(
             "tests/feeder/service/server/test_other_runs.py::"
-            "test_who_brings_a_position_of_another_run_is_told_so_alone[other chunks]",
+            "test_who_brings_a_position_of_another_run_is_told_so_alone[another step]",
         ),
     ),
 )

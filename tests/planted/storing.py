@@ -59,7 +59,7 @@ STORING = (
         harm="Two processes that write into one folder retire each other's checkpoints.",
         file="feeder/checkpoint/local.py",
         symbol="LocalFolder._become_writer",
-        old="                if self._lock.take(top):\n",
+        old="                if self._lock.acquire(top):\n",
         new="                if True:\n",
         tests=(
             _STORE + "test_two_writers_of_one_name_are_refused_with_the_first_ones_name",
@@ -111,7 +111,7 @@ STORING = (
         harm="Nodes that count to the same batch are cut at different ones, and their checkpoint "
         "is refused when it is needed.",
         file="feeder/checkpoint/triggers.py",
-        symbol="CheckpointTriggers.first",
+        symbol="CheckpointTriggers.first_in",
         old="                    return i + 1, end\n",
         new="                    return len(batches), end\n",
         tests=(_POLICY + "test_the_cut_is_at_the_batch_though_many_were_taken_at_once",),

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feeder.workers.errors import ConfigError
+from feeder.workers.public import public
 from feeder.workers.sources.collate import Collate, check_collate, make_columns
 from feeder.workers.sources.orders.options import OrderOptions, whole
 from feeder.workers.sources.reading import Columns, Faults, OnError
@@ -18,6 +19,7 @@ from feeder.workers.sources.source import Source
 from feeder.workers.stream.batch import Call
 
 
+@public("feeder.sources")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleInfo:
     """Which sample is wanted. The names are those of DALI's SampleInfo."""
@@ -47,6 +49,7 @@ class Dataset(Protocol):
     def __getitem__(self, index: int, /) -> Any: ...
 
 
+@public("feeder.sources")
 def samples(
     fn: Callable[[SampleInfo], Any],
     epoch_size: int,
@@ -95,6 +98,7 @@ def samples(
     return Source(SampleRecords("samples", size, make, collate, on_error), **options)
 
 
+@public("feeder.sources")
 def records(
     dataset: Dataset,
     *,

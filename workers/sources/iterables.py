@@ -9,6 +9,7 @@ from itertools import islice
 from typing import Any
 
 from feeder.workers.errors import ConfigError
+from feeder.workers.public import public
 from feeder.workers.sources.collate import Collate, check_collate, make_columns
 from feeder.workers.sources.orders.options import flag
 from feeder.workers.sources.reading import Columns
@@ -29,6 +30,7 @@ class _Worker:
     """What has the state methods: the iterator, or what it was made from."""
 
 
+@public("feeder.sources")
 class IterableSource:
     """Samples of stateful iterators, one per worker: a fetch function
     `fetch(worker_id, batch_size)` with `cursor(worker_id)` and `seek(worker_id, cursor)`.
@@ -118,6 +120,7 @@ class IterableSource:
         }
 
 
+@public("feeder.sources")
 def iterable(
     factory: Callable[..., Any], *, batched: bool = False, collate: Collate | None = None
 ) -> IterableSource:

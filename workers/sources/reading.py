@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feeder.workers.errors import ConfigError, FeedError
+from feeder.workers.public import public
 from feeder.workers.sources.stores.mapped import LARGE_BYTES, MappedCut, MappedRows
 from feeder.workers.stream.batch import Call
 from feeder.workers.stream.chunks import hint_of_strings
@@ -25,10 +26,12 @@ JOIN_BYTES = 8 * 1024
 than one at a time."""
 
 
+@public("feeder.sources")
 class RecordError(ValueError):
     """A record cannot be read, or does not fit the others. The message begins with its name."""
 
 
+@public("feeder.sources")
 class Records(Protocol):
     """A fixed number of records, read in any order, by any thread."""
 

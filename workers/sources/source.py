@@ -35,12 +35,14 @@ from typing import Any, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
+from feeder.workers.public import public
 from feeder.workers.sources.orders.options import OrderOptions, plan_order
 from feeder.workers.sources.orders.orders import Order
 from feeder.workers.sources.reading import Columns, RecordError, Records
 from feeder.workers.stream.batch import Call
 
 
+@public("feeder.sources")
 class Source:
     """An order and records: a pure fetch function.
 

@@ -10,6 +10,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from feeder.workers.public import public
 from feeder.workers.stream.position import Cut, LazyPosition
 
 # The second word of the Philox key keeps the two families of draws apart.
@@ -25,6 +26,7 @@ class _CallFields(NamedTuple):
     seed: int
 
 
+@public("feeder")
 class Call(_CallFields):
     """What a pure fetch function `fetch(call)` is given; its result depends on nothing else.
 
@@ -57,6 +59,7 @@ def _generator(seed: int, family: int, epoch: int, item: int) -> np.random.Gener
     return np.random.Generator(np.random.Philox(key=key, counter=counter))
 
 
+@public("feeder")
 class Batch(Mapping[str, NDArray[Any]]):
     """Exactly `batch_size` rows: a mapping from column name to array.
 

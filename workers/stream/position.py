@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from feeder.workers.public import public
 from feeder.workers.stream.chunks import slice_rows
 from feeder.workers.stream.digests import digest_chunk, digest_last_rows
 
@@ -41,6 +42,7 @@ class Leftover:
     """The partition's mark before the call, None before its first."""
 
 
+@public("feeder")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cut:
     """The place in the stream just after a batch.

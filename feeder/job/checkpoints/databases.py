@@ -1,4 +1,4 @@
-"""What the part of a node is written as: a file of the store, or an LMDB."""
+"""The form in which a node's part is written: a file of the store, or an LMDB."""
 
 from __future__ import annotations
 
@@ -66,6 +66,7 @@ def open_database(db_type: str, url: str, writer: str) -> Database:
     """The database of a type at a place; touches nothing. Raises `ConfigError`."""
     if db_type == "file":
         return FileDatabase(url, writer=writer)
+    # Imported here: it needs the extra `lmdb`.
     from feeder.job.checkpoints.lmdbs import LmdbDatabase
 
     return LmdbDatabase(url, writer)

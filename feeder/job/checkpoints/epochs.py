@@ -1,4 +1,4 @@
-"""The epochs of a job at one place: found, committed, and taken back."""
+"""The epochs of a job at one location: they are found, committed, and taken back."""
 
 from __future__ import annotations
 
@@ -9,43 +9,46 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 
 from feeder.checkpoint.format import DamagedError
-from feeder.checkpoint.passing import is_unread, leaving, passing_over
 from feeder.checkpoint.store import CheckpointStore
+from feeder.checkpoint.tolerate import is_unreadable, skip_damaged, tolerate_failed_removal
 from feeder.errors import CheckpointError
+from feeder.job.checkpoints.locations import MANIFESTS, CheckpointLocation, read_manifest_name
 from feeder.job.checkpoints.manifest import Manifest, is_manifest
-from feeder.job.checkpoints.places import MANIFESTS, Place, read_manifest_name
 
 logger = logging.getLogger("feeder")
 
 
 class Epochs:
-    """What is complete at a place, of a job with these nodes. Every method raises
-    `CheckpointError`, also where the place holds epochs of some of these nodes with others: a
-    node belongs to one job in a place.
+    """What is complete at a location, of a job with these nodes. It keeps nothing in memory: every
+    answer is read from the location, since other runs write there too.
+
+    Every method raises `CheckpointError`, also where the location holds epochs of some of these
+    nodes with others: there a node belongs to one job.
     """
 
-    def __init__(self, place: Place, nodes: Sequence[str]) -> None:
-        self.place = place
+    def __init__(self, location: CheckpointLocation, nodes: Sequence[str]) -> None:
+        self.location = location
         self.nodes = sorted(nodes)
-        self._store = CheckpointStore(place.url, writer=f"manifests-of-{self.nodes[0]}")
+        self._store = CheckpointStore(location.url, writer=f"manifests-of-{self.nodes[0]}")
 
     # ---- found
 
     def newest(self) -> Manifest | None:
         """The newest epoch that is complete, every byte of it checked; None where none was ever
         committed. Damaged ones are named in the log and passed over."""
+        # Listed before others are looked for, so that no folder is an error of its own.
         names = self._names()
         self.check_others()
         for name in reversed(names):
             # A manifest that is removed meanwhile is no reason to say that there is no folder.
-            with passing_over():
+            with skip_damaged():
                 manifest = self._read(name)
                 self.verify(manifest)
                 return manifest
         if names:
             raise CheckpointError(
-                f"none of the {len(names)} epochs of nodes {self.nodes!r} in {self.place.url!r} is "
-                "whole; move them away to begin anew, or name another place"
+                f"none of the {len(names)} epochs of nodes {self.nodes!r} in {self.location.url!r} "
+                "is whole; move them away to begin anew, or name another place"
             )
         return None
 
@@ -66,8 +69,10 @@ class Epochs:
         try:
             return self.has(epoch) and bool(self.find(epoch))
         except CheckpointError as error:
+            # A bad sector, or no right to a file, may go away: only what is missing or damaged
+            # means that the epoch is not complete.
             is_missing = isinstance(error.__cause__, FileNotFoundError)
-            if is_unread(error) or not (is_missing or isinstance(error, DamagedError)):
+            if is_unreadable(error) or not (is_missing or isinstance(error, DamagedError)):
                 raise
             logger.info("%s", error)
             return False
@@ -79,7 +84,7 @@ class Epochs:
         if not found:
             self.check_others()
             raise CheckpointError(
-                f"epoch {epoch} of nodes {self.nodes!r} is not complete in {self.place.url!r}, "
+                f"epoch {epoch} of nodes {self.nodes!r} is not complete in {self.location.url!r}, "
                 f"expected one of {sorted(set(map(self._number, names)))!r}"
             )
         manifest = self._read(found[-1])
@@ -97,8 +102,8 @@ class Epochs:
     def runs(self, after: int = 0) -> list[int]:
         """The generations of the runs that have begun to save, of those after one. One listing,
         which is short: of older runs nothing is left."""
-        prefix = self.place.run(self.nodes)
-        names = self._store.file_names(prefix, self.place.run(self.nodes, after))
+        prefix = self.location.run_name(self.nodes)
+        names = self._store.file_names(prefix, self.location.run_name(self.nodes, after))
         numbers = [name.removeprefix(prefix) for name in names]
         return sorted(int(number) for number in numbers if number.isdecimal())
 
@@ -113,10 +118,10 @@ class Epochs:
         with self._store as store:
             store.put(self._name(manifest), {}, meta=manifest.meta())
 
-    def begin_run(self, generation: int, run_id: str) -> bool:
+    def note_run(self, generation: int, run_id: str) -> bool:
         """Say that a run has begun to save, and whether it is the first of its generation to say
         so. What older runs have said is removed."""
-        name = self.place.run(self.nodes, generation)
+        name = self.location.run_name(self.nodes, generation)
         older = [number for number in self.runs() if number < generation]
         with self._store as store:
             try:
@@ -127,22 +132,23 @@ class Epochs:
                 # One that was written by a call that failed after it had done so is its own.
                 return store.header(name).meta.get("id") == run_id
             for number in older:
-                with leaving():
-                    store.remove(self.place.run(self.nodes, number), missing_ok=True)
+                with tolerate_failed_removal():
+                    store.remove(self.location.run_name(self.nodes, number), missing_ok=True)
         return True
 
     def take_back(self, epoch: int, generations: Iterable[int]) -> None:
         """Let an epoch exist no longer, so that its parts can be written again."""
         for generation in generations:
-            name = self.place.manifest(self.nodes, generation, epoch)
+            name = self.location.manifest_name(self.nodes, generation, epoch)
             self._store.remove(name, missing_ok=True)
 
     def remove(self, epoch: int, generations: Iterable[int]) -> None:
         """Remove an epoch, its parts first: where that is cut short, what is left of it is found by
         its manifest, and removed the next time."""
-        with closing(self.place.open(self.nodes[0])) as database:
+        # The other way round a removal that is cut short would leave parts that nothing names.
+        with closing(self.location.open_database(self.nodes[0])) as database:
             for node in self.nodes:
-                database.remove(self.place.part(node, epoch), missing_ok=True)
+                database.remove(self.location.part_name(node, epoch), missing_ok=True)
         self.take_back(epoch, generations)
 
     def prune(self, keep: int) -> tuple[list[int], int]:
@@ -154,7 +160,7 @@ class Epochs:
         removed = []
         for epoch in in_order(known)[:-keep]:
             if whole is not None and epoch != whole.epoch:
-                with leaving():
+                with tolerate_failed_removal():
                     self.remove(epoch, known[epoch])
                     removed.append(epoch)
         return removed, len(known) - len(removed)
@@ -162,10 +168,10 @@ class Epochs:
     # ---- names
 
     def _name(self, manifest: Manifest) -> str:
-        return self.place.manifest(self.nodes, manifest.generation, manifest.epoch)
+        return self.location.manifest_name(self.nodes, manifest.generation, manifest.epoch)
 
     def _parse(self, name: str) -> tuple[str, int, int]:
-        return read_manifest_name(self.place, name) or ("", 0, 0)
+        return read_manifest_name(self.location, name) or ("", 0, 0)
 
     def _number(self, name: str) -> int:
         return self._parse(name)[2]
@@ -173,7 +179,7 @@ class Epochs:
     def _names(self) -> list[str]:
         """The manifests of this job, from old to new."""
         key = self.nodes[0]
-        names = self._store.file_names(f"{self.place.manifests}{key}.g")
+        names = self._store.file_names(f"{self.location.manifests_prefix}{key}.g")
         ours = [name for name in names if self._parse(name)[0] == key]
         return sorted(ours, key=lambda name: self._parse(name)[1:])
 
@@ -189,8 +195,8 @@ class Epochs:
     def check_others(self) -> None:
         """Raise where a node of this job is in an epoch with other nodes."""
         newest: dict[str, str] = {}
-        for name in sorted(self._store.file_names(self.place.manifests), key=self._parse):
-            if read_manifest_name(self.place, name):
+        for name in sorted(self._store.file_names(self.location.manifests_prefix), key=self._parse):
+            if read_manifest_name(self.location, name):
                 newest[self._parse(name)[0]] = name
         for name in newest.values():
             try:
@@ -209,9 +215,9 @@ class Epochs:
 
     def _check_parts(self, manifest: Manifest) -> None:
         """Raise `DamagedError` unless every part claims to be what the manifest means."""
-        with closing(self.place.open(self.nodes[0])) as database:
+        with closing(self.location.open_database(self.nodes[0])) as database:
             for node, part in manifest.parts.items():
-                name = self.place.part(node, manifest.epoch)
+                name = self.location.part_name(node, manifest.epoch)
                 path = database.path_of(name)
                 try:
                     digest = database.digest_of(name)
@@ -225,9 +231,9 @@ class Epochs:
     def verify(self, manifest: Manifest) -> None:
         """Raise `DamagedError` unless every byte of every part is what it was."""
         self._check_parts(manifest)
-        with closing(self.place.open(self.nodes[0])) as database:
+        with closing(self.location.open_database(self.nodes[0])) as database:
             for node in manifest.parts:
-                database.verify(self.place.part(node, manifest.epoch))
+                database.verify(self.location.part_name(node, manifest.epoch))
 
     def _part_error(self, manifest: Manifest, what: str) -> DamagedError:
         return DamagedError(
@@ -241,10 +247,13 @@ def in_order(generations: Mapping[int, Sequence[int]]) -> list[int]:
     return sorted(generations, key=lambda epoch: (max(generations[epoch]), epoch))
 
 
-def read_manifests(place: Place, epoch: int) -> list[Manifest]:
+def read_manifests(location: CheckpointLocation, epoch: int) -> list[Manifest]:
     """The manifests of an epoch, of whatever jobs, from new to old. Raises `CheckpointError`."""
-    store = CheckpointStore(place.url)
-    named = [(read_manifest_name(place, name), name) for name in store.file_names(place.manifests)]
+    store = CheckpointStore(location.url)
+    named = [
+        (read_manifest_name(location, name), name)
+        for name in store.file_names(location.manifests_prefix)
+    ]
     found = sorted((key[1], name) for key, name in named if key is not None and key[2] == epoch)
     return [
         Manifest.from_meta(store.get(name).meta, store.path_of(name)) for _, name in found[::-1]
@@ -253,30 +262,31 @@ def read_manifests(place: Place, epoch: int) -> list[Manifest]:
 
 def jobs_in(store: CheckpointStore) -> list[Epochs]:
     """The epochs of each job that has any in a store. Raises `CheckpointError`."""
-    place = Place(url=store.url, db_type="file")
+    location = CheckpointLocation(url=store.url, db_type="file")
+    # A job is known by its first node; the newest manifest of each says its nodes.
     newest: dict[str, str] = {}
-    for name in sorted(store.file_names(MANIFESTS), key=lambda n: _order(place, n)):
-        if found := read_manifest_name(place, name):
+    for name in sorted(store.file_names(MANIFESTS), key=lambda n: _order(location, n)):
+        if found := read_manifest_name(location, name):
             newest[found[0]] = name
     jobs = []
     for name in newest.values():
         manifest = Manifest.from_meta(store.get(name).meta, store.path_of(name))
-        jobs.append(Epochs(_place_of(store, manifest, ""), list(manifest.parts)))
+        jobs.append(Epochs(_location_of(store, manifest, ""), list(manifest.parts)))
     return jobs
 
 
-def _order(place: Place, name: str) -> tuple[int, ...]:
-    return (read_manifest_name(place, name) or ("", 0, 0))[1:]
+def _order(location: CheckpointLocation, name: str) -> tuple[int, ...]:
+    return (read_manifest_name(location, name) or ("", 0, 0))[1:]
 
 
-def _place_of(store: CheckpointStore, manifest: Manifest, stem: str) -> Place:
+def _location_of(store: CheckpointStore, manifest: Manifest, stem: str) -> CheckpointLocation:
     """Where the parts of a manifest lie, and as what: a store's own files, or else LMDBs."""
-    place = Place(url=store.url, stem=stem, db_type="file")
-    parts = [place.part(node, manifest.epoch) for node in manifest.parts]
+    location = CheckpointLocation(url=store.url, stem=stem, db_type="file")
+    parts = [location.part_name(node, manifest.epoch) for node in manifest.parts]
     is_there = any(os.path.lexists(store.path_of(part)) for part in parts)
     if is_there and not any(map(store.exists, parts)):
-        return dataclasses.replace(place, db_type="lmdb")
-    return place
+        return dataclasses.replace(location, db_type="lmdb")
+    return location
 
 
 def verify_parts(store: CheckpointStore, name: str) -> None:
@@ -288,4 +298,4 @@ def verify_parts(store: CheckpointStore, name: str) -> None:
     manifest = Manifest.from_meta(meta, store.path_of(name))
     key = f"{min(manifest.parts)}.g{manifest.generation}.{manifest.epoch}"
     stem = name.rpartition("/")[2].removesuffix(key)
-    Epochs(_place_of(store, manifest, stem), list(manifest.parts)).verify(manifest)
+    Epochs(_location_of(store, manifest, stem), list(manifest.parts)).verify(manifest)

@@ -20,18 +20,20 @@ import xxhash
 from feeder.checkpoint.format import DamagedError, Loaded, Reader, Receipt
 from feeder.checkpoint.local import LocalFolder
 from feeder.checkpoint.names import check_name
-from feeder.checkpoint.passing import is_unread
+from feeder.checkpoint.tolerate import is_unreadable
 from feeder.durable import OsFs
 from feeder.errors import CheckpointError, ConfigError
 from feeder.state import codec
-from feeder.state.placing import place, read_dtype, shaped, size_of
+from feeder.state.raw_arrays import num_bytes_of, pack_array, read_dtype, restore_array
 from feeder.workers.sources.extras import load
 
 LMDB_VERSION = 1
 _MAGIC = b"FEEDLMDB"
 _TRAILER_BYTES = len(_MAGIC) + 16
 _ABOUT = b"\0feeder"
+# LMDB's own bound, as it is built everywhere.
 _MAX_KEY_BYTES = 511
+# Read, hashed and written in such pieces: a part of gigabytes is never in memory a second time.
 _PIECE_BYTES = 1 << 20
 _PAGES_BYTES = 1 << 24
 """Room in an LMDB's map for its own pages."""
@@ -95,7 +97,7 @@ class LmdbDatabase:
             self.digest_of(name)
         except CheckpointError as error:
             is_missing = isinstance(error.__cause__, FileNotFoundError)
-            if is_unread(error) or not (is_missing or isinstance(error, DamagedError)):
+            if is_unreadable(error) or not (is_missing or isinstance(error, DamagedError)):
                 raise
             return False
         return True
@@ -126,6 +128,8 @@ class LmdbDatabase:
         about = [[name, *_fields(name, entry, blobs)] for name, entry in entries.items()]
         size = sum(map(len, blobs)) + (len(blobs) + 1) * 2 * _MAX_KEY_BYTES
         try:
+            # No lock and no sync: the file is in memory and this process's alone. `_folder` writes
+            # it durably afterwards.
             env = self._lmdb.open(
                 path, subdir=False, lock=False, sync=False, map_size=2 * size + _PAGES_BYTES
             )
@@ -139,6 +143,8 @@ class LmdbDatabase:
     @contextlib.contextmanager
     def _checked(self, name: str) -> Iterator[tuple[Any, str, int, bytes]]:
         """A transaction on one whose every byte has been checked, its path, length and digest."""
+        # A copy in memory, checked before LMDB sees it: LMDB trusts its pages, and a damaged one
+        # may end the process.
         with _memory_file(name) as (file, path):
             with self._folder.open(check_name(name)) as reader:
                 digest = _copy(reader, file)
@@ -158,6 +164,8 @@ def _offsets(size: int) -> range:
 @contextlib.contextmanager
 def _memory_file(name: str) -> Iterator[tuple[int, str]]:
     """A file that is nowhere but in memory, and a path to it."""
+    # LMDB wants a path, and a memfd has one under /proc; it leaves nothing behind when it is
+    # killed.
     file = os.memfd_create(name[-200:])
     try:
         yield file, f"/proc/self/fd/{file}"
@@ -166,7 +174,7 @@ def _memory_file(name: str) -> Iterator[tuple[int, str]]:
 
 
 def _fields(name: Any, entry: Any, blobs: list[Any]) -> list[Any]:
-    """What is said of an entry; its bytes are added to the blobs."""
+    """Dtype, shape and size of an entry; its bytes are added to the blobs."""
     _key(name)
     if isinstance(entry, bytes):
         blobs.append(entry)
@@ -178,7 +186,7 @@ def _fields(name: Any, entry: Any, blobs: list[Any]) -> list[Any]:
             "anything but Python objects"
         )
     try:
-        dtype, shape, size = place(entry, blobs)
+        dtype, shape, size = pack_array(entry, blobs)
     except TypeError as error:
         raise CheckpointError(f"entry {name!r}: {error}") from None
     return [dtype, list(shape), size]
@@ -222,7 +230,7 @@ def _copy(reader: Reader, file: int) -> bytes:
 
 
 def _parse(transaction: Any, path: str) -> tuple[dict[str, list[Any]], dict[str, Any]]:
-    """What is said of each entry, and what the writer added."""
+    """The fields of each entry, and the writer's meta."""
     try:
         version, about, meta = codec.unpack(bytes(transaction.get(_ABOUT)))
         if version == LMDB_VERSION:
@@ -241,7 +249,7 @@ def _read(transaction: Any, name: str, fields: list[Any], path: str) -> Any:
         dtype_fields, shape, size = fields
         data = transaction.get(_key(name))
         dtype = None if dtype_fields is None else read_dtype(dtype_fields)
-        wanted = size if dtype is None else size_of(dtype, tuple(shape))
+        wanted = size if dtype is None else num_bytes_of(dtype, tuple(shape))
     except ConfigError as error:
         raise CheckpointError(f"checkpoint {path!r} cannot be read here: {error}") from error
     except Exception as error:
@@ -253,7 +261,7 @@ def _read(transaction: Any, name: str, fields: list[Any], path: str) -> Any:
     if wanted != size:
         raise _damaged(path, f"its entry {name!r} of {size} bytes is no {dtype} {shape!r}")
     raw = np.frombuffer(bytearray(data), np.uint8)
-    return shaped(raw, dtype, tuple(shape))
+    return restore_array(raw, dtype, tuple(shape))
 
 
 def _damaged(path: str, what: str) -> DamagedError:

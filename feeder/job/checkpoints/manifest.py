@@ -1,4 +1,4 @@
-"""Manifests: what makes an epoch of several nodes one checkpoint.
+"""Manifests: each makes an epoch of several nodes one checkpoint.
 
 A manifest is a checkpoint without entries, whose meta names the part of every node with its
 digest. It is written last and once: an epoch without one does not exist, however many of its
@@ -12,9 +12,10 @@ from typing import Annotated, Any
 
 import msgspec
 
-from feeder.checkpoint.feeds import check_steps
+from feeder.checkpoint.feed_meta import check_steps
 from feeder.errors import CheckpointError, ResumeError
 
+# Raised when an older reader would misread what is written.
 MANIFEST_VERSION = 1
 _VERSION = "manifest"
 
@@ -28,7 +29,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """The part of one node, as a manifest has it."""
 
     digest: bytes
-    """What its database calls its digest."""
+    """The digest of the part, as its database has it."""
     num_bytes: int
     """Its length in bytes."""
     steps: dict[str, int]

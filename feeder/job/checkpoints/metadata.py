@@ -1,4 +1,4 @@
-"""Metadata handlers: who is told which epochs there are, and asked which was the last."""
+"""Metadata handlers: they are told which epochs there are, and asked which was the last."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from typing import Protocol
 
 from feeder.errors import CheckpointError, ConfigError
 from feeder.job.checkpoints.epochs import Epochs
+from feeder.job.checkpoints.locations import CheckpointLocation, folder_location, stem_location
 from feeder.job.checkpoints.manifest import Manifest
-from feeder.job.checkpoints.places import Place, folder_place, stem_place
+from feeder.workers.public import public
 
 logger = logging.getLogger("feeder")
 
 
+@public("feeder.job")
 class MetadataHandler(Protocol):
     """Caffe2's five methods. A manager calls them from the thread that runs the job."""
 
@@ -43,11 +45,12 @@ class MetadataHandler(Protocol):
         "checkpoint_save", "checkpoint_load" or "checkpoint_partial_load"."""
 
 
+@public("feeder.job")
 class StoreMetadata:
     """The default handler: the manifests beside the parts say which epochs there are."""
 
     def __init__(self) -> None:
-        self._places: list[Place] = []
+        self._locations: list[CheckpointLocation] = []
         self._node_names: list[str] = []
 
     def set_params(
@@ -59,9 +62,9 @@ class StoreMetadata:
         path_type: str | None,
     ) -> None:
         """What the checkpoints are of, and where."""
-        self._places = [folder_place(db_prefix, db_type)]
+        self._locations = [folder_location(db_prefix, db_type)]
         if path_prefix is not None:
-            self._places.append(stem_place(path_prefix, path_type or db_type))
+            self._locations.append(stem_location(path_prefix, path_type or db_type))
         self._node_names = list(node_names)
 
     def write(self, epoch: int) -> None:
@@ -72,17 +75,19 @@ class StoreMetadata:
         the job saves, then where it was told to read."""
         if user_epoch is not None:
             return user_epoch
-        own, *others = self._known_places()
+        # All are looked through before one is chosen: an error at the second must not be hidden by
+        # what the first holds.
+        own, *others = self._known_locations()
         found = [self._newest(own), *(Epochs(p, self._node_names).newest() for p in others)]
         return next((manifest.epoch for manifest in found if manifest is not None), None)
 
     def cp_accessible(self, epoch: int | None = None) -> bool:
         """Whether an epoch is complete; with None, whether there is a folder to write into."""
         if epoch is None:
-            folder = self._known_places()[0].url
+            folder = self._known_locations()[0].url
             return "://" in folder or _is_writable(folder)
-        places = self._known_places()
-        return any(Epochs(place, self._node_names).is_complete(epoch) for place in places)
+        locations = self._known_locations()
+        return any(Epochs(location, self._node_names).is_complete(epoch) for location in locations)
 
     def report(self, action: str, durations: Mapping[str, int]) -> None:
         """Log who took longest: that is what all the others waited for."""
@@ -93,14 +98,14 @@ class StoreMetadata:
                 action, len(durations), slowest, durations[slowest] / 1e9,
             )  # fmt: skip
 
-    def _known_places(self) -> list[Place]:
-        if not self._places:
+    def _known_locations(self) -> list[CheckpointLocation]:
+        if not self._locations:
             raise ConfigError("the metadata handler knows no place yet; call set_params first")
-        return self._places
+        return self._locations
 
-    def _newest(self, place: Place) -> Manifest | None:
+    def _newest(self, location: CheckpointLocation) -> Manifest | None:
         try:
-            return Epochs(place, self._node_names).newest()
+            return Epochs(location, self._node_names).newest()
         except CheckpointError as error:
             if not isinstance(error.__cause__, FileNotFoundError):
                 raise

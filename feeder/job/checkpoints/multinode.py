@@ -12,6 +12,12 @@ import msgspec
 
 from feeder.errors import CheckpointError, ConfigError, ResumeError
 from feeder.job.checkpoints.epochs import Epochs
+from feeder.job.checkpoints.locations import (
+    CheckpointLocation,
+    check_node,
+    folder_location,
+    stem_location,
+)
 from feeder.job.checkpoints.manifest import Manifest, Part
 from feeder.job.checkpoints.metadata import MetadataHandler, StoreMetadata
 from feeder.job.checkpoints.partial import find_partial
@@ -22,8 +28,8 @@ from feeder.job.checkpoints.parts import (
     PartReceipt,
     SavePart,
 )  # fmt: skip
-from feeder.job.checkpoints.places import Place, check_node, folder_place, stem_place
 from feeder.job.checkpoints.timeline import Timeline
+from feeder.workers.public import public
 
 logger = logging.getLogger("feeder")
 
@@ -31,6 +37,7 @@ SAVE, LOAD, PARTIAL_LOAD = "checkpoint_save", "checkpoint_load", "checkpoint_par
 """The actions that are reported."""
 
 
+@public("feeder.job")
 class MultiNodeCheckpointManager:
     """Saves and loads the workspaces of a job's nodes, an epoch at a time.
 
@@ -46,8 +53,8 @@ class MultiNodeCheckpointManager:
         keep: How many epochs stay in `db_prefix`: once one is committed, the oldest beyond them
             are removed, those of a line that the job was put back from first. None keeps all.
 
-    One thread uses it at a time. Methods raise `CheckpointError`, which says which file and what
-    to do, and `ConfigError` for settings that are wrong.
+    One thread at a time uses it and owns its fields. Methods raise `CheckpointError`, which says
+    which file and what to do, and `ConfigError` for settings that are wrong.
     """
 
     def __init__(
@@ -61,7 +68,7 @@ class MultiNodeCheckpointManager:
         if keep is not None and (type(keep) is not int or keep < 1):
             raise ConfigError(f"keep is {keep!r}, expected a whole number from 1 on, or None")
         self._keep = keep
-        self._place = folder_place(db_prefix, db_type)
+        self._location = folder_location(db_prefix, db_type)
         self._db_prefix = os.fspath(db_prefix)
         self._metadata_handler = metadata_handler or StoreMetadata()
         self._path_prefix: str | None = None
@@ -69,9 +76,10 @@ class MultiNodeCheckpointManager:
         self._files: dict[str, str] = {}
         self._known: Timeline | None = None
         self._blobs: dict[str, list[str]] = {}
+        # The epoch whose parts are all durable and wait for their manifest.
         self._saved: tuple[int, dict[str, PartReceipt]] | None = None
         self.reports: dict[str, dict[str, PartReceipt]] = {}
-        """What the last save, load and partial load did, by action and by the database's name:
+        """The receipts of the last save, load and partial load, by action and database name:
         bytes and nanoseconds of every part."""
 
     # ---- names
@@ -85,20 +93,25 @@ class MultiNodeCheckpointManager:
         """Where the part of a node lies: ``<db_prefix>/<node>.<epoch>``."""
         if node_name not in self._files:
             raise ConfigError(f"no node {node_name!r} here, expected one of {self.nodes!r}")
-        return os.path.join(self._db_prefix, self._place.part(self._files[node_name], epoch))
+        return os.path.join(
+            self._db_prefix, self._location.part_name(self._files[node_name], epoch)
+        )
 
-    def _db_names(self, place: Place, epoch: int) -> dict[str, str]:
-        """What the parts of an epoch are called in reports, by node."""
-        if place is self._place:
+    def _db_names(self, location: CheckpointLocation, epoch: int) -> dict[str, str]:
+        """The names of the parts of an epoch in reports, by node."""
+        if location is self._location:
             return {node: self.get_ckpt_db_name(node, epoch) for node in self._files}
-        return {node: f"{place.url}/{place.part(f, epoch)}" for node, f in self._files.items()}
+        return {
+            node: f"{location.url}/{location.part_name(f, epoch)}"
+            for node, f in self._files.items()
+        }
 
     def blob_list(self) -> dict[str, list[str]]:
         """The names of what is saved, by node; set by `init`, `save` and `load`."""
         return {node: list(names) for node, names in self._blobs.items()}
 
     def _file_names(self, nodes: Sequence[str]) -> dict[str, str]:
-        """What each node is called in files."""
+        """The name of each node in files."""
         return {node: check_node(node) for node in nodes}
 
     # ---- settings
@@ -113,8 +126,8 @@ class MultiNodeCheckpointManager:
         self._path_prefix = path_prefix if path_prefix is not None else self._path_prefix
         self._path_type = path_type if path_type is not None else self._path_type
         self._metadata_handler.set_params(
-            db_prefix=self._place.url,
-            db_type=self._place.db_type,
+            db_prefix=self._location.url,
+            db_type=self._location.db_type,
             node_names=list(self._files.values()),
             path_prefix=self._path_prefix,
             path_type=self._path_type,
@@ -142,7 +155,7 @@ class MultiNodeCheckpointManager:
         may be called again, with the same nodes."""
         self.set_params(nodes)
         self._saved = None
-        self._timeline().begin()
+        self._timeline().begin_run()
         if retrieve_from_epoch is not None:
             self._find(retrieve_from_epoch, path_prefix, path_type)
             return Operation(requests={}, settle=lambda answers: None)
@@ -163,9 +176,9 @@ class MultiNodeCheckpointManager:
         self._saved = None
         requests = {
             node: SavePart(
-                url=self._place.url,
-                db_type=self._place.db_type,
-                name=self._place.part(file, epoch),
+                url=self._location.url,
+                db_type=self._location.db_type,
+                name=self._location.part_name(file, epoch),
                 writer=file,
                 meta={"node": file, "epoch": epoch, "generation": generation},
             )
@@ -184,7 +197,7 @@ class MultiNodeCheckpointManager:
         }
         manifest = self._timeline().commit(epoch, finished_by, parts)
         try:
-            manifest.check_steps(self._place.url)
+            manifest.check_steps(self._location.url)
         except ResumeError as error:
             logger.warning("what was saved cannot be resumed from: %s", error)
         try:
@@ -200,21 +213,21 @@ class MultiNodeCheckpointManager:
         """Load an epoch into the workspaces of all nodes. Raises `ResumeError` where the nodes'
         feeds stand at different steps, and `CheckpointError` where a node's part lacks an array or
         object that the epoch before holds."""
-        place, manifest = self._find(epoch, path_prefix, path_type)
-        manifest.check_steps(place.url)
-        before = Epochs(place, list(self._files.values())).before(epoch)
+        location, manifest = self._find(epoch, path_prefix, path_type)
+        manifest.check_steps(location.url)
+        before = Epochs(location, list(self._files.values())).before(epoch)
         requests = {
             node: LoadPart(
-                url=place.url,
-                db_type=place.db_type,
-                name=place.part(file, epoch),
+                url=location.url,
+                db_type=location.db_type,
+                name=location.part_name(file, epoch),
                 digest=manifest.parts[file].digest,
-                before=None if before is None else place.part(file, before),
+                before=None if before is None else location.part_name(file, before),
             )
             for node, file in self._files.items()
         }
         return Operation(
-            requests=requests, settle=partial(self._settle_load, self._db_names(place, epoch))
+            requests=requests, settle=partial(self._settle_load, self._db_names(location, epoch))
         )
 
     # ---- in this process
@@ -242,12 +255,12 @@ class MultiNodeCheckpointManager:
             False, with nothing loaded, where the epoch is not complete for one of the nodes.
         """
         self._files = self._checked_files(nodes)
-        found = find_partial(self._place, self._files, epoch)
+        found = find_partial(self._location, self._files, epoch)
         if found is None:
             return False
         entries, receipts = found.load(blob_names)
         session.workspace.update(entries)
-        self._report(PARTIAL_LOAD, self._db_names(self._place, epoch), receipts)
+        self._report(PARTIAL_LOAD, self._db_names(self._location, epoch), receipts)
         return True
 
     def report_checkpoint_stats(self, action_name: str) -> None:
@@ -266,7 +279,7 @@ class MultiNodeCheckpointManager:
     def _settle_save(self, epoch: int, answers: Mapping[str, Any]) -> None:
         receipts = _receipts(answers)
         self._blobs = {node: receipt.entries for node, receipt in receipts.items()}
-        self._report(SAVE, self._db_names(self._place, epoch), receipts)
+        self._report(SAVE, self._db_names(self._location, epoch), receipts)
         self._saved = (epoch, receipts)
 
     def _settle_load(self, db_names: Mapping[str, str], answers: Mapping[str, Any]) -> None:
@@ -297,19 +310,21 @@ class MultiNodeCheckpointManager:
         if self._known is None:
             others = [self._elsewhere(self._path_prefix, self._path_type)]
             nodes = list(self._files.values())
-            self._known = Timeline(self._place, [p for p in others if p is not None], nodes)
+            self._known = Timeline(self._location, [p for p in others if p is not None], nodes)
         return self._known
 
-    def _elsewhere(self, path_prefix: str | None, path_type: str | None) -> Place | None:
+    def _elsewhere(
+        self, path_prefix: str | None, path_type: str | None
+    ) -> CheckpointLocation | None:
         if path_prefix is None:
             return None
-        return stem_place(path_prefix, path_type or self._place.db_type)
+        return stem_location(path_prefix, path_type or self._location.db_type)
 
     def _find(
         self, epoch: int, path_prefix: str | None = None, path_type: str | None = None
-    ) -> tuple[Place, Manifest]:
-        if place := self._elsewhere(path_prefix, path_type):
-            return Timeline(place, [], list(self._files.values())).find(epoch)
+    ) -> tuple[CheckpointLocation, Manifest]:
+        if location := self._elsewhere(path_prefix, path_type):
+            return Timeline(location, [], list(self._files.values())).find(epoch)
         return self._timeline().find(epoch)
 
 
@@ -317,7 +332,7 @@ def _receipts(answers: Mapping[str, Any]) -> dict[str, PartReceipt]:
     return {node: msgspec.convert(answer, PartReceipt) for node, answer in answers.items()}
 
 
-# ---- Checkpoint managers: of jobs with several nodes, and with one.
+# ---- The checkpoint manager of a job with one node.
 
 
 __all__ = [
@@ -328,6 +343,7 @@ __all__ = [
 ]
 
 
+@public("feeder.job")
 class CheckpointManager(MultiNodeCheckpointManager):
     """Saves and loads the workspace of a job that has one node, under a name of its own:
     ``<db_prefix>/<node_name>.<epoch>``. Else it is a `MultiNodeCheckpointManager`.

@@ -15,15 +15,15 @@ from feeder.checkpoint.format import DamagedError
 from feeder.errors import CheckpointError, ConfigError
 from feeder.job.checkpoints.databases import Database
 from feeder.job.checkpoints.epochs import read_manifests
+from feeder.job.checkpoints.locations import CheckpointLocation
 from feeder.job.checkpoints.parts import PartReceipt
-from feeder.job.checkpoints.places import Place
 
 logger = logging.getLogger("feeder")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """The part of one node."""
+    """The part of one node, as its manifest means it."""
 
     name: str
     digest: bytes
@@ -34,8 +34,8 @@ class PartialLoad:
     """Reads entries of the parts of several nodes, each of which may have been saved by a job of
     its own."""
 
-    def __init__(self, place: Place, parts: Mapping[str, Found]) -> None:
-        self._place = place
+    def __init__(self, location: CheckpointLocation, parts: Mapping[str, Found]) -> None:
+        self._location = location
         self._parts = parts
 
     def load(self, names: Sequence[str]) -> tuple[dict[str, Any], dict[str, PartReceipt]]:
@@ -47,7 +47,7 @@ class PartialLoad:
             wanted[node][name] = entry
         loaded: dict[str, Any] = {}
         receipts = {}
-        with closing(self._place.open("nobody")) as database:
+        with closing(self._location.open_database("nobody")) as database:
             for node, entries in wanted.items():
                 found, receipts[node] = self._read(database, self._parts[node], entries)
                 loaded |= found
@@ -78,6 +78,7 @@ class PartialLoad:
     ) -> tuple[dict[str, Any], PartReceipt]:
         start = time.monotonic_ns()
         loaded = database.get(part.name, sorted(set(entries.values())))
+        # It may have been written again since the manifest was read.
         if loaded.digest != part.digest:
             raise DamagedError(
                 f"checkpoint {database.path_of(part.name)!r} is another than its manifest says; "
@@ -93,22 +94,25 @@ class PartialLoad:
         return {name: loaded.entries[entry] for name, entry in entries.items()}, receipt
 
 
-def find_partial(place: Place, files: Mapping[str, str], epoch: int) -> PartialLoad | None:
+def find_partial(
+    location: CheckpointLocation, files: Mapping[str, str], epoch: int
+) -> PartialLoad | None:
     """The parts of nodes, named as in `files`, at an epoch; None where one of them has none that
     is complete."""
+    # A node may be in the manifests of several jobs over time; the newest says which part counts.
     digests: dict[str, bytes] = {}
-    for manifest in read_manifests(place, epoch):  # a newer one counts before an older one
+    for manifest in read_manifests(location, epoch):  # a newer one counts before an older one
         digests = {name: part.digest for name, part in manifest.parts.items()} | digests
     parts = {}
-    with closing(place.open("nobody")) as database:
+    with closing(location.open_database("nobody")) as database:
         for node, file in files.items():
-            name = place.part(file, epoch)
+            name = location.part_name(file, epoch)
             if file not in digests or not database.exists(name):
                 logger.info("there is no complete checkpoint %r", database.path_of(name))
                 return None
             entries = database.entry_names(name)
             parts[node] = Found(name=name, digest=digests[file], entries=entries)
-    return PartialLoad(place, parts)
+    return PartialLoad(location, parts)
 
 
 def _num_bytes(entry: Any) -> int:

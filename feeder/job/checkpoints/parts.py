@@ -1,4 +1,4 @@
-"""What a node is asked to do with its part of a checkpoint, and how it does it.
+"""What a session asks a node to do with its part of a checkpoint, and how the node does it.
 
 The requests are plain data, so that they reach nodes in other processes.
 """
@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from feeder.checkpoint.format import DamagedError, Loaded
-from feeder.checkpoint.passing import passing_over
+from feeder.checkpoint.tolerate import skip_damaged
 from feeder.errors import CheckpointError
 from feeder.job.checkpoints.databases import Database, open_database
 
@@ -31,9 +31,9 @@ class SavePart(msgspec.Struct, frozen=True, kw_only=True, tag="save"):
     name: str
     """The name of the part."""
     writer: str
-    """Whose lock is to be held meanwhile."""
+    """The writer whose lock is held meanwhile."""
     meta: dict[str, int | str]
-    """What is said of the part, in it."""
+    """The meta of the part."""
 
 
 class LoadPart(msgspec.Struct, frozen=True, kw_only=True, tag="load"):
@@ -43,7 +43,7 @@ class LoadPart(msgspec.Struct, frozen=True, kw_only=True, tag="load"):
     db_type: str
     name: str
     digest: bytes
-    """What the manifest says its digest is."""
+    """The digest that the manifest gives."""
     before: str | None = None
     """The name of this node's part of the epoch before, where there is one."""
 
@@ -52,7 +52,7 @@ PartRequest = NoteEntries | SavePart | LoadPart
 
 
 class PartReceipt(msgspec.Struct, frozen=True, kw_only=True):
-    """What has become of a part."""
+    """The result of saving or loading a part."""
 
     digest: bytes
     num_bytes: int
@@ -70,9 +70,9 @@ class Operation:
     """Something that is asked of nodes, all at once; a session runs it."""
 
     requests: Mapping[str, PartRequest]
-    """What is asked of each node."""
+    """The request to each node."""
     settle: Callable[[Mapping[str, Any]], Any]
-    """What becomes of their answers, once there is one of each; its result is the session's."""
+    """Called with all answers, once there is one of each node; its result is the session's."""
 
 
 def save_part(request: SavePart, entries: Mapping[str, Any], steps: dict[str, int]) -> PartReceipt:
@@ -80,6 +80,7 @@ def save_part(request: SavePart, entries: Mapping[str, Any], steps: dict[str, in
     name is replaced: no manifest means it. Raises `CheckpointError`."""
     start = time.monotonic_ns()
     with closing(open_database(request.db_type, request.url, request.writer)) as database:
+        # The manifest of this epoch is gone already, so the old part means nothing.
         try:
             database.remove(request.name, missing_ok=True)
             receipt = database.put(request.name, entries, meta={**request.meta, "steps": steps})
@@ -121,7 +122,7 @@ def _check_nothing_lost(database: Database, before: str, loaded: Loaded) -> None
     """Raise where an epoch lacks what the one before it holds. The names are settled by the init
     group, once: a part with fewer is of a node that had lost its workspace when it was saved."""
     held: list[str] = []
-    with passing_over():
+    with skip_damaged():
         held = database.entry_names(before)
     if missing := [name for name in held if name not in loaded.entries]:
         raise CheckpointError(

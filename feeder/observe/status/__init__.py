@@ -1,1 +1,1 @@
-"""What an operator looks at: a page, metrics, and whether all is well, at one port."""
+"""The status port: a page, metrics, and probes for an operator."""

@@ -1,4 +1,4 @@
-"""What the status page shows: figures that are read once a second, and what follows from them."""
+"""The content of the status page: figures that are read once a second, verdicts and curves."""
 
 from __future__ import annotations
 
@@ -15,17 +15,19 @@ from feeder.errors import FeedError
 from feeder.observe.figures import Figures
 from feeder.observe.status.history import History
 
+# A point of the page's curves is a second; faster would show the scheduler's noise.
 SAMPLE_S = 1.0
 
 
 class Board:
-    """Reads figures now and then; any thread may ask for what came of it.
+    """Reads figures now and then; any thread may ask for what came of it. Its lock guards the
+    history and `_closed`.
 
-    `look` reads the figures of the process, and raises a `FeedError` where it cannot.
+    `read_figures` reads the figures of the process, and raises a `FeedError` where it cannot.
     """
 
-    def __init__(self, look: Callable[[], Figures]) -> None:
-        self._look = look
+    def __init__(self, read_figures: Callable[[], Figures]) -> None:
+        self._read_figures = read_figures
         self._lock = threading.Lock()
         self._closing = threading.Condition(self._lock)
         self._history = History()
@@ -47,7 +49,7 @@ class Board:
     def sample(self) -> None:
         """Read the figures, where they can be had."""
         try:
-            figures = self._look()
+            figures = self._read_figures()
         except FeedError:
             return  # What is wrong is told to whoever asks.
         with self._lock:
@@ -63,7 +65,7 @@ class Board:
 
     def figures(self) -> Figures:
         """The figures now. Raises `FeedError`."""
-        return self._look()
+        return self._read_figures()
 
     def kinds(self, figures: Figures) -> dict[str, str]:
         """The kind of each feed's verdict, by its title; `figures` are the latest."""
@@ -73,7 +75,7 @@ class Board:
 
     def everything(self) -> bytes:
         """Figures, verdicts and curves as JSON, for the page. Raises `FeedError`."""
-        figures = self._look()
+        figures = self._read_figures()
         with self._lock:
             self._begin(figures)
             verdicts, points = self._history.verdicts(), self._history.points()
@@ -84,14 +86,14 @@ class Board:
         return msgspec.json.encode({"figures": figures, "verdicts": told, "history": points})
 
     def _begin(self, figures: Figures) -> None:
-        """Whoever asks before the sampler has looked is told of the time since the start."""
+        """Before the sampler's first reading the verdict is of the time since the start."""
         if self._history.latest is None:
             self._history.add(figures)
 
     def trouble(self) -> str | None:
         """Why this process is not ready: it does not answer, or a feed has failed; else None."""
         try:
-            failed = [feed for feed in self._look().feeds if feed.state == "failed"]
+            failed = [feed for feed in self._read_figures().feeds if feed.state == "failed"]
         except FeedError as error:
             return str(error)
         return "; ".join(f"feed {feed.title!r}: {feed.failure}" for feed in failed) or None
@@ -99,6 +101,7 @@ class Board:
 
 def stacks() -> str:
     """The stack of every thread of this process."""
+    # Taken at once: threads may start and end while the text is made.
     frames = sys._current_frames()
     parts = [
         f"{thread.name} (daemon={thread.daemon}):\n"

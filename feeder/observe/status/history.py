@@ -1,4 +1,4 @@
-"""Figures over time: what the verdict is judged from, and the curves of the page. Rules."""
+"""The last readings of figures: the verdict is judged from them, and the page draws its curves."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Point(msgspec.Struct, frozen=True, array_like=True):
     bytes: float
     """Bytes a second in them."""
     waiting: float
-    """Share of the time that the trainer waited which waited most."""
+    """The share of the time that the hungriest trainer waited."""
     fill: float
     """Share of its room that was filled at the end."""
 
@@ -47,6 +47,7 @@ class History:
             points = self._points.setdefault(feed.title, deque(maxlen=MAX_POINTS))
             points.append(_point(Interval(before, feed, seconds), figures.at_s))
         self._recent.append(figures)
+        # Two stay in any case, and the older one is the last that is at least so old.
         while len(self._recent) > 2 and figures.at_s - self._recent[1].at_s >= JUDGED_S:
             self._recent.popleft()
 
@@ -56,11 +57,11 @@ class History:
         return self._recent[-1] if self._recent else None
 
     def intervals(self) -> dict[str, Interval]:
-        """What happened to each feed lately, by its title."""
+        """The last interval of each feed, by its title."""
         return {title: Interval(*readings) for title, readings in self._readings().items()}
 
     def verdicts(self) -> dict[str, Verdict]:
-        """What held each feed up lately, by its title."""
+        """The verdict on each feed over the last interval, by its title."""
         return {title: judge(*readings) for title, readings in self._readings().items()}
 
     def _readings(self) -> dict[str, tuple[FeedFigures | None, FeedFigures, float]]:

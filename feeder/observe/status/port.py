@@ -24,9 +24,13 @@ from feeder.workers.fetch.threads import ThreadGroup
 logger = logging.getLogger("feeder")
 
 LOOPBACK = "127.0.0.1"
+# From the first byte to the last, whatever a client does in between.
 _REQUEST_S = 5.0
+# After a failed accept, as without a free descriptor: else the thread would spin.
 _TROUBLE_S = 0.1
+# Requests end as soon as they are hung up on; one that is reading figures may take a moment.
 _STOP_S = 2.0
+# More than all places together have; a probe must get in behind a crowd that connects at once.
 _BACKLOG = 64
 
 _Phase = Literal["reading", "answering", "probing"]
@@ -64,15 +68,17 @@ _ports: weakref.WeakSet[StatusPort] = weakref.WeakSet()
 
 
 class StatusPort:
-    """Serves the figures that `look` reads, until it is closed. Threads of its own, a
-    `ThreadGroup`'s.
+    """Serves the figures that `read_figures` reads, until it is closed, in threads of its own.
+
+    Whoever made it closes it; `_open` has a lock of its own. A socket and `BaseHTTPRequestHandler`,
+    not `socketserver`: that one polls, and its threads belong to nobody.
 
     Port 0 is the system's choice. Raises `ConfigError` where it cannot listen.
     """
 
-    def __init__(self, place: str | int, look: Callable[[], Figures]) -> None:
+    def __init__(self, place: str | int, read_figures: Callable[[], Figures]) -> None:
         host, port = parse_place(place)
-        self._board = Board(look)
+        self._board = Board(read_figures)
         self._requests = ThreadGroup()
         self._open = _Connections()
         self._listener = _listen(host, port)
@@ -80,9 +86,11 @@ class StatusPort:
         shown = f"[{name}]" if ":" in name else name
         self.url = f"http://{shown}:{number}/"
         """The address of the page."""
-        self._scope = ThreadGroup()
-        self._scope.start("feeder status", run_port, self._listener, self._take, self._board.pause)
-        self._scope.start("feeder status sampler", self._board.run_sampler)
+        self._threads = ThreadGroup()
+        self._threads.start(
+            "feeder status", run_port, self._listener, self._take, self._board.pause
+        )
+        self._threads.start("feeder status sampler", self._board.run_sampler)
         _ports.add(self)
 
     def __enter__(self) -> StatusPort:
@@ -96,22 +104,24 @@ class StatusPort:
     ) -> None:
         self.close()
 
-    def fork(self) -> None:
+    def after_fork(self) -> None:
         """This is a forked child: the port is the parent's."""
         self._listener.close()
         self._open.close()
 
     def close(self) -> None:
         """End at once, requests under way included. Harmless when done before."""
+        # In this order: no new connection, then no waiting one, then no thread.
         self._board.close()
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
-        self._scope.close(_STOP_S)
+        self._threads.close(_STOP_S)
         self._listener.close()
         self._open.hang_up()
         self._requests.close(_STOP_S)
 
     def _take(self, connection: socket.socket) -> None:
+        # Counted here and not in its own thread, which may not have begun when the next one comes.
         self._open.enter("reading", connection)
         self._requests.start("feeder status request", self._serve, connection)
 
@@ -299,7 +309,7 @@ class _Request(BaseHTTPRequestHandler):
 
 def _after_fork() -> None:
     for port in list(_ports):
-        port.fork()
+        port.after_fork()
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -1,4 +1,4 @@
-"""What is at each path of the status port. No sockets here."""
+"""The answer at each path of the status port, and who may have it. No sockets here."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _HERE = Path(__file__).parent
 
 
 class Answer(NamedTuple):
-    """What is sent back."""
+    """An answer to a request."""
 
     status: int
     kind: str
@@ -28,7 +28,7 @@ Route = Callable[[Board], Answer]
 
 
 def answer(board: Board, path: str, *, peer: str, host: str | None) -> Answer:
-    """What is at a path, for the peer of an address that asks with a Host header, or with none.
+    """The answer at a path, for a peer at an address that sends a Host header, or none.
 
     A page of another site, open in a browser of this host, may have made its own name mean this
     host. Its requests come from here, and the Host header alone tells them: they get nothing.
@@ -64,6 +64,7 @@ def is_near(host: str) -> bool:
         address = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:
         return host == "localhost"
+    # An IPv6 socket shows IPv4 peers as ::ffff:127.0.0.1.
     mapped = getattr(address, "ipv4_mapped", None)
     return (mapped or address).is_loopback
 
@@ -94,6 +95,7 @@ def _metrics(board: Board) -> Answer:
 
 
 def _health(board: Board) -> Answer:
+    # The figures of a server are asked of its I/O thread: an answer means that it lives.
     board.figures()
     return _say(200, "ok")
 
@@ -104,7 +106,7 @@ def _readiness(board: Board) -> Answer:
 
 
 PROBES = frozenset(("/healthz", "/readyz"))
-"""What orchestrators ask for, to decide whether a process lives."""
+"""The paths by which orchestrators find out whether a process lives."""
 
 _ROUTES: dict[str, Route] = {
     "/": _file("page.html", "text/html; charset=utf-8"),

@@ -17,6 +17,7 @@ from feeder.service.net.addresses import Address, check_connects, default_addres
 from feeder.service.net.connection import Connection
 from feeder.service.net.keys import ClientKeys
 from feeder.service.net.security import Security
+from feeder.workers.public import public
 
 # The longest frame that a consumer takes. A server sends batches in frames of 31 MiB at most, and a
 # snapshot with up to 256 MiB of rows. A longer frame is refused before it takes memory here.
@@ -25,6 +26,7 @@ _MAX_FRAME_BYTES = 512 * 1024 * 1024
 _MAX_SECONDS = 1e9
 
 
+@public("feeder")
 def connect(
     addresses: str | Sequence[str] | None = None,
     *,

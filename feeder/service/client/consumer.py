@@ -27,8 +27,9 @@ from feeder.service.client.lease import ClientLease
 from feeder.service.faults import point
 from feeder.service.memory import forking
 from feeder.state.snapshot import Snapshot
-from feeder.state.statedict import STATE_KEY, unpack_state_dict
+from feeder.state.state_dict import STATE_KEY, unpack_state_dict
 from feeder.workers.fetch.threads import ThreadGroup
+from feeder.workers.public import public
 from feeder.workers.stats import Handed
 from feeder.workers.stream.batch import Batch
 
@@ -40,6 +41,7 @@ _ANSWER_S = 10.0
 """How long a server may take to answer a request for a snapshot, whose rows may be 256 MiB."""
 
 
+@public("feeder")
 class Consumer:
     """The batches of one queue of a served feed, in order, once: iterable and iterator.
 

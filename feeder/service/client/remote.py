@@ -10,8 +10,9 @@ from feeder import errors
 from feeder.errors import FeedError, FetchError, RemoteError
 from feeder.service.protocol import messages as say
 from feeder.state import codec
+from feeder.state.fingerprint import check_fingerprint, fingerprint_digest
 from feeder.state.snapshot import Snapshot, StreamState, summarise
-from feeder.state.token import StreamId, check_fingerprint, is_token, make_fingerprint
+from feeder.state.token import StreamId, is_token
 from feeder.workers.errors import ChunkError
 from feeder.workers.stream.batch import Batch
 from feeder.workers.stream.chunks import Column, Columns
@@ -43,7 +44,7 @@ class Identity:
     @property
     def id(self) -> StreamId:
         """What tokens of this stream carry, to be told from tokens of another."""
-        return StreamId(self.name, self.number, make_fingerprint(self.fingerprint))
+        return StreamId(self.name, self.number, fingerprint_digest(self.fingerprint))
 
 
 def identity_of(opened: say.Opened) -> Identity:

@@ -20,8 +20,8 @@ from feeder.observe.figures import (
     QueueFigures,
     ServiceFigures,
     State,
-    make_feed,
-    make_figures,
+    build_feed_figures,
+    build_figures,
     to_json,
 )
 from feeder.service.net.listener import Peer
@@ -46,7 +46,7 @@ def feed_figures(desk: Desk, now: float) -> FeedFigures:
         started_at=feed.started_at,
         asked_at=feed.stats.asked_at,
     )
-    return make_feed(
+    return build_feed_figures(
         feed.factory.config,
         0,
         condition,
@@ -171,7 +171,7 @@ class Monitors:
         """The figures of all feeds, at most `_FRESH_S` old."""
         if self._figures is None or now - self._made_at >= _FRESH_S:
             feeds = [feed_figures(desk, now) for desk in self._desks.values()]
-            self._figures, self._made_at = make_figures(feeds, now), now
+            self._figures, self._made_at = build_figures(feeds, now), now
             self._data = None
         return self._figures
 

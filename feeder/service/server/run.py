@@ -28,7 +28,7 @@ from feeder.service.ratelimited_log import RateLimitedLog
 from feeder.service.server.stats import FeedStats
 from feeder.state.positions import Positions
 from feeder.state.snapshot import Snapshot, StreamState
-from feeder.state.statedict import unpack_position
+from feeder.state.state_dict import unpack_position
 from feeder.workers.errors import ClosedError, in_words
 from feeder.workers.fetch.scheduler import Held
 from feeder.workers.pipeline import Pipeline

@@ -46,6 +46,7 @@ from feeder.service.server.run import (
 )
 from feeder.state.snapshot import Snapshot
 from feeder.workers.fetch.threads import ThreadGroup
+from feeder.workers.public import public
 
 # ---- The arguments of `feeder.serve`, checked before anything is opened.
 
@@ -110,6 +111,7 @@ _LOOK_S = 2.0
 """How long `figures` waits for the I/O thread."""
 
 
+@public("feeder")
 class Server:
     """Feeds that are being served; made by `feeder.serve`. A context manager.
 
@@ -295,7 +297,7 @@ class Server:
         finally:
             # Only now: the loop has heard what consumers used until the end.
             if self._saver is not None and self._saver.is_running:
-                self._saver.mark()
+                self._saver.save_soon()
             # Sockets before unix connections: a hang-up must not overtake the last messages.
             self._stack.close()
             self._loop.close()
@@ -318,6 +320,7 @@ class Server:
         return f"<Server at {', '.join(self.addresses)}>"
 
 
+@public("feeder")
 def serve(
     feeds: Coordinator | Callable[[], Any],
     addresses: str | Sequence[str] | None = None,

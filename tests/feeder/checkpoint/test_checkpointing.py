@@ -278,7 +278,7 @@ def test_without_feeds_nothing_is_stored(tmp_path: Path) -> None:
     store = Watched(tmp_path)
     with feeder.Coordinator(checkpoints=feeder.Checkpointing(store, every_s=0.01)) as coordinator:
         assert coordinator._saver is not None
-        coordinator._saver.mark()
+        coordinator._saver.save_soon()
         make(Pure(num_calls=33), coordinator=coordinator)
         coordinator.start()
         store.wait()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import feeder
-from feeder.checkpoint.feeds import check_steps
+from feeder.checkpoint.feed_meta import check_steps
 from feeder.checkpoint.store import CheckpointStore
 from small import Aside, Pure, ids, make
 

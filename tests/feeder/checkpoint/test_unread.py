@@ -137,7 +137,7 @@ def test_an_epoch_that_cannot_be_read_is_not_missing(
     trained: MultiNodeCheckpointManager, monkeypatch: pytest.MonkeyPatch, error: int, refused: str
 ) -> None:
     put_under(monkeypatch, Refusing(error, refused))
-    manager = MultiNodeCheckpointManager(trained._db_prefix, trained._place.db_type)
+    manager = MultiNodeCheckpointManager(trained._db_prefix, trained._location.db_type)
     manager.set_params(NODES)
     calls: list[Callable[[], Any]] = [
         lambda: manager.exists(4), manager.get_resume_from_epoch_id,
@@ -152,7 +152,7 @@ def test_a_bad_sector_is_no_missing_part(
     trained: MultiNodeCheckpointManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put_under(monkeypatch, FailingFs("read", 1, errno.EIO, lasting=True))
-    database = trained._place.open("nobody")
+    database = trained._location.open_database("nobody")
     with pytest.raises(feeder.CheckpointError, match="Input/output error"):
         database.exists("trainer_1.4")
 

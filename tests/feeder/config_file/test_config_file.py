@@ -13,8 +13,8 @@ import pytest
 import feeder
 from feeder.cli.config import advise
 from feeder.config import default_bytes, memory_bytes
+from feeder.config_file.build import build_coordinator
 from feeder.config_file.keys import checkpoint_keys, feed_keys, server_keys
-from feeder.config_file.making import make_coordinator
 from feeder.config_file.settings import Setting, Settings, show
 from feeder.config_file.toml import parse_toml, read_toml
 from feeder.errors import ConfigError
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.usefixtures("folder")
 
 def values(text: str, environment: Mapping[str, str] | None = None) -> list[list[int]]:
     """The first column of every batch of the feed 'train'."""
-    with make_coordinator(read(text, environment)) as coordinator:
+    with build_coordinator(read(text, environment)) as coordinator:
         return [batch["x"][:, 0].tolist() for batch in coordinator["train"]]
 
 
@@ -228,7 +228,7 @@ def test_loggers_and_init_fun_are_named() -> None:
         'fetch = "filed_feeds:fetch"\ninit_fun = "filed_feeds:begin"\n'
         'external_loggers = ["filed_feeds:log"]\n'
     )
-    with make_coordinator(read(text)) as coordinator:
+    with build_coordinator(read(text)) as coordinator:
         feeds = sys.modules["filed_feeds"]
         assert feeds.begun == [coordinator["train"]]
         assert coordinator["train"].streams[0].config.external_loggers == (feeds.log,)
@@ -288,7 +288,7 @@ def test_what_is_shown_says_the_same_as_what_was_read() -> None:
 
 
 def advice(text: str, *, memory: int = 1000, cpus: int = 2) -> list[str]:
-    coordinator = make_coordinator(read(FEED + 'fetch = "filed_feeds:fetch"\n' + text))
+    coordinator = build_coordinator(read(FEED + 'fetch = "filed_feeds:fetch"\n' + text))
     return list(advise(coordinator, memory=memory, cpus=cpus))
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from feeder.config_file.making import blaming, make_checkpoints, make_coordinator
+from feeder.config_file.build import build_checkpointing, build_coordinator, locating
 from feeder.errors import ConfigError
 from feedfiles import FEED, folder, read
 
@@ -177,14 +177,14 @@ CHECKPOINT_WRONG = {
 @pytest.mark.parametrize(("text", "says"), CHECKPOINT_WRONG.values(), ids=CHECKPOINT_WRONG)
 def test_what_is_wrong_about_checkpoints_is_told_with_its_line(text: str, says: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        make_checkpoints(read(text).checkpoint)
+        build_checkpointing(read(text).checkpoint)
     assert str(caught.value).startswith(says)
 
 
 @pytest.mark.parametrize(("text", "says"), WRONG.values(), ids=WRONG)
 def test_what_is_wrong_is_told_with_its_line(text: str, says: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        make_coordinator(read(text))
+        build_coordinator(read(text))
     assert str(caught.value).startswith(says)
     assert "\n" not in str(caught.value)
 
@@ -198,7 +198,7 @@ def test_a_module_that_fails_is_told_with_place_and_search_path(folder: Path) ->
         ("garbled", 1, "SyntaxError: '(' was never closed"),
     ):
         with pytest.raises(ConfigError) as caught:
-            make_coordinator(read(text.format(name)))
+            build_coordinator(read(text.format(name)))
         assert str(caught.value).startswith(
             f"feed.toml:5: fetch is 'filed_{name}:fetch': module 'filed_{name}' cannot be "
             f"imported: {error}, at {folder}/filed_{name}.py:{line}; modules are in "
@@ -207,7 +207,7 @@ def test_a_module_that_fails_is_told_with_place_and_search_path(folder: Path) ->
 
 def test_an_error_about_a_value_is_placed_where_the_value_is() -> None:
     table = read("[server]\nlease = 3\naddresses = ['tcp://127.0.0.1:1']\n").server
-    with pytest.raises(ConfigError, match=r"^feed.toml:3: cannot listen at "), blaming(table):
+    with pytest.raises(ConfigError, match=r"^feed.toml:3: cannot listen at "), locating(table):
         raise ConfigError("cannot listen at 'tcp://127.0.0.1:1'")
-    with pytest.raises(ConfigError, match=r"^something else$"), blaming(table):
+    with pytest.raises(ConfigError, match=r"^something else$"), locating(table):
         raise ConfigError("something else")

@@ -21,7 +21,7 @@ import feeder
 from conformance.served import TRANSPORTS, served
 from feeder.devices.host import HostQueue
 from feeder.devices.one_shot_event import OneShotEvent
-from feeder.feeds.devicefeed import DeviceFeed
+from feeder.feeds.device_feed import DeviceFeed
 from feeder.feeds.stream import Progress, Stream
 from feeder.service.net.waker import Waker
 from feeder.service.server.group import Desk
@@ -199,12 +199,12 @@ def test_an_interrupt_at_a_mark_loses_neither_the_batch_nor_the_mark(
     with factory(num_devices, coordinator=feeder.Coordinator(policy)) as coordinator:
         feed, ids, marked = coordinator["train"], list[int](), list[int]()
         (stream,) = feed.streams
-        assert stream.marks is not None
-        monkeypatch.setattr(stream.marks, "reached", lambda: marked.append(step_of(stream)))
+        assert stream.triggers is not None
+        monkeypatch.setattr(stream.triggers, "fire", lambda: marked.append(step_of(stream)))
         while len(ids) < NUM_BATCHES:
             queue = feed.on(len(ids) % num_devices)
             with monkeypatch.context() as patch:
-                interrupt_once(patch, DeviceFeed, "_reach_mark", is_done=is_done)
+                interrupt_once(patch, DeviceFeed, "_fire_trigger", is_done=is_done)
                 try:
                     ids.append(int(next(queue)["id"][0]))
                 except Interrupt:
@@ -230,14 +230,14 @@ def test_what_is_interrupted_at_a_mark_or_the_end_is_done_again(
     with factory(coordinator=feeder.Coordinator(policy)) as coordinator:
         feed, ids, marked = coordinator["train"], list[int](), list[int]()
         (stream,) = feed.streams
-        assert stream.marks is not None
+        assert stream.triggers is not None
 
         def reached() -> None:
             marked.append(step_of(stream))
             if len(marked) % 2:
                 raise Interrupt
 
-        monkeypatch.setattr(stream.marks, "reached", reached)
+        monkeypatch.setattr(stream.triggers, "fire", reached)
         while True:
             try:
                 read(feed, ids)

@@ -141,7 +141,7 @@ def replace_part(manager: MultiNodeCheckpointManager, epoch: int, entries: dict[
         session.open(jobs.make_three())
         session.run(manager.load(epoch))
         session.run(manager.save(epoch))
-        database = place.open(NODES[1])
+        database = place.open_database(NODES[1])
         database.remove(f"{NODES[1]}.{epoch}")
         receipt = database.put(f"{NODES[1]}.{epoch}", entries)
         database.close()

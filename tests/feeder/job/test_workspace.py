@@ -9,7 +9,7 @@ import pytest
 
 import feeder
 import jobs
-from feeder.checkpoint.feeds import make_meta
+from feeder.checkpoint.feed_meta import make_meta
 from feeder.job import Reader, Workspace
 
 
@@ -62,11 +62,11 @@ def test_it_is_a_mapping_of_arrays_and_objects() -> None:
 def test_objects_are_made_when_they_are_first_asked_for_and_once_for_each_beginning() -> None:
     Model.made = 0
     workspace = Workspace({"model": Model})
-    workspace.begin()
+    workspace.empty()
     assert Model.made == 0
     assert workspace["model"] is workspace["model"]
-    workspace.begin()
-    workspace.begin()
+    workspace.empty()
+    workspace.empty()
     workspace["model"]
     assert Model.made == 2
 

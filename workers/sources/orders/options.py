@@ -9,6 +9,7 @@ from difflib import get_close_matches
 from typing import Any, Literal, TypedDict, get_args
 
 from feeder.workers.errors import ConfigError
+from feeder.workers.public import public
 from feeder.workers.sources.orders.orders import (
     DALI_LIST_SEED,
     Order,
@@ -27,6 +28,7 @@ _DALI_INITIAL_FILL = 1024
 _MAX_SEED = 2**64 - 1
 
 
+@public("feeder.sources")
 class OrderOptions(TypedDict, total=False):
     """Keyword arguments of every source that say which record comes when."""
 

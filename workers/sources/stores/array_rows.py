@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feeder.workers.errors import ConfigError
+from feeder.workers.public import public
 from feeder.workers.sources.orders.options import OrderOptions
 from feeder.workers.sources.reading import Columns
 from feeder.workers.sources.source import Source
@@ -25,6 +26,7 @@ _BEGINNINGS = {".npy": b"\x93NUMPY", ".npz": b"PK"}
 ArrayLike: TypeAlias = "NDArray[Any] | PathLike"
 
 
+@public("feeder.sources")
 def arrays(
     *columns: ArrayLike | Mapping[str, ArrayLike], **options: Unpack[OrderOptions]
 ) -> Source:

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feeder.workers.errors import ConfigError
+from feeder.workers.public import public
 from feeder.workers.sources.orders.options import flag
 from feeder.workers.sources.reading import Columns, OnError
 from feeder.workers.sources.source import Source
@@ -22,6 +23,7 @@ from feeder.workers.stream.batch import Call
 Layout = Literal["HWC", "CHW"]
 
 
+@public("feeder.sources")
 def caffe_lmdb(
     path: PathLike | Iterable[PathLike],
     *,

@@ -8,6 +8,7 @@ from typing import Any, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
+from feeder.workers.public import public
 from feeder.workers.sources.orders.options import flag, whole
 from feeder.workers.sources.reading import Columns, OnError, stack
 from feeder.workers.sources.source import Source
@@ -25,6 +26,7 @@ from feeder.workers.sources.stores.tensors import parse_tensors
 from feeder.workers.stream.batch import Call
 
 
+@public("feeder.sources")
 def caffe2_lmdb(
     path: PathLike | Iterable[PathLike],
     *,

@@ -12,6 +12,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from feeder.workers.errors import ConfigError
+from feeder.workers.public import public
 from feeder.workers.sources.reading import Columns, Faults, OnError, stack
 from feeder.workers.sources.source import Source
 from feeder.workers.sources.stores.paths import PathLike, check_path
@@ -24,6 +25,7 @@ _SUFFIXES = (
 )  # fmt: skip
 
 
+@public("feeder.sources")
 def image_folder(
     path: PathLike, *, on_error: OnError = "raise", **options: Unpack[PictureOptions]
 ) -> Source:

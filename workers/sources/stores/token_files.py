@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from feeder.workers.errors import ConfigError
+from feeder.workers.public import public
 from feeder.workers.sources.orders.options import OrderOptions, whole
 from feeder.workers.sources.reading import Columns, stack
 from feeder.workers.sources.source import Source
@@ -17,6 +18,7 @@ from feeder.workers.sources.stores.paths import PathLike, list_paths
 from feeder.workers.stream.batch import Call
 
 
+@public("feeder.sources")
 def tokens(
     path: PathLike | Iterable[PathLike],
     seq_len: int,

@@ -439,10 +439,10 @@ def test_a_forked_child_does_not_keep_the_port() -> None:
     """Else it could not be taken again for as long as the child lives."""
     code = """
 import os
-from feeder.observe.figures import make_figures
+from feeder.observe.figures import build_figures
 from feeder.observe.status.port import StatusPort
 
-port = StatusPort(0, lambda: make_figures([], 0.0))
+port = StatusPort(0, lambda: build_figures([], 0.0))
 child = os.fork()
 if not child:
     os._exit(7 if port._listener.fileno() == -1 else 1)

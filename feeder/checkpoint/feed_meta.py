@@ -1,4 +1,4 @@
-"""The positions of feeds in checkpoints: what is said of them, and whether those of several nodes
+"""What a checkpoint says of the feeds whose positions it holds, and whether those of several nodes
 belong together."""
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ SNAPSHOT_ENTRY = "snapshot"
 def make_meta(
     snapshot: Snapshot, step: int | None, meta: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """What is said of a position beside it: the trainer's own step number, where it gave one, and
-    the number of the next batch of each feed."""
+    """The meta of a checkpoint with a position: the trainer's own step number, where it gave one,
+    and the number of the next batch of each feed."""
     check_step(step)
     feeds = {f"{state.name}[{state.number}]": state.summary[2] for state in snapshot.states}
     return {**(meta or {}), "step": step, "feeds": feeds}
@@ -36,6 +36,7 @@ def check_steps(nodes: Mapping[str, Mapping[str, Any]]) -> None:
     trainers' own step numbers must be equal, and each feed must stand at the same batch on every
     node that has it. All that differ are listed.
     """
+    # A feed's step is the number of its next batch: equal where nodes have done the same steps.
     told = {node: {"step": meta.get("step"), **meta.get("feeds", {})} for node, meta in
             nodes.items()}  # fmt: skip
     keys = sorted({key for said in told.values() for key in said}, key=str)

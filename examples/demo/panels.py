@@ -11,7 +11,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator, StrMethodFormatter
 
-from feeder.demo.runs import Life, Step, Training, trainer_name
+from demo.runs import Life, Step, Training, trainer_name
 
 INK, GREY, HAIRLINE, PALE, BAND, PAPER = (
     "#22252b", "#6d727c", "#d5d7dc", "#d3d8e2", "#f6ecd9", "#ffffff",

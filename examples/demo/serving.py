@@ -10,8 +10,8 @@ import sys
 from functools import partial
 
 import feeder
-from feeder.demo.digits import NUM_TRAINING_ROWS, DigitReader, load_digits
-from feeder.demo.runs import NUM_TRAINERS
+from demo.digits import NUM_TRAINING_ROWS, DigitReader, load_digits
+from demo.runs import NUM_TRAINERS
 
 FEED = "digits"
 NUM_WORKERS = 2

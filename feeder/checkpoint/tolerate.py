@@ -1,4 +1,4 @@
-"""What is said, and gone on after, when something is wrong with one checkpoint of many."""
+"""Going on where one checkpoint of many is damaged, gone, or cannot be removed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from feeder.errors import CheckpointError
 logger = logging.getLogger("feeder")
 
 
-def is_unread(error: CheckpointError) -> bool:
+def is_unreadable(error: CheckpointError) -> bool:
     """Whether something is there that could not be read: no right to it, a bad sector. Only what
     the system calls missing counts as nothing."""
     cause = error.__cause__
@@ -20,21 +20,23 @@ def is_unread(error: CheckpointError) -> bool:
 
 
 @contextlib.contextmanager
-def passing_over() -> Iterator[None]:
-    """Go on behind the block where it raises because a checkpoint is damaged, which is said, or
+def skip_damaged() -> Iterator[None]:
+    """Go on behind the block where it raises because a checkpoint is damaged, which is logged, or
     has gone in the meantime."""
     try:
         yield
     except DamagedError as error:
         logger.warning("passed over: %s", error)
     except CheckpointError as error:
+        # Another process may retire old ones between the listing and the reading.
         if not isinstance(error.__cause__, FileNotFoundError):
             raise
 
 
 @contextlib.contextmanager
-def leaving() -> Iterator[None]:
-    """Go on behind the block where an old checkpoint cannot be removed, having said so."""
+def tolerate_failed_removal() -> Iterator[None]:
+    """Go on behind the block where an old checkpoint cannot be removed: the new one is stored, and
+    that is what counts."""
     try:
         yield
     except CheckpointError as error:

@@ -1,4 +1,4 @@
-"""State dicts: a position under one fixed key, for a trainer's own checkpoint."""
+"""State dicts: a position under one key, for a trainer's checkpoint. And what `resume=` takes."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ def unpack_state_dict(state_dict: dict[str, bytes]) -> Snapshot | bytes:
         raise SnapshotFormatError(
             f"state dict has the keys {keys}, {expected}, as state_dict() of a coordinator gives it"
         )
+    # Checkpoints of frameworks turn bytes into tensors or arrays: say how to get them back.
     position = state_dict[STATE_KEY]
     if not isinstance(position, bytes):
         raise SnapshotFormatError(
@@ -42,7 +43,7 @@ def unpack_position(data: bytes, *, most_header_bytes: int | None = None) -> Sna
 
 
 def read_position(resume: Any) -> Snapshot | bytes:
-    """What `resume=` was given, as a snapshot or a token."""
+    """The value of `resume=`, as a snapshot or a token."""
     if isinstance(resume, Snapshot):
         return resume
     if isinstance(resume, Cut):

@@ -115,6 +115,11 @@ class Run:
     """Who was killed when, in order."""
 
     @property
+    def num_killed(self) -> int:
+        """Processes that were killed: a kill of all is one of each process."""
+        return len(self.server_kills) + sum(training.num_kills for training in self.trainings)
+
+    @property
     def server_kills(self) -> tuple[int, ...]:
         """The steps at which the server was killed."""
         return tuple(kill.step for kill in self.kills if SERVER in kill.victims)

@@ -6,8 +6,8 @@ from typing import Any
 
 from matplotlib.axes import Axes
 
-from feeder.demo.panels import BAND, GREY, INK, KILL, PAPER, RESUME, kills, life_colour
-from feeder.demo.runs import EVERYBODY, Life, Run, Training
+from demo.panels import BAND, GREY, INK, KILL, PAPER, RESUME, kills, life_colour
+from demo.runs import EVERYBODY, Life, Run, Training
 
 LANES = (0.0, 1.3, 3.4)
 """Where the lanes begin, from above."""

@@ -14,8 +14,8 @@ from types import TracebackType
 
 import numpy as np
 
-from feeder.demo.children import Child
-from feeder.demo.runs import (
+from demo.children import Child
+from demo.runs import (
     EVERYBODY,
     NUM_TRAINERS,
     SERVER,
@@ -56,7 +56,7 @@ def draw_kills(num_kills: int, num_steps: int, seed: int) -> list[Kill]:
 
 def server_command(address: str, epochs: int, seed: int, status: int | None = None) -> list[str]:
     """The command that serves the digits at `address`, and shows how at the port `status`."""
-    module = [sys.executable, "-m", "feeder.demo.serving"]
+    module = [sys.executable, "-P", "-m", "demo.serving"]
     command = [*module, address, f"--epochs={epochs}", f"--seed={seed}"]
     return command if status is None else [*command, f"--status={status}"]
 
@@ -74,7 +74,7 @@ def training_command(
 ) -> list[str]:
     """The command of a trainer that goes on from `checkpoint`."""
     return [
-        sys.executable, "-m", "feeder.demo.training", str(checkpoint), address,
+        sys.executable, "-P", "-m", "demo.training", str(checkpoint), address,
         f"--queue={queue}", f"--steps-per-checkpoint={steps_per_checkpoint}",
     ]  # fmt: skip
 
@@ -87,9 +87,11 @@ def run_training(
     steps_per_checkpoint: int,
     seed: int,
     status: int | None = None,
+    before_end: Callable[[], None] = lambda: None,
 ) -> Run:
     """One whole run: whom each of `kills` names is killed and started again, trainers from their
-    own newest checkpoint. Its server shows a page at the port `status`, where one is given.
+    own newest checkpoint. Its server shows a page at the port `status`, where one is given, until
+    `before_end` has returned, which is called when the last batch has been trained on.
 
     Raises TrainingFailed where a process ends in any other way.
     """
@@ -110,6 +112,7 @@ def run_training(
                 company.advance(kill.step)
                 company.kill(kill)
             company.advance(None)
+            before_end()
             company.end()
             return company.run(kills)
 

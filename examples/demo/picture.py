@@ -9,9 +9,9 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.figure import Figure
 
-from feeder.demo.digits import load_digits
-from feeder.demo.lanes import draw_lanes
-from feeder.demo.panels import (
+from demo.digits import load_digits
+from demo.lanes import draw_lanes
+from demo.panels import (
     GREY,
     HAIRLINE,
     INK,
@@ -21,7 +21,7 @@ from feeder.demo.panels import (
     draw_losses,
     draw_server_kills,
 )
-from feeder.demo.runs import Run, trainer_name
+from demo.runs import Run, trainer_name
 
 GOOD, ALARM = "#1d7a46", "#c1121f"
 SIZE_INCHES = (12.8, 9.6)
@@ -70,11 +70,8 @@ def draw(undisturbed: Run, disturbed: Run, *, equal: bool, output: Path | Binary
 
 def draw_heading(figure: Figure, undisturbed: Run, disturbed: Run, equal: bool) -> None:
     """What was done, and what came of it."""
-    num_kills = len(disturbed.kills)
-    times = {1: "once", 2: "twice"}.get(num_kills, f"{num_kills} times")
-    outcome = "not one bit is different" if equal else "the two runs DIFFER"
-    title = f"Killed {times}, resumed {times}: {outcome}"
-    figure.text(LEFT, 0.952, title, size=21, weight="bold", color=INK if equal else ALARM)
+    color = INK if equal else ALARM
+    figure.text(LEFT, 0.952, title(disturbed, equal), size=21, weight="bold", color=color)
     num_trainer_kills = sum(training.num_kills for training in disturbed.trainings)
     shares = [f"{training.result.accuracy:.1%}" for training in disturbed.trainings]
     summary = (
@@ -85,6 +82,13 @@ def draw_heading(figure: Figure, undisturbed: Run, disturbed: Run, equal: bool) 
     )
     figure.text(LEFT, 0.925, summary, size=10.5, color=GREY)
     draw_digests(figure, undisturbed, disturbed)
+
+
+def title(disturbed: Run, equal: bool) -> str:
+    """How many processes were killed, and what came of it."""
+    killed = "1 process" if disturbed.num_killed == 1 else f"{disturbed.num_killed} processes"
+    outcome = "not one bit is different" if equal else "the two runs DIFFER"
+    return f"{killed} killed and resumed: {outcome}"
 
 
 def draw_digests(figure: Figure, undisturbed: Run, disturbed: Run) -> None:

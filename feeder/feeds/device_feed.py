@@ -1,4 +1,4 @@
-"""What one device, or the user in its place, sees of a feed."""
+"""The batches of one device, handed out to one user thread with the position after each."""
 
 from __future__ import annotations
 
@@ -12,34 +12,43 @@ from feeder.errors import ClosedError, ConfigError, read_again, read_by_two
 from feeder.feeds.length import num_batches
 from feeder.feeds.stream import Stream
 from feeder.workers.fetch.scheduler import Held
+from feeder.workers.public import public
 from feeder.workers.stream.batch import Batch
 from feeder.workers.stream.position import LazyPosition
 
 
+@public("feeder")
 class DeviceFeed:
     """The batches of one device, in order and once: an iterator, used by one thread at a time.
 
     `next` raises `FeedError` while another thread is in it, and `iter` raises
     `ConfigError` where all batches have been handed out already.
+
+    All fields belong to the thread that is inside `next`; `drop` replaces the deques from others.
     """
 
     def __init__(self, stream: Stream, device: int) -> None:
         self._stream = stream
         self._device = device
         self._queue = queue = stream.queues[device]
-        # What a GPU's queue still has to do for a batch when it is handed out.
+        # A GPU's queue still has to order its copy before the user's work when a batch is handed
+        # out; a host's batch is ready as it is.
         self._receive = queue.receive if isinstance(queue, CudaQueue) else None
         self._progress = stream.progress
+        # Of several devices the last one's batch completes a round.
         self._ends_rounds = 0 < device == len(stream.queues) - 1
         self._ready: deque[Batch] = deque()
         self._handed = stream.counted.handed[device]
         self._held = Held(0, 0, 0, 0)
-        # Where something is to be done at a batch: those after it, and where its round ends.
+        # Batches behind the one at which a checkpoint is due: handed out once it has been taken.
         self._later: deque[Batch] = deque()
-        self._mark = 0
+        # The step at which that batch's round ends; 0 where none of `_ready` is such a one.
+        self._trigger_at = 0
         self._has_ended = False
-        # Where the end was told by a `StopIteration`.
+        # Only after a `StopIteration` is a second loop a mistake: a loop that was left by `break`
+        # may be taken up again.
         self._end_is_told = False
+        # Whether a thread is inside `next`.
         self._is_read = False
 
     @property
@@ -56,8 +65,9 @@ class DeviceFeed:
         return self
 
     def __next__(self) -> Batch:
-        # A try-lock: no call lies between the look and the mark, so no other thread comes between,
-        # and an interrupt cannot leave the mark behind, as it could leave a lock.
+        # A try-lock without a lock: no call lies between reading the flag and setting it, so no
+        # other thread comes in between. An interrupt between two lines could leave a lock held;
+        # `finally` takes this flag back.
         if self._is_read:
             self._stream.check_usable()
             raise read_by_two(f"feed {self._stream.config.name!r}")
@@ -76,13 +86,15 @@ class DeviceFeed:
             after = before[0] + 1, batch.place
             if self._ends_rounds:
                 self._progress.note(*after)
-            # What an interrupt takes from the user does not count as handed out, and comes next:
-            # from here on it finds the user's own code, but at a mark.
+            # One assignment says that the batch is handed out. An interrupt before it leaves the
+            # batch in `_ready`, so it comes next; one after it finds the user's own code, unless a
+            # checkpoint is due here (below).
             handed[device] = after
-            if is_last and self._mark:
+            if is_last and self._trigger_at:
                 try:
-                    self._reach_mark()
+                    self._fire_trigger()
                 except BaseException:
+                    # The user does not get this batch: the next call hands it out again.
                     if self._receive is None:
                         handed[device] = before
                     raise
@@ -113,13 +125,13 @@ class DeviceFeed:
         """Wait for batches; raises what has taken the place of the next."""
         stream = self._stream
         stream.check_usable()
-        got, later, mark = self._later or self._queue.get(), deque[Batch](), 0
+        got, later, trigger_at = self._later or self._queue.get(), deque[Batch](), 0
         if isinstance(got, LazyPosition):
             self._end(got)
             self._end_is_told = True
             raise StopIteration
-        if stream.marks is not None:
-            num, mark = stream.marks.first(got)
+        if stream.triggers is not None:
+            num, trigger_at = stream.triggers.first_in(got)
             if num:
                 got, later = deque(islice(got, num)), deque(islice(got, num, None))
         rows = sum([batch.rows for batch in got])
@@ -127,37 +139,40 @@ class DeviceFeed:
         kept_rows = sum([batch.kept_rows for batch in got])
         held = Held(len(got), rows, num_bytes, kept_rows)
         taken = self._handed.after(len(got), rows, num_bytes)
-        # No call in between: an interrupt finds all of it or nothing.
-        self._held, self._later, self._mark = held, later, mark
+        # Assignments alone, without a call between them: Python looks for signals at calls, so an
+        # interrupt finds the batches either in the queue or in `_ready`, and never in neither.
+        self._held, self._later, self._trigger_at = held, later, trigger_at
         self._ready = self._handed.left = got
         self._handed.taken = taken
         self._queue.given = None
         if stream.stopped:
-            # In the meantime, from another thread, which may have missed these batches.
+            # Another thread has stopped the stream meanwhile; its `drop` may have come before the
+            # assignments above, and would have missed these batches.
             self.drop()
             raise ClosedError(f"feed {stream.config.name!r} is stopped")
 
     def _end(self, place: LazyPosition) -> None:
         """There are no more batches: the stream has ended at `place`."""
         stream, progress = self._stream, self._progress
-        # A stream that had ended before it began stays where it was, leftover and all.
+        # A stream that was resumed at its end keeps the position it was given, leftover and all.
         if not stream.pipeline.start_cut.finished and not self._has_ended:
             progress.handed[self._device] = math.inf, place
-            if stream.marks is not None and progress.place is place:
-                stream.marks.reached()
+            if stream.triggers is not None and progress.place is place:
+                stream.triggers.fire()
             self._has_ended = True
 
-    def _reach_mark(self) -> None:
-        """With several devices the last that comes to the end of the round does what is to be."""
-        marks, place = self._stream.marks, self._progress.place
-        if marks is not None and place is not None and place.step == self._mark:
-            marks.reached()
-        self._mark = 0
+    def _fire_trigger(self) -> None:
+        """Take the checkpoint that is due at the end of this round: with several devices, in the
+        thread of the one that is last to get there."""
+        triggers, place = self._stream.triggers, self._progress.place
+        if triggers is not None and place is not None and place.step == self._trigger_at:
+            triggers.fire()
+        self._trigger_at = 0
 
     def drop(self) -> None:
         """Forget the batches at hand: the stream has been stopped, or this is a forked child."""
         self._handed.drop()
-        # Not cleared: the user's thread may be about to hand one out.
+        # Replaced and not cleared: the user's thread may be about to hand out the first of them.
         self._ready, self._later = deque(), deque()
 
     def __repr__(self) -> str:

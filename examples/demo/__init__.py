@@ -21,7 +21,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             'pip install "feedworks[demo]"\n'
         )
         return 2
-    from feeder.demo.show import run_demo  # needs the extra
+    from demo.show import run_demo  # needs the extra
 
     return run_demo(
         num_kills=options.kills, seed=options.seed, output=options.output, quick=options.quick

@@ -1,4 +1,4 @@
-"""From settings to a coordinator, and from an error back to the setting that it is about."""
+"""A coordinator from settings, and from an error back to the setting that it is about."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ _OBJECTS = frozenset({"collate", "dataset", "factory", "fn", "transform"})
 """Parameters of sources that take an object of Python; in a file it is named as MODULE:ATTR."""
 
 
-def make_coordinator(settings: Settings) -> Coordinator:
+def build_coordinator(settings: Settings) -> Coordinator:
     """A coordinator with every feed of the settings, not started.
 
     Raises `ConfigError`, with the place of the setting that is wrong in front.
     """
     coordinator = Coordinator()
     for name, table in settings.feeds.items():
-        with blaming(table, settings.places[name]):
+        with locating(table, settings.places[name]):
             _add(coordinator, name, table)
     return coordinator
 
 
-def make_checkpoints(table: Table) -> Checkpointing | None:
+def build_checkpointing(table: Table) -> Checkpointing | None:
     """Where a server stores what was used; None where it does not. Raises `ConfigError`."""
     values = {key: setting.value for key, setting in table.items()}
-    with blaming(table):
+    with locating(table):
         if values["url"] is None:
             _check_unstored(table)
             return None
@@ -74,6 +74,8 @@ def _add(coordinator: Coordinator, name: str, table: Table) -> None:
         ]
     values["fetch_fun"] = _fetch(fetch, source, table)
     init_data_input_workers(**values, input_source_name=name, coordinator=coordinator)
+    # A server makes its feeds anew from the file whenever one goes back: a function of the file
+    # that cannot be put back would then stand in the middle of its data.
     stream = coordinator[name].streams[0].config.stream
     if fetch is not None and not (stream.pure or stream.seekable):
         raise ConfigError(
@@ -120,6 +122,7 @@ def _make_source(source: str, options: Mapping[str, Any]) -> Any:
         for name, value in options.items()
     }
     try:
+        # Bound first: a TypeError from inside the user's own function is not about its arguments.
         bound = _bind(maker, given)
     except TypeError as error:
         raise ConfigError(f"source {source!r}: {error}") from error
@@ -164,8 +167,12 @@ def _check_names(signature: inspect.Signature, given: Mapping[str, Any]) -> None
 
 
 @contextlib.contextmanager
-def blaming(table: Table, otherwise: str = "") -> Iterator[None]:
-    """Put the place of the setting that a ConfigError is about in front of its text."""
+def locating(table: Table, otherwise: str = "") -> Iterator[None]:
+    """Put the place of the setting that a ConfigError is about in front of its text.
+
+    Errors name their setting first (`batch_size is 0, ...`), so the text finds it: the code that
+    checks settings need not know of files.
+    """
     try:
         yield
     except ConfigError as error:

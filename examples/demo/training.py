@@ -18,9 +18,9 @@ import numpy as np
 import xxhash
 
 import feeder
-from feeder.demo.digits import NUM_TRAINING_ROWS, load_digits
-from feeder.demo.serving import FEED
-from feeder.demo.softmax import WEIGHTS_SHAPE, Bytes, Floats, accuracy, loss_and_gradient
+from demo.digits import NUM_TRAINING_ROWS, load_digits
+from demo.serving import FEED
+from demo.softmax import WEIGHTS_SHAPE, Bytes, Floats, accuracy, loss_and_gradient
 
 LEARNING_RATE = 0.1
 MOMENTUM = 0.9

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import os
+import select
+import sys
+import termios
+import tty
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from typing import TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from feeder.demo.picture import draw
-from feeder.demo.runs import NUM_TRAINERS, SERVER, Kill, Run, differences, trainer_name
-from feeder.demo.serving import num_steps
-from feeder.demo.supervisor import (
-    TrainingFailed,
-    Watch,
-    draw_kills,
-    free_port,
-    run_training,
-)
+from demo.picture import draw
+from demo.runs import NUM_TRAINERS, SERVER, Kill, Run, differences, trainer_name
+from demo.serving import num_steps
+from demo.supervisor import TrainingFailed, draw_kills, free_port, run_training
+
+PAGE_S = 10.0
+"""For how long the server's page stays after the last batch where nobody presses a key."""
 
 
 def run_demo(*, num_kills: int, seed: int, output: Path, quick: bool) -> int:
@@ -28,13 +33,10 @@ def run_demo(*, num_kills: int, seed: int, output: Path, quick: bool) -> int:
     kills = draw_kills(num_kills, num_steps(epochs), seed)
 
     port = free_port()
-
-    def run(kills: Sequence[Kill], watch: Watch) -> Run:
-        return run_training(
-            kills, watch, epochs=epochs, steps_per_checkpoint=steps_per_checkpoint, seed=seed,
-            status=port,
-        )  # fmt: skip
-
+    run = partial(
+        run_training, epochs=epochs, steps_per_checkpoint=steps_per_checkpoint, seed=seed,
+        status=port,
+    )  # fmt: skip
     console.print(f"while it runs, the server's own page: http://127.0.0.1:{port}/", markup=False)
 
     try:
@@ -50,9 +52,10 @@ def run_demo(*, num_kills: int, seed: int, output: Path, quick: bool) -> int:
 
 
 def run_both(
-    run: Callable[[Sequence[Kill], Watch], Run], kills: list[Kill], steps: int, console: Console
+    run: Callable[..., Run], kills: list[Kill], steps: int, console: Console
 ) -> tuple[Run, Run]:
-    """The undisturbed and the disturbed run, with a bar for each trainer."""
+    """The undisturbed and the disturbed run, with a bar for each trainer. After the second one
+    there is time to look at the server's page."""
     columns = (
         TextColumn("{task.description:<42}"),
         BarColumn(),
@@ -61,7 +64,29 @@ def run_both(
     )
     with Progress(*columns, console=console) as progress:
         undisturbed = run([], Bars(progress, "undisturbed run", [], steps))
-        return undisturbed, run(kills, Bars(progress, "disturbed run", kills, steps))
+        watch = Bars(progress, "disturbed run", kills, steps)
+        return undisturbed, run(kills, watch, before_end=partial(keep_page, console))
+
+
+def keep_page(console: Console, keyboard: TextIO = sys.stdin) -> None:
+    """Wait until a key is pressed, for `PAGE_S` at most; not at all where nobody sits there."""
+    if not (console.is_terminal and keyboard.isatty()):
+        return
+    console.print(f"the page stays for {PAGE_S:g} s: press any key to go on")
+    with single_keys(keyboard.fileno()) as descriptor:
+        if select.select([descriptor], [], [], PAGE_S)[0]:
+            os.read(descriptor, 64)  # an arrow is several bytes; the shell shall not see them
+
+
+@contextmanager
+def single_keys(terminal: int) -> Iterator[int]:
+    """Have a terminal tell each key at once, and not only whole lines."""
+    before = termios.tcgetattr(terminal)
+    try:
+        tty.setcbreak(terminal)
+        yield terminal
+    finally:
+        termios.tcsetattr(terminal, termios.TCSADRAIN, before)
 
 
 class Bars:
