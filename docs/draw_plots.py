@@ -1,8 +1,8 @@
 """Draws what the benchmarks measured: run by scripts/docs plots.
 
-Each docs/figures/NAME.json was written by `scripts/bench NAME --json FILE`. Of it two pictures are
-made beside it: NAME-goals.svg has every figure that was asked for, as its part of the goal, and
-NAME-rates.svg, where there is anything to draw, batches per second beside those of others.
+Each docs/figures/NAME.json was written by `scripts/bench NAME --json FILE`. Two pictures are drawn
+from it, and each answers one question. NAME-goals.svg: is every goal reached? It shows each figure
+as a part of its goal. NAME-rates.svg: how many batches per second come, beside those of others?
 """
 
 from __future__ import annotations
@@ -22,6 +22,13 @@ INK, GREY, LINE, PAPER = "#22252b", "#6d727c", "#d5d7dc", "#ffffff"
 MET, SHORT = "#1f5fa8", "#d1602b"
 COLOURS = {"product": MET, "original": "#7b4ab5", "copyto": "#9aa0ab"}
 NAMES = {"product": "feeder", "original": "Caffe2's algorithm", "copyto": "a copy by one thread"}
+SERVED = {
+    "images-shared": "20 MB",
+    "images-frames": "20 MB",
+    "vectors-shared": "1 MB",
+    "small-shared": "8 KB",
+}
+"""The cases of served batches that compare rates, and the size of their batches."""
 STYLE: Any = {
     "font.family": "DejaVu Sans", "font.size": 9, "svg.fonttype": "none", "svg.hashsalt": "feeder",
     "text.color": INK, "axes.edgecolor": LINE, "axes.labelcolor": GREY, "figure.facecolor": PAPER,
@@ -44,9 +51,13 @@ def draw(path: Path, folder: Path) -> Iterator[Path]:
     goals = [goal for case in document["cases"] for goal in case["goals"] if goal["asked"]]
     with mpl.rc_context(STYLE):
         yield _save(draw_goals(goals, said(document)), folder / f"{path.stem}-goals.svg")
-        races = [case for case in document["cases"] if set(COLOURS) <= set(case["measures"])]
+        cases = document["cases"]
+        races = [case for case in cases if set(COLOURS) <= set(case["measures"])]
+        served = [case for case in cases if case["case"] in SERVED]
         if races:
             yield _save(draw_rates(races, said(document)), folder / f"{path.stem}-rates.svg")
+        elif served:
+            yield _save(draw_served(served, said(document)), folder / f"{path.stem}-rates.svg")
 
 
 def said(document: dict[str, Any]) -> str:
@@ -104,6 +115,26 @@ def draw_rates(races: list[dict[str, Any]], when: str) -> Figure:
     _label(axes, [race["title"].removeprefix("batches of ") for race in races])
     axes.set_xlabel("batches per second, logarithmic", labelpad=6)
     axes.legend(loc="lower left", bbox_to_anchor=(-0.02, 1.0), ncols=3, frameon=False)
+    return figure
+
+
+def draw_served(cases: list[dict[str, Any]], when: str) -> Figure:
+    """A row for each way in which batches of one size come: their number per second."""
+    rates: list[tuple[str, str, Any]] = []
+    for case in cases:
+        for way, measured in case["measures"].items():
+            ours = "product" if way.startswith(("feeder", "credit")) else "original"
+            colour = COLOURS["copyto" if way == "copyto" else ours]
+            name = NAMES.get(way, f"feeder, {way}" if way.startswith("credit") else way)
+            rates.append((f"{SERVED[case['case']]}: {name}", colour, measured))
+    figure, axes = _frame(len(rates), when)
+    for row, (_, colour, measured) in enumerate(rates):
+        samples = measured["samples"]
+        axes.plot([min(samples), max(samples)], [row, row], color=colour, linewidth=1.4)
+        axes.plot(measured["median"], row, "o", color=colour, markersize=5)
+        _beside(axes, row, f"{number(measured['median'])} /s", INK)
+    _label(axes, [name for name, _, _ in rates])
+    axes.set_xlabel("batches per second, logarithmic", labelpad=6)
     return figure
 
 

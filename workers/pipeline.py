@@ -1,31 +1,34 @@
-"""One stream, wired together: fetchers, merge, assembler, enqueuer, and the threads they run in."""
+"""One stream, wired together: fetchers, merge, assembler, batcher, and the threads they run in."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from feeder.workers.errors import ChunkError
 from feeder.workers.fetch.calls import add_cursor, begin_anew, make_calls, seek
 from feeder.workers.fetch.channel import Channel
-from feeder.workers.fetch.fetcher import OTHER_ROWS, Fetcher, run_fetcher
-from feeder.workers.fetch.scheduler import BufferBudget, ChunkList, Scheduler
+from feeder.workers.fetch.fetcher import Fetcher, run_fetcher
+from feeder.workers.fetch.scheduler import BufferBudget, Scheduler
 from feeder.workers.fetch.threads import ThreadGroup
 from feeder.workers.spec import RunSpec, StreamSpec
 from feeder.workers.stats import StreamStats, num_partitions
 from feeder.workers.stream.assembler import Assembler
-from feeder.workers.stream.batcher import Batcher, DeviceQueue, RoundRobinRouter, run_enqueuer
+from feeder.workers.stream.batcher import Batcher, DeviceQueue, RoundRobinRouter, run_batcher
 from feeder.workers.stream.buffers import Slots
 from feeder.workers.stream.chunks import Schema
-from feeder.workers.stream.digests import hash_chunk
 from feeder.workers.stream.memory import keep_freed_memory
 from feeder.workers.stream.merge import Merge
 from feeder.workers.stream.position import Cut, Frame, LazyPosition, Partitions, Position, Span
-from feeder.workers.stream.resuming import Beginning, Resume
+from feeder.workers.stream.resuming import Resume, StreamStart
 
 
 class Pipeline:
-    """A running stream. `start` once, `stop` once; a stopped pipeline is not started again."""
+    """A running stream: started once, closed once, and never started again.
+
+    The owner's thread makes, starts, closes and joins it. What it wires together belongs to other
+    threads: the channel to its lock, merge, assembler and router to the thread that makes batches.
+    `encode` is the codec of cuts, `report` is called by that thread after each hand-over.
+    """
 
     def __init__(
         self,
@@ -34,9 +37,10 @@ class Pipeline:
         name: str,
         queues: Sequence[DeviceQueue],
         slots: Slots,
+        *,
         encode: Callable[[Cut], bytes],
-        resume: Resume | None,
-        report: Callable[[], None],
+        resume: Resume | None = None,
+        report: Callable[[], None] | None = None,
         stats: StreamStats | None = None,
     ) -> None:
         self._partitions = partitions = Partitions(
@@ -47,8 +51,12 @@ class Pipeline:
         self._spec, self._run, self._name = spec, run, name
         self._scope = ThreadGroup()
         self._resumed = resume is not None
-        begin = Beginning(spec, partitions, resume)
+        self.stats = stats or StreamStats.of(spec, run, len(queues))
+        """What is counted; where it is given, from where it stands."""
+        begin = StreamStart(spec, run, partitions, resume, self.stats.fetch)
         if resume is not None:
+            # Before any thread runs: the fetch function is put back once, by the thread that
+            # resumes.
             seek(spec, resume.cut)
         is_checked = spec.pure and spec.repeatable and not run.writable
         frame = Frame(
@@ -61,25 +69,21 @@ class Pipeline:
             spec.names, spec.axes, ragged=spec.dont_rebatch, known=begin.columns
         )  # fmt: skip
         self._queues = queues
-        self.stats = stats or StreamStats.of(spec, run, len(queues))
-        """What is counted; where it is given, from where it stands."""
-        self._make_fetching(begin.position)
+        self._make_fetcher(begin.position)
         assembler = Assembler(
             spec, frame, self.schema, slots, num_devices=len(queues), epoch=begin.epoch,
             index=begin.index, step=begin.step, expected=begin.expected,
         )  # fmt: skip
-        self._dealer = RoundRobinRouter(
+        self._router = RoundRobinRouter(
             queues, self.channel, assembler, spec, run, self.stats.made, report,
             needs_room=not slots.reserved,
         )  # fmt: skip
-        self._enqueuing = Batcher(
-            spec, self.channel, self._make_merge(begin), assembler, self._dealer,
-            self._fetching,
-            lambda: begin.make_run(self.schema, self.channel, run, self.stats.fetch),
-            begins_epoch=begin.begins_epoch,
+        self._batcher = Batcher(
+            spec, self.channel, self._make_merge(begin), assembler, self._router,
+            self._fetcher, begin,
         )  # fmt: skip
 
-    def _make_fetching(self, start: Position) -> None:
+    def _make_fetcher(self, start: Position) -> None:
         spec, run, partitions = self._spec, self._run, self._partitions
         self.ledger = BufferBudget(run.max_rows, run.max_bytes, len(self._queues), run.guess_bytes)
         self.channel = Channel(
@@ -93,42 +97,38 @@ class Pipeline:
             waited_since=self._waited_since,
         )
         calls = make_calls(spec, run, partitions, start, resumed=self._resumed)
-        self._fetching = Fetcher(spec, run, self.channel, self.ledger, calls, self.stats.fetch)
+        self._fetcher = Fetcher(spec, run, self.channel, self.ledger, calls, self.stats.fetch)
 
-    def _make_merge(self, begin: Beginning) -> Merge:
+    def _make_merge(self, begin: StreamStart) -> Merge:
         return Merge(
             self._partitions,
             self.schema,
             begin.position,
-            self._spec.epochs,
-            chained=not (self._spec.pure or self._spec.seekable),
-            describe=self.channel.describe,
-            first_name=self._first_name,
-            check=self._check if self._run.debug else None,
+            self._spec,
+            prints=self._fetcher.prints if self._run.debug else None,
             first_partition=begin.first_partition,
         )
 
     def start(self) -> None:
         """Start the threads."""
+        # Before the first chunk is allocated: what malloc learns counts from then on.
         keep_freed_memory()
+        # A function that was used before stands somewhere else; a stream from the origin starts
+        # where it did.
         if not self._resumed:
             begin_anew(self._spec.fetch, self._spec.cursor, self._spec.worker_ids)
         for i in range(self._run.num_threads):
             self._scope.start(
                 f"feeder {self._name} fetcher {i}", run_fetcher, self.channel,
-                self._fetching.fill, self._enqueuing.lead, self._fetching.repeat_first,
+                self._fetcher.fill, self._batcher.lead, self._fetcher.repeat_first,
             )  # fmt: skip
-        self._scope.start(
-            f"feeder {self._name} enqueuer", run_enqueuer, self._enqueuing, self._dealer
-        )
-
-    def flush(self) -> None:
-        """Hand over what has been made so far; for slots whose `take` is about to wait, in the
-        thread that makes batches."""
-        self._dealer.flush()
+        # The thread keeps the name that users know from logs, stacks and the status page.
+        self._scope.start(f"feeder {self._name} enqueuer", run_batcher, self._batcher, self._router)
 
     def close(self) -> None:
         """Wake all threads, so that they end. The device queues are closed by their owner."""
+        # Only this: fetchers and the batcher wait in the channel, or find it closed when they come
+        # back.
         self.channel.close()
 
     def join(self, deadline_s: float) -> None:
@@ -137,7 +137,7 @@ class Pipeline:
 
     def forget(self) -> None:
         """Let go of what was made and not handed over, and of its slots; when all has ended."""
-        self._dealer.forget()
+        self._router.forget()
 
     def numbers(self, now: float) -> dict[str, Any]:
         """Plain numbers of what the stream has done so far."""
@@ -156,35 +156,8 @@ class Pipeline:
         number = self._partitions.number(partition, call)
         return self._spec.worker_id(partition, number), number
 
-    def _first_name(self, epoch: int, index: int) -> str | None:
-        """What the fetch function calls the record that a call begins with, as sources can say."""
-        first_name = getattr(self._spec.fetch, "first_name", None)
-        if not self._spec.pure or not callable(first_name):
-            return None
-        return str(first_name(self._spec.call(epoch, index)))
-
     def _waited_since(self) -> float | None:
         """Since when a user has been waiting for a batch."""
+        # The longest wait of any device counts: a timeout is the user's, not a queue's.
         since = [queue.waited_since for queue in self._queues]
         return min((start for start in since if start is not None), default=None)
-
-    def _check(self, bundle: ChunkList) -> ChunkError | None:
-        """Whether the chunks are still what the fetch function returned, and would return again
-        (the debug switch)."""
-        prints = self._fetching.prints
-        for i, chunk in enumerate(bundle.chunks):
-            returned = prints.pop((bundle.partition, bundle.epoch, bundle.first + i), None)
-            if returned == OTHER_ROWS:
-                return ChunkError(
-                    "the fetch function gave other rows when the same call was made again; let "
-                    "fetch(call) depend on the call alone (call.rng draws), or keep its state in "
-                    "fetch(worker_id, batch_size)",
-                    call=i,
-                )
-            if returned is not None and returned != hash_chunk(chunk):
-                return ChunkError(
-                    "the fetch function changed the arrays after it returned them; return "
-                    "new arrays, or copies",
-                    call=i,
-                )
-        return None

@@ -21,7 +21,7 @@ from feeder.cli import gpus
 from feeder.cli.arguments import address
 from feeder.cli.finding import Finding, ok, problem, warning
 from feeder.errors import ConfigError
-from feeder.ranks import node_of, num_nodes, queue_of
+from feeder.ranks import NOBODY, LauncherNumber, node_of, num_nodes, queue_of
 from feeder.service.net.addresses import check_connects, check_private, parse, private_path
 from feeder.service.net.keys import ClientKeys
 from feeder.service.net.security import (
@@ -214,17 +214,22 @@ def check_cpus() -> Finding:
 
 
 def check_place() -> Finding:
-    """Which queue and which shard would a trainer take here, and which variables say so?"""
+    """Which queue and which shard would a trainer take here, and where do they come from?"""
     try:
         near, far = (queue_of(os.environ, is_near=is_near) for is_near in (True, False))
         node, nodes = node_of(os.environ), num_nodes(os.environ)
     except ConfigError as error:
         return problem(str(error), "correct this variable")
     return ok(
-        f"queue {near.number} of a server on this host ({near.variable} told), {far.number} of "
-        f"another's ({far.variable} told); node {node.number} ({node.variable} told) of "
-        f"{nodes.number} ({nodes.variable} told)"
+        f"a trainer here takes queue {near.number} of a server on this host ({_source(near)}), "
+        f"queue {far.number} of a server elsewhere ({_source(far)}); this is node {node.number} "
+        f"({_source(node)}) of {nodes.number} ({_source(nodes)})"
     )
+
+
+def _source(number: LauncherNumber) -> str:
+    """Where a number comes from: a launcher's variable, or the default."""
+    return "by default" if number.variable == NOBODY else f"from {number.variable}"
 
 
 def check_copy() -> Finding:

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from feeder.checkpoint.triggers import CheckpointTriggers
 from feeder.config import FeedConfig
-from feeder.devices.dealt import Devices
+from feeder.devices.routed import Devices
 from feeder.errors import ClosedError, FeedError, ForkedError, ResumeError
 from feeder.observe.figures import (
     Condition,
@@ -121,10 +121,9 @@ class Stream:
     def _build(self) -> None:
         config, encode = self.config, self.positions.id.encode
         self.pipeline = Pipeline(
-            config.stream, config.run, config.name, self.queues, self.slots, encode, self._resume,
-            self._log_now_and_then, self.counted,
+            config.stream, config.run, config.name, self.queues, self.slots, encode=encode,
+            resume=self._resume, report=self._log_now_and_then, stats=self.counted,
         )  # fmt: skip
-        self._devices.before_wait(self.pipeline.flush)
 
     # ---- life
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -124,3 +126,16 @@ def test_commands_are_told_apart() -> None:
     code = "A=1 B=2 feeder serve x:y &  # why\nscripts/bench core \\\n  --quick\n"
     assert commands(code) == [["feeder", "serve", "x:y"], ["scripts/bench", "core", "--quick"]]
     check_command(["scripts/bench", "core", "--quick"])
+
+
+@pytest.mark.parametrize(("word", "status"), [("--help", 0), ("-h", 0), ("biuld", 1)])
+def test_the_script_answers_without_an_environment(word: str, status: int, tmp_path: Path) -> None:
+    environment = tmp_path / "venv"
+    done = subprocess.run(
+        [ROOT / "scripts/docs", word], env=os.environ | {"FEEDER_VENV": str(environment)},
+        capture_output=True, text=True, timeout=20.0,
+    )  # fmt: skip
+    assert done.returncode == status
+    told = done.stdout + done.stderr
+    assert [name for name in ("build", "serve", "commands", "plots") if name not in told] == []
+    assert list(tmp_path.iterdir()) == []

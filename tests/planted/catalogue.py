@@ -33,7 +33,7 @@ FEEDING = (
         harm="Where two workers disagree about a dtype, the first to arrive is right and the "
         "other is blamed: now the one, now the other.",
         file="workers/pipeline.py",
-        symbol="Pipeline._make_fetching",
+        symbol="Pipeline._make_fetcher",
         old="        calls = make_calls(",
         new="""\
         release, arrange = self.channel.release, self.schema.arrange
@@ -65,8 +65,9 @@ FEEDING = (
         "is another device's: a server is told to free what that one's consumer never had.",
         file="workers/stream/assembler.py",
         symbol="Assembler._copy_whole",
-        old="slot, self._slot = self._take(), None",
-        new="slot = self._slots.take(self.device, self._schema.columns, self._size)",
+        old="        self._slot = None\n        for number",
+        new="        slot = self._slots.take_slot(self.device, self.schema.columns, self._size)\n"
+        "        for number",
         tests=(
             _ASSEMBLER + "test_a_batch_lies_in_a_slot_of_its_own_device[0]",
             "tests/feeder/service/server/test_leftover_rows.py::"
@@ -147,7 +148,7 @@ FEEDING = (
             i, taken = j + (last > 0), 0
             if last:
                 rest = rows[j] - last
-                for arrays, axis in zip(run.columns, self._schema.axes, strict=True):
+                for arrays, axis in zip(merged.columns, self.schema.axes, strict=True):
                     arrays += [np.moveaxis(np.moveaxis(arrays[j], axis, 0)[last:], 0, axis)]
                 rows.append(rest)
                 ends.append(ends[-1] + rest)

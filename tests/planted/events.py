@@ -108,7 +108,7 @@ EVENTS = (
         harm="A consumer that leaves unpins memory that the GPU still reads: the driver fails, or "
         "the machine does.",
         file=_COPIER,
-        symbol="Copier.end",
+        symbol="Copier.drain",
         old="                self.driver.drain(stream)\n",
         new="                pass\n",
         tests=(f"{_WAITS}[leave]",),

@@ -69,7 +69,7 @@ RESUMING = (
         harm="The rows that the last batch before a kill left over are gone after the resume: up "
         "to a chunk is lost each time.",
         file="workers/stream/resuming.py",
-        symbol="Beginning.make_run",
+        symbol="StreamStart.leftover_chunks",
         old="return MergedChunks(span, columns, [num_rows], leftover.taken, leftover.digest)",
         new="return None",
         tests=(
@@ -118,7 +118,7 @@ RESUMING = (
         harm="After a resume in a later epoch the count of batches begins anew: devices get each "
         "other's batches.",
         file="workers/stream/resuming.py",
-        symbol="Beginning.__init__",
+        symbol="StreamStart.__init__",
         old="(cut.epoch, cut.index, cut.step) if cut",
         new="(cut.epoch, cut.index, cut.index) if cut",
         tests=(

@@ -73,8 +73,8 @@ SHOWING = (
         harm="Each time that a feed is begun again its counters are back at 0.",
         file="feeder/service/server/run.py",
         symbol="ServedFeed._make",
-        old="lambda: None, self.counted",
-        new="lambda: None",
+        old="resume=resume, stats=self.counted",
+        new="resume=resume",
         tests=(_MONITOR + "test_counts_go_on_when_the_feed_is_begun_again",),
     ),
     Bug(

@@ -18,7 +18,7 @@ from feeder.workers.stats import FetchStats
 from feeder.workers.stream.batch import Call
 from feeder.workers.stream.chunks import count_bytes
 from feeder.workers.stream.copying import DROP_GIL_BYTES, is_unshared
-from feeder.workers.stream.digests import digest_chunk, hash_chunk
+from feeder.workers.stream.digests import OTHER_ROWS, Prints, digest_chunk, hash_chunk
 
 logger = logging.getLogger("feeder")
 
@@ -75,7 +75,7 @@ class Fetcher:
         # The first call of the run, and the digest of its rows, until it has been made again.
         self._first: tuple[Call, int] | None = None
         self._looks_at_first = spec.pure and spec.repeatable and not run.debug
-        self.prints: dict[tuple[int, int, int], int] = {}
+        self.prints: Prints = {}
         """Digests of chunks as they were returned (debug switch), by partition, epoch and call; or
         `OTHER_ROWS`."""
 
@@ -334,9 +334,6 @@ class Fetcher:
 
 
 _FULL = object()
-
-OTHER_ROWS = -1
-"""In place of a digest: a pure function gave other rows when it was called again."""
 
 
 def run_fetcher(

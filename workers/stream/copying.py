@@ -47,6 +47,7 @@ def copy_rows(
     `target` has its rows on `axis`; `flat` is its memory as bytes where that axis is the first
     and `target` is contiguous, else None, and then there is no `seen`.
     """
+    # A checksum is wanted: it is made while the bytes are in a cache.
     if flat is not None and seen is not None and _are_large(arrays):
         _copy_seen(flat, at * (len(flat) // len(target)), arrays, target.dtype, seen)
         return
@@ -54,11 +55,15 @@ def copy_rows(
         _copy_each(target, axis, at, arrays)
         return
     row_bytes = len(flat) // len(target)
+    # By the mean: chunks of one list are alike, and to look at each would cost what the choice
+    # saves.
     mean_bytes = (stop - at) * row_bytes // len(arrays)
     if mean_bytes >= DROP_GIL_BYTES:
         _copy_each(target, axis, at, arrays)
         return
     try:
+        # Joined at most 256 KiB at once: a join lets nobody else run, and the second copy should
+        # find the first one in a cache.
         if mean_bytes <= _JOIN_BYTES and len(arrays) > 1:
             _join(flat, at * row_bytes, arrays, max(1, DROP_GIL_BYTES // max(1, mean_bytes)))
         else:
@@ -73,10 +78,12 @@ def copy_rows(
 
 
 def keep_or_copy(slot: Slot, number: int, array: NDArray[Any]) -> None:
-    """Put an array that is all of a slot's column of that number there: as it is, where the slot
-    takes that and the array is large, has the very bytes that a copy would have, and is no small
-    part of a larger one, which would be kept too; else copied."""
+    """Store `array` as column `number` of a slot, all of it. Without a copy where the slot allows
+    that and the array is large, contiguous, of the target's dtype and shape, and no small part of
+    a larger one, which would be kept alive too; else by a copy."""
     target, is_large = slot.arrays[number], array.nbytes >= _KEPT_BYTES
+    # The conditions together mean: sending this array in place of the column gives the same bytes,
+    # and keeps nothing large alive that nobody needs.
     if slot.kept is not None and is_large and _is_like(array, target) and not _is_part(array):
         slot.kept[number] = array
     else:
@@ -90,6 +97,7 @@ def _is_like(array: NDArray[Any], target: NDArray[Any]) -> bool:
 
 def _is_part(array: NDArray[Any]) -> bool:
     """Whether what it is a view of is more than twice as large."""
+    # The array at the bottom holds the memory; a view of a view refers to it.
     base: Any = array
     while isinstance(base.base, np.ndarray):
         base = base.base
@@ -134,8 +142,8 @@ def copy_part(
 
 
 def _are_large(arrays: Sequence[Any]) -> bool:
-    """Whether it is worth while to tell of arrays. Of many small ones nothing is told: a call for
-    each would take longer than to read the batch again."""
+    """Whether the arrays are so large that their bytes are summed up as they are copied. For many
+    small ones a call for each would take longer than reading the batch again."""
     return bool(sum([array.nbytes for array in arrays]) >= DROP_GIL_BYTES * len(arrays))
 
 
@@ -143,11 +151,12 @@ def _copy_seen(
     flat: memoryview, at: int, arrays: Sequence[Any], dtype: np.dtype[Any],
     seen: Callable[[memoryview], None],
 ) -> None:  # fmt: skip
-    """Copy arrays to where byte `at` of `flat` is, and tell the bytes that they become there: of
-    each when it has been copied, while a cache may hold it. Both let go of the GIL, and beside a
-    thread that computes in Python each time waits, so each is done at once."""
+    """Copy arrays to byte `at` of `flat` and on, and call `seen` with the bytes of each as soon as
+    it was copied, while a cache may hold them. The copy and the sum both drop the GIL, and beside
+    a busy Python thread each drop costs a wait, so each is one call per array."""
     target = np.frombuffer(flat, np.uint8)
     for array in arrays:
+        # The bytes as they are in the slot: the checksum is of these.
         source = np.ascontiguousarray(array, dtype).reshape(-1).view(np.uint8)
         _copy(target[at : at + len(source)], source)
         seen(source.data)
@@ -155,10 +164,12 @@ def _copy_seen(
 
 
 def _copy(target: NDArray[Any], source: NDArray[Any]) -> None:
-    """Copy an array, a large one in pieces: copied at once it passes by the caches, and who reads
-    the batch next has to fetch it from memory. Each piece has the next one's first byte too: else
-    NumPy would see that they are one, and in a loop of our own each would let go of the GIL."""
+    """Copy an array, a large one in pieces. Copied at once it would pass by the caches, and the
+    batch's next reader would fetch it from memory. One call copies all pieces, since each call
+    drops the GIL. Each piece includes the first byte of the next one, else NumPy would join them
+    into one copy."""
     is_plain = target.flags.c_contiguous and source.flags.c_contiguous
+    # Overlapping pieces are right only where both sides are plain bytes in one piece.
     if source.nbytes < _LARGE_BYTES or not is_plain or target.dtype != source.dtype:
         np.copyto(target, source)
         return
@@ -168,6 +179,7 @@ def _copy(target: NDArray[Any], source: NDArray[Any]) -> None:
     np.copyto(
         np.ndarray(shape, np.uint8, to, 0, strides), np.ndarray(shape, np.uint8, of, 0, strides)
     )
+    # The last piece, which has no next one. A memoryview keeps the interpreter.
     to.data[end:] = of.data[end:]
 
 
@@ -180,6 +192,7 @@ def _join(flat: memoryview, start: int, arrays: Sequence[Any], at_once: int) -> 
 
 
 def _copy_each(target: NDArray[Any], axis: int, at: int, arrays: Sequence[Any]) -> None:
+    # As a view; NumPy then copies in whatever order of memory the two sides have.
     rows = np.moveaxis(target, axis, 0) if axis else target
     for array in arrays:
         source = np.moveaxis(array, axis, 0) if axis else array
@@ -212,15 +225,20 @@ def _count_base_references(arrays: Sequence[Any], i: int) -> tuple[int, int]:
 
 
 # What the counts are where the list alone holds the array differs between versions of Python.
+# Measured here, at import, by the same calls that compare later.
 _SOLE_REFERENCES = _count_references([np.empty(0)], 0)
 _SOLE_BASE_REFERENCES = _count_base_references([Pool().empty((1 << 20,), np.uint8)], 0)
+# Without the interpreter lock another thread may take a reference between the count and the use, so
+# nothing is passed on then.
 _GIL = getattr(sys, "_is_gil_enabled", lambda: True)()
 
 
 def is_sole_owner(arrays: Sequence[Any], i: int) -> bool:
-    """Whether nobody but this list can reach the memory of its i-th array. Who has a weak reference
-    can: a fetch function may find in a cache what it returned before."""
+    """Whether nobody but this list can reach the memory of its i-th array. A weak reference counts
+    as a way to reach it: a fetch function may find in a cache what it returned before."""
     flags, base = arrays[i].flags, arrays[i].base
+    # Memory of the pool (`stream/memory.py`) is lent: the chain is array, root, `Memory`, and all
+    # three have to be referred to by nobody else.
     sound, is_lent = flags.c_contiguous, type(getattr(base, "base", None)) is Memory
     sound = sound and not getweakrefcount(arrays[i]) and not getweakrefcount(base)
     owns = base is None and flags.owndata

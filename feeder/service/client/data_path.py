@@ -169,7 +169,7 @@ class DataPath:
             arrays = arena.lend(index, root, whole.places, rows, length)
             if self._copies:
                 # The slot goes back at once, as `arrays` dies here.
-                own = self._frames.take(0, columns, rows)
+                own = self._frames.take_slot(0, columns, rows)
                 own.memory[:] = root.data
                 yield own.lease(length)
             elif self._landing is None:
@@ -179,7 +179,7 @@ class DataPath:
             else:
                 # The driver refused to register the arena, so the GPU may not read it: the batch
                 # goes through a pinned slot, and the server's slot goes back at once.
-                bounce = self._landing.take(columns, rows)
+                bounce = self._landing.take_slot(columns, rows)
                 bounce.memory[:] = root.data
                 yield bounce.lease(length)
 
@@ -201,9 +201,9 @@ class DataPath:
                 return arrays
         slot: HostSlot | PinnedSlot
         if self._landing is None:
-            slot = self._frames.take(0, columns, rows)
+            slot = self._frames.take_slot(0, columns, rows)
         else:
-            slot = self._landing.take(columns, rows)
+            slot = self._landing.take_slot(columns, rows)
         at, memory = 0, slot.memory
         for data in memories:
             # Not copied by NumPy, and not summed frame by frame, though the caches hold each frame

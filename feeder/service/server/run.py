@@ -22,7 +22,7 @@ from feeder.config import FeedConfig
 from feeder.errors import ConfigError, FeedError, RemoteError, ResumeError, StuckWorkerError
 from feeder.feeds.coordinator import Coordinator
 from feeder.service.faults import point
-from feeder.service.memory.arena import ArenaSlots
+from feeder.service.memory.arena import ArenaSlots, slot_of
 from feeder.service.protocol.fields import HEADER_BYTES, MAX_ITEMS, MAX_NAME
 from feeder.service.ratelimited_log import RateLimitedLog
 from feeder.service.server.stats import FeedStats
@@ -566,7 +566,7 @@ class ServedFeed:
 
         def discard(queue: int, batch: Batch) -> None:
             # As if it had been sent and used: its slot is free, and its rows are buffered no more.
-            self.slots.free(queue, batch.arrays)
+            self.slots.free(queue, slot_of(batch))
             held = Held(1, batch.rows, batch.held_bytes, batch.kept_rows)
             pipeline.channel.hand_out(queue, held)
 
@@ -581,9 +581,8 @@ class ServedFeed:
         self.slots.reopen()
         pipeline = Pipeline(
             config.stream, config.run, self.name, outboxes, self.slots,
-            self.factory.positions.id.encode, resume, lambda: None, self.counted,
+            encode=self.factory.positions.id.encode, resume=resume, stats=self.counted,
         )  # fmt: skip
-        self.slots.before_wait = pipeline.flush
         run = StreamIncarnation(pipeline, outboxes)
         for outbox in outboxes:
             outbox.wake = self._wake

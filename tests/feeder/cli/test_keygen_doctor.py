@@ -140,15 +140,22 @@ def test_doctor_finds_this_machine_sound(capsys: pytest.CaptureFixture[str]) -> 
     assert {line.split()[0] for line in lines} <= {"ok", "warning"}
 
 
-def test_doctor_says_who_told_it_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_says_where_its_place_comes_from(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         doctor.os,
         "environ",
         {"RANK": "5", "LOCAL_RANK": "1", "SLURM_NODEID": "2", "SLURM_NNODES": "4"},
     )
     assert doctor.check_place().text == (
-        "queue 1 of a server on this host (LOCAL_RANK told), 5 of another's (RANK told); "
-        "node 2 (SLURM_NODEID told) of 4 (SLURM_NNODES told)"
+        "a trainer here takes queue 1 of a server on this host (from LOCAL_RANK), "
+        "queue 5 of a server elsewhere (from RANK); "
+        "this is node 2 (from SLURM_NODEID) of 4 (from SLURM_NNODES)"
+    )
+    monkeypatch.setattr(doctor.os, "environ", {})
+    assert doctor.check_place().text == (
+        "a trainer here takes queue 0 of a server on this host (by default), "
+        "queue 0 of a server elsewhere (by default); "
+        "this is node 0 (by default) of 1 (by default)"
     )
     monkeypatch.setenv("FEEDER_QUEUE", "two")
     finding = doctor.check_place()

@@ -14,6 +14,7 @@ import pytest
 
 from feeder.workers.errors import ChunkError, FetchError
 from feeder.workers.fetch.scheduler import ChunkList, End
+from feeder.workers.spec import StreamSpec
 from feeder.workers.stream.chunks import Schema
 from feeder.workers.stream.merge import EpochEnd, Merge, MergedChunks
 from feeder.workers.stream.position import Partitions, Position
@@ -31,17 +32,15 @@ def array_of(chunk: Chunk) -> Any:
 
 
 def make_merge(partitions: Partitions, epochs: int, start: Position | None = None) -> Merge:
-    return Merge(
-        partitions,
-        Schema(("id",), (0,)),
-        start or partitions.spread(partitions.origin()),
-        epochs,
-        chained=False,
-        describe=lambda partition, call: (10 + partition, partitions.number(partition, call)),
-        first_name=lambda epoch, call: None,
-        check=None,
-        first_partition=None,
-    )
+    spec = StreamSpec(
+        fetch=print, pure=partitions.pure, cursor=abs, seek=None, names=("id",), axes=(0,),
+        batch_size=1, num_workers=partitions.num_partitions, first_worker_id=10, seed=0,
+        epochs=epochs, last_batch="keep", last_round="uneven", order="ticket", dont_rebatch=False,
+        repeatable=True,
+    )  # fmt: skip
+    start = start or partitions.spread(partitions.origin())
+    schema = Schema(spec.names, spec.axes)
+    return Merge(partitions, schema, start, spec, prints=None, first_partition=None)
 
 
 def bundles_of(

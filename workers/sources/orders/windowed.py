@@ -26,14 +26,14 @@ from numpy.typing import NDArray
 
 from feeder.workers.errors import ResumeError
 from feeder.workers.fetch.calls import MAX_BYTES
-from feeder.workers.sources.orders.orders import Order
-from feeder.workers.sources.orders.sharding import Sharding
-from feeder.workers.sources.stores.libstdcxx import (
+from feeder.workers.sources.orders.libstdcxx import (
     MAX_DRAWS,
     draw_minstd,
     is_minstd_state,
     seed_minstd,
 )
+from feeder.workers.sources.orders.orders import Order
+from feeder.workers.sources.orders.sharding import Sharding
 
 # Steps are walked in blocks, so that calls that come a little out of order find their answer
 # made. One takes about a millisecond.
@@ -64,7 +64,7 @@ class Window:
         self._slots = slots
 
     @classmethod
-    def begin(cls, sharding: Sharding, fill: int, seed: int) -> Window:
+    def first(cls, sharding: Sharding, fill: int, seed: int) -> Window:
         """The window before the first step."""
         return cls(sharding, 0, seed_minstd(seed), list(range(fill)))
 
@@ -84,6 +84,7 @@ class Window:
         while self.step < stop:
             sharding = self._sharding
             end = sharding.offset(sharding.epoch_at(self.step) + 1)
+            # Not across an epoch's end: the bound of the draws changes there.
             while self.step < min(stop, end):
                 parts.append(self._walk(min(stop, end) - self.step, end))
         return np.concatenate(parts)
@@ -100,6 +101,7 @@ class Window:
         slots, out = self._slots, []
         refill = range(step + fill, step + fill + count)
         for i, k, place in zip(here.tolist(), there.tolist(), refill, strict=True):
+            # In this order: a record that is drawn at its own slot is replaced by the newest.
             out.append(slots[k])
             slots[k] = slots[i]
             slots[i] = place
@@ -110,6 +112,7 @@ class Window:
         """The window as bytes. A slot is written as how far it lies behind the newest one, in as
         few bytes as that takes: 2 at a window of 1,024, and 4 are enough for four billion."""
         fill = len(self._slots)
+        # Small numbers, though places grow without end: a cursor keeps its size.
         behind = self.step + fill - 1 - np.array(self._slots, dtype=np.int64)
         width = (int(behind.max()).bit_length() + 7) // 8 or 1
         octets = behind.astype("<u8").view(np.uint8).reshape(fill, 8)[:, :width]
@@ -125,6 +128,8 @@ class Window:
         if len(data) < _HEADER.size:
             raise ResumeError(f"cursor has {len(data)} bytes, expected {_HEADER.size} or more")
         step, state, width = _HEADER.unpack_from(data)
+        # Bytes of a cursor come from a file or a peer: nothing is computed with them before they
+        # are checked.
         if step >> 62 or not 1 <= width <= 8 or len(data) != _HEADER.size + fill * width:
             raise ResumeError(
                 f"cursor has {len(data)} bytes, which is not a window of initial_fill {fill}"
@@ -183,7 +188,7 @@ class WindowedOrder(Order):
         # So many steps before a window that is too large begins the walk that leads to it.
         self._behind = math.ceil(fill * rounds / self._stride) * self._stride
         self._states: OrderedDict[int, int] = OrderedDict()
-        self._head = Window.begin(sharding, fill, seed)
+        self._head = Window.first(sharding, fill, seed)
         self._blocks: OrderedDict[int, NDArray[np.int64]] = OrderedDict()
         self._checkpoints: OrderedDict[int, bytes] = OrderedDict()
         self._lock = Lock()
@@ -230,7 +235,7 @@ class WindowedOrder(Order):
         if known:
             window = Window.from_bytes(self.sharding, self._fill, self._checkpoints[known])
         else:
-            window = Window.begin(self.sharding, self._fill, self._seed)
+            window = Window.first(self.sharding, self._fill, self._seed)
         self._head = window
 
     def _keep(self, step: int, checkpoint: bytes) -> None:

@@ -11,8 +11,8 @@ import pytest
 import xxhash
 
 from calls import epoch_of
+from feeder.workers.sources.array_rows import ArrayRecords
 from feeder.workers.sources.source import Source
-from feeder.workers.sources.stores.array_rows import ArrayRecords
 from project import TESTS
 
 ORACLES = TESTS / "oracles"

@@ -9,19 +9,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feeder.workers.public import public
-from feeder.workers.sources.orders.options import flag, whole
-from feeder.workers.sources.reading import Columns, OnError, stack
-from feeder.workers.sources.source import Source
-from feeder.workers.sources.stores.blobs import BlobColumn, BlobOptions, Blobs, take_blobs
-from feeder.workers.sources.stores.caffe2_layout import (
+from feeder.workers.sources.arguments import PathLike, flag, whole
+from feeder.workers.sources.blobs import BlobColumn, BlobOptions, Blobs, take_blobs
+from feeder.workers.sources.caffe2_layout import (
     LabelType,
     RecordLayout,
     find_label_type,
     image_of,
 )
-from feeder.workers.sources.stores.lmdb_records import LmdbRecords
+from feeder.workers.sources.lmdb_records import LmdbRecords
+from feeder.workers.sources.source import Source
 from feeder.workers.sources.stores.lmdb_store import LmdbStore
-from feeder.workers.sources.stores.paths import PathLike
+from feeder.workers.sources.stores.reading import Columns, OnError, stack
 from feeder.workers.sources.stores.tensors import parse_tensors
 from feeder.workers.stream.batch import Call
 
@@ -104,9 +103,11 @@ class Caffe2Records(LmdbRecords):
                     rows.append(self._parse(value, data, shapes))
                     records.append(record)
             if rows and self._column is not None:
+                # Inside the block: the data are views of LMDB's map.
                 blobs = Blobs(records, data, shapes, self.name)
                 readable, images = self._column.make(blobs, call, self._faults)
                 if readable is not None:
+                    # Files that could not be decoded leave out the other columns of their rows too.
                     rows = [rows[i] for i in readable]
                     records = [records[i] for i in readable]
         if not rows:
@@ -121,6 +122,7 @@ class Caffe2Records(LmdbRecords):
         self, value: memoryview, data: list[memoryview], shapes: list[tuple[int, ...] | None]
     ) -> list[NDArray[Any]]:
         tensors = parse_tensors(value)
+        # Checked before the image is appended: a record is taken whole or not at all.
         row = self._layout.rows(tensors)
         if self._column is not None:
             image, shape = image_of(tensors[0])

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from feeder.workers.sources.reading import Faults, OnError
-from feeder.workers.sources.stores.blobs import BlobColumn
+from feeder.workers.sources.blobs import BlobColumn
 from feeder.workers.sources.stores.lmdb_store import LmdbStore
+from feeder.workers.sources.stores.reading import Faults, OnError
 
 
 class LmdbRecords:
@@ -31,5 +31,6 @@ class LmdbRecords:
 
     def describe(self) -> dict[str, Any]:
         """A digest of the keys, and what is done to image files."""
+        # The options about images are part of the stream only where there are images.
         column = {} if self._column is None else self._column.describe()
         return {**self._store.describe(), **column}
