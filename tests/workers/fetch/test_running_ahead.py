@@ -153,7 +153,7 @@ def test_bundles_together_stay_within_the_bound_and_half_of_its_bytes(
             coordinator=feeder.Coordinator(),
         )  # fmt: skip
         (stream,) = coordinator["train"].streams
-        fetching = stream.pipeline._fetching
+        fetching = stream.pipeline._fetcher
         fetching.row_bytes = row_bytes
         total = 0
         for partition in stream.pipeline.channel._rota.partitions:
