@@ -1,25 +1,26 @@
-"""What holds for every test: it leaves nothing behind, and a skip is counted."""
+"""What holds for every test: it leaves nothing behind, a skip is counted, and a signal is heard."""
 
 from __future__ import annotations
 
 import gc
+import os
+import signal
 from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
 
+import needs
+import parts
 from leaks import held, left_behind
-from needs import pytest_addoption, pytest_configure
 
-__all__ = [
-    "leaves_nothing_behind",
-    "old_objects_are_not_collected",
-    "pytest_addoption",
-    "pytest_configure",
-]
+# A shell that starts the tests in the background, or under nohup, has them ignore these signals,
+# and every process that a test starts would inherit that and not hear the test.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # Helpers that assert show what they compared, as tests do.
-pytest.register_assert_rewrite("unit.keyword_cases", "unit.keyword_cases_added", "unit.small")
+pytest.register_assert_rewrite("keyword_cases", "keyword_cases_added", "small")
 
 # Examples run threads, whose time says nothing about the code; the tests' own limit holds.
 settings.register_profile("feeder", parent=settings(), deadline=None)
@@ -27,16 +28,35 @@ settings.load_profile("feeder")
 
 FAILED = pytest.StashKey[bool]()
 
+MAX_PROCESSES = 4
+
 CLUSTER_TEST_S = 240
 """How long a test on a Ray cluster may take, the cluster's start with the first one."""
 
 
-@pytest.hookimpl(trylast=True)
+def pytest_addoption(parser: pytest.Parser) -> None:
+    needs.add_option(parser)
+    which = parser.getgroup("parts of the tests")
+    which.addoption("--fast", action="store_true", help="rules, formats and messages alone")
+    which.addoption("--full", action="store_true", help="every combination of parameters")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    needs.configure(config)
+    parts.is_full = config.getoption("full")
+    config.pluginmanager.register(parts.Parts(fast=config.getoption("fast")))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """How many processes share the work where `-n auto` asks for it. Each starts threads and
+    children of its own; with more of them tests would wait for one another's."""
+    return min(MAX_PROCESSES, len(os.sched_getaffinity(0)))
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests on a Ray cluster come last: it stays until the session ends, beside all that follow."""
     for item in filter(is_on_cluster, items):
         item.add_marker(pytest.mark.timeout(CLUSTER_TEST_S))
-    items.sort(key=is_on_cluster)
 
 
 def is_on_cluster(item: pytest.Item) -> bool:

@@ -13,6 +13,7 @@ import os
 import shutil
 from collections import Counter
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -21,6 +22,7 @@ MAX_SKIPS = "FEEDER_MAX_SKIPS"
 NO_GPU = "no GPU: "
 GPU = "FEEDER_GPU"
 GPU_TESTS = "tests/gpu/"
+FILES = "files that were skipped"
 
 
 def needs(name: str) -> None:
@@ -55,6 +57,11 @@ def why_no_gpus(num: int = 1) -> str:
     return "" if found >= num else f"{found} of {num} found"
 
 
+def _reason(report: pytest.TestReport | pytest.CollectReport) -> str:
+    _, _, reason = report.longrepr
+    return reason.removeprefix("Skipped: ")
+
+
 class SkipCounter:
     """pytest plugin: skips what lacks something, says what was skipped, fails above a limit."""
 
@@ -63,6 +70,8 @@ class SkipCounter:
         self.reasons: Counter[str] = Counter()
         self.without_gpu: Counter[str] = Counter()
         """Tests of `tests/gpu` that were left out, by why; they do not count as skipped."""
+        self.files: dict[str, str] = {}
+        """Files that were skipped whole, and why."""
 
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
         for mark in item.iter_markers("needs"):
@@ -73,12 +82,22 @@ class SkipCounter:
         self._count(report)
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        self._count(report)
+        if report.skipped:
+            self._count_files({report.nodeid: _reason(report)})
 
-    def _count(self, report: pytest.TestReport | pytest.CollectReport) -> None:
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        """Count the files that a process which shared the work has skipped. Each of them looks at
+        all files, and none of its reports of them comes here."""
+        self._count_files(getattr(node, "workeroutput", {}).get(FILES, {}))
+
+    def _count_files(self, found: dict[str, str]) -> None:
+        self.reasons.update(found[name] for name in found.keys() - self.files.keys())
+        self.files |= found
+
+    def _count(self, report: pytest.TestReport) -> None:
         if report.skipped and not hasattr(report, "wasxfail"):
-            _, _, reason = report.longrepr
-            reason = reason.removeprefix("Skipped: ")
+            reason = _reason(report)
             is_gpus = reason.startswith(NO_GPU) and report.nodeid.startswith(GPU_TESTS)
             (self.without_gpu if is_gpus else self.reasons)[reason] += 1
 
@@ -88,6 +107,8 @@ class SkipCounter:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if hasattr(session.config, "workeroutput"):
+            session.config.workeroutput[FILES] = self.files
         if self.exceeded and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
@@ -110,7 +131,7 @@ class SkipCounter:
             yield f"failed: {skips} skipped, where at most {self.max_skips} may be"
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
+def add_option(parser: pytest.Parser) -> None:
     parser.addoption(
         "--max-skips",
         type=int,
@@ -120,6 +141,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-def pytest_configure(config: pytest.Config) -> None:
+def configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "needs(name, ...): skipped and counted where one is missing")
-    config.pluginmanager.register(SkipCounter(config.getoption("max_skips")))
+    # Where processes share the work, theirs are counted here, in the one that they report to.
+    is_worker = hasattr(config, "workerinput")
+    config.pluginmanager.register(SkipCounter(None if is_worker else config.getoption("max_skips")))

@@ -81,7 +81,7 @@ def _become_ready(command: Sequence[str]) -> float:
         try:
             # The socket's file is there when the server listens.
             while not Path(address.removeprefix("ipc://")).is_socket():
-                time.sleep(_LOOK_EVERY_S)
+                time.sleep(_LOOK_EVERY_S)  # noqa: TID251  (nothing tells of a file's coming)
             with connect(address):
                 return time.monotonic() - process.started_at
         finally:

@@ -14,7 +14,7 @@ import numpy as np
 import feeder
 import jobs
 from feeder.job import JobRunner, LocalSession, MultiNodeCheckpointManager
-from unit.small import Pure, make
+from small import Pure, make
 
 FILES = Path(__file__).parent / "checkpoints"
 META = {"epoch": 3, "step": 2**70, "where": ("node", 1), "rates": [0.5, None, True], "text": "ä"}

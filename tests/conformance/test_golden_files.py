@@ -22,7 +22,7 @@ from conformance.golden import (
 )
 from feeder.checkpoint.format import CHECKPOINT_VERSION
 from feeder.job import MultiNodeCheckpointManager
-from unit.small import ids
+from small import ids
 
 VERSIONS = sorted(path.name for path in FILES.iterdir())
 

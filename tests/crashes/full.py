@@ -18,7 +18,7 @@ from typing import Any
 import feeder
 from crashes.positions import snapshot_at, step_of
 from feeder.checkpoint.store import CheckpointStore
-from unit.small import Pure, ids, make
+from small import Pure, ids, make
 
 _NEW_MOUNTS, _NEW_USER = 0x20000, 0x10000000
 _PRIVATE, _RECURSIVE = 1 << 18, 1 << 14

@@ -16,7 +16,7 @@ from crashes.failing import KINDS, FailingFs, ShortFs
 from crashes.positions import snapshot_at, step_of
 from feeder.checkpoint.store import CheckpointStore
 from feeder.durable import Fs, OsFs
-from unit.small import Pure, ids, make
+from small import Pure, ids, make
 
 ERRORS = {"ENOSPC": errno.ENOSPC, "EIO": errno.EIO, "EDQUOT": errno.EDQUOT}
 

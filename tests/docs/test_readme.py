@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import pickle
+import pickle  # noqa: TID251  (as torch.save does)
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace

@@ -29,8 +29,8 @@ from feeder.service.protocol.messages import Open, Opened
 from feeder.state import codec
 from feeder.state.snapshot import Snapshot
 from fuzz.inputs import mutated, nested, reshaped
-from unit.small import Seekable, make
-from unit.test_protocol_messages import EXAMPLES
+from messages import EXAMPLES
+from small import Seekable, make
 
 _EPOCHS = 2
 

@@ -16,7 +16,7 @@ from crashes.positions import snapshot_at, step_of
 from feeder.checkpoint import objects
 from feeder.checkpoint.store import CheckpointStore
 from objects.conftest import use
-from unit.small import Aside, Pure, ids, make
+from small import Aside, Pure, ids, make
 
 # A thread of the library's own opens and closes connections.
 pytestmark = pytest.mark.foreign_sockets

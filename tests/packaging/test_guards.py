@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import textwrap
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 pytestmark = pytest.mark.slow
 
 TESTS = Path(__file__).parents[1]
+HEARD = (signal.SIGINT, signal.SIGHUP)
 
 
 @pytest.fixture
@@ -156,6 +158,27 @@ def test_a_failed_test_is_not_blamed_twice(run) -> None:
     result.assert_outcomes(failed=1)
 
 
+def test_signals_that_the_shell_ignores_are_heard(run) -> None:
+    """As those that a shell starts in the background, or under nohup, inherit it."""
+    ignored = {number: signal.signal(number, signal.SIG_IGN) for number in HEARD}
+    try:
+        result = run(
+            """
+            import signal, subprocess, sys
+
+            def test_a_child_hears_them():
+                for number in signal.SIGINT, signal.SIGHUP:
+                    code = f"import os; os.kill(os.getpid(), {number}); print('not heard')"
+                    done = subprocess.run([sys.executable, "-c", code], capture_output=True)
+                    assert (done.returncode, done.stdout) == (-number, b"")
+            """
+        )
+    finally:
+        for number, heard in ignored.items():
+            signal.signal(number, heard)
+    result.assert_outcomes(passed=1)
+
+
 NEEDY = """
     import pytest
     from needs import needs
@@ -186,6 +209,29 @@ def test_a_whole_file_can_be_skipped(run) -> None:
     result = run("from needs import needs\nneeds('no_such_tool')\nimport no_such_tool")
     result.assert_outcomes(skipped=1)
     result.stdout.fnmatch_lines(["skipped for missing tools or packages: 1 (no_such_tool)"])
+
+
+def test_what_is_skipped_is_counted_once_however_many_processes_share_the_work(run) -> None:
+    for source, names in (
+        (NEEDY, "3 (no_such_package, no_such_tool)"),
+        ("from needs import needs\nneeds('no_such_tool')", "1 (no_such_tool)"),
+    ):
+        result = run(source, "-n", "2", "--max-skips=0")
+        result.stdout.fnmatch_lines([f"skipped for missing tools or packages: {names}"])
+        result.stdout.fnmatch_lines([f"failed: {names[0]} skipped, where at most 0 may be"])
+        assert result.ret != pytest.ExitCode.OK
+
+
+def test_a_text_that_utf8_cannot_hold_is_reported_by_another_process_too(run) -> None:
+    result = run(
+        """
+        import logging
+        def test_logs(): logging.getLogger().warning("bad file caf\\udce9.jpg")
+        def test_fails(): assert "caf\\udce9.jpg" == ""
+        """,
+        "-n", "1",
+    )  # fmt: skip
+    result.assert_outcomes(passed=1, failed=1)
 
 
 def test_nothing_missing_is_said_too(run) -> None:

@@ -90,3 +90,10 @@ def test_without_a_driver_nothing_is_installed_for_gpus(tmp_path: Path) -> None:
     path = f"{tmp_path}:{os.environ['PATH']}"
     done = run("bash", "-c", script, cwd=tmp_path, PATH=path)
     assert (done.returncode, done.stdout, done.stderr) == (0, "here\n", "")
+
+
+def test_the_usage_of_the_tests_needs_no_environment(tmp_path: Path) -> None:
+    done = run(ROOT / "scripts/test", "--help", cwd=tmp_path, FEEDER_VENV="env")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("usage: scripts/test [fast | full]")
+    assert not (tmp_path / "env").exists()

@@ -14,10 +14,14 @@ class Bug:
     """What it would do to a user, in a sentence."""
     file: str
     """The file that it is planted in, from the project's folder."""
+    symbol: str
+    """The definition that it is planted in, by its qualified name: `Merge._round`, or the name of
+    a constant. Other code of the file may move, and may look the same."""
     old: str
-    """Text that is in this file exactly once."""
+    """Code that is in this definition exactly once, compared token by token: indentation, line
+    breaks, comments and the commas before a closing bracket do not count."""
     new: str
-    """What takes its place."""
+    """What takes its place, put at the indentation of the line that is replaced."""
     tests: tuple[str, ...]
     """Node ids of pytest. Each of them, run by itself, has to fail; of a parametrised test one
     case."""

@@ -10,9 +10,9 @@ from planted.showing import SHOWING
 from planted.storing import STORING
 
 _STREAM = "tests/conformance/test_stream.py::test_stream_is_the_naive_one"
-_ASSEMBLER = "tests/unit/test_assembler.py::"
-_KEYWORDS = "tests/unit/test_keywords.py::test_a_keyword_does_what_it_says"
-_GAPS = "tests/unit/test_planted_gaps.py::"
+_ASSEMBLER = "tests/workers/stream/test_assembler.py::"
+_KEYWORDS = "tests/feeder/feeds/test_keywords.py::test_a_keyword_does_what_it_says"
+_GAPS = "tests/feeder/feeds/test_races.py::"
 
 FEEDING = (
     Bug(
@@ -20,10 +20,11 @@ FEEDING = (
         harm="The workers' chunks come in the reverse of their turns: a stream that is repeatable, "
         "but is another than the one promised, and another for every number of rounds at hand.",
         file="workers/stream/merge.py",
+        symbol="Merge._round",
         old="order = [(partition + i) % num",
         new="order = [(partition - i) % num",
         tests=(
-            "tests/unit/test_merge.py::test_a_ring_takes_one_chunk_of_each_live_worker_in_turn",
+            "tests/workers/stream/test_merge.py::test_a_ring_takes_one_chunk_of_each_live_worker_in_turn",
             _STREAM + "[3-small-seek]",
         ),
     ),
@@ -32,6 +33,7 @@ FEEDING = (
         harm="Where two workers disagree about a dtype, the first to arrive is right and the "
         "other is blamed: now the one, now the other.",
         file="workers/pipeline.py",
+        symbol="Pipeline._make_fetcher",
         old="        calls = make_calls(",
         new="""\
         release, arrange = self.channel.release, self.schema.arrange
@@ -49,10 +51,11 @@ FEEDING = (
         harm="A quick worker is called for the next epoch while a slow one is still in this: a "
         "fetch function that reshuffles at the epoch's end hands out rows of two epochs mixed.",
         file="workers/fetch/scheduler.py",
+        symbol="Scheduler._roll",
         old="if not all(self._over(one) and not one.running",
         new="if not any(self._over(one) and not one.running",
         tests=(
-            "tests/unit/test_rota.py::"
+            "tests/workers/fetch/test_scheduler.py::"
             "test_no_epoch_begins_before_all_workers_have_ended_the_one_before",
         ),
     ),
@@ -61,12 +64,13 @@ FEEDING = (
         harm="Rows dropped at the end of an epoch leave a slot to the batch after the next, which "
         "is another device's: a server is told to free what that one's consumer never had.",
         file="workers/stream/assembler.py",
+        symbol="Assembler._copy_whole",
         old="        self._slot = None\n        for number",
         new="        slot = self._slots.take_slot(self.device, self.schema.columns, self._size)\n"
         "        for number",
         tests=(
             _ASSEMBLER + "test_a_batch_lies_in_a_slot_of_its_own_device[0]",
-            "tests/unit/test_served_rows.py::"
+            "tests/feeder/service/server/test_leftover_rows.py::"
             "test_a_slot_that_dropped_rows_were_written_to_stays_with_its_queue[frames]",
         ),
     ),
@@ -75,6 +79,7 @@ FEEDING = (
         harm="Another seed gives the same augmentations: five runs that were to be averaged are "
         "one run done five times.",
         file="workers/stream/batch.py",
+        symbol="Call.rng",
         old="return _generator(self.seed, _DRAWS_OF_CALL",
         new="return _generator(0, _DRAWS_OF_CALL",
         tests=(
@@ -87,6 +92,7 @@ FEEDING = (
         harm="A call that failed half-way is made again from where it broke off: its rows are "
         "skipped in silence.",
         file="workers/fetch/calls.py",
+        symbol="WorkerCalls.undo",
         old="""\
     def undo(self) -> None:
         self._seek()""",
@@ -100,6 +106,7 @@ FEEDING = (
         harm="A source that has gone silent hangs the training for ever, where `timeout` was to "
         "end it: the original shipped this for three months.",
         file="workers/fetch/channel.py",
+        symbol="StallDetector.__init__",
         old="self._timeout_s = timeout_s",
         new="self._timeout_s = 1e9",
         tests=(f"{_KEYWORDS}[timeout]",),
@@ -108,11 +115,13 @@ FEEDING = (
         name="bound ignored",
         harm="The fetchers run ahead without an end and the process is killed for its memory.",
         file="workers/fetch/scheduler.py",
-        old="    def below_bound(self) -> bool:\n",
-        new="    def below_bound(self) -> bool:\n        return True\n",
+        symbol="BufferBudget._has_rows",
+        old="return self.rows + self.kept_rows < self.max_rows",
+        new="return True",
         tests=(
-            "tests/unit/test_rota.py::test_the_bound_is_on_rows_and_on_bytes",
-            f"{_KEYWORDS}[max_buffered_batches]",
+            "tests/workers/fetch/test_scheduler.py::test_the_bound_is_on_rows_and_on_bytes",
+            "tests/workers/fetch/test_running_ahead.py::"
+            "test_memory_is_bounded_however_many_threads_call_a_pure_function",
         ),
     ),
     Bug(
@@ -120,6 +129,7 @@ FEEDING = (
         harm="Of every chunk that does not end with a batch the rest is lost: with large chunks "
         "most of the data is never seen.",
         file="workers/stream/assembler.py",
+        symbol="Assembler.add",
         old="            i, taken = j, last\n",
         new="            i, taken = j + (last > 0), 0\n",
         tests=(
@@ -132,6 +142,7 @@ FEEDING = (
         harm="The rest of a chunk comes after chunks that were fetched later, as in the original: "
         "rows change their order, and a resumed run differs from one that was not disturbed.",
         file="workers/stream/assembler.py",
+        symbol="Assembler.add",
         old="            i, taken = j, last\n",
         new="""\
             i, taken = j + (last > 0), 0
@@ -152,6 +163,7 @@ FEEDING = (
         harm="An array that the fetch function keeps, in a cache perhaps, is the user's batch: "
         "what the one writes to it the other reads.",
         file="workers/stream/copying.py",
+        symbol="is_sole_owner",
         old="return sys.getrefcount(arrays[i]) == _SOLE_REFERENCES",
         new="return True",
         tests=(
@@ -164,6 +176,7 @@ FEEDING = (
         harm="With last_batch='pad' the repeated rows are counted in `batch.rows`: the last row of "
         "an epoch weighs many times in every mean over the data.",
         file="workers/stream/batch.py",
+        symbol="Batch.__init__",
         old="        self.rows = rows\n",
         new="        self.rows = len(arrays[0])\n",
         tests=(_ASSEMBLER + "test_the_end_of_an_epoch", f"{_KEYWORDS}[last_batch]"),
@@ -173,11 +186,12 @@ FEEDING = (
         harm="A batch that the user still holds is written over by a later one: `list(feed)` holds "
         "the same rows many times.",
         file="feeder/devices/slots.py",
+        symbol="HostSlot.lease",
         old="self._pool.watch(root, self)",
         new="self._pool.watch(root[:], self)",
         tests=(
-            "tests/unit/test_slots.py::test_a_view_of_any_kind_keeps_its_slot",
-            "tests/unit/test_slots.py::test_a_list_of_a_feed_holds_different_batches",
+            "tests/feeder/devices/test_slots.py::test_a_view_of_any_kind_keeps_its_slot",
+            "tests/feeder/devices/test_slots.py::test_a_list_of_a_feed_holds_different_batches",
         ),
     ),
     Bug(
@@ -185,10 +199,11 @@ FEEDING = (
         harm="Bytes that changed on the way are trained on: over a network nothing else sums up "
         "what came, but for the sixteen bits of TCP.",
         file="feeder/service/client/data_path.py",
+        symbol="DataPath._take_frames",
         old="                self._check(memories, group, 0)\n",
         new="",
         tests=(
-            "tests/unit/test_served_frames.py::test_a_spoiled_batch_is_refused_and_comes_again"
+            "tests/feeder/service/server/test_frames.py::test_a_spoiled_batch_is_refused_and_comes_again"
             "[looked at-flip-full-batch 2 is corrupt]",
         ),
     ),
@@ -197,6 +212,7 @@ FEEDING = (
         harm="An error is raised as soon as it is known, and the batches before it, which were "
         "good, are never handed out: the step at which a run fails depends on timing.",
         file="feeder/devices/host.py",
+        symbol="HostQueue._take",
         old="and self._batches and not isinstance(self._ending, ClosedError):",
         new="and self._batches and not isinstance(self._ending, FeedError):",
         tests=(_GAPS + "test_batches_before_an_error_arrive_however_early_it_is_known",),
@@ -206,8 +222,9 @@ FEEDING = (
         harm="A stop with full device queues waits for a thread that nobody wakes, and then blames "
         "it for being stuck.",
         file="feeder/devices/host.py",
-        old="            self._drained.notify_all()\n\n    def _take",
-        new="            pass\n\n    def _take",
+        symbol="HostQueue.close",
+        old="            self._drained.notify_all()\n",
+        new="            pass\n",
         tests=(_GAPS + "test_a_stop_wakes_an_enqueuer_in_the_middle_of_a_group",),
     ),
     Bug(
@@ -215,6 +232,7 @@ FEEDING = (
         harm="A feed that has once stood at its bound stays there: nobody tells the fetchers that "
         "the user has taken batches, and the training hangs.",
         file="workers/fetch/channel.py",
+        symbol="Channel._wake_fetcher",
         old="if self._idle and self._dispatch.pick(now, self._idle.coming) is not None:",
         new="if False:",
         tests=(f"{_KEYWORDS}[max_buffered_batches]",),
@@ -224,11 +242,12 @@ FEEDING = (
         harm="A function that has been called is resumed: workers of which the position has no "
         "cursor go on where they are, and the rows in between are lost without a word.",
         file="workers/fetch/calls.py",
+        symbol="WorkerCalls.put_back",
         old="(is_new or not self._resumed)",
         new="True",
         tests=(
-            "tests/unit/test_origins.py::test_the_same_function_is_resumed_in_the_same_process",
-            "tests/unit/test_origins.py::test_a_served_function_goes_back_any_number_of_times",
+            "tests/workers/fetch/test_origins.py::test_the_same_function_is_resumed_in_the_same_process",
+            "tests/workers/fetch/test_origins.py::test_a_served_function_goes_back_any_number_of_times",
         ),
     ),
     Bug(
@@ -236,19 +255,21 @@ FEEDING = (
         harm="The enqueuer goes on while a fetcher leads: both take chunks and fill slots, and "
         "batches have rows twice, in any order.",
         file="workers/fetch/channel.py",
+        symbol="Channel._wait_for",
         old="if not lead.active and any(partition.bundles for partition in dispatch.awaited):",
         new="if any(partition.bundles for partition in dispatch.awaited):",
-        tests=("tests/unit/test_channel.py::test_the_merge_is_one_threads_at_a_time",),
+        tests=("tests/workers/fetch/test_channel.py::test_the_merge_is_one_threads_at_a_time",),
     ),
     Bug(
         name="a call that turned slow holds others up",
         harm="While one call of a function that was quick so far does not return, no other worker "
         "is called: in the order of arrival, too, the training hangs.",
         file="workers/fetch/channel.py",
+        symbol="Channel._look",
         old="        self._dispatch.slow_down()\n",
         new="",
         tests=(
-            "tests/unit/test_channel.py::test_a_quick_call_is_waited_for_only_while_somebody_looks",
+            "tests/workers/fetch/test_channel.py::test_a_quick_call_is_waited_for_only_while_somebody_looks",
         ),
     ),
 )

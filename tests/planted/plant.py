@@ -21,6 +21,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from planted.anchor import find, replaced
 from planted.bug import Bug
 from planted.catalogue import BUGS
 from planted.events import EVENTS
@@ -93,9 +94,13 @@ def copied(project: Path = ROOT) -> Iterator[Path]:
 def planted_text(bug: Bug, folder: Path) -> str:
     """Return the text of the bug's file with the bug in it; raises `PlantError`."""
     text = (folder / bug.file).read_text()
-    if (num := text.count(bug.old)) != 1:
-        raise PlantError(f"{bug.name}: {bug.file} holds {bug.old!r} {num} times, expected once")
-    return text.replace(bug.old, bug.new)
+    found = find(text, bug.symbol, bug.old)
+    if len(found) != 1:
+        raise PlantError(
+            f"{bug.name}: {bug.symbol} of {bug.file} holds {bug.old!r} {len(found)} times, "
+            "expected once"
+        )
+    return replaced(text, found[0], bug.new)
 
 
 def run_tests(
@@ -190,7 +195,12 @@ def report(verdict: Verdict) -> str:
 def describe(bug: Bug) -> str:
     """Return what `--list` says of a bug."""
     return "\n".join(
-        [bug.name, f"    {bug.harm}", f"    {bug.file}", *(f"    {t}" for t in bug.tests)]
+        [
+            bug.name,
+            f"    {bug.harm}",
+            f"    {bug.file}: {bug.symbol}",
+            *(f"    {t}" for t in bug.tests),
+        ]
     )
 
 

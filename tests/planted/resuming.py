@@ -7,8 +7,8 @@ from planted.bug import Bug
 _RESUME = "tests/conformance/test_resume.py::"
 _ENDS = "tests/conformance/test_resume_ends.py::"
 _VALUES = "tests/conformance/test_resume_values.py::"
-_FORMAT = "tests/unit/test_snapshot_format.py::"
-_GAPS = "tests/unit/test_planted_gaps.py::"
+_FORMAT = "tests/feeder/state/test_snapshot_format.py::"
+_GAPS = "tests/feeder/feeds/test_races.py::"
 
 RESUMING = (
     Bug(
@@ -16,6 +16,7 @@ RESUMING = (
         harm="A snapshot names the newest batch that is waiting, not the last one handed out: a "
         "resumed run skips all that was prefetched.",
         file="feeder/feeds/device_feed.py",
+        symbol="DeviceFeed.__next__",
         old="after = before[0] + 1, batch.place",
         new="after = before[0] + 1, (self._ready[-1] if self._ready else batch).place",
         tests=(_GAPS + "test_a_position_is_that_of_the_batch_handed_out_however_many_wait",),
@@ -25,6 +26,7 @@ RESUMING = (
         harm="The cursor is read when a bundle is handed over, after the calls that follow in it: "
         "a resumed run skips their rows.",
         file="workers/fetch/scheduler.py",
+        symbol="Partition.take_open",
         old="chunks, marks = self.chunks[:count], self.marks[:count]",
         new="chunks, marks = self.chunks[:count], self.marks[count - 1 : count] * count",
         tests=(_RESUME + "test_resumed_at_every_batch[keep-small-seek]",),
@@ -34,6 +36,7 @@ RESUMING = (
         harm="A resumed run begins with worker 0, whoever's turn it was: every row comes, in "
         "another order.",
         file="feeder/state/token.py",
+        symbol="_position_fields",
         old="return [epoch, turn, bits",
         new="return [epoch, 0, bits",
         tests=(
@@ -46,6 +49,7 @@ RESUMING = (
         harm="A run resumed between two epochs goes on at the second call of the new one: its "
         "first chunk is lost.",
         file="workers/stream/position.py",
+        symbol="Partitions.next_epoch",
         old="calls = (0,) * num if self.pure else position.calls",
         new="calls = (1,) * num if self.pure else position.calls",
         tests=(_RESUME + "test_resumed_at_every_batch[keep-whole-pure]",),
@@ -55,6 +59,7 @@ RESUMING = (
         harm="A run resumed between two epochs is put back to before the end of the old one, which "
         "it ends once more: an epoch too few has rows.",
         file="workers/stream/merge.py",
+        symbol="Merge._end_partition",
         old="mark = end.mark or position.marks[partition]",
         new="mark = position.marks[partition]",
         tests=(_RESUME + "test_resumed_at_every_batch[keep-whole-seek]",),
@@ -64,6 +69,7 @@ RESUMING = (
         harm="The rows that the last batch before a kill left over are gone after the resume: up "
         "to a chunk is lost each time.",
         file="workers/stream/resuming.py",
+        symbol="StreamStart.leftover_chunks",
         old="return MergedChunks(span, columns, [num_rows], leftover.taken, leftover.digest)",
         new="return None",
         tests=(
@@ -76,6 +82,7 @@ RESUMING = (
         harm="Replay takes a call that gave nothing for one that gave a chunk: it stops early and "
         "the resumed run gives rows a second time, or refuses a sound function.",
         file="workers/fetch/calls.py",
+        symbol="_replay",
         old="            keep_going(NONE_BACKOFF_S)\n",
         new="            seen_calls += 1\n",
         tests=(_RESUME + "test_resumed_at_every_batch[keep-gaps-replay]",),
@@ -85,11 +92,12 @@ RESUMING = (
         harm="A fetch function that does not repeat itself is resumed by replay without a word: "
         "the stream goes on with other rows.",
         file="workers/fetch/calls.py",
+        symbol="_replay",
         old="if keep_going(0.0) and (seen_rows != rows or",
         new="if False and (seen_rows != rows or",
         tests=(
             _VALUES + "test_replay_names_the_worker_that_differs",
-            "tests/unit/test_fingerprint.py::test_a_replay_that_gives_other_rows_names_the_worker",
+            "tests/feeder/state/test_fingerprint.py::test_a_replay_that_gives_other_rows_names_the_worker",
         ),
     ),
     Bug(
@@ -97,11 +105,12 @@ RESUMING = (
         harm="A resume from a token joins half of the old chunk with half of another, and nobody "
         "is told.",
         file="workers/stream/position.py",
-        old='return "" if then.digest == now else "other',
-        new='return "" if True else "other',
+        symbol="PartialChunk.differs_from",
+        old="then.digest == now",
+        new="True",
         tests=(
             _VALUES + "test_rows_fetched_again_that_differ_are_named[token-large-seek]",
-            "tests/unit/test_fingerprint.py::test_a_chunk_fetched_again_that_differs_is_named",
+            "tests/feeder/state/test_fingerprint.py::test_a_chunk_fetched_again_that_differs_is_named",
         ),
     ),
     Bug(
@@ -109,6 +118,7 @@ RESUMING = (
         harm="After a resume in a later epoch the count of batches begins anew: devices get each "
         "other's batches.",
         file="workers/stream/resuming.py",
+        symbol="StreamStart.__init__",
         old="(cut.epoch, cut.index, cut.step) if cut",
         new="(cut.epoch, cut.index, cut.index) if cut",
         tests=(
@@ -121,16 +131,18 @@ RESUMING = (
         harm="A snapshot is accepted by a feed with another seed: the run goes on with other draws "
         "than it began with.",
         file="workers/spec.py",
+        symbol="StreamSpec.fingerprint",
         old='            "seed": self.seed,\n',
         new="",
         tests=(
-            "tests/unit/test_fingerprint.py::test_a_field_that_differs_is_told_with_both_values",
+            "tests/feeder/state/test_fingerprint.py::test_a_field_that_differs_is_told_with_both_values",
         ),
     ),
     Bug(
         name="snapshot checksum unchecked",
         harm="A checkpoint with a flipped bit is resumed from: wrong place, wrong rows.",
         file="feeder/state/snapshot.py",
+        symbol="Snapshot.from_bytes",
         old="if _digest(numbers, [body]) != bytes(view[20:_HEAD_BYTES]):",
         new="if False:",
         tests=(_FORMAT + "test_every_flipped_bit_is_refused[snapshot]",),
@@ -139,6 +151,7 @@ RESUMING = (
         name="token checksum unchecked",
         harm="A token with a flipped bit is resumed from, at a wrong place.",
         file="feeder/state/token.py",
+        symbol="_open",
         old="if token[3:_HEAD_BYTES] != xxhash.xxh3_64_digest(body):",
         new="if False:",
         tests=(_FORMAT + "test_every_flipped_bit_is_refused[token]",),
@@ -148,11 +161,12 @@ RESUMING = (
         harm="A trainer that comes back with the checkpoint of another run has the feed begin "
         "there, and the others are given rows of other calls under the right numbers.",
         file="feeder/service/server/rewind.py",
+        symbol="Agreement._is_same",
         old="return key(one, self._stream) == key(other, self._stream)",
         new="return True",
         tests=(
-            "tests/unit/test_served_foreign.py::"
-            "test_who_brings_a_position_of_another_run_is_told_so_alone[other chunks]",
+            "tests/feeder/service/server/test_other_runs.py::"
+            "test_who_brings_a_position_of_another_run_is_told_so_alone[another step]",
         ),
     ),
 )

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from planted.bug import Bug
 
-_STATS = "tests/unit/test_stats.py::"
-_MONITOR = "tests/unit/test_monitor.py::"
-_PORT = "tests/status/test_port.py::"
-_VERDICT = "tests/unit/test_verdict.py::test_verdict"
+_STATS = "tests/workers/test_stats.py::"
+_MONITOR = "tests/feeder/service/client/test_monitor.py::"
+_PORT = "tests/feeder/observe/status/test_port.py::"
+_VERDICT = "tests/feeder/observe/test_verdict.py::test_verdict"
 
 SHOWING = (
     Bug(
@@ -15,6 +15,7 @@ SHOWING = (
         harm="A trainer that has been given a group of batches is shown as if it had used them "
         "all: throughput comes in bursts, and a stalled trainer is seen too late.",
         file="workers/stats.py",
+        symbol="Handed.read",
         old="            batches - left, rows",
         new="            batches, rows",
         tests=(_STATS + "test_each_batch_that_is_handed_out_counts_at_once",),
@@ -24,6 +25,7 @@ SHOWING = (
         harm="A trainer that waits for ever is shown as one that never waits, and the alarm for "
         "starving trainers stays silent when it matters most.",
         file="workers/stats.py",
+        symbol="Stopwatch.read",
         old="            seconds += max(0.0, now - since)",
         new="            seconds += 0.0",
         tests=(_STATS + "test_a_wait_under_way_is_counted",),
@@ -32,6 +34,7 @@ SHOWING = (
         name="calls counted at their end",
         harm="A fetch function that hangs is shown as idle.",
         file="workers/stats.py",
+        symbol="FetchStats.read",
         old="        running_s = max(0.0, now - began)",
         new="        running_s = 0.0",
         tests=(_STATS + "test_a_wait_under_way_is_counted",),
@@ -40,6 +43,7 @@ SHOWING = (
         name="waits for room not counted",
         harm="A feed that is held up by its trainer is said to be busy copying.",
         file="workers/fetch/channel.py",
+        symbol="Channel._wait_for_room",
         old="        room.start(now)",
         new="        pass",
         tests=(_STATS + "test_a_feed_that_waits_for_its_trainer_says_so",),
@@ -48,30 +52,36 @@ SHOWING = (
         name="news told twice",
         harm="Each second that a trainer waited is told to the server with every message after it.",
         file="feeder/service/client/stats.py",
+        symbol="ConsumerStats.take_report",
         old="        told, self._told = self._told, seen",
         new="        told = self._told",
-        tests=("tests/unit/test_accounts.py::test_a_consumer_tells_what_is_new",),
+        tests=("tests/feeder/service/server/test_accounts.py::test_a_consumer_tells_what_is_new",),
     ),
     Bug(
         name="a counter that falls",
         harm="Prometheus takes a counter that falls for a restart, and adds all of it once more.",
         file="feeder/service/server/stats.py",
+        symbol="QueueStats.wait_s",
         old="max(self._shown_s, self._waited_s + waits_s)",
         new="self._waited_s + waits_s",
-        tests=("tests/unit/test_accounts.py::test_a_consumer_that_has_nothing_left_waits",),
+        tests=(
+            "tests/feeder/service/server/test_accounts.py::test_a_consumer_that_has_nothing_left_waits",
+        ),
     ),
     Bug(
         name="counts begin again",
         harm="Each time that a feed is begun again its counters are back at 0.",
         file="feeder/service/server/run.py",
-        old="resume=resume, stats=self.counted,",
-        new="resume=resume,",
+        symbol="ServedFeed._make",
+        old="resume=resume, stats=self.counted",
+        new="resume=resume",
         tests=(_MONITOR + "test_counts_go_on_when_the_feed_is_begun_again",),
     ),
     Bug(
         name="monitors with seats",
         harm="Who was let in to look may take a trainer's queue.",
         file="feeder/service/server/io_loop.py",
+        symbol="ServerLoop._greet",
         old="        if isinstance(message, say.Open) and not self.monitors.knows(peer):",
         new="        if isinstance(message, say.Open):",
         tests=(_MONITOR + "test_a_monitor_that_wants_more_is_refused",),
@@ -80,6 +90,7 @@ SHOWING = (
         name="any wire is the network",
         harm="A trainer beside its server is told to look at the network.",
         file="feeder/observe/verdict.py",
+        symbol="_transport",
         old='    if consumer is None or consumer.plane != "frames":',
         new="    if consumer is None:",
         tests=(_VERDICT + "[batches in shared memory are on their way]",),
@@ -88,6 +99,7 @@ SHOWING = (
         name="the slowest worker is slow",
         harm="Of equal workers the one that is slower by a hair is blamed.",
         file="feeder/observe/verdict.py",
+        symbol="_SLOWER",
         old="_SLOWER = 3.0",
         new="_SLOWER = 0.9",
         tests=(_VERDICT + "[two workers, much alike]",),
@@ -96,14 +108,16 @@ SHOWING = (
         name="labels twice",
         harm="The streams of one feed overwrite each other's metrics.",
         file="feeder/observe/prometheus.py",
+        symbol="samples",
         old="else old + value",
         new="else value",
-        tests=("tests/unit/test_metrics.py::test_streams_of_one_feed_are_added_up",),
+        tests=("tests/feeder/observe/test_prometheus.py::test_streams_of_one_feed_are_added_up",),
     ),
     Bug(
         name="stacks for everybody",
         harm="Other hosts are shown the stacks of all threads, source lines and all.",
         file="feeder/observe/status/routes.py",
+        symbol="answer",
         old='    if path == "/debug/threads" and not (is_near(peer) and names_this_host):',
         new="    if False:",
         tests=(_PORT + "test_stacks_are_for_this_host_alone",),
@@ -112,6 +126,7 @@ SHOWING = (
         name="a port that waits for its clients",
         harm="A server does not end while somebody has the page half asked for.",
         file="feeder/observe/status/port.py",
+        symbol="StatusPort.close",
         old="        self._open.hang_up()\n",
         new="",
         tests=(_PORT + "test_it_closes_at_once_with_slow_clients_in_the_middle",),

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from planted import plant as planting
+from planted.anchor import find, replaced
 from planted.bug import Bug
 from planted.catalogue import BUGS
 from planted.plant import ROOT, PlantError, copied, named_tests, plant, planted_text, run_tests
@@ -23,9 +24,10 @@ HARMLESS = Bug(
     name="harmless",
     harm="None.",
     file="workers/stream/position.py",
+    symbol="next_live",
     old="    num = len(live)\n",
     new="    num = len(tuple(live))\n",
-    tests=("tests/unit/test_position.py::test_an_ended_worker_is_passed_over",),
+    tests=("tests/workers/stream/test_position.py::test_an_ended_worker_is_passed_over",),
 )
 """No bug at all; the text is the first line of a function that its test calls."""
 
@@ -48,10 +50,75 @@ def test_a_bug_can_be_planted(bug: Bug) -> None:
     compile(text, bug.file, "exec")
 
 
-@pytest.mark.parametrize("old", ["import", "no such text"])
-def test_a_text_that_is_not_there_exactly_once_is_an_error(old: str) -> None:
+@pytest.mark.parametrize("old", ["live", "no such text"])
+def test_code_that_is_not_there_exactly_once_is_an_error(old: str) -> None:
     with pytest.raises(PlantError, match=f"^harmless: .*{old}.* times, expected once$"):
         planted_text(replace(HARMLESS, old=old), ROOT)
+
+
+@pytest.mark.parametrize("symbol", ["nobody", "position", ""])
+def test_a_definition_that_is_not_there_is_an_error(symbol: str) -> None:
+    with pytest.raises(PlantError, match="0 times"):
+        planted_text(replace(HARMLESS, symbol=symbol), ROOT)
+
+
+SOURCE = """\
+def first(a, b):
+    return join("a", b)
+
+
+class Pair:
+    LIMIT = 3
+
+    @property
+    def size(self):
+        if self.a:
+            # As long as there are two.
+            return join(
+                'a',
+                self.b,
+            )
+        return 0
+
+    @size.setter
+    def size(self, value):
+        self.b = value
+"""
+
+
+@pytest.mark.parametrize(
+    ("symbol", "code", "found"),
+    [
+        ("first", 'return join("a", b)', 'return join("a", b)'),
+        ("first", "join('a',\n  b,)  # once", 'join("a", b)'),
+        ("Pair.size", 'return join("a", self.b)', SOURCE[175:246]),
+        ("Pair.size", "self.b = value", "self.b = value"),
+        ("Pair.LIMIT", "3", "3"),
+        ("Pair", "return 0", "return 0"),
+    ],
+)
+def test_code_is_found_by_its_tokens_in_its_definition(symbol: str, code: str, found: str) -> None:
+    ((start, end),) = find(SOURCE, symbol, code)
+    assert SOURCE[start:end] == found
+
+
+@pytest.mark.parametrize(
+    ("symbol", "code"),
+    [
+        ("first", "self.b"),
+        ("first", 'join("b", b)'),
+        ("size", "return 0"),
+        ("Pair.size", "eturn 0"),
+    ],
+)
+def test_code_of_elsewhere_is_not_found(symbol: str, code: str) -> None:
+    assert find(SOURCE, symbol, code) == []
+
+
+def test_lines_that_are_planted_stand_as_deep_as_the_first() -> None:
+    (place,) = find(SOURCE, "Pair.size", "return 0")
+    planted = replaced(SOURCE, place, "    if 1:\n        pass\n")
+    assert planted == SOURCE.replace("return 0", "if 1:\n            pass")
 
 
 @pytest.mark.slow

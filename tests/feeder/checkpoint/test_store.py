@@ -1,0 +1,392 @@
+"""A store keeps what it is given under names of its own, and finds the newest that is whole."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import feeder
+from crashes.positions import snapshot_at, step_of
+from feeder.checkpoint.format import Receipt
+from feeder.checkpoint.store import CheckpointStore
+from sealing import reseal
+from small import Aside
+
+
+def modes(folder: Path) -> dict[str, str]:
+    """Return the rights of a folder and all in it."""
+    paths = [folder, *folder.rglob("*")]
+    return {path.name: oct(stat.S_IMODE(path.lstat().st_mode)) for path in paths}
+
+
+def test_what_is_put_is_got_back(tmp_path: Path) -> None:
+    with CheckpointStore(tmp_path / "store") as store:
+        receipt = store.put(
+            "job/trainer_0.1", {"rows": np.arange(3), "text": b"some"}, meta={"epoch": 1}
+        )
+        loaded = store.get("job/trainer_0.1")
+    assert loaded.entries.keys() == {"rows", "text"}
+    assert np.array_equal(loaded.entries["rows"], np.arange(3))
+    assert (loaded.entries["text"], loaded.meta) == (b"some", {"epoch": 1})
+    size = (tmp_path / "store/job/trainer_0.1").stat().st_size
+    assert receipt == Receipt(name=loaded.name, num_bytes=loaded.num_bytes, digest=loaded.digest)
+    assert (receipt.name, receipt.num_bytes, len(receipt.digest)) == ("job/trainer_0.1", size, 16)
+
+
+def test_some_entries_are_read_alone_and_the_others_not_at_all(tmp_path: Path) -> None:
+    with CheckpointStore(tmp_path) as store:
+        store.put("a", {"x": b"111", "y": b"222", "z": b"333"})
+        file = tmp_path / "a"
+        file.write_bytes(file.read_bytes().replace(b"222", b"2_2"))
+        assert store.get("a", ["z", "x"]).entries == {"z": b"333", "x": b"111"}
+        assert store.get("a", []).entries == {}
+        with pytest.raises(feeder.CheckpointError, match="entry 'y' does not match"):
+            store.get("a", ["x", "y"])
+        with pytest.raises(feeder.CheckpointError) as caught:
+            store.get("a", ["x", "w", "v"])
+        assert store.entry_names("a") == ["x", "y", "z"]
+    assert str(caught.value) == (
+        f"checkpoint {str(file)!r} has no entries ['w', 'v'], expected some of ['x', 'y', 'z']"
+    )
+
+
+def test_a_name_is_written_once(tmp_path: Path) -> None:
+    with CheckpointStore(tmp_path) as store:
+        store.put("a", {"x": b"first"})
+        with pytest.raises(feeder.CheckpointError) as caught:
+            store.put("a", {"x": b"second"})
+        assert store.get("a").entries == {"x": b"first"}
+    assert str(caught.value) == (
+        f"checkpoint {str(tmp_path / 'a')!r} exists; each is written once, choose another name"
+    )
+    assert sorted(os.listdir(tmp_path)) == [".writer-feed.lock", "a"]
+
+
+def test_what_is_not_there_is_told_with_what_is(tmp_path: Path) -> None:
+    with CheckpointStore(tmp_path) as store:
+        for epoch in (9, 10, 11):
+            store.put(f"job/node.{epoch}", {})
+        for read in (store.get, store.verify, store.entry_names, store.remove):
+            with pytest.raises(feeder.CheckpointError) as caught:
+                read("job/node.12")
+            assert str(caught.value) == (
+                f"there is no checkpoint {str(tmp_path / 'job/node.12')!r}; the newest there are "
+                "['job/node.9', 'job/node.10', 'job/node.11']"
+            )
+        assert [store.exists(f"job/node.{n}") for n in (9, 12)] == [True, False]
+
+
+def test_names_are_sorted_by_their_numbers_and_chosen_by_their_beginning(tmp_path: Path) -> None:
+    with CheckpointStore(tmp_path) as store:
+        for name in ("n.10", "n.9", "job/b.2", "job/b.11", "jobs/b.3", "job/in/c"):
+            store.put(name, {})
+        assert store.names("n.") == ["n.9", "n.10"]
+        assert store.names("job/") == ["job/b.2", "job/b.11", "job/in/c"]
+        assert store.names("job") == ["job/b.2", "job/b.11", "job/in/c", "jobs/b.3"]
+        assert store.names("job/b.1") == ["job/b.11"]
+        assert (store.names("job/in/"), store.names("none/at/all")) == (["job/in/c"], [])
+        assert store.names()[-1] == store.latest() == "n.10"
+        assert store.latest("job/b.") == "job/b.11"
+        assert store.latest("q") is None
+
+
+def test_only_checkpoints_are_listed_counted_and_removed(tmp_path: Path) -> None:
+    with CheckpointStore(tmp_path, keep=1) as store:
+        name = store.save(snapshot_at(1))
+        strange = ["notes.txt", "feed.00000000x", ".hidden", "feed.", "feed.1.2", "job"]
+        for file in strange[:-1]:
+            (tmp_path / file).write_bytes(b"not to be touched")
+        (tmp_path / "job").mkdir()
+        (tmp_path / "feed.00000007").write_bytes(b"no checkpoint either")
+        os.mkfifo(tmp_path / "pipe")
+        os.symlink(tmp_path / name, tmp_path / "feed.00000009")
+        assert store.names() == [name]
+        for file in ("notes.txt", "feed.00000007"):
+            with pytest.raises(feeder.CheckpointError, match="no checkpoint, and is left where"):
+                store.remove(file)
+        # Numbers that are taken are not given again.
+        store.close()
+        assert store.save(snapshot_at(2)) == "feed.00000008"
+        assert store.names() == ["feed.00000008"]
+    left = {*strange, "feed.00000007", "pipe", "feed.00000009", "feed.00000008"}
+    assert set(os.listdir(tmp_path)) == left | {".writer-feed.lock"}
+    for file in strange[:-1]:
+        assert (tmp_path / file).read_bytes() == b"not to be touched"
+
+
+def test_files_and_folders_are_this_users_alone(tmp_path: Path) -> None:
+    old = os.umask(0)
+    try:
+        with CheckpointStore(tmp_path / "store") as store:
+            store.put("job/a", {})
+    finally:
+        os.umask(old)
+    assert modes(tmp_path / "store") == {
+        "store": "0o700", "job": "0o700", "a": "0o600", ".writer-feed.lock": "0o600",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("url", ["{}", "file://{}", "file://localhost{}"])
+def test_a_folder_is_named_by_a_path_or_a_url(url: str, tmp_path: Path) -> None:
+    folder = tmp_path / "with a space"
+    place = url.format(str(folder) if url == "{}" else str(folder).replace(" ", "%20"))
+    with CheckpointStore(place) as store:
+        store.put("a", {})
+    assert (folder / "a").exists()
+
+
+@pytest.mark.parametrize(
+    ("url", "told"),
+    [
+        ("http://host/x", "'http://host/x' cannot be the place of checkpoints, expected a path, "),
+        ("file://host/x", "'file://host/x' names host 'host', expected file:///PATH"),
+        ("s3://", "'s3://' cannot be the place of checkpoints, expected a path, file:///PATH, s3:"),
+        ("", "'' cannot be the folder of checkpoints, expected a path"),
+        ("a\0b", "'a\\x00b' cannot be the folder of checkpoints, expected a path"),
+    ],
+)
+def test_other_places_are_refused(url: str, told: str) -> None:
+    with pytest.raises(feeder.ConfigError) as caught:
+        CheckpointStore(url)
+    assert str(caught.value).startswith(told)
+
+
+NO_SETTINGS = [{"keep": 0}, {"keep": True}, {"keep": "2"}, {"writer": ""}, {"writer": "a/b"},
+               {"writer": ".a"}, {"writer": None}, {"retry_s": 0}, {"retry_s": "1"}]  # fmt: skip
+
+
+@pytest.mark.parametrize("settings", NO_SETTINGS, ids=str)
+def test_settings_that_make_no_sense_are_refused(settings: Any, tmp_path: Path) -> None:
+    (name,) = settings
+    with pytest.raises(feeder.ConfigError, match=f"^{name} is "):
+        CheckpointStore(tmp_path, **settings)
+
+
+NO_NAMES = ["", ".", "..", "../a", "a/../b", "/a", "a/", "a//b", "a\0", ".a", "a/.b", "a b", "ä",
+            "a" * 65, "/".join(["a"] * 300), "a\n", None, 3, b"a"]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NO_NAMES, ids=repr)
+def test_names_that_lead_anywhere_else_are_refused(name: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "store"
+    store = CheckpointStore(folder)
+    calls: list[Callable[[Any], Any]] = [
+        store.get, store.verify, store.exists, store.remove, store.entry_names, store.load,
+        lambda name: store.put(name, {}),
+    ]  # fmt: skip
+    for call in calls if name is not None else calls[:-2]:
+        with pytest.raises(feeder.CheckpointError, match="cannot be the name of a checkpoint"):
+            call(name)
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize("prefix", ["..", "../a", "a/../", "/", "\0", ".", "a b", None], ids=repr)
+def test_prefixes_that_lead_anywhere_else_are_refused(prefix: Any, tmp_path: Path) -> None:
+    for call in (CheckpointStore(tmp_path).names, CheckpointStore(tmp_path).latest):
+        with pytest.raises(feeder.CheckpointError, match="no name of a checkpoint begins with"):
+            call(prefix)
+
+
+def test_links_that_lead_out_are_not_followed(tmp_path: Path) -> None:
+    outside, inside = tmp_path / "outside", tmp_path / "inside"
+    with CheckpointStore(outside) as other:
+        other.put("a", {"x": b"secret"})
+    with CheckpointStore(inside) as store:
+        store.put("b", {})
+        os.symlink(outside, inside / "job")
+        os.symlink(outside / "a", inside / "a")
+        assert store.names() == ["b"]
+        link_to_file = f"cannot read checkpoint {str(inside / 'a')!r}: .*symbolic links are not"
+        link_to_folder = f"checkpoint {str(inside / 'job/a')!r}: .*not a file or a symbolic link"
+        for name, told in (("a", link_to_file), ("job/a", link_to_folder)):
+            for call in (store.get, store.exists, store.remove):
+                with pytest.raises(feeder.CheckpointError, match=told):
+                    call(name)
+        with pytest.raises(feeder.CheckpointError, match=link_to_folder):
+            store.put("job/a", {})
+        with pytest.raises(feeder.CheckpointError, match="exists; each is written once"):
+            store.put("a", {})
+    assert sorted(os.listdir(outside)) == [".writer-feed.lock", "a"]
+
+
+def test_a_folder_that_is_not_there_yet_is_empty_and_made_when_it_is_written(
+    tmp_path: Path,
+) -> None:
+    store = CheckpointStore(tmp_path / "new")
+    assert (store.names(), store.latest(), store.exists("a")) == ([], None, False)
+    assert not (tmp_path / "new").exists()
+    with store:
+        store.put("a", {})
+    assert store.names() == ["a"]
+
+
+def test_a_folder_whose_own_folder_is_missing_is_a_mistake(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path / "missing" / "new")
+    calls: list[Callable[[], Any]] = [store.names, store.latest, lambda: store.put("a", {})]
+    for call in calls:
+        with pytest.raises(feeder.CheckpointError) as caught:
+            call()
+        assert str(caught.value).endswith(
+            f": No such file or directory; make the folder {str(tmp_path / 'missing')!r}"
+        )
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_folder_that_is_a_file_is_a_mistake(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    store = CheckpointStore(tmp_path / "file")
+    calls: list[Callable[[], Any]] = [
+        store.names,
+        lambda: store.get("a"),
+        lambda: store.put("a", {}),
+    ]
+    for call in calls:
+        with pytest.raises(feeder.CheckpointError, match="put a folder there"):
+            call()
+
+
+# ---- the sequence of a writer
+
+
+def test_the_newest_that_is_whole_is_loaded_and_the_oldest_are_retired(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with CheckpointStore(tmp_path, keep=3) as store:
+        names = [store.save(snapshot_at(step), step=10 * step) for step in range(5)]
+        assert names == [f"feed.{n:08d}" for n in range(5)]
+        assert store.names() == names[2:]
+        assert step_of(store.load()) == 4
+        assert step_of(store.load(names[2])) == 2
+        assert store.get(names[3]).meta == {"step": 30, "feeds": {"train[0]": 3}}
+        (tmp_path / names[4]).write_bytes((tmp_path / names[4]).read_bytes()[:-1])
+        (tmp_path / names[3]).write_bytes(b"")
+        assert step_of(store.load()) == 2
+        for name in names[3:]:
+            assert f"passed over: checkpoint {str(tmp_path / name)!r} is damaged" in caplog.text
+        # What is damaged is not what is kept in place of what is whole, once there is more.
+        assert store.save(snapshot_at(5)) == "feed.00000005"
+    assert step_of(CheckpointStore(tmp_path).load()) == 5
+
+
+def test_where_all_are_damaged_nothing_is_begun_anew_in_silence(tmp_path: Path) -> None:
+    with CheckpointStore(tmp_path) as store:
+        with pytest.raises(feeder.CheckpointError) as caught:
+            store.load()
+        assert str(caught.value) == (
+            f"no checkpoint {tmp_path / 'feed'!s}.* can be loaded, there is none; resume from "
+            "another place, or start anew"
+        )
+        assert store.is_empty()
+        (tmp_path / store.save(snapshot_at(1))).write_bytes(b"FEEDCKPT")
+        assert not store.is_empty()
+        with pytest.raises(feeder.CheckpointError, match="1 files of that name are damaged"):
+            store.load()
+
+
+def test_one_of_a_newer_version_is_not_passed_over(tmp_path: Path) -> None:
+    with CheckpointStore(tmp_path) as store:
+        store.save(snapshot_at(1))
+        file = tmp_path / store.save(snapshot_at(2))
+        file.write_bytes(reseal(b"", version=2))
+        for call in (store.load, store.latest):
+            with pytest.raises(feeder.CheckpointError, match=f"{str(file)!r} has version 2, "):
+                call()
+
+
+def test_numbers_go_on_where_the_last_store_stopped(tmp_path: Path) -> None:
+    for number in range(3):
+        with CheckpointStore(tmp_path) as store:
+            assert store.save(snapshot_at(number)) == f"feed.{number:08d}"
+
+
+# ---- one writer
+
+
+def test_two_writers_of_one_name_are_refused_with_the_first_ones_name(tmp_path: Path) -> None:
+    with CheckpointStore(tmp_path) as store, CheckpointStore(tmp_path) as second:
+        store.save(snapshot_at(1))
+        with pytest.raises(feeder.CheckpointError) as caught:
+            second.save(snapshot_at(2))
+        assert str(caught.value) == (
+            f"{str(tmp_path)!r} has a writer 'feed' already, process {os.getpid()} on "
+            f"{os.uname().nodename}; end it, or close its store, or give this one another writer="
+        )
+        assert step_of(second.load()) == 1  # to read needs no right
+        store.close()
+        assert second.save(snapshot_at(2)) == "feed.00000001"
+
+
+def test_writers_of_different_names_write_at_the_same_time(tmp_path: Path) -> None:
+    stores = [CheckpointStore(tmp_path, keep=2, writer=f"node_{i}") for i in range(4)]
+
+    def write(store: CheckpointStore) -> None:
+        for step in range(5):
+            store.save(snapshot_at(step))
+            store.put(f"job/{step}/{store.writer}", {"step": np.array(step)})
+
+    try:
+        writers = [Aside(lambda store=store: write(store)) for store in stores]  # type: ignore[misc]
+        for writer in writers:
+            writer.result()
+        for store in stores:
+            assert step_of(store.load()) == 4
+            assert store.names(f"{store.writer}.") == [f"{store.writer}.{n:08d}" for n in (3, 4)]
+        assert len(stores[0].names("job/")) == 20
+    finally:
+        for store in stores:
+            store.close()
+
+
+def test_threads_of_one_store_save_one_after_another(tmp_path: Path) -> None:
+    with CheckpointStore(tmp_path) as store:
+        writers = [Aside(lambda: [store.save(snapshot_at(1)) for _ in range(5)]) for _ in range(4)]
+        names = [name for writer in writers for name in writer.result()]
+    assert sorted(names) == [f"feed.{n:08d}" for n in range(20)]
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_forked_child_is_another_writer(tmp_path: Path) -> None:
+    with CheckpointStore(tmp_path) as store:
+        store.save(snapshot_at(1))
+        child = os.fork()
+        if not child:
+            status = 1
+            try:
+                store.save(snapshot_at(2))
+            except feeder.CheckpointError as error:
+                status = 0 if f"process {os.getppid()} " in str(error) else 2
+            finally:
+                os._exit(status)
+        _, status = os.waitpid(child, 0)
+        assert os.waitstatus_to_exitcode(status) == 0
+        assert store.save(snapshot_at(3)) == "feed.00000001"
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_lock_ends_with_its_store_though_a_child_of_its_process_lives_on(tmp_path: Path) -> None:
+    with CheckpointStore(tmp_path) as store:
+        store.save(snapshot_at(1))
+        reading, writing = os.pipe()
+        child = os.fork()
+        if not child:
+            os.close(writing)
+            os.read(reading, 1)  # until the test is over
+            os._exit(0)
+    os.close(reading)
+    try:
+        with CheckpointStore(tmp_path) as other:
+            assert other.save(snapshot_at(2)) == "feed.00000001"
+    finally:
+        os.close(writing)
+        os.waitpid(child, 0)
+
+
+def test_the_public_name_is_the_store() -> None:
+    assert feeder.CheckpointStore is CheckpointStore
+    assert repr(CheckpointStore("/x", writer="a")) == "<CheckpointStore '/x', writer 'a'>"

@@ -1,0 +1,344 @@
+"""What goes wrong with GPUs is named, reaches who waits, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import pytest
+
+import feeder
+from conformance.served import reading, serving
+from feeder.devices.cuda.queue import CudaQueue
+from small import WAIT_S, Aside, Pure, make
+from standin.gpu import Machine, StandinError, assert_sound, installed
+from standin.numbered import registered_batch
+
+
+@pytest.fixture
+def machine() -> Iterator[Machine]:
+    with installed(Machine(seed=6)) as made:
+        yield made
+    made.failing.clear()
+    assert_sound(made)
+
+
+def on(*devices: str, num_calls: int = 400, **settings: Any) -> feeder.Coordinator:
+    """Return a feed on devices of batches of 32 bytes, in slots of 64."""
+    return make(Pure(num_calls, 4), devices=devices, **{"depth": 2} | settings)
+
+
+def fail_of(batches: Any) -> tuple[list[int], feeder.FeedError]:
+    """Take batches until an error comes; return the steps before it, and the error."""
+    steps = []
+    with pytest.raises(feeder.FeedError) as caught:
+        for batch in batches:
+            steps.append(batch.step)
+    return steps, caught.value
+
+
+def wait_until_left(server: feeder.Server) -> None:
+    """Wait until the server has heard that its one consumer has left."""
+    pause, until = threading.Event(), time.monotonic() + WAIT_S
+    while server.figures().feeds[0].queues[0].consumer is not None:
+        assert time.monotonic() < until
+        pause.wait(0.001)
+
+
+# ---- asking for what is not there
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"devices": ("cuda:2",)}, "device 'cuda:2' is none of the 2 GPUs"),
+        ({"devices": ("cuda",)}, "device is 'cuda', expected 'cpu', 'cpu:<number>' or "
+         "'cuda:<number>'"),
+        ({"devices": ("cuda:01",)}, "device is 'cuda:01', expected 'cpu', 'cpu:<number>' or "
+         "'cuda:<number>'"),
+        ({"devices": ("cuda:-1",)}, "device is 'cuda:-1', expected 'cpu', 'cpu:<number>' or "
+         "'cuda:<number>'"),
+        ({"devices": ("cuda:0", "cuda:0")}, "devices is ('cuda:0', 'cuda:0'), expected none of "
+         "them twice"),
+        ({"devices": ("cuda:0",), "depth": -1}, "depth is -1, expected a whole number >= 0"),
+        ({"devices": ("cuda:0",), "depth": 1025}, "depth is 1025, expected a whole number <= 1024"),
+        ({"devices": ("cpu",), "depth": 4}, "depth is 4, but none of the devices ('cpu',) is a "
+         "GPU; leave it out, or name one: 'cuda:0'"),
+    ],
+)  # fmt: skip
+def test_a_wrong_setting_is_named_and_nothing_is_added(
+    machine: Machine, settings: dict[str, Any], told: str
+) -> None:
+    coordinator = feeder.Coordinator()
+    with pytest.raises(feeder.ConfigError) as caught:
+        make(Pure(), coordinator=coordinator, **settings)
+    assert str(caught.value) == told
+    assert list(coordinator) == []
+    assert machine.regions == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"device": "cuda:9"}, "device 'cuda:9' is none of the 2 GPUs"),
+        ({"device": "gpu"}, "device is 'gpu', expected 'cpu' or 'cuda:<number>'"),
+        ({"device": 0}, "device is 0, expected 'cpu' or 'cuda:<number>'"),
+        ({"device": "cuda:0", "stream": 7}, "stream is 7, expected a stream of the stand-in"),
+        ({"stream": 7}, "stream is 7, but device is 'cpu'; leave it out"),
+    ],
+)
+def test_a_consumers_wrong_setting_is_named_before_anything_is_connected(
+    machine: Machine, settings: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(feeder.ConfigError) as caught:
+        feeder.connect("tcp://127.0.0.1:1", timeout=0.1, **settings)
+    assert str(caught.value) == told
+
+
+# ---- dtypes
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    ["datetime64[ns]", "timedelta64[s]", "U3", "S3", "V8", "i4,f4", np.longdouble, np.clongdouble],
+    ids=str,
+)
+def test_a_dtype_that_the_device_lacks_is_named(machine: Machine, dtype: Any) -> None:
+    def fetch(call: feeder.Call) -> Any:
+        return np.arange(4), np.zeros(4, dtype)
+
+    told = (
+        f"column 'when' has dtype {np.dtype(dtype)}, of which 'cuda:0' has no arrays; expected "
+        "booleans, integers, or real or complex numbers of at most 8 bytes each: convert it in the "
+        "fetch function, or feed it to 'cpu'"
+    )
+    for more in ({}, {"dont_rebatch": True}):
+        with make(fetch, ["id", "when"], devices=("cpu", "cuda:0"), **more) as coordinator:
+            feed = coordinator["train"]
+            steps, error = fail_of(feed.on("cuda:0"))
+            assert (steps, type(error), str(error)) == ([], feeder.ConfigError, told)
+            assert fail_of(feed.on("cpu")) == ([0], error)
+    assert machine.regions == []
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    ["?", "i1", "u2", "i4", "u8", "f2", "f4", "f8", "c8", "c16", ">i4", ">f8", ">c16"],
+)
+def test_a_dtype_that_the_device_has_is_fed_in_the_machines_byte_order(
+    machine: Machine, dtype: str
+) -> None:
+    values = np.array([1, 0, 5, 7]).astype(dtype)
+
+    def fetch(call: feeder.Call) -> Any:
+        return (values,)
+
+    with make(fetch, devices=("cuda:0",)) as coordinator:
+        got = next(coordinator["train"])["id"]
+        assert got.dtype == values.dtype.newbyteorder("=")
+        assert got.tolist() == values.tolist()
+        del got
+
+
+def test_a_consumer_is_told_of_a_dtype_that_its_device_lacks(machine: Machine) -> None:
+    def fetch(call: feeder.Call) -> Any:
+        return (np.zeros(4, "datetime64[s]"),)
+
+    with (
+        serving(lambda: make(fetch)) as server,
+        reading(server, device="cuda:1") as consumer,
+    ):
+        steps, error = fail_of(consumer)
+        # It leaves its queue: the server would send what cannot be taken.
+        wait_until_left(server)
+        with reading(server) as other:
+            assert next(other).step == 0
+    assert (steps, type(error)) == ([], feeder.ConfigError)
+    assert "dtype datetime64[s], of which 'cuda:1' has no arrays" in str(error)
+
+
+# ---- memory
+
+
+def test_too_little_device_memory_is_told_with_what_to_lower(machine: Machine) -> None:
+    machine.gpu_bytes = 5 * 64 - 1
+    with on("cuda:0", "cuda:1") as coordinator:
+        feed = coordinator["train"]
+        steps, error = fail_of(feed.on(0))
+        assert (steps, type(error)) == ([], feeder.DeviceError)
+        assert str(error) == (
+            "cuda:0: 320 bytes for 5 slots of 64 bytes were refused: out of device memory; 319 "
+            "bytes are free; lower depth= or batch_size"
+        )
+        assert isinstance(error.__cause__, StandinError)
+        again = fail_of(feed.on(0))
+        assert again == ([], error)
+    del feed, again
+    assert machine.regions == []
+
+
+@pytest.mark.parametrize("devices", [("cuda:0",), ("cpu", "cuda:0", "cpu:1")])
+def test_pinned_memory_that_is_refused_is_told_with_what_to_lower(
+    machine: Machine, devices: tuple[str, ...]
+) -> None:
+    machine.pinned_bytes = 100
+    with on(*devices) as coordinator:
+        steps, error = fail_of(coordinator["train"].on("cuda:0"))
+    assert (steps, type(error)) == ([], feeder.DeviceError)
+    assert str(error) == (
+        "cuda:0: 192 bytes of pinned host memory for 3 slots of 64 bytes were refused: out of "
+        "pinned memory; lower depth= or batch_size, or let the process lock more memory (ulimit -l)"
+    )
+    assert isinstance(error.__cause__, StandinError)
+
+
+def test_one_more_batch_than_there_is_memory_for_is_told(machine: Machine) -> None:
+    machine.gpu_bytes = 7 * 64
+    with on("cuda:0") as coordinator:
+        feed = coordinator["train"]
+        kept = list(islice(feed, 5))
+        with pytest.raises(feeder.DeviceError) as caught:
+            next(feed)
+        assert str(caught.value) == (
+            "cuda:0: 64 bytes for one more batch, beside 5 that are kept, were refused: out of "
+            "device memory; 0 bytes are free; keep fewer batches"
+        )
+        # What comes after it is not handed out in its place.
+        kept.clear()
+        for _ in range(2):
+            assert fail_of(feed) == ([], caught.value)
+        assert coordinator.snapshot().states[0].summary[2] == 5
+
+
+@pytest.mark.parametrize("what", ["device", "pinned"])
+@pytest.mark.parametrize("way", ["registered", "bounced", "frames"])
+def test_a_consumer_is_told_of_memory_that_is_refused(
+    machine: Machine, what: str, way: str
+) -> None:
+    machine.registers = way == "registered"
+    machine.failing[what] = StandinError("no")
+    plane: Any = "frames" if way == "frames" else "shared"
+    with (
+        serving(lambda: make(Pure(40, 4))) as server,
+        reading(server, device="cuda:0", plane=plane, credit=3) as consumer,
+    ):
+        if (what, way) == ("pinned", "registered"):
+            assert sum(1 for _ in consumer) == 40
+            return
+        steps, error = fail_of(consumer)
+        assert (steps, type(error)) == ([], feeder.DeviceError)
+        assert "credit=, or the server's batch_size" in str(error)
+        assert fail_of(consumer) == ([], error)
+
+
+# ---- a device that fails
+
+
+@pytest.mark.parametrize("what", ["copy", "record", "synchronize", "wait"])
+def test_an_error_of_the_device_is_told_with_its_cause_and_to_the_other_devices(
+    machine: Machine, what: str
+) -> None:
+    with on("cuda:0", "cpu", "cuda:1") as coordinator:
+        feed = coordinator["train"]
+        taken = [next(feed.on(step % 3)).step for step in range(30)]
+        assert taken == list(range(30))
+        machine.failing[what] = failure = StandinError("an illegal memory access")
+        asides = [Aside(lambda i=i: fail_of(feed.on(i))) for i in range(3)]
+        told = [aside.result() for aside in asides]
+    for steps, error in told:
+        assert steps == sorted(steps)
+        assert len(steps) < 30
+        assert type(error) is feeder.DeviceError
+        assert "failed: StandinError: an illegal memory access" in str(error)
+        assert error.__cause__ is failure
+    machine.failing.clear()
+    del told, error, asides
+    gc.collect()
+
+
+@pytest.mark.parametrize("what", ["bind", "stream"])
+def test_a_device_that_fails_at_the_start_is_told(machine: Machine, what: str) -> None:
+    machine.failing[what] = StandinError("the device is lost")
+    with on("cuda:0", "cuda:1") as coordinator:
+        feed = coordinator["train"]
+        for i in range(2):
+            steps, error = fail_of(feed.on(i))
+            assert (steps, type(error)) == ([], feeder.DeviceError)
+            assert str(error.__cause__) == "the device is lost"
+
+
+def test_batches_before_an_error_arrive_and_the_position_is_theirs(machine: Machine) -> None:
+    with on("cuda:0") as coordinator:
+        feed = coordinator["train"]
+        for step in range(11):
+            assert next(feed).step == step
+        machine.failing["copy"] = StandinError("lost")
+        steps, _ = fail_of(feed)
+        assert steps == list(range(11, 11 + len(steps)))
+        position = coordinator.snapshot()
+        assert position.states[0].summary[2] == 11 + len(steps)
+        machine.failing.clear()
+    with on("cuda:0", resume=position) as coordinator:
+        assert next(coordinator["train"]).step == 11 + len(steps)
+
+
+def test_nothing_comes_after_the_end(machine: Machine) -> None:
+    driver = machine.open("cuda:0", 0)
+    queue = CudaQueue(driver, str, depth=2, hold=2, lower="nothing")
+    errors = [feeder.FeedError("first"), feeder.FeedError("second")]
+    queue.put([registered_batch(driver)])
+    queue.finish(errors[0])
+    queue.put([registered_batch(driver)])
+    queue.finish(errors[1])
+    queue.start()
+    try:
+        (batch,) = queue.get()  # type: ignore[misc]
+        assert queue.receive(batch)["x"].tolist() == list(range(64))
+        queue.given = None
+        for _ in range(2):
+            with pytest.raises(feeder.FeedError, match="first"):
+                queue.get()
+    finally:
+        queue.close()
+        queue.join(5.0)
+
+
+def test_an_error_of_the_fetch_function_comes_after_the_batches_before_it(
+    machine: Machine,
+) -> None:
+    def fetch(call: feeder.Call) -> Any:
+        if call.index == 9:
+            raise ValueError("torn")
+        return (np.arange(4) + 4 * call.index,)
+
+    with make(fetch, devices=("cuda:0", "cuda:1"), depth=2) as coordinator:
+        asides = [Aside(lambda i=i: fail_of(coordinator["train"].on(i))) for i in range(2)]
+        told = [aside.result() for aside in asides]
+    assert [steps for steps, _ in told] == [[0, 2, 4, 6, 8], [1, 3, 5, 7]]
+    assert {type(error) for _, error in told} == {feeder.FetchError}
+
+
+def test_a_consumer_is_told_of_a_device_that_fails(machine: Machine) -> None:
+    with (
+        serving(lambda: make(Pure(400, 4))) as server,
+        reading(server, device="cuda:0", credit=3) as consumer,
+    ):
+        for step in range(20):
+            assert next(consumer).step == step
+        machine.failing["copy"] = failure = StandinError("lost")
+        steps, error = fail_of(consumer)
+        assert steps == list(range(20, 20 + len(steps)))
+        assert (type(error), error.__cause__) == (feeder.DeviceError, failure)
+        again = consumer.state_dict()
+        machine.failing.clear()
+    with (
+        serving(lambda: make(Pure(400, 4))) as server,
+        reading(server, device="cuda:0", resume=again) as consumer,
+    ):
+        assert next(consumer).step == 20 + len(steps)
+    del consumer

@@ -1,0 +1,436 @@
+"""Feeds on GPUs: slots, copies, what is kept, and what is given back; over a stand-in."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import re
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import feeder
+from feeder.devices.cuda.leases import Leases
+from feeder.devices.routed import HOLD
+from small import WAIT_S, Aside, Counted, Held, Pure, ids, make
+from standin.arrays import DeviceArray
+from standin.gpu import Machine, StandinDriver, assert_sound, installed
+
+ROWS, WIDTH = 4, 50
+SLOT_BYTES = 64 + 256
+"""Of `Wide`'s batches: ids, padded to 64 bytes, and 200 bytes of rows, padded to 256."""
+
+
+class Wide:
+    """`fetch(call)`: ids, and beside each a row of `WIDTH` bytes like it."""
+
+    def __init__(self, num_calls: int = 40, rows: int = 3) -> None:
+        self.num_calls = num_calls
+        self.rows = rows
+
+    def __call__(self, call: feeder.Call) -> Any:
+        if call.index >= self.num_calls:
+            raise StopIteration
+        numbers = np.arange(self.rows) + self.rows * call.index
+        return numbers, np.repeat(numbers % 251, WIDTH).astype(np.uint8).reshape(-1, WIDTH)
+
+
+def wide(num_calls: int = 40, rows: int = 3, **settings: Any) -> feeder.Coordinator:
+    settings = {"devices": ("cuda:0",)} | settings
+    return make(Wide(num_calls, rows), ["id", "row"], ROWS, **settings)
+
+
+def assert_is(batch: feeder.Batch, step: int) -> None:
+    """See that a batch of `Wide` holds what it held when it was handed out."""
+    numbers = list(range(ROWS * step, ROWS * step + ROWS))
+    assert batch.step == step
+    assert batch["id"].tolist() == numbers
+    assert batch["row"].tolist() == [[number % 251] * WIDTH for number in numbers]
+
+
+@pytest.fixture(params=(1, 2))
+def machine(request: pytest.FixtureRequest) -> Iterator[Machine]:
+    with installed(Machine(seed=request.param)) as made:
+        yield made
+    assert_sound(made)
+
+
+def held_bytes(machine: Machine, kind: str, owner: str = "") -> int:
+    gc.collect()
+    return machine.used(kind, owner)
+
+
+# ---- batches
+
+
+def test_batches_are_arrays_of_the_device(machine: Machine) -> None:
+    with wide() as coordinator:
+        feed = coordinator["train"]
+        assert feed.devices == ("cuda:0",)
+        batches = [next(feed) for _ in range(3)]
+        assert [type(array) for batch in batches for array in batch.arrays] == [DeviceArray] * 6
+        assert [(array.dtype, array.shape) for array in batches[0].arrays] == [
+            (np.int64, (ROWS,)), (np.uint8, (ROWS, WIDTH)),
+        ]  # fmt: skip
+        for step, batch in enumerate(batches):
+            assert_is(batch, step)
+
+
+def test_columns_are_aligned(machine: Machine) -> None:
+    with wide(rows=ROWS) as coordinator:
+        for batch in coordinator["train"]:
+            assert [array.values.ctypes.data % 64 for array in batch.arrays] == [0, 0]
+
+
+def test_a_batch_is_one_copy_and_small_ones_share_one(machine: Machine) -> None:
+    with wide(400) as coordinator:
+        assert len(list(coordinator["train"])) == 300
+        assert 300 / 16 <= machine.num_copies < 300
+    # From the begin of the first batch to the end of the last there is nothing but batches.
+    assert machine.num_copied_bytes == 300 * SLOT_BYTES
+
+
+def test_large_batches_are_copied_one_by_one(machine: Machine) -> None:
+    rows = np.zeros((8, 100_000), np.uint8)
+    with make(Rows(rows, 20), batch_size=8, devices=("cuda:0",)) as coordinator:
+        assert sum(1 for _ in coordinator["train"]) == 20
+    assert machine.num_copied_bytes == 20 * 800_000
+
+
+class Rows:
+    """`fetch(call)`: the same rows again and again."""
+
+    def __init__(self, rows: np.ndarray, num_calls: int) -> None:
+        self.rows = rows
+        self.num_calls = num_calls
+
+    def __call__(self, call: feeder.Call) -> Any:
+        if call.index == self.num_calls:
+            raise StopIteration
+        return (self.rows,)
+
+
+# ---- memory
+
+
+@pytest.mark.parametrize(("depth", "num_pinned"), [(1, 3), (2, 3), (5, 5), (0, 64)])
+def test_memory_is_taken_once_for_as_many_slots_as_it_was_told(
+    machine: Machine, depth: int, num_pinned: int
+) -> None:
+    with wide(400, depth=depth) as coordinator:
+        for _ in coordinator["train"]:
+            assert machine.used("pinned", "") == num_pinned * SLOT_BYTES
+            assert machine.used("device", "cuda:0") == ((depth or 64) + HOLD) * SLOT_BYTES
+
+
+def test_large_batches_get_few_slots_by_default(machine: Machine) -> None:
+    machine.gpu_bytes = machine.pinned_bytes = 2**28
+    rows = np.zeros((8, 2**20), np.uint8)
+    with make(Rows(rows, 9), batch_size=8, devices=("cuda:0",)) as coordinator:
+        next(coordinator["train"])
+        assert machine.used("pinned", "") == 4 * 2**23
+        assert machine.used("device", "cuda:0") == (4 + HOLD) * 2**23
+
+
+def test_no_memory_is_held_before_the_first_batch_and_after_the_last(machine: Machine) -> None:
+    coordinator = wide()
+    assert machine.regions == []
+    with coordinator:
+        list(coordinator["train"])
+        assert held_bytes(machine, "device", "cuda:0") > 0
+    assert machine.regions == []
+
+
+def test_memory_goes_with_the_last_array_after_the_feed(machine: Machine) -> None:
+    with wide() as coordinator:
+        feed = coordinator["train"]
+        batches = [next(feed) for _ in range(3)]
+    del coordinator, feed
+    for step, batch in enumerate(batches):
+        assert_is(batch, step)
+    assert held_bytes(machine, "device", "cuda:0") > 0
+    assert held_bytes(machine, "pinned") == 0
+    row = batches[1]["row"][2]
+    del batches, batch
+    assert row.tolist() == [6] * WIDTH
+    del row
+    assert held_bytes(machine, "device", "cuda:0") == 0
+
+
+def test_batches_of_any_size_get_slots_that_hold_them(machine: Machine) -> None:
+    """With `dont_rebatch` a batch may be larger than all before it."""
+    sizes = [1, 5, 3, 200, 2, 1000, 7, 999]
+
+    def fetch(call: feeder.Call) -> Any:
+        if call.index == len(sizes):
+            raise StopIteration
+        return (np.arange(sizes[call.index]) + 1000 * call.index,)
+
+    with make(fetch, dont_rebatch=True, devices=("cuda:0",), depth=2) as coordinator:
+        for i, batch in enumerate(coordinator["train"]):
+            assert batch["id"].tolist() == list(range(1000 * i, 1000 * i + sizes[i]))
+        del batch
+        # Those that were too small are gone.
+        assert held_bytes(machine, "device", "cuda:0") <= 5 * 2 * 8 * 1000
+
+
+def test_how_far_the_copies_run_ahead_is_bounded(machine: Machine) -> None:
+    fetch = Pure(1000, 4)
+    with make(fetch, devices=("cuda:0",), depth=2, max_buffered_batches=500) as coordinator:
+        feed = coordinator["train"]
+        first = next(feed)
+        # 5 slots on the device, 3 pinned ones; one more is fetched when one comes back.
+        for step in range(1, 50):
+            assert next(feed).step == step
+            assert machine.num_copies <= step + 6
+        del first
+
+
+# ---- what is kept
+
+
+def test_a_list_of_a_feed_holds_different_batches_and_warns_once(
+    machine: Machine, caplog: pytest.LogCaptureFixture
+) -> None:
+    with wide(200, depth=2) as coordinator:
+        batches = list(coordinator["train"])
+    assert len(batches) == 150
+    for step, batch in enumerate(batches):
+        assert_is(batch, step)
+    (told,) = [record.getMessage() for record in caplog.records]
+    assert told == (
+        "cuda:0: more than 3 batches are kept: from now on batches are copied for as long as that "
+        "is so; drop them"
+    )
+    del batch
+    batches.clear()
+    assert held_bytes(machine, "device", "cuda:0") == 0
+
+
+def test_memory_of_the_users_own_goes_when_he_lets_go_of_it(machine: Machine) -> None:
+    with wide(400, depth=2) as coordinator:
+        feed = coordinator["train"]
+        ring = (2 + HOLD) * SLOT_BYTES
+        kept = [next(feed) for _ in range(HOLD + 4)]
+        assert machine.used("device", "cuda:0") == ring + 4 * SLOT_BYTES
+        for step, batch in enumerate(kept):
+            assert_is(batch, step)
+        kept.clear()
+        del batch
+        for step in range(HOLD + 4, 300):
+            assert_is(next(feed), step)
+        assert machine.used("device", "cuda:0") == ring
+    assert feed.on(0)._queue.num_copies == 4
+
+
+def test_a_copy_of_a_batch_is_described_before_its_slot_is_another_batchs(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next batch, which is longer, may be there at once."""
+    begun = threading.Event()
+    copy_in, give = StandinDriver.copy_in, Leases.give
+
+    def copy_and_tell(*args: Any) -> None:
+        copy_in(*args)
+        begun.set()
+
+    def wait_and_give(*args: Any) -> Any:
+        begun.clear()
+        begun.wait(0.02)
+        return give(*args)
+
+    monkeypatch.setattr(StandinDriver, "copy_in", copy_and_tell)
+    monkeypatch.setattr(Leases, "give", wait_and_give)
+    lengths = [3, 4, 1, 2] * 8
+
+    def fetch(call: feeder.Call) -> Any:
+        if call.index == len(lengths):
+            raise StopIteration
+        return (np.arange(lengths[call.index]),)
+
+    with make(fetch, dont_rebatch=True, devices=("cuda:0",), depth=1) as coordinator:
+        batches = list(coordinator["train"])
+        assert [len(batch["id"]) for batch in batches] == lengths
+        batches.clear()
+
+
+@pytest.mark.parametrize("num_kept", [1, 2, HOLD - 1])
+def test_a_loop_that_keeps_a_few_batches_has_none_copied(
+    machine: Machine, num_kept: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    with wide(200, depth=1) as coordinator:
+        kept: list[feeder.Batch] = []
+        for batch in coordinator["train"]:
+            kept = [*kept, batch][-num_kept:]
+            del batch
+        kept.clear()
+    assert caplog.records == []
+
+
+VIEWS: dict[str, Callable[[Any], Any]] = {
+    "the array": lambda array: array,
+    "a slice": lambda array: array[1:3],
+    "a row": lambda array: array[2],
+    "a column": lambda array: array[:, 1],
+    "a slice of a slice": lambda array: array[1:][:2][1:],
+    "every second": lambda array: array[::-2],
+}
+
+
+@pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS.keys())
+def test_a_view_keeps_its_slot(machine: Machine, view: Callable[[Any], Any]) -> None:
+    with wide(400, depth=1) as coordinator:
+        feed = coordinator["train"]
+        views = [view(next(feed)["row"]) for _ in range(2)]
+        values = [one.tolist() for one in views]
+        for _ in range(200):
+            next(feed)
+            assert [one.tolist() for one in views] == values
+
+
+def test_batches_may_be_dropped_by_the_garbage_collector(machine: Machine) -> None:
+    class Cycle:
+        def __init__(self, batch: feeder.Batch) -> None:
+            self.me, self.row = self, batch["row"]
+
+    with wide(400, depth=1) as coordinator:
+        for step, batch in enumerate(coordinator["train"]):
+            assert_is(batch, step)
+            Cycle(batch)
+            if step % 7 == 0:
+                gc.collect()
+        del batch
+
+
+# ---- several devices
+
+
+def test_a_stream_is_dealt_out_to_gpus_and_the_host(machine: Machine) -> None:
+    names = ("cuda:0", "cpu", "cuda:1")
+    with wide(400, devices=names) as coordinator:
+        feeds = [coordinator["train"].on(name) for name in names]
+        for round_, batches in enumerate(zip(*feeds, strict=True)):
+            for device, batch in enumerate(batches):
+                assert_is(batch, 3 * round_ + device)
+        kinds = [type(batch["row"]) for batch in batches]
+        assert kinds == [DeviceArray, np.ndarray, DeviceArray]
+        assert not batches[1]["row"].flags.writeable
+        del batch, batches
+    assert round_ == 99
+
+
+def test_writable_batches_of_the_host_beside_a_gpu_are_private(machine: Machine) -> None:
+    with wide(40, devices=("cpu", "cuda:0"), writable=True) as coordinator:
+        left, right = (coordinator["train"].on(i) for i in range(2))
+        for step, (host, _) in enumerate(zip(left, right, strict=True)):
+            assert_is(host, 2 * step)
+            host["row"][:] = 0
+
+
+def test_a_call_per_gpu_makes_a_stream_per_gpu(machine: Machine) -> None:
+    coordinator = feeder.Coordinator()
+    for i in range(2):
+        make(Counted(5, 4), devices=(f"cuda:{i}",), coordinator=coordinator)
+    with coordinator:
+        got = [ids(coordinator["train"].on(f"cuda:{i}")) for i in range(2)]
+    assert [len(rows) for rows in got] == [40, 40]
+    assert not set(got[0]) & set(got[1])
+
+
+def test_two_feeds_share_a_gpu(machine: Machine) -> None:
+    coordinator = wide(40)
+    wide(40, coordinator=coordinator, input_source_name="val")
+    with coordinator:
+        for step, (a, b) in enumerate(zip(coordinator["train"], coordinator["val"], strict=True)):
+            assert_is(a, step)
+            assert_is(b, step)
+        del a, b
+
+
+class Told(logging.Handler):
+    """Tells the test that a line has been logged that tells of a device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.line = ""
+        self.told_device = threading.Event()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        # Where the machine is slow the first batch is waited for too.
+        if not self.told_device.is_set() and record.getMessage().endswith("to take a batch"):
+            self.line = record.getMessage()
+            self.told_device.set()
+
+
+def test_the_wait_for_a_gpu_that_is_not_taken_from_names_it(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("feeder.devices.host._SLOW_S", 0.05)
+    told = Told()
+    monkeypatch.setattr(logging.getLogger("feeder"), "handlers", [told])
+    with wide(400, devices=("cuda:0", "cuda:1"), depth=1) as coordinator:
+        left, right = (coordinator["train"].on(i) for i in range(2))
+        taker = Aside(lambda: [next(left).step for _ in range(30)])
+        assert told.told_device.wait(WAIT_S)
+        line = r"no batch for \d+ s: feed 'train' waits for \['cuda:1'\] to take a batch"
+        assert re.fullmatch(line, told.line)
+        for _ in range(30):
+            next(right)
+        assert taker.result() == list(range(0, 60, 2))
+
+
+# ---- stop
+
+
+@pytest.mark.parametrize("num_taken", [0, 1, 20])
+def test_a_stop_is_quick_wherever_the_threads_wait(machine: Machine, num_taken: int) -> None:
+    coordinator = wide(4000, depth=2)
+    with coordinator:
+        feed = coordinator["train"]
+        for _ in range(num_taken):
+            next(feed)
+        stopping = Aside(coordinator.stop)
+        assert stopping.result() is True
+        with pytest.raises(feeder.ClosedError):
+            next(feed)
+
+
+def test_a_user_who_waits_is_woken_by_a_stop(machine: Machine) -> None:
+    fetch = Held(chunks_before=2)
+    with make(fetch, devices=("cuda:0",), num_worker_threads=1) as coordinator:
+        feed = coordinator["train"]
+        taker = Aside(lambda: list(feed))
+        assert fetch.entered.wait(WAIT_S)
+        Aside(lambda: coordinator["train"].close()).result()
+        with pytest.raises(feeder.ClosedError):
+            taker.result()
+        fetch.release()
+
+
+def test_a_feed_that_is_not_started_leaves_nothing(machine: Machine) -> None:
+    coordinator = wide()
+    assert coordinator.stop() is True
+    assert machine.regions == []
+
+
+def test_the_position_is_that_of_the_last_batch_handed_out(machine: Machine) -> None:
+    with wide(40) as coordinator:
+        feed = coordinator["train"]
+        for _ in range(7):
+            next(feed)
+        state = coordinator.state_dict()
+        assert coordinator.snapshot().states[0].summary[2] == 7
+    with wide(40, resume=state) as coordinator:
+        assert_is(next(coordinator["train"]), 7)
+
+
+def test_stats_count_what_waits(machine: Machine) -> None:
+    with wide(40, depth=3) as coordinator:
+        feed = coordinator["train"]
+        list(feed)
+        stats = feed.stats()
+    assert stats["queued_batches"] == 0
+    assert stats["starved_s"] >= 0.0

@@ -1,0 +1,176 @@
+"""In what order the work of streams comes, over a stand-in for a GPU."""
+
+from __future__ import annotations
+
+import threading
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+import feeder
+from feeds import assert_same, note, running
+from small import Aside, Pure, make
+from standin.gpu import Machine, assert_sound, installed
+from standin.numbered import settings, wanted
+from standin.reading import LateReader
+from standin.streams import Clockwork, Deadlock, Event, Mark
+
+SEEDS = range(6)
+
+
+def feed_of(num_batches: int, **more: Any) -> Any:
+    return running(**settings(num_batches, devices=("cuda:0",), depth=4) | more)
+
+
+def test_work_on_a_stream_of_the_users_own_comes_after_the_copy() -> None:
+    for seed in SEEDS:
+        machine = Machine(seed=seed)
+        with installed(machine), feed_of(100) as (_, feed):
+            mine = machine.clockwork.make("mine")
+            reader = LateReader(machine)
+            for batch in feed.on(0, stream=mine):
+                reader.read(batch, mine)
+            assert_same(reader.records(), wanted(100))
+        del feed, batch
+        assert_sound(machine)
+
+
+def test_cupys_current_stream_comes_after_the_copy_too() -> None:
+    """What DLPack hands to other frameworks is put after CuPy's current stream."""
+    for seed in SEEDS:
+        machine = Machine(seed=seed, slow_s=0.002)
+        with installed(machine), feed_of(60) as (_, feed):
+            mine = machine.clockwork.make("mine")
+            got = [note(batch) for batch in feed.on(0, stream=mine)]
+            assert_same(got, wanted(60), seed)
+
+
+def test_batches_of_one_copy_on_different_streams_all_come_after_it() -> None:
+    for seed in SEEDS:
+        machine = Machine(seed=seed, slow_s=0.002)
+        with installed(machine), feed_of(100, depth=16) as (_, feed):
+            streams = [machine.clockwork.make(f"mine {i}") for i in range(2)]
+            reader = LateReader(machine)
+            for step in range(100):
+                with machine.on(streams[step % 2]) as stream:
+                    reader.read(next(feed), stream)
+            assert_same(reader.records(), wanted(100))
+        assert machine.num_copies < 100
+
+
+def test_a_stream_that_is_none_is_refused() -> None:
+    with installed(Machine()), feed_of(10) as (_, feed):
+        with pytest.raises(feeder.ConfigError, match="expected a stream of the stand-in"):
+            feed.on("cuda:0", stream="mine")
+        assert next(feed).step == 0
+
+
+def test_a_stream_for_the_host_is_refused() -> None:
+    with make(Pure()) as coordinator, pytest.raises(feeder.ConfigError) as caught:
+        coordinator["train"].on("cpu", stream=7)
+    assert str(caught.value) == "stream is 7, but 'cpu' is no GPU; leave it out"
+
+
+def test_a_batch_that_another_thread_lets_go_of_comes_back_after_its_users_stream() -> None:
+    machine = Machine(seed=4)
+    with installed(machine), feed_of(200, depth=1) as (_, feed):
+        reader = LateReader(machine)
+        for batch in feed:
+            reader.read(batch)
+            last = [batch]
+            del batch
+            dropper = threading.Thread(target=last.clear)
+            dropper.start()
+            dropper.join()
+        assert_same(reader.records(), wanted(200))
+    del feed
+    assert_sound(machine)
+
+
+# ---- the stand-in itself
+
+
+def test_who_waits_for_an_event_waits_for_where_it_was_then() -> None:
+    for seed in SEEDS:
+        clockwork = Clockwork(seed)
+        first, second, third = (clockwork.make(name) for name in ("first", "second", "third"))
+        event, done = Event(), []
+        clockwork.give(first, partial(done.append, "a"))
+        clockwork.record(event, first)
+        clockwork.wait(second, event)
+        clockwork.record(event, third)
+        clockwork.give(second, partial(done.append, "b"))
+        clockwork.drain(second)
+        assert done == ["a", "b"]
+
+
+def test_what_was_never_recorded_is_not_waited_for() -> None:
+    clockwork = Clockwork()
+    clockwork.until(Event())
+    assert Event().has_come
+
+
+def test_streams_that_wait_for_each_other_are_told() -> None:
+    clockwork = Clockwork()
+    first, second = clockwork.make("first"), clockwork.make("second")
+    events = [Event(), Event()]
+    events[0].mark, events[1].mark = Mark(first, is_passed=False), Mark(second, is_passed=False)
+    clockwork.wait(first, events[1])
+    clockwork.wait(second, events[0])
+    with pytest.raises(Deadlock, match="streams wait for each other"):
+        clockwork.until(events[0])
+
+
+def test_streams_are_out_of_step() -> None:
+    orders = set()
+    for seed in SEEDS:
+        clockwork, done = Clockwork(seed), []
+        streams = [clockwork.make(name) for name in "ab"]
+        for i in range(4):
+            for stream in streams:
+                clockwork.give(stream, partial(done.append, f"{stream.name}{i}"))
+        clockwork.drain_all()
+        assert [one for one in done if one[0] == "a"] == [f"a{i}" for i in range(4)]
+        orders.add(tuple(done))
+    assert len(orders) > 3
+
+
+def test_a_copy_poisons_its_target_until_it_is_done() -> None:
+    machine = Machine(seed=1)
+    driver = machine.open("cuda:0", 0)
+    target, source = driver.alloc_device(64), driver.alloc_pinned(64)
+    source.view[:] = bytes(range(64))
+    stream = driver.make_stream()
+    stream.eagerness = 0.0
+    driver.copy_in(target.address, source.address, 64, stream)
+    (there,) = (region for region in machine.regions if region.kind == "device")
+    stream.advance()
+    assert set(there.values) == {0xA5}
+    stream.advance()
+    assert np.array_equal(there.values, np.arange(64))
+    del target, source
+    assert_sound(machine)
+
+
+def test_a_copy_from_memory_that_is_not_pinned_is_a_fault() -> None:
+    machine = Machine()
+    driver = machine.open("cuda:0", 0)
+    target, source = driver.alloc_device(64), np.zeros(64, np.uint8)
+    driver.copy_in(target.address, source.ctypes.data, 64, driver.make_stream())
+    assert "are in no pinned or registered" in machine.faults[0]
+
+
+def test_work_may_be_given_by_several_threads() -> None:
+    clockwork, done = Clockwork(2), []
+    stream = clockwork.make("shared")
+
+    def give() -> None:
+        for _ in range(200):
+            clockwork.give(stream, lambda: done.append(1))
+
+    for aside in [Aside(give) for _ in range(3)]:
+        aside.result()
+    clockwork.drain_all()
+    assert len(done) == 600

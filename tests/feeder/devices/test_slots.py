@@ -1,0 +1,291 @@
+"""Slots: a batch's memory comes back when the last array over it is gone, and never before."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import feeder
+from feeder.devices.slots import HostSlots
+from small import Aside, make
+
+ROWS = 3
+"""Rows of a chunk: no divisor of the batch size, so that every batch is written into a slot."""
+WIDTH = 5
+
+
+class Blocks:
+    """`fetch(call)`: rows of `WIDTH` equal values, and a number beside each."""
+
+    def __init__(self, num_calls: int, rows: int = ROWS) -> None:
+        self.num_calls = num_calls
+        self.rows = rows
+
+    def __call__(self, call: feeder.Call) -> Any:
+        if call.index == self.num_calls:
+            raise StopIteration
+        numbers = np.arange(self.rows) + self.rows * call.index + 1
+        return np.repeat(numbers, WIDTH).reshape(self.rows, WIDTH), numbers
+
+
+def blocks(num_calls: int = 400, rows: int = ROWS, **settings: Any) -> feeder.Coordinator:
+    settings = {"max_buffered_batches": 4, **settings}
+    return make(Blocks(num_calls, rows), ["block", "number"], **settings)
+
+
+def slots_of(coordinator: feeder.Coordinator) -> Any:
+    (stream,) = coordinator["train"].streams
+    return stream.slots
+
+
+def wanted(step: int) -> list[int]:
+    return list(range(4 * step + 1, 4 * step + 5))
+
+
+def assert_is(batch: feeder.Batch, step: int) -> None:
+    """See that a batch holds what it held when it was handed out."""
+    assert batch.step == step
+    assert batch["number"].tolist() == wanted(step)
+    assert batch["block"].tolist() == [[number] * WIDTH for number in wanted(step)]
+
+
+@pytest.mark.parametrize("rows", [1, 3, 4, 9])
+def test_a_list_of_a_feed_holds_different_batches(rows: int) -> None:
+    with blocks(1200 // rows, rows) as coordinator:
+        batches = list(coordinator["train"])
+    assert len(batches) == 1200 // rows * rows // 4 + (1200 // rows * rows % 4 > 0)
+    for step, batch in enumerate(batches[:-1]):
+        assert_is(batch, step)
+
+
+def test_batches_outlive_their_feed() -> None:
+    with blocks() as coordinator:
+        batches = [next(coordinator["train"]) for _ in range(10)]
+    del coordinator
+    gc.collect()
+    for step, batch in enumerate(batches):
+        assert_is(batch, step)
+
+
+class Rows:
+    """`fetch(call)`: chunks of three rows of so many bytes."""
+
+    def __init__(self, row_bytes: int) -> None:
+        self.row_bytes = row_bytes
+
+    def __call__(self, call: feeder.Call) -> Any:
+        if call.index == 800:
+            raise StopIteration
+        return (np.full((3, self.row_bytes), call.index % 251 + 1, np.uint8),)
+
+
+@pytest.mark.parametrize(
+    ("row_bytes", "most"), [(16, 4 + 2 + 2 * 2 + 3), (20_000, 4 + 3)], ids=["tiny", "large"]
+)
+def test_few_slots_are_made_when_batches_are_dropped(row_bytes: int, most: int) -> None:
+    with make(Rows(row_bytes), max_buffered_batches=4) as coordinator:
+        slots = slots_of(coordinator)
+        assert sum(len(batch["id"]) for batch in coordinator["train"]) == 2400
+    assert slots.num_leased == 0
+    assert slots.num_made <= most
+
+
+def test_slots_grow_in_number_while_batches_are_kept_and_are_let_go_again() -> None:
+    with make(Rows(100_000), max_buffered_batches=4) as coordinator:
+        slots = slots_of(coordinator)
+        kept = [next(coordinator["train"]) for _ in range(100)]
+        assert 100 <= slots.num_leased <= slots.num_made <= 100 + 4 + 3
+        kept.clear()
+        assert slots.num_leased + len(slots._free) < 60
+        assert sum(len(batch["id"]) for batch in coordinator["train"]) == 2000
+
+
+def as_dlpack(array: np.ndarray) -> Any:
+    return np.from_dlpack(array)
+
+
+def as_ctypes(array: np.ndarray) -> Any:
+    pointer = array.ctypes.data_as(ctypes.POINTER(ctypes.c_int64))
+    length = array.size
+    return type("Pointed", (), {"tolist": lambda self: [pointer[i] for i in range(length)]})()
+
+
+VIEWS: dict[str, Callable[[np.ndarray], Any]] = {
+    "the array": lambda array: array,
+    "a slice": lambda array: array[1:3],
+    "every second": lambda array: array[::-2],
+    "a row": lambda array: array[2],
+    "a column": lambda array: array[:, 1],
+    "a slice of a slice": lambda array: array[1:][:2][1:],
+    "reshape": lambda array: array.reshape(-1),
+    "ravel": lambda array: array.ravel(),
+    "transpose": lambda array: array.T,
+    "swapped axes": lambda array: np.swapaxes(array, 0, 1)[1:],
+    "a new axis": lambda array: array[None],
+    "view of bytes": lambda array: array.view(np.uint8),
+    "asarray": np.asarray,
+    "broadcast": lambda array: np.broadcast_to(array, (2, *array.shape)),
+    "windows": lambda array: np.lib.stride_tricks.sliding_window_view(array, 2, axis=0),
+    "strides": lambda array: np.lib.stride_tricks.as_strided(array, (2,), (8,)),
+    "memoryview": memoryview,
+    "array of a memoryview": lambda array: np.asarray(memoryview(array)[1:]),
+    "frombuffer": lambda array: np.frombuffer(array, np.int64)[3:],
+    "memoryview as bytes": lambda array: memoryview(array).cast("B")[8:16],
+    "dlpack": as_dlpack,
+    "a slice of dlpack": lambda array: np.from_dlpack(array)[1:],
+    "dlpack of a slice": lambda array: np.from_dlpack(array[1:]),
+    "ctypes": as_ctypes,
+    "flat": lambda array: type("Flat", (), {"tolist": lambda self, f=array.flat: f[:].tolist()})(),
+}
+
+
+@pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS.keys())
+def test_a_view_of_any_kind_keeps_its_slot(view: Callable[[np.ndarray], Any]) -> None:
+    with blocks() as coordinator:
+        slots, feed = slots_of(coordinator), coordinator["train"]
+        views = [view(next(feed)["block"]) for _ in range(3)]
+        values = [one.tolist() for one in views]
+        for _ in range(200):
+            next(feed)
+        assert [one.tolist() for one in views] == values
+        for _ in range(50):
+            next(feed)
+        assert [one.tolist() for one in views] == values
+        assert slots.num_leased >= 3
+        views.clear()
+        gc.collect()
+        list(feed)
+    gc.collect()
+    assert slots.num_leased == 0
+
+
+def test_one_column_keeps_the_slot_of_all() -> None:
+    with blocks() as coordinator:
+        feed = coordinator["train"]
+        numbers = [next(feed)["number"] for _ in range(5)]
+        for _ in range(100):
+            next(feed)
+        assert [array.tolist() for array in numbers] == [wanted(step) for step in range(5)]
+
+
+def test_a_shorter_batch_keeps_its_slot_too() -> None:
+    with make(Blocks(3), ["block", "number"], 4, epochs=100) as coordinator:
+        kept = [batch["number"] for batch in coordinator["train"] if batch.index == 2]
+    assert [array.tolist() for array in kept] == [[9]] * 100
+
+
+def test_random_views_are_never_written_over() -> None:
+    random = np.random.default_rng(5)
+    kept: list[tuple[int, Any]] = []
+    with blocks(2000) as coordinator:
+        for step, batch in enumerate(coordinator["train"]):
+            if random.random() < 0.2:
+                kept.append((step, batch["number"][random.integers(0, 3) :]))
+            if kept and random.random() < 0.2:
+                then, view = kept.pop(random.integers(len(kept)))
+                assert view.tolist() == wanted(then)[-len(view) :]
+    for then, view in kept:
+        assert view.tolist() == wanted(then)[-len(view) :]
+
+
+def test_batches_may_be_dropped_by_other_threads_and_by_the_garbage_collector() -> None:
+    class Cycle:
+        def __init__(self, batch: feeder.Batch) -> None:
+            self.me, self.number = self, batch["number"]
+
+    with blocks(1200) as coordinator:
+        slots = slots_of(coordinator)
+        parts: list[list[Any]] = [[], [], []]
+        for step, batch in enumerate(coordinator["train"]):
+            parts[step % 3].append(Cycle(batch) if step % 2 else batch["block"])
+            if len(parts[2]) == 30:
+                droppers = [Aside(part.clear) for part in parts]
+                for dropper in droppers:
+                    dropper.result()
+                gc.collect()
+    parts.clear()
+    del batch
+    gc.collect()
+    assert slots.num_leased == 0
+
+
+def test_arrays_are_aligned_and_read_only() -> None:
+    with blocks(rows=ROWS) as coordinator:
+        for _, batch in zip(range(20), coordinator["train"], strict=False):
+            for array in batch.values():
+                assert array.ctypes.data % 64 == 0
+                assert array.flags.c_contiguous
+                assert not array.flags.writeable
+                with pytest.raises(ValueError, match="read-only"):
+                    array[0] = 0
+
+
+def test_writable_batches_share_nothing() -> None:
+    with blocks(100, writable=True) as coordinator:
+        batches = list(coordinator["train"])
+    for step, batch in enumerate(batches):
+        assert_is(batch, step)
+        batch["block"][:] = -step
+        batch["number"][:] = -step
+    for step, batch in enumerate(batches):
+        assert set(batch["number"]) == set(batch["block"].ravel()) == {-step}
+
+
+def test_a_batch_may_be_dropped_after_its_feed_and_frees_all() -> None:
+    with blocks() as coordinator:
+        batch = next(coordinator["train"])
+        pool = weakref.ref(slots_of(coordinator))
+    del coordinator
+    gc.collect()
+    assert_is(batch, 0)
+    del batch
+    gc.collect()
+    assert pool() is None
+
+
+def test_a_returned_slot_is_the_first_to_be_taken_again() -> None:
+    columns = columns_of_blocks()
+    slots = HostSlots()
+    first, second = slots.take_slot(0, columns, 4), slots.take_slot(0, columns, 4)
+    leases = [first.lease(4), second.lease(4)]
+    assert (slots.num_made, slots.num_leased) == (2, 2)
+    leases.pop(0)
+    assert slots.take_slot(0, columns, 4) is first
+    leases.clear()
+    assert slots.take_slot(0, columns, 4) is second
+    assert slots.num_made == 2
+
+
+def columns_of_blocks() -> Any:
+    with blocks(2) as coordinator:
+        next(coordinator["train"])
+        (stream,) = coordinator["train"].streams
+        return stream.pipeline.schema.columns
+
+
+def test_a_lease_that_ends_in_another_thread_frees_the_slot() -> None:
+    slots = HostSlots()
+    held = [slots.take_slot(0, columns_of_blocks(), 4).lease(4)]
+    thread = threading.Thread(target=held.clear)
+    thread.start()
+    thread.join()
+    assert (slots.num_leased, len(slots._free)) == (0, 1)
+
+
+@pytest.mark.parametrize("writable", [False, True])
+@pytest.mark.parametrize("batch_size", [10**15, 10**19])
+def test_a_batch_for_which_there_is_no_memory_is_an_error_that_names_it(
+    batch_size: int, writable: bool
+) -> None:
+    with (
+        blocks(batch_size=batch_size, writable=writable, max_buffered_batches=1) as coordinator,
+        pytest.raises(feeder.ConfigError, match=rf"a batch of {batch_size} rows takes \d+ bytes"),
+    ):
+        next(coordinator["train"])

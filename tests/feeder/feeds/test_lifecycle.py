@@ -1,0 +1,351 @@
+"""Feeds and their coordinator: made, started, stopped, and used at the wrong time."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import feeder
+from feeder.devices import host
+from feeder.devices.one_shot_event import OneShotEvent
+from small import WAIT_S, Aside, Counted, Held, Pure, chunk, ids, make
+
+
+def feeder_threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("feeder ")]
+
+
+USES: dict[str, Callable[[feeder.Coordinator], Any]] = {
+    "next(feed)": lambda coordinator: next(coordinator["train"]),
+    "for batch in feed": lambda coordinator: list(coordinator["train"]),
+    "feed.on(0)": lambda coordinator: next(coordinator["train"].on(0)),
+    "feed.on('cpu')": lambda coordinator: next(coordinator["train"].on("cpu")),
+}
+all_uses = pytest.mark.parametrize("use", USES.values(), ids=USES.keys())
+
+
+@all_uses
+def test_use_before_the_start_says_what_to_do(use: Callable[[feeder.Coordinator], Any]) -> None:
+    coordinator = make(Pure())
+    with pytest.raises(feeder.ClosedError) as caught:
+        use(coordinator)
+    assert str(caught.value) == (
+        "feed 'train' is not started: use `with coordinator:` or coordinator.start()"
+    )
+    with coordinator:
+        assert next(coordinator["train"]).step == 0
+
+
+@all_uses
+@pytest.mark.parametrize("taken", [0, 1, 4], ids=["nothing", "a batch", "all"])
+def test_use_after_the_stop_is_an_error(
+    use: Callable[[feeder.Coordinator], Any], taken: int
+) -> None:
+    with make(Pure()) as coordinator:
+        for _ in range(taken):
+            next(coordinator["train"])
+        if taken == 4:
+            with pytest.raises(StopIteration):
+                next(coordinator["train"])
+    for _ in range(2):
+        with pytest.raises(feeder.ClosedError, match=r"^(the feed|feed '\w+') is stopped$"):
+            use(coordinator)
+
+
+def test_a_coordinator_that_was_never_started_is_stopped_too() -> None:
+    coordinator = make(Pure())
+    assert coordinator.stop() is True
+    with pytest.raises(feeder.ClosedError):
+        coordinator.start()
+
+
+def test_the_end_of_the_stream_is_told_again_and_again() -> None:
+    with make(Pure()) as coordinator:
+        assert len(list(coordinator["train"])) == 4
+        for _ in range(3):
+            with pytest.raises(StopIteration):
+                next(coordinator["train"])
+
+
+def test_positions_may_be_asked_for_at_any_time() -> None:
+    coordinator = make(Pure())
+    feed = coordinator["train"]
+    first = coordinator.state_dict()
+    assert feed.state_dict() == first == make(Pure()).state_dict()
+    with coordinator:
+        assert coordinator.state_dict() == first
+        list(feed)
+        last = coordinator.state_dict()
+        assert feed.state_dict() == last != first
+    assert coordinator.state_dict() == feed.state_dict() == last
+    assert bytes(coordinator.snapshot()) == bytes(feed.snapshot())
+
+
+def test_start_and_stop_may_be_said_twice() -> None:
+    # More than fits in, so that no thread comes to its end before a batch is taken.
+    coordinator = make(Pure(100), max_buffered_batches=1)
+    coordinator.start()
+    threads = feeder_threads()
+    coordinator.start()
+    assert feeder_threads() == threads
+    assert ids(coordinator["train"]) == [100 * call + i for call in range(100) for i in (1, 2, 3)]
+    assert coordinator.stop() is True
+    assert coordinator.stop() is True
+    assert feeder_threads() == []
+
+
+def ids_of_a_fresh_feed() -> list[int]:
+    with make(Pure()) as coordinator:
+        return ids(coordinator["train"])
+
+
+def test_a_stopped_coordinator_is_not_started_or_added_to() -> None:
+    with make(Pure()) as coordinator:
+        pass
+    with pytest.raises(feeder.ClosedError) as caught:
+        coordinator.start()
+    assert str(caught.value) == "the coordinator is stopped; make a new one, with resume="
+    with pytest.raises(feeder.ClosedError, match=r"^the coordinator is stopped; make a new one"):
+        make(Pure(), input_source_name="val", coordinator=coordinator)
+    with pytest.raises(feeder.ClosedError):
+        coordinator.__enter__()
+
+
+def test_the_default_coordinator_is_one_until_it_is_stopped() -> None:
+    def add(name: str) -> feeder.Coordinator:
+        return feeder.init_data_input_workers(["id"], Pure(), 4, input_source_name=name)
+
+    first = add("train")
+    try:
+        assert add("val") is first
+        with pytest.raises(feeder.ConfigError):
+            add("train")
+    finally:
+        assert first.stop() is True
+    second = add("train")
+    with second:
+        assert second is not first
+        assert list(second) == ["train"]
+        assert ids(second["train"]) == ids_of_a_fresh_feed()
+
+
+def test_a_feed_added_after_the_start_waits_for_the_next() -> None:
+    with make(Pure()) as coordinator:
+        next(coordinator["train"])
+        make(Pure(2), input_source_name="val", coordinator=coordinator)
+        with pytest.raises(feeder.ClosedError, match=r"^feed 'val' is not started: "):
+            next(coordinator["val"])
+        coordinator.start()
+        assert ids(coordinator["val"]) == [1, 2, 3, 101, 102, 103]
+        assert next(coordinator["train"]).step == 1
+
+
+def test_one_feed_is_stopped_by_its_name() -> None:
+    coordinator = make(Pure(50))
+    make(Pure(50), input_source_name="val", coordinator=coordinator)
+    with coordinator:
+        next(coordinator["train"])
+        position = coordinator["val"].state_dict()
+        assert coordinator.stop("val") is True
+        assert [name for name in feeder_threads() if " val " in name] == []
+        with pytest.raises(feeder.ClosedError, match=r"^(the feed|feed '\w+') is stopped$"):
+            next(coordinator["val"])
+        assert coordinator["val"].state_dict() == position
+        assert list(coordinator) == ["train"]
+        assert ("val" in coordinator, len(coordinator)) == (False, 1)
+        assert next(coordinator["train"]).step == 1
+        coordinator.start()  # does not bring it back
+        with pytest.raises(feeder.ClosedError):
+            next(coordinator["val"])
+
+
+def test_a_feed_that_was_stopped_by_name_is_made_anew() -> None:
+    with make(Pure()) as coordinator:
+        next(coordinator["train"])
+        snapshot = coordinator.snapshot()
+        coordinator.stop("train")
+        make(Pure(), coordinator=coordinator, resume=snapshot)
+        coordinator.start()
+        assert next(coordinator["train"]).step == 1
+
+
+@pytest.mark.parametrize("method", ["stop", "__getitem__"])
+def test_an_unknown_name_is_told_with_those_that_there_are(method: str) -> None:
+    coordinator = make(Pure())
+    make(Pure(), input_source_name="val", coordinator=coordinator)
+    with pytest.raises(KeyError) as caught:
+        getattr(coordinator, method)("test")
+    assert caught.value.args == ("no feed 'test', expected one of ['train', 'val']",)
+
+
+class Trouble(Exception):
+    pass
+
+
+def test_what_init_fun_raises_reaches_the_user_and_nothing_is_started() -> None:
+    trouble, calls = Trouble(), []
+
+    def fail(feed: feeder.Feed, coordinator: feeder.Coordinator) -> None:
+        raise trouble
+
+    def fetch(call: feeder.Call) -> Any:
+        calls.append(call)
+        raise StopIteration
+
+    coordinator = make(fetch)
+    make(fetch, input_source_name="val", init_fun=fail, coordinator=coordinator)
+    with pytest.raises(Trouble) as caught:
+        coordinator.start()
+    assert caught.value is trouble
+    assert feeder_threads() == []
+    assert coordinator.stop() is True
+    assert calls == []
+
+
+def test_init_fun_runs_once_for_each_feed_one_after_another_before_any_thread() -> None:
+    ran: list[tuple[str, list[str]]] = []
+
+    def begin(feed: feeder.Feed, coordinator: feeder.Coordinator) -> None:
+        ran.append((feed.name, feeder_threads()))
+
+    coordinator = make(Pure(), init_fun=begin)
+    make(Pure(), input_source_name="val", init_fun=begin, coordinator=coordinator)
+    with coordinator:
+        coordinator.start()
+        assert ran == [("train", []), ("val", [])]
+        make(Pure(), input_source_name="test", init_fun=begin, coordinator=coordinator)
+        coordinator.start()
+    assert [name for name, _ in ran] == ["train", "val", "test"]
+
+
+def test_init_fun_is_not_run_again_after_another_feeds_has_failed() -> None:
+    ran = []
+
+    def begin(feed: feeder.Feed, coordinator: feeder.Coordinator) -> None:
+        ran.append(feed.name)
+
+    def fail_once(feed: feeder.Feed, coordinator: feeder.Coordinator) -> None:
+        ran.append(feed.name)
+        if ran.count(feed.name) == 1:
+            raise Trouble
+
+    coordinator = make(Pure(), init_fun=begin)
+    make(Pure(), input_source_name="val", init_fun=fail_once, coordinator=coordinator)
+    with pytest.raises(Trouble):
+        coordinator.start()
+    with coordinator:
+        assert ran == ["train", "val", "val"]
+
+
+def test_feeds_with_the_same_input_names_never_mix() -> None:
+    class Numbered(Counted):
+        def __init__(self, feed: int) -> None:
+            super().__init__(60)
+            self.feed = feed
+
+        def __call__(self, worker_id: int, batch_size: int) -> Any:
+            return (super().__call__(worker_id, batch_size)[0] + 10**6 * self.feed,)
+
+    coordinator = feeder.Coordinator()
+    names = ["train", "val", "test"]
+    for i, name in enumerate(names):
+        make(Numbered(i), input_source_name=name, batch_size=3 + i, coordinator=coordinator)
+    with coordinator:
+        takers = [Aside(lambda name=name: ids(coordinator[name])) for name in names]
+        got = [taker.result() for taker in takers]
+    wanted = [
+        int(v) for call in range(60) for worker in range(2) for v in chunk(worker, call, 3)[0]
+    ]
+    for i, values in enumerate(got):
+        assert values == [value + 10**6 * i for value in wanted]
+
+
+def test_an_error_in_one_feed_leaves_the_others_running() -> None:
+    def fail(call: feeder.Call) -> Any:
+        raise Trouble
+
+    coordinator = make(fail)
+    make(Pure(), input_source_name="val", coordinator=coordinator)
+    with coordinator:
+        with pytest.raises(feeder.FetchError):
+            next(coordinator["train"])
+        assert ids(coordinator["val"]) == ids_of_a_fresh_feed()
+
+
+def test_an_error_in_the_with_block_is_what_the_user_sees() -> None:
+    held = Held()
+    with pytest.raises(Trouble), make(held, num_worker_threads=1):
+        assert held.entered.wait(WAIT_S)
+        held.release()
+        raise Trouble
+    assert feeder_threads() == []
+
+
+def test_a_block_that_was_not_entered_stops_what_was_started() -> None:
+    coordinator = make(Pure(), epochs=None)
+    coordinator.start()
+    with contextlib.ExitStack() as stack:
+        stack.push(coordinator)
+    with pytest.raises(feeder.ClosedError):
+        next(coordinator["train"])
+
+
+def test_of_nested_blocks_the_outermost_stops() -> None:
+    coordinator = make(Pure(), epochs=None)
+    make(Pure(), epochs=1, coordinator=coordinator, input_source_name="val")
+    with coordinator:
+        first = next(coordinator["train"])
+        with coordinator, pytest.raises(KeyError, match="missing"):
+            raise KeyError("missing")
+        with coordinator:
+            assert len(list(coordinator["val"])) == 4
+        assert next(coordinator["train"]).step == first.step + 1
+    with pytest.raises(feeder.ClosedError):
+        next(coordinator["train"])
+
+
+@pytest.mark.parametrize("nth", [1, 2, 4, 6])
+def test_where_a_thread_cannot_be_started_none_is_left_and_nothing_hangs(
+    monkeypatch: pytest.MonkeyPatch, nth: int
+) -> None:
+    started, start = [], threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        started.append(thread)
+        if len(started) == nth:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    coordinator = make(Counted(), num_worker_threads=2)
+    make(Counted(), num_worker_threads=2, coordinator=coordinator, input_source_name="val")
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with pytest.raises(RuntimeError, match="can't start"):
+        coordinator.start()
+    assert not feeder_threads()
+    coordinator.start()
+    for name in ("train", "val"):
+        with pytest.raises(feeder.ClosedError):
+            next(coordinator[name])
+
+
+def test_the_end_is_told_to_all_who_wait_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    queue, come = host.HostQueue(4, lambda: "it"), threading.Semaphore(0)
+    monkeypatch.setattr(host, "_SLOW_S", 10 * WAIT_S)  # Nobody looks by himself.
+    wait = OneShotEvent.wait
+
+    def noted(bell: OneShotEvent, seconds: float) -> bool:
+        come.release()
+        return wait(bell, seconds)
+
+    monkeypatch.setattr(OneShotEvent, "wait", noted)
+    waiting = [Aside(queue.get) for _ in range(3)]
+    for _ in waiting:
+        assert come.acquire(timeout=WAIT_S)
+    queue.finish(feeder.FeedError("over"))
+    for aside in waiting:
+        with pytest.raises(feeder.FeedError, match="over"):
+            aside.result()

@@ -1,0 +1,208 @@
+"""Feeds and processes: forked children, and interpreters that exit without a stop."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+
+import pytest
+
+from project import ROOT
+
+EXIT_S = 4.0
+"""More than an exit takes on a busy machine."""
+
+BEGIN = """
+import os, sys, threading, time
+import numpy as np
+import feeder
+
+def fetch(call):
+    if call.index == 50:
+        raise StopIteration
+    return (np.arange(3) + 100 * call.index + 1,)
+
+def make(fetch=fetch, **settings):
+    return feeder.init_data_input_workers(["id"], fetch, 4, **settings)
+
+def tell(*values):
+    os.write(1, (" ".join(map(str, values)) + "\\n").encode())
+"""
+
+
+def run(script: str, *, code: int = 0) -> list[str]:
+    """Run a script in an interpreter of its own; return the lines it wrote to stdout."""
+    command = [sys.executable, "-W", "error", "-W", "ignore:.*fork:DeprecationWarning", "-c"]
+    done = subprocess.run(
+        [*command, BEGIN + script], cwd=ROOT, capture_output=True, text=True, timeout=30
+    )
+    assert (done.returncode, done.stderr) == (code, "")
+    return done.stdout.splitlines()
+
+
+FORK = """
+def attempt(what, do):
+    try:
+        tell(what, do())
+    except Exception as error:
+        tell(what, type(error).__name__, error)
+
+coordinator = make(max_buffered_batches=20)
+coordinator.start()
+feed = coordinator["train"]
+kept = next(feed)
+if os.fork() == 0:
+    CHILD
+    sys.exit(0)
+tell("child", os.waitstatus_to_exitcode(os.wait()[1]))
+tell("parent", sum(len(batch["id"]) for batch in feed), coordinator.stop())
+"""
+PARENT = ["child 0", "parent 146 True"]
+
+
+OF_THE_FEED = [
+    "next(feed)", "list(feed)", "next(feed.on(0))", "coordinator.snapshot()", "feed.snapshot()",
+    "coordinator.state_dict()", "feed.state_dict()", "coordinator.checkpoint()",
+]  # fmt: skip
+OF_THE_COORDINATOR = [
+    "coordinator.start()", "coordinator.__enter__()", "coordinator.load_state_dict({})",
+    "make(coordinator=coordinator)",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("use", OF_THE_FEED)
+def test_a_feed_is_not_used_in_a_forked_child(use: str) -> None:
+    lines = run(FORK.replace("CHILD", f"attempt('use', lambda: {use})"))
+    assert lines == [
+        "use ForkedError feed 'train' was made in the parent process; make it after the fork, or "
+        "start children with the spawn method",
+        *PARENT,
+    ]
+
+
+@pytest.mark.parametrize("use", OF_THE_COORDINATOR)
+def test_a_coordinator_is_not_used_in_a_forked_child(use: str) -> None:
+    lines = run(FORK.replace("CHILD", f"attempt('use', lambda: {use})"))
+    assert lines == [
+        "use ForkedError the coordinator was made in the parent process; make one after the fork",
+        *PARENT,
+    ]
+
+
+def test_what_a_child_may_do_with_its_copy() -> None:
+    child = """
+    attempt("batch", lambda: kept["id"].tolist())
+    attempt("stop", coordinator.stop)
+    attempt("again", coordinator.stop)
+    """
+    lines = run(FORK.replace("CHILD", child.strip()))
+    assert lines == ["batch [1, 2, 3, 101]", "stop True", "again True", *PARENT]
+
+
+@pytest.mark.parametrize("own", ["coordinator=feeder.Coordinator()", ""], ids=["own", "default"])
+def test_a_child_makes_feeds_of_its_own(own: str) -> None:
+    child = f"""
+    with make({own}) as mine:
+        tell("rows", sum(len(batch["id"]) for batch in mine["train"]))
+    """
+    assert run(FORK.replace("CHILD", child.strip())) == ["rows 150", *PARENT]
+
+
+def test_a_child_of_a_parent_that_has_not_started_uses_the_feed() -> None:
+    script = """
+coordinator = make()
+if os.fork() == 0:
+    with coordinator:
+        tell("rows", sum(len(batch["id"]) for batch in coordinator["train"]))
+    sys.exit(0)
+tell("child", os.waitstatus_to_exitcode(os.wait()[1]))
+"""
+    assert run(script) == ["rows 150", "child 0"]
+
+
+FORK_OF_A_SERVER = """
+def factory():
+    return make(coordinator=feeder.Coordinator())
+
+with feeder.serve(factory, "tcp://127.0.0.1:0") as server:
+    if os.fork() == 0:
+        CHILD
+    tell("child", os.waitstatus_to_exitcode(os.wait()[1]))
+    with feeder.connect(server.addresses[0]) as consumer:
+        tell("parent", sum(len(batch["id"]) for batch in consumer))
+"""
+
+
+@pytest.mark.parametrize("way", ["sys.exit(7)", "server.close(); os._exit(7)"])
+def test_a_child_leaves_a_server_of_its_parent_and_that_serves_on(way: str) -> None:
+    assert run(FORK_OF_A_SERVER.replace("CHILD", way)) == ["child 7", "parent 150"]
+
+
+@pytest.mark.parametrize("use", ["server.wait()", "server.figures()"])
+def test_a_server_is_not_used_in_a_forked_child(use: str) -> None:
+    child = f"""
+        try:
+            {use}
+        except feeder.ForkedError as error:
+            tell(error)
+        sys.exit(7)
+    """
+    told, *lines = run(FORK_OF_A_SERVER.replace("CHILD", child.strip()))
+    assert told.startswith("the server was made in the parent process; make it after the fork")
+    assert lines == ["child 7", "parent 150"]
+
+
+def test_a_child_that_dies_without_a_word_leaves_the_parent_running() -> None:
+    assert run(FORK.replace("CHILD", "os._exit(0)")) == PARENT
+
+
+EXITS = {
+    "at the bound": "coordinator = make(max_buffered_batches=1); coordinator.start()",
+    "in the middle": "coordinator = make(); coordinator.start(); next(coordinator['train'])",
+    "at the end": "coordinator = make(); coordinator.start(); list(coordinator['train'])",
+    "fetch gives None": "coordinator = make(lambda worker_id, batch_size: None, timeout=100)\n"
+                        "coordinator.start()",
+    "a user thread waits": "coordinator = make(lambda worker_id, batch_size: None)\n"
+                           "coordinator.start()\n"
+                           "def use():\n"
+                           "    try: next(coordinator['train'])\n"
+                           "    except feeder.ClosedError: pass\n"
+                           "threading.Thread(target=use, daemon=True).start()",
+    "in the with block": "with make() as coordinator:\n    next(coordinator['train'])\n"
+                         "    tell(time.monotonic()); sys.exit(0)",
+    "a batch is kept": "coordinator = make(); coordinator.start()\n"
+                       "kept = [next(coordinator['train'])]",
+    "forgotten": "make().start()",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("script", EXITS.values(), ids=EXITS.keys())
+def test_an_interpreter_exits_cleanly_and_fast_without_a_stop(script: str) -> None:
+    (told,) = run(f"{script}\ntell(time.monotonic())")
+    assert time.monotonic() - float(told) < EXIT_S
+
+
+def test_an_exit_does_not_wait_for_a_fetch_that_never_returns() -> None:
+    script = """
+import logging
+logging.basicConfig(stream=sys.stdout, format="%(message)s")
+entered, never = threading.Event(), threading.Event()
+
+def stuck(worker_id, batch_size):
+    entered.set()
+    never.wait()
+
+make(stuck, num_worker_threads=1).start()
+entered.wait()
+tell(time.monotonic())
+"""
+    began, named, *stack = run(script)
+    assert time.monotonic() - float(began) < 1.0 + EXIT_S
+    assert named.startswith("1 threads did not end within ")
+    assert named.endswith(" s: ['feeder train fetcher 0']")
+    assert any(line.endswith("in stuck") for line in stack)
+
+
+def test_an_exit_with_an_error_keeps_its_code() -> None:
+    assert run("make().start(); tell('begun'); sys.exit(3)", code=3) == ["begun"]

@@ -1,0 +1,176 @@
+"""What only shows at one moment of many, brought about by waiting for that moment."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+from weakref import WeakValueDictionary
+
+import numpy as np
+import pytest
+
+import feeder
+from feeder.workers.stream.memory import Pool
+from small import WAIT_S, Pure, Seekable, chunk, ids, make
+
+
+def wait_until_all_is_enqueued() -> None:
+    """Wait until the enqueuer of the one running feed has done all that it will do."""
+    for thread in threading.enumerate():
+        if thread.name == "feeder train enqueuer":
+            thread.join(WAIT_S)
+            assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("take", ["snapshot", "state_dict"])
+def test_a_position_is_that_of_the_batch_handed_out_however_many_wait(take: str) -> None:
+    with make(Pure(8, 3)) as coordinator:
+        wait_until_all_is_enqueued()
+        seen, positions = [], [getattr(coordinator, take)()]
+        for batch in coordinator["train"]:
+            seen.append(batch)
+            positions.append(getattr(coordinator, take)())
+    assert len(seen) == 6
+    for i, position in enumerate(positions):
+        with make(Pure(8, 3), resume=position) as resumed:
+            assert ids(resumed["train"]) == ids(seen[i:]), i
+
+
+@pytest.mark.parametrize("num_devices", [1, 2])
+def test_batches_before_an_error_arrive_however_early_it_is_known(num_devices: int) -> None:
+    def fetch(call: feeder.Call) -> Any:
+        if call.index >= 6:
+            raise RuntimeError("no such image")
+        return chunk(0, call.index, 4)
+
+    with make(fetch, devices=num_devices) as coordinator:
+        wait_until_all_is_enqueued()
+        feed = coordinator["train"]
+        for step in range(6):
+            assert next(feed.on(step % num_devices)).step == step
+        for device in range(num_devices):
+            with pytest.raises(feeder.FetchError, match=r"worker 0, call 6: .*no such image"):
+                next(feed.on(device))
+
+
+@pytest.mark.parametrize("late", [0, 1], ids=["worker 0 late", "worker 1 late"])
+def test_the_worker_whose_turn_is_later_is_blamed_whichever_came_first(late: int) -> None:
+    other_goes_on = threading.Event()
+    calls = [0, 0]
+
+    def fetch(worker_id: int, batch_size: int) -> Any:
+        calls[worker_id] += 1
+        if worker_id == late:
+            assert other_goes_on.wait(WAIT_S)
+        elif calls[worker_id] == 2:
+            other_goes_on.set()  # its first chunk has been handed over
+        if calls[worker_id] > 2:
+            raise StopIteration
+        return (np.ones(batch_size, np.float64 if worker_id else np.float32),)
+
+    with make(fetch, num_worker_threads=2) as coordinator:
+        assert next(coordinator["train"])["id"].dtype == np.float32
+        with pytest.raises(feeder.ChunkError) as caught:
+            next(coordinator["train"])
+    assert (caught.value.worker_id, caught.value.call) == (1, 0)
+    assert (caught.value.got, caught.value.expected) == ("float64", "float32")
+
+
+def test_after_a_resume_each_device_gets_the_batches_that_it_would_have_got() -> None:
+    # Three batches in each epoch: no whole number of rounds.
+    settings: dict[str, Any] = {"devices": 2, "epochs": 4}
+    with make(Seekable(3, 2), **settings) as coordinator:
+        devices = [coordinator["train"].on(i) for i in range(2)]
+        taken, positions = [], []
+        for _ in range(6):
+            taken.append([next(device) for device in devices])
+            positions.append(coordinator.snapshot())
+    for i, position in enumerate(positions, 1):
+        with make(Seekable(3, 2), resume=position, **settings) as resumed:
+            for k in range(2):
+                rest = list(resumed["train"].on(k))
+                assert ids(rest) == ids(batches[k] for batches in taken[i:]), (i, k)
+                assert [batch.step for batch in rest] == [*range(2 * i + k, 12, 2)]
+
+
+class Tearing(Seekable):
+    """Fails once, in a call of worker 1 that has moved on already."""
+
+    def __init__(self, call: int) -> None:
+        super().__init__()
+        self.call: int | None = call
+
+    def __call__(self, worker_id: int, batch_size: int) -> Any:
+        at = self.calls[worker_id]
+        got = super().__call__(worker_id, batch_size)
+        if (worker_id, at) == (1, self.call):
+            self.call = None
+            raise OSError("the disk was away")
+        return got
+
+
+@pytest.mark.parametrize("call", [0, 3], ids=["first call", "fourth call"])
+def test_a_call_is_made_again_from_where_the_failed_one_began(call: int) -> None:
+    with make(Tearing(call), retries=1, retry_backoff_s=0.001) as coordinator:
+        got = ids(coordinator["train"])
+    with make(Seekable()) as undisturbed:
+        assert got == ids(undisturbed["train"])
+
+
+def test_a_cache_of_the_fetch_function_is_not_the_users_to_write() -> None:
+    cache = {index: chunk(0, index, 4) for index in range(6)}
+
+    def fetch(call: feeder.Call) -> Any:
+        if call.index == len(cache):
+            raise StopIteration
+        return cache[call.index]
+
+    seen = []
+    with make(fetch, epochs=2, writable=True) as coordinator:
+        for batch in coordinator["train"]:
+            seen += ids([batch])
+            batch["id"][:] = 0
+    assert seen == 2 * [int(row) for index in range(6) for row in chunk(0, index, 4)[0]]
+    assert all(array.all() for (array,) in cache.values())
+
+
+@pytest.mark.parametrize("rows", (4, 2**17), ids=("own memory", "memory of the pool"))
+def test_nor_is_what_it_may_find_by_a_weak_reference(rows: int) -> None:
+    """The second epoch finds an array for as long as the user keeps its batch, if that is it."""
+    cache: WeakValueDictionary[int, Any] = WeakValueDictionary()
+    pool = Pool()
+
+    def fetch(call: feeder.Call) -> Any:
+        if call.index == 3:
+            raise StopIteration
+        array = cache.get(call.index)
+        if array is None:
+            array = cache[call.index] = pool.empty((rows,), np.int64)
+            array[:] = call.index + 1
+        return [array]
+
+    kept, seen = [], []
+    with make(fetch, batch_size=rows, epochs=2, writable=True, num_threads=1) as coordinator:
+        for batch in coordinator["train"]:
+            kept.append(batch)
+            seen.append(set(batch["id"].tolist()))
+            batch["id"][:] = 0
+    assert seen == 2 * [{1}, {2}, {3}]
+
+
+def test_a_stop_wakes_an_enqueuer_in_the_middle_of_a_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    coordinator = make(Pure(1, 100), max_buffered_batches=4, devices=2)
+    feed = coordinator["train"]
+    queue, _ = feed.streams[0].queues
+    wait, waits = queue._drained.wait, threading.Event()
+
+    def tell_and_wait() -> None:
+        waits.set()  # under the lock, which a stop gets once the wait has begun
+        wait()
+
+    monkeypatch.setattr(queue._drained, "wait", tell_and_wait)
+    coordinator.start()
+    for _ in range(2):  # of the second device, so that the first is full when it wants more
+        next(feed.on(1))
+    assert waits.wait(WAIT_S)
+    assert coordinator.stop(deadline_s=WAIT_S) is True

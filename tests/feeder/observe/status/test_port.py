@@ -1,0 +1,483 @@
+"""The status port: what is at each path, to whom, and how it ends."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+import feeder
+from feeder.errors import ClosedError, ConfigError
+from feeder.observe.prometheus import names
+from feeder.observe.status import port as port_module
+from feeder.observe.status.board import Board
+from feeder.observe.status.port import StatusPort, parse_place
+from feeder.observe.status.routes import answer, is_near
+from feeder.service.server import serve as server_module
+from figures import feed, figures
+from project import ROOT
+from samples import parse
+from small import WAIT_S, Held, Pure, make
+
+PATHS = ["/", "/page.css", "/page.js", "/icon.svg", "/stats.json", "/metrics", "/healthz",
+         "/readyz", "/debug/threads"]  # fmt: skip
+
+
+class Got(NamedTuple):
+    status: int
+    headers: http.client.HTTPMessage
+    body: bytes
+
+
+def place_of(url: str) -> tuple[str, int]:
+    host, _, port = url.removeprefix("http://").rstrip("/").rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+def get(url: str, path: str = "/", method: str = "GET") -> Got:
+    connection = http.client.HTTPConnection(*place_of(url), timeout=WAIT_S)
+    try:
+        connection.request(method, path)
+        response = connection.getresponse()
+        return Got(response.status, response.headers, response.read())
+    finally:
+        connection.close()
+
+
+@pytest.fixture(autouse=True)
+def a_slow_server_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "_LOOK_S", 8.0)
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    """The page of a feed that runs."""
+    with make(Pure(1000, 4)) as coordinator, coordinator.serve_status() as port:
+        next(coordinator["train"])
+        yield port.url
+
+
+# ---- what is there
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_every_path_answers(url: str, path: str) -> None:
+    got = get(url, path)
+    assert got.status == 200
+    assert got.body
+    assert int(got.headers["Content-Length"]) == len(got.body)
+    assert got.headers["Cache-Control"] == "no-store"
+    assert got.headers["X-Content-Type-Options"] == "nosniff"
+    assert "default-src 'none'" in got.headers["Content-Security-Policy"]
+
+
+def test_stats_are_the_figures_with_verdicts_and_curves(url: str) -> None:
+    got = get(url, "/stats.json?since=now")
+    assert got.headers["Content-Type"] == "application/json"
+    told = json.loads(got.body)
+    assert told.keys() == {"figures", "verdicts", "history"}
+    assert told["figures"]["feeds"][0]["queues"][0]["batches"] == 1
+    assert told["verdicts"]["train"].keys() == {"kind", "why", "advice"}
+    assert len(told["history"]["train"][0]) == 5
+
+
+def test_metrics_are_those_of_the_table(url: str) -> None:
+    got = get(url, "/metrics")
+    assert got.headers["Content-Type"].startswith("text/plain; version=")
+    found = {name for name, _ in parse(got.body)}
+    assert found <= names()
+    assert {"feeder_rows_total", "feeder_verdict", "feeder_fetch_seconds_total"} <= found
+
+
+def test_who_asks_first_is_told_a_verdict_too() -> None:
+    made = figures(feed(state="ended"))
+    for path in ("/metrics", "/stats.json"):
+        board = Board(lambda: made)
+        assert b"ended" in answer(board, path, peer="127.0.0.1", host=None).body
+        assert board.kinds(made) == {"train": "ended"}
+
+
+def test_a_head_has_no_body(url: str) -> None:
+    got = get(url, "/stats.json", "HEAD")
+    assert (got.status, got.body) == (200, b"")
+    assert int(got.headers["Content-Length"]) > 0
+
+
+@pytest.mark.parametrize("path", ["/nothing", "/../pyproject.toml", "/page.html", "/stats"])
+def test_nothing_else_is_there(url: str, path: str) -> None:
+    got = get(url, path)
+    assert got.status == 404
+    assert b"/metrics" in got.body
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS"])
+def test_nothing_can_be_changed(url: str, method: str) -> None:
+    assert get(url, "/", method).status == 501
+
+
+def test_no_row_is_shown() -> None:
+    """Rows that would be found in any text: the same ten digits again and again."""
+    rows = np.full((4, 2), 1_357_924_679 + 1)  # the sum is in no stack's source
+    coordinator = make(lambda call: [rows], epochs=None)
+    with coordinator, coordinator.serve_status() as port:
+        next(coordinator["train"])
+        for path in PATHS:
+            assert str(rows[0, 0]).encode() not in get(port.url, path).body, path
+
+
+def test_the_page_asks_nobody_else_for_anything(url: str) -> None:
+    for path in ("/", "/page.css", "/page.js"):
+        text = get(url, path).body.decode()
+        assert "//" not in text.replace("http://www.w3.org/", "").replace("\n//", "").replace(
+            "; //", ""
+        ), path
+        assert "innerHTML" not in text
+
+
+# ---- whether all is well
+
+
+def test_a_feed_that_failed_is_not_ready_but_healthy() -> None:
+    def fetch(call: feeder.Call) -> Any:
+        raise OSError("no disk")
+
+    coordinator = make(fetch)
+    with coordinator, coordinator.serve_status() as port:
+        assert get(port.url, "/readyz").status in (200, 503)
+        with pytest.raises(feeder.FetchError):
+            next(coordinator["train"])
+        got = get(port.url, "/readyz")
+        assert got.status == 503
+        assert b"feed 'train': FetchError: worker 0, call 0" in got.body
+        assert get(port.url, "/healthz")[::2] == (200, b"ok\n")
+
+
+def test_a_process_that_cannot_tell_is_neither() -> None:
+    def look() -> Any:
+        raise ClosedError("the server is closed")
+
+    with StatusPort(0, look) as port:
+        for path in ("/healthz", "/readyz", "/stats.json", "/metrics"):
+            got = get(port.url, path)
+            assert (got.status, got.body) == (503, b"the server is closed\n")
+        assert get(port.url, "/").status == 200
+
+
+def test_a_bug_of_ours_is_told_to_the_log(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Board, "everything", lambda board: 1 / 0)
+    with StatusPort(0, lambda: figures(feed())) as port:
+        got = get(port.url, "/stats.json")
+    assert (got.status, got.body) == (500, b"ZeroDivisionError\n")
+    assert "the status page failed" in caplog.text
+
+
+def test_it_outlives_the_feed() -> None:
+    coordinator = make(Pure(3, 4))
+    with coordinator.serve_status() as port:
+        with coordinator:
+            list(coordinator["train"])
+        told = json.loads(get(port.url, "/stats.json").body)
+    assert told["figures"]["feeds"][0]["state"] == "ended"
+
+
+# ---- to whom
+
+
+@pytest.mark.parametrize(("host", "near"), [
+    ("127.0.0.1", True), ("127.9.9.9", True), ("::1", True), ("::ffff:127.0.0.1", True),
+    ("10.0.0.1", False), ("::ffff:10.0.0.1", False), ("fe80::1%eth0", False),
+    ("localhost", True), ("localhost.evil.example", False), ("", False),
+])  # fmt: skip
+def test_who_is_near(host: str, near: bool) -> None:
+    assert is_near(host) is near
+
+
+def test_stacks_are_for_this_host_alone() -> None:
+    board = Board(lambda: figures(feed()))
+    near, far = ("127.0.0.1", "localhost:9478"), ("10.0.0.1", "feeder.example:9478")
+    for path in PATHS:
+        assert answer(board, path, peer=near[0], host=near[1]).status == 200
+        status = 403 if path == "/debug/threads" else 200
+        assert answer(board, path, peer=far[0], host=far[1]).status == status, path
+    for peer, host in ((far[0], near[1]), (near[0], None)):
+        got = answer(board, "/debug/threads?x", peer=peer, host=host)
+        assert got.status == 403
+        assert b"File" not in got.body
+
+
+@pytest.mark.parametrize(("host", "status"), [
+    ("localhost:9478", 200), ("localhost", 200), ("127.0.0.1:9478", 200), ("[::1]:9478", 200),
+    ("::1", 200), ("evil.example:9478", 403), ("evil.example", 403), ("", 403), ("10.0.0.1", 403),
+])  # fmt: skip
+def test_all_is_for_those_who_mean_this_host(url: str, host: str, status: int) -> None:
+    """A browser here may be told by another host's page that a name of that host is this one."""
+    for path in PATHS:
+        connection = http.client.HTTPConnection(*place_of(url), timeout=WAIT_S)
+        try:
+            connection.request("GET", path, headers={"Host": host})
+            response = connection.getresponse()
+            assert response.read()
+            assert response.status == status, path
+        finally:
+            connection.close()
+
+
+def test_stacks_name_every_thread() -> None:
+    fetch = Held()
+    coordinator = make(fetch, num_worker_threads=1)
+    with coordinator, coordinator.serve_status() as port:
+        assert fetch.entered.wait(WAIT_S)
+        text = get(port.url, "/debug/threads").body.decode()
+        fetch.release()
+    assert "feeder train fetcher 0" in text
+    assert "feeder train enqueuer" in text
+    assert "_released.wait" in text
+    assert "MainThread" in text
+
+
+def test_it_listens_to_this_host_by_itself() -> None:
+    with StatusPort("0", lambda: figures()) as port:
+        assert port.url.startswith("http://127.0.0.1:")
+    with StatusPort("[::1]:0", lambda: figures()) as port:
+        assert port.url.startswith("http://[::1]:")
+        assert get(port.url, "/healthz").status == 200
+
+
+# ---- wrong places
+
+
+@pytest.mark.parametrize(("text", "place"), [
+    ("80", ("127.0.0.1", 80)), (9478, ("127.0.0.1", 9478)), ("0.0.0.0:1", ("0.0.0.0", 1)),
+    (":80", ("127.0.0.1", 80)), ("[::]:80", ("::", 80)), ("host.name:65535", ("host.name", 65535)),
+])  # fmt: skip
+def test_places(text: Any, place: tuple[str, int]) -> None:
+    assert parse_place(text) == place
+
+
+@pytest.mark.parametrize(
+    "text", ["", "host", "host:", "65536", "-1", "1.5", "http://x:80/", "8O", None, True, 1.5, "²"]
+)
+def test_no_places(text: Any) -> None:
+    with pytest.raises(ConfigError, match=r"expected \[HOST:\]PORT"):
+        parse_place(text)
+
+
+def test_a_port_in_use_is_told_and_nothing_is_left() -> None:
+    with StatusPort(0, lambda: figures()) as port:
+        text = port.url.removeprefix("http://").rstrip("/")
+        with pytest.raises(ConfigError, match=r"cannot show the status at 127.*in use.*free port"):
+            StatusPort(text, lambda: figures())
+
+
+@pytest.mark.parametrize("host", ["no.such.host.invalid", "x" * 300])
+def test_a_host_that_is_not_known(host: str) -> None:
+    with pytest.raises(ConfigError, match="is not known here"):
+        StatusPort(f"{host}:0", lambda: figures())
+
+
+# ---- its life
+
+
+def test_it_closes_at_once_with_slow_clients_in_the_middle() -> None:
+    with ExitStack() as stack:
+        port = StatusPort(0, lambda: figures(feed()))
+        slow = [stack.enter_context(socket.create_connection(place_of(port.url))) for _ in range(5)]
+        for client in slow:
+            client.sendall(b"GET / HT")
+        assert get(port.url, "/healthz").status == 200, "others are answered"
+        began = time.monotonic()
+        port.close()
+        assert time.monotonic() - began < 2.0
+        port.close()
+        with pytest.raises(OSError):
+            get(port.url)
+
+
+def test_clients_that_say_nothing_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(port_module, "_REQUEST_S", 0.05)
+    with (
+        StatusPort(0, lambda: figures()) as port,
+        socket.create_connection(place_of(port.url)) as client,
+    ):
+        client.settimeout(WAIT_S)
+        assert client.recv(1) == b""
+
+
+def test_a_byte_now_and_then_does_not_put_the_deadline_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(port_module, "_REQUEST_S", 0.3)
+    with (
+        StatusPort(0, lambda: figures()) as port,
+        socket.create_connection(place_of(port.url)) as client,
+    ):
+        client.settimeout(0.05)
+        for _ in range(int(WAIT_S / 0.05)):
+            try:
+                client.sendall(b"G")
+                if client.recv(1) == b"":
+                    return
+            except TimeoutError:
+                continue
+            except (BrokenPipeError, ConnectionResetError):
+                return
+        pytest.fail("it still reads")
+
+
+def test_a_probe_is_answered_beside_many_slow_clients() -> None:
+    with ExitStack() as stack:
+        port = stack.enter_context(StatusPort(0, lambda: figures(feed())))
+        place = place_of(port.url)
+        for _ in range(2 * port_module._PLACES["reading"]):
+            slow = stack.enter_context(socket.create_connection(place))
+            slow.sendall(b"GET /healthz HT")
+        for path in ("/healthz", "/readyz", "/stats.json"):
+            assert get(port.url, path).status == 200
+
+
+def test_a_probe_is_answered_beside_many_answers_that_take_long() -> None:
+    """The figures are held; what is asked for needs them, but for the page itself."""
+    reading, go_on = threading.Barrier(1 + port_module._PLACES["answering"]), threading.Event()
+    is_held = threading.Event()
+
+    class Slow(Board):
+        def everything(self) -> bytes:
+            if is_held.is_set():
+                reading.wait(WAIT_S)
+                assert go_on.wait(WAIT_S)
+            return super().everything()
+
+    with ExitStack() as stack:
+        stack.enter_context(pytest.MonkeyPatch.context()).setattr(port_module, "Board", Slow)
+        port = stack.enter_context(StatusPort(0, lambda: figures(feed())))
+        stack.callback(go_on.set)
+        is_held.set()
+        for _ in range(port_module._PLACES["answering"]):
+            slow = stack.enter_context(socket.create_connection(place_of(port.url)))
+            slow.sendall(b"GET /stats.json HTTP/1.0\r\n\r\n")
+        reading.wait(WAIT_S)
+        assert get(port.url, "/healthz").status == 200
+
+
+@pytest.mark.parametrize("phase", ["reading", "answering", "probing"])
+def test_the_oldest_connection_of_a_phase_goes(phase: Any) -> None:
+    connections = port_module._Connections()
+    places = port_module._PLACES[phase]
+    with ExitStack() as stack:
+        pairs = [socket.socketpair() for _ in range(places + 2)]
+        for pair in pairs:
+            for end in pair:
+                stack.enter_context(end)
+        for here, there in pairs:
+            there.settimeout(0)
+            connections.enter("reading", here)
+            connections.enter(phase, here)
+        for at, (_, there) in enumerate(pairs):
+            if at < 2:
+                assert there.recv(1) == b""
+            else:
+                with pytest.raises(BlockingIOError):
+                    there.recv(1)
+        connections.leave(pairs[2][0])
+        with socket.socket() as another:
+            connections.enter(phase, another)
+        with pytest.raises(BlockingIOError):
+            pairs[3][1].recv(1)
+        connections.hang_up()
+
+
+GARBAGE = [b"\0\xff\n\n", b"GET\n\n", b"GET / HTTP/9.9\r\n\r\n", b"A" * 70_000 + b"\r\n\r\n",
+           b"GET / HTTP/1.1\r\n" + b"X: y\r\n" * 200 + b"\r\n"]  # fmt: skip
+
+
+@pytest.mark.parametrize("data", GARBAGE, ids=range(len(GARBAGE)))
+def test_garbage_is_answered_or_dropped(url: str, data: bytes) -> None:
+    with socket.create_connection(place_of(url)) as client:
+        client.settimeout(WAIT_S)
+        client.sendall(data)
+        client.shutdown(socket.SHUT_WR)
+        try:
+            while client.recv(4096):
+                pass
+        except ConnectionResetError:
+            pass
+    assert get(url, "/healthz").status == 200
+
+
+def test_many_requests_leave_no_threads(url: str) -> None:
+    for _ in range(50):
+        get(url, "/healthz")
+    named = [thread for thread in threading.enumerate() if "request" in thread.name]
+    assert len(named) < 5
+
+
+def test_figures_are_read_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("feeder.observe.status.board.SAMPLE_S", 0.01)
+    several = threading.Event()
+    count = iter(range(1000))
+
+    def look() -> Any:
+        if next(count) == 5:
+            several.set()
+        return figures(feed())
+
+    with StatusPort(0, look):
+        assert several.wait(WAIT_S)
+
+
+def test_a_forked_child_does_not_keep_the_port() -> None:
+    """Else it could not be taken again for as long as the child lives."""
+    code = """
+import os
+from feeder.observe.figures import build_figures
+from feeder.observe.status.port import StatusPort
+
+port = StatusPort(0, lambda: build_figures([], 0.0))
+child = os.fork()
+if not child:
+    os._exit(7 if port._listener.fileno() == -1 else 1)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+port.close()
+"""
+    # From 3.12 on Python warns of a fork beside threads, which is what this is about.
+    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", code]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_serving_shows_what_it_serves() -> None:
+    def factory() -> feeder.Coordinator:
+        return make(Pure(5, 4), coordinator=feeder.Coordinator())
+
+    with feeder.serve(factory, "tcp://127.0.0.1:0", status=0) as server:
+        assert server.status_url is not None
+        url = server.status_url
+        with feeder.connect(server.addresses[0]) as consumer:
+            assert len(list(consumer)) == 5
+            for _ in range(int(WAIT_S / 0.02)):
+                told = json.loads(get(url, "/stats.json").body)
+                if told["figures"]["feeds"][0]["service"]["opened"] == 1:
+                    break
+                threading.Event().wait(0.02)
+            else:
+                pytest.fail("the session is not shown")
+        assert get(url, "/readyz").status == 200
+    with pytest.raises(OSError):
+        get(url)
+
+
+def test_a_server_whose_status_cannot_be_shown_does_not_serve() -> None:
+    with StatusPort(0, lambda: figures()) as port:
+        place = port.url.removeprefix("http://").rstrip("/")
+        with pytest.raises(ConfigError, match="in use"):
+            feeder.serve(lambda: make(Pure()), "tcp://127.0.0.1:0", status=place)

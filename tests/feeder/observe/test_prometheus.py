@@ -1,0 +1,115 @@
+"""The metrics of Prometheus: names, values and text."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from prometheus_client import REGISTRY
+
+import feeder
+from feeder.observe.prometheus import BUILD, METRICS, VERDICT, expose, names
+from feeder.observe.verdict import KINDS
+from figures import consumer, feed, figures, queue, service, worker
+from project import ROOT
+from samples import parse
+from small import Pure, make
+
+
+def shown(*feeds: Any, kinds: dict[str, str] | None = None) -> Any:
+    """Return what looks a sample up."""
+    found = parse(expose(figures(*feeds), kinds or {})[1])
+    return lambda name, **labels: found[name, frozenset(labels.items())]
+
+
+def test_a_running_feed_shows_every_metric_that_needs_no_server() -> None:
+    with make(Pure(7, 4)) as coordinator:
+        list(coordinator["train"])
+        _, text = expose(coordinator.figures(), {"train": "ended"})
+    found = {name for name, _ in parse(text)}
+    served = {
+        "feeder_consumers", "feeder_in_flight_batches", "feeder_consumer_silence_seconds",
+        "feeder_sessions_opened_total", "feeder_sessions_reopened_total",
+        "feeder_leases_fenced_total", "feeder_leases_expired_total", "feeder_rewinds_total",
+        "feeder_arena_bytes",
+    }  # fmt: skip
+    assert found == names() - served
+    rows = "feeder_rows_total", frozenset({("feed", "train"), ("queue", "0")})
+    assert parse(text)[rows] == 28.0
+
+
+def test_values_are_those_of_the_figures() -> None:
+    made = feed(
+        queues=(queue(0, batches=7, wait_s=1.5, consumer=consumer(in_flight=3)), queue(1)),
+        workers=(worker(0, calls=5), worker(1, calls=6, fetch_s=2.5)),
+        service=service(rewinds=4),
+        state="failed",
+    )
+    value = shown(made, kinds={"train": "failed"})
+    assert value("feeder_batches_total", feed="train", queue="0") == 7.0
+    assert value("feeder_consumer_wait_seconds_total", feed="train", queue="0") == 1.5
+    assert value("feeder_in_flight_batches", feed="train", queue="0") == 3.0
+    assert value("feeder_fetch_seconds_total", feed="train", worker="1") == 2.5
+    assert value("feeder_consumers", feed="train") == 1.0
+    assert value("feeder_rewinds_total", feed="train") == 4.0
+    assert value("feeder_feed_state", feed="train", state="failed") == 1.0
+    assert value("feeder_feed_state", feed="train", state="running") == 0.0
+    assert value(VERDICT, feed="train", kind="failed") == 1.0
+    assert sum(value(VERDICT, feed="train", kind=kind) for kind in KINDS) == 1.0
+    assert value(BUILD, version="1.2.3") == 1.0
+
+
+def test_streams_of_one_feed_are_added_up() -> None:
+    """The same labels twice would be no valid text."""
+    value = shown(
+        feed(chunks_wait_s=1.0, position_age_s=3.0),
+        feed(number=1, chunks_wait_s=2.0, position_age_s=9.0, queues=(queue(1),)),
+    )
+    assert value("feeder_chunk_wait_seconds_total", feed="train") == 3.0
+    assert value("feeder_snapshot_age_seconds", feed="train") == 9.0, "the oldest"
+    assert value("feeder_feed_state", feed="train", state="running") == 1.0
+    assert value("feeder_queues", feed="train") == 2.0
+
+
+@pytest.mark.parametrize("name", ['a"b', "back\\slash", "two\nlines", "é", "", "{}"])
+def test_any_name_of_a_feed_can_be_shown(name: str) -> None:
+    assert shown(feed(name=name))("feeder_queues", feed=name) == 1.0
+
+
+@pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.name)
+def test_names_are_as_prometheus_wants_them(metric: Any) -> None:
+    assert re.fullmatch(r"feeder_[a-z_]+", metric.name)
+    assert metric.name.endswith("_total") == (metric.kind == "counter")
+    assert "_second_" not in metric.name and "_ms" not in metric.name
+    assert metric.help.endswith(".")
+
+
+def test_names_are_unique() -> None:
+    assert len({metric.name for metric in METRICS}) == len(METRICS)
+
+
+def test_nothing_is_left_in_the_registry_of_the_process() -> None:
+    before = set(REGISTRY._names_to_collectors)
+    expose(figures(feed()), {})
+    assert set(REGISTRY._names_to_collectors) == before
+
+
+def test_without_the_extra_it_says_what_to_install() -> None:
+    code = (
+        "import sys; sys.modules['prometheus_client'] = None\n"
+        "from feeder.errors import ConfigError\n"
+        "try: import feeder.observe.prometheus\n"
+        "except ConfigError as error: print(error)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert "pip install 'feedworks[metrics]'" in done.stdout
+
+
+def test_the_version_is_the_packages() -> None:
+    with make(Pure()) as coordinator:
+        assert coordinator.figures().version == feeder.__version__

@@ -1,0 +1,328 @@
+"""Monitors: they are shown what feeds do, never take a queue, and come in as consumers do."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import feeder
+from conformance.served import reading, serving
+from feeder.errors import (
+    AuthError,
+    ClosedError,
+    ConnectTimeout,
+    ProtocolError,
+    RemoteError,
+    TransportError,
+)
+from feeder.observe.figures import FeedFigures
+from feeder.service.client.monitor import Monitor
+from feeder.service.net.keys import make_keys
+from feeder.service.protocol import messages as say
+from feeder.service.protocol.checksums import checksum
+from feeder.service.server import serve as server_module
+from peers import OPEN, peer_of
+from small import WAIT_S, Aside, Pure, make
+
+LOOK = say.Look(version=say.PROTOCOL_VERSION, receipt=b"")
+
+
+@pytest.fixture(autouse=True)
+def a_slow_server_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "_LOOK_S", 8.0)
+
+
+def factory(num_calls: int = 5) -> feeder.Coordinator:
+    return make(Pure(num_calls, 4), coordinator=feeder.Coordinator())
+
+
+def only(figures: Any) -> FeedFigures:
+    (feed,) = figures.feeds
+    return feed
+
+
+def seen(monitor: Monitor, is_so: Any) -> FeedFigures:
+    """Return the feed once it is so."""
+    ends = threading.Event()
+    for _ in range(int(WAIT_S / 0.02)):
+        if is_so(feed := only(monitor.fetch())):
+            return feed
+        ends.wait(0.02)
+    pytest.fail(f"it has not come to be: {feed}")
+
+
+def test_a_monitor_sees_a_feed_from_its_start_to_its_end() -> None:
+    with serving(factory) as server, Monitor(server.addresses[0]) as monitor:
+        feed = only(monitor.fetch())
+        assert (feed.name, feed.state, feed.missing) == ("train", "waiting", (0,))
+        assert feed.queues[0].consumer is None
+        with reading(server) as consumer:
+            next(consumer)
+            feed = seen(
+                monitor,
+                lambda feed: (
+                    feed.queues[0].batches == 1 and feed.queues[0].consumer.state == "ended"
+                ),
+            )
+            assert (feed.state, feed.missing) == ("running", ())
+            assert feed.queues[0].rows == 4
+            assert feed.queues[0].bytes == 32
+            held = feed.queues[0].consumer
+            assert held is not None and held.who.startswith("pid ")
+            assert (held.plane, held.state) == ("shared", "ended")
+            assert feed.service is not None
+            assert (feed.service.opened, feed.service.rewinds) == (1, 0)
+            assert feed.service.arena_bytes > 0
+            assert feed.batches == 5
+            assert len(list(consumer)) == 4
+            feed = seen(monitor, lambda feed: feed.state == "ended")
+            assert feed.queues[0].batches == 5
+
+
+def test_a_monitor_takes_no_queue() -> None:
+    with (
+        serving(factory) as server,
+        Monitor(server.addresses[0]) as first,
+        Monitor(server.addresses[0]) as second,
+    ):
+        for monitor in (first, second, first):
+            monitor.fetch()
+        with reading(server) as consumer:
+            assert len(list(consumer)) == 5
+            assert consumer.stats()["reconnects"] == 0
+        seen(first, lambda feed: feed.service.opened == 1)
+
+
+def test_the_trainers_waits_reach_the_server() -> None:
+    gate = threading.Event()
+
+    def fetch(call: feeder.Call) -> Any:
+        if call.index == 2:
+            gate.wait(WAIT_S)
+        if call.index == 5:
+            raise StopIteration
+        return [np.ones(4)]
+
+    with (
+        serving(lambda: make(fetch, num_worker_threads=1, coordinator=feeder.Coordinator())) as at,
+        Monitor(at.addresses[0]) as monitor,
+        reading(at) as consumer,
+    ):
+        reads = Aside(lambda: len(list(consumer)))
+        # The server had nothing either.
+        seen(monitor, lambda feed: feed.queues[0].starved_s >= 0.2)
+        seen(monitor, lambda feed: consumer.stats()["starved_s"] >= 0.3)
+        gate.set()
+        assert reads.result() == 5
+        own = consumer.stats()["starved_s"]
+        waits = pytest.approx(own, abs=0.15)
+        seen(monitor, lambda feed: feed.state == "ended" and feed.queues[0].wait_s == waits)
+
+
+def test_asking_for_the_position_reaches_the_server() -> None:
+    with (
+        serving(factory) as server,
+        Monitor(server.addresses[0]) as monitor,
+        reading(server) as consumer,
+    ):
+        next(consumer)
+        feed = seen(monitor, lambda feed: feed.queues[0].batches == 1)
+        assert feed.position_age_s == feed.age_s
+        consumer.state_dict()
+        seen(monitor, lambda feed: feed.position_age_s < feed.age_s - 0.02)
+        assert consumer.stats()["position_age_s"] < consumer.stats()["age_s"]
+
+
+def test_a_batch_that_came_corrupt_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once: it is asked for again, and comes whole."""
+    checks = iter([12345])
+
+    def wrong_once(memory: memoryview, mode: Any) -> int:
+        return next(checks, None) or checksum(memory, mode)
+
+    monkeypatch.setattr("feeder.service.client.data_path.checksum", wrong_once)
+    with (
+        serving(factory) as server,
+        Monitor(server.addresses[0]) as monitor,
+        reading(server) as consumer,
+    ):
+        assert [batch.step for batch in consumer] == [0, 1, 2, 3, 4]
+        feed = seen(monitor, lambda feed: feed.queues[0].corrupt == 1)
+        stats = consumer.stats()
+    assert (stats["checksum_failures"], stats["reconnects"]) == (1, 1)
+    assert stats["checked_s"] > 0
+    assert feed.service is not None and feed.service.reopened == 1
+
+
+def test_fenced_and_reopened_sessions_are_counted() -> None:
+    with serving(factory) as server:
+        with Monitor(server.addresses[0]) as monitor, reading(server) as consumer:
+            next(consumer)
+            with reading(server, takeover=True, rejoin=True) as other:
+                next(other)
+                feed = seen(monitor, lambda feed: feed.queues[0].consumer is not None)
+                assert feed.service is not None
+                service = feed.service
+        assert (service.opened, service.reopened, service.fenced, service.rewinds) == (2, 1, 1, 1)
+
+
+def test_counts_go_on_when_the_feed_is_begun_again() -> None:
+    with serving(factory) as server, Monitor(server.addresses[0]) as monitor:
+        for taken in (5, 10):
+            with reading(server) as consumer:
+                assert len(list(consumer)) == 5
+                seen(monitor, lambda feed, taken=taken: feed.queues[0].batches == taken)
+        feed = seen(monitor, lambda feed: sum(worker.calls for worker in feed.workers) >= 10)
+        assert feed.batches == 10
+
+
+def test_a_feed_that_fails_says_why() -> None:
+    def fetch(call: feeder.Call) -> Any:
+        raise OSError("no disk")
+
+    with (
+        serving(lambda: make(fetch, coordinator=feeder.Coordinator())) as at,
+        Monitor(at.addresses[0]) as monitor,
+        reading(at) as consumer,
+    ):
+        with pytest.raises(feeder.FetchError):
+            next(consumer)
+        feed = only(monitor.fetch())
+    assert feed.state == "failed"
+    assert "fetch function raised OSError: no disk" in feed.failure
+
+
+# ---- who comes in
+
+
+def test_with_keys_a_monitor_needs_keys(tmp_path: Path) -> None:
+    make_keys(tmp_path)
+    make_keys(tmp_path / "strange")
+    with feeder.serve(factory, "tcp://127.0.0.1:0", keys=tmp_path) as server:
+        (address,) = server.addresses
+        with Monitor(address, tmp_path) as monitor:
+            assert only(monitor.fetch()).name == "train"
+        for keys in (None, tmp_path / "strange"):
+            with Monitor(address, keys) as monitor, pytest.raises((AuthError, TransportError)):
+                monitor.fetch(2.0)
+
+
+def test_nobody_is_there(tmp_path: Path) -> None:
+    told = pytest.raises(ConnectTimeout, match=r"no answer from ipc://.* within 0\.1 s")
+    with Monitor(f"ipc://{tmp_path}/nobody.sock") as monitor, told:
+        monitor.fetch(0.1)
+
+
+def test_a_monitor_finds_a_server_again(tmp_path: Path) -> None:
+    address = f"ipc://{tmp_path}/feed.sock"
+    with Monitor(address) as monitor:
+        with feeder.serve(factory, address):
+            first = monitor.fetch()
+        with pytest.raises(TransportError):
+            monitor.fetch(0.2)
+        with feeder.serve(factory, address):
+            assert monitor.fetch().at_s > first.at_s
+
+
+# ---- those who say something else
+
+
+def test_a_raw_monitor_may_ask_again_and_again() -> None:
+    with serving(factory) as server, peer_of(server.addresses[0]) as peer:
+        look = LOOK
+        for _ in range(3):
+            peer.say(look)
+            seen = peer.hear(say.Seen)
+            assert seen.data.startswith(b'{"version"')
+            look = say.Look(version=say.PROTOCOL_VERSION, receipt=seen.receipt)
+
+
+@pytest.mark.parametrize("message", [
+    say.Open(**{**OPEN, "feed": "train"}),
+    say.Bye(generation=bytes(24)),
+    say.Attached(generation=bytes(24), plane="frames", reason=""),
+], ids=lambda message: type(message).__name__)  # fmt: skip
+def test_a_monitor_that_wants_more_is_refused(message: Any) -> None:
+    with serving(factory) as server, peer_of(server.addresses[0]) as peer:
+        peer.say(LOOK)
+        peer.hear(say.Seen)
+        peer.say(message)
+        peer.is_refused("ProtocolError")
+        assert no_seat_is_taken(server)
+
+
+def test_a_consumer_that_asks_as_a_monitor_is_refused() -> None:
+    with serving(factory) as server, peer_of(server.addresses[0]) as peer:
+        peer.opens(feed="train")
+        peer.say(LOOK)
+        peer.is_refused("ProtocolError")
+        assert no_seat_is_taken(server)
+        peer.opens(feed="train")
+
+
+def no_seat_is_taken(server: feeder.Server) -> bool:
+    return all(queue.consumer is None for feed in server.figures().feeds for queue in feed.queues)
+
+
+def test_a_monitor_of_another_version_is_told_so() -> None:
+    with serving(factory) as server, peer_of(server.addresses[0]) as peer:
+        peer.say(say.Look(version=1, receipt=b""))
+        peer.is_refused("ProtocolError", "version 1 of the protocol")
+
+
+def test_a_server_that_speaks_nonsense_is_no_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("feeder.service.server.figures.to_json", lambda figures: b'{"feeds": 3}')
+    told = pytest.raises(ProtocolError, match=r"figures cannot be read.*same feeder")
+    with serving(factory) as server, Monitor(server.addresses[0]) as monitor, told:
+        monitor.fetch()
+
+
+# ---- asked from within
+
+
+def test_a_server_tells_its_own_process() -> None:
+    with serving(factory) as server, reading(server) as consumer:
+        assert len(list(consumer)) == 5
+        assert only(server.figures()).batches == 5
+
+
+def test_a_closed_server_says_so() -> None:
+    with serving(factory) as server:
+        pass
+    with pytest.raises(ClosedError, match="the server is closed"):
+        server.figures()
+
+
+def test_a_server_that_does_not_answer_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving(factory) as server:
+        monkeypatch.setattr(server_module, "_LOOK_S", 0.05)
+        entered, gate = threading.Event(), threading.Event()
+
+        def hang(*_: Any) -> None:
+            entered.set()
+            gate.wait(WAIT_S)
+
+        monkeypatch.setattr("feeder.service.server.figures.feed_figures", hang)
+        with pytest.raises(RemoteError, match="has not answered for 0 s"):
+            server.figures()
+        assert entered.wait(WAIT_S)
+        monkeypatch.undo()
+        gate.set()
+
+
+def test_peers_that_are_gone_are_forgotten() -> None:
+    with serving(factory) as server:
+        monitors = server._loop.monitors
+        for _ in range(3):
+            with peer_of(server.addresses[0]) as peer:
+                peer.say(LOOK)
+                peer.hear(say.Seen)
+        for _ in range(int(WAIT_S / 0.02)):
+            if not monitors._sessions:
+                return
+            threading.Event().wait(0.02)
+        pytest.fail(f"{len(monitors._sessions)} monitors are remembered")

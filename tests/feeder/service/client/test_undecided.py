@@ -1,0 +1,210 @@
+"""Consumers that come without a position: they may load a state, until their user asks for a
+batch."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import ExitStack, suppress
+from itertools import islice
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import pytest
+
+import feeder
+from conformance.served import reading, serving
+from feeder.service.protocol import messages as say
+from feeder.service.protocol.seats import Seats
+from feeder.service.server.group import Desk
+from small import WAIT_S, Arrays, Aside, Pure, make
+
+NUM = 200
+"""Batches of each of two queues: more than there are slots for a queue that nobody holds."""
+
+
+def two_queues(fetch: Any = None) -> feeder.Coordinator:
+    return make(fetch or Pure(2 * NUM, rows=4), devices=2)
+
+
+def note_asked(patch: pytest.MonkeyPatch, asked: SimpleQueue[None]) -> None:
+    """Have each time noted that a consumer says that its user waits for its first batch."""
+    use = Desk.use
+
+    def note(desk: Desk, lease: Any, message: say.Used) -> None:
+        use(desk, lease, message)
+        if message.begun and not message.sequence:
+            asked.put(None)
+
+    patch.setattr(Desk, "use", note)
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> SimpleQueue[None]:
+    """A consumer without a batch has said that its user wants one."""
+    asked = SimpleQueue[None]()
+    note_asked(monkeypatch, asked)
+    return asked
+
+
+def test_one_that_starts_anew_while_others_go_on_is_refused_and_they_go_on() -> None:
+    """As a trainer that died before its first checkpoint and is started again: all would wait."""
+    with serving(two_queues, lease=0.5) as server, reading(server, queue=0) as left:
+        with reading(server, queue=1) as right:
+            assert [next(one).step for _ in range(20) for one in (left, right)] == [*range(40)]
+            state = right.state_dict()
+        left.snapshot()  # Answered after what it has used was told.
+        with reading(server, queue=1) as again:
+            for _ in range(2):
+                told = (
+                    r"queue 1 would start at round 0, but queue 0 at round 20; start all trainers"
+                )
+                with pytest.raises(feeder.ResumeError, match=told):
+                    next(again)
+        rest = Aside(lambda: [batch.step for batch in left])
+        with reading(server, queue=1, resume=state, rejoin=True) as right:
+            assert [batch.step for batch in right] == [*range(41, 2 * NUM, 2)]
+        assert rest.result() == [*range(40, 2 * NUM, 2)]
+
+
+def test_nor_does_one_that_has_begun_let_others_in_at_another_round(
+    asked: SimpleQueue[None],
+) -> None:
+    with make(Pure(2 * NUM, rows=4)) as whole:
+        assert len(list(islice(whole["train"], 40))) == 40
+        state = whole.state_dict()
+    with serving(two_queues, lease=0.5) as server, reading(server, queue=0) as left:
+        first = Aside(lambda: next(left).step)
+        asked.get(timeout=WAIT_S)
+        with pytest.raises(feeder.ResumeError, match=r"queue 1 would start at round 20, but .* 0;"):
+            feeder.connect(server.addresses[0], queue=1, resume=state)
+        with reading(server, queue=1) as right:
+            assert (first.result(), next(right).step) == (0, 1)
+
+
+def test_who_waits_for_the_first_batch_of_a_feed_that_runs_is_not_refused(
+    asked: SimpleQueue[None],
+) -> None:
+    """However far the others are."""
+    may_go_on = threading.Event()
+
+    class Slow(Pure):
+        def __call__(self, call: feeder.Call) -> Arrays:
+            if call.index == 1:
+                assert may_go_on.wait(WAIT_S)
+            return super().__call__(call)
+
+    fetch = Slow(2 * NUM, rows=4)
+    try:
+        with (
+            serving(lambda: two_queues(fetch)) as server,
+            reading(server, queue=0) as left,
+            reading(server, queue=1) as right,
+        ):
+            assert next(left).step == 0
+            left.snapshot()  # Answered after what it has used was told.
+            while not asked.empty():
+                asked.get()
+            first = Aside(lambda: next(right).step)
+            asked.get(timeout=WAIT_S)
+            may_go_on.set()
+            assert first.result() == 1
+    finally:
+        may_go_on.set()
+
+
+def test_a_refused_one_may_load_its_state_after_all() -> None:
+    with serving(two_queues, lease=0.5) as server, reading(server, queue=0) as left:
+        with reading(server, queue=1) as right:
+            assert [next(one).step for _ in range(20) for one in (left, right)] == [*range(40)]
+            state = right.state_dict()
+        left.snapshot()
+        with reading(server, queue=1) as again:
+            with pytest.raises(feeder.ResumeError):
+                next(again)
+            again.load_state_dict(state)
+            assert [next(one).step for one in (left, again)] == [40, 41]
+
+
+def test_who_begins_another_pass_waits_for_who_still_holds_its_queue(
+    asked: SimpleQueue[None],
+) -> None:
+    """However long: it has had everything, and leaves by itself."""
+    with serving(two_queues, lease=0.3) as server:
+        left, right = (feeder.connect(server.addresses[0], queue=queue) for queue in range(2))
+        others = Aside(lambda: len(list(right)))
+        assert (len(list(left)), others.result()) == (NUM, NUM)
+        left.close()
+        while not asked.empty():
+            asked.get()
+        again = feeder.connect(server.addresses[0], queue=0)
+        steps = Aside(lambda: [batch.step for batch in again])
+        for _ in range(5):  # Longer than a lease.
+            asked.get(timeout=WAIT_S)
+        right.close()
+        with again, reading(server, queue=1) as right:
+            assert [batch.step for batch in right] == [*range(1, 2 * NUM, 2)]
+            assert steps.result() == [*range(0, 2 * NUM, 2)]
+
+
+def test_a_job_that_is_started_anew_may_take_its_queues_one_after_the_other(
+    asked: SimpleQueue[None],
+) -> None:
+    with serving(two_queues) as server, ExitStack() as stack:
+        old = [stack.enter_context(reading(server, queue=queue)) for queue in range(2)]
+        assert [next(one).step for _ in range(20) for one in old] == [*range(40)]
+        for one in old:
+            one.snapshot()
+        while not asked.empty():
+            asked.get()
+        left = stack.enter_context(reading(server, queue=0, takeover=True))
+        steps = Aside(lambda: [next(left).step for _ in range(5)])
+        for _ in range(2):
+            asked.get(timeout=WAIT_S)
+        right = stack.enter_context(reading(server, queue=1, takeover=True))
+        assert [next(right).step for _ in range(5)] == [1, 3, 5, 7, 9]
+        assert steps.result() == [0, 2, 4, 6, 8]
+
+
+def test_after_a_failover_before_the_first_batch_a_state_may_still_be_loaded(
+    tmp_path: Path,
+) -> None:
+    address = f"ipc://{tmp_path}/feed"
+    with make(Pure(2 * NUM, rows=4)) as whole:
+        assert len(list(islice(whole["train"], 10))) == 10
+        state = whole.state_dict()
+    with ExitStack() as stack:
+        with feeder.serve(two_queues, address):
+            left = stack.enter_context(feeder.connect(address, queue=0))
+        stack.enter_context(feeder.serve(two_queues, address))
+        while not left.stats()["reconnects"]:
+            with suppress(feeder.RemoteError):
+                left.snapshot()
+        right = stack.enter_context(feeder.connect(address, queue=1))
+        for one in (right, left):
+            one.load_state_dict(state)
+        assert [next(one).step for _ in range(3) for one in (left, right)] == [*range(10, 16)]
+
+
+def test_who_came_and_took_no_part_leaves_the_others_as_they_were() -> None:
+    """Else all would wait for one that has had everything."""
+    seats = Seats(3)
+    for queue in range(3):
+        seats.take_seat(queue, 0, "somebody", rejoins=False, undecided=False)
+        seats.seats[queue].takes_part = True
+    for queue in range(2):
+        seats.leave(queue, ended=True)
+    assert seats.missing() == []
+    for end in (lambda: seats.lose(1), lambda: seats.leave(1, ended=False)):
+        for _ in range(2):  # One takes it over from the other.
+            seats.take_seat(1, 0, "a newcomer", rejoins=False, undecided=True)
+            assert (seats.missing(), seats.news()) == ([0], ((0,), ()))
+        end()
+        assert (seats.missing(), seats.news()) == ([], ((), (0, 1)))
+    seats.take_seat(1, 0, "a newcomer", rejoins=False, undecided=True)
+    seats.take_seat(0, 0, "another", rejoins=False, undecided=True)
+    assert seats.missing() == []
+    for queue in range(2):
+        seats.seats[queue].takes_part = True
+    seats.lose(1)
+    assert seats.missing() == [1]

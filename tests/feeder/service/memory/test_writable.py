@@ -1,0 +1,127 @@
+"""Arrays of served batches that are written into: the user's own where that was asked for."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+from zmq.utils import garbage
+
+import feeder
+from project import ROOT
+from small import make
+
+NUM, ROWS = 60, 8
+WIDTHS = {"small": 3, "large": 40_000}
+"""Float64s in a row: batches of 192 bytes, and of 2.5 MB, which come in other ways in frames."""
+
+
+def rows_of(step: int, width: int) -> Any:
+    return np.full((ROWS, width), step + 1.0)
+
+
+@contextmanager
+def reading(width: int, plane: Any, *, served: bool, wanted: bool) -> Iterator[feeder.Consumer]:
+    """A consumer that may write, because the feed says so or since it asks for it."""
+
+    def factory() -> feeder.Coordinator:
+        def fetch(call: feeder.Call) -> Any:
+            if call.index >= NUM:
+                raise StopIteration
+            return [rows_of(call.index, width)]
+
+        return make(fetch, names=["x"], batch_size=ROWS, writable=served)
+
+    with feeder.serve(factory, "tcp://127.0.0.1:0") as server:
+        address = server.addresses[0]
+        with feeder.connect(address, plane=plane, writable=wanted, credit=4) as consumer:
+            yield consumer
+
+
+@pytest.fixture
+def large_frames() -> Iterator[None]:
+    """ZeroMQ sends these without a copy, and starts a thread that lets go of them."""
+    yield
+    garbage.gc.stop()
+
+
+@pytest.mark.usefixtures("large_frames")
+@pytest.mark.parametrize("width", WIDTHS.values(), ids=WIDTHS)
+@pytest.mark.parametrize("plane", ["shared", "frames"])
+@pytest.mark.parametrize(("served", "wanted"), [(True, False), (False, True), (True, True)])
+def test_what_is_written_is_the_user_s_and_never_comes_again(
+    width: int, plane: str, served: bool, wanted: bool
+) -> None:
+    """Slots are used again many times; some batches are kept meanwhile."""
+    kept: list[Any] = []
+    with reading(width, plane, served=served, wanted=wanted) as consumer:
+        for step, batch in enumerate(consumer):
+            array = batch["x"]
+            assert array.flags.writeable
+            assert np.array_equal(array, rows_of(step, width))
+            # As another library does it: by the address.
+            ctypes.memset(array.ctypes.data, 0xFF, array.nbytes)
+            if step % 7 == 0:
+                kept.append(array)
+    assert len(kept) == 9
+    for array in kept:
+        assert (array.view(np.uint8) == 0xFF).all()
+
+
+@pytest.mark.parametrize("plane", ["shared", "frames"])
+def test_a_short_last_batch_may_be_written_too(plane: Any) -> None:
+    def factory() -> feeder.Coordinator:
+        source = feeder.sources.arrays(np.arange(11.0))
+        return make(source, names=["x"], batch_size=4)
+
+    with (
+        feeder.serve(factory, "tcp://127.0.0.1:0") as server,
+        feeder.connect(server.addresses[0], plane=plane, writable=True) as consumer,
+    ):
+        found = []
+        for batch in consumer:
+            batch["x"][:] += 0.5
+            found += batch["x"].tolist()
+    assert found == [i + 0.5 for i in range(11)]
+
+
+@pytest.mark.parametrize("plane", ["shared", "frames"])
+def test_by_default_arrays_are_read_only(plane: str) -> None:
+    with reading(3, plane, served=False, wanted=False) as consumer:
+        array = next(consumer)["x"]
+        assert not array.flags.writeable
+        with pytest.raises(ValueError, match="read-only"):
+            array[0] = 0
+
+
+WRITES = """
+import ctypes, sys
+import feeder
+
+with feeder.connect(sys.argv[1], plane="shared", writable=sys.argv[2] == "True") as consumer:
+    for batch in consumer:
+        ctypes.memset(batch["x"].ctypes.data, 1, 8)
+"""
+
+
+@pytest.mark.parametrize("writable", [True, False])
+def test_who_writes_into_shared_pages_ends_and_who_asked_does_not(writable: bool) -> None:
+    def factory() -> feeder.Coordinator:
+        return make(feeder.sources.arrays(np.arange(64.0)), names=["x"], batch_size=8)
+
+    with feeder.serve(factory, "tcp://127.0.0.1:0") as server:
+        command = [sys.executable, "-c", WRITES, server.addresses[0], str(writable)]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=50)
+    assert done.returncode == (0 if writable else -11), done.stderr
+
+
+@pytest.mark.parametrize("value", [1, None, "yes"])
+def test_what_is_no_flag_is_refused(value: Any) -> None:
+    with pytest.raises(feeder.ConfigError, match="writable is"):
+        feeder.connect("tcp://127.0.0.1:1", writable=value)

@@ -1,0 +1,439 @@
+"""Peers that say what they may not say: each is told so by name, and nobody else notices."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from threading import Thread
+from typing import Any
+
+import msgpack
+import pytest
+import xxhash
+import zmq
+
+import feeder
+from conformance.served import serving
+from feeder import Coordinator, ProtocolError
+from feeder.service.memory.fdpass import attach
+from feeder.service.net.kernel import boot_id
+from feeder.service.net.security import MAX_POSITION_BYTES, MAX_REQUEST_BYTES
+from feeder.service.protocol import messages as say
+from feeder.service.protocol.coding import encode
+from feeder.service.server import lease as lease_module
+from feeder.state import snapshot as snapshot_module
+from feeder.state import token as token_module
+from feeds import make
+from fetches import BATCH_SIZE, make_rows
+from peers import (
+    GREETING,
+    OPEN,
+    READY,
+    WAIT_S,
+    Peer,
+    is_hung_up,
+    peer_of,
+    raw_socket,
+    used,
+)
+
+WIRED = msgpack.packb({"type": "Open", **OPEN})
+schemes = pytest.mark.parametrize("scheme", ("ipc", "tcp"))
+
+
+def factory() -> Coordinator:
+    """Return two feeds without an end."""
+    coordinator = Coordinator()
+    for name in ("plain", "good"):
+        make(
+            lambda call: make_rows(0, 0, call.index, BATCH_SIZE),
+            coordinator=coordinator, input_source_name=name, epochs=None,
+        )  # fmt: skip
+    return coordinator
+
+
+class Good:
+    """A consumer that sees its stream go on."""
+
+    def __init__(self, address: str) -> None:
+        self.consumer = feeder.connect(address, feed="good")
+        self.step = 0
+
+    def reads(self, batches: int) -> None:
+        """See more batches come than were on their way."""
+        for _ in range(batches + self.consumer.stats()["prefetched_batches"]):
+            batch = next(self.consumer)
+            assert batch.step == self.step
+            assert batch["id"].tolist() == make_rows(0, 0, self.step, BATCH_SIZE)["id"].tolist()
+            self.step += 1
+
+
+@pytest.fixture
+def address(scheme: str) -> Iterator[str]:
+    """Where a server is, on whom a good consumer reads on whatever the test does to it."""
+    with serving(factory, scheme) as server:
+        (address,) = server.addresses
+        good = Good(address)
+        with closing(good.consumer):
+            good.reads(3)
+            yield address
+            good.reads(50)
+            assert good.consumer.stats()["reconnects"] == 0
+
+
+@pytest.fixture
+def scheme() -> str:
+    return "ipc"
+
+
+@pytest.fixture
+def peer(address: str) -> Iterator[Peer]:
+    with peer_of(address) as peer:
+        yield peer
+        # Whatever was wrong, the queue is free again, and this same peer may have it.
+        peer.opens()
+
+
+def changed(**fields: Any) -> bytes:
+    left = {"type": "Open", **OPEN} | fields
+    return msgpack.packb({name: value for name, value in left.items() if value is not ...})
+
+
+assert WIRED[:3] == b"\xde\x00\x10"
+BAD_BYTES: dict[str, bytes] = {
+    "nothing": b"",
+    "no msgpack": b"\xc1",
+    "garbage": random.Random(1).randbytes(5000),
+    "half a message": WIRED[: len(WIRED) // 2],
+    "more than a message": WIRED + b"\0",
+    "list": msgpack.packb(["Open"]),
+    "text": msgpack.packb("Open"),
+    "no type": changed(type=...),
+    "type of no message": changed(type="Exec"),
+    "type of a server's message": changed(type="Batches"),
+    "type that is a list": changed(type=["Open"]),
+    "missing key": changed(hold=...),
+    "extra key": changed(load="os.system"),
+    "key twice": b"\xde\x00\x11" + WIRED[3:] + msgpack.packb("queue") + msgpack.packb(0),
+    "text for a number": changed(queue="0"),
+    "truth for a number": changed(credit=True),
+    "number for truth": changed(takeover=1),
+    "text for bytes": changed(token="token"),
+    "negative": changed(queue=-1),
+    "too large": changed(queue=2**64 - 1),
+    "not a number": changed(hold=float("nan")),
+    "intent of no kind": changed(intent="steal"),
+    "too long a name": changed(feed="x" * 5000),
+    "huge list declared": b"\xdd\xff\xff\xff\xff",
+    "huge bytes declared": b"\xc6\xff\xff\xff\xff",
+    "huge map declared": b"\xdf\xff\xff\xff\xff",
+    "too deep": b"\x91" * 5000 + b"\xc0",
+    "extension": msgpack.packb(msgpack.ExtType(1, b"x")),
+    "time": msgpack.packb(msgpack.Timestamp(1)),
+}
+
+
+@pytest.mark.parametrize("data", BAD_BYTES.values(), ids=BAD_BYTES)
+def test_bytes_that_are_no_message(peer: Peer, data: bytes) -> None:
+    peer.say(data)
+    peer.is_refused("ProtocolError", "consumer sent")
+
+
+@schemes
+@pytest.mark.parametrize("version", (0, 2**31, None, "1"))
+def test_other_versions_are_told_both_versions(peer: Peer, version: Any) -> None:
+    peer.say(changed(version=version))
+    peer.is_refused("ProtocolError", repr(version), f"expected {say.PROTOCOL_VERSION}")
+
+
+@schemes
+def test_message_of_several_frames(peer: Peer) -> None:
+    peer.say(*[WIRED] * 500)
+    peer.is_refused("ProtocolError", "500 frames")
+
+
+UNKNOWN = b"g" * 24
+BEFORE_OPEN: dict[str, say.Message] = {
+    "Used": used(UNKNOWN, 0),
+    "Attached": say.Attached(generation=UNKNOWN, plane="frames", reason=""),
+    "Snapshot": say.Snapshot(generation=UNKNOWN, sequence=0, receipt=b""),
+    "Bye": say.Bye(generation=UNKNOWN),
+}
+
+
+@pytest.mark.parametrize("message", BEFORE_OPEN.values(), ids=BEFORE_OPEN)
+def test_message_before_open(peer: Peer, message: say.Message) -> None:
+    peer.say(message)
+    peer.is_refused("ProtocolError")
+
+
+def test_batches_from_a_consumer(peer: Peer) -> None:
+    group = say.Group(0, 0, 0, 0, 1, 1, 1, (-1,), (0,), None, (b"",), None, (), (), ())
+    peer.say(say.Batches(generation=UNKNOWN, groups=(group,)), b"memory")
+    peer.is_refused("ProtocolError")
+
+
+@schemes
+def test_two_opens(peer: Peer) -> None:
+    peer.opens()
+    peer.say(say.Open(**OPEN))
+    peer.is_refused("ProtocolError")
+
+
+Said = Callable[[bytes], say.Message]
+WRONG: dict[str, Said] = {
+    "used beyond what was sent": lambda g: used(g, 9),
+    "used far beyond": lambda g: used(g, 2**63 - 1),
+    "slot that was never given": lambda g: used(g, 0, (0,)),
+    "attached twice": lambda g: say.Attached(generation=g, plane="frames", reason=""),
+    "attached twice otherwise": lambda g: say.Attached(generation=g, plane="shared", reason=""),
+}
+
+
+@schemes
+@pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG)
+def test_wrong_message_in_a_stream(peer: Peer, wrong: Said) -> None:
+    peer.say(wrong(peer.streams()))
+    peer.is_refused("ProtocolError")
+
+
+def test_used_going_back(peer: Peer) -> None:
+    generation = peer.streams()
+    for sequence in (1, 0):
+        peer.say(used(generation, sequence))
+    peer.is_refused("ProtocolError", "used 0 batches, expected from 1")
+
+
+def test_shared_memory_without_having_fetched_it(peer: Peer) -> None:
+    generation = peer.opens(boot_id=boot_id()).generation
+    peer.say(say.Attached(generation=generation, plane="shared", reason=""))
+    peer.is_refused("ProtocolError", "unix socket")
+
+
+@pytest.mark.parametrize(
+    "release",
+    (
+        pytest.param(lambda given: (2**16 - 1,), id="not given"),
+        pytest.param(lambda given: (2**40,), id="no such arena"),
+        pytest.param(lambda given: (given[0], given[0]), id="twice at once"),
+        pytest.param(lambda given: (given[0], 2**62), id="one of two"),
+    ),
+)
+def test_released_slots_that_are_not_held(peer: Peer, release: Any) -> None:
+    with sharing(peer) as (generation, given):
+        peer.say(used(generation, 1, release(given)))
+        peer.is_refused("ProtocolError", "slots")
+
+
+def test_slot_released_twice(peer: Peer) -> None:
+    # Its batch is not used, so that there is no credit to send another in the same slot meanwhile.
+    with sharing(peer, credit=1) as (generation, given):
+        for _ in range(2):
+            peer.say(used(generation, 0, given))
+        peer.is_refused("ProtocolError", "slots")
+
+
+@contextmanager
+def sharing(peer: Peer, **settings: Any) -> Iterator[tuple[bytes, tuple[int, ...]]]:
+    """Take batches through shared memory; yield the generation and their slots."""
+    opened = peer.opens(boot_id=boot_id(), **settings)
+    with closing(attach(opened.shared.path, opened.shared.nonce, WAIT_S)):
+        peer.say(say.Attached(generation=opened.generation, plane="shared", reason=""))
+        groups = peer.hear(say.Batches).groups
+        yield opened.generation, tuple(slot for group in groups for slot in group.slots)
+
+
+@schemes
+def test_oversize_message_ends_the_connection(address: str) -> None:
+    with peer_of(address) as peer:
+        monitor = peer.socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        peer.opens()
+        # Who comes over a unix socket may bring a position with its leftover rows.
+        most = MAX_REQUEST_BYTES if address.startswith("tcp") else MAX_POSITION_BYTES
+        peer.say(bytes(most + 1))
+        assert monitor.poll(WAIT_S * 1000)
+        peer.socket.disable_monitor()
+        monitor.close()
+
+
+RAW: dict[str, bytes] = {
+    "silence": b"",
+    "half a greeting": GREETING[:11],
+    "greeting alone": GREETING,
+    "garbage": random.Random(2).randbytes(100_000),
+    "http": b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    "old protocol": b"\x01\x00\x05\x00hello" * 100,
+    "garbage after the greeting": GREETING + random.Random(3).randbytes(1000),
+    "endless frame": GREETING + READY + b"\x02" + (2**62).to_bytes(8, "big") + b"x" * 1000,
+}
+
+
+@schemes
+def test_whatever_a_raw_connection_sends_it_is_hung_up(address: str) -> None:
+    """All at once: some of them are waited for until their handshake has taken too long."""
+    socks = {name: raw_socket(address) for name in RAW}
+    try:
+        for name, sock in socks.items():
+            try:
+                sock.sendall(RAW[name])
+            except (BrokenPipeError, ConnectionResetError):
+                continue
+        for name, sock in socks.items():
+            assert is_hung_up(sock), name
+    finally:
+        for sock in socks.values():
+            sock.close()
+
+
+@pytest.mark.parametrize("data", (b"\xc1", encode(say.Farewell(generation=b"", reason="x"))[:-1]))
+def test_server_that_is_none_is_a_named_error(data: bytes) -> None:
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
+        router.linger = 0
+        port = router.bind_to_random_port("tcp://127.0.0.1")
+
+        def answer() -> None:
+            for _ in range(2):
+                assert router.poll(WAIT_S * 1000)
+                router.send_multipart([router.recv_multipart()[0], data])
+
+        thread = Thread(target=answer)
+        thread.start()
+        with pytest.raises(ProtocolError):
+            feeder.connect(f"tcp://127.0.0.1:{port}", timeout=WAIT_S)
+        thread.join()
+
+
+def test_crowd_of_bad_peers_is_logged_once_a_second(
+    address: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with peer_of(address) as peer:
+        for _ in range(300):
+            peer.say(b"\xc1")
+        for _ in range(300):
+            peer.is_refused("ProtocolError")
+    refusals = [record for record in caplog.records if "is refused" in record.message]
+    assert 1 <= len(refusals) < 30
+
+
+# ---- answers that nobody reads
+
+
+def ask_snapshot(peer: Peer, generation: bytes, receipt: bytes) -> None:
+    peer.say(say.Snapshot(generation=generation, sequence=1, receipt=receipt))
+
+
+@schemes
+def test_a_snapshot_is_given_to_whoever_has_read_the_last(peer: Peer) -> None:
+    generation, receipt = peer.streams(), b""
+    for _ in range(3):
+        ask_snapshot(peer, generation, receipt)
+        state = peer.hear(say.State)
+        assert state.data is not None and len(state.receipt) == 8 and state.receipt != receipt
+        receipt = state.receipt
+    # Of two at once the first alone is answered.
+    ask_snapshot(peer, generation, receipt)
+    ask_snapshot(peer, generation, receipt)
+    peer.hear(say.State)
+    peer.is_refused("ProtocolError", "before the answer to the last one was read")
+
+
+@pytest.mark.parametrize("receipt", [b"", bytes(8)])
+def test_a_receipt_that_was_not_given(peer: Peer, receipt: bytes) -> None:
+    generation = peer.streams()
+    ask_snapshot(peer, generation, b"")
+    peer.hear(say.State)
+    ask_snapshot(peer, generation, receipt)
+    peer.is_refused("ProtocolError", "before the answer to the last one was read")
+
+
+def test_a_lease_has_receipts_of_its_own(peer: Peer) -> None:
+    for _ in range(2):
+        generation = peer.streams()
+        ask_snapshot(peer, generation, b"")
+        peer.hear(say.State)
+        peer.say(say.Bye(generation=generation))
+        peer.hear(say.Farewell)
+
+
+def test_a_connection_is_good_for_so_many_leases(address: str) -> None:
+    with peer_of(address) as peer:
+        for _ in range(16):
+            generation = peer.opens().generation
+            peer.say(say.Bye(generation=generation))
+            peer.hear(say.Farewell)
+        peer.say(say.Open(**OPEN))
+        peer.is_refused("ProtocolError", "16 times; connect anew")
+    with peer_of(address) as peer:
+        peer.opens()
+
+
+def test_a_monitor_that_reads_nothing_is_answered_once(address: str) -> None:
+    look = say.Look(version=say.PROTOCOL_VERSION, receipt=b"")
+    with peer_of(address) as peer:
+        for _ in range(50):
+            peer.say(look)
+        peer.hear(say.Seen)
+        peer.is_refused("ProtocolError", "before the answer to the last one was read")
+
+
+# ---- positions that would take much
+
+
+def token_of(body: bytes) -> bytes:
+    return b"FT\x01" + xxhash.xxh3_64_digest(body) + body
+
+
+def snapshot_of(header: bytes) -> bytes:
+    body = len(header).to_bytes(4, "little") + header
+    numbers = (1).to_bytes(4, "little") + len(body).to_bytes(8, "little")
+    return b"FEEDSNAP" + numbers + xxhash.xxh3_128_digest(numbers + body) + body
+
+
+NESTED = b"\xdc\xff\xff" + b"\x90" * 65535
+BOMBS = {
+    "token": token_of(b"\xdd" + (10**6).to_bytes(4, "big") + b"\x90" * 10**6),
+    "snapshot": snapshot_of(b"\xdc\x00\x10" + NESTED * 16),
+}
+
+
+@pytest.mark.parametrize("bomb", BOMBS.values(), ids=BOMBS)
+def test_a_position_of_many_small_values_is_not_unpacked(
+    monkeypatch: pytest.MonkeyPatch, peer: Peer, bomb: bytes
+) -> None:
+    for module in (token_module, snapshot_module):
+        monkeypatch.setattr(module.msgpack, "unpackb", small_only(msgpack.unpackb))
+    peer.say(changed(token=bomb))
+    peer.is_refused("SnapshotFormatError", "expected at most")
+
+
+def small_only(unpackb: Any) -> Any:
+    def unpack(data: Any, *args: Any, **kwargs: Any) -> Any:
+        # The message itself holds the position as bytes.
+        assert len(data) < 10**5 or kwargs, "unpacked"
+        return unpackb(data, *args, **kwargs)
+
+    return unpack
+
+
+# ---- wishes
+
+
+def test_who_wants_more_memory_than_a_queue_may_have_is_told_so_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(lease_module, "MAX_ARENA_BYTES", 64 * 1024)
+    with (
+        serving(factory, queues=2) as server,
+        feeder.connect(server.addresses[0], feed="good", queue=0) as good,
+    ):
+        wish = {"feed": "good", "queue": 1, "credit": 1024, "hold": 1000}
+        with (
+            feeder.connect(server.addresses[0], **wish) as greedy,
+            pytest.raises(feeder.ConfigError, match=r"credit is 1024 and hold 1000: .*65536"),
+        ):
+            next(greedy)
+        with feeder.connect(server.addresses[0], feed="good", queue=1, credit=64) as modest:
+            steps = [next(queue).step for _ in range(20) for queue in (good, modest)]
+        assert steps == list(range(40))
+        assert good.stats()["reconnects"] == 0

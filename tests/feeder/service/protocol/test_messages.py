@@ -1,0 +1,558 @@
+"""Messages go through the wire unchanged, and nothing but messages comes out of it."""
+
+from __future__ import annotations
+
+import math
+import random
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from feeder import errors
+from feeder.errors import ProtocolError
+from feeder.service.protocol import coding
+from feeder.service.protocol.coding import decode, encode
+from feeder.service.protocol.fields import TOKEN_BYTES
+from feeder.service.protocol.messages import (
+    FROM_CONSUMER,
+    FROM_SERVER,
+    MAX_ITEMS,
+    PROTOCOL_VERSION,
+    Arena,
+    Attached,
+    Batches,
+    Bye,
+    ColumnSpec,
+    End,
+    Farewell,
+    Fault,
+    Group,
+    Look,
+    Message,
+    Offer,
+    Open,
+    Opened,
+    Report,
+    Seen,
+    Snapshot,
+    Span,
+    Spec,
+    State,
+    Used,
+    Waiting,
+)
+from messages import COLUMN, EXAMPLES, GROUP, TOLD, G
+
+SECONDS = st.floats(0, 1e12)
+COUNTS = st.integers(0, 2**63 - 1)
+CREDITS = st.integers(0, 1024)
+RECEIPTS = st.binary(max_size=8)
+ONE_UP = st.integers(1, 2**63 - 1)
+NAMES = st.text(max_size=20)
+TOKENS = st.binary(max_size=60)
+GENERATIONS = st.binary(min_size=24, max_size=24)
+LISTS = st.lists(COUNTS, max_size=5).map(tuple)
+DTYPES = st.sampled_from(["|b1", "|i1", "<u2", ">f4", "<f16", "<c8", "|S3", "<U5", "<M8[s]", "<m8"])
+SHAPES = st.lists(st.integers(0, 3), max_size=31).map(tuple)
+CHECKSUMS = st.sampled_from(["off", "sampled", "full"])
+COLUMNS = st.builds(ColumnSpec, name=NAMES, dtype=DTYPES, axis=st.just(0), shape=SHAPES)
+SPECS = st.builds(
+    Spec,
+    generation=GENERATIONS,
+    batch_size=ONE_UP,
+    columns=st.lists(COLUMNS, min_size=1, max_size=3).map(tuple),
+)
+OFFERS = st.builds(Offer, path=NAMES, nonce=st.binary(min_size=16, max_size=16))
+
+
+CHECKS = st.integers(0, 2**64 - 1)
+
+
+def tuples(items: st.SearchStrategy[Any], num: int) -> st.SearchStrategy[Any]:
+    return st.lists(items, min_size=num, max_size=num).map(tuple)
+
+
+@st.composite
+def spans(draw: st.DrawFn) -> Span:
+    num, num_of_ring = draw(st.integers(1, 3)), draw(st.integers(1, 3))
+    partition, mark = st.integers(0, num - 1), st.binary(max_size=20)
+    runs = st.none() | st.lists(st.tuples(st.integers(1, 9), mark), max_size=3).map(tuple)
+    return Span(
+        draw(st.booleans()), draw(COUNTS), draw(partition), draw(tuples(st.booleans(), num)),
+        draw(tuples(COUNTS, num)), draw(tuples(COUNTS, num)), draw(tuples(st.none() | mark, num)),
+        draw(tuples(partition, num_of_ring)), draw(tuples(COUNTS, num_of_ring)),
+        draw(tuples(runs, num_of_ring)), draw(COUNTS),
+    )  # fmt: skip
+
+
+@st.composite
+def groups(draw: st.DrawFn, *, frames: bool = False) -> Group:
+    num = 1 if frames else draw(st.integers(1, 3))
+    slots = (-1,) if frames else draw(tuples(st.integers(0, 2**48), num))
+    span = draw(st.none() | spans())
+    num_told = 0 if span is None else num
+    num_taken = draw(st.sampled_from((0, num_told)))
+    places = [
+        draw(tuples(st.integers(1, 2**20), num_told)), draw(tuples(COUNTS, num_taken)),
+        draw(tuples(CHECKS, num_taken)),
+    ]  # fmt: skip
+    return Group(
+        *(draw(COUNTS) for _ in range(4)), draw(ONE_UP), draw(COUNTS), draw(COUNTS), slots,
+        draw(tuples(CHECKS, num)), draw(st.none() | st.lists(SHAPES, max_size=3).map(tuple)),
+        draw(tuples(TOKENS, num if span is None else 0)), span, *places,
+    )  # fmt: skip
+
+
+MESSAGES: dict[type[Message], st.SearchStrategy[Any]] = {
+    Open: st.builds(
+        Open, version=st.just(PROTOCOL_VERSION), feed=NAMES, queue=COUNTS,
+        token=st.none() | TOKENS, credit=CREDITS, hold=CREDITS,
+        intent=st.sampled_from(["start", "rejoin"]), undecided=st.booleans(),
+        takeover=st.booleans(), who=NAMES,
+        boot_id=NAMES, checksum=st.just("auto") | CHECKSUMS, ended=LISTS,
+        consumer=st.binary(min_size=16, max_size=16), attempt=COUNTS,
+    ),
+    Attached: st.builds(
+        Attached, generation=GENERATIONS, plane=st.sampled_from(["shared", "frames"]),
+        reason=NAMES,
+    ),
+    Used: st.builds(
+        Used, generation=GENERATIONS, sequence=COUNTS, pending=COUNTS, begun=st.booleans(),
+        slots=LISTS,
+        report=st.builds(Report, SECONDS, SECONDS, COUNTS, COUNTS),
+    ),
+    Look: st.builds(Look, version=st.just(PROTOCOL_VERSION), receipt=RECEIPTS),
+    Seen: st.builds(Seen, data=TOKENS, receipt=RECEIPTS),
+    Snapshot: st.builds(Snapshot, generation=GENERATIONS, sequence=COUNTS, receipt=RECEIPTS),
+    Bye: st.builds(Bye, generation=GENERATIONS),
+    Opened: st.builds(
+        Opened, generation=GENERATIONS, credit=COUNTS, shared=st.none() | OFFERS,
+        lease_s=st.floats(0.001, 1e9),
+        length=st.none() | COUNTS, name=NAMES, number=COUNTS, fingerprint=TOKENS,
+        epochs=st.none() | ONE_UP, token=TOKENS, writable=st.booleans(),
+    ),
+    Spec: SPECS,
+    Arena: st.builds(
+        Arena, generation=GENERATIONS, number=st.integers(0, 2**31 - 1), slot_bytes=ONE_UP,
+        num_slots=st.integers(1, 2**16),
+    ),
+    Batches: st.builds(
+        Batches, generation=GENERATIONS,
+        groups=st.lists(groups(), min_size=1, max_size=3).map(tuple)
+        | st.tuples(groups(frames=True)),
+    ),
+    Waiting: st.builds(Waiting, generation=GENERATIONS, queues=LISTS, ended=LISTS),
+    State: st.builds(State, generation=GENERATIONS, data=st.none() | TOKENS, receipt=RECEIPTS),
+    Fault: st.builds(
+        Fault, generation=GENERATIONS | st.just(b""), sequence=st.none() | COUNTS,
+        kind=st.sampled_from(["FetchError", "ChunkError", "LeaseLost", "ProtocolError"]),
+        text=NAMES, note=NAMES,
+        fields=st.dictionaries(NAMES, st.none() | NAMES | st.integers(-(2**63), 2**63 - 1),
+                               max_size=4),
+    ),
+    End: st.builds(End, generation=GENERATIONS, sequence=COUNTS, token=TOKENS),
+    Farewell: st.builds(Farewell, generation=GENERATIONS | st.just(b""), reason=NAMES),
+}  # fmt: skip
+ANY = st.one_of(list(MESSAGES.values()))
+
+BY_NAME = {type(message).__name__: message for message in EXAMPLES}
+EACH = pytest.mark.parametrize("message", EXAMPLES, ids=BY_NAME)
+
+
+def comes_from_consumer(message: Message) -> bool:
+    return type(message).__name__ in FROM_CONSUMER
+
+
+def refused(data: bytes, *, from_consumer: bool, max_bytes: int | None = None) -> str:
+    """What the refusal says; it is of the project's form."""
+    with pytest.raises(ProtocolError) as caught:
+        decode(data, from_consumer=from_consumer, max_bytes=max_bytes)
+    text = str(caught.value)
+    assert text[0].islower() and not text.endswith(".") and text.isprintable()
+    assert len(text) < 600
+    return text
+
+
+def changed(name: str, /, **fields: Any) -> bytes:
+    """A good message as msgpack with other fields."""
+    return msgpack.packb({**msgspec.to_builtins(BY_NAME[name], builtin_types=(bytes,)), **fields})
+
+
+def group(at: int, value: Any) -> bytes:
+    """Two groups, the first with another field."""
+    fields = list(msgspec.to_builtins(GROUP, builtin_types=(bytes,)))
+    other = msgspec.to_builtins(TOLD, builtin_types=(bytes,))
+    return changed("Batches", groups=[[*fields[:at], value, *fields[at + 1 :]], other])
+
+
+def told(at: int, value: Any) -> bytes:
+    """A group with a span, with another field."""
+    fields = list(msgspec.to_builtins(TOLD, builtin_types=(bytes,)))
+    return changed("Batches", groups=[[*fields[:at], value, *fields[at + 1 :]]])
+
+
+def span(at: int, value: Any) -> bytes:
+    """A group whose span has another field."""
+    fields = list(msgspec.to_builtins(TOLD.span, builtin_types=(bytes,)))
+    return told(11, [*fields[:at], value, *fields[at + 1 :]])
+
+
+def column(**fields: Any) -> bytes:
+    """A spec whose column has other fields."""
+    return changed("Spec", columns=[{**msgspec.to_builtins(COLUMN), **fields}])
+
+
+def test_every_message_has_a_strategy_and_an_example() -> None:
+    assert {kind.__name__ for kind in MESSAGES} == {*FROM_CONSUMER, *FROM_SERVER} == set(BY_NAME)
+    assert not set(FROM_CONSUMER) & set(FROM_SERVER)
+
+
+@pytest.mark.parametrize("kind", MESSAGES, ids=lambda kind: kind.__name__)
+def test_what_is_sent_arrives(kind: type[Message]) -> None:
+    @given(MESSAGES[kind])
+    def arrives(message: Message) -> None:
+        data = encode(message)
+        got = decode(memoryview(data), from_consumer=comes_from_consumer(message))
+        assert type(got) is kind
+        assert got == message
+
+    arrives()
+
+
+@given(ANY)
+def test_bytes_are_plain_msgpack_with_exactly_the_keys(message: Message) -> None:
+    fields = msgpack.unpackb(encode(message))
+    assert list(fields) == ["type", *type(message).__struct_fields__]
+    assert fields["type"] == type(message).__name__
+
+
+@EACH
+def test_the_other_side_may_not_send_it(message: Message) -> None:
+    name, of_consumer = type(message).__name__, comes_from_consumer(message)
+    text = refused(encode(message), from_consumer=not of_consumer)
+    peer = "server" if of_consumer else "consumer"
+    assert text.startswith(f"{peer} sent a message of type {name!r}, expected one of ")
+
+
+@EACH
+def test_every_key_must_be_there_once_and_no_other(message: Message) -> None:
+    name, side = type(message).__name__, comes_from_consumer(message)
+    fields = msgpack.unpackb(encode(message))
+    for key in fields:
+        refused(msgpack.packb({k: v for k, v in fields.items() if k != key}), from_consumer=side)
+    text = refused(changed(name, extra=1), from_consumer=side)
+    assert text.startswith(f"{name_of_peer(side)} sent a bad {name}: object contains unknown")
+    packer = msgpack.Packer()
+    twice = packer.pack_map_pairs([*fields.items(), ("type", name)])
+    assert "a key comes twice" in refused(twice, from_consumer=side)
+
+
+def name_of_peer(from_consumer: bool) -> str:
+    return "consumer" if from_consumer else "server"
+
+
+@EACH
+def test_a_value_of_another_type_is_refused(message: Message) -> None:
+    """Each field in turn gets a value of each type; what passes must come out as it went in."""
+    name, side = type(message).__name__, comes_from_consumer(message)
+    wrong: list[Any] = [True, 1.5, math.nan, "1", b"1", [], ["a"], [b"a"], {}, {"a": 1}, -1, 2**63]
+    for key in BY_NAME[name].__struct_fields__:
+        num_refused = 0
+        for value in wrong:
+            data = changed(name, **{key: value})
+            try:
+                got = decode(data, from_consumer=side)
+            except ProtocolError:
+                num_refused += 1
+                continue
+            there = msgspec.to_builtins(got, builtin_types=(bytes,))[key]
+            assert type(there) is type(value) or isinstance(there, tuple), key
+        assert num_refused >= len(wrong) - 2, key
+
+
+def test_duplicate_keys_are_refused_at_every_depth() -> None:
+    pack = msgpack.Packer().pack_map_pairs
+    inner = pack([*msgspec.to_builtins(COLUMN).items(), ("name", "y")])
+    data = changed("Spec", columns=["HERE"]).replace(msgpack.packb("HERE"), inner)
+    assert "a key comes twice" in refused(data, from_consumer=False)
+
+
+BAD: dict[str, tuple[bytes, str]] = {
+    "generation short": (changed("Bye", generation=bytes(23)), "length >= 24"),
+    "generation long": (changed("Bye", generation=bytes(25)), "length <= 24"),
+    "generation as base64": (changed("Bye", generation="A" * 32), "got `str`"),
+    "fault's generation": (changed("Fault", generation=bytes(8)), "has 8 bytes, expected 0 or 24"),
+    "fault of no error": (changed("Fault", kind="SystemExit"), "regex"),
+    "fault of a warning": (changed("Fault", kind="ReplayWarning"), "regex"),
+    "fault with a line end": (changed("Fault", kind="LeaseLost\n"), "regex"),
+    "fault with a list": (changed("Fault", fields={"call": [1]}), "got `array`"),
+    "negative queue": (changed("Open", queue=-1), ">= 0"),
+    "huge queue": (changed("Open", queue=2**64 - 1), "<= 9223372036854775807"),
+    "intent": (changed("Open", intent="steal"), "steal"),
+    "takeover": (changed("Open", takeover=1), "expected `bool`"),
+    "long name": (changed("Open", who="x" * 1025), "length <= 1024"),
+    "too many slots": (changed("Used", slots=[1] * (MAX_ITEMS + 1)), "max_array_len"),
+    "negative wait": (changed("Used", report=[-1.0, 0.0, 0, 0]), ">= 0"),
+    "endless wait": (changed("Used", report=[math.inf, 0.0, 0, 0]), "<= 1"),
+    "wait that is no number": (changed("Used", report=[math.nan, 0.0, 0, 0]), ">= 0"),
+    "short report": (changed("Used", report=[0.0, 0.0, 0]), "array"),
+    "long report": (changed("Used", report=[0.0, 0.0, 0, 0, 0]), "array"),
+    "negative slot": (changed("Used", slots=[-1]), ">= 0"),
+    "lease nan": (changed("Opened", lease_s=math.nan), "> 0.0"),
+    "lease infinite": (changed("Opened", lease_s=math.inf), "<= "),
+    "lease 0": (changed("Opened", lease_s=0.0), "> 0.0"),
+    "nonce": (changed("Opened", shared={"path": "p", "nonce": bytes(15)}), "length >= 16"),
+    "arena of no slots": (changed("Arena", num_slots=0), ">= 1"),
+    "arena of many slots": (changed("Arena", num_slots=2**16 + 1), "<= 65536"),
+    "no groups": (changed("Batches", groups=[]), "length >= 1"),
+    "group of a map": (changed("Batches", groups=[{}]), "got `object`"),
+    "group short": (changed("Batches", groups=[[1]]), "at least length 15"),
+    "group long": (
+        changed("Batches", groups=[[*msgspec.to_builtins(GROUP, builtin_types=(bytes,)), 0]]),
+        "at most length 15",
+    ),
+    "group's stride": (group(4, 0), ">= 1"),
+    "group of no batch": (group(7, []), "length >= 1"),
+    "group's slot": (group(7, [-2]), ">= -1"),
+    "frames with others": (group(7, [-1]), "expected it alone"),
+    "group's checksum": (group(8, [-1]), ">= 0"),
+    "too few checksums": (group(8, []), "of each of its 1 batches"),
+    "group's shapes": (group(9, [[-1]]), ">= 0"),
+    "group's ndim": (group(9, [[1] * 32]), "length <= 31"),
+    "group's token": (group(10, ["t"]), "expected `bytes`"),
+    "too many tokens": (group(10, [b"t", b"t"]), "of each of its 1 batches"),
+    "neither tokens nor span": (group(10, []), "of each of its 1 batches"),
+    "too few rows taken": (told(13, [1]), "of each of its 2 batches"),
+    "no digests": (told(14, []), "of each of its 2 batches"),
+    "tokens and chunks": (group(12, [1]), "of each of its 1 batches"),
+    "no chunk": (group(12, [0]), ">= 1"),
+    "very many chunks": (group(12, [2**20 + 1]), "<= 1048576"),
+    "span of no partition": (span(3, []), "length >= 1"),
+    "span of many partitions": (span(3, [True] * 65), "length <= 64"),
+    "span's calls": (span(4, [1]), "of each of its 2 partitions"),
+    "span's marks": (span(6, [None]), "of each of its 2 partitions"),
+    "span's turn": (span(2, 2), "none of its 2"),
+    "span's ring": (span(7, [0, 2]), "none of its 2"),
+    "span without a ring": (span(7, []), "length >= 1"),
+    "span's first calls": (span(8, [1]), "each partition of its ring"),
+    "a long mark": (span(6, [bytes(257), None]), "length <= 256"),
+    "many new marks": (span(9, [[[1, b""]] * 9, None]), "length <= 8"),
+    "objects": (column(dtype="|O"), "regex"),
+    "void": (column(dtype="|V8"), "regex"),
+    "structured": (column(dtype="<f4,<f4"), "regex"),
+    "no byte order": (column(dtype="f4"), "regex"),
+    "unknown size": (column(dtype="<i3"), "numpy does not know"),
+    "huge text": (column(dtype="|S99999999999"), "numpy does not know"),
+    "bad unit": (column(dtype="<M8[parsec]"), "numpy does not know"),
+    "other spelling": (column(dtype="<i1"), "expected '|i1'"),
+    "dtype with a line end": (column(dtype="<f4\n"), "regex"),
+    "ndim": (column(shape=[1] * 32), "length <= 31"),
+    "axis": (column(axis=3), "expected at most 2"),
+    "row overflows": (column(shape=[2**40, 2**40]), "more than"),
+    "version": (changed("Open", version=9), "version 9 of the protocol, expected 5; use the same"),
+    "monitor's version": (changed("Look", version=1), "version 1 of the protocol, expected 5"),
+    "version true": (changed("Open", version=True), "version True of the protocol"),
+    "type of no message": (changed("Bye", type="Message"), "'Message', expected one of Open"),
+    "type a list": (changed("Bye", type=["Bye"]), "type list, expected one of Open"),
+    "a list": (msgpack.packb([1]), "sent a list, expected a map"),
+    "nil": (b"\xc0", "sent a NoneType, expected a map"),
+    "nothing": (b"", "sent 0 bytes that are no message: unpack failed: incomplete input"),
+    "two values": (b"\x01\x01", "extra data"),
+    "reserved": (b"\xc1", "not msgpack, or too deep"),
+    "integer key": (b"\x81\x01\x01", "not allowed for map key"),
+    "bytes as key": (b"\x81\xc4\x01a\x01", "a message of type NoneType"),
+    "no utf-8": (b"\x81\xa1\xff\x01", "utf-8"),
+    "ext": (b"\x81\xa1a\xd4\x01a", "max_ext_len"),
+    "empty ext": (b"\x81\xa1a\xc7\x00\x05", "extension type 5, expected none"),
+    "timestamp": (b"\x81\xa1a\xd6\xff\0\0\0\0", "max_ext_len"),
+    "long timestamp": (b"\x81\xa1a\xc7\x0c\xff" + bytes(12), "max_ext_len"),
+    "list of 4 GiB": (b"\x81\xa1a\xdd\xff\xff\xff\xff", "max_array_len"),
+    "map of 4 GiB": (b"\xdf\xff\xff\xff\xff", "max_map_len"),
+    "bytes of 4 GiB": (b"\x81\xa1a\xc6\xff\xff\xff\xff", "incomplete input"),
+    "text of 4 GiB": (b"\x81\xa1a\xdb\xff\xff\xff\xff", "incomplete input"),
+    "ext of 4 GiB": (b"\x81\xa1a\xc9\xff\xff\xff\xff\x01", "max_ext_len"),
+    "cut off": (encode(BY_NAME["Open"])[:-1], "incomplete input"),
+    "500 deep": (b"\x91" * 500 + b"\x01", "sent a list, expected a map"),
+    "60,000 deep": (b"\x91" * 60_000 + b"\x01", "not msgpack, or too deep"),
+    "100,000 deep": (b"\x91" * 100_000 + b"\x01", "65536 bytes beside its position"),
+    "large and no map": (b"\xc4\xff" + bytes(100_000), "65536 bytes beside its position"),
+    "many lists": (
+        changed("Bye", generation=["HERE"]).replace(
+            msgpack.packb("HERE"), b"\xdc\x04\x00" + (b"\xdc\x04\x00" + b"\x90" * 1024) * 1024
+        ),
+        "65536 bytes beside its position",
+    ),
+    "many fields": (
+        b"\x82" + (b"\xa4type" + msgpack.packb(["x" * 60_000])) * 2,
+        "65536 bytes beside its position",
+    ),
+    "more after a large position": (
+        encode(BY_NAME["Open"])[:-1] + bytes(100_000), "65536 bytes beside its position"
+    ),
+    "500 deep in a field": (
+        changed("Bye", generation=["HERE"]).replace(
+            msgpack.packb("HERE"), b"\x91" * 500 + b"\x01"
+        ),
+        "got `array`",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("data", "says"), BAD.values(), ids=BAD)
+def test_bad_input_is_a_protocol_error_that_says_what_is_wrong(data: bytes, says: str) -> None:
+    try:
+        name = msgpack.unpackb(data)["type"]
+    except Exception:
+        name = None
+    from_server = isinstance(name, str) and name in FROM_SERVER
+    assert says in refused(data, from_consumer=not from_server)
+
+
+def test_good_borders_pass() -> None:
+    """The refusals above are of the borders, not of the fields as such."""
+    passes = {
+        "Used": changed("Used", slots=[2**63 - 1] * MAX_ITEMS),
+        "Fault": changed(
+            "Fault", generation=G, fields={"call": None, "column": "x", "n": -(2**63)}
+        ),
+        "Batches": group(8, [2**64 - 1]),
+        "Spec": column(dtype="<M8[25us]", axis=2, shape=[2**20, 2**20]),
+        "End": changed("End", token=bytes(TOKEN_BYTES)),
+        "Opened": changed("Opened", lease_s=30, shared=None),
+    }
+    for name, data in passes.items():
+        assert type(decode(data, from_consumer=name in FROM_CONSUMER)).__name__ == name
+
+
+@pytest.mark.parametrize("name", [n for n in errors.__all__ if n != "ReplayWarning"])
+def test_every_error_of_feeder_may_be_a_fault(name: str) -> None:
+    got = decode(changed("Fault", kind=name), from_consumer=False)
+    assert isinstance(got, Fault) and got.kind == name
+
+
+def test_nothing_above_what_is_allowed_is_looked_at() -> None:
+    data = changed("Open", token=bytes(200_000))
+    got = decode(data, from_consumer=True)
+    assert isinstance(got, Open) and got.token == bytes(200_000)
+    text = refused(data, from_consumer=True, max_bytes=len(data) - 1)
+    assert text == f"consumer sent {len(data)} bytes, expected at most {len(data) - 1}"
+
+
+def test_memory_that_cannot_be_read_is_a_protocol_error_too() -> None:
+    with pytest.raises(ProtocolError, match="bytes that are no message: "):
+        decode(memoryview(encode(BY_NAME["Bye"]))[::2], from_consumer=True)
+
+
+def test_a_long_line_of_a_peer_is_cut_and_made_harmless() -> None:
+    for data in (
+        changed("Bye", **{"\n\x1b[31m" + "x" * 60_000: 1}),
+        changed("Bye", type="\n\x1b[31m" + "x" * 60_000),
+        changed("Open", version="\n\x1b[31m" + "x" * 60_000),
+        changed("Open", intent="\u202e\ud7ff" + "x" * 60_000),
+    ):
+        text = refused(data, from_consumer=True)
+        assert "\x1b" not in text and "\u202e" not in text
+
+
+def decode_or_refuse(data: bytes) -> int:
+    """How many of the two sides take the bytes; anything but a ProtocolError is raised."""
+    taken = 0
+    for side in (True, False):
+        try:
+            message = decode(data, from_consumer=side)
+        except ProtocolError:
+            continue
+        assert type(message).__name__ in (FROM_CONSUMER if side else FROM_SERVER)
+        taken += 1
+    return taken
+
+
+def mutated(data: bytes, rng: random.Random) -> bytes:
+    """A few bytes changed, cut out, doubled or put in."""
+    changes = bytearray(data)
+    for _ in range(rng.randint(1, 4)):
+        at = rng.randrange(len(changes) + 1)
+        kind = rng.randrange(4)
+        if kind == 0 and at < len(changes):
+            changes[at] = rng.choice((rng.randrange(256), changes[at] ^ 1, 0xC1, 0xDF, 0xFF, 0x80))
+        elif kind == 1:
+            del changes[at : at + rng.randint(1, 8)]
+        elif kind == 2:
+            changes[at:at] = changes[at : at + rng.randint(1, 40)]
+        else:
+            changes[at:at] = rng.randbytes(rng.randint(1, 5))
+    return bytes(changes)
+
+
+def test_random_and_mutated_bytes_are_refused_or_messages() -> None:
+    rng = random.Random(3)
+    seeds = [encode(message) for message in EXAMPLES]
+    taken = sum(decode_or_refuse(rng.randbytes(rng.randrange(80))) for _ in range(10_000))
+    assert taken == 0
+    taken = sum(decode_or_refuse(mutated(rng.choice(seeds), rng)) for _ in range(30_000))
+    assert 0 < taken < 15_000
+
+
+@given(st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.text()
+    | st.binary(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=10,
+), st.sampled_from(sorted(BY_NAME)), st.data())  # fmt: skip
+def test_any_value_in_any_field_is_refused_or_kept(value: Any, name: str, data: Any) -> None:
+    key = data.draw(st.sampled_from(["type", *BY_NAME[name].__struct_fields__]))
+    assert decode_or_refuse(changed(name, **{key: value})) <= 1
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\xdc\x04\x00" * 1000 + b"\x01",
+        b"\x91" * 1000 + b"\xc0",
+        b"\xdc\x04\x00" + (b"\xdc\x04\x00" + b"\x90" * 1024) * 120,
+        b"\x81\xa1a\xc6\x7f\xff\xff\xff",
+        b"\xde\x00\x20" * 1000,
+    ],
+    ids=["lists in lists", "deep", "many empty lists", "2 GiB declared", "maps in maps"],
+)
+def test_a_small_message_does_not_take_much_memory(data: bytes) -> None:
+    assert len(data) <= 128 * 1024 + 64
+    tracemalloc.start()
+    try:
+        refused(data, from_consumer=True)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 16 * 1024 * 1024
+
+
+def test_a_large_position_may_be_in_a_map_of_either_size() -> None:
+    message = msgspec.structs.replace(BY_NAME["Open"], token=bytes(200_000))
+    data = encode(message)
+    assert (data[0], len(msgpack.unpackb(data))) == (0xDE, 16)
+    assert decode(data, from_consumer=True) == message
+    fields = msgpack.unpackb(data)
+    del fields["attempt"]
+    small = msgpack.packb(fields)
+    assert small[0] == 0x8F
+    with pytest.raises(ProtocolError, match="missing required field `attempt`"):
+        decode(small, from_consumer=True)
+
+
+def test_every_type_is_known_before_a_thread_reads_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    known: list[type] = []
+    convert = msgspec.convert
+
+    def note(value: Any, kind: type) -> Any:
+        known.append(kind)
+        return convert(value, kind)
+
+    monkeypatch.setattr(msgspec, "convert", note)
+    source = Path(coding.__file__).read_text()
+    exec(compile(source, coding.__file__, "exec"), {"__name__": "coding"})
+    assert set(known) == set(MESSAGES)

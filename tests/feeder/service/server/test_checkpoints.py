@@ -1,0 +1,408 @@
+"""A server stores how far all its consumers have used a feed, and those that come without a
+position begin there."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import numpy as np
+import pytest
+
+import feeder
+from conformance.served import reading, serving
+from feeder.checkpoint.store import CheckpointStore
+from feeder.service.client import io_loop
+from feeder.service.protocol import messages as say
+from feeder.service.server.io_loop import ServerLoop
+from feeder.service.server.rewind import LowWatermark
+from feeder.service.server.run import FeedFactory
+from feeder.service.server.serve import Server
+from feeder.workers.stream.position import LazyPosition
+from peers import Stalled, peer_of, used
+from small import WAIT_S, Pure, ids, make
+
+NUM_BATCHES = 50
+
+
+@pytest.fixture(autouse=True)
+def farewells_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However slow the machine is: what a consumer says last is stored."""
+    monkeypatch.setattr(io_loop, "_FAREWELL_S", WAIT_S)
+
+
+def factory(**settings: Any) -> Callable[[], feeder.Coordinator]:
+    return lambda: make(Pure(num_calls=67), **({"max_buffered_batches": 4} | settings))
+
+
+def whole(num_queues: int = 1) -> list[list[int]]:
+    """Return the ids that each queue is due."""
+    with factory()() as coordinator:
+        batches = list(coordinator["train"])
+    assert len(batches) == NUM_BATCHES + 1
+    return [ids(batches[queue::num_queues]) for queue in range(num_queues)]
+
+
+def step_in(folder: Path | str) -> int:
+    (state,) = CheckpointStore(folder).load().states
+    return state.summary[2]
+
+
+def test_a_server_that_is_started_again_goes_on_after_what_was_used(tmp_path: Path) -> None:
+    seen: list[int] = []
+    for _ in range(4):  # the same lines each time, and consumers that bring no position
+        with (
+            serving(factory(), checkpoints=tmp_path / "run", resume="latest") as server,
+            reading(server, credit=4) as consumer,
+        ):
+            for _, batch in zip(range(13), consumer, strict=False):
+                seen += ids([batch])
+    assert seen == whole()[0]
+
+
+def test_with_two_queues_it_is_the_newest_round_that_both_have_used(tmp_path: Path) -> None:
+    wanted = whole(2)
+    with (
+        serving(factory(), checkpoints=tmp_path, queues=2) as server,
+        reading(server, queue=0) as left,
+        reading(server, queue=1) as right,
+    ):
+        assert ids(next(left) for _ in range(2)) == wanted[0][:8]
+        assert ids(next(right) for _ in range(3)) == wanted[1][:12]
+    assert step_in(tmp_path) == 4
+    with (
+        serving(factory(), resume=tmp_path, queues=2) as server,
+        reading(server, queue=0) as left,
+        reading(server, queue=1) as right,
+    ):
+        again = [threading.Thread(target=lambda: ids(left))]
+        again[0].start()
+        assert ids(right) == wanted[1][8:]
+        again[0].join(WAIT_S)
+    with serving(factory(), resume=tmp_path, queues=4) as server:
+        assert server.queues == {"train": 4}
+    with pytest.raises(feeder.ResumeError, match="which is no multiple of 3 devices") as caught:
+        feeder.serve(factory(), resume=tmp_path, queues=3)
+    assert str(tmp_path / "feed.0") in str(caught.value)
+
+
+def test_a_trainers_own_position_goes_before_it(tmp_path: Path) -> None:
+    with serving(factory(), checkpoints=tmp_path) as server, reading(server, credit=1) as consumer:
+        next(consumer)
+        state = consumer.state_dict()
+        for _ in range(9):
+            next(consumer)
+    assert step_in(tmp_path) == 10
+    with serving(factory(), resume=tmp_path) as server, reading(server, resume=state) as consumer:
+        assert ids(consumer) == whole()[0][4:]
+
+
+def test_it_is_stored_every_so_often(tmp_path: Path) -> None:
+    saved = threading.Event()
+
+    class Store(CheckpointStore):
+        def save(self, *args: Any, **kwargs: Any) -> str:
+            name = super().save(*args, **kwargs)
+            if step_in(tmp_path) >= 10:
+                saved.set()
+            return name
+
+    policy = feeder.Checkpointing(Store(tmp_path), every_s=0.01)
+    with serving(factory(), checkpoints=policy) as server, reading(server, credit=1) as consumer:
+        for _ in range(10):
+            next(consumer)
+        next(consumer)  # which tells that ten have been used
+        assert saved.wait(WAIT_S)
+
+
+def test_nothing_is_stored_before_all_feeds_are_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody could resume from that: the next server would not start."""
+    stored, open_all, save = SimpleQueue[int](), Server._open, CheckpointStore.save
+
+    def note(store: CheckpointStore, snapshot: feeder.Snapshot, *args: Any) -> str:
+        name = save(store, snapshot, *args)
+        stored.put(len(snapshot.states))
+        return name
+
+    def wait(server: Server, *args: Any) -> None:
+        assert stored.get(timeout=WAIT_S) == 1
+        open_all(server, *args)
+
+    monkeypatch.setattr(CheckpointStore, "save", note)
+    monkeypatch.setattr(Server, "_open", wait)
+    with serving(factory(), checkpoints=feeder.Checkpointing(tmp_path, every_s=0.01)):
+        pass
+
+
+def test_what_was_said_before_a_server_stopped_is_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with serving(factory(), checkpoints=tmp_path) as server, peer_of(server.addresses[0]) as peer:
+        generation = peer.opens(feed="").generation
+        peer.say(say.Attached(generation=generation, plane="frames", reason=""))
+        peer.hear(say.Batches)
+        stalled = Stalled(monkeypatch, server)
+        stop = ServerLoop.stop
+
+        def stop_and_go_on(serving: ServerLoop, reason: str) -> None:
+            stop(serving, reason)
+            stalled.go_on.set()
+
+        monkeypatch.setattr(ServerLoop, "stop", stop_and_go_on)
+        peer.say(used(generation, 0))
+        assert stalled.entered.wait(WAIT_S)
+        peer.say(used(generation, 1))
+        server.close()
+    assert step_in(tmp_path) == 1
+
+
+def test_when_all_has_been_used_the_end_is_stored(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"checkpoints": tmp_path, "exit_when": "acknowledged"}
+    with serving(factory(), **settings) as server:
+        with reading(server) as consumer:
+            assert ids(consumer) == whole()[0]
+        assert server.wait(WAIT_S)
+    assert step_in(tmp_path) == NUM_BATCHES + 1
+    with serving(factory(), resume="latest", **settings) as server:
+        with reading(server) as consumer:
+            assert list(consumer) == []
+        assert server.wait(WAIT_S)
+
+
+def test_also_where_all_came_back_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their server was killed when they had received everything."""
+    address = f"ipc://{tmp_path}/feed"
+    with (
+        monkeypatch.context() as patch,
+        feeder.serve(factory(), address, checkpoints=tmp_path / "run"),
+    ):
+        patch.setattr(ServerLoop, "_farewell", lambda serving: None)
+        consumer = feeder.connect(address, credit=NUM_BATCHES + 2)
+        seen = ids([next(consumer)])
+        while not consumer._loop._session.has_ended:
+            consumer.snapshot()
+    assert step_in(tmp_path / "run") <= 1
+    settings: dict[str, Any] = {"resume": "latest", "exit_when": "acknowledged"}
+    with feeder.serve(factory(), address, checkpoints=tmp_path / "run", **settings) as server:
+        with consumer:
+            assert seen + ids(consumer) == whole()[0]
+        assert server.wait(WAIT_S)
+    assert step_in(tmp_path / "run") == NUM_BATCHES + 1
+
+
+def test_a_server_that_nobody_used_stores_where_it_began(tmp_path: Path) -> None:
+    with serving(factory(), checkpoints=tmp_path):
+        pass
+    assert step_in(tmp_path) == 0
+    with (
+        serving(factory(), resume="latest", checkpoints=tmp_path) as server,
+        reading(server) as consumer,
+    ):
+        assert ids(consumer) == whole()[0]
+
+
+def test_all_feeds_of_a_server_are_in_its_checkpoint(tmp_path: Path) -> None:
+    def two() -> feeder.Coordinator:
+        return make(Pure(), coordinator=factory()(), input_source_name="val")
+
+    with (
+        serving(two, checkpoints=tmp_path) as server,
+        reading(server, feed="train", credit=1) as consumer,
+    ):
+        for _ in range(8):
+            next(consumer)
+    assert CheckpointStore(tmp_path).get("feed.00000000").meta["feeds"] == {
+        "train[0]": 8, "val[0]": 0,
+    }  # fmt: skip
+
+
+def test_what_does_not_fit_is_refused_before_anything_is_served(tmp_path: Path) -> None:
+    with serving(factory(), checkpoints=tmp_path):
+        pass
+    with pytest.raises(feeder.ResumeError, match=r"feed\.0.*batch_size: 4 then, 5 now"):
+        feeder.serve(factory(batch_size=5), resume=tmp_path)
+    with pytest.raises(feeder.ConfigError, match="is 'latest', and nobody said of what"):
+        feeder.serve(factory(), resume="latest")
+    with pytest.raises(feeder.ConfigError, match="every_batches is 3, which a server cannot keep"):
+        feeder.serve(factory(), checkpoints=feeder.Checkpointing(tmp_path, every_batches=3))
+    with CheckpointStore(tmp_path) as other:
+        other.claim()
+        with pytest.raises(feeder.CheckpointError, match="has a writer 'feed' already"):
+            feeder.serve(factory(), checkpoints=tmp_path)
+
+
+def test_a_place_that_cannot_be_written_to_is_told_and_the_feed_is_served(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with (
+        serving(factory(), checkpoints=tmp_path / "missing" / "run") as server,
+        reading(server) as consumer,
+    ):
+        assert ids(consumer) == whole()[0]
+    assert "checkpoints will not be written: cannot write checkpoint" in caplog.text
+    assert "a checkpoint is missing: cannot list checkpoint" in caplog.text
+    caplog.clear()  # the errors in the records hold the server
+
+
+def test_a_trainer_keeps_its_position_in_a_store_of_its_own(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, writer="trainer_0")
+    with serving(factory()) as server, store:
+        with reading(server) as consumer:
+            for _ in range(7):
+                next(consumer)
+            store.save(consumer.snapshot(), step=700)
+        with reading(server, resume=store) as consumer:
+            assert ids(consumer) == whole()[0][28:]
+    assert store.get("trainer_0.00000000").meta == {"step": 700, "feeds": {"train[0]": 7}}
+
+
+# ---- the rules
+
+
+def used_by(num_queues: int) -> tuple[LowWatermark, Callable[[int], LazyPosition]]:
+    """Return what notes the use of a feed of so many queues, and what makes the place after each
+    of its batches."""
+    factory_of_feed = FeedFactory("train", factory()(), None, num_queues)
+    with factory()() as coordinator:
+        places = [batch.place for batch in coordinator["train"]]
+
+    return LowWatermark(factory_of_feed), lambda step: places[step]
+
+
+def step_of(used: LowWatermark) -> int:
+    return used.state().summary[2]
+
+
+def test_the_slowest_queue_tells_the_round() -> None:
+    used, place = used_by(3)
+    columns = None
+    used.restart_at([0, 1, 2])
+    assert step_of(used) == 0
+    for queue in (2, 1):
+        used.note(queue, [place(queue), place(queue + 3), place(queue + 6)], columns)
+        assert step_of(used) == 0
+    for number in count(1):
+        used.note(0, [place(3 * number - 3)], columns)
+        assert step_of(used) == 3 * number
+        if number == 3:
+            break
+    used.note(0, [place(9)], columns)
+    assert step_of(used) == 9
+
+
+def test_what_was_used_stands_until_a_round_has_been_used_from_the_new_place_on() -> None:
+    used, place = used_by(2)
+    used.restart_at([0, 1])
+    used.note(0, [place(0), place(2), place(4)], None)
+    used.note(1, [place(1), place(3)], None)
+    assert step_of(used) == 4
+    used.restart_at([2, 3])  # trainers that were put back
+    assert step_of(used) == 4
+    used.note(1, [place(3)], None)
+    assert step_of(used) == 4
+    used.note(0, [place(2)], None)
+    assert step_of(used) == 4
+    used.restart_at([0, 1])
+    used.note(0, [place(0)], None)
+    used.note(1, [place(1)], None)
+    assert step_of(used) == 2
+
+
+def test_what_was_used_stands_while_a_queues_consumer_is_away() -> None:
+    used, place = used_by(2)
+    used.restart_at([0, 1])
+    used.note(0, [place(0)], None)
+    used.note(1, [place(1)], None)
+    used.restart_at([np.inf, 3], lacks_some=True)
+    used.note(1, [place(3), place(5)], None)
+    assert step_of(used) == 2 and not used._ends
+    used.restart_at([2, 7])
+    used.note(0, [place(2), place(4)], None)
+    assert step_of(used) == 2
+    used.note(1, [place(7)], None)
+    used.note(0, [place(6)], None)
+    assert step_of(used) == 8
+
+
+def test_a_queue_that_has_had_everything_holds_nobody_back() -> None:
+    used, place = used_by(2)
+    used.restart_at([0, np.inf])
+    used.note(0, [place(0), place(2)], None)
+    assert step_of(used) == 0  # the last queue's batches end the rounds
+    used.restart_at([np.inf, 1])
+    used.note(1, [place(1), place(3)], None)
+    assert step_of(used) == 4
+
+
+def test_a_queue_that_has_used_its_last_batches_after_all_holds_nobody_back() -> None:
+    used, place = used_by(2)
+    used.restart_at([0, 1])
+    used.note(1, [place(1), place(3)], None)
+    used.restart_at([np.inf, 5], lacks_some=True)
+    used.leave_out(0, None)
+    assert step_of(used) == 0
+    used.restart_at([0, 1])
+    used.note(1, [place(1), place(3)], None)
+    used.leave_out(0, None)
+    assert step_of(used) == 4
+    used.leave_out(1, None)
+    assert step_of(used) == 4
+
+
+def position_of(server: feeder.Server, *heard: feeder.Consumer) -> int:
+    """The first batch that not everybody has used, once the server has heard of what they used."""
+    for consumer in heard:
+        consumer.snapshot()
+    step: int = server._position().states[0].summary[2]
+    return step
+
+
+@pytest.mark.parametrize("comes_back", [False, True])
+def test_what_was_sent_and_is_not_used_is_not_stored(tmp_path: Path, comes_back: bool) -> None:
+    """Also where another trainer comes back, from whose place on the feed is made again."""
+    wish = {"queue": 1, "credit": 8}
+    with (
+        serving(factory(), queues=2, checkpoints=tmp_path) as server,
+        reading(server, queue=0, credit=8) as slow,
+    ):
+        fast = feeder.connect(server.addresses[0], **wish)
+        assert [next(slow).step for _ in range(2)] == [0, 2]
+        assert [next(fast).step for _ in range(4)] == [1, 3, 5, 7]
+        if comes_back:
+            state = fast.state_dict()
+            fast.close()
+            fast = feeder.connect(server.addresses[0], resume=state, rejoin=True, **wish)
+        with fast:
+            for _ in range(5):
+                next(fast)
+            assert position_of(server, fast, slow) == 4
+            for _ in range(5):
+                next(slow)
+            assert position_of(server, slow) == 14
+
+
+def test_nor_is_what_a_consumer_had_when_it_lost_its_server(tmp_path: Path) -> None:
+    address = f"ipc://{tmp_path}/feed"
+    with feeder.serve(factory(), address, queues=2):
+        slow = feeder.connect(address, queue=0, credit=16)
+        fast = feeder.connect(address, queue=1, credit=2)
+        assert (next(slow).step, next(fast).step) == (0, 1)
+        for _ in range(100):  # At each some of what has been made may have come.
+            if slow.stats()["prefetched_batches"] >= 6:
+                break
+            slow.snapshot()
+    with slow, fast, feeder.serve(factory(), address, queues=2) as server:
+        assert [next(fast).step for _ in range(5)] == [*range(3, 12, 2)]
+        assert position_of(server, fast) == 0
+        # The other has come back too, and more may have come until its server was gone.
+        lease = slow._loop.inbox.lease
+        assert lease is not None and lease.base >= 7
+        for _ in range(lease.base):
+            step = next(slow).step
+        assert 0 < position_of(server, slow) <= step + 2

@@ -1,0 +1,104 @@
+"""A server that is closed under its consumer lets go of everything that it held of it."""
+
+from __future__ import annotations
+
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import feeder
+from conformance.served import TRANSPORTS, serving
+from feeder.service.server import run as served_feeds
+from feeder.service.server.run import Outbox
+from feeder.workers.stats import Stopwatch
+from feeds import make
+from leaks import held
+from small import WAIT_S
+
+
+def endless() -> feeder.Coordinator:
+    return make(
+        lambda call: [np.full(4, call.index)], input_blob_names=["id"], batch_size=4, epochs=None
+    )
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_server_closed_under_its_consumer_keeps_no_descriptor_of_it(transport: str) -> None:
+    scheme, plane = TRANSPORTS[transport]
+    before = held().descriptors["file descriptor of anon_inode:[pidfd]"]
+    with serving(endless, scheme) as server:
+        consumer = feeder.connect(server.addresses[0], plane=plane)
+        next(consumer)
+    assert held().descriptors["file descriptor of anon_inode:[pidfd]"] == before
+    consumer.close()
+
+
+def num_arenas() -> int:
+    return sum(num for what, num in held().descriptors.items() if "memfd:feeder" in what)
+
+
+def test_it_lets_go_of_memory_that_was_ready_though_a_fetch_function_does_not_return(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    called, goes_on = threading.Event(), threading.Event()
+
+    def stuck(call: feeder.Call) -> Any:
+        called.set()
+        goes_on.wait()
+        return [np.full(4, call.index)]
+
+    monkeypatch.setattr(served_feeds, "_CLOSE_S", 0.1)
+    before = num_arenas()
+    try:
+        with (
+            pytest.raises(feeder.StuckWorkerError, match="fetcher 0"),
+            serving(lambda: make(stuck, input_blob_names=["id"], batch_size=4)) as server,
+        ):
+            consumer = feeder.connect(server.addresses[0])
+            assert called.wait(WAIT_S)
+            assert num_arenas() > before
+        assert num_arenas() == before
+    finally:
+        goes_on.set()
+        consumer.close()
+
+
+def test_what_is_asked_when_a_consumers_thread_has_just_ended_is_not_waited_for() -> None:
+    with serving(endless) as server:
+        consumer = feeder.connect(server.addresses[0])
+        position = consumer.state_dict()["feeder"]
+        consumer.close()
+        loop = consumer._loop
+        with pytest.raises(feeder.RemoteError, match="no snapshot"):
+            loop.request_snapshot().result(WAIT_S)
+        restarts = loop.inbox.num_restarts + 1
+        loop.call_soon(lambda: loop.reopen(restarts, position))
+        with pytest.raises(feeder.ClosedError):
+            loop.inbox.wait_for_opened(restarts)
+
+
+def test_of_several_reasons_why_nothing_more_comes_the_first_is_told() -> None:
+    with serving(endless) as server, feeder.connect(server.addresses[0]) as consumer:
+        inbox = consumer._loop.inbox
+        first = feeder.RemoteError("the first")
+        inbox.fail(first)
+        inbox.fail(feeder.RemoteError("the second"))
+        assert inbox.failure is first
+
+
+def test_an_outbox_that_is_closed_with_batches_has_not_come_to_the_end() -> None:
+    """A server that was closed then told the end to a consumer that had not got the last batch,
+    which asked no other server for it."""
+    batch: Any = SimpleNamespace(step=0)
+    ending: Any = object()
+    for taken in (0, 1):
+        outbox = Outbox(0, lambda batches: None, lambda batch: None, Stopwatch())
+        outbox.put([batch])
+        outbox.finish(ending)
+        assert len(outbox.pop_batches(taken)) == taken
+        assert outbox.ending is (ending if taken else None)
+        outbox.close()
+        assert outbox.ending is None and outbox.result is ending

@@ -1,0 +1,145 @@
+"""What a consumer is given by a server, what it is told, and what it leaves behind."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+import feeder
+from conformance.served import reading, serving
+from feeds import make
+from peers import WAIT_S
+
+CHILD = """
+import os, sys, signal, numpy as np, feeder
+def fetch(call):
+    if call.index == 0 and os.fork() == 0:
+        signal.pause()
+    return [np.full(4, call.index)]
+def factory():
+    return feeder.init_data_input_workers(
+        ["id"], fetch, 4, epochs=None, coordinator=feeder.Coordinator())
+with feeder.serve(factory, sys.argv[1]) as server:
+    print(server.addresses[0], flush=True)
+    sys.stdin.read()
+"""
+
+
+def large(rows: int = 200_000) -> feeder.Coordinator:
+    return make(
+        lambda call: [np.full(rows, call.index)],
+        input_blob_names=["id"],
+        batch_size=rows,
+        epochs=None,
+        num_worker_threads=1,
+    )
+
+
+def test_the_arena_of_a_newcomer_is_made_for_its_own_wishes() -> None:
+    with serving(large) as server:
+        with reading(server, hold=20) as first:
+            next(first)
+            state = first.state_dict()
+        with reading(server, hold=20, resume=state) as second:
+            kept = [next(second) for _ in range(15)]
+        assert [int(batch["id"][0]) for batch in kept] == list(range(1, 16))
+
+
+def test_a_text_that_utf8_cannot_hold_is_told_and_the_others_go_on() -> None:
+    def fetch(call: feeder.Call) -> Any:
+        if call.index == 1:
+            raise ValueError("bad file caf\udce9.jpg")
+        return [np.full(4, call.index)]
+
+    def factory() -> feeder.Coordinator:
+        coordinator = feeder.Coordinator()
+        for name, function in (("bad", fetch), ("good", lambda call: [np.full(4, call.index)])):
+            make(
+                function,
+                input_blob_names=["id"],
+                batch_size=4,
+                epochs=None,
+                input_source_name=name,
+                coordinator=coordinator,
+            )
+        return coordinator
+
+    with (
+        serving(factory) as server,
+        reading(server, feed="good") as good,
+        reading(server, feed="bad") as bad,
+    ):
+        next(bad)
+        with pytest.raises(feeder.FetchError, match=r"bad file caf\\udce9"):
+            next(bad)
+        assert [next(good).step for _ in range(200)] == list(range(200))
+
+
+def test_a_state_that_was_refused_leaves_no_trace() -> None:
+    with make(lambda call: [np.ones(4)], input_blob_names=["other"], batch_size=4) as coordinator:
+        next(coordinator["train"])
+        foreign = coordinator.state_dict()
+    with serving(large) as server:
+        with reading(server) as consumer:
+            next(consumer)
+            state = consumer.state_dict()
+        with reading(server) as consumer:
+            before = consumer.state_dict()
+            with pytest.raises(feeder.ResumeError):
+                consumer.load_state_dict(foreign)
+            assert consumer.state_dict() == before
+            consumer.load_state_dict(state)
+            assert next(consumer).step == 1
+
+
+def test_a_consumer_that_is_forgotten_gives_its_queue_back() -> None:
+    with serving(large) as server:
+        consumer = feeder.connect(server.addresses[0])
+        thread = next(t for t in threading.enumerate() if t.name == "feeder consumer")
+        next(consumer)
+        del consumer
+        gc.collect()
+        thread.join(WAIT_S)
+        assert not thread.is_alive()
+        with reading(server) as consumer:
+            next(consumer)
+
+
+@pytest.mark.parametrize("address", ["ipc://forks", "tcp://127.0.0.1:0"])
+def test_a_fetch_function_that_forks_blocks_neither_failover_nor_restart(address: str) -> None:
+    def start() -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [sys.executable, "-c", CHILD, address], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            process_group=0,
+        )  # fmt: skip
+
+    servers = [start()]
+    try:
+        assert servers[0].stdout is not None
+        address = servers[0].stdout.readline().decode().strip()
+        with feeder.connect(address) as consumer:
+            steps = [next(consumer).step for _ in range(5)]
+            servers[0].kill()
+            servers.append(start())
+            steps += [next(consumer).step for _ in range(2000)]
+            assert steps == list(range(2005))
+            assert consumer.stats()["reconnects"] == 1
+    finally:
+        for server in servers:
+            kill_group(server)
+
+
+def kill_group(server: subprocess.Popen[bytes]) -> None:
+    """End a server and the children that it forked, which are in its group."""
+    import os
+    import signal
+
+    os.killpg(server.pid, signal.SIGKILL)
+    with server:
+        server.wait(WAIT_S)

@@ -1,0 +1,294 @@
+"""A served feed that fails: the server logs it once, and may end by itself then."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from itertools import count
+from typing import Any
+
+import numpy as np
+import pytest
+
+import feeder
+import small
+from conformance.served import reading, serving
+from feeder.service.server import io_loop as serving_module
+from feeder.service.server.delivery import Delivery
+from feeder.service.server.group import Desk
+from feeds import make
+
+END_S = 20.0
+
+
+def fail(call: feeder.Call) -> Any:
+    if call.index == 2:
+        raise OSError("the disk is gone")
+    return [np.full(4, call.index)]
+
+
+def failing(fetch: Any = fail, **settings: Any) -> feeder.Coordinator:
+    return make(fetch, input_blob_names=["id"], batch_size=4, **settings)
+
+
+def with_another(fetch: Any = fail, **settings: Any) -> feeder.Coordinator:
+    """A feed that fails, and one that goes on for ever."""
+    return failing(
+        lambda call: [np.full(4, call.index)], epochs=None, input_source_name="other",
+        coordinator=failing(fetch, **settings),
+    )  # fmt: skip
+
+
+def read_to_the_failure(consumer: feeder.Consumer) -> None:
+    with pytest.raises(feeder.FetchError, match="the disk is gone"):
+        list(consumer)
+
+
+def failures(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
+
+
+def check_serving(server: feeder.Server) -> None:
+    """Raise `ClosedError` where what was said until now has ended it: its I/O thread answers once
+    more then, and no second time."""
+    for _ in range(2):
+        server.figures()
+
+
+def test_a_failure_is_logged_once_for_all_queues(caplog: pytest.LogCaptureFixture) -> None:
+    with (
+        serving(failing, queues=2) as server,
+        reading(server, queue=0) as left,
+        reading(server, queue=1) as right,
+    ):
+        read_to_the_failure(left)
+        read_to_the_failure(right)
+    (told,) = failures(caplog)
+    assert told.startswith("feed 'train' has failed: worker ")
+    assert "Traceback (most recent call last)" in told and "in fail" in told
+
+
+def test_a_server_goes_on_after_a_failure(caplog: pytest.LogCaptureFixture) -> None:
+    """Who comes later begins the feed again, and it fails again."""
+    with serving(failing) as server:
+        for num in (1, 2):
+            with reading(server) as consumer:
+                read_to_the_failure(consumer)
+            assert len(failures(caplog)) == num
+        check_serving(server)
+        assert server.failure is None
+
+
+def test_a_server_ends_once_all_its_consumers_were_told_of_a_failure() -> None:
+    with (
+        serving(failing, queues=2, exit_when="acknowledged") as server,
+        reading(server, queue=0) as left,
+        reading(server, queue=1) as right,
+    ):
+        read_to_the_failure(left)
+        left.close()
+        check_serving(server)
+        read_to_the_failure(right)
+        assert server.wait(END_S)
+        assert isinstance(server.failure, feeder.FetchError)
+
+
+def test_a_server_waits_for_nobody_who_is_not_there_after_a_failure() -> None:
+    """The trainer that was told is gone, and it alone would have read the other feed."""
+    with serving(with_another, exit_when="acknowledged") as server:
+        with reading(server, feed="other") as other, reading(server, feed="train") as consumer:
+            next(other)
+            read_to_the_failure(consumer)
+            consumer.close()
+            check_serving(server)
+        assert server.wait(END_S)
+        assert isinstance(server.failure, feeder.FetchError)
+
+
+def test_a_failure_is_forgotten_when_its_feed_is_begun_again() -> None:
+    """Else the server would not wait for who comes back."""
+    calls = count()
+
+    def fail_once(call: feeder.Call) -> Any:
+        if next(calls) == 0:
+            raise OSError("the disk is gone")
+        return [np.full(4, call.index)]
+
+    def factory() -> feeder.Coordinator:
+        return with_another(fail_once, epochs=None, num_worker_threads=1)
+
+    with serving(factory, exit_when="acknowledged") as server:
+        with reading(server, feed="other") as other:
+            next(other)
+            with reading(server, feed="train") as consumer:
+                read_to_the_failure(consumer)
+            with reading(server, feed="train") as consumer:
+                next(consumer)
+        check_serving(server)
+
+
+def test_a_position_that_does_not_fit_ends_no_server() -> None:
+    """It is the failure of who brought it; others are served."""
+    with failing(lambda call: [np.full(5, call.index + 1000)], epochs=None) as other:
+        next(other["train"])
+        state = other.state_dict()
+    with serving(failing, exit_when="acknowledged") as server:
+        with pytest.raises(feeder.ResumeError), reading(server, resume=state) as consumer:
+            next(consumer)
+        check_serving(server)
+        with reading(server) as consumer:
+            read_to_the_failure(consumer)
+        assert server.wait(END_S) and isinstance(server.failure, feeder.FetchError)
+
+
+def test_the_stack_of_a_call_that_does_not_return_is_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    go_on = threading.Event()
+
+    def hang(call: feeder.Call) -> Any:
+        go_on.wait(END_S)
+        return [np.zeros(4)]
+
+    with serving(lambda: failing(hang, timeout=0.2)) as server, reading(server) as consumer:
+        with pytest.raises(feeder.FetchTimeout):
+            next(consumer)
+        go_on.set()
+    (told,) = failures(caplog)
+    assert "has not returned" in told and "in hang" in told
+
+
+def test_where_a_thread_cannot_be_started_none_is_left_and_the_next_consumer_is_served(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    start, is_short, started = threading.Thread.start, True, list[threading.Thread]()
+
+    def refuse(thread: threading.Thread) -> None:
+        if is_short and thread.name == "feeder train enqueuer":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+        if thread.name.startswith("feeder train fetcher"):
+            started.append(thread)
+
+    def factory() -> feeder.Coordinator:
+        return failing(lambda call: [np.full(4, call.index)], epochs=None)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with serving(factory) as server:
+        with reading(server) as consumer, pytest.raises(feeder.RemoteError, match="can't start"):
+            next(consumer)
+        assert started
+        for thread in started:
+            thread.join(END_S)
+            assert not thread.is_alive()
+        is_short = False
+        with reading(server) as consumer:
+            assert [next(consumer).step for _ in range(3)] == [0, 1, 2]
+
+
+def test_a_fault_of_the_servers_own_reaches_who_asks_for_a_queue(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(config: object, device: int) -> int:
+        raise ZeroDivisionError("a bug")
+
+    with serving(lambda: failing(lambda call: [np.full(4, call.index)], epochs=None)) as server:
+        with monkeypatch.context() as patch:
+            patch.setattr(serving_module, "num_batches", broken)
+            with pytest.raises(feeder.RemoteError, match="ZeroDivisionError: a bug"):
+                feeder.connect(server.addresses[0])
+        with reading(server) as consumer:
+            assert next(consumer).step == 0
+    caplog.clear()  # The traceback that was logged holds the server.
+
+
+WRONG: dict[str, tuple[Any, list[str], str]] = {
+    "columns": (
+        lambda call: [np.zeros(4)] * 1025, [f"c{i}" for i in range(1025)],
+        "feed 'train' has 1025 columns, expected at most 1024",
+    ),
+    "a long name": (
+        lambda call: [np.zeros(4)], ["x" * 1025],
+        "column name 'x+' has 1025 characters, expected at most 1024",
+    ),
+    "a name that is no text": (
+        lambda call: [np.zeros(4)], ["x\udc80"],
+        r"column name 'x\\udc80' has 2 characters, .*UTF-8",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("fetch", "names", "told"), WRONG.values(), ids=WRONG)
+def test_names_that_consumers_cannot_be_told_are_refused(
+    fetch: Any, names: list[str], told: str
+) -> None:
+    with pytest.raises(feeder.ConfigError, match=told):
+        feeder.serve(lambda: small.make(fetch, names), "tcp://127.0.0.1:0")
+
+
+@pytest.mark.parametrize(
+    ("array", "told"),
+    [
+        (np.zeros((4, *[1] * 32)), "column 'id' has 32 axes beside the rows, expected at most 31"),
+        (np.zeros(4, [("a", "i4")]), r"column 'id' has dtype .*, which cannot be served; give"),
+    ],
+)
+def test_columns_that_consumers_cannot_be_told_are_an_error_of_the_feed(
+    array: Any, told: str
+) -> None:
+    if array.ndim > 32 and np.lib.NumpyVersion(np.__version__) < "2.0.0":
+        pytest.skip("NumPy 1 has no such arrays")
+    with serving(lambda: small.make(lambda call: [array])) as server, reading(server) as consumer:
+        for _ in range(2):
+            with pytest.raises(feeder.ConfigError, match=told):
+                next(consumer)
+
+
+def test_what_the_server_does_wrong_for_one_consumer_ends_no_other(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    let_go, is_wrong = Delivery.let_go, True
+
+    def wrong(delivery: Delivery, lease: Any, news: Any) -> None:
+        nonlocal is_wrong
+        if lease.queue == 1 and news.batches and is_wrong:
+            is_wrong = False
+            raise feeder.ProtocolError("slots were released twice")
+        let_go(delivery, lease, news)
+
+    def two() -> feeder.Coordinator:
+        return failing(lambda call: [np.full(4, call.index)], epochs=None, devices=2)
+
+    with serving(two) as server, reading(server, queue=0, credit=2) as other:
+        with reading(server, queue=1, credit=2) as one:
+            assert [next(it).step for _ in range(3) for it in (other, one)] == [*range(6)]
+            state = one.state_dict()
+            monkeypatch.setattr(Delivery, "let_go", wrong)
+            with pytest.raises(feeder.ProtocolError, match="released twice"):
+                list(one)
+        with reading(server, queue=1, resume=state, rejoin=True) as again:
+            steps = [next(it).step for _ in range(9) for it in (other, again)]
+        assert steps == [*range(6, 24)]
+        assert other.stats()["reconnects"] == 0
+        assert server.failure is None
+    caplog.clear()
+
+
+def test_a_server_whose_own_thread_fails_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(desk: Desk) -> None:
+        raise ZeroDivisionError("a bug")
+
+    with serving(lambda: failing(lambda call: [np.full(4, call.index)], epochs=None)) as server:
+        monkeypatch.setattr(Desk, "pump", broken)
+        with pytest.raises(feeder.FeedError):
+            feeder.connect(server.addresses[0], timeout=0.5)
+        assert server.wait(END_S)
+        assert "ZeroDivisionError: a bug" in str(server.failure)
+    caplog.clear()
+
+
+def test_more_queues_than_consumers_can_be_told_of_are_refused() -> None:
+    with pytest.raises(feeder.ConfigError, match="has 1025 queues, expected at most 1024"):
+        feeder.serve(lambda: small.make(lambda call: None), "tcp://127.0.0.1:0", queues=1025)

@@ -1,0 +1,308 @@
+"""Who may have a queue, and what those are told who may not."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections import deque
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from itertools import islice
+from pathlib import Path
+from threading import Event, Thread
+from typing import Any
+
+import pytest
+import zmq
+
+import feeder
+from conformance.served import Seen, reading, served, serving
+from feeder import (
+    AuthError,
+    ConfigError,
+    ConnectTimeout,
+    Coordinator,
+    LeaseLost,
+    ResumeError,
+    SnapshotFormatError,
+)
+from feeder.devices import host
+from feeder.service.net.keys import make_keys
+from feeder.service.net.security import read_event
+from feeder.service.protocol import messages as say
+from feeder.service.server import io_loop as serving_module
+from feeder.service.server.io_loop import ServerLoop
+from feeds import Record, assert_same, deal, expected, make, note
+from fetches import make_fetch
+from peers import OPEN, RawPeer, peer_of
+
+EPOCHS = 2
+WAIT_S = 10.0
+
+
+def factory(**settings: Any) -> Coordinator:
+    return make(make_fetch("pure", "ragged"), **({"epochs": EPOCHS} | settings))
+
+
+@pytest.fixture(scope="module")
+def stream() -> list[Record]:
+    return expected(make_fetch("pure", "ragged"), pure=True, epochs=EPOCHS)
+
+
+@pytest.fixture
+def address() -> Iterator[str]:
+    """Where a server is, on whose one queue a consumer reads on whatever happens."""
+    stream = expected(make_fetch("pure", "ragged"), pure=True, epochs=EPOCHS)
+    with serving(factory) as server, reading(server) as consumer:
+        first = [note(batch) for batch in islice(consumer, 3)]
+        yield server.addresses[0]
+        assert_same(first + [note(batch) for batch in consumer], stream)
+        assert consumer.stats()["reconnects"] == 0
+
+
+def test_who_died_before_it_was_heard_holds_no_queue(
+    monkeypatch: pytest.MonkeyPatch, stream: list[Record]
+) -> None:
+    """As a trainer that is killed while its server starts: that it is gone was told before it said
+    Open, as far as the server knows, and is not told again."""
+    send, heard = ServerLoop.send, Event()
+
+    def unreachable(self: ServerLoop, peer: Any, message: say.Message, frames: Any) -> bool:
+        if isinstance(message, say.Opened) and not heard.is_set():
+            heard.set()
+            return False
+        return send(self, peer, message, frames)
+
+    monkeypatch.setattr(ServerLoop, "send", unreachable)
+    with serving(factory) as server, peer_of(server.addresses[0]) as dead:
+        dead.say(say.Open(**(OPEN | {"feed": ""})))
+        assert heard.wait(WAIT_S)
+        with reading(server) as consumer:
+            assert_same([note(batch) for batch in consumer], stream)
+
+
+@pytest.mark.parametrize("scheme", ("ipc", "tcp"))
+def test_nor_does_who_died_before_it_was_read(
+    monkeypatch: pytest.MonkeyPatch, stream: list[Record], scheme: str
+) -> None:
+    """As a trainer that is killed just after it said Open: the end of its connection is known when
+    that is read. ZeroMQ looks for what has ended once in a millisecond, and takes the answer."""
+    events: deque[Any] = deque()
+    send, has_ended = ServerLoop.send, Event()
+
+    def read(monitor: Any) -> Any:
+        event = events.popleft() if events else read_event(monitor)
+        if event is not None and event.kind == zmq.EVENT_ACCEPTED and not has_ended.is_set():
+            while not events or events[-1].kind != zmq.EVENT_DISCONNECTED:
+                assert monitor.poll(WAIT_S * 1000)
+                events.append(read_event(monitor))
+            has_ended.set()
+        return event
+
+    def take(self: ServerLoop, peer: Any, message: say.Message, frames: Any) -> bool:
+        is_ghost = peer in self._leases and self._leases[peer][1].who == "ghost"
+        return is_ghost or send(self, peer, message, frames)
+
+    monkeypatch.setattr(serving_module, "read_event", read)
+    monkeypatch.setattr(ServerLoop, "send", take)
+    with serving(factory, scheme) as server:
+        with closing(RawPeer(server.addresses[0])) as peer:
+            peer.say(say.Open(**(OPEN | {"feed": "", "who": "ghost"})))
+        assert has_ended.wait(WAIT_S)
+        with reading(server) as consumer:
+            assert_same([note(batch) for batch in consumer], stream)
+
+
+def test_what_a_peer_says_of_itself_moves_no_terminals_cursor(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "feeder")
+    said = "someone\n\x1b[2J\u202efeeder: all is well"
+    with serving(factory) as server, peer_of(server.addresses[0]) as peer:
+        generation = peer.opens(feed="", who=said).generation
+        peer.say(say.Attached(generation=generation, plane="frames", reason=said))
+        peer.hear(say.Batches)
+        with pytest.raises(LeaseLost, match=r"held by someone\?\?\[2J\?feeder: all is well; pid"):
+            feeder.connect(server.addresses[0])
+    lines = [record.getMessage() for record in caplog.records]
+    assert any("frames, because someone??[2J?feeder" in line for line in lines)
+    assert all(line.isprintable() for line in lines)
+
+
+def test_second_consumer_is_told_who_holds_the_queue(address: str) -> None:
+    holder = rf"queue 0 is held by pid {os.getpid()} on .*takeover=True"
+    with pytest.raises(LeaseLost, match=holder):
+        feeder.connect(address)
+
+
+@pytest.mark.parametrize("queue", (1, 4096, 2**31 - 1))
+def test_queue_out_of_range(address: str, queue: int) -> None:
+    with pytest.raises(ConfigError, match=f"queue is {queue}.*expected 0 to 0"):
+        feeder.connect(address, queue=queue)
+
+
+def test_feed_that_is_not_served(address: str) -> None:
+    with pytest.raises(ConfigError, match=r"feed is 'tarin', expected one of \['train'\]"):
+        feeder.connect(address, feed="tarin")
+
+
+def position_of(**settings: Any) -> dict[str, bytes]:
+    with factory(**settings) as coordinator:
+        (name,) = coordinator
+        next(coordinator[name])
+        return coordinator.state_dict()
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    (
+        ({"input_source_name": "val"}, "val"),
+        ({"batch_size": 5}, "batch_size"),
+        ({"seed": 3}, "seed: 3 then, 0 now"),
+        ({"last_batch": "drop"}, "last_batch: 'drop' then, 'keep' now"),
+        ({"version": "2"}, "version"),
+    ),
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_position_of_another_feed(address: str, settings: dict[str, Any], told: str) -> None:
+    with pytest.raises(ResumeError, match=told):
+        feeder.connect(address, resume=position_of(**settings), takeover=True)
+
+
+def test_token_of_other_settings(address: str) -> None:
+    with factory(seed=3) as coordinator:
+        token = next(coordinator["train"]).cut.token()
+    with pytest.raises(ResumeError):
+        feeder.connect(address, resume=token, takeover=True)
+
+
+def test_bytes_that_are_no_position(address: str) -> None:
+    with pytest.raises(SnapshotFormatError):
+        feeder.connect(address, resume=b"x" * 100, takeover=True)
+
+
+def test_whoever_takes_over_goes_on_and_the_old_one_is_told() -> None:
+    stream = expected(make_fetch("pure", "ragged"), pure=True, epochs=5)
+    with serving(lambda: factory(epochs=None)) as server, reading(server, credit=2) as old:
+        first = [note(batch) for batch in islice(old, 4)]
+        with reading(server, takeover=True, resume=old.state_dict()) as new:
+            with pytest.raises(LeaseLost, match="queue 0 was taken over by pid"):
+                list(islice(old, 100))
+            with pytest.raises(LeaseLost):
+                next(old)
+            rest = [note(batch) for batch in islice(new, len(stream) - 5)]
+            assert_same(first + rest, stream[:-1])
+
+
+def test_queue_is_free_when_its_consumer_has_left(stream: list[Record]) -> None:
+    with serving(factory) as server:
+        for _ in range(3):
+            with reading(server) as consumer:
+                assert_same([note(next(consumer))], stream[:1])
+
+
+def test_rank_of_the_launcher_is_the_queue(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "7")
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    with serving(factory, queues=2) as server, reading(server) as consumer:
+        assert "queue 1" in repr(consumer)
+
+
+# ---- several queues
+
+
+def test_feed_waits_for_its_queues_and_says_for_which(
+    stream: list[Record], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host, "_SLOW_S", 0.05)
+    said, told = Event(), []
+
+    def listen(record: logging.LogRecord) -> bool:
+        if "the feed waits for a consumer on queue 1" in record.getMessage():
+            said.set()
+        return True
+
+    logger = logging.getLogger("feeder")
+    logger.addFilter(listen)
+    try:
+        with serving(factory, queues=2) as server, reading(server, queue=0) as first:
+            thread = Thread(target=lambda: told.append(note(next(first))))
+            thread.start()
+            assert said.wait(WAIT_S) and not told
+            with reading(server, queue=1) as second:
+                assert_same([note(next(second))], stream[1:2])
+                thread.join(WAIT_S)
+    finally:
+        logger.removeFilter(listen)
+    assert_same(told, stream[:1])
+
+
+def states_after(batches: int) -> list[dict[str, bytes]]:
+    with served("ipc", factory, num_queues=2) as seen:
+        list(islice(deal(seen), batches))
+        return [consumer.state_dict() for consumer in seen.consumers]
+
+
+def test_queues_that_start_at_different_rounds_are_refused(stream: list[Record]) -> None:
+    early, late = states_after(2), states_after(6)
+    with serving(factory, queues=2) as server, reading(server, queue=0, resume=early[0]) as first:
+        with pytest.raises(ResumeError, match="queue 1 would start at round 3, but queue 0 at rou"):
+            feeder.connect(server.addresses[0], queue=1, resume=late[1])
+        with reading(server, queue=1, resume=early[1]) as second:
+            got = [note(batch) for batch in deal(Seen([first, second]))]
+    assert_same(got, stream[2:])
+
+
+def test_one_that_rejoins_may_stand_elsewhere(stream: list[Record]) -> None:
+    with serving(factory, queues=2) as server, ExitStack() as stack:
+        first = stack.enter_context(reading(server, queue=0))
+        with reading(server, queue=1) as second:
+            others = [note(batch) for batch in islice(deal(Seen([first, second])), 6)][::2]
+            state = states_after(2)[1]
+        again = stack.enter_context(reading(server, queue=1, resume=state, rejoin=True))
+        mine = []
+        for _ in range(2):
+            mine.append(note(next(again)))
+        while (batch := next(again, None)) is not None:
+            mine.append(note(batch))
+            others += [note(other) for other in islice(first, 1)]
+        others += [note(batch) for batch in first]
+    assert_same(mine, stream[3::2])
+    assert_same(others, stream[0::2])
+
+
+# ---- who is there, and who may come in
+
+
+@pytest.mark.parametrize("address", ("tcp://127.0.0.1:9", "ipc:///tmp/feeder-nobody.sock"))
+def test_address_with_nobody_behind(address: str) -> None:
+    with pytest.raises(ConnectTimeout, match=rf"no answer from {address} within 0\.2 s"):
+        feeder.connect(address, timeout=0.2)
+
+
+@pytest.mark.parametrize("address", ("tcp://0.0.0.0:0", "tcp://*:0", "tcp://[::]:0"))
+def test_port_that_others_reach_needs_keys(address: str) -> None:
+    with pytest.raises(ConfigError, match="keys"):
+        feeder.serve(factory, address)
+
+
+def test_keys_say_who_comes_in(
+    tmp_path: Path, stream: list[Record], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.ERROR)
+    server_keys, stranger_keys = tmp_path / "server", tmp_path / "stranger"
+    make_keys(server_keys)
+    make_keys(stranger_keys)
+    # One that knows the server's key, and is not on its list.
+    unlisted = tmp_path / "unlisted"
+    make_keys(unlisted)
+    (unlisted / "server.key").write_bytes((server_keys / "server.key").read_bytes())
+    with (
+        serving(factory, "tcp", keys=server_keys) as server,
+        reading(server, keys=server_keys) as good,
+    ):
+        first = [note(next(good))]
+        for keys in (None, stranger_keys, unlisted):
+            with pytest.raises(AuthError, match="refuses"):
+                feeder.connect(server.addresses[0], keys=keys)
+        assert_same(first + [note(batch) for batch in good], stream)

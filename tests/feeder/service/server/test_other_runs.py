@@ -1,0 +1,271 @@
+"""Positions of another run, brought to a server: whole, of the same settings, and of other rows."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import msgpack
+import numpy as np
+import pytest
+import xxhash
+
+import feeder
+from conformance.served import reading, serving
+from feeder.service.server.rewind import Agreement, Stand
+from small import Aside, Counted, Pure, Seekable, ids, make
+
+NUM = 100
+"""Batches of each of two queues."""
+NOT_ONE = (
+    r"the positions of queue \d \(.*\) and queue \d \(.*\) are not of one stream: from"
+    r"|fetch function is not deterministic: worker \d, call \d+: "
+)
+"""Told of positions that disagree, or of the chunk that a position ended with."""
+
+
+class Chunks(Pure):
+    """The same rows in chunks of another size."""
+
+    def __init__(self, rows: int) -> None:
+        super().__init__(2 * NUM * 4 // rows, rows)
+
+    def __call__(self, call: feeder.Call) -> Any:
+        if call.index >= self.num_calls:
+            raise StopIteration
+        return (np.arange(self.rows) + self.rows * call.index + 1,)
+
+
+def whole() -> feeder.Coordinator:
+    return make(Chunks(4), devices=2)
+
+
+def token_after(fetch: Any, batches: int) -> bytes:
+    """The position of another run."""
+    with make(fetch, devices=2) as coordinator:
+        for i in range(batches):
+            cut = next(coordinator["train"].on(i % 2)).cut
+        return cut.token()
+
+
+def changed(token: bytes, at: int, value: Any) -> bytes:
+    fields = msgpack.unpackb(token[11:])
+    fields[at] = value
+    body = msgpack.packb(fields)
+    return token[:3] + xxhash.xxh3_64_digest(body) + body
+
+
+def rows_of(queue: int) -> list[int]:
+    return [4 * step + i + 1 for step in range(queue, 2 * NUM, 2) for i in range(4)]
+
+
+@pytest.mark.parametrize(
+    "token",
+    [
+        pytest.param(lambda: token_after(Chunks(2), 6), id="other chunks"),
+        pytest.param(lambda: token_after(Chunks(2), 60), id="other chunks, ahead"),
+        pytest.param(lambda: changed(token_after(Chunks(4), 8), 5, 2), id="another step"),
+        pytest.param(lambda: changed(token_after(Chunks(4), 8), 4, 6), id="another index"),
+    ],
+)
+def test_who_brings_a_position_of_another_run_is_told_so_alone(token: Any) -> None:
+    """And the other queue's trainer is given the rows that come next, whoever comes and goes."""
+    with serving(whole) as server, reading(server, queue=1, credit=2) as innocent:
+        with reading(server, queue=0) as first:
+            pairs = [(next(first), next(innocent)) for _ in range(20)]
+            got, seen = ids(pair[0] for pair in pairs), ids(pair[1] for pair in pairs)
+            state = first.state_dict()
+        with reading(server, queue=0, resume=token(), rejoin=True, credit=2) as foreign:
+            rest = Aside(lambda: ids(innocent))
+            with pytest.raises(feeder.ResumeError, match=NOT_ONE):
+                list(foreign)
+        with reading(server, queue=0, resume=state, rejoin=True) as again:
+            assert got + ids(again) == rows_of(0)
+        assert seen + rest.result() == rows_of(1)
+        assert innocent.stats()["reconnects"] == 0
+
+
+def is_refused_alone(fetch: Callable[[], Any], token: bytes, told: str) -> None:
+    """Bring a token to a queue that was left, beside one whose trainer goes on."""
+    with (
+        serving(lambda: make(fetch(), devices=2)) as server,
+        reading(server, queue=1, credit=2) as innocent,
+    ):
+        with reading(server, queue=0) as first:
+            steps = [next(one).step for _ in range(10) for one in (first, innocent)]
+            state = first.state_dict()
+        with (
+            reading(server, queue=0, resume=token, rejoin=True) as foreign,
+            pytest.raises(feeder.ResumeError, match=told),
+        ):
+            next(foreign)
+        with reading(server, queue=0, resume=state, rejoin=True) as again:
+            steps += [next(one).step for _ in range(10) for one in (again, innocent)]
+    assert steps == [*range(40)]
+
+
+def test_who_brings_leftover_rows_of_another_run_is_told_so_alone() -> None:
+    """The chunk that they are of is another one here: the run fails as it begins."""
+
+    class Others(Pure):
+        def __call__(self, call: feeder.Call) -> Any:
+            return (-super().__call__(call)[0],)
+
+    token = token_after(Others(NUM, rows=3), 7)
+    is_refused_alone(lambda: Pure(NUM, rows=3), token, r"not deterministic: .* other rows")
+
+
+def test_who_brings_a_cursor_that_cannot_be_sought_is_told_so_alone() -> None:
+    class Picky(Seekable):
+        def seek(self, worker_id: int, cursor: int) -> None:
+            if 0 < cursor < 5:
+                raise OSError("no such place")
+            super().seek(worker_id, cursor)
+
+    token = token_after(Seekable(NUM, rows=4), 3)
+    is_refused_alone(lambda: Picky(NUM, rows=4), token, r"position of queue 0: .*no such place")
+
+
+def test_a_server_that_knows_neither_refuses_both() -> None:
+    """It cannot tell which of them is wrong, and hands out no row of either."""
+    tokens = token_after(Chunks(2), 5), token_after(Chunks(4), 10)
+    with serving(whole) as server, ExitStack() as stack:
+        pair = [
+            stack.enter_context(reading(server, queue=i, resume=token, rejoin=True, credit=1))
+            for i, token in enumerate(tokens)
+        ]
+        told = [Aside(lambda one=one: list(one)) for one in pair]
+        for one in told:
+            with pytest.raises(feeder.ResumeError, match=NOT_ONE):
+                one.result()
+
+
+@pytest.mark.parametrize("form", [Pure, Counted, Seekable])
+@pytest.mark.parametrize("last_batch", ["keep", "drop", "carry"])
+def test_positions_of_one_run_agree_wherever_they_are(form: Any, last_batch: str) -> None:
+    """In the middle of chunks, at the ends of epochs and beyond, on whichever queue."""
+
+    def feed() -> feeder.Coordinator:
+        return make(form(5, 3), devices=3, epochs=4, last_batch=last_batch)
+
+    states: dict[tuple[int, int], Any] = {}
+    rest: dict[tuple[int, int], list[int]] = {}
+    with serving(feed) as server, ExitStack() as stack:
+        readers = [stack.enter_context(reading(server, queue=i)) for i in range(3)]
+        rows: dict[int, list[list[int]]] = {i: [] for i in range(3)}
+        left = dict(enumerate(readers))
+        while left:
+            for i, one in [*left.items()]:
+                states[i, len(rows[i])] = one.state_dict()
+                with suppress(StopIteration):
+                    rows[i].append(next(one)["id"].tolist())
+                    continue
+                states[i, len(rows[i])] = one.state_dict()
+                del left[i]
+    for i, num in states:
+        rest[i, num] = [row for batch in rows[i][num:] for row in batch]
+    least = min(map(len, rows.values()))
+    for shift in range(0, least, 2):
+        at = {i: min(len(rows[i]), (i * shift + shift // 2) % (least + 1)) for i in range(3)}
+        with serving(feed) as server, ExitStack() as stack:
+            readers = [
+                stack.enter_context(reading(server, queue=i, resume=states[i, num], rejoin=True))
+                for i, num in at.items()
+            ]
+            got = [Aside(lambda one=one: ids(one)) for one in readers]
+            assert [one.result() for one in got] == [rest[i, num] for i, num in at.items()]
+
+
+def test_one_whose_connection_broke_is_known_when_it_comes_back() -> None:
+    """It had batches of this server, and who stands ahead of it had none."""
+    token = token_after(Chunks(2), 120)
+    with serving(whole) as server, reading(server, queue=1, credit=2) as innocent:
+        with reading(server, queue=0) as first:
+            pairs = [(next(first), next(innocent)) for _ in range(20)]
+            got, seen = ids(pair[0] for pair in pairs), ids(pair[1] for pair in pairs)
+            state = first.state_dict()
+        with reading(server, queue=0, resume=token, rejoin=True, credit=2) as foreign:
+            seen += ids([next(innocent)])
+            inbox = innocent._loop.inbox
+            innocent._loop.call_soon(lambda: innocent._loop._lose("broken by the test"))
+            while inbox.num_opened < 2:
+                threading.Event().wait(0.001)
+            rest = Aside(lambda: ids(innocent))
+            with pytest.raises(feeder.ResumeError, match=NOT_ONE):
+                list(foreign)
+        with reading(server, queue=0, resume=state, rejoin=True) as again:
+            assert got + ids(again) == rows_of(0)
+        assert seen + rest.result() == rows_of(1)
+
+
+@pytest.mark.parametrize("rejoin", [False, True])
+def test_where_a_call_fails_as_the_feed_begins_all_are_told(rejoin: bool) -> None:
+    """Nobody's position is why, also where they came from a checkpoint."""
+
+    class Broken(Chunks):
+        def __call__(self, call: feeder.Call) -> Any:
+            raise OSError("the data store is down")
+
+    with serving(whole) as server, ExitStack() as stack:
+        pair = [stack.enter_context(reading(server, queue=i)) for i in range(2)]
+        states = [(next(one), one.state_dict())[1] for one in pair]
+    with serving(lambda: make(Broken(4), devices=2)) as server, ExitStack() as stack:
+        for i, state in enumerate(states):
+            one = stack.enter_context(reading(server, queue=i, resume=state, rejoin=rejoin))
+            pair[i] = one
+        for told in [Aside(lambda one=one: next(one)) for one in pair]:
+            with pytest.raises(feeder.FetchError, match="the data store is down"):
+                told.result()
+
+
+def test_the_end_of_an_epoch_may_have_names_that_lie_further_apart() -> None:
+    """Where epochs after it give no batch, as with `last_batch="drop"`."""
+    with make(Pure(3), last_batch="drop", epochs=None) as coordinator:
+        cut = next(coordinator["train"]).cut
+        stream = coordinator["train"].streams[0].config.stream
+    first, late = replace(cut, epoch=0, index=3, step=3), replace(cut, epoch=2, index=0, step=3)
+    for one, other in ((first, late), (late, first)):
+        leases: Any = [SimpleNamespace(queue=i, who="", agrees=False) for i in range(2)]
+        agreement = Agreement([Stand(leases[0], one), Stand(leases[1], other)], stream)
+        batch: Any = SimpleNamespace(step=3, index=0, place=late)
+        agreement.look([batch])
+        agreement.settle()
+        assert all(lease.agrees for lease in leases)
+    agreement = Agreement([Stand(leases[0], first), Stand(leases[1], late)], stream)
+    batch = SimpleNamespace(step=3, index=3, place=late)
+    for error in (feeder.ResumeError, feeder.ClosedError):  # It is told once.
+        with pytest.raises(error):
+            agreement.look([batch])
+
+
+def test_of_three_that_a_server_does_not_know_the_one_that_differs_is_told() -> None:
+    def three(rows: int = 4) -> feeder.Coordinator:
+        return make(Chunks(rows), devices=3)
+
+    def token(rows: int, batches: int) -> bytes:
+        with three(rows) as coordinator:
+            for i in range(batches):
+                cut = next(coordinator["train"].on(i % 3)).cut
+            return cut.token()
+
+    settings: dict[str, Any] = {"rejoin": True, "credit": 2}
+    with serving(three) as server, ExitStack() as stack:
+        pair = [
+            stack.enter_context(reading(server, queue=i, resume=token(4, 13 + i), **settings))
+            for i in range(2)
+        ]
+        rest = [Aside(lambda one=one: [batch.step for batch in one]) for one in pair]
+        with (
+            reading(server, queue=2, resume=token(2, 60), **settings) as foreign,
+            pytest.raises(feeder.ResumeError, match=NOT_ONE),
+        ):
+            list(foreign)
+        with reading(server, queue=2, resume=token(4, 15), **settings) as again:
+            assert [batch.step for batch in again] == [*range(17, 2 * NUM, 3)]
+        assert [one.result() for one in rest] == [
+            [*range(15, 2 * NUM, 3)], [*range(16, 2 * NUM, 3)]
+        ]  # fmt: skip

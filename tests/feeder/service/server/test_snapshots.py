@@ -1,0 +1,217 @@
+"""Snapshots of served feeds: what they hold, and what those are told who get none."""
+
+from __future__ import annotations
+
+import threading
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import feeder
+from conformance.served import reading, serving
+from feeder.service.client import consumer as consumer_module
+from feeder.service.protocol import messages as say
+from feeder.service.server.group import Desk
+from feeds import make
+from peers import WAIT_S
+
+
+def factory(last: Exception | None = None) -> feeder.Coordinator:
+    """Chunks of 7 rows in batches of 4: rows are left over at most cuts. After four chunks `last`
+    is raised; without it there is no end."""
+
+    def fetch(call: feeder.Call) -> Any:
+        if call.index == 4 and last is not None:
+            raise last
+        return [np.full(7, call.index)]
+
+    epochs = None if last is None else 1
+    return make(fetch, input_blob_names=["id"], batch_size=4, epochs=epochs)
+
+
+def failing() -> feeder.Coordinator:
+    return factory(OSError("the disk is gone"))
+
+
+@pytest.mark.parametrize("num", [0, 1, 5])
+def test_it_is_the_one_that_the_feed_gives_in_process(num: int) -> None:
+    def taken(batches: Any) -> None:
+        assert len(list(islice(batches, num))) == num
+
+    with factory() as coordinator:
+        taken(coordinator["train"])
+        wanted = bytes(coordinator.snapshot())
+    with serving(factory) as server:
+        with reading(server) as consumer:
+            taken(consumer)
+            assert bytes(consumer.snapshot()) == wanted
+        # Nor has it changed before the first batch of another that begins there.
+        with reading(server, resume=feeder.Snapshot.from_bytes(wanted)) as consumer:
+            assert bytes(consumer.snapshot()) == wanted
+
+
+def test_a_feed_that_has_failed_still_tells_where_its_consumer_stands() -> None:
+    with serving(failing) as server, reading(server) as consumer:
+        with pytest.raises(feeder.FetchError, match="the disk is gone"):
+            list(consumer)
+        for _ in range(2):
+            data = bytes(consumer.snapshot())
+    with failing() as coordinator:
+        with pytest.raises(feeder.FetchError, match="the disk is gone"):
+            list(coordinator["train"])
+        assert data == bytes(coordinator.snapshot())
+
+
+def test_where_all_has_come_and_the_server_has_gone_nobody_is_asked() -> None:
+    with serving(lambda: factory(StopIteration())) as server:
+        consumer = feeder.connect(server.addresses[0])
+        list(consumer)
+    with consumer, pytest.raises(feeder.RemoteError, match=r"no server at|has ended"):
+        consumer.snapshot()
+
+
+def test_nor_is_it_where_another_has_taken_the_queue() -> None:
+    with serving(factory) as server, reading(server) as consumer:
+        next(consumer)
+        with reading(server, resume=consumer.state_dict(), takeover=True) as other:
+            with pytest.raises(feeder.LeaseLost):
+                list(consumer)
+            with pytest.raises(feeder.RemoteError, match=r"taken over by .*; use state_dict\(\)"):
+                consumer.snapshot()
+            other.snapshot()
+
+
+def test_a_server_that_does_not_answer_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[Any, ...]] = []
+    answer = Desk.snapshot
+    with serving(factory) as server, reading(server) as consumer:
+        next(consumer)
+        with monkeypatch.context() as patch:
+            patch.setattr(consumer_module, "_ANSWER_S", 0.2)
+            patch.setattr(Desk, "snapshot", lambda *args: asked.append(args))
+            for _ in range(3):
+                with pytest.raises(feeder.RemoteError, match=r"no answer within 0\.2 s"):
+                    consumer.snapshot()
+            assert len(asked) == 1
+
+        def answer_late(desk: Desk) -> None:
+            while asked:
+                answer(*asked.pop())
+            pump(desk)
+
+        pump = Desk.pump
+        monkeypatch.setattr(Desk, "pump", answer_late)
+        assert consumer.snapshot().states[0].summary[2] == 1
+
+
+@pytest.mark.parametrize("asks", ["once", "twice"])
+def test_a_question_under_way_when_a_state_is_loaded_is_in_nobodys_way(
+    monkeypatch: pytest.MonkeyPatch, asks: str
+) -> None:
+    """As one that Ctrl-C has ended, or of another thread."""
+    with serving(factory) as server, reading(server) as consumer:
+        state = consumer.state_dict()
+        with monkeypatch.context() as patch:
+            patch.setattr(consumer_module, "_ANSWER_S", 0.2)
+            patch.setattr(Desk, "snapshot", lambda *args: None)
+            for _ in range(1 if asks == "once" else 2):
+                with pytest.raises(feeder.RemoteError, match="no answer"):
+                    consumer.snapshot()
+        consumer.load_state_dict(state)
+        for _ in range(2):
+            assert consumer.snapshot().states[0].summary[2] == 0
+
+
+def test_one_that_is_too_large_costs_no_connection(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with serving(factory) as server, reading(server) as consumer:
+        next(consumer)
+        with monkeypatch.context() as patch:
+            patch.setattr(say, "ROWS_BYTES", 100)
+            with pytest.raises(feeder.RemoteError, match="more than 256 MiB"):
+                consumer.snapshot()
+        assert consumer.snapshot().states[0].summary[2] == 1
+        assert consumer.stats()["reconnects"] == 0
+    assert any("expected at most 100" in record.getMessage() for record in caplog.records)
+
+
+def test_snapshots_are_taken_from_another_thread() -> None:
+    done = threading.Event()
+    with serving(factory) as server, reading(server) as consumer:
+        next(consumer)
+
+        def read() -> None:
+            while not done.is_set():
+                next(consumer)
+
+        reader = threading.Thread(target=read)
+        reader.start()
+        try:
+            snapshots = [consumer.snapshot() for _ in range(50)]
+        finally:
+            done.set()
+            reader.join(WAIT_S)
+    assert len(snapshots) == 50
+
+
+def test_snapshots_go_on_with_another_server(tmp_path: Path) -> None:
+    address = f"ipc://{tmp_path}/feed"
+    with feeder.serve(factory, address) as server, feeder.connect(address) as consumer:
+        for _ in range(3):
+            for _ in range(1 + consumer.stats()["prefetched_batches"]):
+                step = next(consumer).step
+            for _ in range(2):
+                state = consumer.snapshot().states[0]
+                assert state.summary[2] == step + 1
+            server.close()
+            server = feeder.serve(factory, address)
+        server.close()
+
+
+@pytest.mark.parametrize("how", ["taken over", "server gone"])
+def test_a_snapshot_that_nobody_answers_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, how: str
+) -> None:
+    asked, errors = threading.Event(), list[BaseException]()
+    address = f"ipc://{tmp_path}/feed"
+
+    def ask(consumer: feeder.Consumer) -> None:
+        try:
+            consumer.snapshot()
+        except feeder.FeedError as error:
+            errors.append(error)
+
+    with feeder.serve(factory, address) as server, feeder.connect(address) as consumer:
+        next(consumer)
+        with monkeypatch.context() as patch:
+            patch.setattr(Desk, "snapshot", lambda *args: asked.set())
+            thread = threading.Thread(target=ask, args=(consumer,))
+            thread.start()
+            assert asked.wait(WAIT_S)
+            if how == "taken over":
+                state = consumer.state_dict()
+                feeder.connect(address, resume=state, takeover=True).close()
+            else:
+                server.close()
+            thread.join(4.0)
+        assert not thread.is_alive() and len(errors) == 1
+        words = "taken over" if how == "taken over" else "connection has ended"
+        assert words in str(errors[0]) and "use state_dict()" in str(errors[0])
+        if how == "server gone":
+            with feeder.serve(factory, address):
+                for _ in range(1 + consumer.stats()["prefetched_batches"]):
+                    next(consumer)
+                consumer.snapshot()
+
+
+def test_a_consumer_that_is_closed_is_asked_for_no_snapshot() -> None:
+    with serving(factory) as server:
+        consumer = feeder.connect(server.addresses[0])
+        next(consumer)
+        consumer.close()
+        with pytest.raises(feeder.ClosedError):
+            consumer.snapshot()

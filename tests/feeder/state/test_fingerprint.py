@@ -1,0 +1,273 @@
+"""A position and a feed that do not fit: refused with every field that differs, then and now."""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import pytest
+
+import feeder
+from feeder import sources
+from feeder.workers.sources.source import Source
+from small import Counted, Pure, Seekable, ids, make
+
+
+def snapshot_of(fetch: Any, num_batches: int = 1, **settings: Any) -> feeder.Snapshot:
+    with make(fetch, **settings) as coordinator:
+        for _ in range(num_batches):
+            next(coordinator["train"])
+        return coordinator.snapshot()
+
+
+def refuse(resume: Any, fetch: Any, **settings: Any) -> str:
+    """Return what the ResumeError says, and see that no feed was added."""
+    coordinator = settings.setdefault("coordinator", feeder.Coordinator())
+    with pytest.raises(feeder.ResumeError) as caught:
+        make(fetch, resume=resume, **settings)
+    assert type(caught.value) is feeder.ResumeError
+    assert len(coordinator) == 0
+    return str(caught.value)
+
+
+ANOTHER = "the snapshot is of another feed than 'train': "
+DIFFERENCES: dict[str, tuple[dict[str, Any], str]] = {
+    "form": ({"fetch": Counted()}, "form: 'pure' then, 'replay' now"),
+    "names": ({"names": ["number"]}, "names: ['id'] then, ['number'] now"),
+    "batch_columns": ({"batch_columns": [1]}, "batch_columns: [0] then, [1] now"),
+    "batch_size": ({"batch_size": 5}, "batch_size: 4 then, 5 now"),
+    "num_worker_threads": (
+        {"num_worker_threads": 3}, "num_worker_threads: 2 then, 3 now"
+    ),
+    "seed": ({"seed": 2**64 - 1}, "seed: 0 then, 18446744073709551615 now"),
+    "last_batch": ({"last_batch": "drop"}, "last_batch: 'keep' then, 'drop' now"),
+    "last_round": ({"last_round": "pad"}, "last_round: 'uneven' then, 'pad' now"),
+    "order": ({"order": "arrival"}, "order: 'ticket' then, 'arrival' now"),
+    "dont_rebatch": ({"dont_rebatch": True}, "dont_rebatch: False then, True now"),
+    "version": ({"version": "b"}, "version: '' then, 'b' now"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("field", DIFFERENCES)
+def test_a_field_that_differs_is_told_with_both_values(field: str) -> None:
+    settings, told = DIFFERENCES[field]
+    settings = {"fetch": Pure(), **settings}
+    assert refuse(snapshot_of(Pure()), **settings) == ANOTHER + told
+
+
+def test_every_field_of_the_fingerprint_is_tried() -> None:
+    (stream,) = make(Pure())["train"].streams
+    assert {*DIFFERENCES, "first_worker_id"} == set(stream.config.fingerprint())
+
+
+def test_all_fields_that_differ_are_told_at_once() -> None:
+    told = refuse(snapshot_of(Pure()), Pure(), batch_size=5, seed=3, version="b", order="arrival")
+    assert told == ANOTHER + "; ".join(
+        ["batch_size: 4 then, 5 now", "seed: 0 then, 3 now", "order: 'ticket' then, 'arrival' now",
+         "version: '' then, 'b' now"]
+    )  # fmt: skip
+
+
+def two_devices(num_workers: int) -> feeder.Coordinator:
+    """Return one feed made by two calls, the second of which counts its worker ids on."""
+    coordinator = make(Pure(), devices=("cpu:0",), num_worker_threads=num_workers)
+    return make(Pure(), devices=("cpu:1",), coordinator=coordinator)
+
+
+def test_another_first_worker_id_is_told() -> None:
+    with two_devices(2) as coordinator:
+        next(coordinator["train"].on(1))
+        state = coordinator.state_dict()
+    with pytest.raises(feeder.ResumeError) as caught:
+        two_devices(3).load_state_dict(state)
+    assert str(caught.value) == ANOTHER + "num_worker_threads: 2 then, 3 now"
+    snapshot = feeder.Snapshot.from_bytes(state["feeder"])
+    (second,) = (state for state in snapshot.states if state.number == 1)
+    with pytest.raises(feeder.ResumeError) as caught:
+        two_devices(3)["train"].streams[1].positions.find(second)
+    assert str(caught.value) == ANOTHER + "first_worker_id: 2 then, 3 now"
+
+
+class Before(Source):
+    """A source as its positions were written before worker ids were left out of them."""
+
+    ignores_worker_ids = False
+
+
+def numbers(kind: type[Source] = Source) -> Source:
+    source = sources.arrays(np.arange(1, 101), order="feeder", random_shuffle=True)
+    source.__class__ = kind
+    return source
+
+
+@pytest.mark.parametrize("order", ["ticket", "arrival"])
+@pytest.mark.parametrize("as_token", [False, True], ids=["snapshot", "token"])
+@pytest.mark.parametrize(("before", "now"), [(1, 2), (2, 1), (2, 5)])
+def test_a_source_is_resumed_with_any_number_of_worker_ids(
+    before: int, now: int, as_token: bool, order: str
+) -> None:
+    settings: dict[str, Any] = {"batch_size": 7, "order": order, "num_threads": 1}
+    with make(numbers(), num_worker_threads=before, **settings) as coordinator:
+        batches = list(islice(coordinator["train"], 5))
+        position = batches[-1].cut.token() if as_token else coordinator.snapshot()
+        rest = ids(coordinator["train"])
+    with make(numbers(), num_worker_threads=now, resume=position, **settings) as again:
+        assert ids(again["train"]) == rest
+        assert again.state_dict() == coordinator.state_dict()
+
+
+@pytest.mark.parametrize("as_token", [False, True], ids=["snapshot", "token"])
+def test_older_positions_of_a_source_are_resumed(as_token: bool) -> None:
+    with make(numbers(Before), num_worker_threads=3) as coordinator:
+        batch = next(coordinator["train"])
+        position = batch.cut.token() if as_token else coordinator.snapshot()
+        rest = ids(coordinator["train"])
+    for now in (3, 2):
+        settings: dict[str, Any] = {"num_worker_threads": now, "resume": position}
+        if as_token and now == 2:  # Its digest has the number of then.
+            assert refuse(position, numbers(), num_worker_threads=2)
+            continue
+        with make(numbers(), **settings) as again:
+            assert ids(again["train"]) == rest
+
+
+def test_what_does_not_change_a_batch_may_differ() -> None:
+    snapshot = snapshot_of(Pure())
+    make(Pure(), resume=snapshot, num_threads=7, max_buffered_batches=3, max_buffered_bytes=10**6,
+         epochs=None, timeout=1.0, writable=True, retries=1, devices=("cpu:3",))  # fmt: skip
+
+
+def test_a_token_of_other_settings_is_refused() -> None:
+    with make(Pure()) as coordinator:
+        token = next(coordinator["train"]).cut.token()
+    told = refuse(token, Pure(), batch_size=5)
+    assert told.startswith("the token of feed 'train' was made with other settings ")
+
+
+def test_an_unknown_feed_is_told_with_those_that_there_are() -> None:
+    snapshot = snapshot_of(Pure())
+    told = refuse(snapshot, Pure(), input_source_name="val")
+    assert told == "the snapshot holds feeds ['train[0]'], expected val[0]"
+    told = refuse(snapshot.states[0].token, Pure(), input_source_name="val")
+    assert told == "the token is of feed 'train', stream 0; expected 'val', stream 0"
+
+
+def test_a_state_dict_must_hold_every_feed_of_the_coordinator() -> None:
+    state = make(Pure()).state_dict()
+    coordinator = make(Pure())
+    make(Pure(), input_source_name="val", coordinator=coordinator)
+    with pytest.raises(
+        feeder.ResumeError, match=r"holds feeds \['train\[0\]'\], expected val\[0\]$"
+    ):
+        coordinator.load_state_dict(state)
+
+
+def test_a_state_dict_that_is_refused_moves_no_feed() -> None:
+    def two(batch_size: int) -> feeder.Coordinator:
+        coordinator = make(Pure())
+        return make(Pure(), batch_size=batch_size, input_source_name="val", coordinator=coordinator)
+
+    with two(4) as coordinator:
+        next(coordinator["train"])
+        state = coordinator.state_dict()
+    other = two(5)
+    before = other.state_dict()
+    with pytest.raises(feeder.ResumeError):
+        other.load_state_dict(state)
+    assert other.state_dict() == before
+
+
+def test_a_state_dict_is_loaded_before_the_start_alone() -> None:
+    coordinator = make(Pure())
+    state = coordinator.state_dict()
+    coordinator.load_state_dict(state)
+    coordinator.load_state_dict(state)
+    with coordinator:
+        for loader in (coordinator, coordinator["train"]):
+            with pytest.raises(feeder.ResumeError) as caught:
+                loader.load_state_dict(state)
+            assert str(caught.value) == (
+                "feed 'train' is started already; load its state before coordinator.start()"
+            )
+    for loader in (coordinator, coordinator["train"]):
+        with pytest.raises((feeder.ResumeError, feeder.ClosedError)):
+            loader.load_state_dict(state)
+
+
+def test_another_number_of_devices_needs_a_position_at_a_whole_round() -> None:
+    snapshot = snapshot_of(Pure(), 3)
+    told = refuse(snapshot, Pure(), devices=2)
+    assert told == (
+        "the position is before batch 3, which is no multiple of 2 devices; resume with a number "
+        "of devices that divides it"
+    )
+    make(Pure(), devices=3, resume=snapshot)
+
+
+def columns(*shape: int, dtype: Any = np.int64) -> Any:
+    def fetch(call: feeder.Call) -> Any:
+        if call.index == 4:
+            raise StopIteration
+        return np.ones((3, *shape), dtype), np.ones(3)
+
+    return fetch
+
+
+@pytest.mark.parametrize("held", [True, False], ids=["snapshot", "state dict"])
+def test_other_columns_than_then_are_told_at_the_first_chunk(held: bool) -> None:
+    with make(columns(2), ["x", "y"]) as coordinator:
+        next(coordinator["train"])
+        position = coordinator.snapshot() if held else coordinator.state_dict()
+    coordinator = make(columns(5, dtype=np.float32), ["x", "y"], resume=position)
+    with coordinator, pytest.raises(feeder.ResumeError) as caught:
+        list(coordinator["train"])
+    assert str(caught.value) == (
+        "the fetch function gives other columns: dtype of 'x': int64 then, float32 now; row shape "
+        "of 'x': (2,) then, (5,) now"
+    )
+
+
+CHANGED = (
+    "fetch function is not deterministic: {}; resume from a snapshot, which holds the rows left "
+    "over, give the function cursor(worker_id) and seek(worker_id, cursor), or make it repeat "
+    "itself"
+)
+
+
+def test_a_replay_that_gives_other_rows_names_the_worker() -> None:
+    class Drifting(Counted):
+        def __call__(self, worker_id: int, batch_size: int) -> Any:
+            (rows,) = super().__call__(worker_id, batch_size)
+            return (rows + (worker_id == 1),)
+
+    snapshot = snapshot_of(Counted(), 3)
+    with pytest.warns(feeder.ReplayWarning, match="^feed 'train' is resumed by replay: "):
+        coordinator = make(Drifting(), resume=snapshot)
+    with coordinator, pytest.raises(feeder.ResumeError) as caught:
+        list(coordinator["train"])
+    assert str(caught.value) == CHANGED.format("worker 1, call 2: other rows")
+
+
+def test_the_warning_of_a_replay_is_at_the_line_of_the_user() -> None:
+    state = snapshot_of(Counted(), 3)
+    fresh, in_place = feeder.Coordinator(), make(Counted())
+    with pytest.warns(feeder.ReplayWarning) as caught:
+        feeder.init_data_input_workers(["id"], Counted(), 4, resume=state, coordinator=fresh)
+        in_place.load_state_dict({"feeder": bytes(state)})
+        make(Counted())["train"].load_state_dict({"feeder": bytes(state)})
+    assert [warning.filename for warning in caught] == [__file__] * 3
+
+
+def test_a_chunk_fetched_again_that_differs_is_named() -> None:
+    class Drifting(Seekable):
+        def __call__(self, worker_id: int, batch_size: int) -> Any:
+            (rows,) = super().__call__(worker_id, batch_size)
+            return (rows + 1,)
+
+    with make(Seekable()) as coordinator:
+        token = next(coordinator["train"]).cut.token()
+    coordinator = make(Drifting(), resume=token)
+    with coordinator, pytest.raises(feeder.ResumeError) as caught:
+        next(coordinator["train"])
+    assert str(caught.value) == CHANGED.format("worker 1, call 0: other rows than before")

@@ -1,0 +1,314 @@
+"""Positions as bytes: what is not whole, not ours or not readable is refused, whichever byte."""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import xxhash
+
+import feeder
+from small import Pure, ids, make
+
+HEAD_BYTES = 36
+TOKEN_HEAD_BYTES = 11
+
+
+def feed_to(step: int) -> feeder.Coordinator:
+    """Return a stopped coordinator that has handed out `step` batches: one row is left over after
+    the first, two after the second."""
+    with make(Pure()) as coordinator:
+        for _ in range(step):
+            next(coordinator["train"])
+    return coordinator
+
+
+def snapshot_bytes() -> bytes:
+    return bytes(feed_to(1).snapshot())
+
+
+def token_bytes() -> bytes:
+    with make(Pure()) as coordinator:
+        return next(coordinator["train"]).cut.token()
+
+
+def state_bytes() -> bytes:
+    return feed_to(1).state_dict()["feeder"]
+
+
+def by_snapshot(data: bytes) -> Any:
+    return feeder.Snapshot.from_bytes(data)
+
+
+def by_resume(data: bytes) -> Any:
+    return make(Pure(), resume=data)
+
+
+def by_state_dict(data: bytes) -> Any:
+    make(Pure()).load_state_dict({"feeder": data})
+
+
+FORMS: dict[str, tuple[Callable[[], bytes], Callable[[bytes], Any]]] = {
+    "snapshot": (snapshot_bytes, by_snapshot),
+    "snapshot given to resume": (snapshot_bytes, by_resume),
+    "token": (token_bytes, by_resume),
+    "state dict": (state_bytes, by_state_dict),
+}
+all_forms = pytest.mark.parametrize(("make_bytes", "read"), FORMS.values(), ids=FORMS.keys())
+
+
+@all_forms
+def test_whole_bytes_are_read(
+    make_bytes: Callable[[], bytes], read: Callable[[bytes], Any]
+) -> None:
+    read(make_bytes())
+
+
+@all_forms
+def test_every_truncation_is_refused(
+    make_bytes: Callable[[], bytes], read: Callable[[bytes], Any]
+) -> None:
+    data = make_bytes()
+    for length in range(len(data)):
+        with pytest.raises(feeder.SnapshotFormatError):
+            read(data[:length])
+
+
+@all_forms
+def test_every_flipped_bit_is_refused(
+    make_bytes: Callable[[], bytes], read: Callable[[bytes], Any]
+) -> None:
+    data = make_bytes()
+    for bit in range(8 * len(data)):
+        flipped = bytearray(data)
+        flipped[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(feeder.SnapshotFormatError):
+            read(bytes(flipped))
+
+
+@all_forms
+def test_bytes_too_many_are_refused(
+    make_bytes: Callable[[], bytes], read: Callable[[bytes], Any]
+) -> None:
+    with pytest.raises(feeder.SnapshotFormatError):
+        read(make_bytes() + b"\0")
+
+
+def reseal(data: bytes, *, version: int = 1, body: bytes | None = None) -> bytes:
+    """Return a snapshot with another version or body under a digest that is right."""
+    body = data[HEAD_BYTES:] if body is None else body
+    numbers = struct.pack("<IQ", version, len(body))
+    return b"FEEDSNAP" + numbers + xxhash.xxh3_128_digest(numbers + body) + body
+
+
+def test_resealing_is_what_the_format_does() -> None:
+    assert reseal(snapshot_bytes()) == snapshot_bytes()
+
+
+@pytest.mark.parametrize("version", [2, 1000])
+def test_a_snapshot_of_a_newer_version_is_refused(version: int) -> None:
+    with pytest.raises(feeder.SnapshotFormatError) as caught:
+        by_snapshot(reseal(snapshot_bytes(), version=version))
+    assert str(caught.value) == f"snapshot has version {version}, expected 1; update feeder"
+
+
+def test_a_token_of_a_newer_version_is_refused() -> None:
+    token = bytearray(token_bytes())
+    token[2] = 3
+    with pytest.raises(feeder.SnapshotFormatError) as caught:
+        by_resume(bytes(token))
+    assert str(caught.value) == "token has version 3, expected at most 2; update feeder"
+
+
+def test_a_body_that_makes_no_sense_is_refused_under_a_right_digest() -> None:
+    data = snapshot_bytes()
+    body = data[HEAD_BYTES:]
+    bodies = [b"", b"\1\0\0\0", b"\1\0\0\0\xc1", b"\xff" * 40, body[:-1], body[:40]]
+    bodies += [bytes([*body[:i], body[i] ^ 1 << bit, *body[i + 1 :]])
+               for i in range(len(body)) for bit in range(8)]  # fmt: skip
+    num_refused = 0
+    for changed in bodies:
+        try:
+            by_snapshot(reseal(data, body=changed))
+        except feeder.SnapshotFormatError:
+            num_refused += 1
+    assert num_refused >= 6
+
+
+def test_what_is_no_snapshot_is_told_by_its_length() -> None:
+    with pytest.raises(feeder.SnapshotFormatError) as caught:
+        by_snapshot(b"PK\3\4" + bytes(100))
+    assert str(caught.value) == "104 bytes are no snapshot, expected b'FEEDSNAP'..."
+
+
+KEYS = "expected {'feeder': bytes}, as state_dict() of a coordinator gives it"
+BYTES = "expected {'feeder': bytes}: make bytes of it, of an array by its tobytes()"
+NO_STATE_DICTS = [
+    (None, "state dict is NoneType, expected {'feeder': bytes}"),
+    ([], "state dict is list, expected {'feeder': bytes}"),
+    (b"", "state dict is bytes, expected {'feeder': bytes}"),
+    ("feeder", "state dict is str, expected {'feeder': bytes}"),
+    ({}, f"state dict has the keys [], {KEYS}"),
+    ({"model": 1, "feed": b""}, f"state dict has the keys ['model', 'feed'], {KEYS}"),
+    ({"feeder": None}, f"state dict holds NoneType, {BYTES}"),
+    ({"feeder": bytearray(9)}, f"state dict holds bytearray, {BYTES}"),
+    ({"feeder": np.zeros(9, np.uint8)}, f"state dict holds ndarray, {BYTES}"),
+]
+
+
+@pytest.mark.parametrize(("state_dict", "told"), NO_STATE_DICTS, ids=repr)
+def test_what_is_no_state_dict_is_refused(state_dict: Any, told: str) -> None:
+    for loader in (make(Pure()), make(Pure())["train"]):
+        with pytest.raises(feeder.SnapshotFormatError) as caught:
+            loader.load_state_dict(state_dict)
+        assert str(caught.value) == told
+
+
+def test_of_a_dict_with_many_keys_some_are_named() -> None:
+    with pytest.raises(feeder.SnapshotFormatError) as caught:
+        make(Pure()).load_state_dict(dict.fromkeys(map(str, range(1000)), b""))
+    assert len(str(caught.value)) < 200
+
+
+def test_a_snapshot_goes_through_bytes_and_a_file_unchanged(tmp_path: Path) -> None:
+    coordinator = feed_to(2)
+    snapshot = coordinator.checkpoint(tmp_path / "feed.snap")
+    data = bytes(snapshot)
+    assert (tmp_path / "feed.snap").read_bytes() == data
+    assert bytes(feeder.Snapshot.from_bytes(data)) == data
+    assert bytes(feeder.Snapshot.read(tmp_path / "feed.snap")) == data
+    assert os.listdir(tmp_path) == ["feed.snap"]
+    with make(Pure()) as undisturbed:
+        wanted = ids(undisturbed["train"])[8:]
+    state, path = coordinator.state_dict(), tmp_path / "feed.snap"
+    ways = [data, bytearray(data), memoryview(data), snapshot, path, str(path), state,
+            state["feeder"], snapshot.states[0].token]  # fmt: skip
+    for way in ways:
+        with make(Pure(), resume=way) as resumed:
+            assert ids(resumed["train"]) == wanted
+
+
+def test_a_snapshot_does_not_change_when_the_feed_runs_on() -> None:
+    with make(Pure()) as coordinator:
+        next(coordinator["train"])
+        snapshot = coordinator.snapshot()
+        data = bytes(snapshot)
+        list(coordinator["train"])
+        assert bytes(snapshot) == data
+        assert bytes(coordinator.snapshot()) != data
+    assert bytes(snapshot) == data
+
+
+def test_a_checkpoint_overwrites_the_one_before(tmp_path: Path) -> None:
+    path = tmp_path / "feed.snap"
+    feed_to(1).checkpoint(path)
+    snapshot = feed_to(2).checkpoint(str(path))
+    assert path.read_bytes() == bytes(snapshot)
+
+
+@pytest.mark.parametrize("name", ["missing/feed.snap", "folder"])
+def test_a_snapshot_that_cannot_be_written_leaves_nothing(tmp_path: Path, name: str) -> None:
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(feeder.CheckpointError) as caught:
+        feed_to(1).checkpoint(tmp_path / name)
+    assert str(caught.value).startswith(f"cannot write snapshot {str(tmp_path / name)!r}: ")
+    assert isinstance(caught.value.__cause__, OSError)
+    assert os.listdir(tmp_path) == ["folder"]
+
+
+def test_a_snapshot_that_cannot_be_read_is_a_checkpoint_error(tmp_path: Path) -> None:
+    with pytest.raises(feeder.CheckpointError) as caught:
+        make(Pure(), resume=tmp_path / "missing")
+    assert str(caught.value).startswith(f"cannot read snapshot {str(tmp_path / 'missing')!r}: ")
+    assert isinstance(caught.value.__cause__, OSError)
+
+
+def test_the_text_of_a_position_is_no_path_and_not_shown_in_full() -> None:
+    state = make(Pure()).state_dict()
+    with pytest.raises(feeder.CheckpointError) as caught:
+        make(Pure(), resume=str(state))
+    told = str(caught.value)
+    assert told.endswith("that is there, or give a position itself and not its text")
+    assert told.count("FEEDSNAP") == 1
+    assert len(told) < 300
+
+
+def test_a_path_with_nul_is_a_checkpoint_error() -> None:
+    with pytest.raises(feeder.CheckpointError, match="null byte; name a file, or a folder"):
+        make(Pure(), resume="a\0b")
+
+
+def test_a_snapshot_says_where_its_feeds_stand() -> None:
+    coordinator = make(Pure(), epochs=2)
+    make(Pure(), input_source_name="val", batch_size=3, coordinator=coordinator)
+    with coordinator:
+        for _ in range(6):
+            next(coordinator["train"])
+        snapshot = coordinator.snapshot()
+        state = coordinator.state_dict()
+    token = len(snapshot.states[0].token)
+    told = (
+        f"train[0]: next is epoch 1, batch 2 (step 6), 1 rows left over, token of {token} bytes\n"
+        f"val[0]: next is epoch 0, batch 0 (step 0), 0 rows left over, token of "
+        f"{len(snapshot.states[1].token)} bytes"
+    )
+    assert snapshot.describe() == told
+    assert repr(snapshot) == f"<Snapshot {told!r}>"
+    by_reference = feeder.Snapshot.from_bytes(state["feeder"]).describe().splitlines()[0]
+    assert by_reference == (
+        "train[0]: next is epoch 1, batch 2 (step 6), 1 rows left over, not held, "
+        f"token of {token} bytes"
+    )
+
+
+@pytest.mark.parametrize("dtype", [">i4", "f2", "U3", "S2", "M8[ms]", "?", "c16", "i4,f8"])
+def test_leftover_rows_of_any_dtype_are_held(dtype: str) -> None:
+    rows = np.zeros((5, 2), dtype) if "," in dtype else np.arange(10).reshape(5, 2).astype(dtype)
+
+    def fetch(call: feeder.Call) -> Any:
+        if call.index:
+            raise StopIteration
+        return (rows,)
+
+    with make(fetch, ["x"]) as coordinator:
+        next(coordinator["train"])
+        data = bytes(coordinator.snapshot())
+    (left,) = feeder.Snapshot.from_bytes(data).states[0].rows or ()
+    assert (left.shape, left.dtype) == ((1, 2), rows.dtype.newbyteorder("="))
+    assert np.array_equal(left, rows[4:])
+    with make(fetch, ["x"], resume=data) as resumed:
+        (batch,) = resumed["train"]
+        assert np.array_equal(batch["x"], rows[4:])
+
+
+@pytest.mark.parametrize("row_bytes", [65_535, 65_537, 300_000, 2**20, 2**20 + 1, 2**21 + 100])
+def test_every_byte_of_large_leftover_rows_is_in_the_digest(row_bytes: int) -> None:
+    rows = np.random.default_rng(row_bytes).integers(0, 256, (5, row_bytes), np.uint8)
+
+    def fetch(call: feeder.Call) -> Any:
+        return (rows,)
+
+    with make(fetch, ["x"], epochs=None) as coordinator:
+        next(coordinator["train"])
+        data = bytes(coordinator.snapshot())
+    assert reseal(data) == data
+    (left,) = feeder.Snapshot.from_bytes(data).states[0].rows or ()
+    assert np.array_equal(left, rows[4:])
+    damaged = bytearray(data)
+    for at in (-1, -65_536, -row_bytes // 2, -row_bytes):
+        damaged[at] ^= 1
+        with pytest.raises(feeder.SnapshotFormatError, match="corrupt"):
+            by_snapshot(bytes(damaged))
+        damaged[at] ^= 1
+
+
+def test_a_token_is_loaded_as_a_state_dict() -> None:
+    coordinator = make(Pure())
+    coordinator.load_state_dict({"feeder": token_bytes()})
+    with coordinator:
+        assert ids(coordinator["train"])[:2] == [102, 103]

@@ -1,0 +1,216 @@
+"""Settings that are wrong: a ConfigError that names the setting and its value; nothing is made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import feeder
+from small import Counted, Pure, make
+
+COUNTS = ["batch_size", "num_worker_threads", "max_buffered_batches", "num_threads", "epochs"]
+NO_COUNT = [0, -1, 2.0, "2", True, (5,), [5], np.array([3, 4]), np.array([3]), np.float64(2)]
+
+
+def refuse(fetch: Callable[..., Any] | None = None, **settings: Any) -> str:
+    """Return what the ConfigError says; see that it is a ValueError and that no feed was added."""
+    coordinator = feeder.Coordinator()
+    names = settings.pop("input_blob_names", ["id"])
+    with pytest.raises(feeder.ConfigError) as caught:
+        feeder.init_data_input_workers(
+            names, fetch or Counted(), **{"batch_size": 4, "coordinator": coordinator, **settings}
+        )
+    assert isinstance(caught.value, ValueError)
+    assert len(coordinator) == 0
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("value", NO_COUNT, ids=repr)
+@pytest.mark.parametrize("name", [*COUNTS, "max_buffered_bytes"])
+def test_a_count_is_a_whole_number_of_at_least_one(name: str, value: Any) -> None:
+    assert refuse(**{name: value}) == f"{name} is {value!r}, expected a whole number >= 1"
+
+
+@pytest.mark.parametrize("name", ["batch_size", "num_worker_threads", "max_buffered_batches"])
+def test_a_count_that_must_be_there_may_not_be_none(name: str) -> None:
+    assert refuse(**{name: None}) == f"{name} is None, expected a whole number >= 1"
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_a_count_may_be_a_numpy_integer(name: str) -> None:
+    with make(Counted(), **{name: np.int32(2)}) as coordinator:
+        assert sum(len(batch["id"]) for batch in coordinator["train"]) in (30, 60)
+
+
+SECONDS = "expected a number of seconds"
+MOST = "<= 1000000000"
+
+SETTINGS: list[tuple[dict[str, Any], str]] = [
+    ({"seed": -1}, "seed is -1, expected a whole number >= 0"),
+    ({"seed": 2**64}, f"seed is {2**64}, expected a whole number <= {2**64 - 1}"),
+    ({"retries": -1}, "retries is -1, expected a whole number >= 0"),
+    ({"timeout": 0}, f"timeout is 0, {SECONDS} > 0 and {MOST}"),
+    ({"timeout": None}, f"timeout is None, {SECONDS} > 0 and {MOST}"),
+    ({"timeout": True}, f"timeout is True, {SECONDS} > 0 and {MOST}"),
+    ({"timeout": float("nan")}, f"timeout is nan, {SECONDS} > 0 and {MOST}"),
+    ({"timeout": float("inf")}, f"timeout is inf, {SECONDS} > 0 and {MOST}"),
+    ({"retry_backoff_s": -0.5}, f"retry_backoff_s is -0.5, {SECONDS} >= 0 and {MOST}"),
+    ({"retry_backoff_s": "1"}, f"retry_backoff_s is '1', {SECONDS} >= 0 and {MOST}"),
+    ({"last_batch": "rest"},
+     "last_batch is 'rest', expected one of ('keep', 'drop', 'pad', 'carry')"),
+    ({"last_batch": ["keep"]},
+     "last_batch is ['keep'], expected one of ('keep', 'drop', 'pad', 'carry')"),
+    ({"last_round": None}, "last_round is None, expected one of ('uneven', 'drop', 'pad')"),
+    ({"order": "random"}, "order is 'random', expected one of ('ticket', 'arrival')"),
+    ({"dont_rebatch": 1}, "dont_rebatch is 1, expected True or False"),
+    ({"repeatable": None}, "repeatable is None, expected True or False"),
+    ({"writable": "yes"}, "writable is 'yes', expected True or False"),
+    ({"version": 3}, "version is 3, expected a string"),
+    ({"input_source_name": ""}, "input_source_name is '', expected a string"),
+    ({"input_source_name": ["train"]}, "input_source_name is ['train'], expected a string"),
+    ({"init_fun": 3}, "init_fun is 3, expected a function, or None"),
+    ({"external_loggers": [3]}, "external_loggers is [3], expected objects with log(dict)"),
+    ({"external_loggers": 3}, "external_loggers is 3, expected objects with log(dict)"),
+    ({"input_blob_names": []}, "input_blob_names is [], expected at least one name, none twice"),
+    ({"input_blob_names": ["a", "a"]},
+     "input_blob_names is ['a', 'a'], expected at least one name, none twice"),
+    ({"input_blob_names": "id"},
+     "input_blob_names is 'id', expected a list of names in first place"),
+    ({"input_blob_names": [1]},
+     "input_blob_names is [1], expected a list of names in first place"),
+    ({"batch_columns": [0, 1]}, "batch_columns has 2 axes, expected 1: one per input name"),
+    ({"batch_columns": 1}, "batch_columns is 1, expected one axis per input name"),
+    ({"batch_columns": [-1]}, "batch_columns is [-1], expected one axis per input name"),
+    ({"devices": 0}, "devices is 0, expected names such as ('cpu',), or a number"),
+    ({"devices": ()}, "devices is (), expected names such as ('cpu',), or a number"),
+    ({"devices": True}, "devices is True, expected names such as ('cpu',), or a number"),
+    ({"devices": ("gpu",)},
+     "device is 'gpu', expected 'cpu', 'cpu:<number>' or 'cuda:<number>'"),
+    ({"devices": ("cpu:one",)},
+     "device is 'cpu:one', expected 'cpu', 'cpu:<number>' or 'cuda:<number>'"),
+    ({"devices": ("cpu:1", "cpu:1")}, "devices is ('cpu:1', 'cpu:1'), expected none of them twice"),
+    ({"resume": 5},
+     "resume is int, expected a Snapshot, its bytes, a token, a state dict or a path"),
+    ({"dont_rebatch": True, "last_batch": "pad"},
+     "last_batch is 'pad': with dont_rebatch every chunk is a batch, so nothing is left at the end "
+     "of an epoch; leave it at 'keep'"),
+    ({"repeatable": False},
+     "repeatable is False, and the fetch function can only be put back by calls that are made "
+     "again, so its feed could never be resumed; give it cursor(worker_id) and seek(worker_id, "
+     "cursor), use fetch(call), or leave repeatable at True"),
+    ({"retries": 2},
+     "retries is 2: a call can only be made again by a pure fetch(call), or where the fetch "
+     "function has cursor(worker_id) and seek(worker_id, cursor)"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("settings", "told"), SETTINGS, ids=lambda value: str(value)[:40])
+def test_a_wrong_setting_is_named_with_what_was_expected(
+    settings: dict[str, Any], told: str
+) -> None:
+    assert refuse(**settings) == told
+
+
+def test_a_coordinator_is_one_of_ours() -> None:
+    with pytest.raises(feeder.ConfigError, match=r"^coordinator is 5, expected a Coordinator"):
+        feeder.init_data_input_workers(["id"], Counted(), 4, coordinator=5)
+
+
+class Net:
+    """What the original took in first place."""
+
+    def Proto(self) -> None:
+        pass
+
+
+def test_a_net_in_first_place_is_refused_by_name() -> None:
+    with pytest.raises(feeder.ConfigError) as caught:
+        feeder.init_data_input_workers(Net(), ["id"], Counted(), 4)
+    assert str(caught.value).endswith("; feeder has no nets: leave the net out")
+
+
+WRONG_FORMS = "expected fetch(worker_id, batch_size) or fetch(call)"
+
+
+class CursorAlone(Counted):
+    def cursor(self, worker_id: int) -> int:
+        return 0
+
+
+class SeekAlone(Counted):
+    def seek(self, worker_id: int, cursor: int) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("fetch", "told"),
+    [
+        ("fetch", "fetch_fun is 'fetch', expected a function fetch(worker_id, batch_size) or "
+                  "fetch(call)"),
+        (lambda: None, f"fetch_fun takes 0 arguments, {WRONG_FORMS}"),
+        (lambda a, b, c: None, f"fetch_fun takes 3 arguments, {WRONG_FORMS}"),
+        (CursorAlone(), "fetch_fun has cursor alone; to be resumed at a cursor it needs both "
+                        "cursor(worker_id) and seek(worker_id, cursor)"),
+        (SeekAlone(), "fetch_fun has seek alone; to be resumed at a cursor it needs both "
+                      "cursor(worker_id) and seek(worker_id, cursor)"),
+    ],
+    ids=["no function", "no argument", "three arguments", "cursor alone", "seek alone"],
+)  # fmt: skip
+def test_a_fetch_function_of_no_form_is_refused(fetch: Any, told: str) -> None:
+    assert refuse(fetch) == told
+
+
+def with_an_option(worker_id: int, batch_size: int, flip: bool = False) -> Any:
+    raise StopIteration
+
+
+@pytest.mark.parametrize(
+    ("fetch", "form"),
+    [
+        (Counted(), "replay"),
+        (Pure(), "pure"),
+        (with_an_option, "replay"),
+        (lambda call, flip=False: None, "pure"),
+        (lambda *args: None, "replay"),
+    ],
+    ids=["two", "one", "two and an option", "one and an option", "any number"],
+)
+def test_the_form_is_told_by_the_number_of_arguments(fetch: Any, form: str) -> None:
+    (stream,) = make(fetch)["train"].streams
+    assert stream.config.fingerprint()["form"] == form
+
+
+def test_a_second_feed_on_the_same_device_is_refused() -> None:
+    coordinator = make(Counted(), devices=("cpu:0",))
+    with pytest.raises(feeder.ConfigError) as caught:
+        make(Counted(), devices=("cpu:1", "cpu:0"), coordinator=coordinator)
+    assert str(caught.value) == (
+        "feed 'train' has device 'cpu:0' already, expected another device or another "
+        "input_source_name; where it takes the old one's place, stop that first, by "
+        "coordinator.stop('train'), or give coordinator=feeder.Coordinator()"
+    )
+    assert coordinator["train"].devices == ("cpu:0",)
+    make(Counted(), devices=("cpu:0",), input_source_name="val", coordinator=coordinator)
+    assert coordinator["val"].devices == ("cpu:0",)
+    coordinator.stop("train")
+    make(Counted(), devices=("cpu:1", "cpu:0"), coordinator=coordinator)
+    assert coordinator["train"].devices == ("cpu:1", "cpu:0")
+
+
+@pytest.mark.parametrize(
+    ("data", "told"),
+    [
+        (list(range(1000)), "what has __len__ and __getitem__ is fed by feeder.sources.records"),
+        (np.zeros(1000), "arrays are fed by feeder.sources.arrays"),
+        ({"x": np.zeros(1000)}, "arrays are fed by feeder.sources.arrays"),
+    ],
+    ids=["a list", "an array", "a mapping"],
+)
+def test_of_data_in_place_of_a_fetch_function_the_source_is_named(data: Any, told: str) -> None:
+    with pytest.raises(feeder.ConfigError) as caught:
+        make(data)
+    assert str(caught.value).endswith(f"fetch(worker_id, batch_size) or fetch(call); {told}(...)")
+    assert len(str(caught.value)) < 250

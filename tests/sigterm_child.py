@@ -1,0 +1,55 @@
+"""A trainer that stores its position when it is told to end: `... sigterm_child HOW FOLDER`.
+
+It says after each batch how many it has had, and takes the next when it is told to.
+"""
+
+from __future__ import annotations
+
+import select
+import signal
+import sys
+import threading
+from typing import Any
+
+import feeder
+from feeder.checkpoint.store import CheckpointStore
+from small import Pure, make
+
+
+class HangingStore(CheckpointStore):
+    """A store whose disk does not answer."""
+
+    def save(self, *args: Any, **kwargs: Any) -> str:
+        print("hanging", flush=True)
+        threading.Event().wait(60)
+        return ""
+
+
+def say_and_end(number: int, frame: Any) -> None:
+    """A handler that the trainer had before."""
+    print("my own handler", flush=True)
+    sys.exit(7)
+
+
+def wait_to_be_told() -> None:
+    """Python acts on a signal that came just before a read when that returns: so none is long."""
+    while not select.select([sys.stdin], [], [], 0.05)[0]:
+        pass
+    sys.stdin.readline()
+
+
+def main(how: str, folder: str) -> None:
+    store = HangingStore(folder) if how == "hanging" else CheckpointStore(folder)
+    if how == "own handler":
+        signal.signal(signal.SIGTERM, say_and_end)
+    if how == "ignored":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    coordinator = feeder.Coordinator(feeder.Checkpointing(store, on_sigterm=True))
+    with make(Pure(num_calls=1000), epochs=None, coordinator=coordinator):
+        for batch in coordinator["train"]:
+            print(batch.step + 1, flush=True)
+            wait_to_be_told()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,320 @@
+"""What a fetch function may do wrong: each is one clear error, in its place in the stream."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import re
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+import feeder
+from small import WAIT_S, Held, chunk, ids, make
+
+NAMES = ("image", "label")
+BAD_CALL = 2
+
+
+class Bad(NamedTuple):
+    """A chunk that is wrong, and what the user is told about it."""
+
+    chunk: Any
+    told: str
+    column: str | None = None
+    got: Any = None
+    expected: Any = None
+
+
+def good(worker_id: int, call: int, rows: int = 3) -> tuple[Any, ...]:
+    number = chunk(worker_id, call, rows)[0]
+    return np.repeat(number.astype(np.float32), 2).reshape(rows, 2), number
+
+
+def images(*shape: int) -> Any:
+    return np.ones(shape, np.float32)
+
+
+LABELS = np.ones(3, np.int64)
+WHOLE = "a list, tuple or dict of arrays"
+TWO = "2: ('image', 'label')"
+ARRAY = "numpy.ndarray"
+PLAIN = "one without Python objects"
+
+BAD = {
+    "one column too few": Bad(
+        (images(3, 2),), f"chunk has 1 columns, expected {TWO}", None, "1 columns", TWO
+    ),
+    "one column too many": Bad(
+        (images(3, 2), LABELS, LABELS),
+        f"chunk has 3 columns, expected {TWO}", None, "3 columns", TWO,
+    ),
+    "no column": Bad((), f"chunk has 0 columns, expected {TWO}", None, "0 columns", TWO),
+    "another name": Bad(
+        {"image": images(3, 2), "lable": LABELS},
+        "chunk has keys ['image', 'lable'], expected ['image', 'label']",
+        None, "keys ['image', 'lable']", ["image", "label"],
+    ),
+    "different row counts": Bad(
+        (images(3, 2), np.ones(4, np.int64)),
+        "column 'label' has 4 rows, 'image' has 3", "label", 4, 3,
+    ),
+    "another dtype": Bad(
+        (images(3, 2).astype(np.float64), LABELS),
+        "column 'image': dtype is float64, expected float32", "image", "float64", "float32",
+    ),
+    "another row shape": Bad(
+        (images(3, 5), LABELS),
+        "column 'image': row shape is (5,), expected (2,)", "image", (5,), (2,),
+    ),
+    "another number of axes": Bad(
+        (images(3, 2), np.ones((3, 1), np.int64)),
+        "column 'label': ndim is 2, expected 1", "label", 2, 1,
+    ),
+    "objects": Bad(
+        (images(3, 2), np.array([1, "2", None], object)),
+        f"column 'label': dtype is object, expected {PLAIN}", "label", "object", PLAIN,
+    ),
+    "objects in a field": Bad(
+        (images(3, 2), np.zeros(3, [("x", object)])),
+        f"column 'label': dtype is [('x', 'O')], expected {PLAIN}",
+        "label", "[('x', 'O')]", PLAIN,
+    ),
+    "None inside": Bad(
+        (None, LABELS), f"column 'image': type is None, expected {ARRAY}", "image", "None", ARRAY
+    ),
+    "a 0-d array": Bad(
+        (images(3, 2), np.array(3)),
+        "column 'label': ndim is 0, expected at least 1, axis 0 is rows",
+        "label", 0, "at least 1, axis 0 is rows",
+    ),
+    "a number in a column": Bad(
+        (images(3, 2), 3), f"column 'label': type is int, expected {ARRAY}", "label", "int", ARRAY
+    ),
+    "a list in a column": Bad(
+        ([[1.0, 2.0]] * 3, LABELS),
+        f"column 'image': type is list, expected {ARRAY}", "image", "list", ARRAY,
+    ),
+    "a masked array": Bad(
+        (images(3, 2), np.ma.masked_equal(LABELS, 2)),
+        f"column 'label': type is MaskedArray, expected {ARRAY}", "label", "MaskedArray", ARRAY,
+    ),
+    "an array alone": Bad(
+        images(3, 2), f"chunk has type ndarray, expected {WHOLE}", None, "type ndarray", WHOLE
+    ),
+    "a 0-d array alone": Bad(
+        np.array(3), f"chunk has type ndarray, expected {WHOLE}", None, "type ndarray", WHOLE
+    ),
+    "a number": Bad(5, f"chunk has type int, expected {WHOLE}", None, "type int", WHOLE),
+    "False": Bad(False, f"chunk has type bool, expected {WHOLE}", None, "type bool", WHOLE),
+    "a string": Bad("rows", f"chunk has type str, expected {WHOLE}", None, "type str", WHOLE),
+    "a generator": Bad(
+        (row for row in ()), f"chunk has type generator, expected {WHOLE}",
+        None, "type generator", WHOLE,
+    ),
+}  # fmt: skip
+
+
+def ring(bad: Callable[[], Any]) -> tuple[Callable[..., Any], int]:
+    """Return a fetch function of the first form whose worker 1 does wrong in `BAD_CALL`, and the
+    rows that come before it in the order of the stream."""
+    calls = {0: -1, 1: -1}
+
+    def fetch(worker_id: int, batch_size: int) -> Any:
+        calls[worker_id] += 1
+        wrong = (worker_id, calls[worker_id]) == (1, BAD_CALL)
+        return bad() if wrong else good(worker_id, calls[worker_id])
+
+    return fetch, 3 * (2 * BAD_CALL + 1)
+
+
+def pure(bad: Callable[[], Any]) -> tuple[Callable[..., Any], int]:
+    """Return a pure fetch function whose call with index 5 (worker 1) is wrong, and likewise."""
+
+    def fetch(call: feeder.Call) -> Any:
+        return bad() if call.index == 5 else good(0, call.index)
+
+    return fetch, 3 * 5
+
+
+FORMS = [(ring, BAD_CALL), (pure, 5)]
+both_forms = pytest.mark.parametrize(
+    ("form", "call"), FORMS, ids=["fetch(worker_id)", "fetch(call)"]
+)
+
+
+def expect_error(
+    coordinator: feeder.Coordinator, kind: type[feeder.FeedError], rows: int
+) -> feeder.FeedError:
+    """Take all batches of `rows` rows; return the error in place of the next, which is raised
+    again and again and does not move the position."""
+    with coordinator:
+        feed = coordinator["train"]
+        for step in range(rows // 4):
+            assert next(feed).step == step
+        step = feed.snapshot().states[0].summary[2]
+        with pytest.raises(feeder.FeedError) as first:
+            next(feed)
+        # Not taken before: that the last batch ended its epoch may have become known since.
+        position = feed.state_dict()
+        assert feed.snapshot().states[0].summary[2] == step == rows // 4
+        with pytest.raises(feeder.FeedError) as again:
+            next(feed)
+        assert feed.state_dict() == position
+        assert coordinator.stop() is True
+        with pytest.raises(feeder.FeedError) as stopped:
+            next(feed)
+    assert feed.state_dict() == position
+    assert again.value is first.value is stopped.value
+    assert type(first.value) is kind
+    return first.value
+
+
+@both_forms
+@pytest.mark.parametrize("bad", BAD.values(), ids=BAD.keys())
+def test_a_wrong_chunk_is_named_in_its_place(form: Any, call: int, bad: Bad) -> None:
+    fetch, rows = form(lambda: bad.chunk)
+    error = expect_error(make(fetch, NAMES), feeder.ChunkError, rows)
+    assert str(error) == f"worker 1, call {call}: {bad.told}"
+    assert isinstance(error, feeder.FetchError)
+    assert (error.worker_id, error.call) == (1, call)
+    assert (error.column, error.got, error.expected) == (bad.column, bad.got, bad.expected)
+
+
+@pytest.mark.parametrize("bad", BAD.values(), ids=BAD.keys())
+def test_a_wrong_first_chunk_is_named(bad: Bad) -> None:
+    def fetch(worker_id: int, batch_size: int) -> Any:
+        return bad.chunk
+
+    coordinator = make(fetch, NAMES, num_worker_threads=1)
+    if "dtype is float" in bad.told or "shape" in bad.told or "ndim is 2" in bad.told:
+        with coordinator:  # there is nothing yet that it would differ from
+            assert len(next(coordinator["train"])["image"]) == 4
+        return
+    error = expect_error(coordinator, feeder.ChunkError, 0)
+    assert str(error) == f"worker 0, call 0: {bad.told}"
+
+
+class Trouble(Exception):
+    pass
+
+
+@both_forms
+@pytest.mark.parametrize("kind", [Trouble, MemoryError, SystemExit, KeyboardInterrupt])
+def test_what_the_fetch_function_raises_is_chained(
+    form: Any, call: int, kind: type[BaseException]
+) -> None:
+    trouble = kind("no such image")
+
+    def bad() -> Any:
+        raise trouble
+
+    fetch, rows = form(bad)
+    error = expect_error(make(fetch, NAMES), feeder.FetchError, rows)
+    told = f"worker 1, call {call}: fetch function raised {kind.__name__}: no such image"
+    assert str(error) == told
+    assert (error.worker_id, error.call) == (1, call)
+    assert error.__cause__ is trouble
+    assert "bad" in [frame.function for frame in inspect.getinnerframes(trouble.__traceback__)]
+
+
+def test_after_an_error_the_rest_comes_from_a_fetch_function_that_was_repaired() -> None:
+    broken, _ = pure(lambda: "rubbish")
+    coordinator = make(broken, NAMES)
+    with coordinator:
+        feed = coordinator["train"]
+        seen = [next(feed) for _ in range(3)]
+        with pytest.raises(feeder.ChunkError):
+            next(feed)
+        position = coordinator.snapshot()
+
+    def whole(call: feeder.Call) -> Any:
+        return good(0, call.index)
+
+    with make(whole, NAMES) as fresh:
+        undisturbed = [next(fresh["train"]) for _ in range(8)]
+    with make(whole, NAMES, resume=position) as resumed:
+        seen += [next(resumed["train"]) for _ in range(5)]
+    assert ids(seen, "label") == ids(undisturbed, "label")
+
+
+def test_none_for_longer_than_the_timeout_is_an_error() -> None:
+    def fetch(worker_id: int, batch_size: int) -> Any:
+        call = calls.setdefault(worker_id, 0)
+        calls[worker_id] += 1
+        return None if (worker_id == 1 and call >= 1) else chunk(worker_id, call, 4)
+
+    calls: dict[int, int] = {}
+    error = expect_error(make(fetch, timeout=1.0), feeder.FetchTimeout, 12)
+    assert str(error) == (
+        "worker 1, call 1: no chunk for 1.0 s; raise timeout, or end the epoch with StopIteration"
+    )
+    assert (error.worker_id, error.call) == (1, 1)
+
+
+def test_a_fetch_that_does_not_return_in_time_is_shown_with_its_stack() -> None:
+    fetch = Held(chunks_before=1)
+    coordinator = make(fetch, timeout=1.0, num_worker_threads=1)
+    with coordinator:
+        assert len(next(coordinator["train"])["id"]) == 4
+        assert fetch.entered.wait(WAIT_S)
+        with pytest.raises(feeder.FetchTimeout) as caught:
+            next(coordinator["train"])
+        fetch.release()
+    assert re.fullmatch(
+        r"worker 0, call 1: no chunk for 1\.0 s; the call was made [0-9]+\.[0-9] s ago and has not "
+        "returned; see in its stack what it waits for, or raise timeout",
+        str(caught.value),
+    )
+    (note,) = caught.value.__notes__
+    assert note.startswith("the call has not returned:\n")
+    assert "self._released.wait(WAIT_S)" in note
+
+
+def test_a_fetch_that_never_returns_is_named_with_its_stack_at_the_stop(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    fetch = Held()
+    coordinator = make(fetch, num_worker_threads=1)
+    coordinator.start()
+    assert fetch.entered.wait(WAIT_S)
+    with caplog.at_level(logging.ERROR, logger="feeder"):
+        assert coordinator.stop(deadline_s=1.0) is False
+    fetch.release()
+    (record,) = caplog.records
+    assert record.message.startswith("1 threads did not end within ")
+    assert "['feeder train fetcher 0']" in record.message
+    assert "self._released.wait(WAIT_S)" in record.message
+
+
+def test_an_epoch_without_a_row_is_an_error_where_several_were_asked_for() -> None:
+    def fetch(worker_id: int, batch_size: int) -> Any:
+        calls[worker_id] = calls.get(worker_id, -1) + 1
+        if calls[worker_id] > 0:
+            raise StopIteration  # and does not start over
+        return chunk(worker_id, 0, 4)
+
+    calls: dict[int, int] = {}
+    error = expect_error(make(fetch, epochs=3), feeder.FetchError, 8)
+    assert str(error) == (
+        "epoch 1 ended without a row; after raising StopIteration the fetch function must start "
+        "over"
+    )
+
+
+class Unspeakable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+def test_an_exception_without_words_is_told_by_its_class() -> None:
+    def fetch(worker_id: int, batch_size: int) -> Any:
+        raise Unspeakable
+
+    with (
+        make(fetch, ["x"], 8) as coordinator,
+        pytest.raises(feeder.FetchError, match="Unspeakable, of which the text cannot be had"),
+    ):
+        next(coordinator["train"])

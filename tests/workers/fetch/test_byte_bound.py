@@ -1,0 +1,90 @@
+"""The bound on bytes holds for the chunks of calls under way too, for any number of workers."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import feeder
+from feeder import config
+from small import WAIT_S, Aside, make
+
+ROW_BYTES = 100_000
+
+
+class Weighed:
+    """Rows of 100 kB, and how many there were at most between a call's beginning and the moment
+    when the user took them."""
+
+    def __init__(self, num_calls: int, rows: int) -> None:
+        self.num_calls, self.rows = num_calls, rows
+        self._lock = threading.Lock()
+        self._there = self.most = 0
+
+    def count(self, rows: int) -> None:
+        with self._lock:
+            self._there += rows
+            self.most = max(self.most, self._there)
+
+    def __call__(self, call: feeder.Call) -> Any:
+        if call.index >= self.num_calls:
+            raise StopIteration
+        self.count(self.rows)
+        return [np.full((self.rows, ROW_BYTES), call.index % 251, np.uint8)]
+
+
+@pytest.mark.parametrize(("rows", "batch_size"), [(1, 1), (1, 4), (3, 2)])
+@pytest.mark.parametrize("order", ["ticket", "arrival"])
+def test_many_workers_keep_within_the_bound(rows: int, batch_size: int, order: str) -> None:
+    fetch, bound = Weighed(200, rows), 10
+    settings: dict[str, Any] = {
+        "names": ["x"], "batch_size": batch_size, "num_worker_threads": 64, "order": order,
+        "max_buffered_bytes": bound * ROW_BYTES, "max_buffered_batches": 1000,
+    }  # fmt: skip
+    with make(fetch, **settings) as coordinator:
+        total = 0
+        for batch in coordinator["train"]:
+            total += batch.rows
+            fetch.count(-batch.rows)
+    assert total == 200 * rows
+    # What comes on top while the user's device starves: a batch, and the chunks that it is made of.
+    assert fetch.most <= bound + batch_size + 3 * rows
+
+
+def test_a_chunk_larger_than_the_bound_goes_through() -> None:
+    fetch = Weighed(20, 4)
+    with make(fetch, names=["x"], batch_size=4, num_worker_threads=8,
+              max_buffered_bytes=ROW_BYTES) as coordinator:  # fmt: skip
+        assert [int(batch["x"][0, 0]) for batch in coordinator["train"]] == list(range(20))
+
+
+def test_by_default_all_workers_begin_at_once() -> None:
+    """Nobody knows how large their chunks are, and most are small."""
+    barrier = threading.Barrier(8)
+
+    def fetch(worker_id: int, batch_size: int) -> Any:
+        barrier.wait(WAIT_S)
+        return [np.zeros((batch_size, 3))]
+
+    with make(fetch, names=["x"], num_worker_threads=8, epochs=None) as coordinator:
+        reader = Aside(lambda: next(coordinator["train"]))
+        assert reader.result().rows == 4
+        barrier.abort()
+
+
+def test_bytes_are_bounded_by_default(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert 0 < config.default_bytes() <= 2**30
+    monkeypatch.setattr(config, "memory_bytes", lambda: 2**40)
+    assert config.default_bytes() == 2**30
+    monkeypatch.setattr(config, "memory_bytes", lambda: 2**24)
+    assert config.default_bytes() == 2**22
+    fetch = Weighed(200, 1)
+    with make(fetch, names=["x"], batch_size=1, num_worker_threads=2) as coordinator:
+        for batch in coordinator["train"]:
+            fetch.count(-batch.rows)
+    # 41 rows, and what is made while the user takes those.
+    assert fetch.most < 60

@@ -1,0 +1,162 @@
+"""When the fetch function is called: what waits for what, and what is not called any more."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from typing import Any
+
+import pytest
+
+import feeder
+from small import WAIT_S, Counted, Held, Pure, chunk, ids, make
+
+
+def test_a_chunk_arrives_though_the_next_call_of_its_worker_does_not_return() -> None:
+    held = Held()
+
+    def fetch(worker_id: int, batch_size: int) -> Any:
+        calls[worker_id] += 1
+        if worker_id == 0 and calls[0] > 1:
+            return held(worker_id, batch_size)
+        return chunk(worker_id, calls[worker_id] - 1, 1 + 2 * worker_id)
+
+    calls: Counter[int] = Counter()
+    with make(fetch, timeout=5.0) as coordinator:
+        try:
+            assert ids([next(coordinator["train"])]) == [1, 10_001, 10_002, 10_003]
+        finally:
+            held.release()
+
+
+@pytest.mark.parametrize("pure", [False, True], ids=["fetch(worker_id)", "fetch(call)"])
+def test_a_worker_whose_call_failed_is_not_called_again(pure: bool) -> None:
+    calls: Counter[int] = Counter()
+    again = threading.Event()
+
+    def fail(worker_id: int) -> Any:
+        calls[worker_id] += 1
+        if calls[worker_id] > 1:
+            again.set()
+        raise OSError
+
+    def ring(worker_id: int, batch_size: int) -> Any:
+        return fail(worker_id)
+
+    def by_index(call: feeder.Call) -> Any:
+        return fail(call.worker_id)
+
+    with make(by_index if pure else ring) as coordinator:
+        with pytest.raises(feeder.FetchError):
+            next(coordinator["train"])
+        assert not again.wait(0.05)
+    assert set(calls.values()) == {1}
+
+
+def test_no_worker_is_called_for_an_epoch_before_all_have_ended_the_one_before() -> None:
+    seen: list[tuple[int, int]] = []
+    epochs: Counter[int] = Counter()
+    lock = threading.Lock()
+
+    class Noting(Counted):
+        def __call__(self, worker_id: int, batch_size: int) -> Any:
+            with lock:
+                seen.append((epochs[worker_id], worker_id))
+            try:
+                return super().__call__(worker_id, batch_size)
+            except StopIteration:
+                with lock:
+                    epochs[worker_id] += 1
+                raise
+
+    with make(Noting(3), epochs=20, num_worker_threads=3) as coordinator:
+        list(coordinator["train"])
+    assert [epoch for epoch, _ in seen] == sorted(epoch for epoch, _ in seen)
+    assert Counter(seen) == {(epoch, worker): 4 for epoch in range(20) for worker in range(3)}
+
+
+def test_a_worker_is_called_by_one_thread_at_a_time_whatever_their_number() -> None:
+    busy: Counter[int] = Counter()
+    overlaps = []
+
+    class Looking(Counted):
+        def __call__(self, worker_id: int, batch_size: int) -> Any:
+            busy[worker_id] += 1
+            overlaps.append(busy[worker_id])
+            try:
+                return super().__call__(worker_id, batch_size)
+            finally:
+                busy[worker_id] -= 1
+
+    with make(Looking(100), num_worker_threads=2, num_threads=8) as coordinator:
+        assert len(ids(coordinator["train"])) == 600
+    assert set(overlaps) == {1}
+
+
+@pytest.mark.parametrize("num_threads", [1, 2, 8])
+def test_the_stream_does_not_depend_on_the_number_of_threads(num_threads: int) -> None:
+    with make(Pure(40), num_worker_threads=4, num_threads=num_threads) as coordinator:
+        assert ids(coordinator["train"]) == [
+            100 * call + i for call in range(40) for i in (1, 2, 3)
+        ]
+
+
+def test_none_takes_no_place_and_is_asked_again() -> None:
+    asked: Counter[int] = Counter()
+
+    class Hesitating(Counted):
+        def __call__(self, worker_id: int, batch_size: int) -> Any:
+            asked[worker_id] += 1
+            return super().__call__(worker_id, batch_size) if asked[worker_id] % 3 else None
+
+    with make(Counted()) as plain, make(Hesitating()) as hesitating:
+        assert ids(hesitating["train"]) == ids(plain["train"])
+
+
+def test_a_fetch_that_is_asked_in_vain_is_not_asked_at_full_speed() -> None:
+    calls = [0]
+    again, enough = threading.Event(), threading.Event()
+
+    def fetch(worker_id: int, batch_size: int) -> Any:
+        calls[0] += 1
+        if calls[0] > 1:
+            again.set()
+        if calls[0] > 100:
+            enough.set()
+
+    with make(fetch, num_worker_threads=1):
+        assert not enough.wait(0.2)
+        assert again.wait(WAIT_S)
+
+
+def test_the_fetch_function_is_not_called_before_the_start() -> None:
+    def fetch(worker_id: int, batch_size: int) -> Any:
+        raise AssertionError("called before the start")
+
+    coordinator = make(fetch)
+    coordinator.snapshot()
+    coordinator.state_dict()
+    assert coordinator.stop() is True
+
+
+def test_a_seekable_function_is_put_back_before_its_first_call() -> None:
+    order: list[Any] = []
+
+    class Noting:
+        def __call__(self, worker_id: int, batch_size: int) -> Any:
+            order.append("fetch")
+            return chunk(worker_id, order.count("fetch"), 4)
+
+        def cursor(self, worker_id: int) -> dict[str, Any]:
+            return {"at": (order.count("fetch"), 2**70)}
+
+        def seek(self, worker_id: int, cursor: Any) -> None:
+            order.append(cursor)
+
+    with make(Noting(), num_worker_threads=1) as coordinator:
+        next(coordinator["train"])
+        state = coordinator.state_dict()
+    order.clear()
+    with make(Noting(), num_worker_threads=1, resume=state) as coordinator:
+        assert len(next(coordinator["train"])["id"]) == 4
+    assert order[:2] == [{"at": (1, 2**70)}, "fetch"]

@@ -1,0 +1,266 @@
+"""A fetcher whose calls are quick does the enqueuer's work; nothing else about a feed changes."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import feeder
+from feeder.devices.host import HostQueue
+from feeder.workers.fetch import fetcher, policy
+from feeder.workers.stream.batcher import Batcher
+from small import WAIT_S, Counted, chunk, ids, make
+
+ALWAYS, NEVER = 1e9, 0.0
+
+
+@pytest.fixture(params=[ALWAYS, NEVER], ids=["quick", "slow"])
+def quick(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether every call counts as quick, or none."""
+    monkeypatch.setattr(policy, "QUICK_CALL_S", request.param)
+    monkeypatch.setattr(policy, "QUICK_BUNDLE_S", request.param)
+    monkeypatch.setattr(policy, "QUICK_WAIT_S", request.param)
+    return bool(request.param)
+
+
+@pytest.fixture
+def all_compute(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No call is too long for its fetcher to lead, or seems to wait for anything."""
+    clock = SimpleNamespace(monotonic=time.monotonic, thread_time=time.monotonic)
+    monkeypatch.setattr(fetcher, "time", clock)
+    monkeypatch.setattr(fetcher, "_LEADING_CALL_S", ALWAYS)
+
+
+@pytest.fixture
+def putters(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """How often each thread, by the first word of what it is, put batches on a device queue."""
+    found: Counter[str] = Counter()
+    put = HostQueue.put
+
+    def counted(self: HostQueue, batches: list[feeder.Batch]) -> None:
+        found[threading.current_thread().name.split()[2]] += 1
+        put(self, batches)
+
+    monkeypatch.setattr(HostQueue, "put", counted)
+    return found
+
+
+class Endless:
+    """One row per call, numbered; each worker stays in call `held_at` until it is let go."""
+
+    def __init__(self, **held_at: int) -> None:
+        self.calls: dict[int, int] = defaultdict(int)
+        self.held_at = {int(worker[1:]): call for worker, call in held_at.items()}
+        self.released = threading.Event()
+
+    def __call__(self, worker_id: int, batch_size: int) -> Any:
+        call = self.calls[worker_id]
+        if call == self.held_at.get(worker_id):
+            self.released.wait(WAIT_S)
+            raise StopIteration
+        self.calls[worker_id] += 1
+        return (np.array([100_000 * worker_id + call]),)
+
+
+@pytest.fixture
+def held() -> Iterator[Endless]:
+    """Worker 1 does not return from its eleventh call."""
+    fetch = Endless(w1=10)
+    yield fetch
+    fetch.released.set()
+
+
+def test_who_fetches_puts_where_calls_are_quick(quick: bool, putters: Counter[str]) -> None:
+    with make(Endless(), num_worker_threads=2, max_buffered_batches=8) as coordinator:
+        batches = [next(coordinator["train"]) for _ in range(400)]
+    assert ids(batches) == [100_000 * (i % 2) + i // 2 for i in range(1600)]
+    assert putters["fetcher" if quick else "enqueuer"] > putters["enqueuer" if quick else "fetcher"]
+
+
+@pytest.mark.parametrize("shape", ((4, 10_000), (1, 600_000)), ids=["whole", "parts"])
+def test_large_chunks_are_copied_beside_their_fetcher(
+    quick: bool, shape: tuple[int, int], all_compute: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fetch(worker_id: int, batch_size: int) -> Any:
+        return large
+
+    def noted(enqueuing: Batcher) -> None:
+        leads.append(threading.current_thread().name)
+        lead(enqueuing)
+
+    large = (np.zeros(shape),)
+    leads: list[str] = []
+    lead = Batcher.lead
+    monkeypatch.setattr(Batcher, "lead", noted)
+    with make(fetch, num_worker_threads=2, max_buffered_batches=4) as coordinator:
+        for _ in range(40):
+            next(coordinator["train"])
+    assert not leads
+
+
+@pytest.mark.parametrize("led", (True, False))
+def test_who_fetches_makes_batches_that_are_passed_on(
+    led: bool, putters: Counter[str], all_compute: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fetch(worker_id: int, batch_size: int) -> Any:
+        return (np.full((batch_size, 10_000), worker_id, float),)
+
+    monkeypatch.setattr(policy, "QUICK_CALL_S", NEVER)
+    monkeypatch.setattr(fetcher, "_LEADING_CALL_S", ALWAYS if led else NEVER)
+    with make(fetch, num_worker_threads=2, max_buffered_batches=8) as coordinator:
+        feed = coordinator["train"]
+        assert [int(next(feed).arrays[0][0, 0]) for _ in range(200)] == [0, 1] * 100
+    more, fewer = ("fetcher", "enqueuer") if led else ("enqueuer", "fetcher")
+    assert putters[more] > putters[fewer]
+
+
+# What comes as fast as memory can be filled waits for a core or the interpreter, if for anything.
+@pytest.mark.parametrize("is_fast", [False, True])
+def test_who_waits_for_something_else_goes_on_waiting(
+    is_fast: bool, putters: Counter[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fetch(worker_id: int, batch_size: int) -> Any:
+        disk.wait(0.002)
+        return (np.full((batch_size, 10_000), worker_id, float),)
+
+    disk = threading.Event()
+    monkeypatch.setattr(fetcher, "_LEADING_CALL_S", ALWAYS)
+    monkeypatch.setattr(fetcher, "_FLOOD_BYTES_PER_S", 0.0 if is_fast else math.inf)
+    with make(fetch, num_worker_threads=4, max_buffered_batches=8) as coordinator:
+        for _ in range(100):
+            next(coordinator["train"])
+    assert (set(putters) == {"enqueuer"}) is not is_fast
+
+
+def test_chunks_that_are_no_longer_passed_on_are_copied_beside_their_fetcher(
+    putters: Counter[str], all_compute: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fetch(worker_id: int, batch_size: int) -> Any:
+        rows = np.zeros((batch_size, 10_000))
+        if is_kept:
+            kept.append(rows)
+        return (rows,)
+
+    kept: list[Any] = []
+    is_kept = False
+    monkeypatch.setattr(policy, "QUICK_CALL_S", NEVER)
+    with make(fetch, num_worker_threads=1, max_buffered_batches=4) as coordinator:
+        feed = coordinator["train"]
+        for _ in range(20):
+            next(feed)
+        is_kept = True
+        for _ in range(20):
+            next(feed)
+        putters.clear()
+        for _ in range(20):
+            next(feed)
+    assert set(putters) == {"enqueuer"}
+
+
+def test_the_stream_ends_where_a_fetcher_comes_to_its_end(quick: bool) -> None:
+    for _ in range(20):
+        with make(Counted(num_calls=40, rows=3), num_worker_threads=2, epochs=3) as coordinator:
+            got = ids(coordinator["train"])
+        assert len(got) == 3 * 2 * 40 * 3
+
+
+def test_an_error_comes_in_its_place(quick: bool) -> None:
+    def fetch(worker_id: int, batch_size: int) -> Any:
+        calls[worker_id] += 1
+        (rows,) = chunk(worker_id, calls[worker_id], 4)
+        return (rows.astype(float) if worker_id == 1 and calls[1] == 50 else rows,)
+
+    calls: dict[int, int] = defaultdict(int)
+    with make(fetch, num_worker_threads=2) as coordinator:
+        feed = coordinator["train"]
+        for step in range(99):
+            assert next(feed).step == step
+        with pytest.raises(feeder.ChunkError, match="worker 1, call 49: "):
+            next(feed)
+
+
+def test_what_a_call_that_does_not_return_has_got_before_is_delivered(
+    quick: bool, held: Endless
+) -> None:
+    with make(held, num_worker_threads=2, batch_size=21) as coordinator:
+        (batch,) = [next(coordinator["train"])]
+        assert ids([batch]) == [100_000 * (i % 2) + i // 2 for i in range(21)]
+        held.released.set()
+
+
+def test_a_call_that_does_not_return_is_told_after_the_timeout(quick: bool, held: Endless) -> None:
+    with make(held, num_worker_threads=2, timeout=1.0) as coordinator:
+        feed = coordinator["train"]
+        got = ids(next(feed) for _ in range(5))
+        assert got == [100_000 * (i % 2) + i // 2 for i in range(20)]
+        with pytest.raises(feeder.FetchTimeout, match="worker 1, call 10: ") as told:
+            next(feed)
+        held.released.set()
+    assert "self.released.wait" in "".join(told.value.__notes__)
+
+
+def test_in_order_of_arrival_others_go_on_beside_a_call_that_does_not_return(
+    quick: bool, held: Endless
+) -> None:
+    with make(held, num_worker_threads=2, order="arrival", max_buffered_batches=8) as coordinator:
+        feed = coordinator["train"]
+        workers = Counter(value // 100_000 for value in ids(next(feed) for _ in range(200)))
+        held.released.set()
+    assert workers[1] <= 10
+    assert workers[0] >= 790
+
+
+def test_calls_that_become_slow_are_made_side_by_side_again(quick: bool) -> None:
+    def fetch(worker_id: int, batch_size: int) -> Any:
+        calls[worker_id] += 1
+        if calls[worker_id] > 100:
+            together.wait(WAIT_S)
+        return (np.array([worker_id]),)
+
+    calls: dict[int, int] = defaultdict(int)
+    together = threading.Barrier(2)
+    with make(fetch, num_worker_threads=2, max_buffered_batches=8) as coordinator:
+        feed = coordinator["train"]
+        assert ids(next(feed) for _ in range(100)) == [0, 1] * 200
+        together.abort()
+
+
+def test_stopping_ends_a_fetcher_that_leads(quick: bool) -> None:
+    for batches in (0, 1, 30):
+        coordinator = make(Endless(), num_worker_threads=2, max_buffered_batches=2)
+        coordinator.start()
+        for _ in range(batches):
+            next(coordinator["train"])
+        assert coordinator.stop(deadline_s=WAIT_S) is True
+
+
+def test_rows_that_come_after_a_lull_are_handed_over() -> None:
+    """The enqueuer looks rarely by then, and what gives nothing takes next to no time, so that it
+    counts as quick: its first rows go at once all the same."""
+    taken, calls = threading.Event(), iter(range(100))
+
+    def fetch(call: feeder.Call) -> Any:
+        number = next(calls)
+        if 0 < number < 9:
+            return None  # For a quarter of a second in all.
+        if number == 10:
+            in_time.append(taken.wait(WAIT_S / 2))
+        if number > 10:
+            raise StopIteration
+        return chunk(0, number, 4)
+
+    in_time: list[bool] = []
+    with make(fetch, num_worker_threads=1, timeout=10 * WAIT_S) as coordinator:
+        feed = coordinator["train"]
+        next(feed), next(feed)
+        taken.set()
+        assert len(list(feed)) == 1
+    assert in_time == [True]

@@ -1,0 +1,319 @@
+"""What is counted of a feed: clocks, and each row once at each hand-over."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+import feeder
+from feeder.observe.figures import FeedFigures, from_json, to_json
+from feeder.workers.stats import BatchStats, Crowd, Stopwatch
+from small import WAIT_S, Aside, Counted, Held, Pure, Seekable, ids, make
+
+OLD_KEYS = {
+    "batches", "buffered_bytes", "buffered_rows", "bytes", "fetch_calls", "fetch_retries",
+    "fetch_rows", "fetch_s", "kept_rows", "peak_buffered_bytes", "peak_buffered_rows",
+    "queued_batches", "rows", "starved_s",
+}  # fmt: skip
+
+
+def only(coordinator: feeder.Coordinator) -> FeedFigures:
+    (feed,) = coordinator.figures().feeds
+    return feed
+
+
+# ---- clocks
+
+
+def test_a_stopwatch_adds_up_and_shows_what_runs() -> None:
+    watch = Stopwatch()
+    assert (watch.read(5.0), watch.since) == (0.0, None)
+    watch.start(10.0)
+    assert (watch.read(12.5), watch.since) == (2.5, 10.0)
+    watch.stop(13.0)
+    watch.stop(99.0)
+    assert (watch.read(99.0), watch.since) == (3.0, None)
+    watch.start(100.0)
+    assert watch.read(99.0) == 3.0, "a clock read just before the start counts nothing"
+    assert watch.read(101.0) == 4.0
+    watch.stop(100.5)
+    assert watch.read(102.0) == 4.0, "a writer that was held up takes nothing back"
+
+
+def test_what_a_stopwatch_shows_never_falls_beside_its_writer() -> None:
+    watch, over = Stopwatch(), threading.Event()
+
+    def write() -> None:
+        while not over.is_set():
+            watch.start(time.monotonic())
+            watch.stop(time.monotonic())
+
+    writer = Aside(write)
+    last = 0.0
+    for _ in range(20_000):
+        # Read first: a watch that is started in between counts from later on.
+        now = time.monotonic()
+        seen = watch.read(now)
+        assert seen >= last
+        last = max(last, seen)
+    over.set()
+    writer.result()
+
+
+def test_a_crowd_adds_up_over_its_members() -> None:
+    crowd = Crowd()
+    crowd.change(1, 10.0)
+    crowd.change(1, 11.0)
+    assert crowd.read(12.0) == 3.0
+    crowd.change(-1, 13.0)
+    crowd.change(-1, 14.0)
+    assert crowd.read(99.0) == 6.0
+
+
+def test_batches_are_counted_together() -> None:
+    stats = BatchStats()
+    stats.count(1, 4, 32)
+    stats.count(2, 8, 64)
+    assert (stats.batches, stats.rows, stats.bytes) == (3, 12, 96)
+
+
+# ---- each hand-over
+
+
+@pytest.mark.parametrize("fetch", [Pure, Counted, Seekable])
+@pytest.mark.parametrize("threads", [None, 1])
+def test_every_row_is_counted_once_at_each_hand_over(fetch: Any, threads: int | None) -> None:
+    workers = 1 if fetch is Pure else 2
+    coordinator = make(fetch(7, 3), num_threads=threads)
+    with coordinator:
+        rows = len(ids(coordinator["train"]))
+        stats = coordinator["train"].stats()
+    assert rows == 21 * workers
+    assert stats["rows"] == stats["handed_rows"] == stats["queue/0/rows"] == rows
+    assert stats["bytes"] == stats["handed_bytes"] == stats["queue/0/bytes"] == 8 * rows
+    assert stats["batches"] == stats["handed_batches"] == -(-rows // 4)
+    # A pure function may be called beyond its end; a ring has called what it needs.
+    assert stats["fetch_rows"] >= rows
+    assert stats["queue/0/waiting"] == stats["queued_batches"] == 0
+    stats = coordinator["train"].stats()  # nobody counts any more
+    assert sum(stats[k] for k in stats if k.endswith("/calls")) == stats["fetch_calls"]
+
+
+def test_the_keys_that_there_were_are_there() -> None:
+    with make(Pure()) as coordinator:
+        list(coordinator["train"])
+        stats = coordinator["train"].stats()
+    assert stats.keys() >= OLD_KEYS
+    assert all(type(value) in (int, float) for value in stats.values())
+
+
+def test_each_batch_that_is_handed_out_counts_at_once() -> None:
+    with make(Pure(8, 4)) as coordinator:
+        feed = coordinator["train"]
+        for taken in range(1, 6):
+            next(feed)
+            assert feed.stats()["handed_batches"] == taken
+            assert feed.stats()["queue/0/rows"] == 4 * taken
+
+
+def test_shorter_and_padded_batches_count_their_real_rows() -> None:
+    for last_batch in ("keep", "pad"):
+        with make(Pure(3, 3), last_batch=last_batch) as coordinator:
+            list(coordinator["train"])
+            assert coordinator["train"].stats()["handed_rows"] == 9, last_batch
+
+
+def test_each_device_has_its_own_counts() -> None:
+    with make(Pure(5, 4), devices=2) as coordinator:
+        feed = coordinator["train"]
+        list(feed.on(0))
+        stats = feed.stats()
+        assert (stats["queue/0/batches"], stats["queue/1/batches"]) == (3, 0)
+        assert stats["queue/1/waiting"] == 2
+        list(feed.on(1))
+        assert feed.stats()["handed_rows"] == 20
+
+
+def test_streams_of_one_name_are_added_up() -> None:
+    coordinator = make(Pure(2, 4), devices="cpu:0")
+    make(Pure(3, 4), devices="cpu:1", coordinator=coordinator)
+    with coordinator:
+        feed = coordinator["train"]
+        list(feed.on(0)), list(feed.on(1))
+        stats, figures = feed.stats(), coordinator.figures().feeds
+    assert stats["handed_batches"] == 5
+    assert (stats["queue/0/batches"], stats["queue/1/batches"]) == (2, 3)
+    assert [feed.title for feed in figures] == ["train", "train#1"]
+    assert [feed.queues[0].queue for feed in figures] == [0, 1]
+    assert stats["age_s"] <= figures[0].age_s, "ages are not added up"
+
+
+def test_loading_a_state_does_not_lose_the_counts() -> None:
+    coordinator = make(Pure(6, 4))
+    with make(Pure(6, 4)) as first:
+        next(first["train"])
+        state = first.state_dict()
+    coordinator.load_state_dict(state)
+    with coordinator:
+        assert len(list(coordinator["train"])) == 5
+        assert coordinator["train"].stats()["handed_batches"] == 5
+
+
+# ---- errors, retries, nothing
+
+
+def test_errors_retries_and_nothings_are_counted_by_worker() -> None:
+    calls: dict[int, int] = {0: 0, 1: 0}
+
+    class Fetch:
+        def __call__(self, worker_id: int, batch_size: int) -> Any:
+            calls[worker_id] += 1
+            if worker_id == 1 and calls[1] == 2:
+                raise OSError("away")
+            if worker_id == 0 and calls[0] == 2:
+                return None
+            if calls[worker_id] > 4:
+                raise StopIteration
+            return [np.ones(4)]
+
+        def cursor(self, worker_id: int) -> int:
+            return 0
+
+        def seek(self, worker_id: int, cursor: int) -> None:
+            pass
+
+    with make(Fetch(), retries=2, retry_backoff_s=0.0) as coordinator:
+        list(coordinator["train"])
+        stats, figures = coordinator["train"].stats(), only(coordinator)
+    assert (stats["fetch_errors"], stats["fetch_retries"], stats["fetch_nothings"]) == (1, 1, 1)
+    assert (stats["worker/1/errors"], stats["worker/0/errors"]) == (1, 0)
+    assert [worker.nothings for worker in figures.workers] == [1, 0]
+    assert figures.last_error == "OSError: away"
+    assert figures.state == "ended"
+
+
+def test_an_error_that_ends_the_feed_is_told() -> None:
+    def fetch(call: feeder.Call) -> Any:
+        raise OSError("no disk\nanywhere")
+
+    with make(fetch) as coordinator:
+        with pytest.raises(feeder.FetchError):
+            next(coordinator["train"])
+        figures = only(coordinator)
+    assert figures.state == "failed"
+    assert figures.failure == (
+        "FetchError: worker 0, call 0: fetch function raised OSError: no disk anywhere"
+    )
+    assert only(coordinator).state == "failed", "also when it has been stopped"
+
+
+# ---- waits
+
+
+def test_a_wait_under_way_is_counted() -> None:
+    fetch = Held()
+    with make(fetch, num_worker_threads=1) as coordinator:
+        taking = Aside(lambda: list(coordinator["train"]))
+        assert fetch.entered.wait(WAIT_S)
+        before, ends = only(coordinator), time.monotonic() + WAIT_S
+        grown: dict[str, float] = {"": 0.0}
+        while min(grown.values()) < 0.02:
+            assert time.monotonic() < ends, grown
+            threading.Event().wait(0.005)
+            after = only(coordinator)
+            grown = {
+                "trainer": after.queues[0].wait_s - before.queues[0].wait_s,
+                "enqueuer": after.chunks_wait_s - before.chunks_wait_s,
+                "worker": after.workers[0].wait_s - before.workers[0].wait_s,
+                "call": after.workers[0].fetch_s - before.workers[0].fetch_s,
+            }
+        fetch.release()
+        taking.result()
+    assert after.workers[0].running_s >= 0.02
+    assert after.room_wait_s == 0.0
+
+
+def test_a_feed_that_waits_for_its_trainer_says_so() -> None:
+    with make(Pure(10_000, 4), max_buffered_batches=2) as coordinator:
+        next(coordinator["train"])
+        before, ends = once_it_waits_for_room(coordinator), time.monotonic() + WAIT_S
+        while only(coordinator).room_wait_s < before.room_wait_s + 0.02:
+            assert time.monotonic() < ends
+            threading.Event().wait(0.005)
+        after = only(coordinator)
+    assert after.idle_s > before.idle_s, "fetchers wait too"
+    assert after.queues[0].wait_s == before.queues[0].wait_s
+    assert after.workers[0].fetch_s - before.workers[0].fetch_s < 0.02, "no back-pressure in it"
+    assert after.buffered_rows >= after.limit_rows == 8
+
+
+def once_it_waits_for_room(coordinator: feeder.Coordinator) -> FeedFigures:
+    last, ends = only(coordinator), time.monotonic() + WAIT_S
+    while time.monotonic() < ends:
+        threading.Event().wait(0.005)
+        before, last = last, only(coordinator)
+        calls = [[worker.calls for worker in feed.workers] for feed in (before, last)]
+        is_idle = not any(worker.running_s for worker in last.workers)
+        if is_idle and calls[0] == calls[1] and last.room_wait_s > before.room_wait_s:
+            return last
+    pytest.fail(f"it does not wait: {last}")
+
+
+# ---- the position
+
+
+def test_the_age_of_the_position_is_that_of_the_last_question() -> None:
+    with make(Pure()) as coordinator:
+        feed = coordinator["train"]
+        for ask in (feed.state_dict, coordinator.snapshot, coordinator.state_dict):
+            threading.Event().wait(0.01)
+            old = asked_at(coordinator)
+            ask()
+            assert asked_at(coordinator) > old
+
+
+def asked_at(coordinator: feeder.Coordinator) -> float:
+    figures = coordinator.figures()
+    return figures.at_s - figures.feeds[0].position_age_s
+
+
+# ---- how a feed is
+
+
+def test_a_feed_says_how_it_is() -> None:
+    coordinator = make(Pure())
+    assert only(coordinator).state == "waiting"
+    assert only(coordinator).age_s == 0.0
+    with coordinator:
+        assert only(coordinator).state == "running"
+        list(coordinator["train"])
+        assert only(coordinator).state == "ended"
+    assert only(coordinator).state == "ended"
+    with make(Pure()) as coordinator:
+        pass
+    assert only(coordinator).state == "stopped"
+    assert only(coordinator).age_s == only(coordinator).age_s, "its clocks have stopped"
+
+
+def test_figures_go_through_json_unchanged() -> None:
+    with make(Pure(), devices=2) as coordinator:
+        next(coordinator["train"].on(1))
+        figures = coordinator.figures()
+    assert from_json(to_json(figures)) == figures
+
+
+def test_a_logger_gets_the_verdict_in_words() -> None:
+    class Log:
+        lines: list[dict[str, Any]] = []  # noqa: RUF012
+
+        def log(self, stats: dict[str, Any]) -> None:
+            self.lines.append(stats)
+
+    with make(Pure(), external_loggers=[Log()]) as coordinator:
+        list(coordinator["train"])
+    assert Log.lines[-1]["verdict"] == "ended (all 4 batches are made)"
+    assert Log.lines[-1]["input_source_name"] == "train"
