@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from feeder.workers.stream.batch import Call
+from feeder.workers.stream.position import Partitions
 
 LastBatch = Literal["keep", "drop", "pad", "carry"]
 LastRound = Literal["uneven", "drop", "pad"]
@@ -94,6 +95,26 @@ class StreamSpec:
             "order": self.order,
             "dont_rebatch": self.dont_rebatch,
         }
+
+
+@dataclass(frozen=True, slots=True)
+class CallNames:
+    """How a user knows the calls of a stream: errors name them so."""
+
+    spec: StreamSpec
+    partitions: Partitions
+
+    def describe(self, partition: int, call: int) -> tuple[int, int]:
+        """Worker id and call number of a partition's call."""
+        number = self.partitions.number(partition, call)
+        return self.spec.worker_id(partition, number), number
+
+    def first_name(self, epoch: int, index: int) -> str | None:
+        """What the fetch function calls the record that a call begins with, as sources can say."""
+        first_name = getattr(self.spec.fetch, "first_name", None)
+        if not self.spec.pure or not callable(first_name):
+            return None
+        return str(first_name(self.spec.call(epoch, index)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

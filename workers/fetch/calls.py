@@ -9,7 +9,7 @@ import logging
 import time
 import types
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
@@ -23,6 +23,7 @@ from feeder.workers.stream.batch import Call
 from feeder.workers.stream.chunks import Schema
 from feeder.workers.stream.digests import digest_chunk
 from feeder.workers.stream.position import Cut, Partitions, Position
+from feeder.workers.tuning import TUNING
 
 # ---- Cursors of pure fetch functions: they make the first call after a resume quick.
 #
@@ -130,12 +131,9 @@ def begin_anew(fetch: Any, cursor: Any, worker_ids: Iterable[int]) -> None:
 
 logger = logging.getLogger("feeder")
 
+# Part of what positions hold: with other numbers old positions could not be replayed.
 _SAMPLED_CALLS = 16
 _SAMPLE_EVERY = 256
-_PROGRESS_S = 5.0
-
-NONE_BACKOFF_S = 0.001
-"""Pause after a fetch function gave None for the first time; doubled for each further time."""
 
 
 class PartitionCalls(Protocol):
@@ -145,13 +143,12 @@ class PartitionCalls(Protocol):
     def one_by_one(self) -> bool:
         """Whether the next calls are not consecutive, so that each is a bundle of its own."""
 
-    def begin(self, epoch: int) -> int:
+    def begin_epoch(self, epoch: int) -> int:
         """Get ready to be called in `epoch`; returns the number of calls to pass over."""
 
-    def put_back(self, keep_going: Callable[[float], bool]) -> None:
-        """Bring a new fetch function to where the stream goes on.
-
-        `keep_going(pause_s)` waits so long and tells whether to go on."""
+    def put_back(self) -> Iterable[float]:
+        """Bring a new fetch function to where the stream goes on, step by step. After each step the
+        caller waits for as many seconds as it gives, and may stop."""
 
     @property
     def next_call(self) -> Callable[[], Any]:
@@ -200,7 +197,7 @@ class IndexCalls:
     def one_by_one(self) -> bool:
         return bool(self._done)
 
-    def begin(self, epoch: int) -> int:
+    def begin_epoch(self, epoch: int) -> int:
         if epoch != self._epoch:
             self._epoch, self._number, self._done = epoch, 0, frozenset()
         before = self._number
@@ -208,8 +205,9 @@ class IndexCalls:
             self._number += 1
         return self._number - before
 
-    def put_back(self, keep_going: Callable[[float], bool]) -> None:
+    def put_back(self) -> Iterable[float]:
         """Nothing: a pure function is called with the index to go on at."""
+        return ()
 
     def _index(self) -> int:
         return self._partitions.number(self._partition, self._number)
@@ -259,13 +257,12 @@ class WorkerCalls:
         self._origins = origins_of(spec.fetch, spec.cursor)
         self._sizes = sizes
 
-    def begin(self, epoch: int) -> int:
+    def begin_epoch(self, epoch: int) -> int:
         return 0
 
-    def put_back(self, keep_going: Callable[[float], bool]) -> None:
+    def put_back(self) -> Iterable[float]:
         if not self._spec.seekable:
-            _replay(self._spec, self._start, self._partition, keep_going)
-            return
+            return _replay(self._spec, self._start, self._partition)
         origins, worker_id = self._origins, self._worker_id
         is_new = worker_id not in origins
         if is_new:
@@ -273,7 +270,7 @@ class WorkerCalls:
         if self._last_mark is None and (is_new or not self._resumed):
             if self._run.retries:
                 self.mark()
-            return
+            return ()
         self._last_mark = self._last_mark or origins[worker_id]
         if self._last_mark is None:
             raise ResumeError(
@@ -282,6 +279,7 @@ class WorkerCalls:
                 "cursor(worker_id) work before the first call"
             )
         self._seek()
+        return ()
 
     def _first_cursor(self) -> bytes | None:
         try:
@@ -333,9 +331,10 @@ class WorkerCalls:
 
 
 def fetch_again(
-    spec: StreamSpec, run: RunSpec, call: Call, stats: FetchStats, pause: Callable[[float], bool]
-) -> Any:
-    """The chunk of one call of a pure function, out of turn; None where the stream is over.
+    spec: StreamSpec, run: RunSpec, call: Call, stats: FetchStats
+) -> Generator[float, None, Any]:
+    """The chunk of one call of a pure function, out of turn. Before another attempt the caller
+    waits for as many seconds as a step gives, and may stop.
 
     A call that raises is made again as any other call is; `stats` count it for its partition."""
     began, made = time.monotonic(), f"worker {call.worker_id}, call {call.index}"
@@ -366,9 +365,8 @@ def fetch_again(
                     worker_id=call.worker_id,
                     call=call.index,
                 )
-            pause_s = NONE_BACKOFF_S
-        if not pause(pause_s):
-            return None
+            pause_s = TUNING.first_none_pause_s
+        yield pause_s
 
 
 def as_tuple(chunk: Any, names: tuple[str, ...]) -> Any:
@@ -409,12 +407,11 @@ def _chain(mark: bytes, number: int, arrays: tuple[Any, ...]) -> bytes:
     return xxhash.xxh3_64_digest(b"".join((mark, *words)))
 
 
-def _replay(
-    spec: StreamSpec, start: Position, partition: int, keep_going: Callable[[float], bool]
-) -> None:
+def _replay(spec: StreamSpec, start: Position, partition: int) -> Iterator[float]:
     """Call a new fetch function as often as the old one was called, and discard what it gives.
 
-    Calls that gave None do not count. Raises `ResumeError` where the rows are not those of then.
+    Gives the seconds to wait before each call. Calls that gave None do not count. Raises
+    `ResumeError` where the rows are not those of then.
     """
     calls, rows, mark = start.calls[partition], start.rows[partition], start.marks[partition]
     ends = start.epoch + (0 if start.live[partition] else 1)
@@ -422,7 +419,10 @@ def _replay(
     seen_calls = seen_rows = seen_ends = 0
     seen_mark: bytes | None = None
     shown = time.monotonic()
-    while keep_going(0.0) and (seen_calls < calls or seen_ends < ends):
+    while True:
+        yield 0.0
+        if seen_calls >= calls and seen_ends >= ends:
+            break
         try:
             chunk = spec.fetch(worker_id, spec.batch_size)
         except StopIteration:
@@ -431,7 +431,7 @@ def _replay(
                 raise not_repeatable(worker_id, seen_calls, "the epoch ended early") from None
             continue
         if chunk is None:
-            keep_going(NONE_BACKOFF_S)
+            yield TUNING.first_none_pause_s
             continue
         arranged = schema.arrange([as_tuple(chunk, spec.names)])
         if arranged.error is not None or seen_calls >= calls:
@@ -440,10 +440,10 @@ def _replay(
         seen_mark = chain_marks(seen_mark, seen_calls, 1, lambda _, arrays=arrays: arrays)[0]  # type: ignore[misc]
         seen_calls += 1
         seen_rows += arranged.rows[0]
-        if time.monotonic() - shown > _PROGRESS_S:
+        if time.monotonic() - shown > TUNING.progress_s:
             shown = time.monotonic()
             logger.info("worker %d: replayed %d of %d calls", worker_id, seen_calls, calls)
-    if keep_going(0.0) and (seen_rows != rows or (seen_mark or b"") != (mark or b"")):
+    if seen_rows != rows or (seen_mark or b"") != (mark or b""):
         what = f"{rows} rows then, {seen_rows} now" if seen_rows != rows else "other rows"
         raise not_repeatable(worker_id, seen_calls, what)
 

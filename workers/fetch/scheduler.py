@@ -8,15 +8,14 @@ before it, and start no call above the bound but the one that a batch is waited 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-from feeder.workers.errors import FeedError
+from feeder.workers.errors import ChunkError, FeedError
+from feeder.workers.stream.digests import hash_chunk
 from feeder.workers.stream.position import Partitions, Position
-
-# Bundles without rows count in no bound.
-_MOST_BUNDLES = 256
+from feeder.workers.tuning import TUNING, Tuning
 
 
 class End:
@@ -30,9 +29,10 @@ class End:
 
 
 class ChunkList:
-    """Consecutive chunks of one partition, as they are handed from a fetcher to the merge."""
+    """Consecutive chunks of one partition, as they are handed from a fetcher to the merge. Whoever
+    has taken it from the partition owns it."""
 
-    __slots__ = ("chunks", "ending", "epoch", "first", "marks", "partition")
+    __slots__ = ("chunks", "digests", "ending", "epoch", "first", "marks", "partition")
 
     def __init__(
         self,
@@ -42,6 +42,7 @@ class ChunkList:
         chunks: list[Any],
         marks: list[bytes] | None,
         ending: End | FeedError | None,
+        digests: Sequence[int] = (),
     ) -> None:
         self.partition = partition
         self.epoch = epoch
@@ -49,16 +50,58 @@ class ChunkList:
         self.chunks = chunks
         self.marks = marks
         self.ending = ending
+        self.digests = digests
+        """Of each chunk as it was returned; empty without the debug switch."""
+
+    def check(self) -> ChunkError | None:
+        """Whether the chunks are still what the fetch function returned, and would return again
+        (the debug switch); else the error, of which `call` is the place in this list."""
+        for i, (chunk, returned) in enumerate(zip(self.chunks, self.digests, strict=False)):
+            if returned == OTHER_ROWS:
+                return ChunkError(
+                    "the fetch function gave other rows when the same call was made again; let "
+                    "fetch(call) depend on the call alone (call.rng draws), or keep its state in "
+                    "fetch(worker_id, batch_size)",
+                    call=i,
+                )
+            if returned != hash_chunk(chunk):
+                return ChunkError(
+                    "the fetch function changed the arrays after it returned them; return "
+                    "new arrays, or copies",
+                    call=i,
+                )
+        return None
+
+
+OTHER_ROWS = -1
+"""In place of a digest: a pure function gave other rows when it was called again."""
+
+
+class BundleLimits(NamedTuple):
+    """A fetcher hands its bundle over when it reaches one of these."""
+
+    rows: int
+    calls: int
+    num_bytes: int
+    grace_s: float
+    """Seconds for which the merge has been waiting."""
+
+
+_NO_LIMITS = BundleLimits(0, 0, 0, 0.0)
 
 
 class Partition:
-    """One ordered sequence of calls and what is known of it. The channel's lock guards it, but
-    for the open lists, which the fetcher that holds the partition appends to."""
+    """One ordered sequence of calls and what is known of it.
+
+    Owner: the channel's lock, for every field but the open lists. To `chunks`, `marks` and
+    `digests` the fetcher that holds the partition appends without the lock, in an order in which
+    `take_open` may run at any moment. All other fields are written in this module alone.
+    """
 
     __slots__ = (
-        "backoff_s", "bundles", "called_at", "chunks", "ended", "epoch", "failure", "floods",
-        "halted", "ident", "is_quick", "leads", "made", "marks", "next", "number", "ready_at",
-        "running", "silent_since", "waits", "wanted_since",
+        "backoff_s", "bundles", "called_at", "chunks", "digests", "ended", "epoch", "failure",
+        "halted", "ident", "limits", "made", "marks", "next", "number", "ready_at", "running",
+        "silent_since", "wanted_since",
     )  # fmt: skip
 
     def __init__(self, number: int, epoch: int, next_call: int, live: bool) -> None:
@@ -74,14 +117,8 @@ class Partition:
         """Whether its last call failed."""
         self.running = False
         """Whether a fetcher holds it."""
-        self.waits = False
-        """Whether its last calls waited for something, of which many can go on at once."""
-        self.is_quick = False
-        """Whether its calls take so little time that they are not worth a thread of their own."""
-        self.floods = False
-        """Whether each call fills a bundle with new memory, about as fast as it can be merged."""
-        self.leads = False
-        """Whether who calls it leads, though its calls are not quick: what came is passed on."""
+        self.limits = _NO_LIMITS
+        """How large the bundle gets that is being filled."""
         self.ident: int | None = None
         """The thread that holds it."""
         self.called_at = 0.0
@@ -101,81 +138,109 @@ class Partition:
         self.chunks: list[Any] = []
         """What the fetcher that holds it has got so far."""
         self.marks: list[bytes] = []
-        """The marks after those calls, where the feed has cursors."""
+        """The cursors after those calls, where the feed has cursors."""
+        self.digests: list[int] = []
+        """The digests of those chunks, with the debug switch."""
+
+    def hold(self, ident: int, limits: BundleLimits, now: float) -> None:
+        """A fetcher holds it from now on."""
+        self.running, self.ident, self.limits = True, ident, limits
+        if self.silent_since is None:
+            self.silent_since = now
+
+    def pass_over(self, num_calls: int) -> None:
+        """Its next calls were made in an earlier run; in the fetcher that holds it."""
+        self.next += num_calls
+
+    def begin_calls(self, now: float) -> None:
+        """The fetcher that holds it begins to call."""
+        self.called_at = now
+
+    def report_progress(self, now: float) -> None:
+        """The fetcher that holds it is busy, and gives no chunk yet: it replays calls."""
+        self.silent_since = now
+
+    def note_failure(self, error: BaseException) -> None:
+        """A call raised and will be made again; in the fetcher that holds it."""
+        self.failure = error
+
+    def note_chunks(self) -> None:
+        """Calls gave chunks; in the fetcher that holds it."""
+        self.backoff_s, self.failure = 0.0, None
+
+    def back_off(self, first_s: float, last_s: float) -> float:
+        """A call gave None; returns for how long it is put off, twice as long each time. In the
+        fetcher that holds it."""
+        self.backoff_s = min(2 * self.backoff_s or first_s, last_s)
+        return self.backoff_s
 
     def take_open(self, ending: End | FeedError | None, *, marked: bool) -> ChunkList | None:
         """What has been got so far, as a bundle; None where that is nothing.
 
-        Safe beside the fetcher that is appending: it appends the mark last, and taking a head off
-        a list is one operation.
+        Safe beside the fetcher that is appending: it appends the chunk, then the cursor, and
+        taking a head off a list is one operation.
         """
         count = min(len(self.chunks), len(self.marks)) if marked else len(self.chunks)
         if count == 0 and ending is None:
             return None
         chunks, marks = self.chunks[:count], self.marks[:count]
         del self.chunks[:count], self.marks[:count]
+        # The digest is appended before its chunk.
+        digests = self.digests[:count]
+        del self.digests[:count]
         first = self.next
         self.next += count
         self.made += count
-        return ChunkList(self.number, self.epoch, first, chunks, marks if marked else None, ending)
+        return ChunkList(
+            self.number, self.epoch, first, chunks, marks if marked else None, ending, digests
+        )
 
 
 class Scheduler:
-    """All partitions of a stream, and which of them may be called."""
+    """All partitions of a stream, and which of them may be called.
 
-    def __init__(self, partitions: Partitions, start: Position, epochs: int | None) -> None:
+    Owner: the channel, which calls every method under its lock.
+    """
+
+    def __init__(
+        self, partitions: Partitions, start: Position, epochs: int | None, tuning: Tuning = TUNING
+    ) -> None:
         self.partitions = tuple(
             Partition(i, start.epoch, calls, live)
             for i, (calls, live) in enumerate(zip(start.calls, start.live, strict=True))
         )
+        self.wanted: Sequence[Partition] = ()
+        """The partitions of which the merge is told when something comes."""
         self._layout = partitions
         self._epochs = epochs
+        self._max_bundles = tuning.max_bundles
+        # The smallest index of the epoch that raised StopIteration (pure form).
         self._ends_at: int | None = None
-        """The smallest index of the epoch that raised StopIteration (pure form)."""
-        self._roll()
+        self._begin_epoch()
 
     def partitions_of(self, wanted: int | None) -> Sequence[Partition]:
         """The partition of a number, or all of them for None."""
         return self.partitions if wanted is None else (self.partitions[wanted],)
 
     @property
-    def num_computing(self) -> int:
-        """Partitions that are held by a fetcher and keep a core busy."""
-        return sum([partition.running and not partition.waits for partition in self.partitions])
-
-    @property
-    def is_quick_running(self) -> bool:
-        """Whether a fetcher holds a partition whose calls are quick."""
-        return any(partition.running and partition.is_quick for partition in self.partitions)
-
-    @property
     def finished(self) -> bool:
         """Whether no call is left to start."""
         return self._epochs is not None and self.partitions[0].epoch >= self._epochs
 
-    def pick(
-        self, now: float, *, ahead: bool, compute: bool, quick: bool, spare: bool = False
-    ) -> Partition | None:
-        """Of the partitions that may be called the one that has been called least; only one with
-        nothing to collect, unless partitions may run `ahead`; of those that flood the caches only
-        if `spare`, of those whose calls are quick only if `quick`, of those that compute only if
-        `compute`. None where there is none."""
-        if self.finished:
-            return None
-        ready = [
-            partition for partition in self.partitions
-            if (spare if partition.floods else ahead or not partition.bundles)
-            and (quick if partition.is_quick else compute or partition.waits)
-            and self._callable(partition, now)
-        ]  # fmt: skip
-        return min(ready, key=lambda partition: partition.made, default=None)
+    def want(self, partitions: Sequence[Partition], since: float | None = None) -> None:
+        """The merge is to be told when something comes of these partitions, and of no others."""
+        for partition in self.wanted:
+            partition.wanted_since = None
+        for partition in partitions:
+            partition.wanted_since = since
+        self.wanted = partitions
 
-    def least_called(self, now: float, partitions: Sequence[Partition]) -> Partition | None:
+    def least_called(self, now: float, partitions: Iterable[Partition]) -> Partition | None:
         """Of some partitions that may be called the one that has been called least; None where
         there is none."""
         if self.finished:
             return None
-        ready = [partition for partition in partitions if self._callable(partition, now)]
+        ready = [partition for partition in partitions if self._may_call(partition, now)]
         return min(ready, key=lambda partition: partition.made, default=None)
 
     def next_ready(self, now: float) -> float | None:
@@ -183,25 +248,75 @@ class Scheduler:
         waits = [
             partition.ready_at - now
             for partition in self.partitions
-            if partition.ready_at > now and not partition.running and not self._over(partition)
+            if partition.ready_at > now and not partition.running and not self._is_over(partition)
         ]
         return min(waits, default=None)
 
-    def end(self, partition: Partition, call: int) -> None:
+    def give_back(
+        self,
+        partition: Partition,
+        ending: End | FeedError | None,
+        *,
+        ready_at: float,
+        gave_rows: bool,
+        marked: bool,
+    ) -> bool:
+        """A fetcher gives a partition back with what it has got; returns whether that ended the
+        epoch for all."""
+        if gave_rows:
+            partition.silent_since = None
+        bundle = partition.take_open(ending, marked=marked)
+        if bundle is not None:
+            partition.bundles.append(bundle)
+        partition.running, partition.ident = False, None
+        partition.ready_at = ready_at
+        partition.halted = isinstance(ending, FeedError)
+        if isinstance(ending, End):
+            partition.silent_since = None
+            self._end(partition, partition.next)
+        return self._begin_epoch()
+
+    def take_open(self, partitions: Sequence[Partition], *, marked: bool) -> list[Partition]:
+        """Take what fetchers have got so far of partitions that they hold; returns those that had
+        something."""
+        found = []
+        for partition in partitions:
+            bundle = partition.take_open(None, marked=marked) if partition.running else None
+            if bundle is not None:
+                partition.bundles.append(bundle)
+                found.append(partition)
+        return found
+
+    def note_rows(self, partition: Partition, now: float) -> None:
+        """A call that has not returned yet has given rows before."""
+        partition.silent_since = now
+
+    def take_all(self) -> list[ChunkList]:
+        """Everything that was handed over, partition by partition."""
+        found: list[ChunkList] = []
+        for partition in self.partitions:
+            found.extend(partition.bundles)
+            partition.bundles.clear()
+        return found
+
+    def drop_all(self) -> None:
+        """The stream is over: what was handed over is dropped."""
+        for partition in self.partitions:
+            partition.bundles.clear()
+
+    def _end(self, partition: Partition, call: int) -> None:
         """Call number `call` of a partition raised StopIteration."""
         partition.ended = True
         if self._layout.pure:
             index = self._layout.number(partition.number, call)
             self._ends_at = index if self._ends_at is None else min(index, self._ends_at)
 
-    def settle(self) -> None:
-        """Begin the next epoch where every partition has ended this one."""
-        if not self.finished:
-            self._roll()
-
-    def _roll(self) -> None:
-        if not all(self._over(one) and not one.running for one in self.partitions):
-            return
+    def _begin_epoch(self) -> bool:
+        """Begin the next epoch where every partition has ended this one; returns whether it did."""
+        if self.finished:
+            return False
+        if not all(self._is_over(one) and not one.running for one in self.partitions):
+            return False
         self._ends_at = None
         for partition in self.partitions:
             partition.epoch += 1
@@ -209,14 +324,15 @@ class Scheduler:
             partition.ended = partition.halted = False
             if self._layout.pure:
                 partition.next = 0
+        return True
 
-    def _callable(self, partition: Partition, now: float) -> bool:
-        if len(partition.bundles) >= _MOST_BUNDLES:
+    def _may_call(self, partition: Partition, now: float) -> bool:
+        if len(partition.bundles) >= self._max_bundles:
             return False
         is_held_up = partition.halted or partition.ready_at > now
-        return not (partition.running or is_held_up or self._over(partition))
+        return not (partition.running or is_held_up or self._is_over(partition))
 
-    def _over(self, partition: Partition) -> bool:
+    def _is_over(self, partition: Partition) -> bool:
         if partition.ended or self._ends_at is None:
             return partition.ended
         return self._layout.number(partition.number, partition.next) > self._ends_at
@@ -260,7 +376,7 @@ class BufferBudget:
         """Their bytes."""
         self.kept_rows = 0
         """Rows that have been copied and whose chunk is kept all the same."""
-        self.row_bytes = 0
+        self.row_bytes: int | None = None
         """Bytes of a row, once they are known and where all rows have as many."""
         self.ahead_bytes = 0
         """Bytes handed over since the merge last collected."""
@@ -276,15 +392,15 @@ class BufferBudget:
         """Whether batches may be assembled for the sake of batches to come."""
         return self._has_rows() and self.has_bytes_for(0)
 
-    def may_call(self, coming: int) -> bool:
-        """Whether a fetcher may begin to call for the sake of batches to come, beside those that do
-        and `coming` more, each of which is going to add a bundle. Where nothing is buffered and
-        nobody calls one may, however large its chunk."""
-        return self._has_rows() and self.has_bytes_for(self.num_calling + coming)
+    def may_call(self) -> bool:
+        """Whether a fetcher may begin to call for the sake of batches to come, beside those that
+        do, each of which is going to add a bundle. Where nothing is buffered and nobody calls one
+        may, however large its chunk."""
+        return self._has_rows() and self.has_bytes_for(self.num_calling)
 
     def has_bytes_for(self, num_calling: int) -> bool:
         """Whether the bound on bytes is not reached with what so many fetchers are going to add."""
-        held = self.bytes + self.kept_rows * self.row_bytes
+        held = self.bytes + self.kept_rows * (self.row_bytes or 0)
         return held + num_calling * self.bundle_bytes < self.max_bytes
 
     def _has_rows(self) -> bool:
@@ -296,6 +412,30 @@ class BufferBudget:
         bound, or nothing would ever move. Any device, since the user may be waiting at that one
         and not at the one whose batch is next."""
         return 0 in self.waiting
+
+    def begin_bundle(self) -> None:
+        """A fetcher begins to call."""
+        self.num_calling += 1
+
+    def end_bundle(self, calls: int, rows: int, num_bytes: int) -> None:
+        """It has handed over what these calls gave."""
+        self.num_calling -= 1
+        if calls:
+            self.bundle_bytes = num_bytes
+        self.ahead_bytes += num_bytes
+        self.add(rows, num_bytes)
+
+    def collect(self) -> None:
+        """The merge has collected all that was handed over."""
+        self.ahead_bytes = 0
+
+    def learn(self, row_bytes: int) -> None:
+        """All rows of the stream have so many bytes."""
+        self.row_bytes = row_bytes
+
+    def queue(self, device: int, batches: int) -> None:
+        """Batches were put on a device queue."""
+        self.waiting[device] += batches
 
     def add(self, rows: int, num_bytes: int, kept_rows: int = 0) -> None:
         """Count rows and bytes in (or, if negative, out)."""

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from feeder.workers.errors import StuckWorkerError
+from feeder.workers.tuning import TUNING
 
 # ---- How often threads take turns at the interpreter while the feeder's own are among them.
 #
@@ -18,11 +19,9 @@ from feeder.workers.errors import StuckWorkerError
 # switch interval, 5 ms unless the user says otherwise (`sys.setswitchinterval`). Beside a busy one
 # every hand-over of rows waits for so long, and so does each call that lets go of the interpreter,
 # as large copies and reads do: the trainer's loop starves the threads that are to feed it. So they
-# wait for 1 ms (CONTRIBUTING, decision 103, has what that gains and costs).
+# wait for 1 ms.
 
 
-SWITCH_S = 0.001
-"""How long our threads wait before they ask."""
 _PYTHONS_S = 0.005
 """Who has another interval than Python's own has chosen it."""
 
@@ -51,7 +50,7 @@ class SwitchInterval:
             if self._num_running == 1 and _is_set_to(_PYTHONS_S):
                 # First: a fork may come between these two.
                 self._is_ours = True
-                sys.setswitchinterval(SWITCH_S)
+                sys.setswitchinterval(TUNING.switch_interval_s)
 
     def end(self) -> None:
         """One that has begun runs no more."""
@@ -61,7 +60,7 @@ class SwitchInterval:
                 self._put_back()
 
     def _put_back(self) -> None:
-        if self._is_ours and _is_set_to(SWITCH_S):
+        if self._is_ours and _is_set_to(TUNING.switch_interval_s):
             sys.setswitchinterval(_PYTHONS_S)
         self._is_ours = False
 
@@ -132,49 +131,3 @@ def stack(ident: int | None) -> str:
     """The stack of a thread of this process, innermost frame last; empty where it has ended."""
     frame = sys._current_frames().get(ident or 0)
     return "" if frame is None else "".join(traceback.format_stack(frame)).rstrip()
-
-
-# ---- Threads that have nothing to do, woken one at a time.
-
-
-class WaitQueue:
-    """Threads that wait under one lock, of which the one that came last is woken first: what it
-    freed is in a cache still, and malloc keeps memory by thread, so that the fewer take turns the
-    less memory goes round.
-
-    Every method is called with the lock held.
-    """
-
-    def __init__(self, lock: threading.Lock) -> None:
-        self._lock = lock
-        self._waiting: list[threading.Condition] = []
-        self.coming = 0
-        """Those that were woken and have not gone on yet."""
-
-    def __len__(self) -> int:
-        return len(self._waiting)
-
-    def wait(self, seconds: float | None) -> None:
-        """Wait to be woken, for so long at most where that is said."""
-        own = threading.Condition(self._lock)
-        self._waiting.append(own)
-        try:
-            own.wait(seconds)
-        finally:
-            if own in self._waiting:
-                self._waiting.remove(own)
-            else:
-                self.coming -= 1
-
-    def notify(self) -> None:
-        """Wake the one that came last."""
-        if self._waiting:
-            # In this order: it is the user's thread too, and an interrupt comes after a call.
-            self._waiting[-1].notify()
-            self.coming += 1
-            del self._waiting[-1]
-
-    def notify_all(self) -> None:
-        """Wake all."""
-        while self._waiting:
-            self.notify()

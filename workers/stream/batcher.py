@@ -7,19 +7,14 @@ from typing import Protocol
 
 from feeder.workers.errors import ClosedError, FeedError, FetchError
 from feeder.workers.fetch.channel import Channel
-from feeder.workers.fetch.fetcher import Fetcher
 from feeder.workers.spec import RunSpec, StreamSpec
 from feeder.workers.stats import BatchStats
 from feeder.workers.stream.assembler import Assembler
 from feeder.workers.stream.batch import Batch
 from feeder.workers.stream.merge import EpochEnd, Merge, MergedChunks
 from feeder.workers.stream.position import LazyPosition
-
-# As much as a fetcher hands over at once: with 4 MiB threads wake each other more than they work.
-_GROUP_BYTES = 16 * 1024 * 1024
-_GROUP_BATCHES = 64
-# More than this that goes round between the threads leaves the caches on the way.
-_CACHE_BYTES = 8 * 1024 * 1024
+from feeder.workers.stream.resuming import Beginning
+from feeder.workers.tuning import TUNING
 
 
 class DeviceQueue(Protocol):
@@ -67,20 +62,16 @@ class RoundRobinRouter:
         self._assembler = assembler
         self._policy = spec.last_round if len(queues) > 1 else "uneven"
         self._group: list[Batch] = []
-        self._most_batches = min(_GROUP_BATCHES, run.max_rows // spec.batch_size // 2)
-        self._most_bytes = min(_GROUP_BYTES, run.max_bytes // 2)
+        self._most_batches = min(TUNING.group_batches, run.max_rows // spec.batch_size // 2)
+        self._most_bytes = min(TUNING.group_bytes, run.max_bytes // 2)
         self._max_rows = run.max_rows
         self._bytes, self._goal_bytes, self._num_groups = 0, 1, 0
         self._round: list[Batch] = []  # One that is not complete yet and may have to be dropped.
         self._last: Batch | None = None
-        self.passes = False
-        """Whether the last batches were passed on without a copy."""
-        self.row_bytes: int | None = None
-        """Bytes of a row, where all rows have the same number."""
 
     def deal(self, batch: Batch) -> None:
         """Hand a batch over, sooner or later."""
-        row_bytes = self.row_bytes
+        row_bytes = self._channel.row_bytes
         if row_bytes is None:
             batch.held_bytes = sum(array.nbytes for array in batch.arrays)
         else:
@@ -115,12 +106,12 @@ class RoundRobinRouter:
     def flush(self) -> None:
         """Hand over what has been dealt so far."""
         group, self._group, self._bytes = self._group, [], 0
-        num, row_bytes = len(self._queues), self.row_bytes or 0
+        num, row_bytes = len(self._queues), self._channel.row_bytes or 0
         kept, dropped, copied, passed = self._assembler.settle()
         self._channel.count(-dropped, -dropped * row_bytes, kept)
         self._count(group)
         if group or copied:
-            self.passes = passed > 0 and not copied
+            self._channel.note_batches(copied=copied, passed=passed)
         if num == 1 and group:
             self._put(0, group)
         else:
@@ -128,7 +119,7 @@ class RoundRobinRouter:
             # next of another, which is full, cannot be put.
             for batch in group:
                 self._put(batch.step % num, [batch])
-        if group and copied and self._max_rows * row_bytes > _CACHE_BYTES:
+        if group and copied and self._max_rows * row_bytes > TUNING.yield_bytes:
             # Else slots go round that no cache holds, and a copy takes up to three times as long.
             self._queues[group[-1].step % num].yield_to_user()
         if self._needs_room:
@@ -189,24 +180,20 @@ class Batcher:
         merge: Merge,
         assembler: Assembler,
         dealer: RoundRobinRouter,
-        fetching: Fetcher,
-        leftover: Callable[[], MergedChunks | None],
-        *,
-        begins_epoch: bool,
+        begin: Beginning,
     ) -> None:
         self._spec = spec
         self._channel = channel
         self._merge = merge
         self._assembler = assembler
         self._dealer = dealer
-        self._fetching = fetching
-        self._leftover = leftover
+        self._begin = begin
         # Whether an epoch that ends now has given no row at all.
-        self._empty_epoch = begins_epoch
+        self._empty_epoch = begin.begins_epoch
 
     def run(self) -> None:
         """Make batches until the end of the stream."""
-        leftover = self._leftover()
+        leftover = self._begin.make_run(self._channel)
         if leftover is not None:
             self._take(leftover)
             del leftover
@@ -217,12 +204,12 @@ class Batcher:
                 self._merge.push(self._channel.collect(self._merge.wanted))
         self._dealer.finish(self._assembler.start_of(self._merge.position))
 
-    def lead(self) -> None:
-        """Do the enqueuer's work in a fetcher's thread, while that waits, until there is nothing
-        to merge."""
+    def merge_inline(self) -> None:
+        """Make batches in a fetcher's thread, while the batcher thread waits, until there is
+        nothing left to merge."""
         try:
             while not self._merge.finished:
-                bundles = self._channel.collect_or_leave(self._merge.wanted)
+                bundles = self._channel.collect_inline(self._merge.wanted)
                 if bundles is None:
                     return
                 self._merge.push(bundles)
@@ -230,9 +217,9 @@ class Batcher:
                 self._merge_all()
                 self._dealer.flush()
         except BaseException as error:
-            self._channel.give_back(error)
+            self._channel.finish_inline(error)
         else:
-            self._channel.give_back(None)
+            self._channel.finish_inline(None)
 
     def _merge_all(self) -> None:
         """Make batches of everything that has been collected."""
@@ -242,7 +229,7 @@ class Batcher:
             merged = self._merge.next()
             if self._merge.discarded_rows:
                 rows, self._merge.discarded_rows = self._merge.discarded_rows, 0
-                self._channel.count(-rows, -rows * (self._dealer.row_bytes or 0))
+                self._channel.count(-rows, -rows * (self._channel.row_bytes or 0))
             if merged is None:
                 return
             if isinstance(merged, EpochEnd):
@@ -253,7 +240,6 @@ class Batcher:
     def _take(self, run: MergedChunks) -> None:
         self._learn_row_bytes()
         self._empty_epoch = self._empty_epoch and not any(run.rows)
-        self._fetching.passes = self._dealer.passes
         deal = self._dealer.deal
         for batch in self._assembler.add(run):
             deal(batch)
@@ -271,10 +257,8 @@ class Batcher:
 
     def _learn_row_bytes(self) -> None:
         columns = self._assembler.columns
-        if self._dealer.row_bytes is None and columns is not None and not self._spec.dont_rebatch:
-            row_bytes = sum(column.row_bytes for column in columns)
-            self._dealer.row_bytes = self._fetching.row_bytes = row_bytes
-            self._channel.learn(row_bytes)
+        if self._channel.row_bytes is None and columns is not None and not self._spec.dont_rebatch:
+            self._channel.learn(sum(column.row_bytes for column in columns))
 
 
 def run_enqueuer(enqueuing: Batcher, dealer: RoundRobinRouter) -> None:

@@ -8,12 +8,12 @@ chunks go to every W-th place, and the cost per chunk is that of a list assignme
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from typing import Any
 
 from feeder.workers.errors import ChunkError, FeedError
 from feeder.workers.fetch.calls import chain_marks
 from feeder.workers.fetch.scheduler import ChunkList, End
+from feeder.workers.spec import CallNames
 from feeder.workers.stream.chunks import Schema
 from feeder.workers.stream.position import Partitions, Position, Span, next_live
 
@@ -95,9 +95,7 @@ class Merge:
         epochs: int | None,
         *,
         chained: bool,
-        describe: Callable[[int, int], tuple[int, int]],
-        first_name: Callable[[int, int], str | None],
-        check: Callable[[ChunkList], ChunkError | None] | None,
+        names: CallNames,
         first_partition: int | None,
     ) -> None:
         self._partitions = partitions
@@ -106,9 +104,7 @@ class Merge:
         """Where the merged chunks end."""
         self._epochs = epochs
         self._chained = chained
-        self._describe = describe
-        self._first_name = first_name
-        self._check = check
+        self._names = names
         self._bundles: list[deque[ChunkList]] = [deque() for _ in range(partitions.num_partitions)]
         self._heads = [Head() for _ in range(partitions.num_partitions)]
         self._arrivals: deque[int] = deque()
@@ -215,7 +211,7 @@ class Merge:
 
     def _open(self, head: Head, bundle: ChunkList) -> None:
         """Check a bundle's chunks and make them columns."""
-        error = self._check(bundle) if self._check is not None else None
+        error = bundle.check()
         partition, first = bundle.partition, bundle.first
         chunks = bundle.chunks if error is None else bundle.chunks[: error.call]
         head.first, head.marks, head.ending = first, bundle.marks, bundle.ending
@@ -234,9 +230,9 @@ class Merge:
 
     def _place(self, error: ChunkError, partition: int, first: int) -> ChunkError:
         """An error of the chunk that is `error.call`-th in its bundle, as the user is told it."""
-        worker_id, call = self._describe(partition, first + error.call)
+        worker_id, call = self._names.describe(partition, first + error.call)
         error.worker_id, error.call = worker_id, call
-        name = self._first_name(self.position.epoch, call)
+        name = self._names.first_name(self.position.epoch, call)
         record = "" if name is None else f"; the call's first record is {name}"
         error.args = (f"worker {worker_id}, call {call}: {error}{record}",)
         return error

@@ -57,8 +57,16 @@ class Beginning:
     is asked for it apart.
     """
 
-    def __init__(self, spec: StreamSpec, partitions: Partitions, resume: Resume | None) -> None:
-        self._spec, self._partitions, self._resume = spec, partitions, resume
+    def __init__(
+        self,
+        spec: StreamSpec,
+        run: RunSpec,
+        partitions: Partitions,
+        resume: Resume | None,
+        stats: FetchStats,
+    ) -> None:
+        self._spec, self._run, self._partitions, self._resume = spec, run, partitions, resume
+        self._stats = stats
         cut = resume.cut if resume is not None else None
         self._leftover = cut.leftover if cut is not None and not cut.finished else None
         position = cut.position if cut is not None else partitions.origin()
@@ -73,8 +81,9 @@ class Beginning:
         self.epoch, self.index, self.step = (
             (cut.epoch, cut.index, cut.step) if cut is not None else (0, 0, 0)
         )
-        self.columns = resume.columns if resume is not None else None
-        """The columns as they were observed before."""
+        known = resume.columns if resume is not None else None
+        self.schema = Schema(spec.names, spec.axes, ragged=spec.dont_rebatch, known=known)
+        """The columns of the stream; they are as they were observed before, if they were."""
 
     @property
     def begins_epoch(self) -> bool:
@@ -87,9 +96,7 @@ class Beginning:
         """The partition whose chunk has to come first, whatever the order."""
         return None if self.expected is None else self._partition_of(self.expected)
 
-    def make_run(
-        self, schema: Schema, channel: Channel, run: RunSpec, stats: FetchStats
-    ) -> MergedChunks | None:
+    def make_run(self, channel: Channel) -> MergedChunks | None:
         """The rows left over as the first run of the stream, counted into the buffers; None where
         there are none or where they come with the calls."""
         leftover, resume = self._leftover, self._resume
@@ -97,7 +104,7 @@ class Beginning:
             return None
         rows = resume.rows
         if rows is None:
-            rows = self._fetch_again(leftover, resume.cut, schema, channel, run, stats)
+            rows = self._fetch_again(leftover, resume.cut, channel)
         if rows is None:
             return None
         partitions, partition = self._partitions, self._partition_of(leftover)
@@ -110,23 +117,15 @@ class Beginning:
         columns: list[list[Any]] = [[array] for array in rows]
         return MergedChunks(span, columns, [num_rows], leftover.taken, leftover.digest)
 
-    def _fetch_again(
-        self,
-        leftover: Leftover,
-        cut: Cut,
-        schema: Schema,
-        channel: Channel,
-        run: RunSpec,
-        stats: FetchStats,
-    ) -> Rows | None:
+    def _fetch_again(self, leftover: Leftover, cut: Cut, channel: Channel) -> Rows | None:
         """The rows left over, from a second fetch of their chunk; None where the stream is over."""
         spec, index = self._spec, leftover.call
         worker_id = spec.worker_id(leftover.partition, index)
         call = Call(index, cut.position.epoch, worker_id, spec.batch_size, spec.seed)
-        chunk = fetch_again(spec, run, call, stats, channel.pause)
+        chunk = channel.run_steps(fetch_again(spec, self._run, call, self._stats))
         if chunk is None:
             return None
-        arranged = schema.arrange([chunk])
+        arranged = self.schema.arrange([chunk])
         if arranged.error is not None:
             raise arranged.error
         arrays = tuple(column[0] for column in arranged.columns)

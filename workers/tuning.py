@@ -1,0 +1,202 @@
+"""Every number of the engine that was chosen by measuring, with its reason.
+
+None of them changes a batch: a wrong value costs time or memory, never a row. Limits of formats
+and protocols are no tuning and stand where they are checked.
+
+The dates say when a value was measured last. Where no machine is named, it was one with two cores.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+
+_KIB = 1024
+_MIB = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tuning:
+    """The tuning constants. Frozen, so any thread may read them; a test passes its own."""
+
+    # ---- when the merge is woken, and how often it looks by itself
+
+    grace_s: float = 0.0005
+    """For so long a merge that waits lets a bundle grow."""
+    # Handing over each chunk at once passes one-row chunks one by one: 30 times slower. Without the
+    # grace 1 MB batches from one-row chunks come at 0.02 of their pace (2026-11-24).
+
+    look_s: float = 0.002
+    """So often the batcher thread looks at slow calls while fetchers merge inline."""
+    # It sleeps through the inline merges: to wake it for each would cost more than they do. 2 ms is
+    # how long a call that has become slow may hold up the others (2026-11-21).
+
+    slow_look_s: float = 10.0
+    """So often a wait for chunks looks at what it waits for, where nothing wakes it."""
+    # For the timeout alone, which has a deadline of its own: no figure depends on it (2026-11-21).
+
+    # ---- how far fetchers run ahead
+
+    ahead_bytes: int = 8 * _MIB
+    """While the merge is busy, and so much was handed over, a partition that has something to
+    collect is not called."""
+    # Above it rows have left every cache before they are copied: 4.3 MB chunks came two to three
+    # times slower (2026-11-21); 0.73 of the pace without the rule (2026-11-24).
+
+    max_computing: int = field(default_factory=lambda: max(1, len(os.sched_getaffinity(0)) - 1))
+    """So many fetchers compute while the merge is busy: one core is the merge's."""
+    # A second fetcher beside the merge costs four tenths of what both get done: 20 MB batches from
+    # filled 7-row chunks came at 410/s, and come at 510 to 640/s (2026-11-21). Limited always, and
+    # not only while the merge is busy, 1 MB batches came a fifth to a third slower.
+
+    max_bundles: int = 256
+    """So many bundles of a partition may wait to be collected."""
+    # Bundles without rows count in no bound: this one keeps a function that gives empty chunks from
+    # filling the memory (2026-11-21).
+
+    # ---- how large a bundle is
+
+    bundle_bytes: int = 16 * _MIB
+    bundle_batches: int = 64
+    """A bundle has at most so many bytes, and the rows of so many batches."""
+    # Smaller, and threads wake each other more than they work: 64 kB and 8 batches gave half the
+    # 8 KB batches per second, 8 MiB nine tenths of a server's 1 MB batches. 32 MiB and 128 batches
+    # gave no more (2026-11-22).
+
+    bundle_calls: int = 512
+    """A bundle has at most so many calls."""
+    # Of more chunks the first have left the caches when they are merged. A chunk without rows
+    # counts as one with a row (2026-11-21).
+
+    part_bytes: int = 4 * _MIB
+    """Of larger batches a bundle has so many bytes, and no whole batch."""
+    # A whole 20 MB batch of each worker leaves every cache before it is merged. With 8 MiB such
+    # batches from filled 7-row chunks came a tenth slower (2026-11-22).
+
+    bound_share: int = 2
+    """All bundles that are being filled have the bound divided by this together."""
+    # With a quarter of the bound 8 KB batches came a fifth slower than with half of it
+    # (2026-11-22).
+
+    # ---- quick calls: one thread makes them all and merges inline
+
+    quick_call_s: float = 0.000_02
+    """A call is quick that takes less than waking another thread."""
+    # Calls of up to 50 us counted as quick made 1 MB batches a tenth to a quarter slower
+    # (2026-11-21).
+
+    quick_bundle_s: float = 0.003
+    """No bundle of quick calls takes longer, since the other partitions wait for it."""
+    # One-row chunks that are filled afresh take some milliseconds a bundle: with 1 ms they did not
+    # count as quick and came half as fast (2026-11-22).
+
+    quick_wait_s: float = 0.001
+    """A bundle of quick calls does not wait for longer, nor is a call tried that takes longer."""
+    # A reader of files waits like that, and others could be called meanwhile: 64 workers that slept
+    # 2 ms beside a quick one lost four fifths of their rows while each was tried (2026-11-22).
+
+    quick_weight: float = 1 / 8
+    """The weight of the last bundle in the average of a partition's seconds per call."""
+    # One slow call in eight bundles is forgiven; readers of shards, with some ms in each file, are
+    # found out within two files (2026-11-21).
+
+    first_trial_pause_s: float = 0.1
+    last_trial_pause_s: float = 3.2
+    """After quick calls turned out slow none are tried for so long; doubled up to the second."""
+    # A trial that fails costs some milliseconds, so the pauses bound what is lost to 3 % at first
+    # and to 0.1 % later (2026-11-22).
+
+    # ---- inline merges of arrays that are passed on
+
+    passed_call_s: float = 0.005
+    """After a bundle of longer calls the batcher thread merges, and no fetcher does."""
+    # Beside longer calls it costs nothing to wake the batcher thread. 1 MB batches that are passed
+    # on come 1.1 to 1.3 times as fast merged inline (2026-11-22); 0.7 of it without (2026-11-24).
+
+    waiting_bundle_s: float = 0.001
+    """A bundle waits for something else, such as a disk, if it waited for more than this."""
+    # Calls that compute wait for the interpreter alone, and that for less (2026-11-21).
+
+    memory_bytes_per_s: float = 10e9
+    """A call that gives bytes faster than this fills memory, whatever it seems to wait for."""
+    # One thread fills or copies 10 to 30 GB/s; no disk and no decoder does (2026-11-22).
+
+    # ---- calls that gave nothing
+
+    first_none_pause_s: float = 0.001
+    last_none_pause_s: float = 0.25
+    """A call that gave None is made again after so long; doubled up to the second."""
+    # Long enough that an idle source costs no core, short enough that its next row is not late by
+    # more than a quarter of a second (2026-11-21).
+
+    progress_s: float = 5.0
+    """So often a replay tells how far it has come."""
+    # For a person who reads the log; no figure depends on it (2026-11-21).
+
+    # ---- threads
+
+    switch_interval_s: float = 0.001
+    """The interpreter's switch interval while threads of the engine run."""
+    # Beside a thread that computes in Python each hand-over waits for it: with Python's own 5 ms
+    # batches came at a third to a fifth of the pace. Less than 1 ms gained nothing and slowed the
+    # user's own thread (2026-11-22).
+
+    # ---- hand-over to the device queues
+
+    group_bytes: int = 16 * _MIB
+    group_batches: int = 64
+    """Batches are handed over in groups of so many bytes or batches."""
+    # With groups of 4 MiB threads wake each other more than they work: 1 MB batches came at
+    # 16,500/s, and come at 20,000/s; 32 MiB gave no more (2026-11-22).
+
+    yield_bytes: int = 8 * _MIB
+    """Where more than this goes round, the batcher waits until the user has taken a group."""
+    # More leaves the caches on the way, and a copy into buffers that no cache holds takes up to
+    # three times as long (2026-11-21).
+
+    # ---- copies (`stream/copying.py`)
+
+    drop_gil_bytes: int = 256 * _KIB
+    """Arrays of this size and larger are copied by NumPy, which lets go of the interpreter."""
+    # To get the interpreter back takes milliseconds beside a busy thread, which is worth it only
+    # where the copy takes as long as a switch of threads (2026-11-21).
+
+    kept_bytes: int = 256 * _KIB
+    """Smaller arrays are copied into a message, larger ones are sent from where they are."""
+    # A part of a message costs as much as to copy so many bytes (2026-11-23).
+
+    join_bytes: int = 8 * _KIB
+    """Arrays of at most this size, on average, are copied by `bytes.join`."""
+    # Above it the second copy costs more than the calls that it saves (2026-11-21).
+
+    piece_bytes: int = 512 * _KIB
+    """Large arrays are copied in pieces of this size."""
+    # Of a larger piece a core's second cache keeps nothing; smaller ones are copied slower
+    # (2026-11-23).
+
+    pieces_from_bytes: int = 8 * _MIB
+    """Arrays of this size and larger are copied in pieces."""
+    # Copied at once they pass by the caches, and who reads the batch next fetches it from memory:
+    # 7 to 22 % of a served 20 MB batch. Smaller ones in pieces push others out of the caches
+    # (2026-11-23).
+
+    # ---- memory of chunks (`stream/memory.py`)
+
+    pool_from_bytes: int = 512 * _KIB
+    pool_to_bytes: int = 8 * _MIB
+    """Sources make chunks of these sizes in memory that is used again."""
+    # malloc does so by itself for smaller ones; free blocks count in no bound, so larger ones are
+    # not kept (2026-11-21).
+
+    pool_blocks: int = 4
+    """So many free blocks are kept: at most 32 MiB."""
+    # Two fetchers with one block each under way and one being merged need no more (2026-11-21).
+
+    malloc_shown_bytes: int = 32 * _MIB - 64 * _KIB
+    """malloc is shown a block of this size, so that it keeps what is freed."""
+    # glibc follows freed blocks up to 32 MiB, its own few bytes included. 1 MB batches came at
+    # 9,000/s in a fresh process, and come at 19,500/s (2026-11-21).
+
+
+TUNING = Tuning()
+"""What the product runs with."""
