@@ -85,6 +85,12 @@ class Tuning:
     # Calls of up to 50 us counted as quick made 1 MB batches a tenth to a quarter slower
     # (2026-11-21).
 
+    quick_bytes: int = 8 * _MIB
+    """The quick bundles of all partitions have so many bytes together."""
+    # One thread makes them in turn and then copies them, from its caches if they are no more. With
+    # 16 MiB arrays filled afresh came a tenth slower, constant ones a twentieth faster
+    # (2026-11-22).
+
     quick_bundle_s: float = 0.003
     """No bundle of quick calls takes longer, since the other partitions wait for it."""
     # One-row chunks that are filled afresh take some milliseconds a bundle: with 1 ms they did not

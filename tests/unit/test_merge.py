@@ -14,6 +14,7 @@ import pytest
 
 from feeder.workers.errors import ChunkError, FetchError
 from feeder.workers.fetch.scheduler import ChunkList, End
+from feeder.workers.spec import CallNames
 from feeder.workers.stream.chunks import Schema
 from feeder.workers.stream.merge import EpochEnd, Merge, MergedChunks
 from feeder.workers.stream.position import Partitions, Position
@@ -30,6 +31,19 @@ def array_of(chunk: Chunk) -> Any:
     return (np.full((rows_of(chunk), 3), chunk, np.int64),)
 
 
+class Names(CallNames):
+    """Names partitions as if each were a worker."""
+
+    def __init__(self, partitions: Partitions) -> None:
+        super().__init__(Any, partitions)
+
+    def describe(self, partition: int, call: int) -> tuple[int, int]:
+        return 10 + partition, self.partitions.number(partition, call)
+
+    def first_name(self, epoch: int, index: int) -> str | None:
+        return None
+
+
 def make_merge(partitions: Partitions, epochs: int, start: Position | None = None) -> Merge:
     return Merge(
         partitions,
@@ -37,9 +51,7 @@ def make_merge(partitions: Partitions, epochs: int, start: Position | None = Non
         start or partitions.spread(partitions.origin()),
         epochs,
         chained=False,
-        describe=lambda partition, call: (10 + partition, partitions.number(partition, call)),
-        first_name=lambda epoch, call: None,
-        check=None,
+        names=Names(partitions),
         first_partition=None,
     )
 

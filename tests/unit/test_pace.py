@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from feeder.workers.fetch.policy import QUICK_BUNDLE_S, QUICK_CALL_S, QUICK_WAIT_S, Pace, Trials
+from feeder.workers.fetch.policy import Pace, Trials
+from feeder.workers.tuning import TUNING
+
+QUICK_CALL_S, QUICK_BUNDLE_S = TUNING.quick_call_s, TUNING.quick_bundle_s
+QUICK_WAIT_S = TUNING.quick_wait_s
 
 
 def quick_share(bundles: Iterable[tuple[int, float]], *, waited: bool = False) -> float:
     """The share of bundles, each of so many calls that took so long, and waited or computed,
     before which calls counted as quick."""
-    pace, now, told = Pace(Trials()), 1000.0, [False]
+    pace, now, told = Pace(Trials(TUNING), TUNING), 1000.0, [False]
     for num_calls, took in bundles:
         now += took
         told.append(pace.note(num_calls, took, took * waited, now))
@@ -58,8 +62,8 @@ def test_a_bundle_without_a_call_says_nothing() -> None:
 def test_partitions_are_tried_again_at_the_same_time() -> None:
     """One that is quick waits for the interpreter beside one that is not, so that each by itself
     would fail for ever."""
-    trials, now = Trials(), 1000.0
-    paces = [Pace(trials) for _ in range(3)]
+    trials, now = Trials(TUNING), 1000.0
+    paces = [Pace(trials, TUNING) for _ in range(3)]
     for pace in paces:
         assert pace.note(100, 0.0002, 0.0, now)
         assert pace.note(100, 0.0002, 0.0, now)
@@ -73,7 +77,7 @@ def test_partitions_are_tried_again_at_the_same_time() -> None:
 
 
 def test_the_pause_grows_by_one_failure_of_many_partitions() -> None:
-    trials, now, pauses = Trials(), 1000.0, []
+    trials, now, pauses = Trials(TUNING), 1000.0, []
     for _ in range(9):
         trials.begin(now)
         for _ in range(64):
@@ -85,7 +89,7 @@ def test_the_pause_grows_by_one_failure_of_many_partitions() -> None:
 
 def test_the_pause_is_short_again_after_calls_that_were_quick_for_long() -> None:
     """However long ago they were tried, and not by how long nobody fetched."""
-    trials, now = Trials(), 1000.0
+    trials, now = Trials(TUNING), 1000.0
     for _ in range(5):
         trials.begin(now)
         trials.fail(now)

@@ -14,9 +14,11 @@ import numpy as np
 import pytest
 
 import feeder
-from feeder.workers.fetch.threads import SWITCH_S, ThreadGroup
+from feeder.workers.fetch.threads import ThreadGroup
+from feeder.workers.tuning import TUNING
 
 PYTHONS_S = 0.005
+SWITCH_S = TUNING.switch_interval_s
 WAIT_S = 30.0
 
 

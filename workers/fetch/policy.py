@@ -156,7 +156,8 @@ class ConcurrencyPolicy:
         # each further chunk would be handed over by itself. (Bundles of 1.2 chunks and not of 8
         # gave a third of the 8 KB batches; 2026-11-21.)
         scheduler.want(())
-        return Merger.FETCHER if kind in _MERGED_INLINE else Merger.BATCHER
+        is_inline = kind is CallKind.QUICK or kind is CallKind.PASSED
+        return Merger.FETCHER if is_inline else Merger.BATCHER
 
     def _classify(self, partition: Partition, report: BundleReport, now: float) -> CallKind:
         calls, _, num_bytes, took, waited = report
@@ -198,7 +199,7 @@ class ConcurrencyPolicy:
             return Look((), False)
         # Calls that have not returned by now are not quick: others need not wait for them.
         for partition in self._scheduler.partitions:
-            if partition.running and self._kinds[partition.number] is CallKind.QUICK:
+            if partition.running and self.kind_of(partition) is CallKind.QUICK:
                 self._kinds[partition.number] = CallKind.COMPUTES
         return Look(self.awaited, True)
 
@@ -211,11 +212,15 @@ class ConcurrencyPolicy:
         self.looks_in = seconds
 
     def _is_slow(self, partition: Partition, now: float) -> bool:
-        is_quick = self._kinds[partition.number] is CallKind.QUICK
+        is_quick = self.kind_of(partition) is CallKind.QUICK
         held = partition.running and now - partition.called_at > self._tuning.look_s
         return held and not is_quick
 
     # ---- decisions
+
+    def kind_of(self, partition: Partition) -> CallKind:
+        """What the partition's calls are like, as far as its last bundle shows."""
+        return self._kinds[partition.number]
 
     def pick(self, now: float) -> Partition | None:
         """The partition to call now; None where no further call is worth it, or allowed."""
@@ -237,42 +242,34 @@ class ConcurrencyPolicy:
         # thread soon looks whether they are still quick.
         is_taken = self.inline or (not self.looks_late() and self._is_running(CallKind.QUICK))
         quick = bool(self.awaited) and not is_taken
-        first = [one for one in hungry if quick or self._kinds[one.number] is not CallKind.QUICK]
-        return scheduler.least_called(now, first) or self._least_called(
-            now, ahead=ahead, compute=compute, quick=quick
-        )
+        first = [one for one in hungry if quick or self.kind_of(one) is not CallKind.QUICK]
+        turn = scheduler.least_called(now, first) if first else None
+        return turn or self._least_called(now, ahead=ahead, compute=compute, quick=quick)
 
     def _least_called(
         self, now: float, *, ahead: bool, compute: bool, quick: bool
     ) -> Partition | None:
         """Of the partitions that are allowed now, the one that has been called least. `ahead`
-        allows those with something to collect; `compute` and `quick` those of these kinds."""
-        allowed = {
-            CallKind.QUICK: quick,
-            CallKind.WAITS: True,
-            CallKind.COMPUTES: compute,
-            CallKind.PASSED: compute,
-        }
-        return self._scheduler.least_called(
-            now,
-            [
-                partition
-                for partition in self._scheduler.partitions
-                if (ahead or not partition.bundles) and allowed[self._kinds[partition.number]]
-            ],
-        )
+        allows those with something to collect; `quick` and `compute` those of these kinds."""
+        kinds, allowed = self._kinds, []
+        for partition in self._scheduler.partitions:
+            kind = kinds[partition.number]
+            is_allowed = quick if kind is CallKind.QUICK else compute or kind is CallKind.WAITS
+            if is_allowed and (ahead or not partition.bundles):
+                allowed.append(partition)
+        return self._scheduler.least_called(now, allowed) if allowed else None
 
     def _num_computing(self) -> int:
         return sum(
             [
-                partition.running and self._kinds[partition.number] is not CallKind.WAITS
+                partition.running and self.kind_of(partition) is not CallKind.WAITS
                 for partition in self._scheduler.partitions
             ]
         )
 
     def _is_running(self, kind: CallKind) -> bool:
         return any(
-            partition.running and self._kinds[partition.number] is kind
+            partition.running and self.kind_of(partition) is kind
             for partition in self._scheduler.partitions
         )
 
@@ -297,17 +294,14 @@ class ConcurrencyPolicy:
         if batch * row_bytes > tuning.part_bytes:
             return max(1, min(tuning.part_bytes, share_bytes) // row_bytes)
         batch_bytes = max(1, batch * row_bytes)
-        is_quick = self._kinds[partition.number] is CallKind.QUICK
+        is_quick = self.kind_of(partition) is CallKind.QUICK
         # One thread makes the quick bundles of all partitions in turn, and then merges them.
-        most_bytes = tuning.bundle_bytes // (len(partitions) if is_quick else 1)
+        most_bytes = tuning.quick_bytes // len(partitions) if is_quick else tuning.bundle_bytes
         num_batches = min(most_bytes, share_bytes) // batch_bytes
         begun = sum([one.limits.rows for one in partitions if one.running and one is not partition])
         room = budget.max_rows - budget.rows - budget.kept_rows - begun
         share_rows = max(room, budget.max_rows // tuning.bound_share) // len(partitions)
         return batch * max(1, min(num_batches, tuning.bundle_batches, share_rows // batch))
-
-
-_MERGED_INLINE = frozenset({CallKind.QUICK, CallKind.PASSED})
 
 
 # ---- Whether the calls of a partition take next to no time.
