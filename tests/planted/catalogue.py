@@ -49,8 +49,8 @@ FEEDING = (
         harm="A quick worker is called for the next epoch while a slow one is still in this: a "
         "fetch function that reshuffles at the epoch's end hands out rows of two epochs mixed.",
         file="workers/fetch/scheduler.py",
-        old="if not all(self._over(one) and not one.running",
-        new="if not any(self._over(one) and not one.running",
+        old="if not all(self._is_over(one) and not one.running",
+        new="if not any(self._is_over(one) and not one.running",
         tests=(
             "tests/unit/test_rota.py::"
             "test_no_epoch_begins_before_all_workers_have_ended_the_one_before",
@@ -214,7 +214,7 @@ FEEDING = (
         harm="A feed that has once stood at its bound stays there: nobody tells the fetchers that "
         "the user has taken batches, and the training hangs.",
         file="workers/fetch/channel.py",
-        old="if self._idle and self._dispatch.pick(now, self._idle.coming) is not None:",
+        old="if is_idle and self._policy.pick(now) is not None:",
         new="if False:",
         tests=(f"{_KEYWORDS}[max_buffered_batches]",),
     ),
@@ -235,17 +235,17 @@ FEEDING = (
         harm="The enqueuer goes on while a fetcher leads: both take chunks and fill slots, and "
         "batches have rows twice, in any order.",
         file="workers/fetch/channel.py",
-        old="if not lead.active and any(partition.bundles for partition in dispatch.awaited):",
-        new="if any(partition.bundles for partition in dispatch.awaited):",
+        old="if not policy.inline and any(one.bundles for one in policy.awaited):",
+        new="if any(one.bundles for one in policy.awaited):",
         tests=("tests/unit/test_channel.py::test_the_merge_is_one_threads_at_a_time",),
     ),
     Bug(
         name="a call that turned slow holds others up",
         harm="While one call of a function that was quick so far does not return, no other worker "
         "is called: in the order of arrival, too, the training hangs.",
-        file="workers/fetch/channel.py",
-        old="        self._dispatch.slow_down()\n",
-        new="",
+        file="workers/fetch/policy.py",
+        old="                self._kinds[partition.number] = CallKind.COMPUTES\n",
+        new="                pass\n",
         tests=(
             "tests/unit/test_channel.py::test_a_quick_call_is_waited_for_only_while_somebody_looks",
         ),

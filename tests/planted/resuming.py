@@ -76,7 +76,7 @@ RESUMING = (
         harm="Replay takes a call that gave nothing for one that gave a chunk: it stops early and "
         "the resumed run gives rows a second time, or refuses a sound function.",
         file="workers/fetch/calls.py",
-        old="            keep_going(NONE_BACKOFF_S)\n",
+        old="            yield TUNING.first_none_pause_s\n",
         new="            seen_calls += 1\n",
         tests=(_RESUME + "test_resumed_at_every_batch[keep-gaps-replay]",),
     ),
@@ -85,8 +85,8 @@ RESUMING = (
         harm="A fetch function that does not repeat itself is resumed by replay without a word: "
         "the stream goes on with other rows.",
         file="workers/fetch/calls.py",
-        old="if keep_going(0.0) and (seen_rows != rows or",
-        new="if False and (seen_rows != rows or",
+        old="if seen_rows != rows or (seen_mark",
+        new="if False and (seen_mark",
         tests=(
             _VALUES + "test_replay_names_the_worker_that_differs",
             "tests/unit/test_fingerprint.py::test_a_replay_that_gives_other_rows_names_the_worker",
