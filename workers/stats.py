@@ -40,7 +40,7 @@ class Stopwatch:
         """Since when it runs; None while it does not."""
         return self._state[1]
 
-    def read(self, now: float) -> float:
+    def seconds(self, now: float) -> float:
         """Seconds in all, those that run included."""
         seconds, since = self._state
         if since is not None:
@@ -62,7 +62,7 @@ class Crowd:
         seconds, size, since = self._state
         self._state = (seconds + size * (now - since), size + num, now)
 
-    def read(self, now: float) -> float:
+    def seconds(self, now: float) -> float:
         """Seconds in all, those of threads that are in it included."""
         seconds, size, since = self._state
         return seconds + size * max(0.0, now - since)
@@ -98,11 +98,11 @@ class FetchStats:
         self.nothings = [0] * num_partitions
         """Calls that gave None: nothing right now."""
 
-    def begin(self, partition: int, now: float) -> None:
+    def begin_bundle(self, partition: int, now: float) -> None:
         """A partition is called, once or several times."""
         self._began[partition] = now
 
-    def count(self, partition: int, calls: int, rows: int, num_bytes: int, now: float) -> None:
+    def end_bundle(self, partition: int, calls: int, rows: int, num_bytes: int, now: float) -> None:
         """Those calls have returned."""
         done = self._done[partition]
         self._done[partition] = PartitionCounts(
@@ -115,7 +115,7 @@ class FetchStats:
         self.errors[partition] += 1
         self.last_error = error
 
-    def read(self, partition: int, now: float) -> tuple[PartitionCounts, float]:
+    def counts_of(self, partition: int, now: float) -> tuple[PartitionCounts, float]:
         """What a partition's calls came to, the time of those under way included; and for how long
         these have lasted."""
         # In this order: calls that return in between are counted once.
@@ -125,9 +125,9 @@ class FetchStats:
         running_s = max(0.0, now - began)
         return done._replace(seconds=done.seconds + running_s), running_s
 
-    def read_all(self, now: float) -> list[PartitionCounts]:
+    def counts(self, now: float) -> list[PartitionCounts]:
         """The same of every partition."""
-        return [self.read(partition, now)[0] for partition in range(len(self._done))]
+        return [self.counts_of(partition, now)[0] for partition in range(len(self._done))]
 
 
 class BatchStats:
@@ -178,9 +178,9 @@ class Handed:
 
     def drop(self) -> None:
         """What is left will not be handed out."""
-        self.taken, self.left = (*self.read(), 1, 0, 0), ()
+        self.taken, self.left = (*self.counts(), 1, 0, 0), ()
 
-    def read(self) -> tuple[int, int, int]:
+    def counts(self) -> tuple[int, int, int]:
         """Batches, rows and bytes handed out. They never fall: a reader may find the rest of a new
         group beside the counts without it."""
         batches, rows, num_bytes, num, group_rows, group_bytes = self.taken
@@ -223,9 +223,9 @@ class StreamStats:
 
     def numbers(self, now: float) -> dict[str, Any]:
         """Counts and seconds as one flat dictionary of numbers."""
-        partitions = self.fetch.read_all(now)
+        partitions = self.fetch.counts(now)
         fetch, made = self.fetch, self.made
-        handed = [device.read() for device in self.handed]
+        handed = [device.counts() for device in self.handed]
         return {
             "fetch_calls": sum([partition.calls for partition in partitions]),
             "fetch_rows": sum([partition.rows for partition in partitions]),
@@ -240,7 +240,7 @@ class StreamStats:
             "handed_batches": sum([batches for batches, _, _ in handed]),
             "handed_rows": sum([rows for _, rows, _ in handed]),
             "handed_bytes": sum([num_bytes for _, _, num_bytes in handed]),
-            "fetchers_wait_s": self.idle.read(now),
-            "chunks_wait_s": self.chunks.read(now),
-            "room_wait_s": self.room.read(now),
+            "fetchers_wait_s": self.idle.seconds(now),
+            "chunks_wait_s": self.chunks.seconds(now),
+            "room_wait_s": self.room.seconds(now),
         }

@@ -334,10 +334,10 @@ def test_who_leads_and_waits_for_room_is_idle(
     leader = Aside(aloof.wait_for_room)
     assert waits.wait(WAIT_S)
     now = time.monotonic()
-    assert idle.read(now + 1) - idle.read(now) == pytest.approx(1)
+    assert idle.seconds(now + 1) - idle.seconds(now) == pytest.approx(1)
     aloof.hand_out(0, Held(1, aloof._budget.max_rows, 0, 0))
     leader.result()
-    assert idle.read(now + 9) == idle.read(now + 8)
+    assert idle.seconds(now + 9) == idle.seconds(now + 8)
     aloof.close()
     with pytest.raises(feeder.ClosedError):
         enqueuer.result()

@@ -172,7 +172,7 @@ def set_and_fork(seconds):
     assert not os.wait()[1]
 
 sys.setswitchinterval = set_and_fork
-TURNS.begin()
+TURNS.thread_begins()
 tell()
 """
     assert told_by(script) == [PYTHONS_S, SWITCH_S]

@@ -89,13 +89,13 @@ class Fetcher:
         began = time.monotonic()
         partition.begin_calls(began)
         computed = time.thread_time()
-        stats.begin(number, began)
+        stats.begin_bundle(number, began)
         made = self._call(partition, calls, row_bytes)
         ended, computed = time.monotonic(), time.thread_time() - computed
         num_bytes = made.num_bytes if row_bytes is None else made.rows * row_bytes
         took = ended - began
         report = BundleReport(made.calls, made.rows, num_bytes, took, took - computed)
-        stats.count(number, made.calls, made.rows, num_bytes, ended)
+        stats.end_bundle(number, made.calls, made.rows, num_bytes, ended)
         if made.calls:
             self._failures[number] = 0
             partition.note_chunks()

@@ -43,7 +43,7 @@ class SwitchInterval:
         self._num_running = 0
         self._is_ours = False
 
-    def begin(self) -> None:
+    def thread_begins(self) -> None:
         """One more thread runs."""
         with self._lock:
             self._num_running += 1
@@ -52,7 +52,7 @@ class SwitchInterval:
                 self._is_ours = True
                 sys.setswitchinterval(TUNING.switch_interval_s)
 
-    def end(self) -> None:
+    def thread_ends(self) -> None:
         """One that has begun runs no more."""
         with self._lock:
             self._num_running -= 1
@@ -64,7 +64,7 @@ class SwitchInterval:
             sys.setswitchinterval(_PYTHONS_S)
         self._is_ours = False
 
-    def fork(self) -> None:
+    def forget_in_child(self) -> None:
         """This is a forked child."""
         self._put_back()
         self.reset()
@@ -78,7 +78,7 @@ def _is_set_to(seconds: float) -> bool:
 TURNS = SwitchInterval()
 """The process's: there is one interpreter."""
 
-os.register_at_fork(after_in_child=TURNS.fork)
+os.register_at_fork(after_in_child=TURNS.forget_in_child)
 
 
 class ThreadGroup:
@@ -120,11 +120,11 @@ class ThreadGroup:
 
 
 def _run(body: Callable[..., None], *args: Any) -> None:
-    TURNS.begin()
+    TURNS.thread_begins()
     try:
         body(*args)
     finally:
-        TURNS.end()
+        TURNS.thread_ends()
 
 
 def stack(ident: int | None) -> str:

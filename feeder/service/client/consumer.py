@@ -257,7 +257,7 @@ class Consumer:
     def stats(self) -> dict[str, Any]:
         """What the consumer has done, in a flat dictionary of numbers, and the plane by name.
         Seconds include a wait under way. Any thread may call it at any time."""
-        _, rows, num_bytes = self._handed.read()
+        _, rows, num_bytes = self._handed.counts()
         figures = self._inbox.stats(rows, num_bytes)
         return {**figures, "plane": self.plane, "path": self.path}
 

@@ -115,7 +115,7 @@ class Inbox:
         """What has come and been done; `rows` and `num_bytes` of it have been handed out. Any
         thread may ask."""
         tally, now = self.tally, time.monotonic()
-        starved_s, age_s = self.batches.starved.read(now), now - self._began
+        starved_s, age_s = self.batches.starved.seconds(now), now - self._began
         asked_at = tally.asked_at
         return {
             "batches": self.handed,
@@ -138,7 +138,7 @@ class Inbox:
 
     def report(self) -> Report:
         """What has come to be since the server was last told."""
-        return self.tally.news(self.batches.starved.read(time.monotonic()))
+        return self.tally.news(self.batches.starved.seconds(time.monotonic()))
 
     # ---- the user's thread's
 

@@ -51,7 +51,7 @@ def show(desk: Desk, now: float) -> FeedFigures:
         None if run is None else run.pipeline.ledger,
         [_queue(desk, number, now) for number in range(desk.num_queues)],
         now,
-        blocked_s=feed.slots.waited.read(now),
+        blocked_s=feed.slots.waited.seconds(now),
         service=_service(desk),
     )
 
@@ -95,7 +95,7 @@ def _queue(desk: Desk, number: int, now: float) -> QueueFigures:
         waiting=in_flight + (0 if run is None else len(run.outboxes[number])),
         capacity=desk.feed.slots.num_slots(number),
         wait_s=account.wait_s(now),
-        starved_s=account.starved.read(now),
+        starved_s=account.starved.seconds(now),
         checked_s=account.most_checked_s,
         corrupt=account.corrupt,
         consumer=None if lease is None else _consumer(desk, lease, now),
