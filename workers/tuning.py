@@ -33,7 +33,8 @@ class Tuning:
 
     slow_look_s: float = 10.0
     """So often a wait for chunks looks at what it waits for, where nothing wakes it."""
-    # For the timeout alone, which has a deadline of its own: no figure depends on it (2026-11-21).
+    # Every bundle and every close wakes it, and the timeout has a deadline of its own. So this only
+    # bounds what a lost wake-up would cost; not measured (2026-11-21).
 
     # ---- how far fetchers run ahead
 
@@ -41,7 +42,8 @@ class Tuning:
     """While the merge is busy, and so much was handed over, a partition that has something to
     collect is not called."""
     # Above it rows have left every cache before they are copied: 4.3 MB chunks came two to three
-    # times slower (2026-11-21); 0.73 of the pace without the rule (2026-11-24).
+    # times slower (2026-11-21); such batches, filled, come at 0.73 of their pace without the rule
+    # (2026-11-24).
 
     max_computing: int = field(default_factory=lambda: max(1, len(os.sched_getaffinity(0)) - 1))
     """So many fetchers compute while the merge is busy: one core is the merge's."""
@@ -88,40 +90,43 @@ class Tuning:
     quick_bytes: int = 8 * _MIB
     """The quick bundles of all partitions have so many bytes together."""
     # One thread makes them in turn and then copies them, from its caches if they are no more. With
-    # 16 MiB arrays filled afresh came a tenth slower, constant ones a twentieth faster
+    # 16 MiB arrays that are filled came a tenth slower, constant ones a twentieth faster
     # (2026-11-22).
 
     quick_bundle_s: float = 0.003
     """No bundle of quick calls takes longer, since the other partitions wait for it."""
-    # One-row chunks that are filled afresh take some milliseconds a bundle: with 1 ms they did not
-    # count as quick and came half as fast (2026-11-22).
+    # A bundle of one-row chunks that are filled takes some milliseconds. Since they count as quick
+    # they come at 3,100 batches of 1 MB per second, before at 1,400 to 1,900 (2026-11-22).
 
     quick_wait_s: float = 0.001
     """A bundle of quick calls does not wait for longer, nor is a call tried that takes longer."""
-    # A reader of files waits like that, and others could be called meanwhile: 64 workers that slept
-    # 2 ms beside a quick one lost four fifths of their rows while each was tried (2026-11-22).
+    # A reader of files waits like that, and others could be called meanwhile: with 3 ms readers that
+    # wait for 1 ms now and then came at half their pace. 64 workers that slept 2 ms beside a quick
+    # one gave a fifth of their rows, since each trial held up the others (2026-11-22).
 
     quick_weight: float = 1 / 8
     """The weight of the last bundle in the average of a partition's seconds per call."""
-    # One slow call in eight bundles is forgiven; readers of shards, with some ms in each file, are
-    # found out within two files (2026-11-21).
+    # Slow enough that one call which waits for the interpreter changes nothing. A rule that forgot
+    # a slow call after one quick bundle made readers of shards up to five times slower, since their
+    # slow calls were made one by one (2026-11-21).
 
     first_trial_pause_s: float = 0.1
     last_trial_pause_s: float = 3.2
     """After quick calls turned out slow none are tried for so long; doubled up to the second."""
-    # A trial that fails costs some milliseconds, so the pauses bound what is lost to 3 % at first
-    # and to 0.1 % later (2026-11-22).
+    # A trial that fails costs a bundle of at most `quick_bundle_s`: at worst 3 % of the first
+    # pause, and 0.1 % of the last (by reckoning, 2026-11-22).
 
     # ---- inline merges of arrays that are passed on
 
     passed_call_s: float = 0.005
     """After a bundle of longer calls the batcher thread merges, and no fetcher does."""
-    # Beside longer calls it costs nothing to wake the batcher thread. 1 MB batches that are passed
-    # on come 1.1 to 1.3 times as fast merged inline (2026-11-22); 0.7 of it without (2026-11-24).
+    # Beside longer calls it costs nothing to wake the batcher thread, and a fetcher that merged
+    # would have it look after the calls. 1 MB batches that are passed on came 1.1 to 1.3 times as
+    # fast merged inline (2026-11-22); they come at 0.7 of their pace without (2026-11-24).
 
     waiting_bundle_s: float = 0.001
     """A bundle waits for something else, such as a disk, if it waited for more than this."""
-    # Calls that compute wait for the interpreter alone, and that for less (2026-11-21).
+    # A bundle that computes waits for the interpreter alone, and that for less (2026-11-21).
 
     memory_bytes_per_s: float = 10e9
     """A call that gives bytes faster than this fills memory, whatever it seems to wait for."""
@@ -132,8 +137,8 @@ class Tuning:
     first_none_pause_s: float = 0.001
     last_none_pause_s: float = 0.25
     """A call that gave None is made again after so long; doubled up to the second."""
-    # Long enough that an idle source costs no core, short enough that its next row is not late by
-    # more than a quarter of a second (2026-11-21).
+    # An idle source costs no core, and its next row is late by a quarter of a second at most; not
+    # measured (2026-11-21).
 
     progress_s: float = 5.0
     """So often a replay tells how far it has come."""
@@ -143,9 +148,9 @@ class Tuning:
 
     switch_interval_s: float = 0.001
     """The interpreter's switch interval while threads of the engine run."""
-    # Beside a thread that computes in Python each hand-over waits for it: with Python's own 5 ms
-    # batches came at a third to a fifth of the pace. Less than 1 ms gained nothing and slowed the
-    # user's own thread (2026-11-22).
+    # Beside a thread that computes in Python each hand-over waits for it. With Python's own 5 ms
+    # 8 KB batches came at 8,300/s, and come at 33,000/s; 2 ms gave half of that. 0.5 ms gave twice
+    # as much, and left the busy thread half of its pace (2026-11-22).
 
     # ---- hand-over to the device queues
 
@@ -169,7 +174,7 @@ class Tuning:
 
     kept_bytes: int = 256 * _KIB
     """Smaller arrays are copied into a message, larger ones are sent from where they are."""
-    # A part of a message costs as much as to copy so many bytes (2026-11-23).
+    # A part of a message of its own costs more than the copy of a smaller array (2026-11-23).
 
     join_bytes: int = 8 * _KIB
     """Arrays of at most this size, on average, are copied by `bytes.join`."""
@@ -196,7 +201,7 @@ class Tuning:
 
     pool_blocks: int = 4
     """So many free blocks are kept: at most 32 MiB."""
-    # Two fetchers with one block each under way and one being merged need no more (2026-11-21).
+    # Free blocks count in no bound, so they are few; the number was not measured (2026-11-21).
 
     malloc_shown_bytes: int = 32 * _MIB - 64 * _KIB
     """malloc is shown a block of this size, so that it keeps what is freed."""
