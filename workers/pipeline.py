@@ -1,4 +1,4 @@
-"""One stream, wired together: fetchers, merge, assembler, enqueuer, and the threads they run in."""
+"""One stream, wired together: fetchers, merge, assembler, batcher, and the threads they run in."""
 
 from __future__ import annotations
 
@@ -13,17 +13,23 @@ from feeder.workers.fetch.threads import ThreadGroup
 from feeder.workers.spec import CallNames, RunSpec, StreamSpec
 from feeder.workers.stats import StreamStats, num_partitions
 from feeder.workers.stream.assembler import Assembler
-from feeder.workers.stream.batcher import Batcher, DeviceQueue, RoundRobinRouter, run_enqueuer
+from feeder.workers.stream.batcher import Batcher, DeviceQueue, RoundRobinRouter, run_batcher
 from feeder.workers.stream.buffers import Slots
+from feeder.workers.stream.chunks import Schema
 from feeder.workers.stream.memory import keep_freed_memory
 from feeder.workers.stream.merge import Merge
 from feeder.workers.stream.position import Cut, Frame, LazyPosition, Partitions, Position, Span
-from feeder.workers.stream.resuming import Beginning, Resume
+from feeder.workers.stream.resuming import Resume, StreamStart
 from feeder.workers.tuning import TUNING
 
 
 class Pipeline:
-    """A running stream. `start` once, `stop` once; a stopped pipeline is not started again."""
+    """A running stream: started once, closed once, and never started again.
+
+    The owner's thread makes, starts, closes and joins it. What it wires together belongs to other
+    threads: the channel to its lock, merge, assembler and router to the thread that makes batches.
+    `encode` is the codec of cuts, `report` is called by that thread after each hand-over.
+    """
 
     def __init__(
         self,
@@ -47,65 +53,71 @@ class Pipeline:
         self._resumed = resume is not None
         self.stats = stats or StreamStats.of(spec, run, len(queues))
         """What is counted; where it is given, from where it stands."""
-        self._names = CallNames(spec, partitions)
-        begin = Beginning(spec, run, partitions, resume, self.stats.fetch)
+        begin = StreamStart(spec, run, partitions, resume, self.stats.fetch)
         if resume is not None:
+            # Before any thread runs: the fetch function is put back once, by the thread that
+            # resumes.
             seek(spec, resume.cut)
         frame = Frame(partitions, add_cursor(spec, encode), spec.epochs)
         origin = LazyPosition(frame, Span(begin.position, (), (), [], ()), 0, 0, None, 0)
         self.start_cut = origin.cut() if resume is None else resume.cut
         """Where the stream begins."""
-        self.schema = begin.schema
+        self.schema = Schema(
+            spec.names, spec.axes, ragged=spec.dont_rebatch, known=begin.columns
+        )  # fmt: skip
         self._queues = queues
-        self._make_fetching(begin.position)
+        self._make_fetcher(begin.position)
         assembler = Assembler(
             spec, frame, self.schema, slots, num_devices=len(queues), epoch=begin.epoch,
             index=begin.index, step=begin.step, expected=begin.expected,
         )  # fmt: skip
-        self._dealer = RoundRobinRouter(
+        self._router = RoundRobinRouter(
             queues, self.channel, assembler, spec, run, self.stats.made, report,
             needs_room=not slots.reserved,
         )  # fmt: skip
         self._batcher = Batcher(
-            spec, self.channel, self._make_merge(begin), assembler, self._dealer, begin
-        )
+            spec, self.channel, self._make_merge(begin), assembler, self._router,
+            begin,
+        )  # fmt: skip
 
-    def _make_fetching(self, start: Position) -> None:
+    def _make_fetcher(self, start: Position) -> None:
         spec, run, partitions = self._spec, self._run, self._partitions
         self.ledger = BufferBudget(run.max_rows, run.max_bytes, len(self._queues), run.guess_bytes)
+        names = CallNames(spec, partitions)
         self.channel = Channel(
             Scheduler(partitions, start, spec.epochs, TUNING),
             self.ledger,
             self.stats,
-            self._names,
+            names,
             self._queues,
             timeout_s=run.timeout_s,
             tuning=TUNING,
         )
         calls = make_calls(spec, run, partitions, start, resumed=self._resumed)
-        self._fetcher = Fetcher(self._names, run, self.channel, calls, self.stats.fetch, TUNING)
+        self._fetcher = Fetcher(names, run, self.channel, calls, self.stats.fetch, TUNING)
 
-    def _make_merge(self, begin: Beginning) -> Merge:
+    def _make_merge(self, begin: StreamStart) -> Merge:
         return Merge(
             self._partitions,
             self.schema,
             begin.position,
-            self._spec.epochs,
-            chained=not (self._spec.pure or self._spec.seekable),
-            names=self._names,
+            self._spec,
+            prints=self._fetcher.prints if self._run.debug else None,
             first_partition=begin.first_partition,
         )
 
     def start(self) -> None:
         """Start the threads."""
+        # Before the first chunk is allocated: what malloc learns counts from then on.
         keep_freed_memory()
+        # A function that was used before stands somewhere else; a stream from the origin starts
+        # where it did.
         if not self._resumed:
             begin_anew(self._spec.fetch, self._spec.cursor, self._spec.worker_ids)
         for i in range(self._run.num_threads):
             self._scope.start(f"feeder {self._name} fetcher {i}", self._run_fetcher)
-        self._scope.start(
-            f"feeder {self._name} enqueuer", run_enqueuer, self._batcher, self._dealer
-        )
+        # The thread keeps the name that users know from logs, stacks and the status page.
+        self._scope.start(f"feeder {self._name} enqueuer", run_batcher, self._batcher, self._router)
 
     def _run_fetcher(self) -> None:
         """Thread body: hold one partition after the other until no call is left."""
@@ -116,13 +128,10 @@ class Pipeline:
             # Not before: what came may be all that somebody waits for.
             fetcher.repeat_first()
 
-    def flush(self) -> None:
-        """Hand over what has been made so far; for slots whose `take` is about to wait, in the
-        thread that makes batches."""
-        self._dealer.flush()
-
     def close(self) -> None:
         """Wake all threads, so that they end. The device queues are closed by their owner."""
+        # Only this: fetchers and the batcher wait in the channel, or find it closed when they come
+        # back.
         self.channel.close()
 
     def join(self, deadline_s: float) -> None:
@@ -131,7 +140,7 @@ class Pipeline:
 
     def forget(self) -> None:
         """Let go of what was made and not handed over, and of its slots; when all has ended."""
-        self._dealer.forget()
+        self._router.forget()
 
     def numbers(self, now: float) -> dict[str, Any]:
         """Plain numbers of what the stream has done so far."""

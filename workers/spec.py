@@ -109,13 +109,6 @@ class CallNames:
         number = self.partitions.number(partition, call)
         return self.spec.worker_id(partition, number), number
 
-    def first_name(self, epoch: int, index: int) -> str | None:
-        """What the fetch function calls the record that a call begins with, as sources can say."""
-        first_name = getattr(self.spec.fetch, "first_name", None)
-        if not self.spec.pure or not callable(first_name):
-            return None
-        return str(first_name(self.spec.call(epoch, index)))
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSpec:

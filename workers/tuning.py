@@ -100,9 +100,9 @@ class Tuning:
 
     quick_wait_s: float = 0.001
     """A bundle of quick calls does not wait for longer, nor is a call tried that takes longer."""
-    # A reader of files waits like that, and others could be called meanwhile: with 3 ms readers that
-    # wait for 1 ms now and then came at half their pace. 64 workers that slept 2 ms beside a quick
-    # one gave a fifth of their rows, since each trial held up the others (2026-11-22).
+    # A reader of files waits like that, and others could be called meanwhile: with 3 ms readers
+    # that wait for 1 ms now and then came at half their pace. 64 workers that slept 2 ms beside a
+    # quick one gave a fifth of their rows, since each trial held up the others (2026-11-22).
 
     quick_weight: float = 1 / 8
     """The weight of the last bundle in the average of a partition's seconds per call."""

@@ -22,9 +22,9 @@ _YIELD_S = 0.001
 
 
 class HostQueue:
-    """Batches on their way from the enqueuer to the user of one device, at most `capacity`.
+    """Batches on their way from the batcher to the user of one device, at most `capacity`.
 
-    `put` and `finish` are the enqueuer's, `get` is the user's, `close` anybody's. The user's thread
+    `put` and `finish` are the batcher's, `get` is the user's, `close` anybody's. The user's thread
     may be interrupted, as by Ctrl-C: Python looks for signals after each call and where a function
     begins. What it does is therefore done by assignments that have no call between them.
 
@@ -38,6 +38,7 @@ class HostQueue:
         self.capacity = capacity
         self._describe_wait = describe_wait
         self._look_s = look_s
+        # Guarded by the lock, like all below it; the user's thread also reads `given` without it.
         self._batches: deque[Batch] = deque()
         self.given: deque[Batch] | None = None
         """What `get` gave last, until the user has put it where it will be found, and says None."""
@@ -46,13 +47,13 @@ class HostQueue:
         # The user waits for these while there is no batch.
         self._bells: list[OneShotEvent] = []
         self._user_waits = self._user_waited = False
-        # The enqueuer waits here while there is no room.
+        # The batcher waits here while there is no room.
         self._drained = threading.Condition(self._lock)
-        self._enqueuer_waits = False
+        self._batcher_waits = False
         self.starved = Stopwatch()
         """The user's waits for batches."""
         self.blocked = Stopwatch()
-        """The enqueuer's waits for room."""
+        """The batcher's waits for room."""
 
     def __len__(self) -> int:
         return len(self._batches)
@@ -76,11 +77,13 @@ class HostQueue:
         """Add batches in order, waiting for room; raises `ClosedError` where it is closed."""
         with self._lock:
             for batch in batches:
+                # Looked at for each batch: a group may be larger than the room.
                 while len(self._batches) >= self.capacity:
                     self._raise_closed()
                     self._wake_user()
-                    self._enqueuer_waits = True
+                    self._batcher_waits = True
                     self.blocked.start(time.monotonic())
+                    # Without a timeout: the user, or `close`, ends the wait.
                     self._drained.wait()
                     self.blocked.stop(time.monotonic())
                 self._batches.append(batch)
@@ -91,8 +94,10 @@ class HostQueue:
     def yield_to_user(self) -> None:
         """Where the user was waiting for what was put last, wait a moment until it is taken."""
         with self._lock:
+            # The user's thread was just woken, and needs the interpreter to take the batch. Else it
+            # gets it milliseconds later, while slots leave the caches.
             if self._user_waited and self._batches and self._ending is None:
-                self._enqueuer_waits = True
+                self._batcher_waits = True
                 self._drained.wait(_YIELD_S)
 
     def finish(self, ending: LazyPosition | FeedError) -> None:
@@ -112,12 +117,15 @@ class HostQueue:
         if got is None:
             got = self._wait_for_batch()
         if isinstance(got, FeedError):
+            # The same error may be raised again; its traceback would grow, and hold the frames of
+            # the loop.
             raise got.with_traceback(None)
         return got
 
     def close(self) -> None:
         """End the queue at once: what is in it is dropped, and whoever waits is woken."""
         with self._lock:
+            # An error that the user has not seen yet is told after the close too.
             if not isinstance(self._ending, FeedError):
                 self._ending = ClosedError("the feed is stopped")
             self.given = None
@@ -130,11 +138,12 @@ class HostQueue:
         rest: deque[Batch] = deque()
         with self._lock:
             if self.given is None and self._batches and not isinstance(self._ending, ClosedError):
+                # One assignment, without a call: an interrupt comes before it or after it.
                 self.given, self._batches = self._batches, rest
             if self.given is not None:
-                if self._enqueuer_waits:
+                if self._batcher_waits:
                     self._drained.notify_all()  # as in `_wake_user`
-                    self._enqueuer_waits = False
+                    self._batcher_waits = False
                 return self.given
             if self._ending is None and bell is not None:
                 self._bells.append(bell)
@@ -145,6 +154,8 @@ class HostQueue:
         started = time.monotonic()
         try:
             self.starved.start(started)
+            # A new event for each wait: one whose wait was interrupted may have been set for a wait
+            # that is over.
             while (got := self._take(bell := OneShotEvent())) is None:
                 if not bell.wait(min(_SLOW_S, self._look_s)):
                     waited = time.monotonic() - started
@@ -160,6 +171,8 @@ class HostQueue:
             self._ring()
 
     def _ring(self) -> None:
+        # Woken first, taken off the list after: an interrupt in between wakes somebody twice, not
+        # never.
         for bell in self._bells:
             bell.ring()
         self._bells = []

@@ -52,6 +52,7 @@ def layout(columns: Iterable[Column], rows: int) -> Layout:
         # In Python's integers: a shape from the network may have more bytes than NumPy can count.
         num_bytes = math.prod(shape) * column.dtype.itemsize
         places.append(ColumnPlace(shape, column.dtype, column.axis, size, num_bytes))
+        # Rounded up: each column begins in a cache line of its own, as vector loads want it.
         size += -(-num_bytes // ALIGNMENT) * ALIGNMENT
     return Layout(tuple(places), max(size, ALIGNMENT))
 

@@ -22,7 +22,7 @@ from feeder.errors import ConfigError
 from feeder.workers.stream.buffers import Kept, Seen
 from feeder.workers.stream.chunks import Columns
 
-# Free slots count in no bound, so few are kept: as many as take 16 MiB, which is what the enqueuer
+# Free slots count in no bound, so few are kept: as many as take 16 MiB, which is what the batcher
 # hands over at once, and two more. Of two batches that a user lets go of while a third is being
 # made both come back.
 _KEEP_BYTES = 16 * 1024 * 1024
@@ -45,9 +45,14 @@ def _made(make: Callable[[], Made], columns: Columns, rows: int) -> Made:
 
 
 class HostSlot:
-    """Memory for one batch on the host."""
+    """Memory for one batch on the host.
 
-    __slots__ = ("_memory", "_places", "_pool", "_shown", "arrays", "flats", "num_bytes", "rows")
+    The batcher's from `take_slot` to `lease`, then the user's until the last array over it is gone.
+    """
+
+    __slots__ = (
+        "_memory", "_places", "_pool", "_shown", "arrays", "columns", "flats", "num_bytes", "rows"
+    )  # fmt: skip
 
     kept: Kept = None
     """What is handed out lies here."""
@@ -55,10 +60,12 @@ class HostSlot:
     """Nobody asks."""
 
     def __init__(self, columns: Columns, rows: int, pool: HostSlots) -> None:
-        self.rows = rows
+        self.columns, self.rows = columns, rows
         self._pool = pool
         self._places, size = layout(columns, rows)
         self.num_bytes = size
+        # A bytearray and no array: NumPy lets a view refer to the array that owns the memory. That
+        # would be this one, and not the lease's root, whose end frees the slot.
         memory = bytearray(size + ALIGNMENT)
         start = -np.frombuffer(memory, np.uint8).ctypes.data % ALIGNMENT
         self._memory = memoryview(memory)[start : start + size]
@@ -80,6 +87,7 @@ class HostSlot:
     def lease(self, rows: int) -> Arrays:
         """The first `rows` rows of each column, read-only unless the pool is of writable slots;
         the slot is free again when the last array over them is gone."""
+        # A root for each lease: its weak reference fires once, for this batch alone.
         root = np.frombuffer(self._shown, np.uint8)
         self._pool.watch(root, self)
         arrays = tuple(
@@ -103,11 +111,12 @@ class _Lease(weakref.ref):  # type: ignore[type-arg]
 class HostSlots:
     """Slots of host memory; they grow in number while the user keeps batches.
 
-    `take` and `watch` are called by the enqueuer. A slot comes back from any thread, perhaps from
-    inside the garbage collector: that appends to a deque and does nothing else. Of free slots at
-    least `keep` are kept.
+    Owned by the batcher's thread, which alone takes slots and watches over them. A slot comes back
+    from any thread, perhaps from inside the garbage collector: so that appends to a deque, which
+    needs no lock, and does nothing else. At least `keep` free slots are kept.
     """
 
+    # An array that nobody else holds becomes the batch; only what is shared is copied.
     passes, reserved = True, False
 
     def __init__(self, keep: int = _KEEP_SLOTS, *, writable: bool = False) -> None:
@@ -120,7 +129,7 @@ class HostSlots:
         self.num_made = 0
         """Slots made so far."""
 
-    def take(self, device: int, columns: Columns, rows: int) -> HostSlot:
+    def take_slot(self, device: int, columns: Columns, rows: int) -> HostSlot:
         """A slot for a batch of `rows` rows: the one that came back last, which the cache may
         still hold, or a new one. Raises `ConfigError` where there is no memory for it."""
         try:
@@ -128,25 +137,25 @@ class HostSlots:
         except IndexError:
             self.num_made += 1
             slot = _made(lambda: HostSlot(columns, rows, self), columns, rows)
+            # Known with the first slot only: how many slots are kept follows from their size.
             some = _KEEP_SLOTS + _KEEP_BYTES // slot.num_bytes
             self._keep = max(self._least, min(some, _KEEP_TINY_SLOTS))
             return slot
 
-    def adopt(self, device: int, columns: Columns, arrays: Arrays) -> Arrays:
-        """Arrays that belong to the feeder alone, made read-only."""
-        for array in arrays:
-            array.flags.writeable = False
-        return arrays
+    def wait_for_slot(self, device: int) -> None:
+        """Never needed: where no slot is free one is made."""
 
     def watch(self, root: NDArray[Any], slot: HostSlot) -> None:
         """Take the slot back when `root` is gone."""
         lease = _Lease(root, self._give_back)
         lease.slot = slot
+        # Somebody has to hold the weak reference, else it goes and never fires.
         self._leases[id(lease)] = lease
 
     def _give_back(self, lease: weakref.ref[Any]) -> None:
         assert isinstance(lease, _Lease)
         del self._leases[id(lease)]
+        # Beyond that the memory goes back to the system: it counts in no bound.
         if len(self._free) < self._keep:
             self._free.append(lease.slot)
 
@@ -157,25 +166,23 @@ class HostSlots:
 
 
 class PrivateSlots:
-    """Batches that are the user's to write: each has memory of its own."""
+    """Batches that are the user's to write: each has memory of its own. Without any state, so any
+    thread may call it."""
 
-    passes, reserved = True, False
+    passes, writable, reserved = True, True, False
 
-    def take(self, device: int, columns: Columns, rows: int) -> PrivateSlot:
+    def take_slot(self, device: int, columns: Columns, rows: int) -> PrivateSlot:
         """New memory for a batch of `rows` rows. Raises `ConfigError` where there is none."""
         return _made(lambda: PrivateSlot(columns, rows), columns, rows)
 
-    def adopt(self, device: int, columns: Columns, arrays: Arrays) -> Arrays:
-        """Arrays that belong to the feeder alone, made writable."""
-        for array in arrays:
-            array.flags.writeable = True
-        return arrays
+    def wait_for_slot(self, device: int) -> None:
+        """Never needed: each batch has new memory."""
 
 
 class PrivateSlot:
     """Memory for one batch, given away with it."""
 
-    __slots__ = ("arrays", "axes", "flats", "rows")
+    __slots__ = ("arrays", "axes", "columns", "flats", "rows")
 
     kept: Kept = None
     """What is handed out lies here."""
@@ -183,7 +190,7 @@ class PrivateSlot:
     """Nobody asks."""
 
     def __init__(self, columns: Columns, rows: int) -> None:
-        self.rows = rows
+        self.columns, self.rows = columns, rows
         self.axes = tuple(column.axis for column in columns)
         self.arrays: Arrays = tuple(
             np.empty(

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from feeder.checkpoint.triggers import CheckpointTriggers
 from feeder.config import FeedConfig
-from feeder.devices.dealt import Devices
+from feeder.devices.routed import Devices
 from feeder.errors import ClosedError, FeedError, ForkedError, ResumeError
 from feeder.observe.figures import Condition, FeedFigures, QueueFigures, State, flatten, make_feed
 from feeder.observe.verdict import judge
@@ -111,7 +111,6 @@ class Stream:
             config.stream, config.run, config.name, self.queues, self.slots, encode, self._resume,
             self._log_now_and_then, self.counted,
         )  # fmt: skip
-        self._devices.before_wait(self.pipeline.flush)
 
     # ---- life
 

@@ -15,9 +15,9 @@ import numpy as np
 
 import feeder
 from contenders import COLUMN, FEED
+from feeder.workers.sources.orders.libstdcxx import seed_minstd
 from feeder.workers.sources.orders.sharding import Sharding
 from feeder.workers.sources.orders.windowed import Window, encode_step
-from feeder.workers.sources.stores.libstdcxx import seed_minstd
 from fetches import Array
 from harness import Measures, Settings, Spread, interleave, time_of
 from report import Goal, Report, spread

@@ -75,7 +75,7 @@ def plain_loop() -> Contender:
 PROCESS = """
 import sys, time
 from pathlib import Path
-from feeder.workers.sources.stores.pictures import Decoder
+from feeder.workers.sources.pictures import Decoder
 
 decode, files = Decoder("auto"), [path.read_bytes() for path in Path(sys.argv[1]).glob("*/*.jpg")]
 count, start = 0, time.perf_counter()

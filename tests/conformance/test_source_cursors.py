@@ -12,9 +12,9 @@ import pytest
 from calls import call
 from feeder import Batch, Coordinator, ResumeError, init_data_input_workers, sources
 from feeder.workers.fetch.calls import MAX_BYTES
+from feeder.workers.sources.orders.libstdcxx import seed_minstd
 from feeder.workers.sources.orders.sharding import Sharding
 from feeder.workers.sources.orders.windowed import Window
-from feeder.workers.sources.stores.libstdcxx import seed_minstd
 from feeds import CARRIERS
 
 BATCH_SIZE, NUM_RECORDS, FILL = 16, 20_000, 100

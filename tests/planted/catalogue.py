@@ -61,8 +61,9 @@ FEEDING = (
         harm="Rows dropped at the end of an epoch leave a slot to the batch after the next, which "
         "is another device's: a server is told to free what that one's consumer never had.",
         file="workers/stream/assembler.py",
-        old="slot, self._slot = self._take(), None",
-        new="slot = self._slots.take(self.device, self._schema.columns, self._size)",
+        old="        self._slot = None\n        for number",
+        new="        slot = self._slots.take_slot(self.device, self.schema.columns, self._size)\n"
+        "        for number",
         tests=(
             _ASSEMBLER + "test_a_batch_lies_in_a_slot_of_its_own_device[0]",
             "tests/unit/test_served_rows.py::"
@@ -136,7 +137,7 @@ FEEDING = (
             i, taken = j + (last > 0), 0
             if last:
                 rest = rows[j] - last
-                for arrays, axis in zip(run.columns, self._schema.axes, strict=True):
+                for arrays, axis in zip(merged.columns, self.schema.axes, strict=True):
                     arrays += [np.moveaxis(np.moveaxis(arrays[j], axis, 0)[last:], 0, axis)]
                 rows.append(rest)
                 ends.append(ends[-1] + rest)

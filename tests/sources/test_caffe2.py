@@ -11,7 +11,7 @@ import pytest
 from calls import call
 from feeder.workers.errors import ConfigError
 from feeder.workers.sources import RecordError, caffe2_lmdb
-from feeder.workers.sources.stores.caffe2_layout import LABEL_TYPES
+from feeder.workers.sources.caffe2_layout import LABEL_TYPES
 from protos import TensorProto, TensorProtos
 from stores import damage_leaf, encoded, picture, write_lmdb
 

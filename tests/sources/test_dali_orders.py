@@ -12,8 +12,8 @@ import pytest
 import xxhash
 
 from calls import epoch_of
+from feeder.workers.sources.array_rows import ArrayRecords
 from feeder.workers.sources.source import Source
-from feeder.workers.sources.stores.array_rows import ArrayRecords
 
 ORACLES = Path(__file__).parent.parent / "oracles"
 ORDER_OPTIONS = (

@@ -245,7 +245,7 @@ def test_a_file_of_no_known_kind(folder: Path) -> None:
 
 def test_without_a_decoder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(extras, "find", lambda package: None)
-    monkeypatch.setattr("feeder.workers.sources.stores.pictures.find", lambda package: None)
+    monkeypatch.setattr("feeder.workers.sources.pictures.find", lambda package: None)
     with pytest.raises(ConfigError, match=r"Pillow is not installed: pip install 'feedworks\[im"):
         image_folder(folder)
     with pytest.raises(ConfigError, match="simplejpeg is not installed"):

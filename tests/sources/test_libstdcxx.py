@@ -11,7 +11,7 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feeder.workers.sources.stores.libstdcxx import (
+from feeder.workers.sources.orders.libstdcxx import (
     MAX_DRAWS,
     draw_minstd,
     draw_mt19937,

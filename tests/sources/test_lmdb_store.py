@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 
 from feeder.workers.errors import ConfigError
 from feeder.workers.sources import RecordError, extras
-from feeder.workers.sources.reading import Faults
 from feeder.workers.sources.stores import lmdb_store, mapped
 from feeder.workers.sources.stores.lmdb_keys import ListedKeys, NumberedKeys
 from feeder.workers.sources.stores.lmdb_store import LmdbStore
+from feeder.workers.sources.stores.reading import Faults
 from stores import damage_leaf, write_lmdb
 
 ROOT = Path(__file__).parents[2]
@@ -251,8 +251,8 @@ def test_a_run_into_a_damaged_page_does_not_end_the_process(tmp_path: Path) -> N
     damage_leaf(path, 1)
     code = (
         "import sys, numpy as np; from feeder.workers.sources.stores.lmdb_store import LmdbStore\n"
-        "from feeder.workers.sources.reading import Faults\n"
-        "from feeder.workers.sources import lmdb_keys\n"
+        "from feeder.workers.sources.stores.reading import Faults\n"
+        "from feeder.workers.sources.stores import lmdb_keys\n"
         "lmdb_keys._NUM_SAMPLES = 1\n"
         "store, faults = LmdbStore(sys.argv[1]), Faults('skip')\n"
         "for first in range(0, 400, 40):\n"

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feeder.workers.sources.reading import stack_bytes
 from feeder.workers.sources.stores import mapped
 from feeder.workers.sources.stores.mapped import MappedRows, RowMap
+from feeder.workers.sources.stores.reading import stack_bytes
 
 MEMORY = np.random.default_rng(5).integers(0, 256, 400, np.uint8)
 ADDRESS = MEMORY.__array_interface__["data"][0]

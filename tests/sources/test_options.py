@@ -9,7 +9,7 @@ import pytest
 
 from feeder.workers.errors import ConfigError
 from feeder.workers.sources import Source, arrays
-from feeder.workers.sources.stores.array_rows import ArrayRecords
+from feeder.workers.sources.array_rows import ArrayRecords
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 
 from feeder.workers.errors import ConfigError
 from feeder.workers.sources import caffe2_lmdb, caffe_lmdb, image_folder, tokens
-from feeder.workers.sources.stores.paths import list_paths
+from feeder.workers.sources.arguments import list_paths
 
 TAKERS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "caffe_lmdb": (caffe_lmdb, "an LMDB folder"),

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feeder.workers.sources import reading
-from feeder.workers.sources.reading import EvenRows, stack_bytes
+from feeder.workers.sources.stores import reading
 from feeder.workers.sources.stores.mapped import MappedCut
+from feeder.workers.sources.stores.reading import EvenRows, stack_bytes
 
 SIZE = 6
 MEMORY = np.random.default_rng(5).integers(0, 256, 400, np.uint8).tobytes()

@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from feeder.workers.sources.orders import shuffles
+from feeder.workers.sources.orders import libstdcxx, shuffles
+from feeder.workers.sources.orders.libstdcxx import draw_mt19937_64, shuffle
 from feeder.workers.sources.orders.shuffles import shuffle_again
-from feeder.workers.sources.stores import libstdcxx
-from feeder.workers.sources.stores.libstdcxx import draw_mt19937_64, shuffle
 
 
 def slowly_again(num: int, seeds: Sequence[int]) -> list[int]:

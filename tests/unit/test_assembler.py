@@ -47,6 +47,11 @@ class Stage:
 
     def run(self, rows: list[int]) -> list[Batch]:
         """Add chunks of so many rows as one run; return the batches that it completes."""
+        batches = list(self.add(rows))
+        assert None not in batches
+        return batches  # type: ignore[return-value]
+
+    def add(self, rows: list[int]) -> Iterator[Batch | None]:
         chunks = []
         for num in rows:
             ids = np.arange(self.next_id, self.next_id + num)
@@ -57,7 +62,7 @@ class Stage:
         assert arranged.error is None
         span = Span(self.position, (0,), (self.position.calls[0],), rows, (None,))
         self.position = span.position(len(rows))
-        return list(self.assembler.add(MergedChunks(span, list(arranged.columns), arranged.rows)))
+        return self.assembler.add(MergedChunks(span, list(arranged.columns), arranged.rows))
 
     def end_epoch(self) -> list[Batch]:
         self.position = LANES.next_epoch(self.position)
@@ -89,7 +94,7 @@ def test_batches_are_the_rows_cut_at_every_fifth(seed: int, slots: Any) -> None:
     assert [batch.step for batch in got] == [batch.index for batch in got] == [*range(len(got))]
 
 
-class DealtSlots(PrivateSlots):
+class RoutedSlots(PrivateSlots):
     """Slots that tell which device they were taken for."""
 
     passes = False
@@ -98,8 +103,8 @@ class DealtSlots(PrivateSlots):
         self.devices: dict[int, int] = {}
         self.taken: list[Any] = []
 
-    def take(self, device: int, columns: Any, rows: int) -> Any:
-        slot = super().take(device, columns, rows)
+    def take_slot(self, device: int, columns: Any, rows: int) -> Any:
+        slot = super().take_slot(device, columns, rows)
         self.taken.append(slot)  # Else another may be where it was.
         self.devices[id(slot.arrays[0])] = device
         return slot
@@ -108,7 +113,7 @@ class DealtSlots(PrivateSlots):
 @pytest.mark.parametrize("seed", range(30))
 def test_a_batch_lies_in_a_slot_of_its_own_device(seed: int) -> None:
     """Also after rows were dropped, and between chunks that are whole batches."""
-    chance, slots = random.Random(seed), DealtSlots()
+    chance, slots = random.Random(seed), RoutedSlots()
     stage = Stage(slots, num_devices=3, last_batch="drop", epochs=None)
     for _ in range(20):
         batches = [
@@ -232,26 +237,10 @@ def test_each_chunk_is_a_batch_where_it_is_not_to_be_rebatched() -> None:
     assert stage.end_epoch() == []
 
 
-class CountingSlots(HostSlots):
-    """Counts the batches that were copied, and those that were passed on."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.copied = self.passed = 0
-
-    def take(self, device: int, columns: Any, rows: int) -> Any:
-        self.copied += 1
-        return super().take(device, columns, rows)
-
-    def adopt(self, device: int, columns: Any, arrays: Any) -> Any:
-        self.passed += 1
-        return super().adopt(device, columns, arrays)
-
-
-def pass_a_batch(change: Any) -> CountingSlots:
-    """Add one chunk of exactly a batch, made so; return what became of it."""
-    slots = CountingSlots()
-    stage = Stage(slots, names=("id",), axes=(0,))
+def pass_a_batch(change: Any) -> tuple[int, int]:
+    """Add one chunk of exactly a batch, made so; returns how many batches were copied, and how
+    many were passed on."""
+    stage = Stage(names=("id",), axes=(0,))
     kept: list[Any] = []
     arranged = stage.schema.arrange([(change(np.arange(1, 6), kept),)])
     span = Span(stage.position, (0,), (0,), [5], (None,))
@@ -260,7 +249,7 @@ def pass_a_batch(change: Any) -> CountingSlots:
     (batch,) = stage.assembler.add(run)
     assert batch["id"].tolist() == [1, 2, 3, 4, 5]
     assert not batch["id"].flags.writeable
-    return slots
+    return stage.assembler.settle()[2:]
 
 
 def keep(array: Any, kept: list[Any]) -> Any:
@@ -280,13 +269,51 @@ SHARED = {
 
 @pytest.mark.parametrize("change", SHARED.values(), ids=SHARED.keys())
 def test_a_chunk_that_somebody_else_can_see_is_copied(change: Any) -> None:
-    slots = pass_a_batch(change)
-    assert (slots.copied, slots.passed) == (1, 0)
+    assert pass_a_batch(change) == (1, 0)
 
 
 def test_a_chunk_that_nobody_else_can_see_is_passed_on() -> None:
-    slots = pass_a_batch(lambda array, kept: array)
-    assert (slots.copied, slots.passed) == (0, 1)
+    assert pass_a_batch(lambda array, kept: array) == (0, 1)
+
+
+class FewSlots(PrivateSlots):
+    """Every other time no slot is free; remembers for which device it was waited."""
+
+    passes = False
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self.waited: list[int] = []
+
+    def take_slot(self, device: int, columns: Any, rows: int) -> Any:
+        self.asked += 1
+        return super().take_slot(device, columns, rows) if self.asked % 2 == 0 else None
+
+    def wait_for_slot(self, device: int) -> None:
+        self.waited.append(device)
+
+
+@pytest.mark.parametrize("ragged", [False, True], ids=["rebatched", "each chunk"])
+def test_where_no_slot_is_free_the_caller_is_asked_to_wait_and_nothing_is_lost(
+    ragged: bool,
+) -> None:
+    rows = [5, 3, 0, 4, 11, 1, 5]
+    plenty, few = Stage(RoutedSlots(), num_devices=2, dont_rebatch=ragged), FewSlots()
+    scarce = Stage(few, num_devices=2, dont_rebatch=ragged)
+    got: list[Batch] = []
+    for batch in scarce.add(rows):
+        if batch is None:
+            assert len(got) % 2 == scarce.assembler.device
+            scarce.assembler.wait_for_slot()
+        else:
+            got.append(batch)
+    wanted = plenty.run(rows)
+    assert ids_of(got) == ids_of(wanted)
+    assert [batch.cut for batch in got] == [batch.cut for batch in wanted]
+    assert few.asked == 2 * len(few.waited) and few.waited[:4] == [0, 1, 0, 1]
+    assert scarce.assembler.settle() == plenty.assembler.settle()
+    if not ragged:
+        assert ids_of(scarce.end_epoch()) == ids_of(plenty.end_epoch())
 
 
 def test_positions_of_an_empty_stream() -> None:

@@ -35,8 +35,8 @@ def columns(*axes: int, dtype: str = "f4", width: int = WIDTH) -> Columns:
 def slot_for(of: Columns, *, wanted: bool = True) -> ArenaSlot:
     slots = ArenaSlots(2, lambda device, slot_bytes: 2)
     slots.prepare(1, Wanted(sums=wanted))
-    assert slots.take(0, of, ROWS).seen is None
-    return slots.take(1, of, ROWS)
+    assert slots.take_slot(0, of, ROWS).seen is None
+    return slots.take_slot(1, of, ROWS)
 
 
 def rows(num: int, first: int = 0) -> Any:
@@ -116,11 +116,11 @@ def test_none_is_made_where_it_is_not_wanted_any_more() -> None:
     slots = ArenaSlots(1, lambda device, slot_bytes: 1)
     for wanted in (True, False):
         slots.prepare(0, Wanted(sums=wanted))
-        slot = slots.take(0, columns(0), ROWS)
+        slot = slots.take_slot(0, columns(0), ROWS)
         COPIES["whole"](slot)
-        arrays = slot.lease(ROWS)
+        slot.lease(ROWS)
         assert (slot.checksum is not None) is wanted
-        slots.free(0, arrays)
+        slots.free(0, slot)
 
 
 def test_an_arena_goes_with_its_last_slot() -> None:

@@ -47,18 +47,18 @@ def groups_of(row_bytes: int, monkeypatch: pytest.MonkeyPatch, **settings: Any) 
 def made_before(num_devices: int, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> list[int]:
     """How many batches had been made when each device was given its first."""
     num_made, first = 0, {}
-    deal, put = RoundRobinRouter.deal, HostQueue.put
+    route, put = RoundRobinRouter.route, HostQueue.put
 
-    def counted(dealer: RoundRobinRouter, batch: Batch) -> None:
+    def counted(router: RoundRobinRouter, batch: Batch) -> None:
         nonlocal num_made
         num_made += 1
-        deal(dealer, batch)
+        route(router, batch)
 
     def noted(queue: HostQueue, batches: list[Batch]) -> None:
         first.setdefault(batches[0].step % num_devices, num_made)
         put(queue, batches)
 
-    monkeypatch.setattr(RoundRobinRouter, "deal", counted)
+    monkeypatch.setattr(RoundRobinRouter, "route", counted)
     monkeypatch.setattr(HostQueue, "put", noted)
     settings = {"max_buffered_batches": 2 * NUM_BATCHES, "devices": num_devices, **settings}
     with make(Whole(2048), ["x"], batch_size=BATCH_SIZE, **settings) as coordinator:
@@ -97,10 +97,10 @@ def test_groups_do_not_grow_while_there_is_nothing_to_hand_over(
 ) -> None:
     merge_all = Batcher._merge_all
 
-    def patient(enqueuing: Batcher) -> None:
+    def patient(batcher: Batcher) -> None:
         for _ in range(40):
-            enqueuing._dealer.flush()
-        merge_all(enqueuing)
+            batcher._router.flush()
+        merge_all(batcher)
 
     monkeypatch.setattr(Batcher, "_merge_all", patient)
     assert made_before(1, monkeypatch) == [1]

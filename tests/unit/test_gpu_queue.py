@@ -14,7 +14,7 @@ import pytest
 
 import feeder
 from feeder.devices.cuda.leases import Leases
-from feeder.devices.dealt import HOLD
+from feeder.devices.routed import HOLD
 from standin.arrays import DeviceArray
 from standin.gpu import Machine, StandinDriver, assert_sound, installed
 from unit.small import WAIT_S, Aside, Counted, Held, Pure, ids, make

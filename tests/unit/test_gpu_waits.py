@@ -32,12 +32,12 @@ def leave(machine: Machine) -> None:
     AssertionError where it goes too early."""
     driver = machine.open("cuda:0", 0)
     copier = Copier(driver, 2, 2, "nothing")
-    copier.begin()
+    copier.open_stream()
     copier.inbox.put([registered_batch(driver)])
     assert copier.step(HostQueue(9, str))
     copier.inbox.put(None)
     assert not copier.step(HostQueue(9, str))
-    copier.end()
+    copier.drain()
     assert machine.faults == []
 
 

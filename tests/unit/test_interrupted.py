@@ -363,7 +363,7 @@ def test_a_producer_that_was_to_be_woken_is_not_held_up_by_an_interrupt() -> Non
     queue._drained._waiters.append(stale)
     writer = threading.Thread(target=lambda: queue.put([batch]))
     writer.start()
-    while not queue._enqueuer_waits:
+    while not queue._batcher_waits:
         threading.Event().wait(0.001)
     queue.get()
     writer.join(5.0)

@@ -14,7 +14,7 @@ import pytest
 
 from feeder.workers.errors import ChunkError, FetchError
 from feeder.workers.fetch.scheduler import ChunkList, End
-from feeder.workers.spec import CallNames
+from feeder.workers.spec import StreamSpec
 from feeder.workers.stream.chunks import Schema
 from feeder.workers.stream.merge import EpochEnd, Merge, MergedChunks
 from feeder.workers.stream.position import Partitions, Position
@@ -31,29 +31,16 @@ def array_of(chunk: Chunk) -> Any:
     return (np.full((rows_of(chunk), 3), chunk, np.int64),)
 
 
-class Names(CallNames):
-    """Names partitions as if each were a worker."""
-
-    def __init__(self, partitions: Partitions) -> None:
-        super().__init__(Any, partitions)
-
-    def describe(self, partition: int, call: int) -> tuple[int, int]:
-        return 10 + partition, self.partitions.number(partition, call)
-
-    def first_name(self, epoch: int, index: int) -> str | None:
-        return None
-
-
 def make_merge(partitions: Partitions, epochs: int, start: Position | None = None) -> Merge:
-    return Merge(
-        partitions,
-        Schema(("id",), (0,)),
-        start or partitions.spread(partitions.origin()),
-        epochs,
-        chained=False,
-        names=Names(partitions),
-        first_partition=None,
-    )
+    spec = StreamSpec(
+        fetch=print, pure=partitions.pure, cursor=abs, seek=None, names=("id",), axes=(0,),
+        batch_size=1, num_workers=partitions.num_partitions, first_worker_id=10, seed=0,
+        epochs=epochs, last_batch="keep", last_round="uneven", order="ticket", dont_rebatch=False,
+        repeatable=True,
+    )  # fmt: skip
+    start = start or partitions.spread(partitions.origin())
+    schema = Schema(spec.names, spec.axes)
+    return Merge(partitions, schema, start, spec, prints=None, first_partition=None)
 
 
 def bundles_of(

@@ -142,17 +142,17 @@ def test_a_span_tells_the_position_after_any_of_its_chunks() -> None:
 
 def test_a_chunk_kept_for_snapshots_gives_its_rest_and_its_digest() -> None:
     arrays = (np.arange(6), np.arange(12).reshape(2, 6))
-    straddler = PartialChunk(arrays, (0, 1), 6)
-    ids, images = straddler.rest(4)
+    partial = PartialChunk(arrays, (0, 1), 6)
+    ids, images = partial.rest(4)
     assert (ids.tolist(), images.tolist()) == ([4, 5], [[4, 5], [10, 11]])
     assert np.shares_memory(ids, arrays[0])
-    assert straddler.digest == digest_chunk(arrays)
+    assert partial.digest == digest_chunk(arrays)
 
 
 def test_a_chunk_that_was_resumed_knows_what_is_missing() -> None:
-    straddler = PartialChunk((np.arange(4, 6),), (0,), 6, skip=4, digest=77)
-    assert straddler.rest(5)[0].tolist() == [5]
-    assert (straddler.rows, straddler.digest) == (6, 77)
+    partial = PartialChunk((np.arange(4, 6),), (0,), 6, skip=4, digest=77)
+    assert partial.rest(5)[0].tolist() == [5]
+    assert (partial.rows, partial.digest) == (6, 77)
 
 
 def test_a_place_becomes_the_start_of_the_next_epoch_once_that_is_known() -> None:

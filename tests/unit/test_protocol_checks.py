@@ -64,7 +64,7 @@ def test_a_host_slot_lies_as_the_layout_says(drawn: list[Any], rows: int) -> Non
         for i, (dtype, shape, axis) in enumerate(drawn)
     )
     places, num_bytes = layout(columns, rows)
-    slot = HostSlots().take(0, columns, rows)
+    slot = HostSlots().take_slot(0, columns, rows)
     assert slot.num_bytes == num_bytes
     start = np.frombuffer(slot._memory, np.uint8).ctypes.data
     end = 0

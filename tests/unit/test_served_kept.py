@@ -15,7 +15,7 @@ from zmq.utils import garbage
 import feeder
 from conformance.served import reading, serving
 from feeder.service.memory.arena import ArenaSlots
-from feeder.service.memory.memfd import Leased, Wanted
+from feeder.service.memory.memfd import ArenaSlot, Arrays, Wanted
 from feeder.service.protocol.checksums import checksum
 from feeder.workers.stream import copying
 from feeder.workers.stream.chunks import Column
@@ -43,14 +43,15 @@ def chunk(first: int) -> list[NDArray[Any]]:
     ]
 
 
-def put(wanted: Wanted, arrays: list[NDArray[Any]]) -> Leased:
+def put(wanted: Wanted, arrays: list[NDArray[Any]]) -> tuple[ArenaSlot, Arrays]:
+    """A slot with a batch in it, and the arrays of the batch."""
     slots = ArenaSlots(1, lambda device, slot_bytes: 1)
     slots.prepare(0, wanted)
-    slot = slots.take(0, COLUMNS, ROWS)
+    slot = slots.take_slot(0, COLUMNS, ROWS)
     slot.memory[:] = bytes(len(slot.memory))
     for number, array in enumerate(arrays):
         keep_or_copy(slot, number, array)
-    return slot.lease(ROWS)
+    return slot, slot.lease(ROWS)
 
 
 LAYOUTS: dict[str, tuple[Callable[[NDArray[Any]], NDArray[Any]], bool]] = {
@@ -71,10 +72,11 @@ def test_what_is_kept_has_the_bytes_of_a_copy(
 ) -> None:
     arrays = chunk(7)
     arrays[1] = lay(arrays[1])
-    copied, kept = put(Wanted(), arrays), put(Wanted(sums=True, keeps=True), arrays)
-    assert b"".join(kept.memories) == b"".join(copied.memories)
-    assert len(copied.memories) == 1 and len(kept.memories) == (4 if is_kept else 3)
-    assert kept.slot.checksum == checksum(copied.slot.memory, "full") and kept.slot.checked_s > 0
+    copy, copied = put(Wanted(), arrays)
+    slot, kept = put(Wanted(sums=True, keeps=True), arrays)
+    assert b"".join(slot.memories(kept)) == b"".join(copy.memories(copied))
+    assert len(copy.memories(copied)) == 1 and len(slot.memories(kept)) == (4 if is_kept else 3)
+    assert slot.checksum == checksum(copy.memory, "full") and slot.checked_s > 0
     for got, wanted in zip(kept, copied, strict=True):
         assert type(got) is np.ndarray and not got.flags.writeable
         assert np.array_equal(got, wanted) and got.dtype == wanted.dtype
@@ -88,11 +90,11 @@ def test_a_slot_keeps_nothing_for_the_next_batch() -> None:
     slots = ArenaSlots(1, lambda device, slot_bytes: 1)
     slots.prepare(0, Wanted(keeps=True))
     for wanted in (Wanted(keeps=True), Wanted()):
-        slot = slots.take(0, COLUMNS, ROWS)
+        slot = slots.take_slot(0, COLUMNS, ROWS)
         keep_or_copy(slot, 1, chunk(0)[1])
-        leased = slot.lease(ROWS)
-        assert bool(leased.parts) is wanted.keeps
-        slots.free(0, leased)
+        arrays = slot.lease(ROWS)
+        assert (len(slot.memories(arrays)) > 1) is wanted.keeps
+        slots.free(0, slot)
         slots.prepare(0, Wanted())
 
 

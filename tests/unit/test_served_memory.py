@@ -126,7 +126,6 @@ def test_slots_are_filled_ahead_from_a_chunk_that_is_larger_than_the_buffers() -
         stream.config.stream, stream.config.run, "train", [queue], slots,
         stream.positions.id.encode, None, lambda: None,
     )  # fmt: skip
-    slots.before_wait = pipeline.flush
     pipeline.start()
     try:
         assert queue.is_full.wait(10.0), f"{queue.left} slots are not filled"

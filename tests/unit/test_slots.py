@@ -253,13 +253,13 @@ def test_a_batch_may_be_dropped_after_its_feed_and_frees_all() -> None:
 def test_a_returned_slot_is_the_first_to_be_taken_again() -> None:
     columns = columns_of_blocks()
     slots = HostSlots()
-    first, second = slots.take(0, columns, 4), slots.take(0, columns, 4)
+    first, second = slots.take_slot(0, columns, 4), slots.take_slot(0, columns, 4)
     leases = [first.lease(4), second.lease(4)]
     assert (slots.num_made, slots.num_leased) == (2, 2)
     leases.pop(0)
-    assert slots.take(0, columns, 4) is first
+    assert slots.take_slot(0, columns, 4) is first
     leases.clear()
-    assert slots.take(0, columns, 4) is second
+    assert slots.take_slot(0, columns, 4) is second
     assert slots.num_made == 2
 
 
@@ -272,7 +272,7 @@ def columns_of_blocks() -> Any:
 
 def test_a_lease_that_ends_in_another_thread_frees_the_slot() -> None:
     slots = HostSlots()
-    held = [slots.take(0, columns_of_blocks(), 4).lease(4)]
+    held = [slots.take_slot(0, columns_of_blocks(), 4).lease(4)]
     thread = threading.Thread(target=held.clear)
     thread.start()
     thread.join()

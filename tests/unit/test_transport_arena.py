@@ -22,7 +22,8 @@ from feeder.errors import ClosedError, ProtocolError, TransportError
 from feeder.service.memory import memfd
 from feeder.service.memory.arena import SLOTS_PER_ARENA, Arena, ArenaSlot, ArenaSlots
 from feeder.service.memory.memfd import Pages
-from feeder.workers.stream.chunks import Column
+from feeder.workers.stats import Stopwatch
+from feeder.workers.stream.chunks import Column, Columns, columns_like
 
 WAIT_S = 10.0
 COLUMNS = (
@@ -56,11 +57,45 @@ def make(num_slots: int = 2, **settings: Any) -> ArenaSlots:
     return ArenaSlots(2, lambda device, slot_bytes: num_slots, **settings)
 
 
+def take(slots: ArenaSlots, device: int = 0, columns: Columns = COLUMNS, rows: int = 4) -> Any:
+    """A slot, where one has to be free."""
+    slot = slots.take_slot(device, columns, rows)
+    assert slot is not None
+    return slot
+
+
 def lend(slots: ArenaSlots, device: int = 0, rows: int = 4) -> Any:
-    """A batch that has been sent."""
-    arrays = slots.take(device, COLUMNS, rows).lease(rows)
-    arrays.slot.sent = True
-    return arrays
+    """The slot of a batch that has been sent."""
+    slot = take(slots, device, rows=rows)
+    slot.lease(rows)
+    slot.sent = True
+    return slot
+
+
+class Waits(Stopwatch):
+    """Tells when a wait has begun: then the lock of the slots is held until they wait."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun = threading.Event()
+
+    def start(self, now: float) -> None:
+        super().start(now)
+        self.begun.set()
+
+
+def wait_aside(slots: ArenaSlots) -> tuple[threading.Thread, list[Any]]:
+    """Take a slot of queue 0, of which none is free, in a thread; returns when that waits."""
+    assert slots.take_slot(0, COLUMNS, 4) is None
+    slots.waited = waits = Waits()
+
+    def deed() -> Any:
+        slots.wait_for_slot(0)
+        return slots.take_slot(0, COLUMNS, 4)
+
+    thread, outcome = aside(deed)
+    assert waits.begun.wait(WAIT_S)
+    return thread, outcome
 
 
 def aside(deed: Any) -> tuple[threading.Thread, list[Any]]:
@@ -197,11 +232,10 @@ def test_the_memory_of_a_killed_server_is_freed() -> None:
 
 def test_a_batch_is_where_its_slot_says() -> None:
     slots = make()
-    slot = slots.take(0, COLUMNS, 4)
+    slot = slots.take_slot(0, COLUMNS, 4)
     slot.arrays[0][:] = 1, 2, 3, 4
     slot.arrays[1][:] = 7
     whole, part = slot.lease(4), slot.lease(3)
-    assert whole.slot is slot is part.slot
     assert whole[0].tolist() == [1, 2, 3, 4]
     assert part[0].tolist() == [1, 2, 3] and part[1].shape == (3, 3, 2)
     assert not whole[0].flags.writeable and not part[1].flags.writeable
@@ -214,23 +248,23 @@ def test_a_batch_is_where_its_slot_says() -> None:
 
 def test_the_slot_that_came_back_last_is_taken_first() -> None:
     slots = make(3)
-    numbers = [lend(slots).slot.number for _ in range(3)]
+    numbers = [lend(slots).number for _ in range(3)]
     slots.release(0, [numbers[0], numbers[2]])
     slots.release(0, [numbers[1]])
-    assert [lend(slots).slot.number for _ in range(3)] == [numbers[1], numbers[2], numbers[0]]
+    assert [lend(slots).number for _ in range(3)] == [numbers[1], numbers[2], numbers[0]]
     assert (slots.num_made, slots.num_leased) == (3, 3)
 
 
 @pytest.mark.parametrize("wrong", ["unknown", "free", "twice", "foreign", "not sent", "negative"])
 def test_a_release_of_what_the_consumer_has_not_changes_nothing(wrong: str) -> None:
     slots = make(3)
-    good, freed, unsent = lend(slots), lend(slots), slots.take(0, COLUMNS, 4)
+    good, freed, unsent = lend(slots), lend(slots), slots.take_slot(0, COLUMNS, 4)
     foreign = lend(slots, device=1)
-    slots.release(0, [freed.slot.number])
-    number = good.slot.number
+    slots.release(0, [freed.number])
+    number = good.number
     numbers = {
-        "unknown": [number, 99 * SLOTS_PER_ARENA], "free": [number, freed.slot.number],
-        "twice": [number, number], "foreign": [number, foreign.slot.number],
+        "unknown": [number, 99 * SLOTS_PER_ARENA], "free": [number, freed.number],
+        "twice": [number, number], "foreign": [number, foreign.number],
         "not sent": [number, unsent.number], "negative": [number, -1],
     }  # fmt: skip
     with pytest.raises(ProtocolError, match=r"slots \[.* of queue 0"):
@@ -240,32 +274,41 @@ def test_a_release_of_what_the_consumer_has_not_changes_nothing(wrong: str) -> N
     assert slots.num_leased == 2
 
 
-def test_who_finds_no_free_slot_hands_over_what_it_has_and_waits() -> None:
-    slots, waits = make(1), threading.Event()
+def test_who_finds_no_free_slot_is_told_so_and_may_wait() -> None:
+    slots = make(1)
     batch = lend(slots)
-    slots.before_wait = waits.set
-    thread, outcome = aside(lambda: slots.take(0, COLUMNS, 4))
-    assert waits.wait(WAIT_S)
-    slots.release(0, [batch.slot.number])
+    thread, outcome = wait_aside(slots)
+    slots.release(0, [batch.number])
     slots.wake(hungry=True)
     thread.join(WAIT_S)
-    assert outcome == [batch.slot]
+    assert outcome == [batch]
+
+
+def test_a_slot_that_came_back_before_the_wait_is_not_waited_for() -> None:
+    """Nobody is woken for it: when it came back nobody waited."""
+    slots = make(1)
+    batch = lend(slots)
+    assert slots.take_slot(0, COLUMNS, 4) is None
+    slots.release(0, [batch.number])
+    slots.wake(hungry=True)
+    thread, _ = aside(lambda: slots.wait_for_slot(0))
+    thread.join(WAIT_S)
+    assert not thread.is_alive()
+    assert take(slots) is batch
 
 
 def test_close_ends_a_wait_and_reopen_frees_what_was_not_sent() -> None:
-    slots, waits = make(2), threading.Event()
-    sent, unsent = lend(slots), slots.take(0, COLUMNS, 4)
-    slots.before_wait = waits.set
-    thread, outcome = aside(lambda: slots.take(0, COLUMNS, 4))
-    assert waits.wait(WAIT_S)
+    slots = make(2)
+    sent, unsent = lend(slots), take(slots)
+    thread, outcome = wait_aside(slots)
     slots.close()
     thread.join(WAIT_S)
     assert isinstance(outcome[0], ClosedError)
     with pytest.raises(ClosedError):
-        slots.take(1, COLUMNS, 4)
+        slots.take_slot(1, COLUMNS, 4)
     slots.reopen()
-    assert slots.take(0, COLUMNS, 4) is unsent
-    slots.release(0, [sent.slot.number])
+    assert slots.take_slot(0, COLUMNS, 4) is unsent
+    slots.release(0, [sent.number])
 
 
 def test_a_close_while_memory_is_asked_for_ends_it_before_the_copy(
@@ -273,7 +316,7 @@ def test_a_close_while_memory_is_asked_for_ends_it_before_the_copy(
 ) -> None:
     """A consumer that comes waits until nobody writes any more: not for a copy too."""
     slots = make()
-    slots.take(0, COLUMNS, 4)
+    slots.take_slot(0, COLUMNS, 4)
     back, copied = Arena.back, []
 
     def closed_meanwhile(arena: Arena, index: int, is_over: Callable[[], bool]) -> bool:
@@ -283,42 +326,40 @@ def test_a_close_while_memory_is_asked_for_ends_it_before_the_copy(
     monkeypatch.setattr(Arena, "back", closed_meanwhile)
     monkeypatch.setattr(ArenaSlot, "arrange", lambda *_: copied.append(True))
     with pytest.raises(ClosedError):
-        slots.take(0, COLUMNS, 4)
+        slots.take_slot(0, COLUMNS, 4)
     assert not copied
     monkeypatch.undo()
     slots.reopen()
     assert slots.num_leased == 0
-    slots.take(0, COLUMNS, 4)
-    slots.take(0, COLUMNS, 4)
+    slots.take_slot(0, COLUMNS, 4)
+    slots.take_slot(0, COLUMNS, 4)
 
 
 def test_after_a_run_that_has_not_used_all_slots_those_are_taken_first_that_it_has() -> None:
     slots, size = make(4), 8 * 2**20
     large = (Column(name="id", axis=0, dtype=np.dtype(np.uint8), shape=(size,)),)
-    first, second = (slots.take(0, large, 1) for _ in range(2))
+    first, second = (slots.take_slot(0, large, 1) for _ in range(2))
     arena = first.arena
     slots.close()
     slots.reopen()
     backed = os.fstat(arena.descriptor).st_blocks
-    assert [slots.take(0, large, 1) for _ in range(2)] == [first, second]
+    assert [slots.take_slot(0, large, 1) for _ in range(2)] == [first, second]
     assert os.fstat(arena.descriptor).st_blocks == backed
 
 
 def test_a_retired_arena_is_never_written_again() -> None:
-    slots, waits = make(1), threading.Event()
+    slots = make(1)
     old = lend(slots)
-    slots.take(1, COLUMNS, 4)
-    with mmap.mmap(old.slot.arena.descriptor, 0, prot=mmap.PROT_READ) as reader:
+    take(slots, 1)
+    with mmap.mmap(old.arena.descriptor, 0, prot=mmap.PROT_READ) as reader:
         before = reader[:]
-        slots.before_wait = waits.set
-        thread, outcome = aside(lambda: slots.take(0, COLUMNS, 4))
-        assert waits.wait(WAIT_S)
+        thread, outcome = wait_aside(slots)
         slots.retire(0)
         thread.join(WAIT_S)
         (new,) = outcome
-        assert new.arena is not old.slot.arena
+        assert new.arena is not old.arena
         new.memory[:] = b"\xff" * len(new.memory)
-        slots.release(0, [old.slot.number, old.slot.number])
+        slots.release(0, [old.number, old.number])
         slots.free(0, old)
         assert reader[:] == before
     assert slots.num_leased == 2
@@ -333,18 +374,18 @@ def test_an_arena_stays_where_its_consumer_has_given_everything_back(
     gives_back: bool, is_wanted: bool, stays: bool
 ) -> None:
     slots = make()
-    old = lend(slots).slot
+    old = lend(slots)
     if gives_back:
         slots.release(0, [old.number])
     slots.retire(0, lambda arena: is_wanted)
-    assert (slots.take(0, COLUMNS, 4).arena is old.arena) == stays
+    assert (take(slots).arena is old.arena) == stays
     assert slots.num_made == (2 if stays else 4)
 
 
 def test_the_memory_of_a_retired_arena_goes_with_its_last_array() -> None:
     slots = make()
     old = lend(slots)
-    descriptor, mapping = old.slot.arena.descriptor, weakref.ref(old.slot.arena.memory.obj)
+    descriptor, mapping = old.arena.descriptor, weakref.ref(old.arena.memory.obj)
     slots.retire(0)
     os.fstat(descriptor)
     assert mapping() is not None
@@ -360,7 +401,7 @@ def test_a_consumer_that_leaves_while_memory_is_asked_for_is_no_error(
     """The feed has other queues. The slot is one of the old arena, whose batches are not sent."""
     slots, size, fallocate = make(2), 8 * 2**20, os.posix_fallocate
     large = (Column(name="id", axis=0, dtype=np.dtype(np.uint8), shape=(size,)),)
-    old, num_pieces = slots.take(0, large, 1), 0
+    old, num_pieces = slots.take_slot(0, large, 1), 0
 
     def retire_meanwhile(*arguments: int) -> None:
         nonlocal num_pieces
@@ -369,23 +410,23 @@ def test_a_consumer_that_leaves_while_memory_is_asked_for_is_no_error(
         fallocate(*arguments)
 
     monkeypatch.setattr(os, "posix_fallocate", retire_meanwhile)
-    slot = slots.take(0, large, 1)
+    slot = slots.take_slot(0, large, 1)
     assert num_pieces == 4
     assert slot.arena is old.arena
     monkeypatch.undo()
-    slots.free(0, slot.lease(1))
-    assert slots.take(0, large, 1).arena is not old.arena
+    slots.free(0, slot)
+    assert take(slots, 0, large, 1).arena is not old.arena
 
 
 def test_a_batch_that_is_not_sent_frees_its_slot() -> None:
     slots = make()
-    slots.free(0, slots.take(0, COLUMNS, 4).lease(4))
+    slots.free(0, take(slots))
     assert slots.num_leased == 0
 
 
 def test_a_larger_batch_opens_an_arena_twice_as_large() -> None:
     slots = make(2)
-    made = {lend(slots, rows=rows).slot.arena: rows for rows in (4, 4, 9, 100)}
+    made = {lend(slots, rows=rows).arena: rows for rows in (4, 4, 9, 100)}
     assert slots.num_made == 2 * len(made) == 6
     first, second, third = (arena.slot_bytes for arena in made)
     assert (first, second) == (128, 256) and third >= 100 * 14
@@ -395,22 +436,22 @@ def test_a_larger_batch_opens_an_arena_twice_as_large() -> None:
 def test_a_batch_beyond_the_cap_is_an_error_that_names_it() -> None:
     slots = make(2, max_arena_bytes=384)
     lend(slots, rows=4)
-    assert slots.take(0, COLUMNS, 8).arena.slot_bytes == 128
+    assert take(slots, 0, COLUMNS, 8).arena.slot_bytes == 128
     with pytest.raises(TransportError, match=r"expected at most 384"):
-        slots.take(0, COLUMNS, 100)
+        slots.take_slot(0, COLUMNS, 100)
 
 
 def test_each_queue_is_asked_how_many_slots_it_needs() -> None:
     slots = ArenaSlots(2, lambda device, slot_bytes: 7 if device == 0 else 2)
-    assert slots.take(0, COLUMNS, 4).arena.num_slots == 7
-    assert slots.take(1, COLUMNS, 4).arena.num_slots == 2
+    assert take(slots).arena.num_slots == 7
+    assert take(slots, 1, COLUMNS, 4).arena.num_slots == 2
 
 
-def test_arrays_of_any_shape_are_adopted() -> None:
+def test_a_slot_is_laid_out_for_arrays_of_any_shape() -> None:
     slots = make(2)
     for rows, side in ((4, 3), (2, 9)):
         arrays = (np.arange(rows), np.full((side, rows, 2), rows, np.uint8))
-        adopted = slots.adopt(1, COLUMNS, arrays)
-        assert all(np.array_equal(*pair) for pair in zip(adopted, arrays, strict=True))
-        assert not any(np.shares_memory(*pair) for pair in zip(adopted, arrays, strict=True))
-        assert adopted.slot.columns[1].shape == (side, 2) and adopted.slot.rows == rows
+        slot = take(slots, 1, columns_like(COLUMNS, arrays), rows)
+        assert [array.shape for array in slot.arrays] == [(rows,), (side, rows, 2)]
+        assert slot.columns[1].shape == (side, 2) and slot.rows == rows
+        assert (slot.columns is COLUMNS) == (side == 3)

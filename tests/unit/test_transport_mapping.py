@@ -37,8 +37,8 @@ class Pair:
         self.slots = ArenaSlots(1, lambda device, slot_bytes: 3)
         self.released: deque[Lease] = deque()
         self.num_wakes = 0
-        slot = self.slots.take(0, COLUMNS, ROWS)
-        self.slots.free(0, slot.lease(ROWS))
+        slot = self.slots.take_slot(0, COLUMNS, ROWS)
+        self.slots.free(0, slot)
         self.arena: Arena = slot.arena
         self.mapped = MappedArena(
             os.dup(self.arena.descriptor), self.arena.number, self.arena.slot_bytes, 3,
@@ -55,7 +55,7 @@ class Pair:
 
     def send(self, first: int, length: int = ROWS) -> tuple[int, Any]:
         """Write a batch; the number of its slot and the batch as the consumer sees it."""
-        slot = self.slots.take(0, COLUMNS, ROWS)
+        slot = self.slots.take_slot(0, COLUMNS, ROWS)
         slot.arrays[0][:] = np.arange(first, first + ROWS)
         slot.arrays[1][:] = np.arange(first, first + ROWS, dtype=np.uint8)[:, None]
         slot.sent = True
@@ -254,9 +254,9 @@ def test_columns_are_looked_at_where_they_lie_unless_one_is_cut(
 def test_frames_are_written_into_memory_that_is_used_again() -> None:
     slots = FrameSlots(keep=2)
     for first in range(1, 9):
-        slot = slots.take(0, COLUMNS, ROWS)
+        slot = slots.take_slot(0, COLUMNS, ROWS)
         slot.memory[:32] = np.arange(first, first + ROWS).tobytes()
-        kept, arrays = slots.take(0, COLUMNS, ROWS).lease(ROWS), slot.lease(3)
+        kept, arrays = slots.take_slot(0, COLUMNS, ROWS).lease(ROWS), slot.lease(3)
         assert arrays[0].tolist() == [first, first + 1, first + 2]
         assert slots.num_leased == 2
         del slot, kept, arrays
@@ -266,4 +266,4 @@ def test_frames_are_written_into_memory_that_is_used_again() -> None:
 def test_frames_of_another_layout_get_other_memory() -> None:
     slots = FrameSlots(keep=2)
     for rows in (4, 9, 2):
-        assert slots.take(0, COLUMNS, rows).lease(rows)[1].shape == (3, rows, 2)
+        assert slots.take_slot(0, COLUMNS, rows).lease(rows)[1].shape == (3, rows, 2)

@@ -59,7 +59,7 @@ def test_the_first_arena_of_each_queue_is_made_of_it(slot_bytes: int) -> None:
     slots = make()
     files = [os.fstat(pages.descriptor).st_ino for pages in reserved(slots)]
     for device, file in enumerate(files):
-        slot = slots.take(device, columns(slot_bytes), 1)
+        slot = slots.take_slot(device, columns(slot_bytes), 1)
         state, size = os.fstat(slot.arena.descriptor), NUM_SLOTS * slot_bytes
         assert (state.st_ino, state.st_size) == (file, size)
         assert held(slot.arena) == -(-max(slot_bytes, 12 * 2**20) // PAGE) * PAGE
@@ -69,12 +69,12 @@ def test_the_first_arena_of_each_queue_is_made_of_it(slot_bytes: int) -> None:
         assert num_faults < 64 + slot_bytes // PAGE // 8
         # The other slots are slots as any, those at the end of what was in reserve too.
         for _ in range(NUM_SLOTS - 1):
-            other = slots.take(device, columns(slot_bytes), 1)
+            other = slots.take_slot(device, columns(slot_bytes), 1)
             other.memory[:] = b"y" * slot_bytes
             assert other.arena is slot.arena
         assert slot.memory == rows
         slots.retire(device)
-        other = slots.take(device, columns(slot_bytes), 1)
+        other = slots.take_slot(device, columns(slot_bytes), 1)
         assert os.fstat(other.arena.descriptor).st_ino != file
 
 
@@ -82,15 +82,15 @@ def test_what_is_more_than_a_queue_needs_is_given_back_once_it_is_fed() -> None:
     slots, told = make(), []
     slots.on_spare = lambda: told.append(True)
     spare = weakref.ref(reserved(slots)[0])
-    leased = slots.take(0, columns(4096), 1).lease(1)
-    assert leased.slot.arena.num_bytes == NUM_SLOTS * 4096
+    slot = slots.take_slot(0, columns(4096), 1)
+    assert slot.arena.num_bytes == NUM_SLOTS * 4096
     assert spare() is not None and not told, "its consumer waits"
-    leased.slot.sent = True
-    slots.release(0, [leased.slot.number])
+    slot.sent = True
+    slots.release(0, [slot.number])
     assert spare() is not None and told
     slots.let_go()
     assert spare() is None
-    slots.take(0, columns(4096), 1).sent = True
+    slots.take_slot(0, columns(4096), 1).sent = True
     slots.release(0, [0])
     assert len(told) == 1
     assert list(slots._reserve) == [1], "the other queue waits on"
@@ -121,7 +121,7 @@ def test_what_nobody_came_for_is_given_back() -> None:
     slots = make()
     pages = [weakref.ref(pages) for pages in reserved(slots)]
     descriptors = [pages.descriptor for pages in reserved(slots)]
-    slots.take(0, columns(64), 1)  # The first one's was too much, the second's waits.
+    slots.take_slot(0, columns(64), 1)  # The first one's was too much, the second's waits.
     slots.drop()
     assert [each() for each in pages] == [None, None]
     for descriptor in descriptors:
@@ -142,10 +142,10 @@ def test_who_is_short_of_memory_is_told_when_it_is_needed(
         slots = make()
         wanted = r"no shared memory of 192 bytes .*No space left"
         with pytest.raises(TransportError, match=wanted) as caught:
-            slots.take(0, columns(64), 1)
+            slots.take_slot(0, columns(64), 1)
     assert caught.tb is not None, "it holds frames"
     assert len(list(Path("/proc/self/fd").iterdir())) == files
-    assert slots.take(0, columns(64), 1).arena.num_bytes == NUM_SLOTS * 64
+    assert slots.take_slot(0, columns(64), 1).arena.num_bytes == NUM_SLOTS * 64
 
 
 def test_a_server_has_it_ready_until_it_is_not_needed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,12 +12,12 @@ from feeder.workers.errors import FeedError, FetchError, in_words
 from feeder.workers.fetch.calls import PartitionCalls, as_tuple
 from feeder.workers.fetch.channel import Channel
 from feeder.workers.fetch.policy import BundleReport
-from feeder.workers.fetch.scheduler import OTHER_ROWS, End, Partition
+from feeder.workers.fetch.scheduler import End, Partition
 from feeder.workers.spec import CallNames, RunSpec
 from feeder.workers.stats import FetchStats
 from feeder.workers.stream.batch import Call
 from feeder.workers.stream.chunks import count_bytes
-from feeder.workers.stream.digests import digest_chunk, hash_chunk
+from feeder.workers.stream.digests import OTHER_ROWS, Prints, digest_chunk, hash_chunk
 from feeder.workers.tuning import TUNING, Tuning
 
 logger = logging.getLogger("feeder")
@@ -70,6 +70,9 @@ class Fetcher:
         # The first call of the run, and the digest of its rows, until it has been made again.
         self._first: tuple[Call, int] | None = None
         self._looks_at_first = spec.pure and spec.repeatable and not run.debug
+        self.prints: Prints = {}
+        """Digests of chunks as they were returned (debug switch), by partition, epoch and call; or
+        `OTHER_ROWS`. Fetchers write, the merge takes out."""
 
     def fill(self, partition: Partition) -> bool:
         """Make calls on a partition until a bundle is full, and give the partition back. True where
@@ -264,7 +267,7 @@ class Fetcher:
             if not self._repeats(self._spec.call(partition.epoch, index), printed, hash_chunk):
                 printed = OTHER_ROWS
         # Before the chunk, which the merge may take from under this call.
-        partition.digests.append(printed)
+        self.prints[partition.number, partition.epoch, call] = printed
 
     def _repeats(self, call: Call, printed: int, digest: Callable[[Any], int]) -> bool:
         """Whether a call that is made again gives the same rows, as far as can be told."""

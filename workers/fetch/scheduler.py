@@ -12,8 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from feeder.workers.errors import ChunkError, FeedError
-from feeder.workers.stream.digests import hash_chunk
+from feeder.workers.errors import FeedError
 from feeder.workers.stream.position import Partitions, Position
 from feeder.workers.tuning import TUNING, Tuning
 
@@ -32,7 +31,7 @@ class ChunkList:
     """Consecutive chunks of one partition, as they are handed from a fetcher to the merge. Whoever
     has taken it from the partition owns it."""
 
-    __slots__ = ("chunks", "digests", "ending", "epoch", "first", "marks", "partition")
+    __slots__ = ("chunks", "ending", "epoch", "first", "marks", "partition")
 
     def __init__(
         self,
@@ -42,7 +41,6 @@ class ChunkList:
         chunks: list[Any],
         marks: list[bytes] | None,
         ending: End | FeedError | None,
-        digests: Sequence[int] = (),
     ) -> None:
         self.partition = partition
         self.epoch = epoch
@@ -50,31 +48,6 @@ class ChunkList:
         self.chunks = chunks
         self.marks = marks
         self.ending = ending
-        self.digests = digests
-        """Of each chunk as it was returned; empty without the debug switch."""
-
-    def check(self) -> ChunkError | None:
-        """Whether the chunks are still what the fetch function returned, and would return again
-        (the debug switch); else the error, of which `call` is the place in this list."""
-        for i, (chunk, returned) in enumerate(zip(self.chunks, self.digests, strict=False)):
-            if returned == OTHER_ROWS:
-                return ChunkError(
-                    "the fetch function gave other rows when the same call was made again; let "
-                    "fetch(call) depend on the call alone (call.rng draws), or keep its state in "
-                    "fetch(worker_id, batch_size)",
-                    call=i,
-                )
-            if returned != hash_chunk(chunk):
-                return ChunkError(
-                    "the fetch function changed the arrays after it returned them; return "
-                    "new arrays, or copies",
-                    call=i,
-                )
-        return None
-
-
-OTHER_ROWS = -1
-"""In place of a digest: a pure function gave other rows when it was called again."""
 
 
 class BundleLimits(NamedTuple):
@@ -93,13 +66,13 @@ _NO_LIMITS = BundleLimits(0, 0, 0, 0.0)
 class Partition:
     """One ordered sequence of calls and what is known of it.
 
-    Owner: the channel's lock, for every field but the open lists. To `chunks`, `marks` and
-    `digests` the fetcher that holds the partition appends without the lock, in an order in which
+    Owner: the channel's lock, for every field but the open lists. To `chunks` and
+    `marks` the fetcher that holds the partition appends without the lock, in an order in which
     `take_open` may run at any moment. All other fields are written in this module alone.
     """
 
     __slots__ = (
-        "backoff_s", "bundles", "called_at", "chunks", "digests", "ended", "epoch", "failure",
+        "backoff_s", "bundles", "called_at", "chunks", "ended", "epoch", "failure",
         "halted", "ident", "limits", "made", "marks", "next", "number", "ready_at", "running",
         "silent_since", "wanted_since",
     )  # fmt: skip
@@ -139,8 +112,6 @@ class Partition:
         """What the fetcher that holds it has got so far."""
         self.marks: list[bytes] = []
         """The cursors after those calls, where the feed has cursors."""
-        self.digests: list[int] = []
-        """The digests of those chunks, with the debug switch."""
 
     def hold(self, ident: int, limits: BundleLimits, now: float) -> None:
         """A fetcher holds it from now on."""
@@ -185,15 +156,10 @@ class Partition:
             return None
         chunks, marks = self.chunks[:count], self.marks[:count]
         del self.chunks[:count], self.marks[:count]
-        # The digest is appended before its chunk.
-        digests = self.digests[:count]
-        del self.digests[:count]
         first = self.next
         self.next += count
         self.made += count
-        return ChunkList(
-            self.number, self.epoch, first, chunks, marks if marked else None, ending, digests
-        )
+        return ChunkList(self.number, self.epoch, first, chunks, marks if marked else None, ending)
 
 
 class Scheduler:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from feeder.workers.sources.array_rows import arrays
+from feeder.workers.sources.caffe import caffe_lmdb
+from feeder.workers.sources.caffe2 import caffe2_lmdb
 from feeder.workers.sources.datasets import SampleInfo, records, samples
+from feeder.workers.sources.images import image_folder
 from feeder.workers.sources.iterables import IterableSource, iterable
 from feeder.workers.sources.orders.options import OrderOptions
-from feeder.workers.sources.reading import RecordError, Records
 from feeder.workers.sources.source import Source
-from feeder.workers.sources.stores.array_rows import arrays
-from feeder.workers.sources.stores.caffe import caffe_lmdb
-from feeder.workers.sources.stores.caffe2 import caffe2_lmdb
-from feeder.workers.sources.stores.images import image_folder
-from feeder.workers.sources.stores.token_files import tokens
+from feeder.workers.sources.stores.reading import RecordError, Records
+from feeder.workers.sources.token_files import tokens
 
 __all__ = [
     "IterableSource",

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from feeder.workers.errors import ConfigError
-from feeder.workers.sources.reading import Columns, RecordError, stack
+from feeder.workers.sources.stores.reading import Columns, RecordError, stack
 
 Collate: TypeAlias = Callable[[Sequence[Any]], Columns]
 

@@ -11,10 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feeder.workers.errors import ConfigError
+from feeder.workers.sources.arguments import whole
 from feeder.workers.sources.collate import Collate, check_collate, make_columns
-from feeder.workers.sources.orders.options import OrderOptions, whole
-from feeder.workers.sources.reading import Columns, Faults, OnError
+from feeder.workers.sources.orders.options import OrderOptions
 from feeder.workers.sources.source import Source
+from feeder.workers.sources.stores.reading import Columns, Faults, OnError
 from feeder.workers.stream.batch import Call
 
 

@@ -9,9 +9,9 @@ from itertools import islice
 from typing import Any
 
 from feeder.workers.errors import ConfigError
+from feeder.workers.sources.arguments import flag
 from feeder.workers.sources.collate import Collate, check_collate, make_columns
-from feeder.workers.sources.orders.options import flag
-from feeder.workers.sources.reading import Columns
+from feeder.workers.sources.stores.reading import Columns
 
 _STATE_METHODS = ("state_dict", "load_state_dict")
 

@@ -37,7 +37,7 @@ from numpy.typing import NDArray
 
 from feeder.workers.sources.orders.options import OrderOptions, plan_order
 from feeder.workers.sources.orders.orders import Order
-from feeder.workers.sources.reading import Columns, RecordError, Records
+from feeder.workers.sources.stores.reading import Columns, RecordError, Records
 from feeder.workers.stream.batch import Call
 
 

@@ -1,7 +1,7 @@
-"""From runs of chunks to batches of exactly the right size. Rules without threads.
+"""From merged chunks to batches of exactly the right size: rules, without threads.
 
-Each row is copied once, straight into a slot. What the last chunk has too many stays where it is
-until the next batch takes it: leftover is never put back into a queue.
+Each row is copied once, straight into a slot. Rows of the last chunk that do not fit stay where
+they are until the next batch takes them: the remainder is never put back into a queue.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from feeder.workers.fetch.calls import not_repeatable
 from feeder.workers.spec import StreamSpec
 from feeder.workers.stream.batch import Batch
 from feeder.workers.stream.buffers import Arrays, Slot, Slots
-from feeder.workers.stream.chunks import Columns, Schema
+from feeder.workers.stream.chunks import Columns, Schema, columns_like
 from feeder.workers.stream.copying import (
     copy_part,
     copy_rows,
@@ -35,9 +35,17 @@ from feeder.workers.stream.position import (
     Span,
 )
 
+Filled = tuple[Arrays, Slot | None]
+"""The arrays of a batch, and the slot that its reader gives back (`Batch._slot`)."""
+
 
 class Assembler:
-    """Cuts runs into batches, and stamps each with the place where it ended."""
+    """Cuts merged chunks into batches, and stamps each with the place where it ended.
+
+    Owned by the thread that makes batches, as the merge is. A batch is never changed after it was
+    yielded, with one exception: `LazyPosition.after` of an epoch's last batch, which is set when
+    the epoch's end is known.
+    """
 
     def __init__(
         self,
@@ -54,17 +62,23 @@ class Assembler:
     ) -> None:
         self._spec = spec
         self._frame = frame
-        self._schema = schema
+        self.schema = schema
+        """The columns of the stream."""
         self._slots = slots
         self._num_devices = num_devices
         self.epoch, self.index, self.step = epoch, index, step
         self._expected = expected
         self._size = spec.batch_size
+        # Rows that are in the slot at hand, and whether one of the chunks at hand has no row.
         self._filled, self._has_empty = 0, False
+        # The slot at hand belongs to the next batch, whichever epoch that is of: rows that were
+        # dropped are written over.
         self._slot: Slot | None = None
         self._last: LazyPosition | None = None
-        self._straddler: PartialChunk | None = None
-        self._straddled: tuple[Span | None, int] = (None, 0)
+        # Batches that end in the same chunk share one `PartialChunk`, so that its digest is
+        # computed once at most.
+        self._partial: PartialChunk | None = None
+        self._partial_key: tuple[Span | None, int] = (None, 0)
         # Of the rows of finished chunks, those free now and those that a snapshot may still need.
         self._freed = 0
         self._freed_later = 0
@@ -73,52 +87,69 @@ class Assembler:
     @property
     def columns(self) -> Columns | None:
         """The columns, once they are known."""
-        return self._schema.columns
+        return self.schema.columns
 
     @property
     def device(self) -> int:
         """The device that the next batch goes to."""
         return self.step % self._num_devices
 
-    def add(self, run: MergedChunks) -> Iterator[Batch]:
-        """The batches that a run completes."""
+    def add(self, merged: MergedChunks) -> Iterator[Batch | None]:
+        """The batches that merged chunks complete. None asks the caller to `wait_for_slot`, since
+        no slot is free for the next batch; the iterator then goes on where it was."""
         if self._spec.dont_rebatch:
-            yield from self._each_chunk(run)
+            yield from self._each_chunk(merged)
             return
-        rows, size = run.rows, self._size
+        rows, size = merged.rows, self._size
+        # Where each chunk ends, in rows: one bisection per batch finds its last chunk, however
+        # small chunks are.
         ends = list(accumulate(rows))
-        i, taken, self._has_empty = 0, self._take_up(run), not all(rows)
+        i, taken, self._has_empty = 0, self._take_up(merged), not all(rows)
         while i < len(rows):
+            # A chunk that is exactly a batch, at a batch's start, need not be copied row by row,
+            # and perhaps not at all.
             if rows[i] == size and not (self._filled or taken):
-                arrays = self._pass_on(run, i) or self._copy_whole(run, i)
+                while (filled := self._pass_on(merged, i) or self._copy_whole(merged, i)) is None:
+                    yield None
                 i += 1
-                self._straddler = None
-                place = LazyPosition(self._frame, run.span, i, 0, None, self.epoch)
-                yield self._stamp(arrays, place, size)
+                self._partial = None
+                place = LazyPosition(self._frame, merged.span, i, 0, None, self.epoch)
+                yield self._stamp(filled, place, size)
                 continue
+            # The row count at which the batch is full.
             goal = ends[i] - rows[i] + taken + size - self._filled
             j = bisect_left(ends, goal, i)
             if j == len(rows):
-                self._copy(run, i, taken, j, 0, ends)
+                while not self._copy(merged, i, taken, j, 0, ends):
+                    yield None
                 return
             last = rows[j] - (ends[j] - goal)
+            # A batch that ends with a chunk begins the next one at its row 0: nothing is left over
+            # then.
             if last == rows[j]:
                 j, last = j + 1, 0
-            self._copy(run, i, taken, j, last, ends)
+            while not self._copy(merged, i, taken, j, last, ends):
+                yield None
             i, taken = j, last
-            yield self._emit_slot(self._place(run, j + (last > 0), last), size, size)
+            yield self._emit_slot(self._place(merged, j + (last > 0), last), size, size)
 
     def end_epoch(self, position: Position) -> Iterator[Batch]:
         """The epoch has ended; `position` is the start of the next. Yields the rest as a batch
         where the feed's `last_batch` says so; at the end of the stream "carry" keeps it too."""
+        # The chunk that the resumed stream was to begin with has not come: the fetch function does
+        # not repeat itself.
         if self._expected is not None:
             raise self._not_deterministic("the epoch ended instead", self._expected)
         rest, policy = self._filled, self._spec.last_batch
         place = self.start_of(position)
+        # "carry" has no next epoch to carry into at the end of the stream; to drop the rows there
+        # would lose them.
         if rest and (policy in ("keep", "pad") or (policy == "carry" and place.cut().finished)):
             if policy == "pad":
                 self._pad(rest)
             yield self._emit_slot(place, self._size if policy == "pad" else rest, rest)
+        # With "carry" the rest stays in the slot, and the last batch before was not the epoch's
+        # last.
         elif not rest or policy == "drop":
             self._drop()
             if self._last is not None:
@@ -139,8 +170,9 @@ class Assembler:
         self._slot = None
 
     def settle(self) -> tuple[int, int, int, int]:
-        """By how many rows, since last asked, those have grown that are kept though copied, how
-        many rows were dropped, how many slots taken to copy into, and batches passed on."""
+        """What has changed since the last call: by how many rows those have grown that are kept
+        though copied, how many rows were dropped, into how many slots was copied, and how many
+        batches were passed on."""
         settled = self._kept, self._dropped, self._copied, self._passed
         self._kept = self._dropped = self._copied = self._passed = 0
         return settled
@@ -152,156 +184,218 @@ class Assembler:
 
     # ---- batches
 
-    def _stamp(self, arrays: Arrays, place: LazyPosition, rows: int) -> Batch:
+    def _stamp(self, filled: Filled, place: LazyPosition, rows: int) -> Batch:
         """The next batch of the stream, which ended at `place`."""
-        epoch = self.epoch
-        batch = Batch(self._schema.names, arrays, place, epoch, self.index, self.step, rows)
+        epoch, (arrays, slot) = self.epoch, filled
+        batch = Batch(self.schema.names, arrays, place, epoch, self.index, self.step, rows, slot)
         self.index = index = self.index + 1
         self.step = place.step = self.step + 1
+        # Where the place is the next epoch's start already, the next batch is number 0 there.
         place.index = index if place.epoch == epoch else 0
         self._last = place
         return batch
 
     def _emit(
-        self, arrays: Arrays, place: LazyPosition, rows: int, *, whole: bool = False
+        self, filled: Filled, place: LazyPosition, rows: int, *, whole: bool = False
     ) -> Batch:
-        batch = self._stamp(arrays, place, rows)
+        batch = self._stamp(filled, place, rows)
+        # A chunk stays in memory, though all of it was copied, as long as the batch before is the
+        # newest that the user holds: a snapshot there needs the rest of the chunk. These rows are
+        # counted apart, else small batches from large chunks would hold twice the bound.
         batch.kept_rows = self._freed_later
+        # The batch's rows are counted anew where they are copied to; rows of chunks that are free
+        # now no longer count.
         self._kept += (0 if whole else rows) - self._freed
         self._freed = self._freed_later = 0
         return batch
 
     def _emit_slot(self, place: LazyPosition, length: int, rows: int) -> Batch:
         assert self._slot is not None
-        arrays = self._slot.lease(length)
+        filled = self._lease(self._slot, length)
         self._slot, self._filled = None, 0
-        return self._emit(arrays, place, rows)
+        return self._emit(filled, place, rows)
 
-    def _place(self, run: MergedChunks, num_chunks: int, taken: int) -> LazyPosition:
-        straddler = None
+    def _place(self, merged: MergedChunks, num_chunks: int, taken: int) -> LazyPosition:
+        partial = None
         if taken:
             i = num_chunks - 1
-            skip = run.skip if i == 0 else 0
-            straddler = self._keep(run, i, skip)
+            # Only the first chunk after a resume lacks rows at its head: those that batches before
+            # the cut have had.
+            skip = merged.skip if i == 0 else 0
+            partial = self._keep(merged, i, skip)
             taken += skip
         else:
-            self._straddler = None
-        return LazyPosition(self._frame, run.span, num_chunks, taken, straddler, self.epoch)
+            self._partial = None
+        return LazyPosition(self._frame, merged.span, num_chunks, taken, partial, self.epoch)
 
-    def _keep(self, run: MergedChunks, i: int, skip: int) -> PartialChunk:
+    def _keep(self, merged: MergedChunks, i: int, skip: int) -> PartialChunk:
         """The chunk that a batch ends in; the same object for all batches that end in it."""
         # Told by its place and not by its arrays, of which a chunk may share any with another.
-        if self._straddler is None or self._straddled != (run.span, i):
-            self._straddled = (run.span, i)
-            arrays = tuple([column[i] for column in run.columns])
-            digest = run.digest if i == 0 else None
-            rows = run.rows[i] + skip
-            self._straddler = PartialChunk(arrays, self._schema.axes, rows, skip, digest)
-        return self._straddler
+        if self._partial is None or self._partial_key != (merged.span, i):
+            self._partial_key = (merged.span, i)
+            arrays = tuple([column[i] for column in merged.columns])
+            digest = merged.digest if i == 0 else None
+            rows = merged.rows[i] + skip
+            self._partial = PartialChunk(arrays, self.schema.axes, rows, skip, digest)
+        return self._partial
 
-    def repeat(self, batch: Batch, end: LazyPosition) -> Batch:
-        """A batch once more, with no real rows, to fill the last round of a stream."""
+    def repeat(self, batch: Batch, end: LazyPosition) -> Batch | None:
+        """The stream's last batch once more, with no real rows, to fill its last round; None asks
+        the caller to `wait_for_slot`."""
+        filled = self._copy_arrays(batch.arrays)
+        if filled is None:
+            return None
+        arrays, slot = filled
+        step, self.step = self.step, self.step + 1
+        # A repeated batch stands at the end of the stream, as the last real one does, so that a
+        # resume gives nothing more.
         place = self.start_of(end.span.start)
-        place.step = batch.step + 2
-        names, step = self._schema.names, batch.step + 1
-        arrays = self._adopt(step % self._num_devices, batch.arrays)
-        return Batch(names, arrays, place, batch.epoch, batch.index + 1, step, 0)
+        names, index = self.schema.names, batch.index + 1
+        return Batch(names, arrays, place, batch.epoch, index, step, 0, slot)
 
     # ---- rows
 
     def _copy(
-        self, run: MergedChunks, i: int, taken: int, j: int, last: int, ends: list[int]
-    ) -> None:
-        """Copy from row `taken` of chunk i up to, not including, row `last` of chunk j."""
-        rows = run.rows
+        self, merged: MergedChunks, i: int, taken: int, j: int, last: int, ends: list[int]
+    ) -> bool:
+        """Copy from row `taken` of chunk i up to, not including, row `last` of chunk j. False,
+        with nothing changed, where there is no slot to copy to."""
+        rows = merged.rows
         start = ends[i] - rows[i] + taken
         stop = (ends[j - 1] if j else 0) + last
+        # Before anything is counted: where no slot is free the caller comes again with the same
+        # arguments.
+        slot = self._take() if stop > start else None
+        if slot is None and stop > start:
+            return False
+        # Chunks that end here are free now, but for the one that the batch before ended in: that
+        # may still be asked for.
         if j > i:
             whole = ends[j - 1] - (ends[i] if taken else ends[i] - rows[i])
             self._freed += whole
             self._freed_later += rows[i] if taken else 0
-        if stop == start:
-            return
-        slot, filled = self._take(), self._filled
+        if slot is None:
+            return True
+        filled = self._filled
         end = self._filled = filled + stop - start
         for axis, arrays, target, flat in zip(
-            self._schema.axes, run.columns, slot.arrays, slot.flats, strict=True
+            self.schema.axes, merged.columns, slot.arrays, slot.flats, strict=True
         ):
+            # The common case of large chunks, without building a list of pieces.
             if i == j and flat is not None:
                 copy_part(target, flat, filled, arrays[i], taken, last, slot.seen)
                 continue
             pieces = pieces_of(arrays, rows, axis, i, taken, j, last)
+            # Arrays without rows have no memory to join; some kinds cannot be cast to bytes.
             if self._has_empty:
                 pieces = [piece for piece in pieces if piece.shape[axis]]
             copy_rows(target, flat, axis, filled, end, pieces, slot.seen)
+        # Before the iterator goes on: their memory may be used by the next call already.
         if i < j:
-            _let_go(run, i, j)
+            _let_go(merged, i, j)
+        return True
 
-    def _take(self) -> Slot:
+    def _take(self) -> Slot | None:
         """The slot of the next batch, perhaps one that dropped rows were written to."""
-        columns = self._schema.columns
-        assert columns is not None
         if self._slot is None:
-            self._slot = self._slots.take(self.device, columns, self._size)
-            self._copied += 1
+            columns = self.schema.columns
+            assert columns is not None
+            self._slot = self._slots.take_slot(self.device, columns, self._size)
+            self._copied += self._slot is not None
         return self._slot
 
-    def _copy_whole(self, run: MergedChunks, i: int) -> Arrays:
-        """Chunk i, which is a whole batch, in a slot, or kept by it."""
-        slot, self._slot = self._take(), None
-        for number, arrays in enumerate(run.columns):
+    def wait_for_slot(self) -> None:
+        """Wait until a slot of the next batch's device may be free."""
+        self._slots.wait_for_slot(self.device)
+
+    def _lease(self, slot: Slot, rows: int) -> Filled:
+        # Host memory comes back by itself, when its last array is gone. A slot that a reader gives
+        # back by number has to be known to whoever sends it.
+        return slot.lease(rows), slot if self._slots.reserved else None
+
+    def _copy_whole(self, merged: MergedChunks, i: int) -> Filled | None:
+        """Chunk i, which is a whole batch, in a slot, or kept by it; None where no slot is free."""
+        slot = self._take()
+        if slot is None:
+            return None
+        self._slot = None
+        for number, arrays in enumerate(merged.columns):
             keep_or_copy(slot, number, arrays[i])
+            # The chunk's own reference goes, so that its memory does not wait for the rest of the
+            # merged chunks.
             arrays[i] = None
-        return slot.lease(self._size)
+        return self._lease(slot, self._size)
 
     def _pad(self, rest: int) -> None:
         """Fill the slot by repeating its last row."""
         assert self._slot is not None
-        for axis, target in zip(self._schema.axes, self._slot.arrays, strict=True):
+        for axis, target in zip(self.schema.axes, self._slot.arrays, strict=True):
             rows = np.moveaxis(target, axis, 0)
             rows[rest:] = rows[rest - 1]
 
-    def _pass_on(self, run: MergedChunks, i: int) -> Arrays | None:
-        """The arrays of chunk i as they are, where nobody but the run holds them."""
+    def _pass_on(self, merged: MergedChunks, i: int) -> Filled | None:
+        """The arrays of chunk i as they are, where nobody but the merged chunks hold them."""
+        # Slots that lie in a consumer's or a GPU's memory: rows have to be copied there.
         if not self._slots.passes:
             return None
-        columns = run.columns
+        columns = merged.columns
         for column in columns:
             if not is_sole_owner(column, i):
                 return None
+        # All columns or none: a batch does not lie in two kinds of memory.
         arrays = tuple([column[i] for column in columns])
         for column in columns:
             column[i] = None
         self._passed += 1
-        assert self._schema.columns is not None
-        return self._slots.adopt(self.device, self._schema.columns, arrays)
+        return self._own(arrays), None
 
-    def _adopt(self, device: int, arrays: Arrays) -> Arrays:
-        columns = self._schema.columns
-        assert columns is not None
+    def _own(self, arrays: Arrays) -> Arrays:
+        """Arrays that nobody else holds, as the user gets them."""
+        writable = self._slots.writable
+        for array in arrays:
+            array.flags.writeable = writable
+        return arrays
+
+    def _copy_arrays(self, arrays: Arrays) -> Filled | None:
+        """A copy of arrays of any number of rows; None where no slot is free."""
+        if self._slots.passes:
+            self._copied += 1
+            return self._own(tuple([array.copy() for array in arrays])), None
+        assert self.schema.columns is not None
+        # With `dont_rebatch` each chunk has a shape of its own, and a repeated batch perhaps fewer
+        # rows.
+        columns = columns_like(self.schema.columns, arrays)
+        rows: int = arrays[0].shape[columns[0].axis]
+        slot = self._slots.take_slot(self.device, columns, rows)
+        if slot is None:
+            return None
         self._copied += 1
-        copies = tuple(array.copy() for array in arrays) if self._slots.passes else arrays
-        return self._slots.adopt(device, columns, copies)
+        for number, array in enumerate(arrays):
+            keep_or_copy(slot, number, array)
+        return self._lease(slot, rows)
 
-    def _each_chunk(self, run: MergedChunks) -> Iterator[Batch]:
+    def _each_chunk(self, merged: MergedChunks) -> Iterator[Batch | None]:
         """Each chunk with rows as a batch of its own (`dont_rebatch`)."""
-        for i, rows in enumerate(run.rows):
+        for i, rows in enumerate(merged.rows):
             if rows:
-                arrays = self._pass_on(run, i)
-                if arrays is None:
-                    arrays = self._adopt(self.device, tuple(column[i] for column in run.columns))
-                yield self._emit(arrays, self._place(run, i + 1, 0), rows, whole=True)
+                while (filled := self._pass_on(merged, i) or self._copy_chunk(merged, i)) is None:
+                    yield None
+                yield self._emit(filled, self._place(merged, i + 1, 0), rows, whole=True)
+
+    def _copy_chunk(self, merged: MergedChunks, i: int) -> Filled | None:
+        return self._copy_arrays(tuple([column[i] for column in merged.columns]))
 
     # ---- resuming
 
-    def _take_up(self, run: MergedChunks) -> int:
-        """Rows of the run's first chunk that batches before the cut have taken."""
+    def _take_up(self, merged: MergedChunks) -> int:
+        """Rows of the first chunk that batches before the cut have taken."""
         expected = self._expected
         if expected is None:
             return 0
+        # Once: the comparison is of the first chunk after the resume alone.
         self._expected = None
-        straddler = self._keep(run, 0, 0)
-        what = straddler.differs_from(expected)
+        partial = self._keep(merged, 0, 0)
+        what = partial.differs_from(expected)
         if what:
             raise self._not_deterministic(what, expected)
         return expected.taken
@@ -311,7 +405,7 @@ class Assembler:
         return not_repeatable(worker_id, expected.call, what)
 
 
-def _let_go(run: MergedChunks, i: int, j: int) -> None:
-    """Forget chunks i to j - 1 of a run, so that their memory is free before the run is done."""
-    for column in run.columns:
+def _let_go(merged: MergedChunks, i: int, j: int) -> None:
+    """Forget chunks i to j - 1, so that their memory is free before all are done."""
+    for column in merged.columns:
         column[i:j] = [None] * (j - i)

@@ -10,6 +10,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from feeder.workers.stream.buffers import Slot
 from feeder.workers.stream.position import Cut, LazyPosition
 
 # The second word of the Philox key keeps the two families of draws apart.
@@ -44,6 +45,8 @@ class Call(_CallFields):
     def rng_for(self, record: int | str | bytes) -> np.random.Generator:
         """A new generator keyed by (seed, epoch, record): its draws belong to the record,
         whichever call reads it. `record` is a whole number from 0 to 2**64 - 1, or a name."""
+        # A name becomes a number by a hash that never changes: the draws of a record are part of
+        # the stream.
         if isinstance(record, str):
             record = record.encode()
         if isinstance(record, bytes):
@@ -52,6 +55,8 @@ class Call(_CallFields):
 
 
 def _generator(seed: int, family: int, epoch: int, item: int) -> np.random.Generator:
+    # The seed in the key and (epoch, item) in the high words of the counter: streams of draws do
+    # not overlap, and each may draw 2**128 times.
     key = np.array([seed, family], dtype=np.uint64)
     counter = np.array([0, 0, epoch, item], dtype=np.uint64)
     return np.random.Generator(np.random.Philox(key=key, counter=counter))
@@ -67,7 +72,8 @@ class Batch(Mapping[str, NDArray[Any]]):
 
     # A plain class: it is made once per batch, and a frozen dataclass takes ten times as long.
     __slots__ = (
-        "_names", "arrays", "epoch", "held_bytes", "index", "kept_rows", "place", "rows", "step"
+        "_names", "_slot", "arrays", "epoch", "held_bytes", "index", "kept_rows", "place", "rows",
+        "step",
     )  # fmt: skip
 
     arrays: tuple[NDArray[Any], ...]
@@ -96,8 +102,12 @@ class Batch(Mapping[str, NDArray[Any]]):
         index: int,
         step: int,
         rows: int,
+        slot: Slot | None = None,
     ) -> None:
         self._names = names
+        # Internal: the slot that the reader of this batch gives back (`Slots.reserved`). It is
+        # None where the memory comes back by itself, when the last array over it is gone.
+        self._slot = slot
         self.arrays = arrays
         self.place = place
         self.epoch = epoch
@@ -115,6 +125,7 @@ class Batch(Mapping[str, NDArray[Any]]):
     def with_arrays(self, arrays: tuple[Any, ...]) -> Batch:
         """The same batch in other memory; it counts for as much in the bound."""
         batch = Batch(self._names, arrays, self.place, self.epoch, self.index, self.step, self.rows)
+        # The slot is not taken over: its memory was given back when the copy was done.
         batch.held_bytes, batch.kept_rows = self.held_bytes, self.kept_rows
         return batch
 

@@ -1,4 +1,4 @@
-"""What makes batches and puts them on device queues: in a thread of its own, or a fetcher's."""
+"""Makes batches and puts them on device queues: in the batcher's thread or in a fetcher's."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from feeder.workers.stream.assembler import Assembler
 from feeder.workers.stream.batch import Batch
 from feeder.workers.stream.merge import EpochEnd, Merge, MergedChunks
 from feeder.workers.stream.position import LazyPosition
-from feeder.workers.stream.resuming import Beginning
+from feeder.workers.stream.resuming import StreamStart
 from feeder.workers.tuning import TUNING
 
 
@@ -35,11 +35,12 @@ class DeviceQueue(Protocol):
 
 
 class RoundRobinRouter:
-    """Deals batches out to device queues, batch `step` to queue `step` mod N.
+    """Hands batches out to device queues: batch `step` goes to queue `step` mod N.
 
-    Small batches are handed over in groups, of 64 or of 16 MiB and of half the bound at most, or
-    before the enqueuer waits: each hand-over wakes another thread, which costs more than they do.
-    Each device's first goes at once, and groups grow from there: somebody may be waiting for it.
+    Small batches are handed over in groups, since each hand-over wakes another thread, which costs
+    more than a small batch. A group ends at 64 batches, at 16 MiB, at half the bound, and before
+    the thread waits for anything. Each device's first batch goes at once, since somebody may be
+    waiting for it; groups grow from there. Owned by the thread that makes batches.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class RoundRobinRouter:
         self._queues = queues
         self._channel = channel
         self._assembler = assembler
+        # With one device every round is complete, so there is nothing to drop or repeat.
         self._policy = spec.last_round if len(queues) > 1 else "uneven"
         self._group: list[Batch] = []
         self._most_batches = min(TUNING.group_batches, run.max_rows // spec.batch_size // 2)
@@ -67,10 +69,11 @@ class RoundRobinRouter:
         self._max_rows = run.max_rows
         self._bytes, self._goal_bytes, self._num_groups = 0, 1, 0
         self._round: list[Batch] = []  # One that is not complete yet and may have to be dropped.
+        # The last batch so far, where it may have to be repeated (`last_round="pad"`).
         self._last: Batch | None = None
 
-    def deal(self, batch: Batch) -> None:
-        """Hand a batch over, sooner or later."""
+    def route(self, batch: Batch) -> None:
+        """Take a batch, which is handed over with its group."""
         row_bytes = self._channel.row_bytes
         if row_bytes is None:
             batch.held_bytes = sum(array.nbytes for array in batch.arrays)
@@ -83,6 +86,7 @@ class RoundRobinRouter:
             self._hold(batch)
         else:
             self._keep_back(batch)
+        # Bytes bound what waits here for its group; the count bounds how long a small batch waits.
         if self._bytes >= self._goal_bytes or len(self._group) >= self._most_batches:
             self.flush()
 
@@ -98,20 +102,24 @@ class RoundRobinRouter:
         handed over, its slot may be written again."""
         if self._last is not None:
             self._group.append(self._last)
+        # A batch that ends a round is never repeated, so it goes at once.
         ends_round = (batch.step + 1) % len(self._queues) == 0
         self._last = None if ends_round else batch
         if ends_round:
             self._group.append(batch)
 
     def flush(self) -> None:
-        """Hand over what has been dealt so far."""
+        """Hand over the batches that were taken so far."""
         group, self._group, self._bytes = self._group, [], 0
         num, row_bytes = len(self._queues), self._channel.row_bytes or 0
+        # Counted in groups too: each count takes the channel's lock.
         kept, dropped, copied, passed = self._assembler.settle()
         self._channel.count(-dropped, -dropped * row_bytes, kept)
         self._count(group)
+        # Only what was made since the last flush says whether batches are passed on at present.
         if group or copied:
             self._channel.note_batches(copied=copied, passed=passed)
+        # One lock for the whole group; with several devices the order of the stream comes first.
         if num == 1 and group:
             self._put(0, group)
         else:
@@ -126,6 +134,12 @@ class RoundRobinRouter:
             self._channel.wait_for_room()
         self._report()
 
+    def wait_for_slot(self) -> None:
+        """Hand over what has been made, then wait for a slot: the slot may be one that comes back
+        when a reader has used just these batches."""
+        self.flush()
+        self._assembler.wait_for_slot()
+
     def _count(self, group: list[Batch]) -> None:
         num_bytes, goal = sum([batch.held_bytes for batch in group]), self._goal_bytes
         self._made.count(len(group), sum([batch.rows for batch in group]), num_bytes)
@@ -134,11 +148,14 @@ class RoundRobinRouter:
             self._goal_bytes = min(self._most_bytes, 2 * max(goal, num_bytes))
 
     def _put(self, device: int, batches: list[Batch]) -> None:
+        # Before the put: the user may hand the batches out before this thread goes on, and the
+        # count must not go below zero.
         self._channel.queue(device, len(batches))
         self._queues[device].put(batches)
 
     def forget(self) -> None:
         """Let go of batches that were not handed over, and of the slot that is being written."""
+        # Their arrays must not keep slots from being free while nobody runs.
         self._group, self._round, self._last = [], [], None
         self._assembler.forget()
 
@@ -147,11 +164,18 @@ class RoundRobinRouter:
         num, last = len(self._queues), self._last
         if last is not None:
             self._group.append(last)
+            # The other devices of the last round get the last batch again, with no real rows, so
+            # that all give equally many batches.
             while (last.step + 1) % num:
-                last = self._assembler.repeat(last, place)
+                repeated = self._assembler.repeat(last, place)
+                if repeated is None:
+                    self.wait_for_slot()
+                    continue
+                last = repeated
                 self._group.append(last)
             place = last.place
         elif self._policy == "drop":
+            # Batches of an incomplete round do not count: the stream ended before them.
             place.step -= len(self._round)
             for batch in self._round:
                 self._channel.count(-batch.rows, -batch.held_bytes, -batch.kept_rows)
@@ -171,7 +195,11 @@ class RoundRobinRouter:
 
 
 class Batcher:
-    """What turns bundles into dealt batches."""
+    """Turns chunk lists into batches, and hands these to the router.
+
+    One thread at a time runs this: the batcher's thread (`run`), or a fetcher's while it merges
+    inline (`lead`); the channel sees to that. Merge, assembler and router belong to that thread.
+    """
 
     def __init__(
         self,
@@ -179,43 +207,46 @@ class Batcher:
         channel: Channel,
         merge: Merge,
         assembler: Assembler,
-        dealer: RoundRobinRouter,
-        begin: Beginning,
+        router: RoundRobinRouter,
+        start: StreamStart,
     ) -> None:
         self._spec = spec
         self._channel = channel
         self._merge = merge
         self._assembler = assembler
-        self._dealer = dealer
-        self._begin = begin
+        self._router = router
+        self._start = start
         # Whether an epoch that ends now has given no row at all.
-        self._empty_epoch = begin.begins_epoch
+        self._empty_epoch = start.begins_epoch
 
     def run(self) -> None:
         """Make batches until the end of the stream."""
-        leftover = self._begin.make_run(self._channel)
+        # In this thread and not in the constructor: it may have to call the fetch function again.
+        leftover = self._start.leftover_chunks(self._assembler.schema, self._channel)
         if leftover is not None:
             self._take(leftover)
+            # Else this frame would hold the chunk for as long as the stream runs.
             del leftover
         while not self._merge.finished:
             self._merge_all()
-            self._dealer.flush()
+            self._router.flush()
             if not self._merge.finished:
                 self._merge.push(self._channel.collect(self._merge.wanted))
-        self._dealer.finish(self._assembler.start_of(self._merge.position))
+        self._router.finish(self._assembler.start_of(self._merge.position))
 
     def merge_inline(self) -> None:
-        """Make batches in a fetcher's thread, while the batcher thread waits, until there is
-        nothing left to merge."""
+        """Do the batcher's work in a fetcher's thread, while the batcher's own thread waits, until
+        there is nothing to merge."""
         try:
             while not self._merge.finished:
-                bundles = self._channel.collect_inline(self._merge.wanted)
-                if bundles is None:
+                chunk_lists = self._channel.collect_inline(self._merge.wanted)
+                if chunk_lists is None:
                     return
-                self._merge.push(bundles)
-                del bundles
+                self._merge.push(chunk_lists)
+                # As above: the assembler passes an array on only where nobody else refers to it.
+                del chunk_lists
                 self._merge_all()
-                self._dealer.flush()
+                self._router.flush()
         except BaseException as error:
             self._channel.finish_inline(error)
         else:
@@ -224,6 +255,8 @@ class Batcher:
     def _merge_all(self) -> None:
         """Make batches of everything that has been collected."""
         while True:
+            # Looked at between merged chunks: a stop ends the work on what was collected, however
+            # much that is.
             if self._channel.closed:
                 raise ClosedError("the feed is stopped")
             merged = self._merge.next()
@@ -237,12 +270,16 @@ class Batcher:
             else:
                 self._take(merged)
 
-    def _take(self, run: MergedChunks) -> None:
+    def _take(self, merged: MergedChunks) -> None:
         self._learn_row_bytes()
-        self._empty_epoch = self._empty_epoch and not any(run.rows)
-        deal = self._dealer.deal
-        for batch in self._assembler.add(run):
-            deal(batch)
+        # An epoch without a row in a stream without end would be repeated for ever.
+        self._empty_epoch = self._empty_epoch and not any(merged.rows)
+        route = self._router.route
+        for batch in self._assembler.add(merged):
+            if batch is None:
+                self._router.wait_for_slot()
+            else:
+                route(batch)
 
     def _end_epoch(self, end: EpochEnd) -> None:
         epoch = end.position.epoch - 1
@@ -253,7 +290,7 @@ class Batcher:
             )
         self._empty_epoch = True
         for batch in self._assembler.end_epoch(end.position):
-            self._dealer.deal(batch)
+            self._router.route(batch)
 
     def _learn_row_bytes(self) -> None:
         columns = self._assembler.columns
@@ -261,23 +298,26 @@ class Batcher:
             self._channel.learn(sum(column.row_bytes for column in columns))
 
 
-def run_enqueuer(enqueuing: Batcher, dealer: RoundRobinRouter) -> None:
+def run_batcher(batcher: Batcher, router: RoundRobinRouter) -> None:
     """Thread body: make batches until the end of the stream, or until something fails."""
     try:
-        enqueuing.run()
+        batcher.run()
     except ClosedError:
         return
     except FeedError as error:
-        _fail(dealer, error)
+        _fail(router, error)
     except BaseException as error:
         # Also what is no Exception: somebody waits for what this thread makes.
+        # "enqueuer" is the thread's name in logs, errors and the status page, which users know.
         failed = FeedError(f"the enqueuer failed: {type(error).__name__}: {error}")
         failed.__cause__ = error
-        _fail(dealer, failed)
+        _fail(router, failed)
 
 
-def _fail(dealer: RoundRobinRouter, error: FeedError) -> None:
+def _fail(router: RoundRobinRouter, error: FeedError) -> None:
     try:
-        dealer.fail(error)
+        # The batches before the error are handed over first; the error takes the place of the next
+        # one.
+        router.fail(error)
     except ClosedError:
         return

@@ -1,4 +1,9 @@
-"""Where batches are written: what the assembler needs of the memory that a device queue gives."""
+"""Slots, the buffers that batches are written into: what the assembler asks of a device's memory.
+
+Host memory, pinned memory of a GPU and shared memory of a server all take this form, so that the
+assembler copies rows without knowing where a batch goes. The thread that makes batches owns a slot
+from `take_slot` to `lease`; from then on the slot's memory is only read.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +28,7 @@ class Slot(Protocol):
 
     arrays: Arrays
     """One writable array per column."""
+    # Bytes are copied through these without NumPy, which keeps the GIL.
     flats: tuple[memoryview | None, ...]
     """The memory of each as bytes, where its rows lie one after another."""
     kept: Kept
@@ -38,14 +44,20 @@ class Slot(Protocol):
 class Slots(Protocol):
     """Where the slots of the batches of one stream come from, by device."""
 
+    # What a GPU or another process reads has to lie in a slot; in host memory the array will do.
     passes: bool
     """Whether an array that nobody else holds may be handed on as it is."""
+    writable: bool
+    """Whether the user may write into such an array."""
+    # Host slots grow in number while the user keeps batches, so there the bound on rows has to hold
+    # copies back.
     reserved: bool
-    """Whether the slots are so many and no more: then they bound what is copied, and a copy needs
-    no room beside them."""
+    """Whether the number of slots is fixed, and a slot is free when the reader of its batch says
+    so. Then the slots bound what is copied, so that a copy needs no room beside them."""
 
-    def take(self, device: int, columns: Columns, rows: int) -> Slot:
-        """A free slot for a batch of so many rows."""
+    def take_slot(self, device: int, columns: Columns, rows: int) -> Slot | None:
+        """A slot for a batch of so many rows; None where all are taken. Then the caller hands
+        over what it has made, which the reader may be waiting for, and calls `wait_for_slot`."""
 
-    def adopt(self, device: int, columns: Columns, arrays: Arrays) -> Arrays:
-        """Arrays made ready for the user: the feeder's own where `passes`, else copied."""
+    def wait_for_slot(self, device: int) -> None:
+        """Wait until a slot may be free for what `take_slot` was asked for last."""

@@ -1,14 +1,14 @@
-"""What a call returned: made into columns, checked against the feed's schema, sliced.
+"""What calls returned, as columns: checked against the stream's schema, and sliced.
 
-Checks run once per chunk and are the larger part of the cost of a one-row chunk, so `arrange`
-works on whole lists of chunks and asks of each array no more than its shape and its dtype; only
-when something is off does it look at chunks one by one.
+Checks run once per chunk and are the larger part of the cost of a one-row chunk. So `arrange`
+looks at whole lists of chunks, and at the shape and the dtype of each array alone. Only where
+something is unusual does it look at chunks one by one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -56,7 +56,11 @@ class Arranged:
 
 
 class Schema:
-    """The names, row axes, dtypes and row shapes of a feed; fixed by its first chunk with rows."""
+    """The names, row axes, dtypes and row shapes of a feed; fixed by its first chunk with rows.
+
+    Owned by the thread that makes batches. `columns` is assigned once, whole, so that any thread
+    may read it: a snapshot does.
+    """
 
     def __init__(
         self,
@@ -72,6 +76,8 @@ class Schema:
         """Whether shapes may differ between chunks (`dont_rebatch`); dtype and ndim may not."""
         self.columns = known
         """The columns, once they are known."""
+        # Columns known from a snapshot are compared with the first chunk once, not assumed: the
+        # fetch function may have changed.
         self._fixed = False
 
     def _fix(self, chunks: Sequence[RawChunk]) -> None:
@@ -80,6 +86,7 @@ class Schema:
         found: Columns | None = None
         for chunk in chunks:
             rows = self._defect(chunk, None)
+            # A defect before the first rows is told in its own place, not as a wrong schema.
             if isinstance(rows, ChunkError):
                 break
             if rows:
@@ -102,6 +109,7 @@ class Schema:
         """Chunks as columns, checked; the arrays in native byte order."""
         if not self._fixed:
             self._fix(chunks)
+        # Nearly always: a few list operations for all chunks together.
         fast = self._arrange_uniform(chunks)
         return fast if fast is not None else self._arrange_each(chunks)
 
@@ -112,6 +120,8 @@ class Schema:
 
     def _arrange_uniform(self, chunks: Sequence[RawChunk]) -> Arranged | None:
         """The columns of chunks with nothing unusual about them; None where there is."""
+        # The exact type `tuple` and `ndarray`: a mapping or a subclass of an array needs a closer
+        # look.
         if self.columns is None or self.ragged or set(map(type, chunks)) != {tuple}:
             return None
         num = len(chunks)
@@ -121,12 +131,14 @@ class Schema:
             for column, arrays in zip(self.columns, columns, strict=True):
                 if set(map(type, arrays)) != {np.ndarray}:
                     return None
+                # `count` compares in C, by identity first. Dtypes are mostly one object.
                 if [array.dtype for array in arrays].count(column.dtype) != num:
                     return None
                 of_column = _uniform_rows([array.shape for array in arrays], column)
                 if of_column is None or rows not in (None, of_column):
                     return None
                 rows = of_column
+        # Chunks of different lengths, or a chunk that is none: the slow way says which.
         except (ValueError, TypeError):
             return None
         assert rows is not None
@@ -138,6 +150,7 @@ class Schema:
         for chunk in chunks:
             of_chunk = self._defect(chunk, self.columns)
             if isinstance(of_chunk, ChunkError):
+                # Its number in this list; the merge makes it the number that the user knows.
                 of_chunk.call = len(rows)
                 return Arranged(columns=columns, rows=rows, error=of_chunk)
             for arrays, array in zip(columns, chunk, strict=True):
@@ -156,6 +169,7 @@ class Schema:
         rows = -1
         for i, (name, axis, array) in enumerate(zip(self.names, self.axes, chunk, strict=True)):
             defect = _array_defect(name, axis, array)
+            # All columns have equally many rows; the first column is the measure.
             if defect is None and rows not in (-1, array.shape[axis]):
                 defect = ChunkError(
                     f"column {name!r} has {array.shape[axis]} rows, {self.names[0]!r} has {rows}",
@@ -163,6 +177,7 @@ class Schema:
                 )  # fmt: skip
             if defect is None and columns is None:
                 defect = _dtype_defect(name, array.dtype)
+            # An array without rows may have any dtype and row shape: it adds nothing.
             elif defect is None and columns is not None and array.shape[axis]:
                 defect = self._misfit(columns[i], array)
             if defect is not None:
@@ -177,6 +192,7 @@ class Schema:
             return _column_error(column.name, "dtype", str(array.dtype), str(column.dtype), hint)
         if len(shape) != len(column.shape):
             return _column_error(column.name, "ndim", array.ndim, len(column.shape) + 1)
+        # Ragged chunks are batches by themselves, which nobody joins.
         if shape != column.shape and not self.ragged:
             return _column_error(column.name, "row shape", shape, column.shape)
         return None
@@ -184,6 +200,7 @@ class Schema:
 
 def _compare(then: Columns, now: Columns, *, ragged: bool) -> None:
     """Raise `ResumeError` with every difference between the columns of a snapshot and now's."""
+    # All of them at once: who mends a fetch function wants to see the whole list.
     differences = []
     for a, b in zip(then, now, strict=True):
         if a.dtype != b.dtype:
@@ -197,6 +214,7 @@ def _compare(then: Columns, now: Columns, *, ragged: bool) -> None:
 def _uniform_rows(shapes: list[tuple[int, ...]], column: Column) -> list[int] | None:
     """The rows of each array, or None where a shape does not fit the column."""
     axis, num = column.axis, len(shapes)
+    # Most chunks of a list have one shape; it is looked at once then.
     if shapes.count(shapes[0]) == num:
         shapes = shapes[:1]
     rows = []
@@ -215,6 +233,7 @@ def _array_defect(name: str, axis: int, array: Any) -> ChunkError | None:
     if not is_plain:
         kind = "None" if array is None else type(array).__name__
         return _column_error(name, "type", kind, "numpy.ndarray")
+    # References cannot be copied as bytes nor shared with another process.
     if array.dtype.hasobject:
         return _column_error(name, "dtype", str(array.dtype), "one without Python objects")
     if array.ndim <= axis:
@@ -260,8 +279,10 @@ def native(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 
 def _plain(array: NDArray[Any]) -> NDArray[Any]:
+    # A subclass (`recarray`, `memmap`) may behave otherwise when it is sliced. Without a copy.
     array = array.view(np.ndarray) if type(array) is not np.ndarray else array
     dtype = native(array.dtype)
+    # The byte order of a column is the machine's, so that a big-endian file gives the same stream.
     return array if array.dtype == dtype else array.astype(dtype)
 
 
@@ -277,6 +298,15 @@ def slice_rows(
 def part_of(array: NDArray[Any], axis: int, start: int, stop: int) -> NDArray[Any]:
     """Rows `start` to `stop` of an array, as a view."""
     return array[(slice(None),) * axis + (slice(start, stop),)] if axis else array[start:stop]
+
+
+def columns_like(columns: Columns, arrays: Sequence[NDArray[Any]]) -> Columns:
+    """The columns with the row shapes of these arrays; the same object where they have them."""
+    shapes = [_without(a.shape, column.axis) for column, a in zip(columns, arrays, strict=True)]
+    if all(column.shape == shape for column, shape in zip(columns, shapes, strict=True)):
+        return columns
+    pairs = zip(columns, shapes, strict=True)
+    return tuple(replace(column, shape=shape) for column, shape in pairs)
 
 
 def count_bytes(chunk: Any) -> int:

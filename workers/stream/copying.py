@@ -38,6 +38,7 @@ def copy_rows(
     `target` has its rows on `axis`; `flat` is its memory as bytes where that axis is the first
     and `target` is contiguous, else None, and then there is no `seen`.
     """
+    # A checksum is wanted: it is made while the bytes are in a cache.
     if flat is not None and seen is not None and _are_large(arrays):
         _copy_seen(flat, at * (len(flat) // len(target)), arrays, target.dtype, seen)
         return
@@ -45,11 +46,15 @@ def copy_rows(
         _copy_each(target, axis, at, arrays)
         return
     row_bytes = len(flat) // len(target)
+    # By the mean: chunks of one list are alike, and to look at each would cost what the choice
+    # saves.
     mean_bytes = (stop - at) * row_bytes // len(arrays)
     if mean_bytes >= DROP_GIL_BYTES:
         _copy_each(target, axis, at, arrays)
         return
     try:
+        # Joined at most 256 KiB at once: a join lets nobody else run, and the second copy should
+        # find the first one in a cache.
         if mean_bytes <= _JOIN_BYTES and len(arrays) > 1:
             _join(flat, at * row_bytes, arrays, max(1, DROP_GIL_BYTES // max(1, mean_bytes)))
         else:
@@ -68,6 +73,8 @@ def keep_or_copy(slot: Slot, number: int, array: NDArray[Any]) -> None:
     takes that and the array is large, has the very bytes that a copy would have, and is no small
     part of a larger one, which would be kept too; else copied."""
     target, is_large = slot.arrays[number], array.nbytes >= _KEPT_BYTES
+    # The conditions together mean: sending this array in place of the column gives the same bytes,
+    # and keeps nothing large alive that nobody needs.
     if slot.kept is not None and is_large and _is_like(array, target) and not _is_part(array):
         slot.kept[number] = array
     else:
@@ -81,6 +88,7 @@ def _is_like(array: NDArray[Any], target: NDArray[Any]) -> bool:
 
 def _is_part(array: NDArray[Any]) -> bool:
     """Whether what it is a view of is more than twice as large."""
+    # The array at the bottom holds the memory; a view of a view refers to it.
     base: Any = array
     while isinstance(base.base, np.ndarray):
         base = base.base
@@ -139,6 +147,7 @@ def _copy_seen(
     thread that computes in Python each time waits, so each is done at once."""
     target = np.frombuffer(flat, np.uint8)
     for array in arrays:
+        # The bytes as they are in the slot: the checksum is of these.
         source = np.ascontiguousarray(array, dtype).reshape(-1).view(np.uint8)
         _copy(target[at : at + len(source)], source)
         seen(source.data)
@@ -150,6 +159,7 @@ def _copy(target: NDArray[Any], source: NDArray[Any]) -> None:
     the batch next has to fetch it from memory. Each piece has the next one's first byte too: else
     NumPy would see that they are one, and in a loop of our own each would let go of the GIL."""
     is_plain = target.flags.c_contiguous and source.flags.c_contiguous
+    # Overlapping pieces are right only where both sides are plain bytes in one piece.
     if source.nbytes < _LARGE_BYTES or not is_plain or target.dtype != source.dtype:
         np.copyto(target, source)
         return
@@ -159,6 +169,7 @@ def _copy(target: NDArray[Any], source: NDArray[Any]) -> None:
     np.copyto(
         np.ndarray(shape, np.uint8, to, 0, strides), np.ndarray(shape, np.uint8, of, 0, strides)
     )
+    # The last piece, which has no next one. A memoryview keeps the interpreter.
     to.data[end:] = of.data[end:]
 
 
@@ -171,6 +182,7 @@ def _join(flat: memoryview, start: int, arrays: Sequence[Any], at_once: int) -> 
 
 
 def _copy_each(target: NDArray[Any], axis: int, at: int, arrays: Sequence[Any]) -> None:
+    # As a view; NumPy then copies in whatever order of memory the two sides have.
     rows = np.moveaxis(target, axis, 0) if axis else target
     for array in arrays:
         source = np.moveaxis(array, axis, 0) if axis else array
@@ -203,8 +215,11 @@ def _count_base_references(arrays: Sequence[Any], i: int) -> tuple[int, int]:
 
 
 # What the counts are where the list alone holds the array differs between versions of Python.
+# Measured here, at import, by the same calls that compare later.
 _SOLE_REFERENCES = _count_references([np.empty(0)], 0)
 _SOLE_BASE_REFERENCES = _count_base_references([Pool().empty((1 << 20,), np.uint8)], 0)
+# Without the interpreter lock another thread may take a reference between the count and the use, so
+# nothing is passed on then.
 _GIL = getattr(sys, "_is_gil_enabled", lambda: True)()
 
 
@@ -212,6 +227,8 @@ def is_sole_owner(arrays: Sequence[Any], i: int) -> bool:
     """Whether nobody but this list can reach the memory of its i-th array. Who has a weak reference
     can: a fetch function may find in a cache what it returned before."""
     flags, base = arrays[i].flags, arrays[i].base
+    # Memory of the pool (`stream/memory.py`) is lent: the chain is array, root, `Memory`, and all
+    # three have to be referred to by nobody else.
     sound, is_lent = flags.c_contiguous, type(getattr(base, "base", None)) is Memory
     sound = sound and not getweakrefcount(arrays[i]) and not getweakrefcount(base)
     owns = base is None and flags.owndata

@@ -19,6 +19,15 @@ _LONG_DOUBLE = np.dtype(np.longdouble)
 _HAS_80_BITS = np.finfo(np.longdouble).nmant == 63
 
 
+Prints = dict[tuple[int, int, int], int]
+"""Digests of chunks as their calls returned them, by partition, epoch and call (the debug switch).
+A fetcher adds each one before its chunk is handed over, and the merge takes it out: two threads
+never touch the same key, and single operations of a dict are atomic."""
+
+OTHER_ROWS = -1
+"""In place of a digest: a pure function gave other rows when it was called again."""
+
+
 def digest_chunk(arrays: Sequence[NDArray[Any]]) -> int:
     """A digest of a chunk: xxh3 over dtypes, shapes and a sample of the bytes.
 
@@ -28,6 +37,7 @@ def digest_chunk(arrays: Sequence[NDArray[Any]]) -> int:
     """
     hasher = xxhash.xxh3_64()
     for array in arrays:
+        # The digest is of the values in order, not of how a view happens to lie in memory.
         array = np.ascontiguousarray(array)
         hasher.update(f"{array.dtype.str}{array.shape}".encode())
         hasher.update(_sample(array.reshape(-1).view(np.uint8), _padding(array.dtype)))
@@ -49,6 +59,8 @@ def hash_chunk(arrays: Any) -> int:
 def _padding(dtype: np.dtype[Any]) -> NDArray[np.bool_] | None:
     """Which bytes of an item are of no number, so that nobody has set them: between the fields of
     a row, and beside the 80 bits of a long double. None where all are."""
+    # Nobody sets padding, and what is in it differs from run to run: a feed would be refused after
+    # a restart although its rows are the same.
     found = _find_padding(dtype)
     return found if found.any() else None
 
@@ -57,6 +69,7 @@ def _find_padding(dtype: np.dtype[Any]) -> NDArray[np.bool_]:
     if dtype.subdtype is not None:
         inner, shape = dtype.subdtype
         return np.tile(_find_padding(inner), math.prod(shape))
+    # 80 bits in 16 bytes: six of them are padding.
     if dtype.type in (np.longdouble, np.clongdouble) and _HAS_80_BITS:
         of_one = np.arange(_LONG_DOUBLE.itemsize) >= 10
         of_one = of_one if dtype.isnative else of_one[::-1]
@@ -84,12 +97,15 @@ def _sample(
 ) -> NDArray[np.uint8] | bytes:
     if flat.size <= _SAMPLED_WHOLE_BYTES:
         return _without_padding(flat, padding)
+    # Evenly spaced over the whole array, both ends included: rows in another order differ.
     stride = (flat.size - _SAMPLE_BLOCK_BYTES) // (_SAMPLE_BLOCKS - 1)
     shape, strides = (_SAMPLE_BLOCKS, _SAMPLE_BLOCK_BYTES), (stride, 1)
     blocks = np.ndarray(shape, np.uint8, flat.data, 0, strides)
+    # The overlapping view costs nothing; only the sampled bytes are copied.
     sample = blocks.data.tobytes() + flat[-_SAMPLE_BLOCK_BYTES:].data
     if padding is None:
         return sample
+    # Only what was sampled is cleared: clearing the whole array would take longer than reading it.
     begins = np.append(np.arange(_SAMPLE_BLOCKS) * stride, flat.size - _SAMPLE_BLOCK_BYTES)
     places = (begins[:, np.newaxis] + np.arange(_SAMPLE_BLOCK_BYTES)).ravel()
     cleared = np.frombuffer(sample, np.uint8).copy()

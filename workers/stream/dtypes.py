@@ -27,6 +27,7 @@ def write_dtype(dtype: np.dtype[Any]) -> Fields:
     why = ""
     try:
         fields = _fields_of(dtype)
+        # Tried out and not deduced: NumPy knows more kinds of dtypes than a list of ours would.
         if dtype.itemsize and read_dtype(fields) == dtype:
             return fields
     except (TypeError, ValueError) as error:
@@ -47,12 +48,15 @@ def read_dtype(fields: Fields) -> np.dtype[Any]:
     titles, formats, offsets, end = [], [], [], 0
     for name, of, *shape in fields:
         field = read_dtype(of)
+        # A field that is an array of its own.
         field = np.dtype((field, shape[0])) if shape else field
         if name != "":  # Else it is a gap.
             title, name = name if isinstance(name, tuple) else (None, name)
             names.append(name)
             titles.append(title)
             formats.append(field)
+            # Offsets follow from the order: write_dtype refuses fields that overlap or are out of
+            # order.
             offsets.append(end)
         end += field.itemsize
     return np.dtype(
@@ -81,6 +85,7 @@ def _fields_of(dtype: np.dtype[Any]) -> Fields:
     end = 0
     for name in dtype.names:
         field, offset, *title = dtype.fields[name]  # type: ignore[index]
+        # Such a dtype could be written, but not read back from a list of fields in order.
         if offset < end:
             raise ValueError("its fields overlap or are out of order")
         _add_gap(fields, offset - end)
@@ -88,6 +93,7 @@ def _fields_of(dtype: np.dtype[Any]) -> Fields:
         key = (*title, name) if title else name
         fields.append((key, _fields_of(inner), shape) if shape else (key, _fields_of(inner)))
         end = offset + field.itemsize
+    # A gap at the end too: with it the item size is the same.
     _add_gap(fields, dtype.itemsize - end)
     return fields
 
@@ -99,6 +105,7 @@ def _add_gap(fields: list[Any], num_bytes: int) -> None:
 
 def _named(name: str) -> np.dtype[Any]:
     try:
+        # Imported only where it is needed: the engine depends on numpy and xxhash alone.
         package = importlib.import_module(_PACKAGE)
     except ModuleNotFoundError:
         raise ConfigError(

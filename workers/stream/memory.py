@@ -75,16 +75,19 @@ class Pool:
         size = prod(shape) * dtype.itemsize
         if not _LEAST_BYTES <= size <= _MOST_BYTES:
             return np.empty(shape, dtype)
+        # A view of the root, never the root itself: the root's end is the end of all views.
         return np.ndarray(shape, dtype, np.asarray(Memory(self._take(size), self._free)))
 
     def _take(self, size: int) -> Block:
         """A free block that is neither too small nor more than twice too large, the one that came
         back last, which the cache may still hold; or a new one."""
+        # At most once around: other threads take and give back meanwhile.
         for _ in range(len(self._free)):
             try:
                 block = self._free.pop()
             except IndexError:
                 break
+            # Else a large block would serve small arrays, and hold memory that counts nowhere.
             if size <= block.nbytes <= 2 * size:
                 return block
             self._free.appendleft(block)

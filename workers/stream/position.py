@@ -1,11 +1,13 @@
 """Where the calls of a stream stand: positions, and the places of batches within them.
 
-A *partition* is one ordered sequence of calls. In the ring form it is a worker id. In the pure form
-it is every L-th index, so that L calls can be under way at once; since positions are written in
-indices outside this package, a cut does not tell how many partitions there were.
+A *partition* is one ordered sequence of calls. With worker ids each worker is a partition. In the
+pure form a partition is every L-th index, so that L calls can be under way at once. A cut is
+written in indices, so it does not tell how many partitions there were.
 
-A batch is stamped with a `LazyPosition`: which chunk of which run it ended in. That is all that is
+A batch is stamped with a `LazyPosition`: which of the merged chunks it ended in. Nothing else is
 computed per batch; the position is worked out when somebody asks for it.
+
+All of these are values or are written once, so any thread may read them.
 """
 
 from __future__ import annotations
@@ -19,12 +21,12 @@ from numpy.typing import NDArray
 from feeder.workers.stream.chunks import slice_rows
 from feeder.workers.stream.digests import digest_chunk
 
-# ---- A chunk that a batch ended in the middle of.
+# ---- A chunk that a batch ended in the middle of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leftover:
-    """The chunk that straddles a cut, by reference."""
+    """The chunk that a cut lies in the middle of, by reference."""
 
     partition: int
     """The partition whose call returned it."""
@@ -92,18 +94,20 @@ class PartialChunk:
     @property
     def digest(self) -> int:
         """The chunk's digest, computed once."""
+        # Only a cut that somebody asks for costs a digest: most chunks never need one.
         if self._digest is None:
             self._digest = digest_chunk(self.arrays)
         return self._digest
 
     def differs_from(self, then: Leftover) -> str:
-        """In what the chunk differs from what it was; empty where it does not."""
+        """What differs between the chunk and what it was then; empty where nothing does."""
         if then.rows != self.rows:
             return f"{then.rows} rows then, {self.rows} now"
         return "" if then.digest == self.digest else "other rows than before"
 
     def rest(self, taken: int) -> tuple[NDArray[Any], ...]:
         """The rows after the first `taken`, as views."""
+        # After a resume `arrays` begin at row `skip` of the chunk; `taken` counts from row 0 of it.
         start, stop = taken - self.skip, self.rows - self.skip
         return slice_rows(self.arrays, self.axes, start, stop)
 
@@ -154,6 +158,8 @@ class Partitions:
     def next_epoch(self, position: Position) -> Position:
         """The position at which the epoch after `position`'s begins."""
         num = self.num_partitions
+        # An index counts in its epoch, a worker's calls through the whole stream: its function has
+        # no other way to know where it stands.
         calls = (0,) * num if self.pure else position.calls
         return position._replace(
             epoch=position.epoch + 1, turn=0, live=(True,) * num, calls=calls, done=()
@@ -164,6 +170,7 @@ class Partitions:
         if not self.pure:
             return position
         num, index = self.num_partitions, position.calls[0]
+        # All indices below `index` are done; each partition goes on at its first one that is not.
         calls = tuple((index - partition + num - 1) // num for partition in range(num))
         return Position(
             position.epoch,
@@ -179,6 +186,8 @@ class Partitions:
         """The reverse of `spread`."""
         if not self.pure:
             return position if not self.arrival else position._replace(turn=0)
+        # In ticket order all indices below the sum of calls are done. In order of arrival some
+        # above a missing one may be done too, and are named.
         index, done = self._low_water(position) if self.arrival else (sum(position.calls), ())
         return Position(position.epoch, 0, (True,), (index,), (0,), (None,), done)
 
@@ -198,6 +207,7 @@ class Partitions:
         for partition, calls in enumerate(position.calls):
             first = (lowest - partition + num - 1) // num
             done.update(call * num + partition for call in range(first, calls))
+        # Indices that follow without a gap need no names, so cuts stay small.
         while lowest in done:
             lowest += 1
         return lowest, tuple(sorted(index for index in done if index > lowest))
@@ -212,6 +222,7 @@ class Partitions:
                 rows=_put(position.rows, partition, position.rows[partition] - leftover.rows),
                 marks=_put(position.marks, partition, leftover.mark),
             )
+        # Only the leftover's call is to be made again: calls after it are done and stay so.
         low = position.calls[0]
         done = {*position.done, *range(call + 1, low)} - {call}
         return position._replace(calls=(min(call, low),), done=tuple(sorted(done)))
@@ -226,8 +237,8 @@ def _put(values: tuple[_T, ...], i: int, value: _T) -> tuple[_T, ...]:
 
 
 class Span:
-    """Where the chunks of one run of merged chunks came from: enough to tell the position after
-    any of them, without holding the chunks."""
+    """Where merged chunks came from: enough to tell the position after any of them, without holding
+    the chunks. Written once, by the merge; batches share it."""
 
     __slots__ = ("firsts", "marks", "ring", "rows", "start")
 
@@ -240,7 +251,7 @@ class Span:
         marks: Sequence[Sequence[bytes] | None],
     ) -> None:
         self.start = start
-        """The position before the run's first chunk."""
+        """The position before the first chunk."""
         self.ring = ring
         """The partitions that its chunks came from, in turn."""
         self.firsts = firsts
@@ -253,6 +264,7 @@ class Span:
     def position(self, num_chunks: int) -> Position:
         """The position after the first `num_chunks` chunks."""
         start, ring = self.start, self.ring
+        # `start` itself may have a turn that no chunk of the ring had.
         if num_chunks == 0:
             return start
         size = len(ring)
@@ -262,6 +274,7 @@ class Span:
             count = full + (i < extra)
             if count == 0:
                 continue
+            # Counted from `firsts` and not from `start`: calls that gave nothing lie in between.
             calls[partition] = self.firsts[i] + count
             rows[partition] += sum(self.rows[i:num_chunks:size])
             of_partition = self.marks[i]
@@ -305,10 +318,22 @@ class Frame(NamedTuple):
 
 class LazyPosition:
     """Where a batch ended: after `num_chunks` chunks of a span, the last of which gave `taken` of
-    its rows, all of them where `straddler` is None."""
+    its rows, all of them where `partial` is None.
+
+    Made by the assembler and complete once its batch is handed over, but for `after`. That is set
+    at most once, by the same thread, so a reader finds either None or the start of the epoch.
+    """
 
     __slots__ = (
-        "after", "epoch", "frame", "index", "num_chunks", "span", "step", "straddler", "taken"
+        "after",
+        "epoch",
+        "frame",
+        "index",
+        "num_chunks",
+        "partial",
+        "span",
+        "step",
+        "taken"
     )  # fmt: skip
 
     def __init__(
@@ -317,14 +342,14 @@ class LazyPosition:
         span: Span,
         num_chunks: int,
         taken: int,
-        straddler: PartialChunk | None,
+        partial: PartialChunk | None,
         epoch: int,
     ) -> None:
         self.frame = frame
         self.span = span
         self.num_chunks = num_chunks
         self.taken = taken
-        self.straddler = straddler
+        self.partial = partial
         self.epoch = epoch
         self.index = 0
         self.step = 0
@@ -337,10 +362,12 @@ class LazyPosition:
 
     def cut(self) -> Cut:
         """The place as the user is given it."""
+        # The batch was its epoch's last: (epoch, last + 1) and (epoch + 1, 0) are one place, and
+        # cuts that name one place are equal.
         if self.after is not None:
             return self.settled().cut()
         partitions, encode, epochs = self.frame
-        leftover = None if self.straddler is None else self._leftover(self.straddler)
+        leftover = None if self.partial is None else self._leftover(self.partial)
         return Cut(
             epoch=self.epoch,
             index=self.index,
@@ -351,18 +378,18 @@ class LazyPosition:
             encode=encode,
         )
 
-    def _leftover(self, straddler: PartialChunk) -> Leftover:
+    def _leftover(self, partial: PartialChunk) -> Leftover:
         partitions = self.frame.partitions
         partition, call, mark = self.span.call(self.num_chunks - 1)
         return Leftover(
             partition=0 if partitions.pure else partition,
             call=partitions.number(partition, call),
             taken=self.taken,
-            rows=straddler.rows,
-            digest=straddler.digest,
+            rows=partial.rows,
+            digest=partial.digest,
             mark=mark,
         )
 
     def leftover_rows(self) -> tuple[NDArray[Any], ...]:
         """The rows that the batch left over, as views; nothing where it left none."""
-        return () if self.straddler is None else self.straddler.rest(self.taken)
+        return () if self.partial is None else self.partial.rest(self.taken)

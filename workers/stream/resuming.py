@@ -1,4 +1,4 @@
-"""Where a stream begins: at its origin, or at a cut, with what the cut left over."""
+"""Where a stream starts: at its origin, or at a cut, with the rows that the cut left over."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Resume:
 
 
 class LeftoverSpan(Span):
-    """The span of the one chunk left over. After it the stream stands where the cut says, also
+    """The span of the one chunk left over. After it the stream stands where the cut says, even
     where calls of smaller indices are still to be made (pure form in order of arrival)."""
 
     __slots__ = ("after",)
@@ -48,13 +48,15 @@ class LeftoverSpan(Span):
         return self.after if num_chunks else self.start
 
 
-class Beginning:
+class StreamStart:
     """The first position of a stream, and how its leftover rows come back.
 
-    Where the rows are at hand they are the stream's first run. Where they are not, the calls begin
-    before the chunk that holds them, and the assembler compares it and skips what was taken; but
-    in the order of arrival indices before that chunk may be under way, so there a pure function
-    is asked for it apart.
+    There are three ways. Where the rows are at hand they are the stream's first chunk. Else the
+    calls begin with the one that returned their chunk; the assembler compares the chunk and skips
+    the rows that were taken. In order of arrival calls of smaller indices may still be missing, so
+    there a pure function is called for that one chunk apart.
+
+    Values, all of them known when it is made. The batcher's thread alone calls `leftover_chunks`.
     """
 
     def __init__(
@@ -70,6 +72,8 @@ class Beginning:
         cut = resume.cut if resume is not None else None
         self._leftover = cut.leftover if cut is not None and not cut.finished else None
         position = cut.position if cut is not None else partitions.origin()
+        # Put back by one call, so that there is no second way into the assembler: the chunk comes
+        # like any other, and is compared as it comes.
         self.expected: Leftover | None = None
         """The chunk that the calls begin with, where they begin before one."""
         apart = spec.pure and partitions.arrival
@@ -81,13 +85,13 @@ class Beginning:
         self.epoch, self.index, self.step = (
             (cut.epoch, cut.index, cut.step) if cut is not None else (0, 0, 0)
         )
-        known = resume.columns if resume is not None else None
-        self.schema = Schema(spec.names, spec.axes, ragged=spec.dont_rebatch, known=known)
-        """The columns of the stream; they are as they were observed before, if they were."""
+        self.columns = resume.columns if resume is not None else None
+        """The columns as they were observed before."""
 
     @property
     def begins_epoch(self) -> bool:
         """Whether no row of the epoch has been merged before."""
+        # Rows that were carried over belong to this epoch, so that it is not empty.
         carried = self._spec.last_batch == "carry"
         return self.index == 0 and self._leftover is None and not carried
 
@@ -96,44 +100,51 @@ class Beginning:
         """The partition whose chunk has to come first, whatever the order."""
         return None if self.expected is None else self._partition_of(self.expected)
 
-    def make_run(self, channel: Channel) -> MergedChunks | None:
-        """The rows left over as the first run of the stream, counted into the buffers; None where
-        there are none or where they come with the calls."""
+    def leftover_chunks(self, schema: Schema, channel: Channel) -> MergedChunks | None:
+        """The rows left over, which come before all that is fetched, counted into the buffers;
+        None where there are none or where they come with the calls."""
         leftover, resume = self._leftover, self._resume
         if leftover is None or resume is None or self.expected is not None:
             return None
         rows = resume.rows
         if rows is None:
-            rows = self._fetch_again(leftover, resume.cut, channel)
+            rows = self._fetch_again(leftover, resume.cut, schema, channel)
         if rows is None:
             return None
         partitions, partition = self._partitions, self._partition_of(leftover)
         before = partitions.spread(partitions.rewind(resume.cut.position, leftover))
+        # A cut knows an index, a span the number of a call of its partition.
         call = leftover.call // partitions.num_partitions if self._spec.pure else leftover.call
         after = partitions.spread(resume.cut.position)
         span = LeftoverSpan(before, after, partition, call, leftover.rows)
         num_rows = leftover.rows - leftover.taken
+        # These rows came from no fetcher, so nobody else has counted them into the bound.
         channel.count(num_rows, sum(array.nbytes for array in rows))
         columns: list[list[Any]] = [[array] for array in rows]
         return MergedChunks(span, columns, [num_rows], leftover.taken, leftover.digest)
 
-    def _fetch_again(self, leftover: Leftover, cut: Cut, channel: Channel) -> Rows | None:
+    def _fetch_again(
+        self, leftover: Leftover, cut: Cut, schema: Schema, channel: Channel
+    ) -> Rows | None:
         """The rows left over, from a second fetch of their chunk; None where the stream is over."""
         spec, index = self._spec, leftover.call
         worker_id = spec.worker_id(leftover.partition, index)
         call = Call(index, cut.position.epoch, worker_id, spec.batch_size, spec.seed)
+        # May wait and retry; `channel.pause` returns at once when the stream is stopped.
         chunk = channel.run_steps(fetch_again(spec, self._run, call, self._stats))
         if chunk is None:
             return None
-        arranged = self.schema.arrange([chunk])
+        arranged = schema.arrange([chunk])
         if arranged.error is not None:
             raise arranged.error
         arrays = tuple(column[0] for column in arranged.columns)
-        straddler = PartialChunk(arrays, spec.axes, arranged.rows[0])
-        what = straddler.differs_from(leftover)
+        partial = PartialChunk(arrays, spec.axes, arranged.rows[0])
+        # The seam between two runs: without the comparison half of one chunk would be joined to
+        # half of another.
+        what = partial.differs_from(leftover)
         if what:
             raise not_repeatable(worker_id, index, what)
-        return straddler.rest(leftover.taken)
+        return partial.rest(leftover.taken)
 
     def _partition_of(self, leftover: Leftover) -> int:
         return (

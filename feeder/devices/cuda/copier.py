@@ -40,10 +40,11 @@ class Flight:
 
 
 class Copier:
-    """What the thread does, step by step.
+    """What the copier's thread does, step by step.
 
     Batches come in through `inbox` and go out through `ready`, in order, each with its slot in
-    `placed`. None in `inbox` ends the thread.
+    `placed`. None in `inbox` ends the thread. The thread owns all of it but the inbox, which any
+    thread writes to, a finaliser included, and `placed`, from which the user's thread takes.
     """
 
     def __init__(self, driver: Driver, depth: int, hold: int, lower: str) -> None:
@@ -61,6 +62,7 @@ class Copier:
         """The slots of the batches that go out."""
         self._traffic = Traffic()
         self._flights: deque[Flight] = deque()
+        # Events are used again: to make one takes the driver as long as a small copy.
         self._events: list[Any] = []
         self._stream: Stream | None = None
         self._ending: LazyPosition | FeedError | None = None
@@ -68,7 +70,7 @@ class Copier:
 
     # ---- the thread's steps
 
-    def begin(self) -> None:
+    def open_stream(self) -> None:
         """The first step, in the thread."""
         self.driver.bind()
         self._stream = self.driver.make_stream()
@@ -81,16 +83,19 @@ class Copier:
             return False
         if self._traffic.wants_slots_of:
             self._make_block()
+        # Copies are begun before any is waited for, so that the device is never idle while batches
+        # wait.
         if self._traffic.can_load:
             while self._traffic.can_load:
                 ready.put(self._load(self._traffic.next_load()))
         elif self._flights:
             self._land()
+        # After the last batch has been put: the end, or the error, has its place in the order.
         if self._ending is not None and not self._traffic.filled:
             ready.finish(self._ending)
         return True
 
-    def end(self) -> None:
+    def drain(self) -> None:
         """The last step: no copy is under way any more, and no memory is held."""
         stream, self._stream = self._stream, None
         try:
@@ -114,6 +119,7 @@ class Copier:
     def _take_in(self) -> None:
         """All that is in the inbox, waiting for it where there is nothing else to do."""
         traffic = self._traffic
+        # The only wait of this thread; while copies run it must come back to see them end.
         block = not (self._flights or traffic.can_load or traffic.wants_slots_of)
         ended: list[Lease] = []
         with contextlib.suppress(Empty):
@@ -154,8 +160,12 @@ class Copier:
         driver, stream, slots = self.driver, self._stream, transfer.slots
         assert stream is not None
         for event in transfer.waits:
+            # On the device: the copy waits for the user's last work on the slot, and no thread
+            # does.
             driver.wait(stream, event)
         driver.copy_in(transfer.target, transfer.source, transfer.num_bytes, stream)
+        # Two events: `ready` is waited for by the user's stream, and belongs to the slot; `done` is
+        # for the host, which gives the pinned memory back.
         ready, done = slots[-1].copied, self._events.pop() if self._events else driver.make_event()
         driver.record(ready, stream)
         driver.record(done, stream)
@@ -183,6 +193,7 @@ class Copier:
         traffic, driver = self._traffic, self.driver
         slot_bytes = num_bytes = traffic.wants_slots_of
         if traffic.block is not None:
+            # Twice: batches that grow (`dont_rebatch`) make few blocks.
             slot_bytes = max(num_bytes, 2 * traffic.block.slot_bytes)
         slot_bytes += -slot_bytes % ALIGNMENT
         self.num_ahead = self._depth or credit_for(num_bytes)
@@ -206,14 +217,15 @@ def _give_back(packed: list[Packed]) -> None:
 def run_copier(copier: Copier, ready: HostQueue, on_failure: Callable[[FeedError], None]) -> None:
     """Thread body: copy batches until told to end, or until the device fails."""
     try:
-        copier.begin()
+        copier.open_stream()
         while copier.step(ready):
             pass
     except Exception as error:
+        # Any exception: the user waits for what this thread makes, and is told why nothing comes.
         failure = as_device_error(copier.driver.name, error)
         on_failure(failure)
     finally:
-        copier.end()
+        copier.drain()
 
 
 def as_device_error(name: str, error: Exception) -> FeedError:

@@ -56,10 +56,10 @@ class Landing:
         self._queue = queue
         return queue
 
-    def end(self) -> None:
+    def end_thread(self) -> None:
         """Have the thread end; for finalisers."""
         if self._queue is not None:
-            self._queue.end()
+            self._queue.end_thread()
 
     def close(self) -> None:
         """End the thread; raises `StuckWorkerError`."""
@@ -88,7 +88,7 @@ class Landing:
         self.path = "registered memory"
         return pinned
 
-    def take(self, columns: Columns, rows: int) -> PinnedSlot:
+    def take_slot(self, columns: Columns, rows: int) -> PinnedSlot:
         """A pinned slot, laid out for `rows` rows, to be written through its `memory`."""
         if columns is not self._known[0] or rows != self._known[1]:
             self._known = (columns, rows, layout(columns, rows))
@@ -102,6 +102,7 @@ class Landing:
         while True:
             try:
                 slot = self._free.get_nowait()
+            # None is free: one more is made. The number follows from how many copies are under way.
             except Empty:
                 memory = alloc_pinned(self._driver, 1, num_bytes, _LOWER)
                 PinnedRing(memory, num_bytes, self._free)

@@ -58,9 +58,12 @@ class Leases:
 
     def lend(self, slot: DeviceSlot, stream: Stream) -> tuple[Any, ...]:
         """Arrays over a slot."""
+        # CuPy and DLPack keep what they are given as owner: the root, and so the lease, lives as
+        # long as any array of theirs.
         root = Root(slot.block.memory)
         lease = Lease(root, self._end_slot)
         lease.slot, lease.stream, lease.memory = slot, stream, None
+        # Held here, else the weak reference would go before its root.
         self._slots[id(lease)] = lease
         return self._arrays(slot.address, slot, root)
 
@@ -74,6 +77,7 @@ class Leases:
 
     def give_back(self, slot: DeviceSlot, stream: Stream) -> None:
         """Nobody is to look at a slot."""
+        # Ends at once: the slot takes the same way back as one that the user held.
         lease = Lease(Root(None))
         lease.slot, lease.stream, lease.memory = slot, stream, None
         self._on_end(lease)
@@ -84,6 +88,7 @@ class Leases:
 
     def _end_slot(self, lease: weakref.ref[Any]) -> None:
         assert isinstance(lease, Lease)
+        # One operation of a dict: a finaliser may interrupt any line, so it takes no lock.
         del self._slots[id(lease)]
         self._on_end(lease)
 

@@ -59,6 +59,8 @@ def pack(
 def check_dtypes(device: str, columns: Columns) -> None:
     """Raise `ConfigError` where a GPU has no arrays of a column's dtype."""
     for column in columns:
+        # Before any copy: an error in the middle of a stream would come after batches that were
+        # good.
         if column.dtype not in _ON_GPUS:
             raise ConfigError(
                 f"column {column.name!r} has dtype {column.dtype}, of which {device!r} has no "

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable
-from dataclasses import replace
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -40,7 +38,8 @@ def alloc_pinned(driver: Driver, num_slots: int, slot_bytes: int, cure: str) -> 
 
 
 class PinnedSlot:
-    """Memory for one batch."""
+    """Memory for one batch: the batcher's while it writes, then the copier's until the copy is done
+    (`PINNED` is the table of its states)."""
 
     __slots__ = (
         "_memory", "address", "arrays", "columns", "flats", "layout", "life", "ring", "rows",
@@ -78,6 +77,7 @@ class PinnedSlot:
             None if axis else memory[offset : offset + num_bytes]
             for _, _, axis, offset, num_bytes in places.places
         )
+        # Made once per layout: a lease is then a tuple, and no work of NumPy's.
         self.views = tuple(array.view() for array in self.arrays)
         for view in self.views:
             view.flags.writeable = False
@@ -98,6 +98,7 @@ class PinnedSlot:
 
     def _give_back(self) -> None:
         self.life.on("copied")
+        # A slot of a ring that was replaced goes with its ring.
         if not self.ring.dropped:
             self.ring.free.put(self)
 
@@ -137,8 +138,9 @@ def empty(queue: SimpleQueue[Any]) -> None:
 class PinnedSlots:
     """The pinned slots of one device's batches.
 
-    `take` and `adopt` are the enqueuer's; slots come back from the copier. Their number is fixed
-    by the first batch; a larger one (`dont_rebatch`) makes as many larger ones.
+    Owned by the batcher's thread, which alone takes and waits; slots come back from the copier's
+    thread through a `SimpleQueue`, and `fail` may be called by any thread. The first batch fixes
+    the number of slots; a larger batch (`dont_rebatch`) makes as many larger ones.
     """
 
     def __init__(self, driver: Driver, depth: int) -> None:
@@ -148,59 +150,56 @@ class PinnedSlots:
         self._checked: Columns | None = None
         self._known: tuple[Columns | None, int, Layout] = (None, 0, Layout((), 0))
         self._over: FeedError | None = None
-        self.before_wait: Callable[[], None] = lambda: None
-        """Called before the enqueuer, or who leads, waits for a slot."""
+        # The slot that was waited for, until `take_slot` is asked for it again.
+        self._found: PinnedSlot | FeedError | None = None
         self.blocked = Stopwatch()
-        """The enqueuer's waits for a slot."""
+        """The batcher's waits for a slot."""
 
-    def take(self, columns: Columns, rows: int) -> PinnedSlot:
-        """A slot for a batch of `rows` rows, waiting for one. Raises what ended the device."""
+    def take_slot(self, columns: Columns, rows: int) -> PinnedSlot | None:
+        """A slot for a batch of `rows` rows; None where all are taken. Raises what ended the
+        device."""
+        # Columns are one object for the whole stream, so that this is asked once.
         if self._checked is not columns:
             check_dtypes(self._driver.name, columns)
             self._checked = columns
         if self._known[0] is not columns or self._known[1] != rows:
             self._known = (columns, rows, layout(columns, rows))
-        return self._next(columns, rows, self._known[2])
-
-    def adopt(self, columns: Columns, arrays: Arrays) -> Packed:
-        """A copy, in a slot, of arrays of any number of rows and any shape."""
-        check_dtypes(self._driver.name, columns)
-        columns = tuple(
-            replace(column, shape=array.shape[: column.axis] + array.shape[column.axis + 1 :])
-            for column, array in zip(columns, arrays, strict=True)
-        )
-        rows = arrays[0].shape[columns[0].axis]
-        slot = self._next(columns, rows, layout(columns, rows))
-        for target, array in zip(slot.arrays, arrays, strict=True):
-            np.copyto(target, array)
-        return slot.lease(rows)
-
-    def _next(self, columns: Columns, rows: int, places: Layout) -> PinnedSlot:
-        ring = self._ring
+        places, ring = self._known[2], self._ring
+        # Slots of a smaller ring that are still out come back to that ring, and go with it.
         if ring is None or ring.slot_bytes < places.num_bytes:
             ring = self._make(places.num_bytes)
-        slot = self._wait_for(ring)
-        slot.life.on("take")
-        slot.arrange(columns, rows, places)
+        slot = self._find(ring)
+        if slot is not None:
+            slot.life.on("take")
+            slot.arrange(columns, rows, places)
         return slot
 
-    def _wait_for(self, ring: PinnedRing) -> PinnedSlot:
+    def _find(self, ring: PinnedRing) -> PinnedSlot | None:
         if self._over is not None:
             raise self._over
-        try:
-            slot = ring.free.get_nowait()
-        except Empty:
-            # What has been made and not handed over may be what the user waits for.
-            self.before_wait()
-            self.blocked.start(time.monotonic())
-            slot = ring.free.get()
-            self.blocked.stop(time.monotonic())
+        # What was waited for comes first: slots are taken in the order in which they were freed,
+        # and neighbours share a copy.
+        slot, self._found = self._found, None
+        if slot is None:
+            try:
+                slot = ring.free.get_nowait()
+            except Empty:
+                return None
         if isinstance(slot, FeedError):
             raise slot
         return slot
 
+    def wait_for_slot(self) -> None:
+        """Wait until `take_slot` finds a slot, or why there is none."""
+        assert self._ring is not None
+        self.blocked.start(time.monotonic())
+        # Not put back: it would be behind those that came meanwhile.
+        self._found = self._ring.free.get()
+        self.blocked.stop(time.monotonic())
+
     def _make(self, num_bytes: int) -> PinnedRing:
         slot_bytes, ring = num_bytes, self._ring
+        self._found = None
         if ring is not None:
             slot_bytes = max(num_bytes, 2 * ring.slot_bytes)
             ring.drop()
@@ -210,16 +209,18 @@ class PinnedSlots:
         self._ring = PinnedRing(memory, slot_bytes)
         return self._ring
 
-    def end(self, why: FeedError) -> None:
+    def fail(self, why: FeedError) -> None:
         """Who takes a slot from now on, or waits for one, is given an error: the first one."""
         self._over = self._over or why
         ring = self._ring
         if ring is not None:
+            # Wakes the batcher, if it waits; else `take_slot` finds the reason before it looks
+            # here.
             ring.free.put(self._over)
 
     def forget(self) -> None:
-        """Let go of all memory that nobody looks at; when the enqueuer has ended."""
-        ring, self._ring = self._ring, None
+        """Let go of all memory that nobody looks at; when the batcher has ended."""
+        ring, self._ring, self._found = self._ring, None, None
         if ring is not None:
             ring.drop()
         if self._over is not None:

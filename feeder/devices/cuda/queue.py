@@ -26,13 +26,13 @@ _UNBOUNDED = 2**62
 
 
 class CudaQueue:
-    """Batches on their way from the enqueuer to the user of one GPU.
+    """Batches on their way from the batcher to the user of one GPU.
 
-    `put` and `finish` are the enqueuer's, `get` and `receive` the user's, `close` anybody's; the
-    copying is done by a thread of the queue's own. `depth` batches at most are on the device
-    beside those that the user holds (0: by their size), and the user may hold `hold`, the one at
-    hand included: beyond that he is given copies in memory of their own. `on_failure` is told why
-    the device failed; `lower` names the settings that make its memory smaller.
+    The batcher's thread calls `put` and `finish`, the user's thread `get` and `receive`, any thread
+    `close`; a thread of the queue's own copies. At most `depth` batches are on the device beside
+    those that the user holds (0: by their size). The user may hold `hold` batches, the one at hand
+    included; beyond that the user gets copies in memory of their own. `on_failure` is called when
+    the device fails, by the copier's thread; `lower` names the settings that make memory smaller.
     """
 
     def __init__(
@@ -53,12 +53,13 @@ class CudaQueue:
         self._ready = HostQueue(_UNBOUNDED, describe_wait, look_s)
         self._leases = Leases(driver, self._on_lease_end)
         self._named_stream: Stream | None = None
+        # What was waited for last: the copy, the user's stream, CuPy's current stream.
         self._waited: tuple[int, int, int] | None = None
         self._num_put = self._num_got = 0
         self._over = False
         self._failure: FeedError | None = None
         self.blocked = Stopwatch()
-        """The enqueuer's waits for a pinned slot to be free."""
+        """The batcher's waits for a pinned slot to be free."""
         self.num_copies = 0
         """Batches that were copied because the user holds too many."""
         self._scope = ThreadGroup()
@@ -73,9 +74,9 @@ class CudaQueue:
     def close(self) -> None:
         """End the queue at once: what is in it is dropped, and whoever waits is woken."""
         self._ready.close()
-        self.end()
+        self.end_thread()
 
-    def end(self) -> None:
+    def end_thread(self) -> None:
         """Have the thread end; for finalisers, since it neither waits nor locks."""
         self._over = True
         self._copier.inbox.put(None)
@@ -90,7 +91,7 @@ class CudaQueue:
         self._ready.finish(error)
         self._on_failure(error)
 
-    # ---- the enqueuer's
+    # ---- the batcher's
 
     def put(self, batches: list[Batch]) -> None:
         """Add batches in order; how many there are at once is bounded by their pinned slots."""
@@ -186,6 +187,7 @@ class CudaQueue:
                 self.driver.wait(current, slot.ready)
             self._waited = seen
         slot.life.on("hand")
+        # Else the copier would run out of slots, and the stream stand still until the user lets go.
         if self._leases.num_slots < self._hold:
             return self._leases.lend(slot, stream)
         return self._copy(slot, stream)
@@ -207,6 +209,7 @@ class CudaQueue:
                 f"{self._leases.num_slots + self._leases.num_own} that are kept, were refused: "
                 f"{error}; {self.driver.free_bytes()} bytes are free; keep fewer batches"
             ) from error
+        # On the user's own stream, which has the data already: no other stream waits.
         self.driver.copy_within(memory.address, slot.address, num_bytes, stream)
         arrays = self._leases.give(memory, slot, stream)
         # Last: from now on the slot may be another batch's.

@@ -55,6 +55,7 @@ class Life:
 
     def on(self, event: str) -> None:
         """Move. Raises `DeviceError` where the table has no such move."""
+        # A move that is not in the table would be a slot written under a reader: better an error.
         moves = self._table[self.state]
         if event not in moves:
             raise DeviceError(
@@ -138,7 +139,7 @@ class Transfer:
 
 
 class Traffic:
-    """The batches of one device between the enqueuer and the user. The copier's alone."""
+    """The batches of one device between the batcher and the user. Owned by the copier's thread."""
 
     def __init__(self) -> None:
         self.filled: deque[Batch] = deque()
@@ -171,8 +172,11 @@ class Traffic:
     def next_load(self) -> Transfer:
         """The next copy, of as many batches as lie one behind another; to be begun at once."""
         transfer = Transfer()
+        # Numbers copies, so that the user's stream waits once for several batches of one copy.
         self._num_runs += 1
         while self.filled and self._idle and len(transfer.slots) < MAX_RUN:
+            # Both sides in their order: what is next on the host goes where it is next on the
+            # device.
             packed, slot = packed_of(self.filled[0]), self._idle[0]
             if transfer.slots and not _follows(transfer, packed, slot):
                 break
@@ -188,6 +192,7 @@ class Traffic:
         """The user has let go of a slot; the event comes after his work on it."""
         slot.life.on("release")
         slot.left = left
+        # A slot of a block that was replaced is let go of, and the block with its last slot.
         if slot.block is self.block:
             self._idle.append(slot)
 

@@ -74,7 +74,7 @@ class Consumer:
         self._forgotten = weakref.finalize(self, receiver.ask, receiver.stop)
         self._forgotten.atexit = False
         if self._inbox.landing is not None:
-            weakref.finalize(self, self._inbox.landing.end).atexit = False
+            weakref.finalize(self, self._inbox.landing.end_thread).atexit = False
         try:
             self._inbox.wait_for_opened(0)
         except BaseException:

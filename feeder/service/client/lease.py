@@ -343,7 +343,7 @@ class DataPath:
             arrays = arena.lend(index, root, whole.places, rows, length)
             if self._copies:
                 # The slot goes back at once.
-                own = self._frames.take(0, columns, rows)
+                own = self._frames.take_slot(0, columns, rows)
                 own.memory[:] = root.data
                 yield own.lease(length)
             elif self._landing is None:
@@ -352,7 +352,7 @@ class DataPath:
                 yield arena.pack(index, arrays, whole, rows, length)
             else:
                 # The GPU may not read it: by way of a slot that it may, and it goes back at once.
-                bounce = self._landing.take(columns, rows)
+                bounce = self._landing.take_slot(columns, rows)
                 bounce.memory[:] = root.data
                 yield bounce.lease(length)
 
@@ -372,9 +372,9 @@ class DataPath:
                 return arrays
         slot: HostSlot | PinnedSlot
         if self._landing is None:
-            slot = self._frames.take(0, columns, rows)
+            slot = self._frames.take_slot(0, columns, rows)
         else:
-            slot = self._landing.take(columns, rows)
+            slot = self._landing.take_slot(columns, rows)
         at, memory = 0, slot.memory
         for data in memories:
             # Not by NumPy, and not summed up one by one, though the caches hold it now: both let go

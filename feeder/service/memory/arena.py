@@ -12,9 +12,6 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Iterable
-from typing import Any
-
-from numpy.typing import NDArray
 
 from feeder.devices.layout import ALIGNMENT, MAX_ARENA_BYTES, Layout, layout
 from feeder.errors import ClosedError, ProtocolError, TransportError
@@ -23,13 +20,12 @@ from feeder.service.memory.memfd import (
     SLOTS_PER_ARENA,
     Arena,
     ArenaSlot,
-    Leased,
     Pages,
     Wanted,
 )
 from feeder.workers.stats import Stopwatch
-from feeder.workers.stream.chunks import Column, Columns
-from feeder.workers.stream.copying import keep_or_copy
+from feeder.workers.stream.batch import Batch
+from feeder.workers.stream.chunks import Columns
 
 # ---- The arenas of one queue of a served feed. Rules; `feeder.service.memory.arena` holds the
 # lock.
@@ -65,6 +61,12 @@ class Pool:
             if free and self.slots[number][0].arena.slot_bytes >= num_bytes:
                 return free.pop()
         return None
+
+    def is_exhausted(self, num_bytes: int) -> bool:
+        """Whether slots of so many bytes exist and none of them is free. Else no slot has to come
+        back: one is free, or an arena is to be made."""
+        fitting = [n for n, slots in self.slots.items() if slots[0].arena.slot_bytes >= num_bytes]
+        return bool(fitting) and not any(self.free[number] for number in fitting)
 
     def find(self, numbers: Iterable[int]) -> list[ArenaSlot] | None:
         """The slots of these numbers that are not of retired arenas; None where there is one that
@@ -110,20 +112,25 @@ _RESERVE_BYTES = 24 * 1024 * 1024
 """How large batches are is not known before somebody comes. It takes 8 ms, which otherwise are
 those of the first consumer, where batches are large."""
 
-__all__ = ["SLOTS_PER_ARENA", "Arena", "ArenaSlot", "ArenaSlots", "Leased"]
+__all__ = ["SLOTS_PER_ARENA", "Arena", "ArenaSlot", "ArenaSlots", "slot_of"]
 
-Arrays = tuple[NDArray[Any], ...]
+
+def slot_of(batch: Batch) -> ArenaSlot:
+    """The slot that a served batch lies in."""
+    slot = batch._slot
+    assert isinstance(slot, ArenaSlot)
+    return slot
 
 
 class ArenaSlots:
     """The slots of all queues of one feed (`feeder.workers.stream.buffers.Slots`).
 
-    `take` and `adopt` are called by the enqueuer; all else by any thread. `num_slots(device,
-    slot_bytes)` says how many slots an arena has, when it is made; an arena has at most
-    `max_arena_bytes`.
+    `take_slot` and `wait_for_slot` are called by the batcher's thread; all else by any thread.
+    `num_slots(device, slot_bytes)` says how many slots an arena has, when it is made; an arena has
+    at most `max_arena_bytes`.
     """
 
-    passes, reserved = False, True
+    passes, writable, reserved = False, False, True
 
     def __init__(
         self,
@@ -134,8 +141,6 @@ class ArenaSlots:
     ) -> None:
         self._num_slots = num_slots
         self._max_arena_bytes = max_arena_bytes
-        self.before_wait: Callable[[], None] = lambda: None
-        """Called before the enqueuer, or who leads, waits for a slot."""
         self._freed = threading.Condition(threading.Lock())
         # The device for whose slots the enqueuer waits.
         self._waiting: int | None = None
@@ -196,8 +201,8 @@ class ArenaSlots:
 
     # ---- the enqueuer's
 
-    def take(self, device: int, columns: Columns, rows: int) -> ArenaSlot:
-        """A free slot for a batch of `rows` rows, waiting for one.
+    def take_slot(self, device: int, columns: Columns, rows: int) -> ArenaSlot | None:
+        """A free slot for a batch of `rows` rows; None where the consumer has them all.
 
         Raises `ClosedError` after `close`, and `TransportError` where there is no memory.
         """
@@ -208,7 +213,10 @@ class ArenaSlots:
             free = pool.only if pool.only_bytes >= places.num_bytes and not self._closed else []
             slot = free.pop()
         except IndexError:
-            slot = self._find(device, places.num_bytes)
+            found = self._find(device, places.num_bytes)
+            if found is None:
+                return None
+            slot = found
         if columns is not slot.columns or rows != slot.rows:
             index = slot.number % SLOTS_PER_ARENA
             if not slot.arena.back(index, lambda: self._closed) or self._closed:
@@ -220,46 +228,29 @@ class ArenaSlots:
             slot.prepare(wanted)
         return slot
 
-    def adopt(self, device: int, columns: Columns, arrays: Arrays) -> Leased:
-        """Arrays of any number of rows and, but for their axes that are rows, of any shape, copied
-        to a slot or kept by it."""
-        rows = arrays[0].shape[columns[0].axis]
-        shapes = tuple(
-            array.shape[: column.axis] + array.shape[column.axis + 1 :]
-            for column, array in zip(columns, arrays, strict=True)
-        )
-        if any(shape != column.shape for column, shape in zip(columns, shapes, strict=True)):
-            columns = tuple(
-                Column(name=column.name, axis=column.axis, dtype=column.dtype, shape=shape)
-                for column, shape in zip(columns, shapes, strict=True)
-            )
-        slot = self.take(device, columns, rows)
-        for number, array in enumerate(arrays):
-            keep_or_copy(slot, number, array)
-        return slot.lease(rows)
-
-    def _find(self, device: int, num_bytes: int) -> ArenaSlot:
-        pool, told = self._pools[device], False
+    def _find(self, device: int, num_bytes: int) -> ArenaSlot | None:
+        """A free slot, of a new arena where those that are there are too small."""
+        pool = self._pools[device]
         while True:
             with self._freed:
                 if self._closed:
                     raise ClosedError("the feed is stopped")
                 slot = pool.pop(num_bytes)
-                if slot is not None:
+                if slot is not None or pool.most_bytes >= num_bytes:
                     return slot
-                fits, consumer = pool.most_bytes >= num_bytes, pool.num_retirements
-                if fits and told:
-                    self.waited.start(time.monotonic())
-                    self._waiting = device
-                    self._freed.wait()
-                    self.waited.stop(time.monotonic())
-                    continue
-            if fits:
-                # What has been made and not handed over may be what the consumer waits for.
-                self.before_wait()
-                told = True
-            else:
-                self._open(device, pool, num_bytes, consumer)
+                consumer = pool.num_retirements
+            self._open(device, pool, num_bytes, consumer)
+
+    def wait_for_slot(self, device: int) -> None:
+        """Wait until there may be a slot of a queue for what `take_slot` was asked for last, or
+        until `close`. Returns at once where a slot came back since then."""
+        pool, num_bytes = self._pools[device], self._known[2].num_bytes
+        with self._freed:
+            if not self._closed and pool.is_exhausted(num_bytes):
+                self.waited.start(time.monotonic())
+                self._waiting = device
+                self._freed.wait()
+                self.waited.stop(time.monotonic())
 
     def _open(self, device: int, pool: Pool, num_bytes: int, consumer: int) -> None:
         """Make an arena, at least twice as large as those that were too small."""
@@ -328,11 +319,10 @@ class ArenaSlots:
         self._waiting = None
         self._freed.notify_all()
 
-    def free(self, device: int, arrays: Arrays) -> None:
-        """A batch of a queue will not be sent."""
-        assert isinstance(arrays, Leased)
+    def free(self, device: int, slot: ArenaSlot) -> None:
+        """The batch in this slot of a queue will not be sent."""
         with self._freed:
-            pool, slot = self._pools[device], arrays.slot
+            pool = self._pools[device]
             if slot.arena.number in pool.slots:
                 pool.push([slot])
                 self._wake()

@@ -202,12 +202,12 @@ class FrameSlots:
         self._known: tuple[Columns | None, int] = (None, 0)
         self._slots = HostSlots(keep, writable=writable)
 
-    def take(self, device: int, columns: Columns, rows: int) -> HostSlot:
+    def take_slot(self, device: int, columns: Columns, rows: int) -> HostSlot:
         """A slot laid out for `rows` rows, to be written through its `memory`."""
         if columns is not self._known[0] or rows != self._known[1]:
             self._known = (columns, rows)
             self._slots = HostSlots(self._keep, writable=self._writable)
-        return self._slots.take(device, columns, rows)
+        return self._slots.take_slot(device, columns, rows)
 
     @property
     def num_leased(self) -> int:

@@ -12,7 +12,7 @@ import logging
 import mmap
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -232,19 +232,6 @@ NOTHING = Wanted()
 """Each column is copied, and that is all."""
 
 
-class Leased(tuple[NDArray[Any], ...]):
-    """The arrays of a batch, which know their slot."""
-
-    slot: ArenaSlot
-    parts: Sequence[memoryview] = ()
-    """The memory of the batch in order, where columns lie where they were fetched to."""
-
-    @property
-    def memories(self) -> Sequence[memoryview]:
-        """The memory of the batch as it is laid out, in order."""
-        return self.parts or (self.slot.memory,)
-
-
 class Sum:
     """A full checksum in the making. Apart from its slot, which refers to it: a slot in a cycle
     would keep its arena until the garbage is collected."""
@@ -271,7 +258,7 @@ class ArenaSlot:
 
     __slots__ = (
         "_memory", "_places", "_sum", "_views", "arena", "arrays", "checked_s", "checksum",
-        "columns", "flats", "kept", "memory", "number", "rows", "seen", "sent",
+        "columns", "elsewhere", "flats", "kept", "memory", "number", "rows", "seen", "sent",
         "wanted",
     )  # fmt: skip
 
@@ -289,6 +276,8 @@ class ArenaSlot:
         """What the consumer of its queue wants."""
         self.kept: Kept = None
         """Takes columns, where they will be sent from where they lie."""
+        self.elsewhere: tuple[int, ...] = ()
+        """Columns of the batch, by number, that lie where they were fetched to and not here."""
         self.seen: Seen = None
         """Takes the bytes that are copied here into the checksum, where that is wanted."""
         self.checksum: int | None = None
@@ -320,13 +309,13 @@ class ArenaSlot:
         single large column alone: there it saves that all is read from memory once more."""
         self.wanted = wanted
         self.seen = self.checksum = None
-        self.kept = {} if wanted.keeps else None
+        self.kept, self.elsewhere = {} if wanted.keeps else None, ()
         is_single = len(self.flats) == 1 and self.flats[0] and len(self.memory) >= _WATCH_BYTES
         if wanted.sums and is_single:
             self._sum = Sum()
             self.seen = self._sum.add
 
-    def lease(self, rows: int) -> Leased:
+    def lease(self, rows: int) -> Arrays:
         """The first `rows` rows of each column, read-only."""
         if self.seen is not None and self._sum.num_bytes == self._places[0].num_bytes:
             self._sum.add(self.memory[self._sum.num_bytes :])
@@ -339,24 +328,31 @@ class ArenaSlot:
                 array[(slice(None),) * place.axis + (slice(rows),)]
                 for array, place in zip(arrays, self._places, strict=True)
             )
-        leased = Leased(arrays)
-        leased.slot = self
-        return leased
+        return arrays
 
-    def _lease_kept(self, kept: dict[int, NDArray[Any]]) -> Leased:
+    def _lease_kept(self, kept: dict[int, NDArray[Any]]) -> Arrays:
         """A batch of which some columns are elsewhere: what is here is the memory between them."""
-        arrays, parts, at = list(self._views), [], 0
+        views = list(self._views)
         for number, array in kept.items():
-            place = self._places[number]
-            arrays[number] = array.view(np.ndarray)
-            arrays[number].flags.writeable = False
-            parts += [self.memory[at : place.offset], array.reshape(-1).view(np.uint8).data]
-            at = place.offset + place.num_bytes
-        self.kept = None
-        leased = Leased(arrays)
-        leased.slot, leased.parts = self, [part for part in (*parts, self.memory[at:]) if part]
+            views[number] = array.view(np.ndarray)
+            views[number].flags.writeable = False
+        # Only the numbers stay here: the arrays are to go with the batch, before the slot is free.
+        self.kept, self.elsewhere = None, tuple(kept)
+        arrays = tuple(views)
         if self.wanted.sums:
             began = time.monotonic()
-            self.checksum = full_checksum(leased.parts)
+            self.checksum = full_checksum(self.memories(arrays))
             self.checked_s = time.monotonic() - began
-        return leased
+        return arrays
+
+    def memories(self, arrays: Arrays) -> list[memoryview]:
+        """The memory of the batch that has these arrays, as it is laid out, in order."""
+        parts, at = [], 0
+        for number in self.elsewhere:
+            place = self._places[number]
+            parts += [
+                self.memory[at : place.offset],
+                arrays[number].reshape(-1).view(np.uint8).data,
+            ]
+            at = place.offset + place.num_bytes
+        return [part for part in (*parts, self.memory[at:]) if part]

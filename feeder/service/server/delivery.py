@@ -15,6 +15,7 @@ from typing import Any
 from feeder.devices.layout import credit_for
 from feeder.errors import ConfigError, FeedError, RemoteError
 from feeder.service.faults import point
+from feeder.service.memory.arena import slot_of
 from feeder.service.memory.memfd import Arena, ArenaSlot
 from feeder.service.net.sockets import Peer
 from feeder.service.protocol import messages as say
@@ -70,8 +71,9 @@ class Grouping:
         self, sequence: int, batches: list[Batch], checksums: Sequence[int], *, shared: bool
     ) -> Group:
         first, places = batches[0], [batch.place for batch in batches]
-        slots: list[Any] = [batch.arrays.slot for batch in batches]  # type: ignore[attr-defined]
+        slots = [slot_of(batch) for batch in batches]
         stream, columns, shapes = self._stream, slots[0].columns, None
+        assert columns is not None
         if stream.dont_rebatch or slots[0].rows != stream.batch_size:
             # Not laid out as the spec has it, but for just these rows.
             shapes = tuple([column.shape for column in columns])
@@ -94,7 +96,7 @@ class Grouping:
         span = self._tell(places[0])
         chunks = [place.num_chunks for place in places]
         if span is not None and chunks[-1] <= MAX_CHUNKS and places[-1].after is None:
-            ended_in = [place.straddler for place in places]
+            ended_in = [place.partial for place in places]
             if ended_in.count(None) == len(ended_in):
                 return (), span, tuple(chunks), (), ()
             if {span.chunk_rows if s is None else s.rows for s in ended_in} == {span.chunk_rows}:
@@ -245,7 +247,7 @@ class Delivery:
         return self._send(lease.peer, make_fault(lease.generation, error, lease.sequence), ())
 
     def _send_batches(self, lease: Lease, run: StreamIncarnation, batches: list[Batch]) -> bool:
-        slots: list[ArenaSlot] = [batch.arrays.slot for batch in batches]  # type: ignore[attr-defined]
+        slots = [slot_of(batch) for batch in batches]
         if lease.shared:
             arenas = {slot.arena.number: slot.arena for slot in slots}
             for number in sorted(arenas.keys() - lease.arenas):
@@ -258,7 +260,7 @@ class Delivery:
             slot.sent = True
         lease.note(batches, run)
         point("server.before_send")
-        frames = () if lease.shared else pieces(batches[0].arrays.memories)  # type: ignore[attr-defined]
+        frames = () if lease.shared else pieces(slots[0].memories(batches[0].arrays))
         is_sent = self._send(lease.peer, message, frames)
         point("server.sent")
         self._sent.append((run, lease.queue, batches))
@@ -369,8 +371,8 @@ class Delivery:
         any more, nor are slots that were sent as frames."""
         batches = news.batches
         if not lease.shared and batches:
-            slots = [batch.arrays.slot.number for batch in batches]  # type: ignore[attr-defined]
-            self._feed.slots.release(lease.queue, slots)
+            numbers = [slot_of(batch).number for batch in batches]
+            self._feed.slots.release(lease.queue, numbers)
         kept_rows = sum([batch.kept_rows for batch in batches[news.num_stale :]])
         if kept_rows and news.run is not None:
             news.run.pipeline.channel.hand_out(lease.queue, Held(0, 0, 0, kept_rows))

@@ -17,7 +17,7 @@ from feeder.config import FeedConfig
 from feeder.errors import ConfigError, FeedError, RemoteError, ResumeError, StuckWorkerError
 from feeder.feeds.coordinator import Coordinator
 from feeder.service.faults import point
-from feeder.service.memory.arena import ArenaSlots
+from feeder.service.memory.arena import ArenaSlots, slot_of
 from feeder.service.protocol.fields import HEADER_BYTES, MAX_ITEMS, MAX_NAME
 from feeder.service.ratelimited_log import RateLimitedLog
 from feeder.service.server.stats import FeedStats
@@ -522,7 +522,7 @@ class ServedFeed:
         resume = resume or Resume(cut=self.recipe.start_cut())
 
         def discard(queue: int, batch: Batch) -> None:
-            self.slots.free(queue, batch.arrays)
+            self.slots.free(queue, slot_of(batch))
             held = Held(1, batch.rows, batch.held_bytes, batch.kept_rows)
             pipeline.channel.hand_out(queue, held)
 
@@ -538,7 +538,6 @@ class ServedFeed:
             config.stream, config.run, self.name, outboxes, self.slots,
             self.recipe.positions.id.encode, resume, lambda: None, self.counted,
         )  # fmt: skip
-        self.slots.before_wait = pipeline.flush
         run = StreamIncarnation(pipeline, outboxes)
         for outbox in outboxes:
             outbox.wake = self._wake

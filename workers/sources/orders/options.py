@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any, Literal, TypedDict, get_args
 
 from feeder.workers.errors import ConfigError
+from feeder.workers.sources.arguments import check_names, flag, whole
 from feeder.workers.sources.orders.orders import (
     DALI_LIST_SEED,
     Order,
@@ -161,15 +159,6 @@ def plan_order(num_records: int, options: OrderOptions, *, list_shuffle: bool) -
     )
 
 
-def check_names(options: Mapping[str, Any], names: Sequence[str]) -> None:
-    """Raise a ConfigError where an option has none of the names, with the one it is like."""
-    for name in options:
-        if name not in names:
-            near = get_close_matches(name, names, 1)
-            hint = f"did you mean {near[0]!r}" if near else f"expected {', '.join(names)}"
-            raise ConfigError(f"unknown option {name!r}: {hint}")
-
-
 def _check_after_epoch(order: OrderName, random_shuffle: bool, stick: bool) -> None:
     if order != "dali":
         raise ConfigError(
@@ -202,21 +191,3 @@ def _seed(name: str, value: Any, order: OrderName) -> int | None:
     if seed > _MAX_SEED:
         raise ConfigError(f"{name} is {seed!r}, expected 0 to 2**64 - 1")
     return seed
-
-
-def whole(name: str, value: Any, least: int = 0) -> int:
-    """A whole number of at least `least`, else a ConfigError that names the option."""
-    try:
-        number = operator.index(value)
-    except TypeError:
-        number = None
-    if number is None or isinstance(value, bool) or number < least:
-        raise ConfigError(f"{name} is {value!r}, expected a whole number of at least {least}")
-    return number
-
-
-def flag(name: str, value: Any) -> bool:
-    """True or False, else a ConfigError that names the option."""
-    if not isinstance(value, bool):
-        raise ConfigError(f"{name} is {value!r}, expected True or False")
-    return value

@@ -21,10 +21,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feeder.workers.errors import ResumeError
+from feeder.workers.sources.orders.libstdcxx import draw_mt19937, shuffle
 from feeder.workers.sources.orders.permutation import Permutation
 from feeder.workers.sources.orders.sharding import Sharding
 from feeder.workers.sources.orders.shuffles import shuffle_again
-from feeder.workers.sources.stores.libstdcxx import draw_mt19937, shuffle
 
 # Calls of two epochs are under way at once where one goes over into the next, and two feeds may
 # share a source.

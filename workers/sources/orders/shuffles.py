@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from feeder.workers.sources.stores.libstdcxx import (
+from feeder.workers.sources.orders.libstdcxx import (
     STATE_WORDS,
     draw_from_each,
     draw_mt19937_64,

@@ -26,14 +26,14 @@ from numpy.typing import NDArray
 
 from feeder.workers.errors import ResumeError
 from feeder.workers.fetch.calls import MAX_BYTES
-from feeder.workers.sources.orders.orders import Order
-from feeder.workers.sources.orders.sharding import Sharding
-from feeder.workers.sources.stores.libstdcxx import (
+from feeder.workers.sources.orders.libstdcxx import (
     MAX_DRAWS,
     draw_minstd,
     is_minstd_state,
     seed_minstd,
 )
+from feeder.workers.sources.orders.orders import Order
+from feeder.workers.sources.orders.sharding import Sharding
 
 # Steps are walked in blocks, so that calls that come a little out of order find their answer
 # made. One takes about a millisecond.
@@ -64,7 +64,7 @@ class Window:
         self._slots = slots
 
     @classmethod
-    def begin(cls, sharding: Sharding, fill: int, seed: int) -> Window:
+    def first(cls, sharding: Sharding, fill: int, seed: int) -> Window:
         """The window before the first step."""
         return cls(sharding, 0, seed_minstd(seed), list(range(fill)))
 
@@ -183,7 +183,7 @@ class WindowedOrder(Order):
         # So many steps before a window that is too large begins the walk that leads to it.
         self._behind = math.ceil(fill * rounds / self._stride) * self._stride
         self._states: OrderedDict[int, int] = OrderedDict()
-        self._head = Window.begin(sharding, fill, seed)
+        self._head = Window.first(sharding, fill, seed)
         self._blocks: OrderedDict[int, NDArray[np.int64]] = OrderedDict()
         self._checkpoints: OrderedDict[int, bytes] = OrderedDict()
         self._lock = Lock()
@@ -230,7 +230,7 @@ class WindowedOrder(Order):
         if known:
             window = Window.from_bytes(self.sharding, self._fill, self._checkpoints[known])
         else:
-            window = Window.begin(self.sharding, self._fill, self._seed)
+            window = Window.first(self.sharding, self._fill, self._seed)
         self._head = window
 
     def _keep(self, step: int, checkpoint: bytes) -> None:

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from feeder.workers.sources.reading import JOIN_BYTES, EvenRows
 from feeder.workers.sources.stores.mapped import MappedRows
+from feeder.workers.sources.stores.reading import JOIN_BYTES, EvenRows
 from feeder.workers.sources.stores.wire import BYTES, VARINT, Data, WireError, fields, int32
 
 _CHANNELS, _HEIGHT, _WIDTH, _DATA, _LABEL, _FLOATS, _ENCODED = range(1, 8)

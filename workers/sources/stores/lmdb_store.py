@@ -15,12 +15,11 @@ import xxhash
 from numpy.typing import NDArray
 
 from feeder.workers.errors import ConfigError
+from feeder.workers.sources.arguments import PathLike, flag, list_paths
 from feeder.workers.sources.extras import find, load
-from feeder.workers.sources.orders.options import flag
-from feeder.workers.sources.reading import Faults, RecordError
 from feeder.workers.sources.stores.lmdb_keys import find_keys, is_at, move_to
 from feeder.workers.sources.stores.mapped import RowMap
-from feeder.workers.sources.stores.paths import PathLike, list_paths
+from feeder.workers.sources.stores.reading import Faults, RecordError
 
 _DATA = "data.mdb"
 _SPARE_TRANSACTIONS = 16

@@ -8,19 +8,18 @@ from typing import Any, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
-from feeder.workers.sources.orders.options import flag, whole
-from feeder.workers.sources.reading import Columns, OnError, stack
-from feeder.workers.sources.source import Source
-from feeder.workers.sources.stores.blobs import BlobColumn, BlobOptions, Blobs, take_blobs
-from feeder.workers.sources.stores.caffe2_layout import (
+from feeder.workers.sources.arguments import PathLike, flag, whole
+from feeder.workers.sources.blobs import BlobColumn, BlobOptions, Blobs, take_blobs
+from feeder.workers.sources.caffe2_layout import (
     LabelType,
     RecordLayout,
     find_label_type,
     image_of,
 )
-from feeder.workers.sources.stores.lmdb_records import LmdbRecords
+from feeder.workers.sources.lmdb_records import LmdbRecords
+from feeder.workers.sources.source import Source
 from feeder.workers.sources.stores.lmdb_store import LmdbStore
-from feeder.workers.sources.stores.paths import PathLike
+from feeder.workers.sources.stores.reading import Columns, OnError, stack
 from feeder.workers.sources.stores.tensors import parse_tensors
 from feeder.workers.stream.batch import Call
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from feeder.workers.sources.reading import Faults, OnError
-from feeder.workers.sources.stores.blobs import BlobColumn
+from feeder.workers.sources.blobs import BlobColumn
 from feeder.workers.sources.stores.lmdb_store import LmdbStore
+from feeder.workers.sources.stores.reading import Faults, OnError
 
 
 class LmdbRecords:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feeder.workers.errors import ConfigError
-from feeder.workers.sources.orders.options import whole
+from feeder.workers.sources.arguments import whole
 from feeder.workers.sources.stores.tensors import BYTE, INT32, STRING, Tensor
 
 LabelType = Literal["single", "multi_hot", "dense", "weighted", "none"]

@@ -9,21 +9,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feeder.workers.errors import ConfigError
-from feeder.workers.sources.orders.options import (
-    ORDER_NAMES,
-    OrderOptions,
-    check_names,
-    flag,
-    whole,
-)
-from feeder.workers.sources.reading import Faults, RecordError, stack, stack_bytes
-from feeder.workers.sources.stores.pictures import (
+from feeder.workers.sources.arguments import check_names, flag, whole
+from feeder.workers.sources.orders.options import ORDER_NAMES, OrderOptions
+from feeder.workers.sources.pictures import (
     ONE_SIZE,
     PICTURE_NAMES,
     PictureOptions,
     Pictures,
     take_pictures,
 )
+from feeder.workers.sources.stores.reading import Faults, RecordError, stack, stack_bytes
 from feeder.workers.stream.batch import Call
 
 

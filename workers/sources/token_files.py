@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from feeder.workers.errors import ConfigError
-from feeder.workers.sources.orders.options import OrderOptions, whole
-from feeder.workers.sources.reading import Columns, stack
+from feeder.workers.sources.arguments import PathLike, list_paths, whole
+from feeder.workers.sources.orders.options import OrderOptions
 from feeder.workers.sources.source import Source
-from feeder.workers.sources.stores.paths import PathLike, list_paths
+from feeder.workers.sources.stores.reading import Columns, stack
 from feeder.workers.stream.batch import Call
 
 

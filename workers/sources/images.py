@@ -12,10 +12,10 @@ import xxhash
 from numpy.typing import NDArray
 
 from feeder.workers.errors import ConfigError
-from feeder.workers.sources.reading import Columns, Faults, OnError, stack
+from feeder.workers.sources.arguments import PathLike, check_path
+from feeder.workers.sources.pictures import ONE_SIZE, PictureOptions, Pictures, take_pictures
 from feeder.workers.sources.source import Source
-from feeder.workers.sources.stores.paths import PathLike, check_path
-from feeder.workers.sources.stores.pictures import ONE_SIZE, PictureOptions, Pictures, take_pictures
+from feeder.workers.sources.stores.reading import Columns, Faults, OnError, stack
 from feeder.workers.stream.batch import Call
 
 _SUFFIXES = (

@@ -11,14 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feeder.workers.errors import ConfigError
+from feeder.workers.sources.arguments import check_names, flag, whole
 from feeder.workers.sources.extras import find, load
-from feeder.workers.sources.orders.options import (
-    ORDER_NAMES,
-    OrderOptions,
-    check_names,
-    flag,
-    whole,
-)
+from feeder.workers.sources.orders.options import ORDER_NAMES, OrderOptions
 from feeder.workers.stream.batch import Call
 
 # ---- Decoding image files to pixels: simplejpeg for JPEGs where it is installed, else Pillow.

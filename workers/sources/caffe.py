@@ -9,14 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feeder.workers.errors import ConfigError
-from feeder.workers.sources.orders.options import flag
-from feeder.workers.sources.reading import Columns, OnError
+from feeder.workers.sources.arguments import PathLike, flag
+from feeder.workers.sources.blobs import BlobColumn, BlobOptions, Blobs, take_blobs
+from feeder.workers.sources.lmdb_records import LmdbRecords
 from feeder.workers.sources.source import Source
-from feeder.workers.sources.stores.blobs import BlobColumn, BlobOptions, Blobs, take_blobs
 from feeder.workers.sources.stores.datum import Datum, Sample, SampleParser
-from feeder.workers.sources.stores.lmdb_records import LmdbRecords
 from feeder.workers.sources.stores.lmdb_store import LmdbStore
-from feeder.workers.sources.stores.paths import PathLike
+from feeder.workers.sources.stores.reading import Columns, OnError
 from feeder.workers.stream.batch import Call
 
 Layout = Literal["HWC", "CHW"]

@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feeder.workers.errors import ConfigError
+from feeder.workers.sources.arguments import PathLike
 from feeder.workers.sources.orders.options import OrderOptions
-from feeder.workers.sources.reading import Columns
 from feeder.workers.sources.source import Source
-from feeder.workers.sources.stores.paths import PathLike
+from feeder.workers.sources.stores.reading import Columns
 from feeder.workers.stream.batch import Call
 
 # Of anything else NumPy says that it would have to be unpickled.

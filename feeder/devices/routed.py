@@ -1,12 +1,9 @@
-"""The devices that one stream is dealt out to: their queues, and the slots of their batches."""
+"""The devices that one stream is routed to: their queues, and the slots of their batches."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
-
-from numpy.typing import NDArray
 
 from feeder.devices.cuda.driver import is_gpu, open_driver
 from feeder.devices.cuda.pinned import PinnedSlots
@@ -16,8 +13,6 @@ from feeder.devices.slots import HostSlots, PrivateSlots
 from feeder.errors import ClosedError, ConfigError, FeedError
 from feeder.workers.stream.buffers import Slot, Slots
 from feeder.workers.stream.chunks import Columns
-
-Arrays = tuple[NDArray[Any], ...]
 
 HOLD = 3
 """Batches that the user of a GPU may hold without their being copied, the one at hand included:
@@ -32,38 +27,45 @@ class HostHalf:
     def __init__(self, slots: HostSlots | PrivateSlots) -> None:
         self._slots = slots
 
-    def take(self, columns: Columns, rows: int) -> Slot:
+    def take_slot(self, columns: Columns, rows: int) -> Slot:
         """A slot for a batch of `rows` rows."""
-        return self._slots.take(0, columns, rows)
+        slot = self._slots.take_slot(0, columns, rows)
+        # A batch of another size comes here too (`dont_rebatch`, a last batch that is repeated).
+        # Free slots that do not fit it are let go of, and then one is made.
+        while slot.columns is not columns or slot.rows != rows:
+            slot = self._slots.take_slot(0, columns, rows)
+        return slot
 
-    def adopt(self, columns: Columns, arrays: Arrays) -> Arrays:
-        """Arrays made ready for the user."""
-        return self._slots.adopt(0, columns, tuple([array.copy() for array in arrays]))
+    def wait_for_slot(self) -> None:
+        """Never needed: where no slot is free one is made."""
 
 
-class DealtSlots:
-    """Slots of devices of several kinds (`feeder.workers.stream.buffers.Slots`)."""
+class RoutedSlots:
+    """Slots of devices of several kinds (`feeder.workers.stream.buffers.Slots`): each call goes to
+    the slots of its device. Owned by the batcher's thread."""
 
-    passes, reserved = False, False
+    passes, writable, reserved = False, False, False
 
     def __init__(self, halves: Sequence[HostHalf | PinnedSlots]) -> None:
         self._halves = halves
 
-    def take(self, device: int, columns: Columns, rows: int) -> Slot:
-        """A slot for a batch of `rows` rows, waiting for one where it is a GPU's."""
-        return self._halves[device].take(columns, rows)
+    def take_slot(self, device: int, columns: Columns, rows: int) -> Slot | None:
+        """A slot for a batch of `rows` rows; None where it is a GPU's and none is free."""
+        return self._halves[device].take_slot(columns, rows)
 
-    def adopt(self, device: int, columns: Columns, arrays: Arrays) -> Arrays:
-        """A copy of the arrays, ready for the device."""
-        return self._halves[device].adopt(columns, arrays)
+    def wait_for_slot(self, device: int) -> None:
+        """Wait for a slot of that device."""
+        self._halves[device].wait_for_slot()
 
 
 class Devices:
     """The device queues of one stream. GPUs copy in threads of their own.
 
     `capacity` bounds each host queue, `depth` the slots of each GPU (0: by the batches' size). A
-    user who waits asks `describe_wait` what for every `look_s` seconds at the latest.
-    Raises `ConfigError` where a GPU cannot be had.
+    user who waits calls `describe_wait` every `look_s` seconds at the latest. Raises `ConfigError`
+    where a GPU cannot be had.
+
+    The stream's owner makes, starts, closes and joins it; nothing is assigned after it was made.
     """
 
     def __init__(
@@ -76,6 +78,7 @@ class Devices:
         writable: bool,
         look_s: float,
     ) -> None:
+        # All host devices share one pool: slots go to whichever is next.
         host = PrivateSlots() if writable else HostSlots()
         self._pinned: list[PinnedSlots] = []
         self._gpus: list[CudaQueue] = []
@@ -88,12 +91,13 @@ class Devices:
             else:
                 self.queues.append(HostQueue(capacity, describe_wait, look_s))
                 halves.append(HostHalf(host))
+        # Said, and not ignored: a typing error in a device's name would go unnoticed.
         if depth and not self._gpus:
             raise ConfigError(
                 f"depth is {depth}, but none of the devices {tuple(names)!r} is a GPU; leave it "
                 "out, or name one: 'cuda:0'"
             )
-        self.slots: Slots = DealtSlots(halves) if self._gpus else host
+        self.slots: Slots = RoutedSlots(halves) if self._gpus else host
         """Where the assembler writes."""
 
     def _add_gpu(
@@ -102,19 +106,16 @@ class Devices:
         driver = open_driver(name)
         slots = PinnedSlots(driver, depth)
         queue = CudaQueue(
-            driver, describe_wait, depth=depth, hold=HOLD, lower=_LOWER, on_failure=slots.end,
+            driver, describe_wait, depth=depth, hold=HOLD, lower=_LOWER, on_failure=slots.fail,
             look_s=look_s,
         )  # fmt: skip
+        # One watch: the batcher waits for a slot, and the user of another device asks the queue how
+        # long.
         queue.blocked = slots.blocked
         self._pinned.append(slots)
         self._gpus.append(queue)
         self.queues.append(queue)
         return slots
-
-    def before_wait(self, flush: Callable[[], None]) -> None:
-        """Have what was made handed over before a pinned slot is waited for."""
-        for slots in self._pinned:
-            slots.before_wait = flush
 
     def start(self) -> None:
         """Start the threads; once."""
@@ -123,16 +124,20 @@ class Devices:
 
     def close(self) -> None:
         """Wake everything that waits, so that it ends."""
+        # Slots first: the batcher may be waiting for one, and would put what it makes into closed
+        # queues.
         stopped: FeedError = ClosedError("the feed is stopped")
         for slots in self._pinned:
-            slots.end(stopped)
+            slots.fail(stopped)
         for queue in self.queues:
             queue.close()
 
     def join(self, deadline_s: float) -> None:
-        """Wait for the threads, when the enqueuer has ended; raises `StuckWorkerError`."""
+        """Wait for the copiers, after the batcher has ended; raises `StuckWorkerError`."""
+        # One deadline for all of them together.
         end = time.monotonic() + deadline_s
         for gpu in self._gpus:
             gpu.join(max(0.0, end - time.monotonic()))
         for slots in self._pinned:
+            # Last: until the copiers have ended they read from these.
             slots.forget()
