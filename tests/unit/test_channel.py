@@ -150,6 +150,37 @@ def test_a_fetcher_that_has_waited_for_long_enough_looks_again(channel: Channel)
     assert (channel._num_idle, channel._wakes.qsize()) == (0, 0)
 
 
+class SlowWakes:
+    """Tokens that a fetcher gets once it is let go on; and how many there were."""
+
+    def __init__(self) -> None:
+        self.num, self.goes_on = 0, threading.Event()
+
+    def put(self, token: None) -> None:
+        self.num += 1
+
+    def get(self, timeout: float | None) -> None:
+        assert self.goes_on.wait(WAIT_S)
+
+
+def test_none_is_woken_for_what_one_that_is_coming_will_find(
+    channel: Channel,
+) -> None:
+    for partition in channel._scheduler.partitions:
+        partition.hold(0, partition.limits, 0.0)
+    wakes: Any = SlowWakes()
+    channel._wakes = wakes
+    fetcher = Fetcher(channel)
+    wait_until(lambda: is_one_idle(channel))
+    for partition in channel._scheduler.partitions:
+        partition.running = False
+    channel.count(0, 1)
+    channel.count(0, 1)
+    assert wakes.num == 1
+    wakes.goes_on.set()
+    assert fetcher.has_one.wait(WAIT_S)
+
+
 def test_all_fetchers_are_woken_at_the_close(channel: Channel) -> None:
     channel.count(1000, 0)
     channel.queue(0, 1)

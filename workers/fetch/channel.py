@@ -161,11 +161,15 @@ class Channel:
         # Clocks of the wait for chunks that is going on.
         self._clocks: Sequence[Stopwatch] = ()
         self._lock = threading.Lock()
-        # Fetchers wait here for a partition that may be called, a token each. Who finds one wakes
-        # the next. The queue is C code: the user's thread puts tokens too, and an interrupt in the
-        # middle of a condition's `notify` would leave a thread listed that has been woken.
+        # Fetchers wait here for a partition that may be called; a token wakes one of them. The
+        # queue is C code: the user's thread puts tokens too, and an interrupt in the middle of a
+        # condition's `notify` would leave a thread listed that has been woken. A token too many
+        # only makes a fetcher look once more.
         self._wakes: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._num_idle = 0
+        # Whether one was woken that has not gone on yet. A fetcher that finds a partition wakes the
+        # next, so one at a time is enough, and none is woken for what another will find.
+        self._is_coming = False
         # The batcher thread waits here for a bundle of a partition that the merge wants.
         self._arrived = threading.Condition(self._lock)
         # Whoever merges waits here for room to assemble a batch.
@@ -185,6 +189,7 @@ class Channel:
                 now = time.monotonic()
                 if waits:
                     self._num_idle -= 1
+                    self._is_coming = False
                     self._stats.idle.change(-1, now)
                 if self.closed or self._scheduler.finished:
                     self._wake_all_fetchers()
@@ -460,10 +465,12 @@ class Channel:
 
     def _wake_fetcher(self, now: float) -> None:
         """Wake a fetcher that waits, where there is a partition for it."""
-        is_idle = self._num_idle > self._wakes.qsize()
+        is_idle = self._num_idle and not self._is_coming
         if is_idle and self._policy.pick(now) is not None:
+            # In this order: after an interrupt between the two nobody would be woken again.
             self._wakes.put(None)
+            self._is_coming = True
 
     def _wake_all_fetchers(self) -> None:
-        for _ in range(self._num_idle - self._wakes.qsize()):
+        for _ in range(self._num_idle):
             self._wakes.put(None)
