@@ -86,8 +86,10 @@ def _first(cut: Cut) -> int:
 # ---- Where the workers of a fetch function stood before anybody called them.
 #
 # A position has no cursor of a worker that gave nothing up to there. A new function object stands
-# where such a worker has to be; one that has been called, ahead of the position or for an earlier
-# stream, has to be put back. So the first cursors are kept for as long as the function is.
+# where such a worker has to be. One that was called, ahead of the position or for an earlier
+# stream, has to be put back: its rows were lost in silence otherwise. So the first cursors are kept
+# for as long as the function is. (Kept by each pipeline, they were missing at the second hand-over
+# to a server.)
 
 
 Origins = dict[int, bytes | None]
@@ -98,9 +100,10 @@ _known: dict[int, tuple[Callable[[], Any], Origins]] = {}
 
 
 def origins_of(fetch: Any, cursor: Any) -> Origins:
-    """What is known of a fetch function, to be read and written by who calls it: of the object
-    that its cursor, or itself, is a method of, however often the method was looked up. Any thread
-    may ask."""
+    """What is known of a fetch function. Any thread may ask; the thread that calls a worker reads
+    and writes that worker's entry.
+
+    Methods share what is known of their object, however often the method was looked up."""
     methods = (function for function in (cursor, fetch) if isinstance(function, types.MethodType))
     owner = next((method.__self__ for method in methods), fetch)
     key = id(owner)
@@ -121,8 +124,8 @@ def origins_of(fetch: Any, cursor: Any) -> Origins:
 
 
 def begin_anew(fetch: Any, cursor: Any, worker_ids: Iterable[int]) -> None:
-    """A stream begins that goes on from no other, where the function stands. Of workers that have
-    been called there are two beginnings from now on, and no position says which it means."""
+    """A stream begins where the function stands, and goes on from no other stream. Workers that
+    were called before have two beginnings from now on, and no position says which one it means."""
     origins = origins_of(fetch, cursor)
     for worker_id in worker_ids:
         if worker_id in origins:
@@ -171,7 +174,7 @@ def make_calls(
             IndexCalls(spec, partitions, start, partition)
             for partition in range(partitions.num_partitions)
         ]
-    # Of each partition the bytes of its cursor: a token holds them all.
+    # The bytes of each partition's cursor: a token holds all cursors.
     sizes = [0] * partitions.num_partitions
     return [
         WorkerCalls(spec, run, start, partition, resumed, sizes)
@@ -180,7 +183,10 @@ def make_calls(
 
 
 class IndexCalls:
-    """Calls of `fetch(call)`: every `num_partitions`-th index of the epoch."""
+    """Calls of `fetch(call)`: every `num_partitions`-th index of the epoch.
+
+    Owner: the fetcher that holds the partition.
+    """
 
     def __init__(
         self, spec: StreamSpec, partitions: Partitions, start: Position, partition: int
@@ -201,6 +207,7 @@ class IndexCalls:
         if epoch != self._epoch:
             self._epoch, self._number, self._done = epoch, 0, frozenset()
         before = self._number
+        # In the order of arrival a position has indices beyond the smallest that is not done.
         while self._done and self._index() in self._done:
             self._number += 1
         return self._number - before
@@ -234,7 +241,11 @@ class IndexCalls:
 
 
 class WorkerCalls:
-    """Calls of `fetch(worker_id, batch_size)`."""
+    """Calls of `fetch(worker_id, batch_size)`.
+
+    Owner: the fetcher that holds the partition. `sizes` is shared by all partitions; each writes
+    its own number, and a sum that is a moment old only delays the error by a call.
+    """
 
     one_by_one = False
 
@@ -267,7 +278,10 @@ class WorkerCalls:
         is_new = worker_id not in origins
         if is_new:
             origins[worker_id] = self._first_cursor()
+        # A position has no cursor of a worker that gave nothing: a new function stands where that
+        # worker has to be. One that was called for an earlier stream has to go back.
         if self._last_mark is None and (is_new or not self._resumed):
+            # A call that fails has to be put back, also the first one.
             if self._run.retries:
                 self.mark()
             return ()

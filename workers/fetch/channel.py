@@ -69,7 +69,7 @@ class StallDetector:
         waits = [user.waited_since for user in self._users]
         waited_since = min((since for since in waits if since is not None), default=None)
         if waited_since is None or self._waits_for_user(partitions):
-            return self._calm_s
+            return self._calm_s  # Nobody waits, or the user is who is waited for.
         suspects = [partition for partition in partitions if partition.silent_since is not None]
         suspects = suspects or [
             partition for partition in self._scheduler.partitions if partition.running
@@ -232,8 +232,10 @@ class Channel:
                 gave_rows=report.rows > 0,
                 marked=self._marked,
             )
+            # All partitions may be called at once, and a stream that has ended lets all go home.
             if begins_epoch:
                 self._wake_all_fetchers()
+            # Nobody collects any more, and rows that are kept would outlive the feed.
             if self.closed:
                 self._scheduler.drop_all()
                 return False
@@ -243,6 +245,7 @@ class Channel:
             if merger is Merger.BATCHER:
                 self._arrived.notify()
                 return False
+            # Under the same lock as the question: of two fetchers only one may merge.
             self._stop_clocks(now)
             self._policy.inline_begins()
             return True
@@ -328,6 +331,7 @@ class Channel:
             self._wait_for_room()
 
     def _take_all(self) -> list[ChunkList]:
+        # All, and not the wanted partition's alone: each further collect would be another wait.
         found = self._scheduler.take_all()
         self._budget.collect()
         self._wake_fetcher(time.monotonic())
@@ -359,7 +363,9 @@ class Channel:
 
     def _look(self, now: float) -> None:
         """Look after calls that take long; in the batcher thread, which has waited for its time."""
+        # Rows that exist are not held back by the call after them.
         partitions, is_overdue = self._policy.batcher_looks(now)
+        # The look may have allowed more calls.
         self._wake_fetcher(now)
         found = self._scheduler.take_open(partitions, marked=self._marked)
         for partition in found:
@@ -439,12 +445,14 @@ class Channel:
 
     def wait_for_room(self) -> None:
         """Wait until a batch may be copied: that adds to what is buffered while chunks are kept."""
+        # Without the lock: nearly always there is room, and a batch above the bound does no harm.
         if not self._budget.below_bound:
             with self._lock:
                 self._wait_for_room()
 
     def _wait_for_room(self) -> None:
         # A fetcher that merges inline is counted as idle meanwhile.
+        # The starving device's batch goes above the bound: else nothing would ever move.
         room, now, idle = self._stats.room, time.monotonic(), int(self._policy.inline)
         room.start(now)
         self._stats.idle.change(idle, now)

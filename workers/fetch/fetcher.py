@@ -88,9 +88,11 @@ class Fetcher:
             if not isinstance(error, FeedError):
                 error = self._failed(partition, partition.next, error)
             return self._channel.release(partition, _NOTHING, error)
+        # Once known, bytes are counted by rows: the merge may take chunks from under the call.
         first, row_bytes = partition.next, self._channel.row_bytes
         began = time.monotonic()
         partition.begin_calls(began)
+        # The thread's own time tells calls that compute from calls that wait.
         computed = time.thread_time()
         stats.begin_bundle(number, began)
         made = self._call(partition, calls, row_bytes)
@@ -144,10 +146,13 @@ class Fetcher:
                 cursor = mark() if mark is not None else b""
                 if note is not None:
                     note(partition, first + num_calls, chunk)
+                # Only counted here. The merge checks chunks, in the order of the stream: checked as
+                # they arrive, of two workers that disagree now the one would be blamed, now the
+                # other.
                 try:
                     rows += chunk[0].shape[axis]
                 except (AttributeError, IndexError, TypeError, KeyError):
-                    rows += 1  # Not a chunk; the merge will say so in its place in the stream.
+                    rows += 1
                 if measure is not None:
                     num_bytes += measure(chunk)
                     if num_bytes >= most_bytes:
@@ -166,6 +171,7 @@ class Fetcher:
                 if since is not None and monotonic() - since > grace_s:
                     return _Calls(num_calls, rows, num_bytes, _FULL)
         except BaseException as error:
+            # Also what is no Exception: a fetcher that ended of it would be waited for.
             return _Calls(num_calls, rows, num_bytes, error)
 
     def _settle(
@@ -214,6 +220,7 @@ class Fetcher:
             self._failures[number] += 1
             partition.note_failure(error)
             self._stats.retries[number] += 1
+            # The call may have failed half-way: made again from there, it would skip rows.
             try:
                 calls.undo()
             except BaseException as undo_error:

@@ -1,8 +1,8 @@
-"""Which call may be started next: the rules of the fetching side, without threads.
+"""Which calls may be made, and how much is buffered: facts, without threads or heuristics.
 
-Nothing here decides an order that a user could see; the merge does that. These rules keep every
-worker's calls in order and one at a time, start no epoch before all workers have ended the one
-before it, and start no call above the bound but the one that a batch is waited for.
+Nothing here decides an order that a user could see; the merge does that. These rules keep the calls
+of each worker in order and one at a time, and begin no epoch before all workers have ended the one
+before it.
 """
 
 from __future__ import annotations
@@ -116,6 +116,8 @@ class Partition:
     def hold(self, ident: int, limits: BundleLimits, now: float) -> None:
         """A fetcher holds it from now on."""
         self.running, self.ident, self.limits = True, ident, limits
+        # It counts from the first of several calls that give nothing: each begins anew only where
+        # rows came.
         if self.silent_since is None:
             self.silent_since = now
 
@@ -151,11 +153,16 @@ class Partition:
         Safe beside the fetcher that is appending: it appends the chunk, then the cursor, and
         taking a head off a list is one operation.
         """
+        # The length first: what the fetcher appends from here on stays for the next bundle. Of a
+        # chunk whose cursor is missing still, a position could not be told.
         count = min(len(self.chunks), len(self.marks)) if marked else len(self.chunks)
         if count == 0 and ending is None:
             return None
         chunks, marks = self.chunks[:count], self.marks[:count]
+        # The lists stay the same objects: the fetcher appends to them, and sees by their length
+        # that something was taken.
         del self.chunks[:count], self.marks[:count]
+        # Calls are numbered where they are handed over, so that a position names exactly those.
         first = self.next
         self.next += count
         self.made += count
@@ -182,6 +189,7 @@ class Scheduler:
         self._max_bundles = tuning.max_bundles
         # The smallest index of the epoch that raised StopIteration (pure form).
         self._ends_at: int | None = None
+        # After a resume all partitions may have ended the epoch already.
         self._begin_epoch()
 
     def partitions_of(self, wanted: int | None) -> Sequence[Partition]:
@@ -207,6 +215,7 @@ class Scheduler:
         if self.finished:
             return None
         ready = [partition for partition in partitions if self._may_call(partition, now)]
+        # Then no partition falls behind, and in ticket order what is called is what is merged next.
         return min(ready, key=lambda partition: partition.made, default=None)
 
     def next_ready(self, now: float) -> float | None:
@@ -229,6 +238,7 @@ class Scheduler:
     ) -> bool:
         """A fetcher gives a partition back with what it has got; returns whether that ended the
         epoch for all."""
+        # Chunks without rows may come for ever: they do not end a silence.
         if gave_rows:
             partition.silent_since = None
         bundle = partition.take_open(ending, marked=marked)
@@ -236,6 +246,7 @@ class Scheduler:
             partition.bundles.append(bundle)
         partition.running, partition.ident = False, None
         partition.ready_at = ready_at
+        # The error has a place in the stream: nothing that the partition could give comes after it.
         partition.halted = isinstance(ending, FeedError)
         if isinstance(ending, End):
             partition.silent_since = None
@@ -281,6 +292,7 @@ class Scheduler:
         """Begin the next epoch where every partition has ended this one; returns whether it did."""
         if self.finished:
             return False
+        # All: a fetch function that shuffles at an epoch's end would else mix rows of two epochs.
         if not all(self._is_over(one) and not one.running for one in self.partitions):
             return False
         self._ends_at = None
@@ -288,11 +300,13 @@ class Scheduler:
             partition.epoch += 1
             partition.made = 0
             partition.ended = partition.halted = False
+            # Indices begin anew in each epoch; the calls of a worker are counted through.
             if self._layout.pure:
                 partition.next = 0
         return True
 
     def _may_call(self, partition: Partition, now: float) -> bool:
+        # Bundles without rows count in no other bound.
         if len(partition.bundles) >= self._max_bundles:
             return False
         is_held_up = partition.halted or partition.ready_at > now
@@ -301,6 +315,8 @@ class Scheduler:
     def _is_over(self, partition: Partition) -> bool:
         if partition.ended or self._ends_at is None:
             return partition.ended
+        # The smallest index that raised StopIteration ends the epoch for all: whatever comes from
+        # beyond it, the merge drops.
         return self._layout.number(partition.number, partition.next) > self._ends_at
 
 
@@ -322,9 +338,12 @@ class Held:
 class BufferBudget:
     """Counts rows and bytes from a call's return until they are handed to the user.
 
-    A row that has been copied into a batch is kept a second time for as long as its chunk is,
-    which may have to give a snapshot its rest. Such rows are counted apart, and count in the bound
-    as well: what is bounded is memory. Not thread-safe; the channel's lock guards it.
+    A row that was copied into a batch is kept a second time for as long as its chunk is: a snapshot
+    may need the rest of the chunk. Such rows are counted apart, and count in the bound as well,
+    since what is bounded is memory. Without them 33-row chunks and 32-row batches took twice the
+    bound.
+
+    Owner: the channel's lock. Statistics read single numbers without it.
     """
 
     def __init__(
@@ -366,6 +385,7 @@ class BufferBudget:
 
     def has_bytes_for(self, num_calling: int) -> bool:
         """Whether the bound on bytes is not reached with what so many fetchers are going to add."""
+        # Before the first bundle its size is a guess; a wrong one is corrected by the first.
         held = self.bytes + self.kept_rows * (self.row_bytes or 0)
         return held + num_calling * self.bundle_bytes < self.max_bytes
 
@@ -386,6 +406,7 @@ class BufferBudget:
     def end_bundle(self, calls: int, rows: int, num_bytes: int) -> None:
         """It has handed over what these calls gave."""
         self.num_calling -= 1
+        # A bundle without a chunk says nothing of how large the next one will be.
         if calls:
             self.bundle_bytes = num_bytes
         self.ahead_bytes += num_bytes
@@ -412,8 +433,9 @@ class BufferBudget:
         self.peak_bytes = max(self.peak_bytes, self.bytes)
 
     def hand_out(self, device: int, held: Held) -> None:
-        """Count out what a device's user has, once however often it is said. There is no call in
-        between, where an interrupt could come."""
+        """Count out what a device's user has, once however often it is said."""
+        # The user's thread runs this, and Python raises an interrupt after a call: there is none
+        # in between, so all of it is done or nothing.
         if not held.is_out:
             self.rows -= held.rows
             self.bytes -= held.num_bytes

@@ -1,4 +1,4 @@
-"""The owner of threads: none starts outside a `ThreadGroup`, and leaving it ends them all."""
+"""Threads of the engine: none starts outside a `ThreadGroup`, and its `close` ends them all."""
 
 from __future__ import annotations
 
@@ -15,23 +15,24 @@ from feeder.workers.tuning import TUNING
 
 # ---- How often threads take turns at the interpreter while the feeder's own are among them.
 #
-# A thread that computes in Python is asked for the interpreter once another has waited for the
-# switch interval, 5 ms unless the user says otherwise (`sys.setswitchinterval`). Beside a busy one
-# every hand-over of rows waits for so long, and so does each call that lets go of the interpreter,
-# as large copies and reads do: the trainer's loop starves the threads that are to feed it. So they
-# wait for 1 ms.
+# A thread that computes in Python gives the interpreter up once another thread has waited for the
+# switch interval, which is 5 ms unless the user changes it (`sys.setswitchinterval`). Beside a busy
+# thread every hand-over of rows waits for so long, and so does each call that lets go of the
+# interpreter, as large copies and reads do: the trainer's loop starves the threads that feed it. So
+# the interval is 1 ms while threads of the engine run. No order of wake-ups helps instead: waiters
+# get the interpreter in the order in which they came, and the busy thread is always in between.
 
 
-_PYTHONS_S = 0.005
-"""Who has another interval than Python's own has chosen it."""
+_PYTHONS_S = 0.005  # Python's own. Whoever has another one has chosen it.
 
 
 class SwitchInterval:
-    """The switch interval of the process: 1 ms while threads run that have begun and not ended,
-    then Python's own again.
+    """The switch interval of the process: 1 ms while threads of the engine run, then Python's own.
 
-    One that the user has set, before or meanwhile, is left alone, as far as it can be told from
-    these two. `begin` and `end` are called by each of those threads.
+    An interval that the user has set, before or meanwhile, is left alone. One that is exactly 5 ms
+    or 1 ms cannot be told from nobody having set one.
+
+    Owner: its own lock. Each thread of a group calls `thread_begins` and `thread_ends`.
     """
 
     def __init__(self) -> None:
@@ -48,7 +49,7 @@ class SwitchInterval:
         with self._lock:
             self._num_running += 1
             if self._num_running == 1 and _is_set_to(_PYTHONS_S):
-                # First: a fork may come between these two.
+                # First: where a fork comes between these two, the child still puts it back.
                 self._is_ours = True
                 sys.setswitchinterval(TUNING.switch_interval_s)
 
@@ -85,20 +86,22 @@ class ThreadGroup:
     """Threads that end together.
 
     Guarantees: `close` returns when every thread has ended, or raises `StuckWorkerError` once the
-    deadline has passed, naming each that is left with its stack. Whoever closes a scope first
-    wakes the threads (closes their queues); a scope does not know what they wait for.
+    deadline has passed, naming each thread that is left, with its stack. Whoever closes a group
+    wakes the threads before (closes their queues); the group does not know what they wait for.
+
+    Owner: the thread that starts and closes it, one at a time.
     """
 
     def __init__(self) -> None:
         self._threads: list[threading.Thread] = []
 
     def start(self, name: str, body: Callable[..., None], *args: Any) -> None:
-        """Run `body(*args)` in a thread of this scope."""
+        """Run `body(*args)` in a thread of this group."""
         # Daemon threads, so that a fetch function that never returns cannot hold up the exit of
         # the process; every one of them is joined nevertheless.
         thread = threading.Thread(target=_run, args=(body, *args), name=name, daemon=True)
         thread.start()
-        # Those that have ended are let go of: a scope may live long, and start many.
+        # Threads that have ended are let go of: a group may live long, and start many.
         self._threads = [*(old for old in self._threads if old.is_alive()), thread]
 
     def close(self, deadline_s: float) -> None:
