@@ -98,11 +98,11 @@ class FetchStats:
         self.nothings = [0] * num_partitions
         """Calls that gave None: nothing right now."""
 
-    def begin_bundle(self, partition: int, now: float) -> None:
+    def begin_list(self, partition: int, now: float) -> None:
         """A partition is called, once or several times."""
         self._began[partition] = now
 
-    def end_bundle(self, partition: int, calls: int, rows: int, num_bytes: int, now: float) -> None:
+    def end_list(self, partition: int, calls: int, rows: int, num_bytes: int, now: float) -> None:
         """Those calls have returned."""
         done = self._done[partition]
         self._done[partition] = PartitionCounts(

@@ -22,7 +22,7 @@ class Tuning:
     # ---- when the merge is woken, and how often it looks by itself
 
     grace_s: float = 0.0005
-    """For so long a merge that waits lets a bundle grow."""
+    """For so long a merge that waits lets a chunk list grow."""
     # Handing over each chunk at once passes one-row chunks one by one: 30 times slower. Without the
     # grace 1 MB batches from one-row chunks come at 0.02 of their pace (2026-11-24).
 
@@ -33,8 +33,8 @@ class Tuning:
 
     slow_look_s: float = 10.0
     """So often a wait for chunks looks at what it waits for, where nothing wakes it."""
-    # Every bundle and every close wakes it, and the timeout has a deadline of its own. So this only
-    # bounds what a lost wake-up would cost; not measured (2026-11-21).
+    # Every chunk list and every close wakes it, and the timeout has a deadline of its own. So this
+    # only bounds what a lost wake-up would cost; not measured (2026-11-21).
 
     # ---- how far fetchers run ahead
 
@@ -51,32 +51,32 @@ class Tuning:
     # filled 7-row chunks came at 410/s, and come at 510 to 640/s (2026-11-21). Limited always, and
     # not only while the merge is busy, 1 MB batches came a fifth to a third slower.
 
-    max_bundles: int = 256
-    """So many bundles of a partition may wait to be collected."""
-    # Bundles without rows count in no bound: this one keeps a function that gives empty chunks from
-    # filling the memory (2026-11-21).
+    max_lists: int = 256
+    """So many chunk lists of a partition may wait to be collected."""
+    # Chunk lists without rows count in no bound: this one keeps a function that gives empty chunks
+    # from filling the memory (2026-11-21).
 
-    # ---- how large a bundle is
+    # ---- how large a chunk list is
 
-    bundle_bytes: int = 16 * _MIB
-    bundle_batches: int = 64
-    """A bundle has at most so many bytes, and the rows of so many batches."""
+    list_bytes: int = 16 * _MIB
+    list_batches: int = 64
+    """A chunk list has at most so many bytes, and the rows of so many batches."""
     # Smaller, and threads wake each other more than they work: 64 kB and 8 batches gave half the
     # 8 KB batches per second, 8 MiB nine tenths of a server's 1 MB batches. 32 MiB and 128 batches
     # gave no more (2026-11-22).
 
-    bundle_calls: int = 512
-    """A bundle has at most so many calls."""
+    list_calls: int = 512
+    """A chunk list has at most so many calls."""
     # Of more chunks the first have left the caches when they are merged. A chunk without rows
     # counts as one with a row (2026-11-21).
 
     part_bytes: int = 4 * _MIB
-    """Of larger batches a bundle has so many bytes, and no whole batch."""
+    """Of larger batches a chunk list has so many bytes, and no whole batch."""
     # A whole 20 MB batch of each worker leaves every cache before it is merged. With 8 MiB such
     # batches from filled 7-row chunks came a tenth slower (2026-11-22).
 
     bound_share: int = 2
-    """All bundles that are being filled have the bound divided by this together."""
+    """All chunk lists that are being filled have the bound divided by this together."""
     # With a quarter of the bound 8 KB batches came a fifth slower than with half of it
     # (2026-11-22).
 
@@ -88,45 +88,46 @@ class Tuning:
     # (2026-11-21).
 
     quick_bytes: int = 8 * _MIB
-    """The quick bundles of all partitions have so many bytes together."""
+    """The quick chunk lists of all partitions have so many bytes together."""
     # One thread makes them in turn and then copies them, from its caches if they are no more. With
     # 16 MiB arrays that are filled came a tenth slower, constant ones a twentieth faster
     # (2026-11-22).
 
-    quick_bundle_s: float = 0.003
-    """No bundle of quick calls takes longer, since the other partitions wait for it."""
-    # A bundle of one-row chunks that are filled takes some milliseconds. Since they count as quick
-    # they come at 3,100 batches of 1 MB per second, before at 1,400 to 1,900 (2026-11-22).
+    quick_list_s: float = 0.003
+    """No chunk list of quick calls takes longer, since the other partitions wait for it."""
+    # A chunk list of one-row chunks that are filled takes some milliseconds. Since they count as
+    # quick they come at 3,100 batches of 1 MB per second, before at 1,400 to 1,900 (2026-11-22).
 
     quick_wait_s: float = 0.001
-    """A bundle of quick calls does not wait for longer, nor is a call tried that takes longer."""
+    """A chunk list of quick calls does not wait for longer, nor is a call tried that takes
+    longer."""
     # A reader of files waits like that, and others could be called meanwhile: with 3 ms readers
     # that wait for 1 ms now and then came at half their pace. 64 workers that slept 2 ms beside a
     # quick one gave a fifth of their rows, since each trial held up the others (2026-11-22).
 
     quick_weight: float = 1 / 8
-    """The weight of the last bundle in the average of a partition's seconds per call."""
+    """The weight of the last chunk list in the average of a partition's seconds per call."""
     # Slow enough that one call which waits for the interpreter changes nothing. A rule that forgot
-    # a slow call after one quick bundle made readers of shards up to five times slower, since their
-    # slow calls were made one by one (2026-11-21).
+    # a slow call after one quick chunk list made readers of shards up to five times slower, since
+    # their slow calls were made one by one (2026-11-21).
 
     first_trial_pause_s: float = 0.1
     last_trial_pause_s: float = 3.2
     """After quick calls turned out slow none are tried for so long; doubled up to the second."""
-    # A trial that fails costs a bundle of at most `quick_bundle_s`: at worst 3 % of the first
+    # A trial that fails costs a chunk list of at most `quick_list_s`: at worst 3 % of the first
     # pause, and 0.1 % of the last (by reckoning, 2026-11-22).
 
     # ---- inline merges of arrays that are passed on
 
     passed_call_s: float = 0.005
-    """After a bundle of longer calls the batcher thread merges, and no fetcher does."""
+    """After a chunk list of longer calls the batcher thread merges, and no fetcher does."""
     # Beside longer calls it costs nothing to wake the batcher thread, and a fetcher that merged
     # would have it look after the calls. 1 MB batches that are passed on came 1.1 to 1.3 times as
     # fast merged inline (2026-11-22); they come at 0.7 of their pace without (2026-11-24).
 
-    waiting_bundle_s: float = 0.001
-    """A bundle waits for something else, such as a disk, if it waited for more than this."""
-    # A bundle that computes waits for the interpreter alone, and that for less (2026-11-21).
+    waiting_list_s: float = 0.001
+    """A chunk list waits for something else, such as a disk, if it waited for more than this."""
+    # A chunk list that computes waits for the interpreter alone, and that for less (2026-11-21).
 
     memory_bytes_per_s: float = 10e9
     """A call that gives bytes faster than this fills memory, whatever it seems to wait for."""

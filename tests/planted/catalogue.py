@@ -236,8 +236,8 @@ FEEDING = (
         harm="The enqueuer goes on while a fetcher leads: both take chunks and fill slots, and "
         "batches have rows twice, in any order.",
         file="workers/fetch/channel.py",
-        old="if not policy.inline and any(one.bundles for one in policy.awaited):",
-        new="if any(one.bundles for one in policy.awaited):",
+        old="if not policy.inline and any(one.chunk_lists for one in policy.awaited):",
+        new="if any(one.chunk_lists for one in policy.awaited):",
         tests=("tests/unit/test_channel.py::test_the_merge_is_one_threads_at_a_time",),
     ),
     Bug(

@@ -22,7 +22,7 @@ RESUMING = (
     ),
     Bug(
         name="cursor read too late",
-        harm="The cursor is read when a bundle is handed over, after the calls that follow in it: "
+        harm="The cursor is read when a chunk list is handed over, after the calls that follow in it: "
         "a resumed run skips their rows.",
         file="workers/fetch/scheduler.py",
         old="chunks, marks = self.chunks[:count], self.marks[:count]",

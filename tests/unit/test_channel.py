@@ -14,7 +14,7 @@ import pytest
 
 import feeder
 from feeder.workers.fetch.channel import Channel, StallDetector
-from feeder.workers.fetch.policy import BundleReport, CallKind
+from feeder.workers.fetch.policy import CallKind, CallsReport
 from feeder.workers.fetch.scheduler import BufferBudget, Held, Partition, Scheduler
 from feeder.workers.spec import CallNames
 from feeder.workers.stats import StreamStats
@@ -23,8 +23,8 @@ from feeder.workers.tuning import Tuning
 from unit.small import WAIT_S, Aside
 
 NUM_LANES = 4
-ONE_ROW = BundleReport(1, 1, 8, 0.01, 0.0)
-QUICK = BundleReport(1, 1, 8, 0.0, 0.0)
+ONE_ROW = CallsReport(1, 1, 8, 0.01, 0.0)
+QUICK = CallsReport(1, 1, 8, 0.0, 0.0)
 PATIENT = Tuning(max_computing=1, grace_s=10 * WAIT_S)
 """A batcher thread that waits goes on when it is woken, and not before."""
 
@@ -122,7 +122,7 @@ def test_beside_a_busy_merge_one_computes(channel: Channel) -> None:
     assert second.has_one.wait(WAIT_S)
     release(channel, third)
     merge.join(WAIT_S)
-    assert [bundle.partition for bundle in collected] == [first.number, third.number]
+    assert [chunk_list.partition for chunk_list in collected] == [first.number, third.number]
     channel.close()
     second.join(WAIT_S)
 
@@ -145,7 +145,7 @@ def test_a_fetcher_is_woken_for_each_that_finds_a_partition(channel: Channel) ->
 def test_a_fetcher_that_has_waited_for_long_enough_looks_again(channel: Channel) -> None:
     for _ in range(NUM_LANES):
         partition = acquire(channel)
-        channel.release(partition, BundleReport(took=0.01), put_off_s=0.02)
+        channel.release(partition, CallsReport(took=0.01), put_off_s=0.02)
     assert acquire(channel).number == 0
     assert (channel._num_idle, channel._wakes.qsize()) == (0, 0)
 
@@ -246,14 +246,14 @@ def test_the_merge_is_one_threads_at_a_time(aloof: Channel) -> None:
     assert not other.has_one.wait(0.05)
     found = aloof.collect_inline(0)
     assert found is not None
-    assert [bundle.partition for bundle in found] == list(range(NUM_LANES))
+    assert [chunk_list.partition for chunk_list in found] == list(range(NUM_LANES))
     assert aloof.collect_inline(1) is None
     partition = acquire(aloof)
     assert partition.number == 1
     aloof._budget.ahead_bytes += aloof._policy._tuning.ahead_bytes
     partition.chunks.append((np.zeros(1),))
     assert aloof.release(partition, ONE_ROW) is False
-    assert [bundle.partition for bundle in enqueuer.result()] == [1]
+    assert [chunk_list.partition for chunk_list in enqueuer.result()] == [1]
     aloof.close()
     other.join(WAIT_S)
 
@@ -314,7 +314,7 @@ def test_an_enqueuer_that_has_stopped_looking_is_woken_when_it_is_to_look_again(
 def test_much_that_has_come_wakes_an_enqueuer_that_would_look_by_itself(aloof: Channel) -> None:
     enqueuer = Aside(lambda: aloof.collect(0))
     release(aloof, acquire(aloof))
-    assert [bundle.partition for bundle in enqueuer.result()] == [0]
+    assert [chunk_list.partition for chunk_list in enqueuer.result()] == [0]
 
 
 @pytest.mark.parametrize("tuning", [replace(PATIENT, look_s=0.0)])
@@ -324,10 +324,10 @@ def test_beside_a_lead_what_a_slow_call_has_got_before_is_taken_at_each_look(
     taken, take_open = threading.Event(), Partition.take_open
 
     def noted(partition: Partition, *ending: Any, **settings: Any) -> Any:
-        bundle = take_open(partition, *ending, **settings)
-        if partition is slow and bundle is not None:
+        chunk_list = take_open(partition, *ending, **settings)
+        if partition is slow and chunk_list is not None:
             taken.set()
-        return bundle
+        return chunk_list
 
     monkeypatch.setattr(Partition, "take_open", noted)
     aloof._policy._kinds[0] = CallKind.COMPUTES
@@ -341,7 +341,7 @@ def test_beside_a_lead_what_a_slow_call_has_got_before_is_taken_at_each_look(
         aloof._arrived.notify()
         aloof._policy.batcher_woken = lambda: None  # type: ignore[method-assign]
     assert taken.wait(WAIT_S)
-    assert [bundle.partition for bundle in aloof.collect_inline(1) or ()] == [0, 1, 2, 3]
+    assert [chunk_list.partition for chunk_list in aloof.collect_inline(1) or ()] == [0, 1, 2, 3]
     aloof.close()
     with pytest.raises(feeder.ClosedError):
         enqueuer.result()

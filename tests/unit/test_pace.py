@@ -7,15 +7,15 @@ from collections.abc import Iterable
 from feeder.workers.fetch.policy import Pace, Trials
 from feeder.workers.tuning import TUNING
 
-QUICK_CALL_S, QUICK_BUNDLE_S = TUNING.quick_call_s, TUNING.quick_bundle_s
+QUICK_CALL_S, QUICK_LIST_S = TUNING.quick_call_s, TUNING.quick_list_s
 QUICK_WAIT_S = TUNING.quick_wait_s
 
 
-def quick_share(bundles: Iterable[tuple[int, float]], *, waited: bool = False) -> float:
-    """The share of bundles, each of so many calls that took so long, and waited or computed,
+def quick_share(chunk_lists: Iterable[tuple[int, float]], *, waited: bool = False) -> float:
+    """The share of chunk lists, each of so many calls that took so long, and waited or computed,
     before which calls counted as quick."""
     pace, now, told = Pace(Trials(TUNING), TUNING), 1000.0, [False]
-    for num_calls, took in bundles:
+    for num_calls, took in chunk_lists:
         now += took
         told.append(pace.note(num_calls, took, took * waited, now))
     return sum(told[:-1]) / (len(told) - 1)
@@ -27,15 +27,15 @@ def test_calls_that_take_next_to_no_time_are_quick_from_the_second_bundle_on() -
 
 def test_calls_that_take_longer_are_tried_now_and_then() -> None:
     assert quick_share([(1, 2 * QUICK_CALL_S)] * 100_000) < 0.01
-    assert quick_share([(500, 1.5 * QUICK_BUNDLE_S)] * 10_000) < 0.01
+    assert quick_share([(500, 1.5 * QUICK_LIST_S)] * 10_000) < 0.01
 
 
 def test_what_computes_may_take_longer_than_what_waits() -> None:
-    """Rows that are made one by one take some milliseconds a bundle; who waits as long for a file
-    holds up others that could be waiting at the same time."""
-    bundles = [(500, 0.5 * (QUICK_WAIT_S + QUICK_BUNDLE_S))] * 10_000
-    assert quick_share(bundles) > 0.99
-    assert quick_share(bundles, waited=True) < 0.01
+    """Rows that are made one by one take some milliseconds a chunk list; who waits as long for a
+    file holds up others that could be waiting at the same time."""
+    chunk_lists = [(500, 0.5 * (QUICK_WAIT_S + QUICK_LIST_S))] * 10_000
+    assert quick_share(chunk_lists) > 0.99
+    assert quick_share(chunk_lists, waited=True) < 0.01
 
 
 def test_calls_of_a_millisecond_are_not_tried() -> None:

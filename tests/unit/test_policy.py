@@ -1,4 +1,5 @@
-"""How many calls run at once, how large bundles are and who merges them: rules, a clock in hand."""
+"""How many calls run at once, how large chunk lists are and who merges them: rules, a clock in
+hand."""
 
 from __future__ import annotations
 
@@ -7,18 +8,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from feeder.workers.fetch.policy import BundleReport, CallKind, ConcurrencyPolicy, Merger
-from feeder.workers.fetch.scheduler import BufferBudget, BundleLimits, Partition, Scheduler
+from feeder.workers.fetch.policy import CallKind, CallsReport, ConcurrencyPolicy, Merger
+from feeder.workers.fetch.scheduler import BufferBudget, ListLimits, Partition, Scheduler
 from feeder.workers.stream.position import Partitions
 from feeder.workers.tuning import Tuning
 
 NUM_PARTITIONS, BATCH = 4, 4
 TUNING = Tuning(max_computing=1)
-LIMITS = BundleLimits(1, 1, 1, 0.0)
+LIMITS = ListLimits(1, 1, 1, 0.0)
 
-QUICK = BundleReport(100, 10, 800, 0.0002, 0.0)
-COMPUTES = BundleReport(1, 1, 8, 0.004, 0.0)
-WAITS = BundleReport(1, 1, 8, 0.004, 0.0035)
+QUICK = CallsReport(100, 10, 800, 0.0002, 0.0)
+COMPUTES = CallsReport(1, 1, 8, 0.004, 0.0)
+WAITS = CallsReport(1, 1, 8, 0.004, 0.0035)
 
 
 class Stage:
@@ -36,30 +37,31 @@ class Stage:
         """A fetcher asks for a partition, and holds it."""
         partition = self.policy.pick(self.now)
         if partition is not None:
-            self.budget.begin_bundle()
+            self.budget.begin_list()
             partition.hold(1, self.policy.limits_of(partition), self.now)
             partition.begin_calls(self.now)
         return partition
 
-    def give_back(self, partition: Partition, report: BundleReport = COMPUTES) -> Merger:
+    def give_back(self, partition: Partition, report: CallsReport = COMPUTES) -> Merger:
         """It gives the partition back after some calls."""
         partition.chunks.append((np.zeros(1),))
-        self.budget.end_bundle(report.calls, report.rows, report.num_bytes)
+        self.budget.end_list(report.calls, report.rows, report.num_bytes)
         self.scheduler.give_back(partition, None, ready_at=0.0, gave_rows=True, marked=False)
-        return self.policy.bundle_came(partition, report, self.now)
+        return self.policy.list_came(partition, report, self.now)
 
-    def call(self, report: BundleReport) -> Merger:
+    def call(self, report: CallsReport) -> Merger:
         """Both of them."""
         partition = self.pick()
         assert partition is not None
         return self.give_back(partition, report)
 
-    def make_all(self, report: BundleReport, kind: CallKind) -> None:
-        """Teach the policy what the calls of all partitions are like; the merge has all bundles."""
+    def make_all(self, report: CallsReport, kind: CallKind) -> None:
+        """Teach the policy what the calls of all partitions are like; the merge has all chunk
+        lists."""
         for partition in self.partitions:
             for _ in range(2):
                 partition.hold(1, LIMITS, self.now)
-                self.budget.begin_bundle()
+                self.budget.begin_list()
                 self.give_back(partition, report)
         assert {self.policy.kind_of(partition) for partition in self.partitions} == {kind}
         self.collect(0)
@@ -141,7 +143,7 @@ def test_at_the_bound_the_call_whose_turn_it_is_starts_alone_and_while_a_device_
 
 def test_where_bytes_are_short_one_of_several_that_are_wanted_is_enough() -> None:
     stage = Stage()
-    stage.budget.max_bytes, stage.budget.bundle_bytes = 100, 100
+    stage.budget.max_bytes, stage.budget.list_bytes = 100, 100
     stage.policy.merge_collects(stage.partitions)
     stage.policy.merge_waits(stage.partitions, stage.now)
     assert stage.pick() is not None
@@ -194,7 +196,7 @@ def test_quick_bundles_of_the_grace_wait_for_each_other_and_later_ones_do_not() 
 def test_chunks_whose_copy_is_long_are_merged_by_the_batcher_thread() -> None:
     stage = Stage()
     num_bytes = 10 * TUNING.drop_gil_bytes
-    large = BundleReport(10, 10, num_bytes, 2 * num_bytes / TUNING.memory_bytes_per_s, 0.0)
+    large = CallsReport(10, 10, num_bytes, 2 * num_bytes / TUNING.memory_bytes_per_s, 0.0)
     stage.make_all(large, CallKind.COMPUTES)
     small = large._replace(num_bytes=num_bytes - 1)
     stage.give_back(stage.pick() or stage.partitions[0], small)
@@ -216,7 +218,7 @@ def test_chunks_whose_copy_is_long_are_merged_by_the_batcher_thread() -> None:
     ],
 )
 def test_calls_that_compute_and_are_passed_on_are_merged_inline(
-    report: BundleReport, kind: CallKind
+    report: CallsReport, kind: CallKind
 ) -> None:
     stage = Stage()
     stage.policy.batches_made(copied=0, passed=4)
@@ -298,7 +300,7 @@ def test_beside_inline_merges_it_looks_at_calls_that_have_become_slow() -> None:
     assert stage.policy.looks_in == TUNING.slow_look_s and stage.policy.looks_late()
 
 
-# ---- how large a bundle is
+# ---- how large a chunk list is
 
 
 @pytest.mark.parametrize("num_partitions", [1, 2, 4])
@@ -318,14 +320,14 @@ def test_bundles_together_stay_within_the_bound_and_half_of_its_bytes(
     budget.max_rows, budget.rows, budget.bytes = max_batches * BATCH, 0, 0
     budget.max_bytes = 10**12 if max_mib is None else max_mib * 2**20
     budget.learn(row_bytes)
-    budget.bundle_bytes = 0
+    budget.list_bytes = 0
     total = 0
     for partition in stage.partitions:
-        budget.begin_bundle()
+        budget.begin_list()
         limits = stage.policy.limits_of(partition)
         partition.hold(1, limits, stage.now)
-        assert limits.rows >= BATCH and limits.rows * row_bytes <= TUNING.bundle_bytes
-        assert limits.calls == min(limits.rows, TUNING.bundle_calls)
+        assert limits.rows >= BATCH and limits.rows * row_bytes <= TUNING.list_bytes
+        assert limits.calls == min(limits.rows, TUNING.list_calls)
         total += limits.rows
     assert total <= max(BATCH * num_partitions, max_batches * BATCH)
     if max_mib is not None:
@@ -335,7 +337,7 @@ def test_bundles_together_stay_within_the_bound_and_half_of_its_bytes(
 def test_the_first_bundle_is_a_batch_and_that_above_the_bound_a_row() -> None:
     stage = Stage()
     assert (first := stage.pick()) is not None and first.limits.rows == BATCH
-    stage.budget.max_bytes = stage.budget.bundle_bytes = 100
+    stage.budget.max_bytes = stage.budget.list_bytes = 100
     assert stage.policy.limits_of(stage.partitions[1]).rows == BATCH
     stage.budget.bytes = 100
     assert stage.policy.limits_of(stage.partitions[1]).rows == 1

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from feeder.workers.errors import FeedError
-from feeder.workers.fetch.scheduler import BufferBudget, BundleLimits, End, Partition, Scheduler
+from feeder.workers.fetch.scheduler import BufferBudget, End, ListLimits, Partition, Scheduler
 from feeder.workers.stream.position import Partitions
 from feeder.workers.tuning import TUNING
 
@@ -21,7 +21,7 @@ def make_rota(
     return Scheduler(partitions, partitions.spread(partitions.origin()), epochs)
 
 
-LIMITS = BundleLimits(1, 1, 1, 0.0)
+LIMITS = ListLimits(1, 1, 1, 0.0)
 
 
 def pick(rota: Scheduler, now: float = 0.0) -> Partition | None:
@@ -130,12 +130,12 @@ def test_the_partition_that_has_been_called_least_is_next() -> None:
 def test_bundles_without_rows_are_bounded_by_their_number() -> None:
     rota = make_rota(1, pure=False)
     (partition,) = rota.partitions
-    for _ in range(TUNING.max_bundles):
+    for _ in range(TUNING.max_lists):
         assert pick(rota) is partition
         partition.chunks.append((np.zeros(0),))
         give_back(rota, partition)
     assert pick(rota) is None
-    assert len(rota.take_all()) == TUNING.max_bundles
+    assert len(rota.take_all()) == TUNING.max_lists
     assert pick(rota) is partition
 
 
@@ -164,18 +164,23 @@ def test_a_bundle_numbers_its_calls_and_waits_for_the_marks() -> None:
     assert partition.take_open(None, marked=True) is None
     partition.chunks += ["a", "b", "c"]
     partition.marks += [b"1", b"2"]  # the fetcher has not yet written the third
-    bundle = partition.take_open(None, marked=True)
-    assert bundle is not None
-    assert (bundle.first, bundle.chunks, bundle.marks) == (0, ["a", "b"], [b"1", b"2"])
+    chunk_list = partition.take_open(None, marked=True)
+    assert chunk_list is not None
+    assert (chunk_list.first, chunk_list.chunks, chunk_list.marks) == (0, ["a", "b"], [b"1", b"2"])
     assert (partition.next, partition.chunks, partition.marks) == (2, ["c"], [])
     partition.marks.append(b"3")
     end = End(b"4")
-    bundle = partition.take_open(end, marked=True)
-    assert bundle is not None
-    assert (bundle.first, bundle.chunks, bundle.marks, bundle.ending) == (2, ["c"], [b"3"], end)
-    bundle = partition.take_open(end, marked=True)
-    assert bundle is not None
-    assert (bundle.first, bundle.chunks) == (3, [])
+    chunk_list = partition.take_open(end, marked=True)
+    assert chunk_list is not None
+    assert (chunk_list.first, chunk_list.chunks, chunk_list.marks, chunk_list.ending) == (
+        2,
+        ["c"],
+        [b"3"],
+        end,
+    )
+    chunk_list = partition.take_open(end, marked=True)
+    assert chunk_list is not None
+    assert (chunk_list.first, chunk_list.chunks) == (3, [])
 
 
 def test_no_epoch_begins_before_all_workers_have_ended_the_one_before() -> None:
@@ -261,7 +266,7 @@ def test_calls_under_way_count_as_much_as_the_last_gave() -> None:
     ledger = BufferBudget(10, 100, 1)
     ledger.num_calling = 64
     assert ledger.may_call(), "nothing is known of their size"
-    ledger.end_bundle(1, 0, 40)
+    ledger.end_list(1, 0, 40)
     ledger.add(0, -40)
     may_call = []
     for num_calling in range(4):
@@ -273,7 +278,7 @@ def test_calls_under_way_count_as_much_as_the_last_gave() -> None:
     assert not ledger.may_call()
     assert ledger.below_bound
     ledger.add(-1, -20)
-    ledger.end_bundle(0, 0, 0)
-    assert ledger.bundle_bytes == 40, "a bundle without a chunk says nothing of their size"
-    ledger.num_calling, ledger.bundle_bytes = 0, 1000
+    ledger.end_list(0, 0, 0)
+    assert ledger.list_bytes == 40, "a chunk list without a chunk says nothing of their size"
+    ledger.num_calling, ledger.list_bytes = 0, 1000
     assert ledger.may_call(), "one call is always made"

@@ -144,7 +144,7 @@ class PartitionCalls(Protocol):
 
     @property
     def one_by_one(self) -> bool:
-        """Whether the next calls are not consecutive, so that each is a bundle of its own."""
+        """Whether the next calls are not consecutive, so that each is a chunk list of its own."""
 
     def begin_epoch(self, epoch: int) -> int:
         """Get ready to be called in `epoch`; returns the number of calls to pass over."""

@@ -1,9 +1,9 @@
 """Where fetchers hand chunks over to the merge: one lock, and everything that it guards.
 
-A hand-over between threads costs more than the copy of a small chunk, so chunks go in bundles. A
-bundle is handed over when it is full. Where the merge waits for a partition it takes what is there
-after a short grace, also from under a call that does not return. Where the policy says so, the
-fetcher hands nothing over: it merges inline.
+A hand-over between threads costs more than the copy of a small chunk, so chunks go in chunk lists.
+A chunk list is handed over when it is full. Where the merge waits for a partition it takes what is
+there after a short grace, also from under a call that does not return. Where the policy says so,
+the fetcher hands nothing over: it merges inline.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Generator, Sequence
 from typing import Any, Protocol, TypeVar
 
 from feeder.workers.errors import ClosedError, FeedError, FetchTimeout, in_words
-from feeder.workers.fetch.policy import BundleReport, ConcurrencyPolicy, Merger
+from feeder.workers.fetch.policy import CallsReport, ConcurrencyPolicy, Merger
 from feeder.workers.fetch.scheduler import BufferBudget, ChunkList, End, Held, Partition, Scheduler
 from feeder.workers.fetch.threads import stack
 from feeder.workers.spec import CallNames
@@ -170,7 +170,7 @@ class Channel:
         # Whether one was woken that has not gone on yet. A fetcher that finds a partition wakes the
         # next, so one at a time is enough, and none is woken for what another will find.
         self._is_coming = False
-        # The batcher thread waits here for a bundle of a partition that the merge wants.
+        # The batcher thread waits here for a chunk list of a partition that the merge wants.
         self._arrived = threading.Condition(self._lock)
         # Whoever merges waits here for room to assemble a batch.
         self._room = threading.Condition(self._lock)
@@ -196,7 +196,7 @@ class Channel:
                     return None
                 partition = self._policy.pick(now)
                 if partition is not None:
-                    self._budget.begin_bundle()
+                    self._budget.begin_list()
                     limits = self._policy.limits_of(partition)
                     partition.hold(threading.get_ident(), limits, now)
                     self._wake_fetcher(now)
@@ -211,7 +211,7 @@ class Channel:
     def release(
         self,
         partition: Partition,
-        report: BundleReport,
+        report: CallsReport,
         ending: End | FeedError | None = None,
         put_off_s: float = 0.0,
     ) -> bool:
@@ -222,7 +222,7 @@ class Channel:
         """
         with self._lock:
             now = time.monotonic()
-            self._budget.end_bundle(report.calls, report.rows, report.num_bytes)
+            self._budget.end_list(report.calls, report.rows, report.num_bytes)
             if report.rows:
                 self._silence.hungry_since = None
             begins_epoch = self._scheduler.give_back(
@@ -239,7 +239,7 @@ class Channel:
             if self.closed:
                 self._scheduler.drop_all()
                 return False
-            merger = self._policy.bundle_came(partition, report, now)
+            merger = self._policy.list_came(partition, report, now)
             if merger is Merger.NOBODY:
                 return False
             if merger is Merger.BATCHER:
@@ -276,7 +276,7 @@ class Channel:
     # ---- the merge's side
 
     def collect(self, wanted: int | None) -> list[ChunkList]:
-        """All bundles handed over, once there is one of partition `wanted` (None: of any
+        """All chunk lists handed over, once there is one of partition `wanted` (None: of any
         partition). For the batcher thread.
 
         Raises `FetchTimeout` where the partition has given nothing for the feed's timeout, and
@@ -314,11 +314,11 @@ class Channel:
             self._arrived.notify()
 
     def _find(self, partitions: Sequence[Partition]) -> bool:
-        """Whether there is a bundle of one of the partitions."""
+        """Whether there is a chunk list of one of the partitions."""
         if not self._policy.merge_collects(partitions):
             return False
         if any(partition.silent_since is not None for partition in partitions):
-            # Bundles without rows may come for ever.
+            # Chunk lists without rows may come for ever.
             self._silence.check(partitions, time.monotonic())
         return True
 
@@ -327,7 +327,7 @@ class Channel:
         for the bound. As a wait for chunks it would be blamed on the calls."""
         if self._budget.below_bound or self._budget.starving:
             return
-        if not any(partition.bundles or partition.running for partition in partitions):
+        if not any(partition.chunk_lists or partition.running for partition in partitions):
             self._wait_for_room()
 
     def _take_all(self) -> list[ChunkList]:
@@ -351,7 +351,7 @@ class Channel:
                     raise ClosedError("the feed is stopped")
                 # Two threads that merge would take the same chunks: this one stays here while a
                 # fetcher merges, whatever has woken it.
-                if not policy.inline and any(one.bundles for one in policy.awaited):
+                if not policy.inline and any(one.chunk_lists for one in policy.awaited):
                     return
                 if self._arrived.wait(policy.looks_in):
                     policy.batcher_woken()
@@ -369,7 +369,7 @@ class Channel:
         self._wake_fetcher(now)
         found = self._scheduler.take_open(partitions, marked=self._marked)
         for partition in found:
-            if any(map(self._has_rows, partition.bundles[-1].chunks)):
+            if any(map(self._has_rows, partition.chunk_lists[-1].chunks)):
                 self._scheduler.note_rows(partition, now)
         if is_overdue and not found:
             self._policy.look_in(self._silence.check(partitions, now))

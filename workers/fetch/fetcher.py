@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from feeder.workers.errors import FeedError, FetchError, in_words
 from feeder.workers.fetch.calls import PartitionCalls, as_tuple
 from feeder.workers.fetch.channel import Channel
-from feeder.workers.fetch.policy import BundleReport
+from feeder.workers.fetch.policy import CallsReport
 from feeder.workers.fetch.scheduler import End, Partition
 from feeder.workers.spec import CallNames, RunSpec
 from feeder.workers.stats import FetchStats
@@ -22,7 +22,7 @@ from feeder.workers.tuning import TUNING, Tuning
 
 logger = logging.getLogger("feeder")
 
-_NOTHING = BundleReport()
+_NOTHING = CallsReport()
 
 
 class _Calls(NamedTuple):
@@ -38,7 +38,7 @@ class _Calls(NamedTuple):
 
 
 _FULL = object()
-"""The bundle is full, or the merge waits for it."""
+"""The chunk list is full, or the merge waits for it."""
 
 
 class Fetcher:
@@ -75,8 +75,8 @@ class Fetcher:
         `OTHER_ROWS`. Fetchers write, the merge takes out."""
 
     def fill(self, partition: Partition) -> bool:
-        """Make calls on a partition until a bundle is full, and give the partition back. True where
-        the caller is to merge inline."""
+        """Make calls on a partition until a chunk list is full, and give the partition back. True
+        where the caller is to merge inline."""
         number, stats = partition.number, self._stats
         calls = self._calls[number]
         try:
@@ -94,13 +94,13 @@ class Fetcher:
         partition.begin_calls(began)
         # The thread's own time tells calls that compute from calls that wait.
         computed = time.thread_time()
-        stats.begin_bundle(number, began)
+        stats.begin_list(number, began)
         made = self._call(partition, calls, row_bytes)
         ended, computed = time.monotonic(), time.thread_time() - computed
         num_bytes = made.num_bytes if row_bytes is None else made.rows * row_bytes
         took = ended - began
-        report = BundleReport(made.calls, made.rows, num_bytes, took, took - computed)
-        stats.end_bundle(number, made.calls, made.rows, num_bytes, ended)
+        report = CallsReport(made.calls, made.rows, num_bytes, took, took - computed)
+        stats.end_list(number, made.calls, made.rows, num_bytes, ended)
         if made.calls:
             self._failures[number] = 0
             partition.note_chunks()
@@ -122,7 +122,7 @@ class Fetcher:
         self._fresh[partition.number] = False
 
     def _call(self, partition: Partition, calls: PartitionCalls, row_bytes: int | None) -> _Calls:
-        """Call until the bundle is full or something else than a chunk comes."""
+        """Call until the chunk list is full or something else than a chunk comes."""
         # The loop runs once per call, which may take a microsecond: what it needs are locals.
         channel, next_call, chunks = self._channel, calls.next_call, partition.chunks
         append = chunks.append
@@ -178,7 +178,7 @@ class Fetcher:
         self,
         partition: Partition,
         calls: PartitionCalls,
-        report: BundleReport,
+        report: CallsReport,
         call: int,
         outcome: object,
     ) -> bool:
@@ -208,7 +208,7 @@ class Fetcher:
         self,
         partition: Partition,
         calls: PartitionCalls,
-        report: BundleReport,
+        report: CallsReport,
         call: int,
         error: BaseException,
     ) -> bool:

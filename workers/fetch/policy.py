@@ -1,7 +1,7 @@
 """Every heuristic decision of the fetching side, in one class without threads, locks or clocks.
 
-The channel tells the policy what happened (a bundle came, the merge waits, it goes on) and asks
-what to do: which partition is called next, how large its bundle gets, who merges what came. The
+The channel tells the policy what happened (a chunk list came, the merge waits, it goes on) and asks
+what to do: which partition is called next, how large its chunk list gets, who merges what came. The
 answers change how fast a stream is and never a row: which calls are *allowed* is the scheduler's,
 what comes in which order is the merge's.
 
@@ -19,12 +19,13 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from feeder.workers.fetch.scheduler import BufferBudget, BundleLimits, Partition, Scheduler
+from feeder.workers.fetch.scheduler import BufferBudget, ListLimits, Partition, Scheduler
 from feeder.workers.tuning import Tuning
 
 
 class CallKind(enum.Enum):
-    """What the last bundle of a partition says of its calls. A bundle may change it to any."""
+    """What the last chunk list of a partition says of its calls. A chunk list may change it to
+    any."""
 
     COMPUTES = enum.auto()
     """They keep a core busy; so do calls of which nothing is known yet."""
@@ -48,8 +49,8 @@ class Merger(enum.Enum):
     """The fetcher that has just given its partition back."""
 
 
-class BundleReport(NamedTuple):
-    """What the calls of one bundle came to."""
+class CallsReport(NamedTuple):
+    """What the calls of one chunk list came to."""
 
     calls: int = 0
     """Calls that gave a chunk."""
@@ -73,7 +74,7 @@ class Look(NamedTuple):
 
 
 class ConcurrencyPolicy:
-    """How many calls run at once, how large bundles are, and who merges them.
+    """How many calls run at once, how large chunk lists are, and who merges them.
 
     Owner: the channel, which calls every method under its lock and passes the time in. The policy
     starts nothing and writes no partition; what it knows of one lies here, by its number.
@@ -105,8 +106,8 @@ class ConcurrencyPolicy:
     # ---- events
 
     def merge_collects(self, partitions: Sequence[Partition]) -> bool:
-        """The merge asks for bundles of these partitions; returns whether there are any."""
-        self._starved = not any(partition.bundles for partition in partitions)
+        """The merge asks for chunk lists of these partitions; returns whether there are any."""
+        self._starved = not any(partition.chunk_lists for partition in partitions)
         return not self._starved
 
     def merge_waits(self, partitions: Sequence[Partition], now: float) -> None:
@@ -132,11 +133,11 @@ class ConcurrencyPolicy:
         """Batches were handed over; their rows were copied, or passed on as they were."""
         self._passes = passed > 0 and not copied
 
-    def bundle_came(self, partition: Partition, report: BundleReport, now: float) -> Merger:
+    def list_came(self, partition: Partition, report: CallsReport, now: float) -> Merger:
         """A fetcher has given a partition back; returns who merges what has come."""
         kind = self._kinds[partition.number] = self._classify(partition, report, now)
         scheduler, budget, tuning = self._scheduler, self._budget, self._tuning
-        came = [wanted for wanted in scheduler.wanted if wanted.bundles]
+        came = [wanted for wanted in scheduler.wanted if wanted.chunk_lists]
         if not came:
             return Merger.NOBODY
         since = came[0].wanted_since
@@ -153,13 +154,13 @@ class ConcurrencyPolicy:
             if self.looks_in <= tuning.grace_s and not much:
                 return Merger.NOBODY
         # The mark is cleared here and not by the merge: until the merge has the interpreter again
-        # each further chunk would be handed over by itself. (Bundles of 1.2 chunks and not of 8
+        # each further chunk would be handed over by itself. (Chunk lists of 1.2 chunks and not of 8
         # gave a third of the 8 KB batches; 2026-11-21.)
         scheduler.want(())
         is_inline = kind is CallKind.QUICK or kind is CallKind.PASSED
         return Merger.FETCHER if is_inline else Merger.BATCHER
 
-    def _classify(self, partition: Partition, report: BundleReport, now: float) -> CallKind:
+    def _classify(self, partition: Partition, report: CallsReport, now: float) -> CallKind:
         calls, _, num_bytes, took, waited = report
         tuning, computed = self._tuning, took - waited
         # While larger chunks are copied the interpreter is free, for another fetcher.
@@ -171,7 +172,7 @@ class ConcurrencyPolicy:
         if self._passes and computes and took < tuning.passed_call_s * calls:
             return CallKind.PASSED
         # Calls that compute wait for the interpreter alone, and that for less.
-        is_long = waited > max(computed, tuning.waiting_bundle_s)
+        is_long = waited > max(computed, tuning.waiting_list_s)
         return CallKind.WAITS if is_long else CallKind.COMPUTES
 
     # ---- the batcher thread while it waits
@@ -219,14 +220,14 @@ class ConcurrencyPolicy:
     # ---- decisions
 
     def kind_of(self, partition: Partition) -> CallKind:
-        """What the partition's calls are like, as far as its last bundle shows."""
+        """What the partition's calls are like, as far as its last chunk list shows."""
         return self._kinds[partition.number]
 
     def pick(self, now: float) -> Partition | None:
         """The partition to call now; None where no further call is worth it, or allowed."""
         budget, scheduler = self._budget, self._scheduler
         wanted = scheduler.wanted
-        hungry = [partition for partition in wanted if not partition.bundles]
+        hungry = [partition for partition in wanted if not partition.chunk_lists]
         if not budget.may_call():
             # At the bound only the call whose turn it is may start, and only while a device has no
             # batch. Of several that the merge waits for any will do: one at a time, where bytes
@@ -255,7 +256,7 @@ class ConcurrencyPolicy:
         for partition in self._scheduler.partitions:
             kind = kinds[partition.number]
             is_allowed = quick if kind is CallKind.QUICK else compute or kind is CallKind.WAITS
-            if is_allowed and (ahead or not partition.bundles):
+            if is_allowed and (ahead or not partition.chunk_lists):
                 allowed.append(partition)
         return self._scheduler.least_called(now, allowed) if allowed else None
 
@@ -273,16 +274,16 @@ class ConcurrencyPolicy:
             for partition in self._scheduler.partitions
         )
 
-    def limits_of(self, partition: Partition) -> BundleLimits:
-        """How large the bundle gets that a fetcher begins now; the fetcher counts among those that
-        call already."""
+    def limits_of(self, partition: Partition) -> ListLimits:
+        """How large the chunk list gets that a fetcher begins now; the fetcher counts among those
+        that call already."""
         rows, tuning = self._most_rows(partition), self._tuning
-        return BundleLimits(rows, min(rows, tuning.bundle_calls), tuning.part_bytes, tuning.grace_s)
+        return ListLimits(rows, min(rows, tuning.list_calls), tuning.part_bytes, tuning.grace_s)
 
     def _most_rows(self, partition: Partition) -> int:
         """Some of a batch where batches are large, several of them where they are small and there
-        is room for them beside the bundles that others have begun. All bundles together always
-        have half the bound."""
+        is room for them beside the chunk lists that others have begun. All chunk lists together
+        always have half the bound."""
         batch, budget, tuning = self._batch_size, self._budget, self._tuning
         partitions = self._scheduler.partitions
         if not budget.has_bytes_for(budget.num_calling - 1):
@@ -295,13 +296,13 @@ class ConcurrencyPolicy:
             return max(1, min(tuning.part_bytes, share_bytes) // row_bytes)
         batch_bytes = max(1, batch * row_bytes)
         is_quick = self.kind_of(partition) is CallKind.QUICK
-        # One thread makes the quick bundles of all partitions in turn, and then merges them.
-        most_bytes = tuning.quick_bytes // len(partitions) if is_quick else tuning.bundle_bytes
+        # One thread makes the quick chunk lists of all partitions in turn, and then merges them.
+        most_bytes = tuning.quick_bytes // len(partitions) if is_quick else tuning.list_bytes
         num_batches = min(most_bytes, share_bytes) // batch_bytes
         begun = sum([one.limits.rows for one in partitions if one.running and one is not partition])
         room = budget.max_rows - budget.rows - budget.kept_rows - begun
         share_rows = max(room, budget.max_rows // tuning.bound_share) // len(partitions)
-        return batch * max(1, min(num_batches, tuning.bundle_batches, share_rows // batch))
+        return batch * max(1, min(num_batches, tuning.list_batches, share_rows // batch))
 
 
 # ---- Whether the calls of a partition take next to no time.
@@ -338,7 +339,7 @@ class Trials:
 
 
 class Pace:
-    """Whether the calls of one partition count as quick, from how long its bundles took.
+    """Whether the calls of one partition count as quick, from how long its chunk lists took.
 
     Beside other threads a call waits for the interpreter, and how long it takes itself is not
     seen. So calls count as quick until they show that they are not, and are tried again later. A
@@ -349,8 +350,8 @@ class Pace:
         self._trials = trials
         self._tuning = tuning
         self._is_quick = False
-        self._num_bundles = 0
-        # Seconds per call, averaged over the last bundles.
+        self._num_lists = 0
+        # Seconds per call, averaged over the last chunk lists.
         self._call_s = 0.0
 
     def note(self, num_calls: int, took: float, waited: float, now: float) -> bool:
@@ -361,16 +362,16 @@ class Pace:
             # A quick call cannot take this long, not even one that waits for the interpreter.
             if now >= self._trials.next and took < tuning.quick_wait_s * max(1, num_calls):
                 self._trials.begin(now)
-                self._is_quick, self._num_bundles = True, 0
+                self._is_quick, self._num_lists = True, 0
                 self._call_s = tuning.quick_call_s / 2
             return self._is_quick
-        self._num_bundles += 1
+        self._num_lists += 1
         if num_calls:
             latest = min(took / num_calls, 4 * tuning.quick_call_s)
             self._call_s += tuning.quick_weight * (latest - self._call_s)
-        # The first bundle may have been under way beside those of other threads.
-        is_long = took >= tuning.quick_bundle_s or waited >= tuning.quick_wait_s
-        if (is_long and self._num_bundles > 1) or self._call_s >= tuning.quick_call_s:
+        # The first chunk list may have been under way beside those of other threads.
+        is_long = took >= tuning.quick_list_s or waited >= tuning.quick_wait_s
+        if (is_long and self._num_lists > 1) or self._call_s >= tuning.quick_call_s:
             self._is_quick = False
             self._trials.fail(now)
         return self._is_quick

@@ -18,7 +18,7 @@ from feeder.workers.tuning import TUNING, Tuning
 
 
 class End:
-    """What a partition's last bundle of an epoch ends with."""
+    """What a partition's last chunk list of an epoch ends with."""
 
     __slots__ = ("mark",)
 
@@ -50,8 +50,8 @@ class ChunkList:
         self.ending = ending
 
 
-class BundleLimits(NamedTuple):
-    """A fetcher hands its bundle over when it reaches one of these."""
+class ListLimits(NamedTuple):
+    """A fetcher hands its chunk list over when it reaches one of these."""
 
     rows: int
     calls: int
@@ -60,7 +60,7 @@ class BundleLimits(NamedTuple):
     """Seconds for which the merge has been waiting."""
 
 
-_NO_LIMITS = BundleLimits(0, 0, 0, 0.0)
+_NO_LIMITS = ListLimits(0, 0, 0, 0.0)
 
 
 class Partition:
@@ -72,9 +72,24 @@ class Partition:
     """
 
     __slots__ = (
-        "backoff_s", "bundles", "called_at", "chunks", "ended", "epoch", "failure",
-        "halted", "ident", "limits", "made", "marks", "next", "number", "ready_at", "running",
-        "silent_since", "wanted_since",
+        "backoff_s",
+        "called_at",
+        "chunk lists",
+        "chunks",
+        "ended",
+        "epoch",
+        "failure",
+        "halted",
+        "ident",
+        "limits",
+        "made",
+        "marks",
+        "next",
+        "number",
+        "ready_at",
+        "running",
+        "silent_since",
+        "wanted_since",
     )  # fmt: skip
 
     def __init__(self, number: int, epoch: int, next_call: int, live: bool) -> None:
@@ -91,7 +106,7 @@ class Partition:
         self.running = False
         """Whether a fetcher holds it."""
         self.limits = _NO_LIMITS
-        """How large the bundle gets that is being filled."""
+        """How large the chunk list gets that is being filled."""
         self.ident: int | None = None
         """The thread that holds it."""
         self.called_at = 0.0
@@ -106,14 +121,14 @@ class Partition:
         """Since when it has been asked for a chunk and has given none."""
         self.wanted_since: float | None = None
         """Since when the merge has been waiting for it."""
-        self.bundles: deque[ChunkList] = deque()
+        self.chunk_lists: deque[ChunkList] = deque()
         """Handed over, not yet collected."""
         self.chunks: list[Any] = []
         """What the fetcher that holds it has got so far."""
         self.marks: list[bytes] = []
         """The cursors after those calls, where the feed has cursors."""
 
-    def hold(self, ident: int, limits: BundleLimits, now: float) -> None:
+    def hold(self, ident: int, limits: ListLimits, now: float) -> None:
         """A fetcher holds it from now on."""
         self.running, self.ident, self.limits = True, ident, limits
         # It counts from the first of several calls that give nothing: each begins anew only where
@@ -148,13 +163,13 @@ class Partition:
         return self.backoff_s
 
     def take_open(self, ending: End | FeedError | None, *, marked: bool) -> ChunkList | None:
-        """What has been got so far, as a bundle; None where that is nothing.
+        """What has been got so far, as a chunk list; None where that is nothing.
 
         Safe beside the fetcher that is appending: it appends the chunk, then the cursor, and
         taking a head off a list is one operation.
         """
-        # The length first: what the fetcher appends from here on stays for the next bundle. Of a
-        # chunk whose cursor is missing still, a position could not be told.
+        # The length first: what the fetcher appends from here on stays for the next chunk list. Of
+        # a chunk whose cursor is missing still, a position could not be told.
         count = min(len(self.chunks), len(self.marks)) if marked else len(self.chunks)
         if count == 0 and ending is None:
             return None
@@ -186,7 +201,7 @@ class Scheduler:
         """The partitions of which the merge is told when something comes."""
         self._layout = partitions
         self._epochs = epochs
-        self._max_bundles = tuning.max_bundles
+        self._max_lists = tuning.max_lists
         # The smallest index of the epoch that raised StopIteration (pure form).
         self._ends_at: int | None = None
         # After a resume all partitions may have ended the epoch already.
@@ -241,9 +256,9 @@ class Scheduler:
         # Chunks without rows may come for ever: they do not end a silence.
         if gave_rows:
             partition.silent_since = None
-        bundle = partition.take_open(ending, marked=marked)
-        if bundle is not None:
-            partition.bundles.append(bundle)
+        chunk_list = partition.take_open(ending, marked=marked)
+        if chunk_list is not None:
+            partition.chunk_lists.append(chunk_list)
         partition.running, partition.ident = False, None
         partition.ready_at = ready_at
         # The error has a place in the stream: nothing that the partition could give comes after it.
@@ -258,9 +273,9 @@ class Scheduler:
         something."""
         found = []
         for partition in partitions:
-            bundle = partition.take_open(None, marked=marked) if partition.running else None
-            if bundle is not None:
-                partition.bundles.append(bundle)
+            chunk_list = partition.take_open(None, marked=marked) if partition.running else None
+            if chunk_list is not None:
+                partition.chunk_lists.append(chunk_list)
                 found.append(partition)
         return found
 
@@ -272,14 +287,14 @@ class Scheduler:
         """Everything that was handed over, partition by partition."""
         found: list[ChunkList] = []
         for partition in self.partitions:
-            found.extend(partition.bundles)
-            partition.bundles.clear()
+            found.extend(partition.chunk_lists)
+            partition.chunk_lists.clear()
         return found
 
     def drop_all(self) -> None:
         """The stream is over: what was handed over is dropped."""
         for partition in self.partitions:
-            partition.bundles.clear()
+            partition.chunk_lists.clear()
 
     def _end(self, partition: Partition, call: int) -> None:
         """Call number `call` of a partition raised StopIteration."""
@@ -306,8 +321,8 @@ class Scheduler:
         return True
 
     def _may_call(self, partition: Partition, now: float) -> bool:
-        # Bundles without rows count in no other bound.
-        if len(partition.bundles) >= self._max_bundles:
+        # Chunk lists without rows count in no other bound.
+        if len(partition.chunk_lists) >= self._max_lists:
             return False
         is_held_up = partition.halted or partition.ready_at > now
         return not (partition.running or is_held_up or self._is_over(partition))
@@ -347,12 +362,12 @@ class BufferBudget:
     """
 
     def __init__(
-        self, max_rows: int, max_bytes: int, num_devices: int, bundle_bytes: int = 0
+        self, max_rows: int, max_bytes: int, num_devices: int, list_bytes: int = 0
     ) -> None:
         self.max_rows = max_rows
         self.max_bytes = max_bytes
-        self.bundle_bytes = bundle_bytes
-        """Bytes of the bundle that came last: what each fetcher that is calling will add."""
+        self.list_bytes = list_bytes
+        """Bytes of the chunk list that came last: what each fetcher that is calling will add."""
         self.num_calling = 0
         """Fetchers that are calling."""
         self.rows = 0
@@ -379,15 +394,15 @@ class BufferBudget:
 
     def may_call(self) -> bool:
         """Whether a fetcher may begin to call for the sake of batches to come, beside those that
-        do, each of which is going to add a bundle. Where nothing is buffered and nobody calls one
-        may, however large its chunk."""
+        do, each of which is going to add a chunk list. Where nothing is buffered and nobody calls
+        one may, however large its chunk."""
         return self._has_rows() and self.has_bytes_for(self.num_calling)
 
     def has_bytes_for(self, num_calling: int) -> bool:
         """Whether the bound on bytes is not reached with what so many fetchers are going to add."""
-        # Before the first bundle its size is a guess; a wrong one is corrected by the first.
+        # Before the first chunk list its size is a guess; a wrong one is corrected by the first.
         held = self.bytes + self.kept_rows * (self.row_bytes or 0)
-        return held + num_calling * self.bundle_bytes < self.max_bytes
+        return held + num_calling * self.list_bytes < self.max_bytes
 
     def _has_rows(self) -> bool:
         return self.rows + self.kept_rows < self.max_rows
@@ -399,16 +414,16 @@ class BufferBudget:
         and not at the one whose batch is next."""
         return 0 in self.waiting
 
-    def begin_bundle(self) -> None:
+    def begin_list(self) -> None:
         """A fetcher begins to call."""
         self.num_calling += 1
 
-    def end_bundle(self, calls: int, rows: int, num_bytes: int) -> None:
+    def end_list(self, calls: int, rows: int, num_bytes: int) -> None:
         """It has handed over what these calls gave."""
         self.num_calling -= 1
-        # A bundle without a chunk says nothing of how large the next one will be.
+        # A chunk list without a chunk says nothing of how large the next one will be.
         if calls:
-            self.bundle_bytes = num_bytes
+            self.list_bytes = num_bytes
         self.ahead_bytes += num_bytes
         self.add(rows, num_bytes)
 
