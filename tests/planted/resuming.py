@@ -22,8 +22,8 @@ RESUMING = (
     ),
     Bug(
         name="cursor read too late",
-        harm="The cursor is read when a chunk list is handed over, after the calls that follow in it: "
-        "a resumed run skips their rows.",
+        harm="The cursor is read when a chunk list is handed over, after the calls that follow in "
+        "it: a resumed run skips their rows.",
         file="workers/fetch/scheduler.py",
         old="chunks, marks = self.chunks[:count], self.marks[:count]",
         new="chunks, marks = self.chunks[:count], self.marks[count - 1 : count] * count",

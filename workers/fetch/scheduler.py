@@ -74,7 +74,7 @@ class Partition:
     __slots__ = (
         "backoff_s",
         "called_at",
-        "chunk lists",
+        "chunk_lists",
         "chunks",
         "ended",
         "epoch",
