@@ -35,7 +35,7 @@ def quick(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bo
     tune(
         monkeypatch,
         quick_call_s=request.param,
-        quick_bundle_s=request.param,
+        quick_list_s=request.param,
         quick_wait_s=request.param,
     )
     return bool(request.param)

@@ -127,13 +127,11 @@ class Fetcher:
         channel, next_call, chunks = self._channel, calls.next_call, partition.chunks
         append = chunks.append
         mark = calls.mark if self._spec.seekable else None
-        note = self._print if self._run.debug else None
-        if self._looks_at_first:
-            note = self._note_first
+        note_first = self._note_first if self._looks_at_first else None
+        note = self._print if self._run.debug else note_first
         axis, names, first, monotonic = self._axis, self._spec.names, partition.next, time.monotonic
         most_rows, most_calls, most_bytes, grace_s = partition.limits
-        if calls.one_by_one:
-            most_rows = 0
+        most_calls = 1 if calls.one_by_one else most_calls
         measure = count_bytes if row_bytes is None else None  # Later the merge may have taken some.
         rows = num_bytes = num_calls = 0
         try:
@@ -142,7 +140,7 @@ class Fetcher:
                 if chunk is None:
                     return _Calls(num_calls, rows, num_bytes, None)
                 if type(chunk) is not tuple:
-                    chunk = tuple(chunk) if type(chunk) is list else as_tuple(chunk, names)
+                    chunk = as_tuple(chunk, names)
                 cursor = mark() if mark is not None else b""
                 if note is not None:
                     note(partition, first + num_calls, chunk)
@@ -165,10 +163,9 @@ class Fetcher:
                 # Where the merge has taken chunks from under this call, the partition has to be
                 # given back, so that they are counted.
                 taken = len(chunks) < num_calls
-                if taken or rows >= most_rows or num_calls >= most_calls or channel.closed:
-                    return _Calls(num_calls, rows, num_bytes, _FULL)
+                is_full = taken or rows >= most_rows or num_calls >= most_calls or channel.closed
                 since = partition.wanted_since
-                if since is not None and monotonic() - since > grace_s:
+                if is_full or (since is not None and monotonic() - since > grace_s):
                     return _Calls(num_calls, rows, num_bytes, _FULL)
         except BaseException as error:
             # Also what is no Exception: a fetcher that ended of it would be waited for.
