@@ -38,9 +38,10 @@ class Pipeline:
         name: str,
         queues: Sequence[DeviceQueue],
         slots: Slots,
+        *,
         encode: Callable[[Cut], bytes],
-        resume: Resume | None,
-        report: Callable[[], None],
+        resume: Resume | None = None,
+        report: Callable[[], None] | None = None,
         stats: StreamStats | None = None,
     ) -> None:
         self._partitions = partitions = Partitions(

@@ -24,12 +24,13 @@ _YIELD_S = 0.001
 class HostQueue:
     """Batches on their way from the batcher to the user of one device, at most `capacity`.
 
-    `put` and `finish` are the batcher's, `get` is the user's, `close` anybody's. The user's thread
-    may be interrupted, as by Ctrl-C: Python looks for signals after each call and where a function
-    begins. What it does is therefore done by assignments that have no call between them.
+    The batcher's thread calls `put` and `finish`, the user's thread `get`, any thread `close`; the
+    state is guarded by one lock. The user's thread may be interrupted, as by Ctrl-C: Python looks
+    for signals after each call and where a function begins. So what that thread changes, it
+    changes by assignments without a call in between.
 
-    Every 10 seconds of a wait, or every `look_s` where that is less, the user asks `describe_wait`
-    what for, which raises where that will not come.
+    During a wait the user's thread calls `describe_wait` every 10 seconds, or every `look_s` where
+    that is less: it returns what is waited for, or raises where that will not come.
     """
 
     def __init__(
@@ -45,7 +46,7 @@ class HostQueue:
         self._ending: LazyPosition | FeedError | None = None
         self._lock = threading.Lock()
         # The user waits for these while there is no batch.
-        self._bells: list[OneShotEvent] = []
+        self._events: list[OneShotEvent] = []
         self._user_waits = self._user_waited = False
         # The batcher waits here while there is no room.
         self._drained = threading.Condition(self._lock)
@@ -105,7 +106,7 @@ class HostQueue:
         with self._lock:
             if self._ending is None:
                 self._ending = ending
-            self._ring()
+            self._wake_all()
 
     def get(self) -> deque[Batch] | LazyPosition:
         """All batches that are there, waiting for the first; after them the end of the stream.
@@ -130,11 +131,11 @@ class HostQueue:
                 self._ending = ClosedError("the feed is stopped")
             self.given = None
             self._batches.clear()
-            self._ring()
+            self._wake_all()
             self._drained.notify_all()
 
-    def _take(self, bell: OneShotEvent | None) -> deque[Batch] | LazyPosition | FeedError | None:
-        """What is there; else the bell is hung up, where there is one."""
+    def _take(self, event: OneShotEvent | None) -> deque[Batch] | LazyPosition | FeedError | None:
+        """What is there; else the event is left for who puts the next batch, where one is given."""
         rest: deque[Batch] = deque()
         with self._lock:
             if self.given is None and self._batches and not isinstance(self._ending, ClosedError):
@@ -145,8 +146,8 @@ class HostQueue:
                     self._drained.notify_all()  # as in `_wake_user`
                     self._batcher_waits = False
                 return self.given
-            if self._ending is None and bell is not None:
-                self._bells.append(bell)
+            if self._ending is None and event is not None:
+                self._events.append(event)
                 self._user_waits = True
             return self._ending
 
@@ -156,8 +157,8 @@ class HostQueue:
             self.starved.start(started)
             # A new event for each wait: one whose wait was interrupted may have been set for a wait
             # that is over.
-            while (got := self._take(bell := OneShotEvent())) is None:
-                if not bell.wait(min(_SLOW_S, self._look_s)):
+            while (got := self._take(event := OneShotEvent())) is None:
+                if not event.wait(min(_SLOW_S, self._look_s)):
                     waited = time.monotonic() - started
                     logger.warning("no batch for %.0f s: %s", waited, self._describe_wait())
         finally:
@@ -168,14 +169,14 @@ class HostQueue:
         if self._user_waits:
             self._user_waits = False
             # All: a wait that was interrupted may have left its mark, and would be woken alone.
-            self._ring()
+            self._wake_all()
 
-    def _ring(self) -> None:
+    def _wake_all(self) -> None:
         # Woken first, taken off the list after: an interrupt in between wakes somebody twice, not
         # never.
-        for bell in self._bells:
-            bell.ring()
-        self._bells = []
+        for event in self._events:
+            event.ring()
+        self._events = []
 
     def _raise_closed(self) -> None:
         if isinstance(self._ending, FeedError):

@@ -108,8 +108,8 @@ class Stream:
     def _build(self) -> None:
         config, encode = self.config, self.positions.id.encode
         self.pipeline = Pipeline(
-            config.stream, config.run, config.name, self.queues, self.slots, encode, self._resume,
-            self._log_now_and_then, self.counted,
+            config.stream, config.run, config.name, self.queues, self.slots, encode=encode,
+            resume=self._resume, report=self._log_now_and_then, stats=self.counted,
         )  # fmt: skip
 
     # ---- life

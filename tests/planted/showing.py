@@ -64,8 +64,8 @@ SHOWING = (
         name="counts begin again",
         harm="Each time that a feed is begun again its counters are back at 0.",
         file="feeder/service/server/run.py",
-        old="lambda: None, self.counted,",
-        new="lambda: None,",
+        old="resume=resume, stats=self.counted,",
+        new="resume=resume,",
         tests=(_MONITOR + "test_counts_go_on_when_the_feed_is_begun_again",),
     ),
     Bug(

@@ -252,7 +252,7 @@ def test_what_is_interrupted_at_a_mark_or_the_end_is_done_again(
 def test_a_wait_that_was_interrupted_does_not_hold_up_the_next() -> None:
     queue = HostQueue(4, lambda: "")
     # What is left of a wait that is interrupted as it begins.
-    queue._bells.append(OneShotEvent())
+    queue._events.append(OneShotEvent())
     got: list[Any] = []
     reader = threading.Thread(target=lambda: got.append(queue.get()))
     reader.start()

@@ -111,20 +111,24 @@ class Counting:
         """The stream is stopped before."""
 
 
-def test_slots_are_filled_ahead_from_a_chunk_that_is_larger_than_the_buffers() -> None:
-    """They are so many and no more: copies need not wait until batches have been sent."""
+# With room for few batches each goes by itself; with much room they would wait for their group.
+@pytest.mark.parametrize("max_buffered_batches", [2, 1000], ids=["small", "in a group"])
+def test_all_slots_are_filled_and_handed_over(max_buffered_batches: int) -> None:
+    """Their number is fixed: copies need not wait until batches have been sent. And what was made
+    is handed over before a slot is waited for, which comes back only when that was used."""
 
     def fetch_much(call: Call) -> Any:
         return [np.arange(50 * ROWS)]
 
     coordinator = make(
-        fetch_much, input_blob_names=["value"], batch_size=ROWS, max_buffered_batches=2
-    )
+        fetch_much, input_blob_names=["value"], batch_size=ROWS,
+        max_buffered_batches=max_buffered_batches,
+    )  # fmt: skip
     (stream,) = coordinator["train"].streams
     queue, slots = Counting(20), ArenaSlots(1, lambda device, slot_bytes: 20)
     pipeline = Pipeline(
         stream.config.stream, stream.config.run, "train", [queue], slots,
-        stream.positions.id.encode, None, lambda: None,
+        encode=stream.positions.id.encode,
     )  # fmt: skip
     pipeline.start()
     try:

@@ -48,7 +48,7 @@ def collect(form: str, pattern: str, **settings: Any) -> tuple[list[Batch], Grou
     config, positions, queue = stream.config, stream.positions, Collecting()
     slots = ArenaSlots(1, lambda device, slot_bytes: 200)
     pipeline = Pipeline(
-        config.stream, config.run, "train", [queue], slots, positions.id.encode, None, lambda: None
+        config.stream, config.run, "train", [queue], slots, encode=positions.id.encode
     )
     pipeline.start()
     try:

@@ -69,7 +69,7 @@ def test_nobody_waits_long(queue: HostQueue, monkeypatch: pytest.MonkeyPatch) ->
     assert len(queue) == 1
     monkeypatch.undo()
     with queue._lock:
-        queue._ring()
+        queue._wake_all()
     assert [*user.result()] == [ANY]
 
 

@@ -1,4 +1,4 @@
-"""Ready-made sources: passed where a fetch function is."""
+"""Ready-made sources: each joins an order and a store, and is passed where a fetch function is."""
 
 from __future__ import annotations
 

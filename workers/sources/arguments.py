@@ -19,6 +19,7 @@ def list_paths(paths: PathLike | Iterable[PathLike], what: str) -> list[str]:
     Raises:
         ConfigError: there is none, or it is no path.
     """
+    # A string is iterable too: it is one path, not one per letter.
     if isinstance(paths, (str, bytes, os.PathLike)) or not isinstance(paths, Iterable):
         return [check_path(paths, what)]
     listed = [check_path(path, what) for path in paths]
@@ -43,6 +44,7 @@ def check_names(options: Mapping[str, Any], names: Sequence[str]) -> None:
     """Raise a ConfigError where an option has none of the names, with the one it is like."""
     for name in options:
         if name not in names:
+            # A misspelt option is the usual mistake, so the error says which one was meant.
             near = get_close_matches(name, names, 1)
             hint = f"did you mean {near[0]!r}" if near else f"expected {', '.join(names)}"
             raise ConfigError(f"unknown option {name!r}: {hint}")
@@ -54,6 +56,7 @@ def whole(name: str, value: Any, least: int = 0) -> int:
         number = operator.index(value)
     except TypeError:
         number = None
+    # True is 1 to Python, and nearly always a mistake here.
     if number is None or isinstance(value, bool) or number < least:
         raise ConfigError(f"{name} is {value!r}, expected a whole number of at least {least}")
     return number

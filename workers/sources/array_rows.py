@@ -47,6 +47,7 @@ def _named(columns: tuple[ArrayLike | Mapping[str, ArrayLike], ...]) -> dict[Any
     only = columns[0] if len(columns) == 1 else None
     if isinstance(only, (str, os.PathLike)) and os.fspath(only).endswith(".npz"):
         return {name: _checked(name, array) for name, array in _load_npz(only).items()}
+    # Without names the columns are known by number, and come as a tuple.
     given = only.items() if isinstance(only, Mapping) else enumerate(columns)
     return {name: _checked(name, _opened(column)) for name, column in given}
 
@@ -57,6 +58,7 @@ def _opened(column: Any) -> Any:
     if not os.fspath(column).endswith(".npy"):
         raise ConfigError(f"{os.fspath(column)!r} is no .npy file, nor an .npz file alone")
     with _loading(column, ".npy"):
+        # Mapped: a file larger than memory will do, and its pages are shared between processes.
         return np.load(column, mmap_mode="r", allow_pickle=False)
 
 
@@ -85,6 +87,7 @@ def _checked(name: Any, array: Any) -> NDArray[Any]:
     if not isinstance(array, np.ndarray):
         kind = type(array).__name__
         raise ConfigError(f"column {name!r} is {kind}, expected an array or the path of one")
+    # Without an axis there are no rows; objects cannot be copied as bytes.
     if array.ndim == 0 or array.dtype.hasobject:
         raise ConfigError(
             f"column {name!r} is {array.dtype}{list(array.shape)}, expected at least 1 axis and no "
@@ -122,7 +125,10 @@ class ArrayRecords:
     def read(self, indices: NDArray[np.int64], call: Call) -> Columns:
         """Take rows."""
         first, last = int(indices[0]), int(indices[-1])
+        # The first test is quick and rules out nearly every shuffled call.
         together = last - first == len(indices) - 1 and bool((np.diff(indices) == 1).all())
+        # A slice is a view, which costs nothing; the assembler copies it once. An index array is a
+        # copy.
         rows: Any = slice(first, last + 1) if together else indices
         taken = {name: column[rows] for name, column in self._columns.items()}
         return taken if self._is_named else tuple(taken.values())

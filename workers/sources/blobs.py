@@ -65,6 +65,7 @@ class BlobColumn:
         Raises:
             RecordError: raw pixels and files are mixed, or rows are not of one shape.
         """
+        # Raw pixels need no decoding: one copy for all records.
         shape = self._shape(blobs)
         if shape is not None:
             return None, (stack_bytes(blobs.data, shape),)
@@ -72,6 +73,7 @@ class BlobColumn:
             return self._decode(self._pictures, blobs, call, faults)
         if self._max_bytes is not None:
             return self._fill_up(self._max_bytes, blobs, faults)
+        # Files as they are: rows of one column are of one length.
         sizes = [len(data) for data in blobs.data]
         if len(set(sizes)) > 1:
             other = next(i for i, size in enumerate(sizes) if size != sizes[0])
@@ -97,9 +99,11 @@ class BlobColumn:
     ) -> tuple[list[int], tuple[NDArray[Any], ...]]:
         good, images = [], []
         for i, (record, data) in enumerate(zip(blobs.records, blobs.data, strict=True)):
+            # Each by itself: one damaged file leaves out one row, not the call.
             with faults.reading(blobs.name, record):
                 images.append(pictures.decode(data, call, record))
                 good.append(i)
+        # No row is left, so nothing is known of the column's shape.
         if not good:
             return good, ()
         return good, (stack(images, lambda i: blobs.called(good[i]), "image", ONE_SIZE),)
@@ -114,6 +118,7 @@ class BlobColumn:
             else:
                 error = ValueError(f"the file has {len(data)} bytes, max_bytes is {max_bytes}")
                 faults.report(blobs.called(i), error)
+        # Zeros behind each file: what fresh memory happens to hold must not come into a batch.
         column = np.zeros((len(good), max_bytes), np.uint8)
         lengths = np.array([len(blobs.data[i]) for i in good], dtype=np.int32)
         for row, i in zip(column, good, strict=True):
@@ -146,6 +151,7 @@ def take_blobs(
             raise ConfigError("max_bytes is for files that are not decoded: give decode=False")
         pictures, order = take_pictures(rest)
         return BlobColumn(pictures, None), order
+    # An option without effect is a mistake: better refused than ignored.
     _refuse(options, PICTURE_NAMES, "decode is False")
     return BlobColumn(None, None if size is None else whole("max_bytes", size, 1)), rest
 

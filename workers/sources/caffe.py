@@ -54,6 +54,7 @@ def caffe_lmdb(
     Raises:
         ConfigError: the path holds no LMDB with records, or an option is wrong.
     """
+    # Options first: a mistake in them is told before a large store is opened.
     column, order = take_blobs(image_available, options)
     reader = DatumReader(
         has_image=column is not None,
@@ -85,6 +86,8 @@ class DatumReader:
         Raises:
             ValueError: it lacks something, or its image is not of the size that it says.
         """
+        # A record without a label has one field less; to take it for label 0 would train on a
+        # guess.
         if datum.label is None and self.has_label:
             raise ValueError("the record has no label: give label_available=False")
         shape = self._shape(datum) if self.has_image else None
@@ -99,6 +102,8 @@ class DatumReader:
             return None
         sides = {"H": datum.height, "W": datum.width, "C": datum.channels}
         shape = tuple(sides[letter] for letter in self._layout)
+        # Sizes come from the file, and may be damaged: what does not multiply to the data's length
+        # is refused.
         if min(shape) < 1 or shape[0] * shape[1] * shape[2] != size:
             raise ValueError(
                 f"the image has {size} bytes, expected {datum.height} × {datum.width} pixels of "
@@ -134,10 +139,12 @@ class CaffeRecords(LmdbRecords):
 
     def read(self, indices: NDArray[np.int64], call: Call) -> Columns | None:
         """Read and decode records."""
+        # The values lie in LMDB's map: they are copied before the transaction ends with this block.
         with self._store.values(indices, self._faults) as (records, values):
             labels, shapes, data, errors = self._parser.parse(values)
             for i, error in errors.items():
                 self._faults.report(self.name(records[i]), error)
+            # Labels and data are of sound records alone; the names have to be of the same.
             if errors:
                 records = [record for i, record in enumerate(records) if i not in errors]
             if not records:

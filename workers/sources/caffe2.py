@@ -101,9 +101,11 @@ class Caffe2Records(LmdbRecords):
                     rows.append(self._parse(value, data, shapes))
                     records.append(record)
             if rows and self._column is not None:
+                # Inside the block: the data are views of LMDB's map.
                 blobs = Blobs(records, data, shapes, self.name)
                 readable, images = self._column.make(blobs, call, self._faults)
                 if readable is not None:
+                    # Files that could not be decoded leave out the other columns of their rows too.
                     rows = [rows[i] for i in readable]
                     records = [records[i] for i in readable]
         if not rows:
@@ -118,6 +120,7 @@ class Caffe2Records(LmdbRecords):
         self, value: memoryview, data: list[memoryview], shapes: list[tuple[int, ...] | None]
     ) -> list[NDArray[Any]]:
         tensors = parse_tensors(value)
+        # Checked before the image is appended: a record is taken whole or not at all.
         row = self._layout.rows(tensors)
         if self._column is not None:
             image, shape = image_of(tensors[0])

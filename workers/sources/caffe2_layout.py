@@ -38,6 +38,7 @@ class RecordLayout:
         additional_inputs: int,
         bbox: bool,
     ) -> None:
+        # Of these two the length of the column does not follow from a record.
         is_sparse = label_type in ("multi_hot", "weighted")
         if is_sparse:
             if num_labels is None:
@@ -53,6 +54,7 @@ class RecordLayout:
         names += [f"additional input {i}" for i in range(additional_inputs)]
         self.names = names + ["box"] * bbox
         """Names of the columns behind the image."""
+        # Weights are a tensor of their own, and share the label's column.
         self.num_tensors = has_image + (label_type == "weighted") + len(self.names)
         """Tensors of a record."""
         if self.num_tensors == 0:
@@ -64,6 +66,8 @@ class RecordLayout:
         Raises:
             ValueError: a tensor is missing, or is not what it should be.
         """
+        # Tensors have no names, only places: one too many means that all behind it would be taken
+        # for another.
         if len(tensors) != self.num_tensors:
             raise ValueError(f"has {len(tensors)} tensors, expected {self.num_tensors}")
         rest = tensors[self.has_image :]
@@ -76,6 +80,7 @@ class RecordLayout:
             rest = rest[1:]
         names = self.names[len(rows) :]
         rows.extend(_numbers(name, tensor) for name, tensor in zip(names, rest, strict=True))
+        # A box is told by its type and length, since it too has no name.
         if self.bbox and (rest[-1].data_type != INT32 or rows[-1].shape != (_BOX_NUMBERS,)):
             raise ValueError(
                 f"box is {rest[-1].type_name}{list(rows[-1].shape)}, expected INT32[{_BOX_NUMBERS}]"
@@ -104,6 +109,7 @@ class RecordLayout:
 
     def _places(self, numbers: NDArray[Any]) -> NDArray[np.int64]:
         for number in numbers.tolist():
+            # A float label is allowed where it is a whole number, as Caffe2's tools write it.
             if not 0 <= number < self.num_labels or number != int(number):
                 raise ValueError(f"label {number!r} is none of 0 to {self.num_labels - 1}")
         return numbers.astype(np.int64)
@@ -138,6 +144,7 @@ def image_of(tensor: Tensor) -> tuple[memoryview, tuple[int, ...] | None]:
     if tensor.data_type != BYTE:
         raise ValueError(f"image is of data type {tensor.type_name}, expected STRING or BYTE")
     dims, data = tensor.dims, tensor.octets if tensor.octets is not None else memoryview(b"")
+    # Two dimensions are a grey image: one channel.
     shape = (*dims[:2], dims[2] if len(dims) > 2 else 1)
     if len(dims) not in (2, 3) or min(shape) < 1 or shape[0] * shape[1] * shape[2] != len(data):
         raise ValueError(f"image has {len(data)} bytes, expected as many as {list(dims)} says")

@@ -32,6 +32,7 @@ def make_columns(
     Raises:
         RecordError: a sample is not like the first, or the function made no columns.
     """
+    # Stacking is the default, and checks each sample against the first.
     if collate is None:
         return stack_samples(samples, names)
     try:
@@ -53,6 +54,7 @@ def stack_samples(samples: Sequence[Any], names: Callable[[int], str]) -> Column
     Raises:
         RecordError: a sample is not like the first.
     """
+    # The first sample says what a sample is; another one is named by where it differs.
     first = samples[0]
     if isinstance(first, Mapping):
         keys: Sequence[Any] = list(first)
@@ -71,6 +73,7 @@ def stack_samples(samples: Sequence[Any], names: Callable[[int], str]) -> Column
 def _check(
     sample: Any, first: Any, keys: Sequence[Any], names: Callable[[int], str], i: int
 ) -> None:
+    # A mapping and a tuple of the same length would be stacked by different rules.
     is_like = isinstance(sample, Mapping) == isinstance(first, Mapping)
     if not (is_like and isinstance(sample, (Mapping, tuple, list)) and len(sample) == len(keys)):
         raise RecordError(f"{names(i)}: is {_kind(sample)}, {names(0)} is {_kind(first)}")
@@ -89,6 +92,7 @@ def _column(values: Sequence[Any], names: Callable[[int], str], column: str) -> 
     rows = []
     for i, value in enumerate(values):
         try:
+            # `asarray` takes tensors of other libraries without a copy.
             rows.append(np.asarray(value))
         except (TypeError, ValueError) as error:
             raise RecordError(f"{names(i)}: {column} is no array: {error}") from error

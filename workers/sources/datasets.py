@@ -74,10 +74,12 @@ def samples(
     if not callable(fn):
         raise ConfigError(f"fn is {fn!r}, expected a function of a SampleInfo")
     size = whole("epoch_size", epoch_size, 1)
+    # `len` of a source could not say it.
     if size > sys.maxsize:
         raise ConfigError(f"epoch_size is {size}, expected at most {sys.maxsize}")
 
     def make(record: int, row: int, call: Call) -> Any:
+        # Made for each sample: it may be kept by the function, which other threads call too.
         info = SampleInfo(
             idx_in_epoch=record,
             idx_in_batch=row,
@@ -170,11 +172,15 @@ class SampleRecords:
                     made.append(self._make(record, row, call))
                     good.append(record)
         except _EpochIsOver as over:
+            # An exception of our own carries it through `Faults`, which refuses a plain
+            # StopIteration.
             raise StopIteration from over
+        # Every sample of the call is defective: the source asks for what columns are like.
         if not made:
             return None
         return make_columns(made, lambda i: self.name(good[i]), self._collate)
 
     def describe(self) -> dict[str, Any]:
         """Whether samples are stacked or collated."""
+        # The function itself cannot be compared; that there is one can.
         return {"collate": self._collate is not None}

@@ -28,6 +28,7 @@ def find(package: str) -> Any | None:
     try:
         return importlib.import_module(package)
     except ModuleNotFoundError as error:
+        # The package is there and lacks one of its own: that is another error, and is not hidden.
         if error.name not in (package, package.split(".")[0]):
             raise
         return None

@@ -64,6 +64,8 @@ class ImageRecords:
         self._files: list[str] = []
         labels = []
         for label, folder in enumerate(root / name for name in self.classes):
+            # Sorted here and not by the system: the order of a folder differs between file systems,
+            # and the stream must not.
             files = _names_in(folder, _is_image)
             self._files.extend(os.path.join(folder, file) for file in files)
             labels += [label] * len(files)
@@ -94,6 +96,7 @@ class ImageRecords:
         good, images = [], []
         for index in indices.tolist():
             with self._faults.reading(self.name, index):
+                # Opened at the call: no process may hold a whole data set's files open.
                 data = Path(self._files[index]).read_bytes()
                 images.append(self._pictures.decode(data, call, index))
                 good.append(index)
@@ -106,6 +109,7 @@ class ImageRecords:
         """A digest of the files' names, and what is done to them."""
         hasher = xxhash.xxh3_64()
         for file in self._files:
+            # Relative to the folder, so that a data set that was moved is the same one.
             hasher.update(os.fsencode(os.path.relpath(file, self._root)) + b"\0")
         return {"files": hasher.hexdigest(), **self._pictures.describe()}
 

@@ -34,7 +34,8 @@ class IterableSource:
     `fetch(worker_id, batch_size)` with `cursor(worker_id)` and `seek(worker_id, cursor)`.
 
     The cursor is the iterator's state and the epoch, so it is as large as that state. It is read
-    after every call; `state_dict` has to be quick.
+    after every call; `state_dict` has to be quick. Any thread calls it; the scheduler lets one
+    thread at a time call for a worker, so each worker's state has one owner at a time.
     """
 
     def __init__(
@@ -48,18 +49,21 @@ class IterableSource:
         self._num_arguments = _num_arguments(factory)
         self._batched = batched
         self._collate = check_collate(collate)
+        # Each entry is touched by the fetcher that holds this worker's partition, one at a time.
         self._workers: dict[int, _Worker] = {}
 
     def __call__(self, worker_id: int, batch_size: int) -> Columns:
         worker = self._worker(worker_id)
         if worker.iterator is None and not worker.ended:
             self._begin(worker_id, worker, None)
+        # An iterator that gives batches gives one per call.
         size = 1 if self._batched else batch_size
         samples = [] if worker.ended else list(islice(worker.iterator or (), size))
         # What a finished iterator says of its state is not to be relied on.
         worker.ended = len(samples) < size
         if not samples:
             self._workers[worker_id] = _Worker(epoch=worker.epoch + 1)
+            # The next call begins the next epoch with a new iterator.
             raise StopIteration
         if self._batched:
             columns: Columns = samples[0]
@@ -77,6 +81,7 @@ class IterableSource:
                 f"factory takes no worker_id, and workers {sorted(self._workers)!r} would all give "
                 "the same samples: take one, or give num_worker_threads=1"
             )
+        # As many arguments as the function takes: none, the worker, or the worker and the epoch.
         made = self._factory(*(worker_id, worker.epoch)[: self._num_arguments])
         owner = made if _is_stateful(made) else None
         # An iterable with state is put back before it is iterated over.
@@ -99,6 +104,8 @@ class IterableSource:
         """Where a worker stands after its last call."""
         worker = self._worker(worker_id)
         begun = worker.iterator is not None and not worker.ended
+        # Before the first call and after the last there is no state to ask for: the epoch number
+        # says it all.
         state = worker.owner.state_dict() if begun else None
         return {"epoch": worker.epoch, "ended": worker.ended, "begun": begun, "state": state}
 

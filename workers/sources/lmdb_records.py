@@ -31,5 +31,6 @@ class LmdbRecords:
 
     def describe(self) -> dict[str, Any]:
         """A digest of the keys, and what is done to image files."""
+        # The options about images are part of the stream only where there are images.
         column = {} if self._column is None else self._column.describe()
         return {**self._store.describe(), **column}

@@ -188,6 +188,8 @@ def take_pictures(options: PictureOptions) -> tuple[Pictures, OrderOptions]:
     scale, part = own.get("resize"), own.get("crop")
     if scale is not None:
         load("PIL.Image", "images")
+    # Random steps draw from `call.rng_for(record)`: they belong to the record, whichever thread or
+    # call reads it.
     random_crop = flag("random_crop", own.get("random_crop", False))
     if random_crop and part is None:
         raise ConfigError("random_crop is given without crop, the size of the part")

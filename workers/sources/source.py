@@ -44,7 +44,8 @@ from feeder.workers.stream.batch import Call
 class Source:
     """An order and records: a pure fetch function.
 
-    Any thread may call it, and several sources may share records.
+    Any thread may call it, and several sources may share records. What changes, the orders that
+    are made and the columns without rows, is assigned whole; making an order is under a lock.
     """
 
     ignores_worker_ids = True
@@ -57,6 +58,7 @@ class Source:
         `random_shuffle` then begins by shuffling the list."""
         self.records = records
         self._plan = plan_order(len(records), options, list_shuffle=list_shuffle)
+        # One for each seed; guarded by the lock while one is made, read without it.
         self._orders: dict[int, Order] = {}
         self._rowless: Columns | None = None
         self._lock = Lock()
@@ -69,6 +71,7 @@ class Source:
         calls stay in step, and a batch need not be put together from two of them. The rows and
         their order are the same.
         """
+        # A shallow copy: records and orders are shared, and so is what they have cached.
         source = copy.copy(self)
         source._carries = True
         return source
@@ -89,6 +92,8 @@ class Source:
     def _sound_row(self, call: Call) -> Columns:
         """The first record that can be read: from rows alone is known what the columns are like."""
         for record in range(len(self.records)):
+            # From the start, whichever call came first: what a stream is like does not depend on
+            # timing.
             columns = self.records.read(np.array([record]), call)
             if columns is not None:
                 return columns
@@ -108,10 +113,12 @@ class Source:
         if start >= stop:
             raise StopIteration
         length = self._plan.sharding.length(call.epoch)
+        # Positions behind `length` are padding: repeats of the epoch's last record.
         last = min(stop, length)
         indices = self._order(call.seed).indices(call.epoch, min(start, last - 1), last)
         if stop <= length:
             return indices
+        # Repeated by number; the record is read again, and its random draws are the same.
         repeats = np.full(stop - max(start, length), indices[-1])
         return repeats if start >= length else np.concatenate((indices, repeats))
 
@@ -120,6 +127,7 @@ class Source:
         sharding, size = self._plan.sharding, call.batch_size
         start = call.index * size
         if self._carries and not sharding.pad_last_batch:
+            # The epoch begins in the middle of a batch: its first call gives what that batch lacks.
             start -= sharding.offset(call.epoch) % size
         return max(0, start), max(0, min(start + size, sharding.rows(call.epoch, size)))
 
@@ -135,6 +143,7 @@ class Source:
     def cursor(self, call: Call) -> bytes:
         """What a fresh source needs to answer the calls after `call` at once."""
         length = self._plan.sharding.length(call.epoch)
+        # Padding is no position of the order.
         position = min(self._span(call)[1], length)
         return self._order(call.seed).cursor(call.epoch, position)
 

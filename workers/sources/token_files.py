@@ -53,6 +53,7 @@ def _whole_dtype(dtype: DTypeLike) -> np.dtype[Any]:
         found = np.dtype(dtype)
     except TypeError as error:
         raise ConfigError(f"dtype is {dtype!r}: {error}") from error
+    # Half-precision or signed bytes by mistake would give nonsense that trains.
     if found.kind not in "iu":
         raise ConfigError(f"dtype is {found}, expected a type of whole numbers")
     return found
@@ -70,6 +71,7 @@ class TokenRecords:
         self._paths = paths
         self._seq_len, self._dtype, self._stride = seq_len, dtype, stride
         self._files = [self._open(path) for path in self._paths]
+        # Only whole sequences: a shorter one would not fit into a batch.
         counts = [(len(file) - seq_len) // stride + 1 for file in self._files]
         self._ends = np.cumsum(counts)
 
@@ -79,6 +81,7 @@ class TokenRecords:
                 size = os.fstat(file.fileno()).st_size
         except OSError as error:
             raise ConfigError(f"{path!r} cannot be read: {error.strerror}") from error
+        # The commonest mistake, a wrong dtype, is mostly seen here.
         if size % self._dtype.itemsize:
             raise ConfigError(
                 f"{path!r} has {size} bytes, which is no multiple of the {self._dtype.itemsize} "
@@ -89,6 +92,7 @@ class TokenRecords:
                 f"{path!r} has {size // self._dtype.itemsize} tokens, fewer than a sequence of "
                 f"{self._seq_len}"
             )
+        # A plain array over the map: each slice of a `memmap` runs Python code of NumPy's.
         return np.memmap(path, self._dtype, mode="r").view(np.ndarray)
 
     def __len__(self) -> int:
@@ -96,6 +100,7 @@ class TokenRecords:
 
     def _places(self, indices: NDArray[np.int64]) -> tuple[list[int], list[int]]:
         """The numbers of records' files, and their first tokens."""
+        # `right`: a record whose number is the end of a file is the next file's first.
         numbers = np.searchsorted(self._ends, indices, side="right")
         inside = indices - np.concatenate(([0], self._ends))[numbers]
         return numbers.tolist(), (inside * self._stride).tolist()

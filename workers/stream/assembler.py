@@ -187,7 +187,9 @@ class Assembler:
     def _stamp(self, filled: Filled, place: LazyPosition, rows: int) -> Batch:
         """The next batch of the stream, which ended at `place`."""
         epoch, (arrays, slot) = self.epoch, filled
-        batch = Batch(self.schema.names, arrays, place, epoch, self.index, self.step, rows, slot)
+        batch = Batch(
+            self.schema.names, arrays, place, epoch, self.index, self.step, rows, slot=slot
+        )
         self.index = index = self.index + 1
         self.step = place.step = self.step + 1
         # Where the place is the next epoch's start already, the next batch is number 0 there.
@@ -251,7 +253,7 @@ class Assembler:
         # resume gives nothing more.
         place = self.start_of(end.span.start)
         names, index = self.schema.names, batch.index + 1
-        return Batch(names, arrays, place, batch.epoch, index, step, 0, slot)
+        return Batch(names, arrays, place, batch.epoch, index, step, 0, slot=slot)
 
     # ---- rows
 

@@ -102,6 +102,7 @@ class Batch(Mapping[str, NDArray[Any]]):
         index: int,
         step: int,
         rows: int,
+        *,
         slot: Slot | None = None,
     ) -> None:
         self._names = names

@@ -51,7 +51,7 @@ class RoundRobinRouter:
         spec: StreamSpec,
         run: RunSpec,
         made: BatchStats,
-        report: Callable[[], None],
+        report: Callable[[], None] | None,
         *,
         needs_room: bool,
     ) -> None:
@@ -132,7 +132,8 @@ class RoundRobinRouter:
             self._queues[group[-1].step % num].yield_to_user()
         if self._needs_room:
             self._channel.wait_for_room()
-        self._report()
+        if self._report is not None:
+            self._report()
 
     def wait_for_slot(self) -> None:
         """Hand over what has been made, then wait for a slot: the slot may be one that comes back

@@ -17,10 +17,10 @@ from feeder.workers.stream.chunks import Columns
 Arrays = tuple[NDArray[Any], ...]
 
 Kept = dict[int, NDArray[Any]] | None
-"""Columns that are not copied, by number; None where each has to be."""
+"""Columns that are not copied, by number; None where each column has to be copied."""
 
 Seen = Callable[[memoryview], None] | None
-"""Is told the bytes that are copied, in order, where somebody wants to know."""
+"""Called with the bytes that are copied, in order; None where nobody wants them."""
 
 
 class Slot(Protocol):
@@ -32,9 +32,10 @@ class Slot(Protocol):
     flats: tuple[memoryview | None, ...]
     """The memory of each as bytes, where its rows lie one after another."""
     kept: Kept
-    """Takes columns that one array is all of, where whoever reads them takes them from anywhere."""
+    """Where columns are put that stay in the array that they came in, by number; None where each
+    column has to be copied into the slot."""
     seen: Seen
-    """To be told the bytes of the only column, if only of large arrays."""
+    """Called with the bytes of the only column as they are copied, where arrays are large."""
 
     def lease(self, rows: int) -> Arrays:
         """The first `rows` rows for the user. The slot is free again when the last of these

@@ -69,9 +69,9 @@ def copy_rows(
 
 
 def keep_or_copy(slot: Slot, number: int, array: NDArray[Any]) -> None:
-    """Put an array that is all of a slot's column of that number there: as it is, where the slot
-    takes that and the array is large, has the very bytes that a copy would have, and is no small
-    part of a larger one, which would be kept too; else copied."""
+    """Store `array` as column `number` of a slot, all of it. Without a copy where the slot allows
+    that and the array is large, contiguous, of the target's dtype and shape, and no small part of
+    a larger one, which would be kept alive too; else by a copy."""
     target, is_large = slot.arrays[number], array.nbytes >= _KEPT_BYTES
     # The conditions together mean: sending this array in place of the column gives the same bytes,
     # and keeps nothing large alive that nobody needs.
@@ -133,8 +133,8 @@ def copy_part(
 
 
 def _are_large(arrays: Sequence[Any]) -> bool:
-    """Whether it is worth while to tell of arrays. Of many small ones nothing is told: a call for
-    each would take longer than to read the batch again."""
+    """Whether the arrays are so large that their bytes are summed up as they are copied. For many
+    small ones a call for each would take longer than reading the batch again."""
     return bool(sum([array.nbytes for array in arrays]) >= DROP_GIL_BYTES * len(arrays))
 
 
@@ -142,9 +142,9 @@ def _copy_seen(
     flat: memoryview, at: int, arrays: Sequence[Any], dtype: np.dtype[Any],
     seen: Callable[[memoryview], None],
 ) -> None:  # fmt: skip
-    """Copy arrays to where byte `at` of `flat` is, and tell the bytes that they become there: of
-    each when it has been copied, while a cache may hold it. Both let go of the GIL, and beside a
-    thread that computes in Python each time waits, so each is done at once."""
+    """Copy arrays to byte `at` of `flat` and on, and call `seen` with the bytes of each as soon as
+    it was copied, while a cache may hold them. The copy and the sum both drop the GIL, and beside
+    a busy Python thread each drop costs a wait, so each is one call per array."""
     target = np.frombuffer(flat, np.uint8)
     for array in arrays:
         # The bytes as they are in the slot: the checksum is of these.
@@ -155,9 +155,10 @@ def _copy_seen(
 
 
 def _copy(target: NDArray[Any], source: NDArray[Any]) -> None:
-    """Copy an array, a large one in pieces: copied at once it passes by the caches, and who reads
-    the batch next has to fetch it from memory. Each piece has the next one's first byte too: else
-    NumPy would see that they are one, and in a loop of our own each would let go of the GIL."""
+    """Copy an array, a large one in pieces. Copied at once it would pass by the caches, and the
+    batch's next reader would fetch it from memory. One call copies all pieces, since each call
+    drops the GIL. Each piece includes the first byte of the next one, else NumPy would join them
+    into one copy."""
     is_plain = target.flags.c_contiguous and source.flags.c_contiguous
     # Overlapping pieces are right only where both sides are plain bytes in one piece.
     if source.nbytes < _LARGE_BYTES or not is_plain or target.dtype != source.dtype:
@@ -224,8 +225,8 @@ _GIL = getattr(sys, "_is_gil_enabled", lambda: True)()
 
 
 def is_sole_owner(arrays: Sequence[Any], i: int) -> bool:
-    """Whether nobody but this list can reach the memory of its i-th array. Who has a weak reference
-    can: a fetch function may find in a cache what it returned before."""
+    """Whether nobody but this list can reach the memory of its i-th array. A weak reference counts
+    as a way to reach it: a fetch function may find in a cache what it returned before."""
     flags, base = arrays[i].flags, arrays[i].base
     # Memory of the pool (`stream/memory.py`) is lent: the chain is array, root, `Memory`, and all
     # three have to be referred to by nobody else.

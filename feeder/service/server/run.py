@@ -536,7 +536,7 @@ class ServedFeed:
         self.slots.reopen()
         pipeline = Pipeline(
             config.stream, config.run, self.name, outboxes, self.slots,
-            self.recipe.positions.id.encode, resume, lambda: None, self.counted,
+            encode=self.recipe.positions.id.encode, resume=resume, stats=self.counted,
         )  # fmt: skip
         run = StreamIncarnation(pipeline, outboxes)
         for outbox in outboxes:

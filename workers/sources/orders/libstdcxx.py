@@ -86,6 +86,7 @@ def draw_minstd(state: int, bounds: NDArray[np.uint64]) -> tuple[NDArray[np.uint
     numbers = np.empty(len(bounds), dtype=np.uint64)
     scales = np.uint64(_MINSTD_RANGE) // bounds
     done = 0
+    # Usually once: only a rejected draw makes another round.
     while done < len(bounds):
         states = _MINSTD_POWERS[: len(bounds) - done] * np.uint64(state)
         states %= np.uint64(_MINSTD_MODULUS)
@@ -127,6 +128,7 @@ def _seed_each(seeds: Sequence[int]) -> NDArray[np.uint64]:
     """The states of engines, each seeded by itself."""
     states = np.empty((STATE_WORDS, len(seeds)), dtype=np.uint64)
     for k, seed in enumerate(seeds):
+        # Python's integers have no 64-bit overflow: cut back each time.
         word = seed & _MASK_64
         words = [word]
         for i in range(1, STATE_WORDS):

@@ -81,6 +81,7 @@ class OrderPlan:
             return SequentialOrder(self.sharding)
         if self.order == "feeder":
             return PermutedOrder(self.sharding, seed)
+        # As DALI's readers of files do; its readers of databases do not.
         listing = shuffled_list(self.sharding.num_records) if self.list_shuffle else None
         return WindowedOrder(self.sharding, self.initial_fill, seed, listing)
 
@@ -131,10 +132,12 @@ def plan_order(num_records: int, options: OrderOptions, *, list_shuffle: bool) -
         _check_after_epoch(order, random_shuffle, stick)
     elif options.get("shuffle_after_epoch_seed") is not None:
         raise ConfigError("shuffle_after_epoch_seed is given without shuffle_after_epoch")
+    # The permutation counts in 64 bits.
     if random_shuffle and order == "feeder" and num_records > MAX_SIZE:
         raise ConfigError(
             f"the source holds {num_records} records, expected at most {MAX_SIZE} to shuffle them"
         )
+    # Without effect there, and whoever gives it expects DALI's order.
     if "initial_fill" in options and random_shuffle and order != "dali":
         raise ConfigError(
             f"initial_fill is the window of order='dali', and order is {order!r}, which shuffles "

@@ -87,6 +87,7 @@ class PermutedOrder(Order):
     def _permute(self, epoch: int) -> Permutation:
         sharding = self.sharding
         if sharding.stick_to_shard:
+            # Shard and number of shards in the key: each shard has a permutation of its own.
             key = f"{self._seed}/{epoch}/{sharding.shard_id}/{sharding.num_shards}"
             return Permutation(sharding.length(epoch), key)
         return Permutation(sharding.num_records, f"{self._seed}/{epoch}")
@@ -123,11 +124,13 @@ class ReshuffledOrder(Order):
         with self._lock:
             if epoch not in self._lists:
                 self._lists[epoch] = self._make(epoch)
+                # The one that was made first goes: epochs pass in order.
                 if len(self._lists) > _KEPT_LISTS:
                     del self._lists[next(iter(self._lists))]
             return self._lists[epoch]
 
     def _make(self, epoch: int) -> NDArray[np.int64]:
+        # A list that is at hand is a shorter way than the sorted one.
         known = max((e for e in self._lists if e < epoch), default=-1) if self._compound else -1
         first = known + 1 if self._compound else epoch
         order = self._lists[known] if known >= 0 else np.arange(self.sharding.num_records)

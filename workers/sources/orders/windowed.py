@@ -84,6 +84,7 @@ class Window:
         while self.step < stop:
             sharding = self._sharding
             end = sharding.offset(sharding.epoch_at(self.step) + 1)
+            # Not across an epoch's end: the bound of the draws changes there.
             while self.step < min(stop, end):
                 parts.append(self._walk(min(stop, end) - self.step, end))
         return np.concatenate(parts)
@@ -100,6 +101,7 @@ class Window:
         slots, out = self._slots, []
         refill = range(step + fill, step + fill + count)
         for i, k, place in zip(here.tolist(), there.tolist(), refill, strict=True):
+            # In this order: a record that is drawn at its own slot is replaced by the newest.
             out.append(slots[k])
             slots[k] = slots[i]
             slots[i] = place
@@ -110,6 +112,7 @@ class Window:
         """The window as bytes. A slot is written as how far it lies behind the newest one, in as
         few bytes as that takes: 2 at a window of 1,024, and 4 are enough for four billion."""
         fill = len(self._slots)
+        # Small numbers, though places grow without end: a cursor keeps its size.
         behind = self.step + fill - 1 - np.array(self._slots, dtype=np.int64)
         width = (int(behind.max()).bit_length() + 7) // 8 or 1
         octets = behind.astype("<u8").view(np.uint8).reshape(fill, 8)[:, :width]
@@ -125,6 +128,8 @@ class Window:
         if len(data) < _HEADER.size:
             raise ResumeError(f"cursor has {len(data)} bytes, expected {_HEADER.size} or more")
         step, state, width = _HEADER.unpack_from(data)
+        # Bytes of a cursor come from a file or a peer: nothing is computed with them before they
+        # are checked.
         if step >> 62 or not 1 <= width <= 8 or len(data) != _HEADER.size + fill * width:
             raise ResumeError(
                 f"cursor has {len(data)} bytes, which is not a window of initial_fill {fill}"

@@ -39,6 +39,7 @@ def parse_datum(value: Data) -> Datum:
     Raises:
         WireError: the bytes are not a protobuf message.
     """
+    # By name: the last field of a kind counts, as protobuf has it.
     found: dict[str, Any] = {}
     for number, kind, first, second in fields(value):
         if kind == BYTES and number == _DATA:
@@ -100,6 +101,7 @@ class _Tail(NamedTuple):
     @classmethod
     def of(cls, tail: bytes, sample: Sample) -> _Tail | None:
         """The tail of a record; None where it does not hold one label."""
+        # Two labels: the last would count, and the bytes of the first could differ as well.
         ends = [end for number, kind, _, end in fields(tail) if (number, kind) == (_LABEL, VARINT)]
         if len(ends) != 1:
             return None
@@ -112,11 +114,13 @@ class _Tail(NamedTuple):
     def labels(self, tails: NDArray[np.uint8]) -> NDArray[np.int32] | None:
         """The labels of tails as long as this one; None where one differs in anything else."""
         num, octets, start, stop = len(tails), self.octets, self.start, self.stop
+        # Everything but the label has to be the same: then the sample is, too.
         if tails[:, :start].tobytes() != octets[:start] * num:
             return None
         if tails[:, stop:].tobytes() != octets[stop:] * num:
             return None
         digits = tails[:, start:stop]
+        # Varints of one length: each byte but the last has its top bit set.
         if digits[:, -1].max() > 127 or digits[:, :-1].min(initial=255) < 128:
             return None
         shifts = np.arange(stop - start, dtype=np.uint64) * np.uint64(7)
@@ -136,6 +140,7 @@ class _Alike(NamedTuple):
 
     def all_of(self, values: Sequence[memoryview]) -> Parsed | None:
         """What the records are, or None where one of them is another or unknown."""
+        # Large records: looked at where they lie, by strided arrays over the map.
         if isinstance(values, MappedRows):
             return self._all_mapped(values)
         sizes = set(map(len, values))
@@ -164,6 +169,7 @@ class _Alike(NamedTuple):
         labels = np.empty(len(values), np.int32)
         shapes: list[tuple[int, ...] | None] = [None] * len(values)
         for size in set(sizes):
+            # Tails of one length make one array; a varint label has five lengths at most.
             which = np.flatnonzero(values.sizes == size)
             some = values if len(which) == len(values) else values.take(which)
             tail = self.tails.get(size - stop)
@@ -211,6 +217,7 @@ class SampleParser:
 
     def parse(self, values: Sequence[memoryview]) -> Parsed:
         """Parse records."""
+        # All at once where they are alike; else one by one, which finds the one that is not.
         parsed = self._alike.all_of(values)
         if parsed is not None:
             return parsed
@@ -232,13 +239,17 @@ class SampleParser:
             if sample is not None:
                 return sample
         sample = self._read(parse_datum(value))
+        # Assigned whole: another thread sees the old set or the new one.
         self._remember(value, sample)
         return sample
 
     def _remember(self, value: memoryview, sample: Sample) -> None:
+        # Without a head or a tail there is nothing to recognise a record by.
         if sample.start == 0 or sample.stop == len(value):
             return
         head, alike = value[: sample.start].tobytes(), self._alike
+        # Another head means another kind of store, and too many tails that nothing repeats: begun
+        # again, so that memory is bounded.
         if alike[:2] != (head, sample.stop) or len(alike.samples) >= _MAX_TAILS:
             alike = self._alike = _Alike(head, sample.stop, {}, {})
         tail = value[sample.stop :].tobytes()

@@ -71,11 +71,13 @@ class ListedKeys:
 def find_keys(cursor: Any, num_records: int) -> Keys | None:
     """The keys of the store that an LMDB cursor of bytes runs over; None where they are found to
     be more or fewer than the records."""
+    # Found out in a few reads; to list the keys takes one read each.
     numbered = _numbered(cursor, num_records)
     if numbered is not None:
         return numbered
     cursor.first()
     keys = list(cursor.iternext(values=False))
+    # LMDB counts records in its head; a damaged tree has another number of them.
     return ListedKeys(keys) if len(keys) == num_records else None
 
 
@@ -87,11 +89,13 @@ def _numbered(cursor: Any, num_records: int) -> NumberedKeys | None:
     if first is None or last is None:
         return None
     width, begin = len(first[1]), int(first[1])
+    # One width: with another the byte order of keys is not that of numbers.
     is_run = int(last[1]) - begin + 1 == num_records and len(last[1]) == width
     if not is_run or (first[2] is None) != (last[2] is None):
         return None
     keys = NumberedKeys(begin, width, suffix=first[2] is not None)
     step = max(1, num_records // _NUM_SAMPLES)
+    # A few samples: a gap anywhere else is an error of the record that is missing.
     return keys if all(move_to(cursor, keys, i) for i in range(0, num_records, step)) else None
 
 

@@ -38,10 +38,12 @@ class LmdbStore:
 
     def __init__(self, paths: PathLike | Iterable[PathLike], *, verify: bool = False) -> None:
         listed = list_paths(paths, "an LMDB folder")
+        # Before the environment is opened: LMDB may end the process over a damaged page.
         if flag("verify", verify):
             for path in listed:
                 _verify(path)
         self._folders = [_open(path) for path in listed]
+        # The folders are one list: record i is found by bisection.
         self._ends = np.cumsum([folder.size for folder in self._folders])
 
     def __len__(self) -> int:

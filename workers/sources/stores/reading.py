@@ -75,6 +75,7 @@ class Faults:
         names it, or passed over."""
         try:
             yield
+        # Ours, as a stop or a wrong option: no defect of a record.
         except FeedError:
             raise
         except (ValueError, OSError) as error:
@@ -85,6 +86,8 @@ class Faults:
                 f"{name(index)}: raised StopIteration, which cannot end an epoch here"
             ) from error
         except Exception as error:
+            # Any other exception is a bug in the user's code: it goes on as it is, with the
+            # record's name.
             error.add_note(f"while reading {name(index)}")
             raise
 
@@ -93,6 +96,7 @@ class Faults:
         if not self._skip:
             reason = isinstance(error, OSError) and error.strerror
             raise RecordError(f"{name}: {reason or error}") from error
+        # `+=` is not one operation, and several fetchers skip at once.
         with self._lock:
             self.skipped += 1
 
@@ -118,6 +122,7 @@ def stack(
                 f"{names(i)}: {column} is {row.dtype}{list(row.shape)}, {names(0)} has "
                 f"{dtype}{list(shape)}: the rows of a batch must be alike{hint}"
             )
+    # Memory that came back: fresh memory costs as much in page faults as the copy.
     stacked = POOL.empty((len(rows), *shape), dtype)
     copy_rows(stacked, octets(stacked), 0, 0, len(rows), [row[np.newaxis] for row in rows])
     return stacked
@@ -165,6 +170,7 @@ def stack_bytes(rows: Sequence[memoryview], shape: tuple[int, ...]) -> NDArray[n
     size = len(rows[0])
     if isinstance(rows, EvenRows):
         stacked.reshape(len(rows), size)[:] = rows.octets()
+    # Small rows: one join and one copy, which keep the interpreter.
     elif size <= JOIN_BYTES:
         octets(stacked)[:] = b"".join(rows)
     elif (cut := _as_cut(rows, size)) is not None:

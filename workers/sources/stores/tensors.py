@@ -74,6 +74,7 @@ class Tensor:
     def _numbers(self, number: int, dtype: str) -> NDArray[Any]:
         parts = self.parts.get(number, [])
         numbers = np.concatenate(parts) if parts else np.empty(0, dtype)
+        # The file is little-endian; the column is the machine's.
         return numbers.view(dtype).astype(np.dtype(dtype).newbyteorder("="), copy=False)
 
 
@@ -114,4 +115,5 @@ def _parse_tensor(value: memoryview) -> Tensor:
 
 
 def _append(tensor: Tensor, number: int, part: NDArray[Any]) -> None:
+    # A repeated field may come in pieces, packed or one by one: they are one list.
     tensor.parts.setdefault(number, []).append(part)

@@ -42,6 +42,7 @@ def fields(data: Data) -> Iterator[tuple[int, int, int, int]]:
             yield number, kind, value, at
             continue
         start, stop = _span(data, at, number, kind)
+        # Groups are no longer written; what is in one belongs to nobody here.
         if kind != _START_GROUP:
             yield number, kind, start, stop
         at = stop
@@ -50,6 +51,8 @@ def fields(data: Data) -> Iterator[tuple[int, int, int, int]]:
 def _tag(data: Data, start: int) -> tuple[int, int, int]:
     """Field number and wire type of the field at a byte, and where the tag ends."""
     tag, at = varint(data, start)
+    # Field number 0 does not exist, and a tag has 29 bits of number: else these are no protobuf
+    # bytes.
     if not 8 <= tag < 1 << 32 or at - start > _MAX_HEAD_BYTES:
         raise WireError(f"field number is {tag >> 3} at byte {at}")
     return tag >> 3, tag & 7, at
@@ -69,12 +72,14 @@ def _span(data: Data, at: int, number: int, kind: int, depth: int = 0) -> tuple[
         stop = _skip_group(data, at, number, depth + 1)
     else:
         raise WireError(f"wire type is {kind} at byte {at}")
+    # Lengths come from the file: a longer one would read the next record.
     if stop > len(data):
         raise WireError(f"field {number} ends at byte {stop}, the message at {len(data)}")
     return at, stop
 
 
 def _skip_group(data: Data, at: int, group: int, depth: int) -> int:
+    # The reference parsers' limit: nested groups would exhaust Python's stack.
     if depth > _MAX_DEPTH:
         raise WireError(f"groups are nested more than {_MAX_DEPTH} deep")
     while True:
@@ -100,6 +105,7 @@ def varint(data: Data, at: int) -> tuple[int, int]:
             if octet < 128:
                 return value & _MASK_64, at
             shift += 7
+            # Ten bytes hold 64 bits; more is damage, and must not loop on.
             if shift == 70:
                 raise WireError(f"varint has more than 10 bytes at byte {at}")
     except IndexError:
@@ -120,6 +126,7 @@ def int64(value: int) -> int:
 def packed_varints(data: Data) -> NDArray[np.uint64]:
     """The varints that a packed field holds."""
     octets = np.frombuffer(data, np.uint8)
+    # A varint ends at the first byte without the top bit.
     ends = np.flatnonzero(octets < 128)
     if len(octets) and (not len(ends) or ends[-1] != len(octets) - 1):
         raise WireError("packed field ends within a varint")
@@ -128,6 +135,7 @@ def packed_varints(data: Data) -> NDArray[np.uint64]:
     if len(lengths) and lengths.max() > 10:
         raise WireError("packed varint has more than 10 bytes")
     values = np.zeros(len(ends), dtype=np.uint64)
+    # One round per byte of the longest number, not one per number.
     for place in range(int(lengths.max(initial=0))):
         has = lengths > place
         part = octets[starts[has] + place].astype(np.uint64) & np.uint64(127)
