@@ -209,6 +209,77 @@ class Tuning:
     # glibc follows freed blocks up to 32 MiB, its own few bytes included. 1 MB batches came at
     # 9,000/s in a fresh process, and come at 19,500/s (2026-11-21).
 
+    # ---- records and orders (`sources/`)
+
+    record_join_bytes: int = 8 * _KIB
+    """Records of at most this size are copied twice or three times, all at once."""
+    # That takes less time than to copy them one by one (2026-11-21).
+
+    mapped_from_bytes: int = 64 * _KIB
+    """Where records of this size and larger lie in the map of an LMDB is found out and kept."""
+    # To find out where a record lies takes 2 us, as long as to copy 50 KB. Found out once, 100 KB
+    # records come 1.25 to 1.4 times as fast (2026-11-22).
+
+    mapped_together: int = 4
+    """So many records that lie at the same distance are copied at once, and no fewer."""
+    # With fewer NumPy lets go of the interpreter too often (2026-11-22).
+
+    mapped_in_vain: int = 8
+    """After so many calls whose records lie unevenly, more than others, no more is found out."""
+    # Then it costs and gains nothing; not measured (2026-11-22).
+
+    spare_transactions: int = 16
+    """So many read transactions of an LMDB are kept for calls to come."""
+    # More calls than that are rarely under way at once; not measured (2026-11-21).
+
+    datum_tails: int = 64 * _KIB
+    """So many different ends of records are remembered, with the labels that they mean."""
+    # A record whose ends were seen before is not parsed. The memory is bounded for data sets in
+    # which each label is another (2026-11-22).
+
+    keeps_gil_elements: int = 500
+    """Random numbers are drawn for so many elements at a time."""
+    # For more NumPy lets go of the interpreter in every operation, and waits 1 to 5 ms for it
+    # beside a busy thread (2026-11-21).
+
+    few_engines: int = 20
+    """Fewer random engines than this are seeded one by one."""
+    # For few, NumPy's arrays cost more than the loop; not measured apart (2026-11-22).
+
+    few_swaps: int = 1 << 16
+    """So few swaps of a shuffle are made one by one, since NumPy lets go of the interpreter."""
+    # Beside a busy Python thread that costs more than the loop (2026-11-22).
+
+    swaps_drawn: int = 1 << 20
+    swaps_followed: int = 1 << 18
+    """So many swaps of a shuffle are drawn at once, and so many followed at once."""
+    # What is followed lies in a core's caches (2026-11-22).
+
+    lists_kept: int = 4
+    """So many shuffled lists of an order are kept."""
+    # Calls of two epochs are under way at once where one goes over into the next, and two feeds may
+    # share a source (2026-11-21).
+
+    window_block: int = 4096
+    window_blocks: int = 32
+    """A windowed shuffle is walked in blocks of so many steps, and so many blocks are kept."""
+    # Calls that come a little out of order find their answer made. A block takes about 1 ms
+    # (2026-11-21).
+
+    window_checkpoints: int = 64
+    window_checkpoint_bytes: int = 16 * _MIB
+    """So many states of the walk are kept to go back to, with so many bytes together."""
+    # They bound memory; not measured (2026-11-21).
+
+    window_spare_rounds: int = 16
+    """A window is found by walking so many rounds of it back."""
+    # Something of it stays unknown with a probability of exp(-16). Then all is walked: slower, and
+    # the same answer (2026-11-22).
+
+    window_states: int = 1024
+    """So many states of the random engine are kept, for the cursors of positions to come."""
+    # They bound memory; not measured (2026-11-22).
+
 
 TUNING = Tuning()
 """What the product runs with."""
