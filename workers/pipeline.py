@@ -50,7 +50,7 @@ class Pipeline:
             arrival=spec.order == "arrival",
         )
         self._spec, self._run, self._name = spec, run, name
-        self._scope = ThreadGroup()
+        self._threads = ThreadGroup()
         self._resumed = resume is not None
         self.stats = stats or StreamStats.of(spec, run, len(queues))
         """What is counted; where it is given, from where it stands."""
@@ -83,11 +83,11 @@ class Pipeline:
 
     def _make_fetcher(self, start: Position) -> None:
         spec, run, partitions = self._spec, self._run, self._partitions
-        self.ledger = BufferBudget(run.max_rows, run.max_bytes, len(self._queues), run.guess_bytes)
+        self.budget = BufferBudget(run.max_rows, run.max_bytes, len(self._queues), run.guess_bytes)
         names = CallNames(spec, partitions)
         self.channel = Channel(
             Scheduler(partitions, start, spec.epochs, TUNING),
-            self.ledger,
+            self.budget,
             self.stats,
             names,
             self._queues,
@@ -116,9 +116,11 @@ class Pipeline:
         if not self._resumed:
             begin_anew(self._spec.fetch, self._spec.cursor, self._spec.worker_ids)
         for i in range(self._run.num_threads):
-            self._scope.start(f"feeder {self._name} fetcher {i}", self._run_fetcher)
+            self._threads.start(f"feeder {self._name} fetcher {i}", self._run_fetcher)
         # The thread keeps the name that users know from logs, stacks and the status page.
-        self._scope.start(f"feeder {self._name} enqueuer", run_batcher, self._batcher, self._router)
+        self._threads.start(
+            f"feeder {self._name} enqueuer", run_batcher, self._batcher, self._router
+        )
 
     def _run_fetcher(self) -> None:
         """Thread body: hold one partition after the other until no call is left."""
@@ -137,7 +139,7 @@ class Pipeline:
 
     def join(self, deadline_s: float) -> None:
         """Wait for the threads; raises `StuckWorkerError` where one does not end."""
-        self._scope.close(deadline_s)
+        self._threads.close(deadline_s)
 
     def forget(self) -> None:
         """Let go of what was made and not handed over, and of its slots; when all has ended."""
@@ -145,12 +147,12 @@ class Pipeline:
 
     def numbers(self, now: float) -> dict[str, Any]:
         """Plain numbers of what the stream has done so far."""
-        ledger = self.ledger
+        budget = self.budget
         return {
             **self.stats.numbers(now),
-            "buffered_rows": ledger.rows,
-            "buffered_bytes": ledger.bytes,
-            "kept_rows": ledger.kept_rows,
-            "peak_buffered_rows": ledger.peak_rows,
-            "peak_buffered_bytes": ledger.peak_bytes,
+            "buffered_rows": budget.rows,
+            "buffered_bytes": budget.bytes,
+            "kept_rows": budget.kept_rows,
+            "peak_buffered_rows": budget.peak_rows,
+            "peak_buffered_bytes": budget.peak_bytes,
         }

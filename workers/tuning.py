@@ -188,9 +188,9 @@ class Tuning:
 
     pieces_from_bytes: int = 8 * _MIB
     """Arrays of this size and larger are copied in pieces."""
-    # Copied at once they pass by the caches, and who reads the batch next fetches it from memory:
-    # 7 to 22 % of a served 20 MB batch. Smaller ones in pieces push others out of the caches
-    # (2026-11-23).
+    # Copied at once they pass by the caches, and the next reader of the batch fetches it from
+    # memory: 7 to 22 % of a served 20 MB batch. Smaller ones in pieces push others out of the
+    # caches (2026-11-23).
 
     # ---- memory of chunks (`stream/memory.py`)
 

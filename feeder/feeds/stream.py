@@ -213,7 +213,7 @@ class Stream:
         queues = [self._queue(device, first_queue, now) for device in range(len(self.queues))]
         blocked_s = sum([queue.blocked.seconds(now) for queue in self.queues])
         return make_feed(
-            self.config, self.number, condition, self.counted, self.pipeline.ledger, queues, now,
+            self.config, self.number, condition, self.counted, self.pipeline.budget, queues, now,
             blocked_s=blocked_s,
         )  # fmt: skip
 

@@ -227,14 +227,14 @@ def make_feed(
     number: int,
     condition: Condition,
     stats: StreamStats,
-    ledger: BufferBudget | None,
+    budget: BufferBudget | None,
     queues: Sequence[QueueFigures],
     now: float,
     *,
     blocked_s: float,
     service: ServiceFigures | None = None,
 ) -> FeedFigures:
-    """The figures of one stream. `blocked_s`: the enqueuer's waits for slots and queues; `ledger`
+    """The figures of one stream. `blocked_s`: the enqueuer's waits for slots and queues; `budget`
     is None where nothing is buffered."""
     started_at = now if condition.started_at is None else condition.started_at
     asked_at = started_at if condition.asked_at is None else condition.asked_at
@@ -256,8 +256,8 @@ def make_feed(
         idle_s=stats.idle.seconds(now),
         chunks_wait_s=stats.chunks.seconds(now),
         room_wait_s=stats.room.seconds(now) + blocked_s,
-        buffered_rows=0 if ledger is None else ledger.rows,
-        buffered_bytes=0 if ledger is None else ledger.bytes,
+        buffered_rows=0 if budget is None else budget.rows,
+        buffered_bytes=0 if budget is None else budget.bytes,
         limit_rows=config.run.max_rows,
         workers=_make_workers(stats, config.stream.first_worker_id, now),
         queues=tuple(queues),

@@ -69,7 +69,7 @@ class StallDetector:
         waits = [user.waited_since for user in self._users]
         waited_since = min((since for since in waits if since is not None), default=None)
         if waited_since is None or self._waits_for_user(partitions):
-            return self._calm_s  # Nobody waits, or the user is who is waited for.
+            return self._calm_s  # Nobody waits, or what is missing is the user, who takes no batch.
         suspects = [partition for partition in partitions if partition.silent_since is not None]
         suspects = suspects or [
             partition for partition in self._scheduler.partitions if partition.running
@@ -82,7 +82,7 @@ class StallDetector:
         return min(self._longest_s, since + self._timeout_s - now)
 
     def _waits_for_user(self, partitions: Sequence[Partition]) -> bool:
-        """Whether it is the user who is waited for: the bound is reached, batches are there."""
+        """Whether the user is late: the bound is reached, and batches are there."""
         budget = self._budget
         idle = not any(
             partition.running or partition.silent_since is not None for partition in partitions

@@ -48,7 +48,7 @@ def show(desk: Desk, now: float) -> FeedFigures:
         0,
         condition,
         feed.counted,
-        None if run is None else run.pipeline.ledger,
+        None if run is None else run.pipeline.budget,
         [_queue(desk, number, now) for number in range(desk.num_queues)],
         now,
         blocked_s=feed.slots.waited.seconds(now),
