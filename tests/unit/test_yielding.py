@@ -63,7 +63,7 @@ def test_nobody_waits_long(queue: HostQueue, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(host, "_YIELD_S", 0.001)
     with queue._lock:
         # A user who is woken and does not come: it is not told.
-        monkeypatch.setattr(queue, "_ring", lambda: None)
+        monkeypatch.setattr(queue, "_wake_all", lambda: None)
     queue.put([ANY])
     queue.yield_to_user()
     assert len(queue) == 1
@@ -76,7 +76,7 @@ def test_nobody_waits_long(queue: HostQueue, monkeypatch: pytest.MonkeyPatch) ->
 def test_a_close_ends_the_moment(queue: HostQueue, monkeypatch: pytest.MonkeyPatch) -> None:
     user = take_beside(queue, monkeypatch)
     with monkeypatch.context() as patch:
-        patch.setattr(queue, "_ring", lambda: None)
+        patch.setattr(queue, "_wake_all", lambda: None)
         queue.put([ANY])
     waits, wait = threading.Event(), queue._drained.wait
 
