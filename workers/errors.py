@@ -12,7 +12,7 @@
     ├── ForkedError                   a feed was used in a forked child
     └── ClosedError                   a feed was used after it was stopped
 
-`feeder.errors` adds those of snapshots, checkpoints and the network.
+`feeder.errors` adds the errors of snapshots, checkpoints and the network.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ class FeedError(Exception):
 class ConfigError(FeedError, ValueError):
     """A setting is wrong. Nothing was started."""
 
+    # A ValueError too: callers that know nothing of feeder expect one for a wrong argument.
+
 
 @public("feeder")
 class FetchError(FeedError):
@@ -47,6 +49,8 @@ class FetchError(FeedError):
     """The number of the call: the worker's own for `fetch(worker_id, batch_size)`, counted from
     the start of the stream; the index in the epoch for `fetch(call)`."""
 
+    # Keywords with defaults: errors are pickled between processes, which calls this with the
+    # message alone and sets the attributes after.
     def __init__(self, message: str, *, worker_id: int = -1, call: int = -1) -> None:
         super().__init__(message)
         self.worker_id = worker_id
@@ -113,7 +117,8 @@ class ClosedError(FeedError):
 
 
 def in_words(error: BaseException) -> str:
-    """The class and the text of an exception, whose own `__str__` may raise."""
+    """The class and the text of an exception."""
+    # A user's exception may have a `__str__` that raises: that must not hide the first error.
     try:
         return f"{type(error).__name__}: {error}"
     except Exception:

@@ -7,10 +7,10 @@ from typing import Any
 
 from feeder.workers.fetch.calls import add_cursor, begin_anew, make_calls, seek
 from feeder.workers.fetch.channel import Channel
-from feeder.workers.fetch.fetcher import Fetcher, run_fetcher
+from feeder.workers.fetch.fetcher import Fetcher
 from feeder.workers.fetch.scheduler import BufferBudget, Scheduler
 from feeder.workers.fetch.threads import ThreadGroup
-from feeder.workers.spec import RunSpec, StreamSpec
+from feeder.workers.spec import CallNames, RunSpec, StreamSpec
 from feeder.workers.stats import StreamStats, num_partitions
 from feeder.workers.stream.assembler import Assembler
 from feeder.workers.stream.batcher import Batcher, DeviceQueue, RoundRobinRouter, run_batcher
@@ -20,6 +20,7 @@ from feeder.workers.stream.memory import keep_freed_memory
 from feeder.workers.stream.merge import Merge
 from feeder.workers.stream.position import Cut, Frame, LazyPosition, Partitions, Position, Span
 from feeder.workers.stream.resuming import Resume, StreamStart
+from feeder.workers.tuning import TUNING
 
 
 class Pipeline:
@@ -49,7 +50,7 @@ class Pipeline:
             arrival=spec.order == "arrival",
         )
         self._spec, self._run, self._name = spec, run, name
-        self._scope = ThreadGroup()
+        self._threads = ThreadGroup()
         self._resumed = resume is not None
         self.stats = stats or StreamStats.of(spec, run, len(queues))
         """What is counted; where it is given, from where it stands."""
@@ -80,24 +81,24 @@ class Pipeline:
         )  # fmt: skip
         self._batcher = Batcher(
             spec, self.channel, self._make_merge(begin), assembler, self._router,
-            self._fetcher, begin,
+            begin,
         )  # fmt: skip
 
     def _make_fetcher(self, start: Position) -> None:
         spec, run, partitions = self._spec, self._run, self._partitions
-        self.ledger = BufferBudget(run.max_rows, run.max_bytes, len(self._queues), run.guess_bytes)
+        self.budget = BufferBudget(run.max_rows, run.max_bytes, len(self._queues), run.guess_bytes)
+        names = CallNames(spec, partitions)
         self.channel = Channel(
-            Scheduler(partitions, start, spec.epochs),
-            self.ledger,
+            Scheduler(partitions, start, spec.epochs, TUNING),
+            self.budget,
             self.stats,
+            names,
+            self._queues,
             timeout_s=run.timeout_s,
-            marked=spec.seekable,
-            axis=spec.axes[0],
-            describe=self._describe,
-            waited_since=self._waited_since,
+            tuning=TUNING,
         )
         calls = make_calls(spec, run, partitions, start, resumed=self._resumed)
-        self._fetcher = Fetcher(spec, run, self.channel, self.ledger, calls, self.stats.fetch)
+        self._fetcher = Fetcher(names, run, self.channel, calls, self.stats.fetch, TUNING)
 
     def _make_merge(self, begin: StreamStart) -> Merge:
         return Merge(
@@ -118,12 +119,20 @@ class Pipeline:
         if not self._resumed:
             begin_anew(self._spec.fetch, self._spec.cursor, self._spec.worker_ids)
         for i in range(self._run.num_threads):
-            self._scope.start(
-                f"feeder {self._name} fetcher {i}", run_fetcher, self.channel,
-                self._fetcher.fill, self._batcher.lead, self._fetcher.repeat_first,
-            )  # fmt: skip
+            self._threads.start(f"feeder {self._name} fetcher {i}", self._run_fetcher)
         # The thread keeps the name that users know from logs, stacks and the status page.
-        self._scope.start(f"feeder {self._name} enqueuer", run_batcher, self._batcher, self._router)
+        self._threads.start(
+            f"feeder {self._name} enqueuer", run_batcher, self._batcher, self._router
+        )
+
+    def _run_fetcher(self) -> None:
+        """Thread body: hold one partition after the other until no call is left."""
+        channel, fetcher, batcher = self.channel, self._fetcher, self._batcher
+        while (partition := channel.acquire()) is not None:
+            if fetcher.fill(partition):
+                batcher.merge_inline()
+            # Not before: what came may be all that somebody waits for.
+            fetcher.repeat_first()
 
     def close(self) -> None:
         """Wake all threads, so that they end. The device queues are closed by their owner."""
@@ -133,7 +142,7 @@ class Pipeline:
 
     def join(self, deadline_s: float) -> None:
         """Wait for the threads; raises `StuckWorkerError` where one does not end."""
-        self._scope.close(deadline_s)
+        self._threads.close(deadline_s)
 
     def forget(self) -> None:
         """Let go of what was made and not handed over, and of its slots; when all has ended."""
@@ -141,23 +150,12 @@ class Pipeline:
 
     def numbers(self, now: float) -> dict[str, Any]:
         """Plain numbers of what the stream has done so far."""
-        ledger = self.ledger
+        budget = self.budget
         return {
             **self.stats.numbers(now),
-            "buffered_rows": ledger.rows,
-            "buffered_bytes": ledger.bytes,
-            "kept_rows": ledger.kept_rows,
-            "peak_buffered_rows": ledger.peak_rows,
-            "peak_buffered_bytes": ledger.peak_bytes,
+            "buffered_rows": budget.rows,
+            "buffered_bytes": budget.bytes,
+            "kept_rows": budget.kept_rows,
+            "peak_buffered_rows": budget.peak_rows,
+            "peak_buffered_bytes": budget.peak_bytes,
         }
-
-    def _describe(self, partition: int, call: int) -> tuple[int, int]:
-        """Worker id and call number, as a user knows them, of a partition's call."""
-        number = self._partitions.number(partition, call)
-        return self._spec.worker_id(partition, number), number
-
-    def _waited_since(self) -> float | None:
-        """Since when a user has been waiting for a batch."""
-        # The longest wait of any device counts: a timeout is the user's, not a queue's.
-        since = [queue.waited_since for queue in self._queues]
-        return min((start for start in since if start is not None), default=None)

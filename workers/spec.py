@@ -1,4 +1,8 @@
-"""What defines a stream, and what only says how it is run."""
+"""What defines a stream, and what only says how it is run.
+
+The two stand apart because the first is compared when a stream is resumed, and the second may be
+anything then.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from feeder.workers.stream.batch import Call
+from feeder.workers.stream.position import Partitions
 
+# The values are part of the fingerprint: a renamed one would refuse every old token.
 LastBatch = Literal["keep", "drop", "pad", "carry"]
 LastRound = Literal["uneven", "drop", "pad"]
 Order = Literal["ticket", "arrival"]
@@ -21,6 +27,7 @@ class StreamSpec:
     """The fetch function."""
     pure: bool
     """Whether it is called as `fetch(call)`, else as `fetch(worker_id, batch_size)`."""
+    # Both or none: with one alone a worker could not be put back to where it is known to stand.
     cursor: Callable[[int], Any] | None
     """Tells where a worker stands: `cursor(worker_id)`; None where the fetch function cannot."""
     seek: Callable[[int, Any], Any] | None
@@ -62,8 +69,9 @@ class StreamSpec:
 
     @property
     def ignores_worker_ids(self) -> bool:
-        """Whether the stream is the same whatever the worker ids of its calls are: a source says
-        so, which goes by the index of a call alone."""
+        """Whether the stream is the same whatever the worker ids of its calls are. A source says
+        so of itself: what it returns follows from the index of a call alone."""
+        # Then the number of workers may change between a run and its resume.
         return self.pure and bool(getattr(self.fetch, "ignores_worker_ids", False))
 
     @property
@@ -73,6 +81,7 @@ class StreamSpec:
 
     def worker_id(self, partition: int, number: int) -> int:
         """The worker id of a call: of the pure form by its index, else by its partition."""
+        # By the index, so that the number of threads changes no worker id.
         return self.first_worker_id + (number % self.num_workers if self.pure else partition)
 
     def call(self, epoch: int, index: int) -> Call:
@@ -96,6 +105,19 @@ class StreamSpec:
         }
 
 
+@dataclass(frozen=True, slots=True)
+class CallNames:
+    """How a user knows the calls of a stream: errors name them so."""
+
+    spec: StreamSpec
+    partitions: Partitions
+
+    def describe(self, partition: int, call: int) -> tuple[int, int]:
+        """Worker id and call number of a partition's call."""
+        number = self.partitions.number(partition, call)
+        return self.spec.worker_id(partition, number), number
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSpec:
     """How a stream is run: none of it changes a batch."""
@@ -108,6 +130,7 @@ class RunSpec:
     """Bytes buffered at most, the chunks of calls under way included."""
     guess_bytes: int
     """Bytes that a chunk is taken for until one has been seen."""
+    # Without a guess, many workers would begin with chunks that together are above the bound.
     timeout_s: float
     """Seconds for which a fetch function may give nothing while a batch is waited for."""
     retries: int

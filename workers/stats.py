@@ -1,7 +1,8 @@
 """Plain counts of what a stream has done, and clocks of who waited for whom.
 
-Each number is written by one thread, or under one lock; anybody may read it at any time. Batches
-are counted with integers alone; time is taken only where somebody waits, or calls.
+Each number has one writer, a thread or the holder of a lock, and anybody may read it at any time
+without one: related numbers are one tuple, so a reader never sees half of a change. Batches are
+counted with integers alone; time is taken only where somebody waits, or calls.
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ from feeder.workers.spec import RunSpec, StreamSpec
 class Stopwatch:
     """Seconds spent in something that one thread at a time does again and again.
 
-    What has passed and since when it runs are one value: a reader never sees half of a change. And
-    what it reads never falls, though a writer may be held up between its clock and its note.
+    What a reader sees never falls, though the writer may be held up between reading the clock and
+    noting it: Prometheus takes a counter that falls for a restart.
+
+    Owner: the thread that starts and stops it. Any thread may read.
     """
 
     __slots__ = ("_shown", "_state")
@@ -25,6 +28,7 @@ class Stopwatch:
         self._state: tuple[float, float | None] = (0.0, None)
         self._shown = 0.0
 
+    # The clock is the caller's: it has read it anyway, and all numbers of a moment agree.
     def start(self, now: float) -> None:
         """It begins."""
         self._state = (self._state[0], now)
@@ -40,17 +44,21 @@ class Stopwatch:
         """Since when it runs; None while it does not."""
         return self._state[1]
 
-    def read(self, now: float) -> float:
+    def seconds(self, now: float) -> float:
         """Seconds in all, those that run included."""
         seconds, since = self._state
         if since is not None:
             seconds += max(0.0, now - since)
+        # Two readers may race here: one of them then shows what the other has seen, which is true.
         self._shown = seconds = max(self._shown, seconds)
         return seconds
 
 
 class Crowd:
-    """Seconds that several threads have spent in something, added up. Written under a lock."""
+    """Seconds that several threads have spent in something, added up.
+
+    Owner: the channel's lock. Any thread may read.
+    """
 
     __slots__ = ("_state",)
 
@@ -62,7 +70,7 @@ class Crowd:
         seconds, size, since = self._state
         self._state = (seconds + size * (now - since), size + num, now)
 
-    def read(self, now: float) -> float:
+    def seconds(self, now: float) -> float:
         """Seconds in all, those of threads that are in it included."""
         seconds, size, since = self._state
         return seconds + size * max(0.0, now - since)
@@ -84,7 +92,10 @@ class PartitionCounts(NamedTuple):
 
 
 class FetchStats:
-    """What the fetchers did, per partition. What a reader sees of a partition never falls."""
+    """What the fetchers did, per partition. What a reader sees of a partition never falls.
+
+    Owner of a partition's numbers: the fetcher that holds the partition. Any thread may read.
+    """
 
     def __init__(self, num_partitions: int) -> None:
         self._began = [0.0] * num_partitions
@@ -98,11 +109,11 @@ class FetchStats:
         self.nothings = [0] * num_partitions
         """Calls that gave None: nothing right now."""
 
-    def begin(self, partition: int, now: float) -> None:
+    def begin_list(self, partition: int, now: float) -> None:
         """A partition is called, once or several times."""
         self._began[partition] = now
 
-    def count(self, partition: int, calls: int, rows: int, num_bytes: int, now: float) -> None:
+    def end_list(self, partition: int, calls: int, rows: int, num_bytes: int, now: float) -> None:
         """Those calls have returned."""
         done = self._done[partition]
         self._done[partition] = PartitionCounts(
@@ -115,23 +126,23 @@ class FetchStats:
         self.errors[partition] += 1
         self.last_error = error
 
-    def read(self, partition: int, now: float) -> tuple[PartitionCounts, float]:
+    def counts_of(self, partition: int, now: float) -> tuple[PartitionCounts, float]:
         """What a partition's calls came to, the time of those under way included; and for how long
         these have lasted."""
-        # In this order: calls that return in between are counted once.
+        # In this order: calls that return between the two reads are counted once, as done.
         began, done = self._began[partition], self._done[partition]
         if began <= done.ended_at:
             return done, 0.0
         running_s = max(0.0, now - began)
         return done._replace(seconds=done.seconds + running_s), running_s
 
-    def read_all(self, now: float) -> list[PartitionCounts]:
+    def counts(self, now: float) -> list[PartitionCounts]:
         """The same of every partition."""
-        return [self.read(partition, now)[0] for partition in range(len(self._done))]
+        return [self.counts_of(partition, now)[0] for partition in range(len(self._done))]
 
 
 class BatchStats:
-    """Batches that have passed some point."""
+    """Batches that have passed some point. Owner: the thread that counts them. Any may read."""
 
     __slots__ = ("batches", "bytes", "rows")
 
@@ -152,14 +163,19 @@ class BatchStats:
 
 def num_partitions(spec: StreamSpec, run: RunSpec) -> int:
     """How many ordered sequences of calls a stream has."""
+    # Pure calls are striped over the threads: with as many partitions as workers some would have no
+    # thread, and calls would start out of the order of their indices.
     return run.num_threads if spec.pure else spec.num_workers
 
 
 class Handed:
     """Batches handed to one device's user, who takes them in groups.
 
-    A group is counted when it is taken; what of it is not handed out yet is found out by whoever
-    asks, so that handing out a batch costs nothing.
+    A group is counted when it is taken. Whoever asks subtracts what is left of it, so that handing
+    out a batch costs nothing.
+
+    Owner: the user's thread, by assignments that have no call between them: an interrupt in the
+    middle must not leave batches counted twice. Any thread may read.
     """
 
     def __init__(self) -> None:
@@ -178,13 +194,15 @@ class Handed:
 
     def drop(self) -> None:
         """What is left will not be handed out."""
-        self.taken, self.left = (*self.read(), 1, 0, 0), ()
+        self.taken, self.left = (*self.counts(), 1, 0, 0), ()
 
-    def read(self) -> tuple[int, int, int]:
+    def counts(self) -> tuple[int, int, int]:
         """Batches, rows and bytes handed out. They never fall: a reader may find the rest of a new
         group beside the counts without it."""
         batches, rows, num_bytes, num, group_rows, group_bytes = self.taken
+        # The deque may be the next group's already: then it is longer than this group.
         left = min(num, len(self.left)) if batches else 0
+        # Batches of a group are alike but for the last of an epoch: rows and bytes are shared out.
         seen = (
             batches - left, rows - group_rows * left // num, num_bytes - group_bytes * left // num
         )  # fmt: skip
@@ -195,7 +213,7 @@ class Handed:
 class StreamStats:
     """Everything that is counted of one stream; it may outlive a pipeline and go on with the next.
 
-    The partitions are those of the fetching side, the devices those that batches are dealt to.
+    The partitions are those of the fetching side, the devices those that batches are routed to.
     """
 
     def __init__(self, num_partitions: int, num_devices: int) -> None:
@@ -204,13 +222,13 @@ class StreamStats:
         self.idle = Crowd()
         """Fetchers that wait: at the bound, or for a partition that may be called."""
         self.chunks = Stopwatch()
-        """The enqueuer's waits for chunks."""
+        """The waits for chunks of whoever merges."""
         self.partitions = [Stopwatch() for _ in range(num_partitions)]
         """Those of them that were for one partition's chunk."""
         self.room = Stopwatch()
-        """The enqueuer's waits for room below the bound."""
+        """Its waits for room below the bound."""
         self.made = BatchStats()
-        """Batches that the enqueuer has made."""
+        """Batches that were made."""
         self.queued = [0] * num_devices
         """Batches put on each device queue."""
         self.handed = [Handed() for _ in range(num_devices)]
@@ -223,9 +241,9 @@ class StreamStats:
 
     def numbers(self, now: float) -> dict[str, Any]:
         """Counts and seconds as one flat dictionary of numbers."""
-        partitions = self.fetch.read_all(now)
+        partitions = self.fetch.counts(now)
         fetch, made = self.fetch, self.made
-        handed = [device.read() for device in self.handed]
+        handed = [device.counts() for device in self.handed]
         return {
             "fetch_calls": sum([partition.calls for partition in partitions]),
             "fetch_rows": sum([partition.rows for partition in partitions]),
@@ -240,7 +258,7 @@ class StreamStats:
             "handed_batches": sum([batches for batches, _, _ in handed]),
             "handed_rows": sum([rows for _, rows, _ in handed]),
             "handed_bytes": sum([num_bytes for _, _, num_bytes in handed]),
-            "fetchers_wait_s": self.idle.read(now),
-            "chunks_wait_s": self.chunks.read(now),
-            "room_wait_s": self.room.read(now),
+            "fetchers_wait_s": self.idle.seconds(now),
+            "chunks_wait_s": self.chunks.seconds(now),
+            "room_wait_s": self.room.seconds(now),
         }

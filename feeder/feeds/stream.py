@@ -230,16 +230,16 @@ class Stream:
             asked_at=self._asked_at,
         )
         queues = [self._queue(device, first_queue, now) for device in range(len(self.queues))]
-        blocked_s = sum([queue.blocked.read(now) for queue in self.queues])
+        blocked_s = sum([queue.blocked.seconds(now) for queue in self.queues])
         return build_feed_figures(
-            self.config, self.number, condition, self.counted, self.pipeline.ledger, queues, now,
+            self.config, self.number, condition, self.counted, self.pipeline.budget, queues, now,
             blocked_s=blocked_s,
         )  # fmt: skip
 
     def _queue(self, device: int, first: int, now: float) -> QueueFigures:
         stats, queue = self.counted, self.queues[device]
-        wait_s = queue.starved.read(now)
-        batches, rows, num_bytes = stats.handed[device].read()
+        wait_s = queue.starved.seconds(now)
+        batches, rows, num_bytes = stats.handed[device].counts()
         return QueueFigures(
             queue=first + device,
             device=self.config.devices[device],
@@ -264,7 +264,7 @@ class Stream:
         """Whether all batches have been handed out."""
         stats = self.counted
         return all(
-            isinstance(queue.ending, LazyPosition) and stats.queued[i] == stats.handed[i].read()[0]
+            isinstance(queue.ending, LazyPosition) and stats.queued[i] == stats.handed[i].counts()[0]
             for i, queue in enumerate(self.queues)
         )
 
@@ -283,7 +283,7 @@ class Stream:
         return {
             **self.pipeline.numbers(now),
             "queued_batches": sum(map(len, self.queues)),
-            "starved_s": sum([queue.starved.read(now) for queue in self.queues]),
+            "starved_s": sum([queue.starved.seconds(now) for queue in self.queues]),
             **flatten(self.figures(now, first_queue)),
         }
 

@@ -258,9 +258,9 @@ def build_feed_figures(
         batches=stats.made.batches,
         rows=stats.made.rows,
         bytes=stats.made.bytes,
-        idle_s=stats.idle.read(now),
-        chunks_wait_s=stats.chunks.read(now),
-        room_wait_s=stats.room.read(now) + blocked_s,
+        idle_s=stats.idle.seconds(now),
+        chunks_wait_s=stats.chunks.seconds(now),
+        room_wait_s=stats.room.seconds(now) + blocked_s,
         buffered_rows=0 if budget is None else budget.rows,
         buffered_bytes=0 if budget is None else budget.bytes,
         limit_rows=config.run.max_rows,
@@ -273,7 +273,7 @@ def build_feed_figures(
 def _make_workers(stats: StreamStats, first: int, now: float) -> tuple[WorkerFigures, ...]:
     fetch, workers = stats.fetch, []
     for partition, clock in enumerate(stats.partitions):
-        done, running_s = fetch.read(partition, now)
+        done, running_s = fetch.counts_of(partition, now)
         workers.append(
             WorkerFigures(
                 worker=first + partition,
@@ -282,7 +282,7 @@ def _make_workers(stats: StreamStats, first: int, now: float) -> tuple[WorkerFig
                 bytes=done.bytes,
                 fetch_s=done.seconds,
                 running_s=running_s,
-                wait_s=clock.read(now),
+                wait_s=clock.seconds(now),
                 errors=fetch.errors[partition],
                 retries=fetch.retries[partition],
                 nothings=fetch.nothings[partition],

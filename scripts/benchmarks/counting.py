@@ -27,7 +27,7 @@ from report import Goal, Report, rate_cells, spread
 COUNTING: tuple[tuple[type, str, tuple[str, ...]], ...] = (
     (DeviceFeed, "_refill", ("self._handed.after(", "self._handed.taken =")),
     (RoundRobinRouter, "_count", ("self._made.count(",)),
-    (Fetcher, "fill", ("stats.begin(", "stats.count(")),
+    (Fetcher, "fill", ("stats.begin_list(", "stats.end_list(")),
     (Channel, "acquire", ("self._stats.idle.change(1", "self._stats.idle.change(-1")),
     (Channel, "queue", ("self._stats.queued[",)),
 )

@@ -51,9 +51,9 @@ FEEDING = (
         harm="A quick worker is called for the next epoch while a slow one is still in this: a "
         "fetch function that reshuffles at the epoch's end hands out rows of two epochs mixed.",
         file="workers/fetch/scheduler.py",
-        symbol="Scheduler._roll",
-        old="if not all(self._over(one) and not one.running",
-        new="if not any(self._over(one) and not one.running",
+        symbol="Scheduler._begin_epoch",
+        old="if not all(self._is_over(one) and not one.running",
+        new="if not any(self._is_over(one) and not one.running",
         tests=(
             "tests/workers/fetch/test_scheduler.py::"
             "test_no_epoch_begins_before_all_workers_have_ended_the_one_before",
@@ -233,7 +233,7 @@ FEEDING = (
         "the user has taken batches, and the training hangs.",
         file="workers/fetch/channel.py",
         symbol="Channel._wake_fetcher",
-        old="if self._idle and self._dispatch.pick(now, self._idle.coming) is not None:",
+        old="if is_idle and self._policy.pick(now) is not None:",
         new="if False:",
         tests=(f"{_KEYWORDS}[max_buffered_batches]",),
     ),
@@ -256,18 +256,18 @@ FEEDING = (
         "batches have rows twice, in any order.",
         file="workers/fetch/channel.py",
         symbol="Channel._wait_for",
-        old="if not lead.active and any(partition.bundles for partition in dispatch.awaited):",
-        new="if any(partition.bundles for partition in dispatch.awaited):",
+        old="if not policy.inline and any(one.chunk_lists for one in policy.awaited):",
+        new="if any(one.chunk_lists for one in policy.awaited):",
         tests=("tests/workers/fetch/test_channel.py::test_the_merge_is_one_threads_at_a_time",),
     ),
     Bug(
         name="a call that turned slow holds others up",
         harm="While one call of a function that was quick so far does not return, no other worker "
         "is called: in the order of arrival, too, the training hangs.",
-        file="workers/fetch/channel.py",
-        symbol="Channel._look",
-        old="        self._dispatch.slow_down()\n",
-        new="",
+        file="workers/fetch/policy.py",
+        symbol="ConcurrencyPolicy.batcher_looks",
+        old="                self._kinds[partition.number] = CallKind.COMPUTES\n",
+        new="                pass\n",
         tests=(
             "tests/workers/fetch/test_channel.py::test_a_quick_call_is_waited_for_only_while_somebody_looks",
         ),

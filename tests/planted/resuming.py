@@ -23,8 +23,8 @@ RESUMING = (
     ),
     Bug(
         name="cursor read too late",
-        harm="The cursor is read when a bundle is handed over, after the calls that follow in it: "
-        "a resumed run skips their rows.",
+        harm="The cursor is read when a chunk list is handed over, after the calls that follow in "
+        "it: a resumed run skips their rows.",
         file="workers/fetch/scheduler.py",
         symbol="Partition.take_open",
         old="chunks, marks = self.chunks[:count], self.marks[:count]",
@@ -83,7 +83,7 @@ RESUMING = (
         "the resumed run gives rows a second time, or refuses a sound function.",
         file="workers/fetch/calls.py",
         symbol="_replay",
-        old="            keep_going(NONE_BACKOFF_S)\n",
+        old="            yield TUNING.first_none_pause_s\n",
         new="            seen_calls += 1\n",
         tests=(_RESUME + "test_resumed_at_every_batch[keep-gaps-replay]",),
     ),
@@ -93,8 +93,8 @@ RESUMING = (
         "the stream goes on with other rows.",
         file="workers/fetch/calls.py",
         symbol="_replay",
-        old="if keep_going(0.0) and (seen_rows != rows or",
-        new="if False and (seen_rows != rows or",
+        old="if seen_rows != rows or (seen_mark",
+        new="if False and (seen_mark",
         tests=(
             _VALUES + "test_replay_names_the_worker_that_differs",
             "tests/feeder/state/test_fingerprint.py::test_a_replay_that_gives_other_rows_names_the_worker",

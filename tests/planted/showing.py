@@ -15,7 +15,7 @@ SHOWING = (
         harm="A trainer that has been given a group of batches is shown as if it had used them "
         "all: throughput comes in bursts, and a stalled trainer is seen too late.",
         file="workers/stats.py",
-        symbol="Handed.read",
+        symbol="Handed.counts",
         old="            batches - left, rows",
         new="            batches, rows",
         tests=(_STATS + "test_each_batch_that_is_handed_out_counts_at_once",),
@@ -25,7 +25,7 @@ SHOWING = (
         harm="A trainer that waits for ever is shown as one that never waits, and the alarm for "
         "starving trainers stays silent when it matters most.",
         file="workers/stats.py",
-        symbol="Stopwatch.read",
+        symbol="Stopwatch.seconds",
         old="            seconds += max(0.0, now - since)",
         new="            seconds += 0.0",
         tests=(_STATS + "test_a_wait_under_way_is_counted",),
@@ -34,7 +34,7 @@ SHOWING = (
         name="calls counted at their end",
         harm="A fetch function that hangs is shown as idle.",
         file="workers/stats.py",
-        symbol="FetchStats.read",
+        symbol="FetchStats.counts_of",
         old="        running_s = max(0.0, now - began)",
         new="        running_s = 0.0",
         tests=(_STATS + "test_a_wait_under_way_is_counted",),

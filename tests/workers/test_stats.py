@@ -31,17 +31,17 @@ def only(coordinator: feeder.Coordinator) -> FeedFigures:
 
 def test_a_stopwatch_adds_up_and_shows_what_runs() -> None:
     watch = Stopwatch()
-    assert (watch.read(5.0), watch.since) == (0.0, None)
+    assert (watch.seconds(5.0), watch.since) == (0.0, None)
     watch.start(10.0)
-    assert (watch.read(12.5), watch.since) == (2.5, 10.0)
+    assert (watch.seconds(12.5), watch.since) == (2.5, 10.0)
     watch.stop(13.0)
     watch.stop(99.0)
-    assert (watch.read(99.0), watch.since) == (3.0, None)
+    assert (watch.seconds(99.0), watch.since) == (3.0, None)
     watch.start(100.0)
-    assert watch.read(99.0) == 3.0, "a clock read just before the start counts nothing"
-    assert watch.read(101.0) == 4.0
+    assert watch.seconds(99.0) == 3.0, "a clock read just before the start counts nothing"
+    assert watch.seconds(101.0) == 4.0
     watch.stop(100.5)
-    assert watch.read(102.0) == 4.0, "a writer that was held up takes nothing back"
+    assert watch.seconds(102.0) == 4.0, "a writer that was held up takes nothing back"
 
 
 def test_what_a_stopwatch_shows_never_falls_beside_its_writer() -> None:
@@ -57,7 +57,7 @@ def test_what_a_stopwatch_shows_never_falls_beside_its_writer() -> None:
     for _ in range(20_000):
         # Read first: a watch that is started in between counts from later on.
         now = time.monotonic()
-        seen = watch.read(now)
+        seen = watch.seconds(now)
         assert seen >= last
         last = max(last, seen)
     over.set()
@@ -68,10 +68,10 @@ def test_a_crowd_adds_up_over_its_members() -> None:
     crowd = Crowd()
     crowd.change(1, 10.0)
     crowd.change(1, 11.0)
-    assert crowd.read(12.0) == 3.0
+    assert crowd.seconds(12.0) == 3.0
     crowd.change(-1, 13.0)
     crowd.change(-1, 14.0)
-    assert crowd.read(99.0) == 6.0
+    assert crowd.seconds(99.0) == 6.0
 
 
 def test_batches_are_counted_together() -> None:

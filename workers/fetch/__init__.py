@@ -1,1 +1,1 @@
-"""Which call runs, and on which thread."""
+"""Which call runs, and on which thread (see README.md)."""

@@ -9,7 +9,7 @@ import logging
 import time
 import types
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
@@ -23,6 +23,7 @@ from feeder.workers.stream.batch import Call
 from feeder.workers.stream.chunks import Schema
 from feeder.workers.stream.digests import digest_chunk
 from feeder.workers.stream.position import Cut, Partitions, Position
+from feeder.workers.tuning import TUNING
 
 # ---- Cursors of pure fetch functions: they make the first call after a resume quick.
 #
@@ -85,8 +86,10 @@ def _first(cut: Cut) -> int:
 # ---- Where the workers of a fetch function stood before anybody called them.
 #
 # A position has no cursor of a worker that gave nothing up to there. A new function object stands
-# where such a worker has to be; one that has been called, ahead of the position or for an earlier
-# stream, has to be put back. So the first cursors are kept for as long as the function is.
+# where such a worker has to be. One that was called, ahead of the position or for an earlier
+# stream, has to be put back: its rows were lost in silence otherwise. So the first cursors are kept
+# for as long as the function is. (Kept by each pipeline, they were missing at the second hand-over
+# to a server.)
 
 
 Origins = dict[int, bytes | None]
@@ -97,9 +100,10 @@ _known: dict[int, tuple[Callable[[], Any], Origins]] = {}
 
 
 def origins_of(fetch: Any, cursor: Any) -> Origins:
-    """What is known of a fetch function, to be read and written by who calls it: of the object
-    that its cursor, or itself, is a method of, however often the method was looked up. Any thread
-    may ask."""
+    """What is known of a fetch function. Any thread may ask; the thread that calls a worker reads
+    and writes that worker's entry.
+
+    Methods share what is known of their object, however often the method was looked up."""
     methods = (function for function in (cursor, fetch) if isinstance(function, types.MethodType))
     owner = next((method.__self__ for method in methods), fetch)
     key = id(owner)
@@ -120,8 +124,8 @@ def origins_of(fetch: Any, cursor: Any) -> Origins:
 
 
 def begin_anew(fetch: Any, cursor: Any, worker_ids: Iterable[int]) -> None:
-    """A stream begins that goes on from no other, where the function stands. Of workers that have
-    been called there are two beginnings from now on, and no position says which it means."""
+    """A stream begins where the function stands, and goes on from no other stream. Workers that
+    were called before have two beginnings from now on, and no position says which one it means."""
     origins = origins_of(fetch, cursor)
     for worker_id in worker_ids:
         if worker_id in origins:
@@ -130,12 +134,9 @@ def begin_anew(fetch: Any, cursor: Any, worker_ids: Iterable[int]) -> None:
 
 logger = logging.getLogger("feeder")
 
+# Part of what positions hold: with other numbers old positions could not be replayed.
 _SAMPLED_CALLS = 16
 _SAMPLE_EVERY = 256
-_PROGRESS_S = 5.0
-
-NONE_BACKOFF_S = 0.001
-"""Pause after a fetch function gave None for the first time; doubled for each further time."""
 
 
 class PartitionCalls(Protocol):
@@ -143,15 +144,14 @@ class PartitionCalls(Protocol):
 
     @property
     def one_by_one(self) -> bool:
-        """Whether the next calls are not consecutive, so that each is a bundle of its own."""
+        """Whether the next calls are not consecutive, so that each is a chunk list of its own."""
 
-    def begin(self, epoch: int) -> int:
+    def begin_epoch(self, epoch: int) -> int:
         """Get ready to be called in `epoch`; returns the number of calls to pass over."""
 
-    def put_back(self, keep_going: Callable[[float], bool]) -> None:
-        """Bring a new fetch function to where the stream goes on.
-
-        `keep_going(pause_s)` waits so long and tells whether to go on."""
+    def put_back(self) -> Iterable[float]:
+        """Bring a new fetch function to where the stream goes on, step by step. After each step the
+        caller waits for as many seconds as it gives, and may stop."""
 
     @property
     def next_call(self) -> Callable[[], Any]:
@@ -174,7 +174,7 @@ def make_calls(
             IndexCalls(spec, partitions, start, partition)
             for partition in range(partitions.num_partitions)
         ]
-    # Of each partition the bytes of its cursor: a token holds them all.
+    # The bytes of each partition's cursor: a token holds all cursors.
     sizes = [0] * partitions.num_partitions
     return [
         WorkerCalls(spec, run, start, partition, resumed, sizes)
@@ -183,7 +183,10 @@ def make_calls(
 
 
 class IndexCalls:
-    """Calls of `fetch(call)`: every `num_partitions`-th index of the epoch."""
+    """Calls of `fetch(call)`: every `num_partitions`-th index of the epoch.
+
+    Owner: the fetcher that holds the partition.
+    """
 
     def __init__(
         self, spec: StreamSpec, partitions: Partitions, start: Position, partition: int
@@ -200,16 +203,18 @@ class IndexCalls:
     def one_by_one(self) -> bool:
         return bool(self._done)
 
-    def begin(self, epoch: int) -> int:
+    def begin_epoch(self, epoch: int) -> int:
         if epoch != self._epoch:
             self._epoch, self._number, self._done = epoch, 0, frozenset()
         before = self._number
+        # In the order of arrival a position has indices beyond the smallest that is not done.
         while self._done and self._index() in self._done:
             self._number += 1
         return self._number - before
 
-    def put_back(self, keep_going: Callable[[float], bool]) -> None:
+    def put_back(self) -> Iterable[float]:
         """Nothing: a pure function is called with the index to go on at."""
+        return ()
 
     def _index(self) -> int:
         return self._partitions.number(self._partition, self._number)
@@ -236,7 +241,11 @@ class IndexCalls:
 
 
 class WorkerCalls:
-    """Calls of `fetch(worker_id, batch_size)`."""
+    """Calls of `fetch(worker_id, batch_size)`.
+
+    Owner: the fetcher that holds the partition. `sizes` is shared by all partitions; each writes
+    its own number, and a sum that is a moment old only delays the error by a call.
+    """
 
     one_by_one = False
 
@@ -259,21 +268,23 @@ class WorkerCalls:
         self._origins = origins_of(spec.fetch, spec.cursor)
         self._sizes = sizes
 
-    def begin(self, epoch: int) -> int:
+    def begin_epoch(self, epoch: int) -> int:
         return 0
 
-    def put_back(self, keep_going: Callable[[float], bool]) -> None:
+    def put_back(self) -> Iterable[float]:
         if not self._spec.seekable:
-            _replay(self._spec, self._start, self._partition, keep_going)
-            return
+            return _replay(self._spec, self._start, self._partition)
         origins, worker_id = self._origins, self._worker_id
         is_new = worker_id not in origins
         if is_new:
             origins[worker_id] = self._first_cursor()
+        # A position has no cursor of a worker that gave nothing: a new function stands where that
+        # worker has to be. One that was called for an earlier stream has to go back.
         if self._last_mark is None and (is_new or not self._resumed):
+            # A call that fails has to be put back, also the first one.
             if self._run.retries:
                 self.mark()
-            return
+            return ()
         self._last_mark = self._last_mark or origins[worker_id]
         if self._last_mark is None:
             raise ResumeError(
@@ -282,6 +293,7 @@ class WorkerCalls:
                 "cursor(worker_id) work before the first call"
             )
         self._seek()
+        return ()
 
     def _first_cursor(self) -> bytes | None:
         try:
@@ -333,9 +345,10 @@ class WorkerCalls:
 
 
 def fetch_again(
-    spec: StreamSpec, run: RunSpec, call: Call, stats: FetchStats, pause: Callable[[float], bool]
-) -> Any:
-    """The chunk of one call of a pure function, out of turn; None where the stream is over.
+    spec: StreamSpec, run: RunSpec, call: Call, stats: FetchStats
+) -> Generator[float, None, Any]:
+    """The chunk of one call of a pure function, out of turn. Before another attempt the caller
+    waits for as many seconds as a step gives, and may stop.
 
     A call that raises is made again as any other call is; `stats` count it for its partition."""
     began, made = time.monotonic(), f"worker {call.worker_id}, call {call.index}"
@@ -366,9 +379,8 @@ def fetch_again(
                     worker_id=call.worker_id,
                     call=call.index,
                 )
-            pause_s = NONE_BACKOFF_S
-        if not pause(pause_s):
-            return None
+            pause_s = TUNING.first_none_pause_s
+        yield pause_s
 
 
 def as_tuple(chunk: Any, names: tuple[str, ...]) -> Any:
@@ -409,12 +421,11 @@ def _chain(mark: bytes, number: int, arrays: tuple[Any, ...]) -> bytes:
     return xxhash.xxh3_64_digest(b"".join((mark, *words)))
 
 
-def _replay(
-    spec: StreamSpec, start: Position, partition: int, keep_going: Callable[[float], bool]
-) -> None:
+def _replay(spec: StreamSpec, start: Position, partition: int) -> Iterator[float]:
     """Call a new fetch function as often as the old one was called, and discard what it gives.
 
-    Calls that gave None do not count. Raises `ResumeError` where the rows are not those of then.
+    Gives the seconds to wait before each call. Calls that gave None do not count. Raises
+    `ResumeError` where the rows are not those of then.
     """
     calls, rows, mark = start.calls[partition], start.rows[partition], start.marks[partition]
     ends = start.epoch + (0 if start.live[partition] else 1)
@@ -422,7 +433,10 @@ def _replay(
     seen_calls = seen_rows = seen_ends = 0
     seen_mark: bytes | None = None
     shown = time.monotonic()
-    while keep_going(0.0) and (seen_calls < calls or seen_ends < ends):
+    while True:
+        yield 0.0
+        if seen_calls >= calls and seen_ends >= ends:
+            break
         try:
             chunk = spec.fetch(worker_id, spec.batch_size)
         except StopIteration:
@@ -431,7 +445,7 @@ def _replay(
                 raise not_repeatable(worker_id, seen_calls, "the epoch ended early") from None
             continue
         if chunk is None:
-            keep_going(NONE_BACKOFF_S)
+            yield TUNING.first_none_pause_s
             continue
         arranged = schema.arrange([as_tuple(chunk, spec.names)])
         if arranged.error is not None or seen_calls >= calls:
@@ -440,10 +454,10 @@ def _replay(
         seen_mark = chain_marks(seen_mark, seen_calls, 1, lambda _, arrays=arrays: arrays)[0]  # type: ignore[misc]
         seen_calls += 1
         seen_rows += arranged.rows[0]
-        if time.monotonic() - shown > _PROGRESS_S:
+        if time.monotonic() - shown > TUNING.progress_s:
             shown = time.monotonic()
             logger.info("worker %d: replayed %d of %d calls", worker_id, seen_calls, calls)
-    if keep_going(0.0) and (seen_rows != rows or (seen_mark or b"") != (mark or b"")):
+    if seen_rows != rows or (seen_mark or b"") != (mark or b""):
         what = f"{rows} rows then, {seen_rows} now" if seen_rows != rows else "other rows"
         raise not_repeatable(worker_id, seen_calls, what)
 

@@ -1,77 +1,96 @@
-"""Where fetchers hand chunks over: one lock, the partitions, and the bound on what is buffered.
+"""Where fetchers hand chunks over to the merge: one lock, and everything that it guards.
 
-A hand-over between threads costs more than the copy of a small chunk, so chunks go in bundles. A
-bundle is handed over when it is full; where the merge waits for a partition it takes what is there
-after a short grace, also from under a call that does not return. A fetcher whose calls are quick,
-or whose chunks are passed on, takes no time to hand over at all: it goes on with the merge itself
-(`lead`).
+A hand-over between threads costs more than the copy of a small chunk, so chunks go in chunk lists.
+A chunk list is handed over when it is full. Where the merge waits for a partition it takes what is
+there after a short grace, also from under a call that does not return. Where the policy says so,
+the fetcher hands nothing over: it merges inline.
 """
 
 from __future__ import annotations
 
+import contextlib
+import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Generator, Sequence
+from typing import Any, Protocol, TypeVar
 
 from feeder.workers.errors import ClosedError, FeedError, FetchTimeout, in_words
-from feeder.workers.fetch.policy import GRACE_S, LOOK_S, ConcurrencyPolicy
+from feeder.workers.fetch.policy import CallsReport, ConcurrencyPolicy, Merger
 from feeder.workers.fetch.scheduler import BufferBudget, ChunkList, End, Held, Partition, Scheduler
-from feeder.workers.fetch.threads import WaitQueue, stack
-from feeder.workers.stats import StreamStats
+from feeder.workers.fetch.threads import stack
+from feeder.workers.spec import CallNames
+from feeder.workers.stats import Stopwatch, StreamStats
+from feeder.workers.tuning import TUNING, Tuning
 
-# ---- When a fetch function has given nothing for too long. Rules; the channel's lock guards them.
+_T = TypeVar("_T")
 
 
-SLOW_S = 10.0
-"""No wait for a partition is longer before it is looked at again."""
+class User(Protocol):
+    """Somebody who may be waiting for a batch."""
+
+    @property
+    def waited_since(self) -> float | None:
+        """Since when (monotonic clock); None while not."""
+
+
+# ---- When a fetch function has given nothing for too long.
 
 
 class StallDetector:
-    """The timeout of a stream: it counts from when a batch is waited for, the last row came, or
-    the call began, whichever was last."""
+    """The timeout of a stream. It counts from when a user began to wait, the last row came, or the
+    call began, whichever was last: a slow call behind a full buffer is no fault.
+
+    Owner: the channel, which calls every method under its lock.
+    """
 
     def __init__(
         self,
-        rota: Scheduler,
-        ledger: BufferBudget,
+        scheduler: Scheduler,
+        budget: BufferBudget,
         timeout_s: float,
-        describe: Callable[[int, int], tuple[int, int]],
-        waited_since: Callable[[], float | None],
+        names: CallNames,
+        users: Sequence[User],
+        tuning: Tuning,
     ) -> None:
-        self._rota = rota
-        self._ledger = ledger
+        self._scheduler = scheduler
+        self._budget = budget
         self._timeout_s = timeout_s
-        self._describe = describe
-        self._waited_since = waited_since
+        self._names = names
+        self._users = users
+        # Four looks within the timeout, where nobody waits for a batch yet.
+        self._calm_s = min(tuning.slow_look_s, timeout_s / 4)
+        self._longest_s = tuning.slow_look_s
         self.hungry_since: float | None = None
         """Since when the merge has waited without a row having come."""
 
     def check(self, partitions: Sequence[Partition], now: float) -> float:
         """Seconds to wait on for partitions; raises `FetchTimeout` where there are none left."""
-        waited_since = self._waited_since()
-        if waited_since is None or self._held_back(partitions):
-            return min(SLOW_S, self._timeout_s / 4)
+        waits = [user.waited_since for user in self._users]
+        waited_since = min((since for since in waits if since is not None), default=None)
+        if waited_since is None or self._waits_for_user(partitions):
+            return self._calm_s  # Nobody waits, or what is missing is the user, who takes no batch.
         suspects = [partition for partition in partitions if partition.silent_since is not None]
         suspects = suspects or [
-            partition for partition in self._rota.partitions if partition.running
+            partition for partition in self._scheduler.partitions if partition.running
         ]
         last = max(suspects, key=lambda partition: partition.silent_since or 0.0, default=None)
         silent_since = last.silent_since or 0.0 if last is not None else 0.0
         since = max(waited_since, self.hungry_since or 0.0, silent_since)
         if now - since >= self._timeout_s:
             raise self._timeout(last if last is not None else partitions[0], now)
-        return min(SLOW_S, since + self._timeout_s - now)
+        return min(self._longest_s, since + self._timeout_s - now)
 
-    def _held_back(self, partitions: Sequence[Partition]) -> bool:
-        """Whether it is the user who is waited for: the bound is reached, batches are there."""
-        ledger = self._ledger
+    def _waits_for_user(self, partitions: Sequence[Partition]) -> bool:
+        """Whether the user is late: the bound is reached, and batches are there."""
+        budget = self._budget
         idle = not any(
             partition.running or partition.silent_since is not None for partition in partitions
         )
-        return idle and not (ledger.below_bound or ledger.starving)
+        return idle and not (budget.below_bound or budget.starving)
 
     def _timeout(self, partition: Partition, now: float) -> FetchTimeout:
-        worker_id, call = self._describe(partition.number, partition.next)
+        worker_id, call = self._names.describe(partition.number, partition.next)
         failure = partition.failure
         why = f"; its last call raised {in_words(failure)}" if failure else ""
         cure = "raise timeout, or end the epoch with StopIteration"
@@ -91,109 +110,144 @@ class StallDetector:
         return error
 
 
+class InlineMerge:
+    """How a fetcher that merged inline tells the batcher thread that the stream has ended.
+
+    Owner: the channel's lock.
+    """
+
+    def __init__(self) -> None:
+        self._finished = False
+        self._error: BaseException | None = None
+
+    def finish(self, error: BaseException | None) -> None:
+        """The fetcher has come to the end of the stream, or to an error."""
+        self._finished, self._error = True, error
+
+    def take_end(self) -> bool:
+        """Whether the stream has come to its end; raises the error that it ended with, once."""
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+        return self._finished
+
+
 class Channel:
     """The partitions of a stream between its fetchers and its merge.
 
-    Every method may be called from any thread. One thread at a time collects.
+    Any thread may call any method; one thread at a time collects. One lock guards the scheduler,
+    the budget, the policy and all that stands here. Nobody calls user code while holding it.
     """
 
     def __init__(
         self,
-        rota: Scheduler,
-        ledger: BufferBudget,
+        scheduler: Scheduler,
+        budget: BufferBudget,
         stats: StreamStats,
+        names: CallNames,
+        users: Sequence[User],
         *,
         timeout_s: float,
-        marked: bool,
-        axis: int,
-        describe: Callable[[int, int], tuple[int, int]],
-        waited_since: Callable[[], float | None],
+        tuning: Tuning = TUNING,
     ) -> None:
-        self._rota = rota
-        self._ledger = ledger
+        self._scheduler = scheduler
+        self._budget = budget
         self._stats = stats
-        self._marked = marked
-        self.describe = describe
-        """Worker id and call number, as a user knows them, of a partition's call."""
-        self._silence = StallDetector(rota, ledger, timeout_s, describe, waited_since)
+        self._marked = names.spec.seekable
+        self._axis = names.spec.axes[0]
+        self._silence = StallDetector(scheduler, budget, timeout_s, names, users, tuning)
+        self._policy = ConcurrencyPolicy(scheduler, budget, names.spec.batch_size, tuning)
+        self._inline = InlineMerge()
+        # Clocks of the wait for chunks that is going on.
+        self._clocks: Sequence[Stopwatch] = ()
         self._lock = threading.Lock()
-        # Fetchers wait here for a partition that may be called. Who finds one wakes the next.
-        self._idle = WaitQueue(self._lock)
-        # The enqueuer waits here for a bundle of a partition that the merge wants.
+        # Fetchers wait here for a partition that may be called; a token wakes one of them. The
+        # queue is C code: the user's thread puts tokens too, and an interrupt in the middle of a
+        # condition's `notify` would leave a thread listed that has been woken. A token too many
+        # only makes a fetcher look once more.
+        self._wakes: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._num_idle = 0
+        # Whether one was woken that has not gone on yet. A fetcher that finds a partition wakes the
+        # next, so one at a time is enough, and none is woken for what another will find.
+        self._is_coming = False
+        # The batcher thread waits here for a chunk list of a partition that the merge wants.
         self._arrived = threading.Condition(self._lock)
-        # Who merges waits here for room to assemble a batch.
+        # Whoever merges waits here for room to assemble a batch.
         self._room = threading.Condition(self._lock)
         # Threads that only let time pass wait here, so that the end of the stream wakes them.
         self._closing = threading.Condition(self._lock)
-        self._dispatch = ConcurrencyPolicy(rota, ledger, stats, axis)
-        self._lead = self._dispatch.lead
         self.closed = False
-        """Whether the stream is over; read without the lock between two calls."""
+        """Whether the stream is over; fetchers read it without the lock between two calls."""
 
     # ---- the fetchers' side
 
     def acquire(self) -> Partition | None:
         """Wait for a partition that may be called, and hold it; None when no call is left."""
-        with self._lock:
-            while True:
+        waits = False
+        while True:
+            with self._lock:
                 now = time.monotonic()
-                if self.closed or self._rota.finished:
-                    self._idle.notify_all()
+                if waits:
+                    self._num_idle -= 1
+                    self._is_coming = False
+                    self._stats.idle.change(-1, now)
+                if self.closed or self._scheduler.finished:
+                    self._wake_all_fetchers()
                     return None
-                partition = self._dispatch.pick(now)
+                partition = self._policy.pick(now)
                 if partition is not None:
-                    break
+                    self._budget.begin_list()
+                    limits = self._policy.limits_of(partition)
+                    partition.hold(threading.get_ident(), limits, now)
+                    self._wake_fetcher(now)
+                    return partition
+                seconds = self._scheduler.next_ready(now)
+                self._num_idle += 1
                 self._stats.idle.change(1, now)
-                self._idle.wait(self._rota.next_ready(now))
-                self._stats.idle.change(-1, time.monotonic())
-            partition.running = True
-            self._ledger.num_calling += 1
-            partition.ident = threading.get_ident()
-            if partition.silent_since is None:
-                partition.silent_since = now
-            self._wake_fetcher(now)
-            return partition
+                waits = True
+            with contextlib.suppress(queue.Empty):
+                self._wakes.get(timeout=seconds)
 
     def release(
         self,
         partition: Partition,
-        rows: int,
-        num_bytes: int,
+        report: CallsReport,
         ending: End | FeedError | None = None,
         put_off_s: float = 0.0,
     ) -> bool:
         """Give a partition back with what was got; `put_off_s` seconds pass before its next call.
-        The caller acquires the next one, and wakes no other fetcher for this one's sake. True where
-        it is to lead before."""
+        True where the caller is to merge inline before it acquires the next one.
+
+        No other fetcher is woken for the sake of this partition: the caller acquires next.
+        """
         with self._lock:
-            self._ledger.num_calling -= 1
-            self._ledger.add(rows, num_bytes)
-            self._ledger.ahead_bytes += num_bytes
-            if rows:
-                partition.silent_since = self._silence.hungry_since = None
-            bundle = partition.take_open(ending, marked=self._marked)
-            if bundle is not None and not self.closed:
-                partition.bundles.append(bundle)
-            partition.running, partition.ident = False, None
-            partition.ready_at = time.monotonic() + put_off_s if put_off_s else 0.0
-            if isinstance(ending, End):
-                self._rota.end(partition, partition.next)
-                partition.silent_since = None
-            partition.halted = isinstance(ending, FeedError)
-            epoch = partition.epoch
-            self._rota.settle()
-            if self._rota.partitions[0].epoch != epoch:
-                self._idle.notify_all()
             now = time.monotonic()
-            if self.closed or not self._dispatch.is_due(partition, now):
+            self._budget.end_list(report.calls, report.rows, report.num_bytes)
+            if report.rows:
+                self._silence.hungry_since = None
+            begins_epoch = self._scheduler.give_back(
+                partition,
+                ending,
+                ready_at=now + put_off_s if put_off_s else 0.0,
+                gave_rows=report.rows > 0,
+                marked=self._marked,
+            )
+            # All partitions may be called at once, and a stream that has ended lets all go home.
+            if begins_epoch:
+                self._wake_all_fetchers()
+            # Nobody collects any more, and rows that are kept would outlive the feed.
+            if self.closed:
+                self._scheduler.drop_all()
                 return False
-            # Cleared here and not by the merge: until that has the GIL again, each further
-            # chunk would be handed over by itself.
-            self._dispatch.want(())
-            if not (partition.is_quick or partition.leads):
+            merger = self._policy.list_came(partition, report, now)
+            if merger is Merger.NOBODY:
+                return False
+            if merger is Merger.BATCHER:
                 self._arrived.notify()
                 return False
-            self._dispatch.begin_lead(now)
+            # Under the same lock as the question: of two fetchers only one may merge.
+            self._stop_clocks(now)
+            self._policy.inline_begins()
             return True
 
     def pause(self, seconds: float) -> bool:
@@ -203,170 +257,228 @@ class Channel:
         with self._lock:
             return not self._closing.wait_for(lambda: self.closed, seconds)
 
+    def run_steps(self, steps: Generator[float, None, _T]) -> _T | None:
+        """Take steps, each of which says how long to wait after it; returns what they come to, None
+        where the stream is over before."""
+        try:
+            while self.pause(next(steps)):
+                pass
+        except StopIteration as end:
+            value: _T = end.value
+            return value
+        return None
+
+    def report_progress(self, partition: Partition) -> None:
+        """A fetcher that gives no chunk yet is busy with the partition."""
+        with self._lock:
+            partition.report_progress(time.monotonic())
+
     # ---- the merge's side
 
     def collect(self, wanted: int | None) -> list[ChunkList]:
-        """All bundles handed over, once there is one of partition `wanted` (None: of any
-        partition).
+        """All chunk lists handed over, once there is one of partition `wanted` (None: of any
+        partition). For the batcher thread.
 
         Raises `FetchTimeout` where the partition has given nothing for the feed's timeout, and
         `ClosedError` where the stream is over.
         """
         with self._lock:
-            partitions = self._rota.partitions_of(wanted)
-            if self._dispatch.is_held_back(partitions):
-                self._wait_for_room()
-            if not self._has_come(partitions):
+            partitions = self._scheduler.partitions_of(wanted)
+            self._wait_while_held_back(partitions)
+            if not self._find(partitions):
                 self._wait_for(partitions)
             return self._take_all()
 
-    def collect_or_leave(self, wanted: int | None) -> list[ChunkList] | None:
-        """The same for who leads: None where there is nothing; then the enqueuer waits on."""
+    def collect_inline(self, wanted: int | None) -> list[ChunkList] | None:
+        """What `collect` returns, for a fetcher that merges inline. None where there is nothing:
+        the fetcher goes on fetching, and the batcher thread waits on."""
         with self._lock:
-            partitions = self._rota.partitions_of(wanted)
-            if self._dispatch.is_held_back(partitions):
-                self._wait_for_room()
+            partitions = self._scheduler.partitions_of(wanted)
+            self._wait_while_held_back(partitions)
             if self.closed:
                 raise ClosedError("the feed is stopped")
-            if self._has_come(partitions):
+            if self._find(partitions):
                 return self._take_all()
-            now = time.monotonic()
-            self._await(partitions, now)
-            self._lead.end()
-            if self._dispatch.looks_in > LOOK_S:
+            self._await(partitions, time.monotonic())
+            self._policy.inline_ends()
+            if self._policy.looks_late():
                 self._arrived.notify()
             return None
 
-    def give_back(self, error: BaseException | None) -> None:
-        """Who leads has come to the end of the stream, or to an error."""
+    def finish_inline(self, error: BaseException | None) -> None:
+        """A fetcher that merged inline has come to the end of the stream, or to an error."""
         with self._lock:
+            self._policy.inline_ends()
             # Nobody asks any more after the close, and an error holds what its frames do.
-            self._lead.finish(None if self.closed else error)
+            self._inline.finish(None if self.closed else error)
             self._arrived.notify()
 
-    def _has_come(self, partitions: Sequence[Partition]) -> bool:
-        """Whether there is a bundle of one of the partitions."""
-        if not self._dispatch.has_come(partitions):
+    def _find(self, partitions: Sequence[Partition]) -> bool:
+        """Whether there is a chunk list of one of the partitions."""
+        if not self._policy.merge_collects(partitions):
             return False
         if any(partition.silent_since is not None for partition in partitions):
-            # Bundles without rows may come for ever.
+            # Chunk lists without rows may come for ever.
             self._silence.check(partitions, time.monotonic())
         return True
 
+    def _wait_while_held_back(self, partitions: Sequence[Partition]) -> None:
+        """Wait for room where nothing comes of the partitions because none of them may be called,
+        for the bound. As a wait for chunks it would be blamed on the calls."""
+        if self._budget.below_bound or self._budget.starving:
+            return
+        if not any(partition.chunk_lists or partition.running for partition in partitions):
+            self._wait_for_room()
+
     def _take_all(self) -> list[ChunkList]:
-        found: list[ChunkList] = []
-        for partition in self._rota.partitions:
-            found.extend(partition.bundles)
-            partition.bundles.clear()
-        self._ledger.ahead_bytes = 0
-        if self._idle:
-            self._wake_fetcher(time.monotonic())
+        # All, and not the wanted partition's alone: each further collect would be another wait.
+        found = self._scheduler.take_all()
+        self._budget.collect()
+        self._wake_fetcher(time.monotonic())
         return found
 
     def _wait_for(self, partitions: Sequence[Partition]) -> None:
-        """Wait in the enqueuer's thread for partitions, or for those that who led was waiting
-        for."""
+        """Wait in the batcher thread for partitions, or for those that a fetcher which merged
+        inline was waiting for."""
         now = time.monotonic()
-        dispatch, lead = self._dispatch, self._lead
-        pause, seen = min(GRACE_S, dispatch.be_patient(partitions, now)), lead.times
+        policy = self._policy
+        policy.batcher_waits()
         self._await(partitions, now)
         self._wake_fetcher(now)
         try:
-            while not lead.take_end():
+            while not self._inline.take_end():
                 if self.closed:
                     raise ClosedError("the feed is stopped")
-                if not lead.active and any(partition.bundles for partition in dispatch.awaited):
+                # Two threads that merge would take the same chunks: this one stays here while a
+                # fetcher merges, whatever has woken it.
+                if not policy.inline and any(one.chunk_lists for one in policy.awaited):
                     return
-                dispatch.looks_in = pause
-                if self._arrived.wait(pause):
-                    pause = GRACE_S
-                elif dispatch.lose_patience():
-                    pause = GRACE_S
-                    self._wake_fetcher(time.monotonic())
-                elif lead.times != seen:
-                    pause, seen = LOOK_S, lead.times
-                    self._take_open(dispatch.slow_partitions(time.monotonic()))
+                if self._arrived.wait(policy.looks_in):
+                    policy.batcher_woken()
                 else:
-                    pause = SLOW_S if lead.active else self._look()
+                    self._look(time.monotonic())
         finally:
-            dispatch.go_on(time.monotonic())
+            self._stop_clocks(time.monotonic())
+            policy.merge_resumes()
 
-    def _look(self) -> float:
-        """See to calls that take long; returns for how long to wait on, 0 where there is something
-        to go on with."""
-        partitions, now = self._dispatch.awaited, time.monotonic()
-        self._dispatch.slow_down()
+    def _look(self, now: float) -> None:
+        """Look after calls that take long; in the batcher thread, which has waited for its time."""
+        # Rows that exist are not held back by the call after them.
+        partitions, is_overdue = self._policy.batcher_looks(now)
+        # The look may have allowed more calls.
         self._wake_fetcher(now)
-        return 0.0 if self._take_open(partitions) else self._silence.check(partitions, now)
+        found = self._scheduler.take_open(partitions, marked=self._marked)
+        for partition in found:
+            if any(map(self._has_rows, partition.chunk_lists[-1].chunks)):
+                self._scheduler.note_rows(partition, now)
+        if is_overdue and not found:
+            self._policy.look_in(self._silence.check(partitions, now))
 
-    def _take_open(self, partitions: Sequence[Partition]) -> bool:
-        return self._dispatch.take_open(partitions, time.monotonic(), marked=self._marked)
+    def _has_rows(self, chunk: Any) -> bool:
+        """Whether a chunk has rows, or is none: then the merge will say so."""
+        try:
+            return bool(chunk[0].shape[self._axis])
+        except (AttributeError, IndexError, TypeError, KeyError):
+            return True
 
     def _await(self, partitions: Sequence[Partition], now: float) -> None:
         """From now on the merge waits for these partitions."""
         if self._silence.hungry_since is None:
             self._silence.hungry_since = now
-        self._dispatch.wait(partitions, now)
+        self._policy.merge_waits(partitions, now)
+        stats = self._stats
+        # A wait for a single partition is counted as its own as well.
+        alone = [stats.partitions[one.number] for one in partitions] if len(partitions) == 1 else []
+        self._clocks = [stats.chunks, *alone]
+        for clock in self._clocks:
+            clock.start(now)
+
+    def _stop_clocks(self, now: float) -> None:
+        for clock in self._clocks:
+            clock.stop(now)
+        self._clocks = ()
 
     # ---- the bound
+
+    @property
+    def row_bytes(self) -> int | None:
+        """Bytes of a row, once they are known and where all rows have as many; read without the
+        lock, since they are learnt once."""
+        return self._budget.row_bytes
+
+    def learn(self, row_bytes: int) -> None:
+        """All rows of the stream have so many bytes."""
+        with self._lock:
+            self._budget.learn(row_bytes)
+
+    def note_batches(self, *, copied: int, passed: int) -> None:
+        """Batches were handed over: so many rows of them were copied, so many passed on."""
+        with self._lock:
+            self._policy.batches_made(copied=copied, passed=passed)
 
     def count(self, rows: int, num_bytes: int, kept_rows: int = 0) -> None:
         """Count rows and bytes into the buffers (or, if negative, out of them)."""
         if rows or num_bytes or kept_rows:
             with self._lock:
-                self._ledger.add(rows, num_bytes, kept_rows)
+                self._budget.add(rows, num_bytes, kept_rows)
                 self._make_use_of_room()
 
     def queue(self, device: int, batches: int) -> None:
         """Count batches into a device queue."""
         with self._lock:
-            self._ledger.waiting[device] += batches
+            self._budget.queue(device, batches)
             self._stats.queued[device] += batches
 
     def hand_out(self, device: int, held: Held) -> None:
         """Batches of a device have been handed out: they are buffered no longer. Harmless when
         said again, as where an interrupt came before all had been woken."""
         with self._lock:
-            self._ledger.hand_out(device, held)
+            self._budget.hand_out(device, held)
             self._make_use_of_room()
 
     def _make_use_of_room(self) -> None:
-        if self._idle:
-            self._wake_fetcher(time.monotonic())
-        if self._ledger.below_bound or self._ledger.starving:
+        self._wake_fetcher(time.monotonic())
+        if self._budget.below_bound or self._budget.starving:
             # All: the user's thread may have been interrupted here, and one that it had woken be
-            # listed still, who would be woken alone. Nobody waits but who makes batches.
+            # listed still, who would be woken alone. Nobody waits but whoever makes batches.
             self._room.notify_all()
-
-    def learn(self, row_bytes: int) -> None:
-        """All rows of the stream have so many bytes."""
-        self._ledger.row_bytes = row_bytes
 
     def wait_for_room(self) -> None:
         """Wait until a batch may be copied: that adds to what is buffered while chunks are kept."""
-        if not self._ledger.below_bound:
+        # Without the lock: nearly always there is room, and a batch above the bound does no harm.
+        if not self._budget.below_bound:
             with self._lock:
                 self._wait_for_room()
 
     def _wait_for_room(self) -> None:
-        room, now, waiting = self._stats.room, time.monotonic(), int(self._lead.active)
+        # A fetcher that merges inline is counted as idle meanwhile.
+        # The starving device's batch goes above the bound: else nothing would ever move.
+        room, now, idle = self._stats.room, time.monotonic(), int(self._policy.inline)
         room.start(now)
-        self._stats.idle.change(waiting, now)
-        while not (self.closed or self._ledger.below_bound or self._ledger.starving):
+        self._stats.idle.change(idle, now)
+        while not (self.closed or self._budget.below_bound or self._budget.starving):
             self._room.wait()
         now = time.monotonic()
         room.stop(now)
-        self._stats.idle.change(-waiting, now)
+        self._stats.idle.change(-idle, now)
 
     def close(self) -> None:
         """End the stream: whoever waits here is woken, and no call is started any more."""
         with self._lock:
             self.closed = True
-            for partition in self._rota.partitions:
-                partition.bundles.clear()
-            for condition in (self._idle, self._arrived, self._room, self._closing):
+            self._scheduler.drop_all()
+            self._wake_all_fetchers()
+            for condition in (self._arrived, self._room, self._closing):
                 condition.notify_all()
 
     def _wake_fetcher(self, now: float) -> None:
-        if self._idle and self._dispatch.pick(now, self._idle.coming) is not None:
-            self._idle.notify()
+        """Wake a fetcher that waits, where there is a partition for it."""
+        is_idle = self._num_idle and not self._is_coming
+        if is_idle and self._policy.pick(now) is not None:
+            # In this order: after an interrupt between the two nobody would be woken again.
+            self._wakes.put(None)
+            self._is_coming = True
+
+    def _wake_all_fetchers(self) -> None:
+        for _ in range(self._num_idle):
+            self._wakes.put(None)

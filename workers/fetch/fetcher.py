@@ -1,224 +1,197 @@
-"""The threads that call the fetch function, and at times make the batches as well."""
+"""What a fetcher thread does with a partition: it calls the user's fetch function."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Generator, Sequence
+from typing import Any, NamedTuple
 
 from feeder.workers.errors import FeedError, FetchError, in_words
-from feeder.workers.fetch.calls import NONE_BACKOFF_S, PartitionCalls, as_tuple
+from feeder.workers.fetch.calls import PartitionCalls, as_tuple
 from feeder.workers.fetch.channel import Channel
-from feeder.workers.fetch.policy import GRACE_S, Pace, Trials
-from feeder.workers.fetch.scheduler import BufferBudget, End, Partition
-from feeder.workers.spec import RunSpec, StreamSpec
+from feeder.workers.fetch.policy import CallsReport
+from feeder.workers.fetch.scheduler import End, Partition
+from feeder.workers.spec import CallNames, RunSpec
 from feeder.workers.stats import FetchStats
 from feeder.workers.stream.batch import Call
 from feeder.workers.stream.chunks import count_bytes
-from feeder.workers.stream.copying import DROP_GIL_BYTES, is_unshared
 from feeder.workers.stream.digests import OTHER_ROWS, Prints, digest_chunk, hash_chunk
+from feeder.workers.tuning import TUNING, Tuning
 
 logger = logging.getLogger("feeder")
 
-_MAX_NONE_BACKOFF_S = 0.25
-# Of more chunks than these the first have left the caches when they are merged. A chunk without
-# rows counts as one with a row.
-_MOST_CALLS = 512
-# Smaller, and threads wake each other more than they work: 64 kB and 8 batches gave half the 8 KB
-# batches per second, 8 MiB nine tenths of a server's 1 MB batches; 32 MiB and 128 gave no more.
-_BUNDLE_BYTES = 16 * 1024 * 1024
-_BUNDLE_BATCHES = 64
-# Of quick calls one thread makes the bundles of all workers in turn, and then copies them: from its
-# caches, if they are not more than these in all; but some batches each, to have fewer turns.
-_QUICK_BYTES = 8 * 1024 * 1024
-_QUICK_BATCHES, _MOST_QUICK_BYTES = 6, 12 * 1024 * 1024
-# Larger batches are fetched in parts of this, else they have left the caches when they are merged.
-_PART_BYTES = 4 * 1024 * 1024
-# What comes faster is about as fast as it can be merged: a thread copies 10 to 30 GB/s.
-_FLOOD_BYTES_PER_S = 10e9
-_LEAST_WAIT_S = 0.001
-# Beside longer calls it is nothing to wake the enqueuer.
-_LEADING_CALL_S = 0.005
+_NOTHING = CallsReport()
+
+
+class _Calls(NamedTuple):
+    """What a loop of calls came to."""
+
+    calls: int
+    """Calls that gave a chunk."""
+    rows: int
+    num_bytes: int
+    """Bytes of the rows, where they had to be measured."""
+    outcome: object
+    """What came last: `_FULL`, None for "nothing right now", or what the call raised."""
+
+
+_FULL = object()
+"""The chunk list is full, or the merge waits for it."""
 
 
 class Fetcher:
-    """Runs the calls of a stream's partitions; what fetcher threads share."""
+    """Runs the calls of a stream's partitions.
+
+    Shared by all fetcher threads. What lies here by partition belongs to the thread that holds the
+    partition; the rest never changes, but for the first call, which one thread notes.
+    """
 
     def __init__(
         self,
-        spec: StreamSpec,
+        names: CallNames,
         run: RunSpec,
         channel: Channel,
-        ledger: BufferBudget,
         calls: Sequence[PartitionCalls],
         stats: FetchStats,
+        tuning: Tuning = TUNING,
     ) -> None:
-        self._spec = spec
-        self._ledger = ledger
+        self._names = names
+        self._spec = spec = names.spec
         self._run = run
         self._channel = channel
         self._calls = calls
         self._stats = stats
-        # Of each partition the rows that its bundle may get to.
-        self._targets = [0] * len(calls)
+        self._tuning = tuning
         self._fresh = [True] * len(calls)
         self._failures = [0] * len(calls)
-        trials = Trials()
-        self._paces = [Pace(trials) for _ in calls]
         self._axis = spec.axes[0]
-        self.row_bytes: int | None = None
-        """Bytes of a row, once all rows are known to have the same number."""
-        self.passes = False
-        """Whether what was fetched last went to the user as it was, without a copy."""
         # The first call of the run, and the digest of its rows, until it has been made again.
         self._first: tuple[Call, int] | None = None
         self._looks_at_first = spec.pure and spec.repeatable and not run.debug
         self.prints: Prints = {}
         """Digests of chunks as they were returned (debug switch), by partition, epoch and call; or
-        `OTHER_ROWS`."""
+        `OTHER_ROWS`. Fetchers write, the merge takes out."""
 
     def fill(self, partition: Partition) -> bool:
-        """Make calls on a partition until a bundle is full, and give the partition back. True where
-        the caller is to lead."""
-        calls = self._calls[partition.number]
+        """Make calls on a partition until a chunk list is full, and give the partition back. True
+        where the caller is to merge inline."""
+        number, stats = partition.number, self._stats
+        calls = self._calls[number]
         try:
-            partition.next += calls.begin(partition.epoch)
-            if self._fresh[partition.number]:
+            partition.pass_over(calls.begin_epoch(partition.epoch))
+            if self._fresh[number]:
                 self._put_back(partition, calls)
         except BaseException as error:
-            self._stats.fail(partition.number, in_words(error))
-            failed = (
-                error
-                if isinstance(error, FeedError)
-                else self._failed(partition, partition.next, error)
-            )
-            return self._channel.release(partition, 0, 0, failed)
-        first = partition.next
-        stats = self._stats
-        row_bytes = self.row_bytes
-        partition.called_at = began = time.monotonic()
+            stats.fail(number, in_words(error))
+            if not isinstance(error, FeedError):
+                error = self._failed(partition, partition.next, error)
+            return self._channel.release(partition, _NOTHING, error)
+        # Once known, bytes are counted by rows: the merge may take chunks from under the call.
+        first, row_bytes = partition.next, self._channel.row_bytes
+        began = time.monotonic()
+        partition.begin_calls(began)
+        # The thread's own time tells calls that compute from calls that wait.
         computed = time.thread_time()
-        stats.begin(partition.number, began)
-        rows, num_bytes, num_calls, outcome = self._call(partition, calls, row_bytes)
-        self._targets[partition.number] = 0
-        if row_bytes is not None:
-            num_bytes = rows * row_bytes
+        stats.begin_list(number, began)
+        made = self._call(partition, calls, row_bytes)
         ended, computed = time.monotonic(), time.thread_time() - computed
+        num_bytes = made.num_bytes if row_bytes is None else made.rows * row_bytes
         took = ended - began
-        waited = took - computed
-        # Less is waited for the interpreter, by calls that compute.
-        partition.waits = waited > max(computed, _LEAST_WAIT_S)
-        # While larger chunks are copied the interpreter is free, for a fetcher.
-        are_small = num_bytes < DROP_GIL_BYTES * max(1, num_calls)
-        pace = self._paces[partition.number]
-        partition.is_quick = pace.note(num_calls, took, waited, ended) and are_small
-        is_fast = num_bytes > took * _FLOOD_BYTES_PER_S
-        floods = is_fast and num_calls == 1 and num_bytes >= _PART_BYTES
-        # What somebody holds anyway, or gets as it is, is not memory that is written again.
-        partition.floods = floods and not self.passes and any(map(is_unshared, partition.chunks))
-        # A batch that is passed on is made in less time than it takes to wake another thread. But
-        # a partition that waits for something else has to go on waiting: the merge waits for it,
-        # too.
-        computes = is_fast or waited < computed
-        partition.leads = self.passes and computes and took < _LEADING_CALL_S * num_calls
-        stats.count(partition.number, num_calls, rows, num_bytes, ended)
-        if num_calls:
-            self._ledger.note_bundle(num_bytes)
-            self._failures[partition.number] = 0
-            partition.backoff_s = 0.0
-            partition.failure = None
-        return self._settle(partition, calls, rows, num_bytes, first + num_calls, outcome)
+        report = CallsReport(made.calls, made.rows, num_bytes, took, took - computed)
+        stats.end_list(number, made.calls, made.rows, num_bytes, ended)
+        if made.calls:
+            self._failures[number] = 0
+            partition.note_chunks()
+        return self._settle(partition, calls, report, first + made.calls, made.outcome)
 
     def _put_back(self, partition: Partition, calls: PartitionCalls) -> None:
-        def keep_going(pause_s: float) -> bool:
-            if not pause_s:
-                partition.silent_since = time.monotonic()
-            return self._channel.pause(pause_s)
+        """Bring a new fetch function to where the stream goes on."""
 
-        calls.put_back(keep_going)
+        pauses = calls.put_back()
+
+        def steps() -> Generator[float, None, None]:
+            for pause_s in pauses:
+                # Replayed calls give no chunk: without this the timeout would count them.
+                if not pause_s:
+                    self._channel.report_progress(partition)
+                yield pause_s
+
+        self._channel.run_steps(steps())
         self._fresh[partition.number] = False
 
-    def _call(
-        self, partition: Partition, calls: PartitionCalls, row_bytes: int | None
-    ) -> tuple[int, int, int, object]:
-        """Call until the bundle is full or something else comes.
-
-        Returns the rows, their bytes (where `row_bytes` are not known), the calls that gave a
-        chunk, and what came: None for "nothing right now", an exception, or `_FULL`."""
+    def _call(self, partition: Partition, calls: PartitionCalls, row_bytes: int | None) -> _Calls:
+        """Call until the chunk list is full or something else than a chunk comes."""
+        # The loop runs once per call, which may take a microsecond: what it needs are locals.
         channel, next_call, chunks = self._channel, calls.next_call, partition.chunks
         append = chunks.append
         mark = calls.mark if self._spec.seekable else None
-        note = self._print if self._run.debug else None
-        if self._looks_at_first:
-            note = self._note_first
+        note_first = self._note_first if self._looks_at_first else None
+        note = self._print if self._run.debug else note_first
         axis, names, first, monotonic = self._axis, self._spec.names, partition.next, time.monotonic
-        target = self._targets[partition.number] = (
-            0 if calls.one_by_one else self._target_rows(partition)
-        )
-        most_calls = min(target, _MOST_CALLS)
+        most_rows, most_calls, most_bytes, grace_s = partition.limits
+        most_calls = 1 if calls.one_by_one else most_calls
         measure = count_bytes if row_bytes is None else None  # Later the merge may have taken some.
         rows = num_bytes = num_calls = 0
         try:
             while True:
                 chunk = next_call()
                 if chunk is None:
-                    return rows, num_bytes, num_calls, None
+                    return _Calls(num_calls, rows, num_bytes, None)
                 if type(chunk) is not tuple:
-                    chunk = tuple(chunk) if type(chunk) is list else as_tuple(chunk, names)
+                    chunk = as_tuple(chunk, names)
                 cursor = mark() if mark is not None else b""
                 if note is not None:
                     note(partition, first + num_calls, chunk)
+                # Only counted here. The merge checks chunks, in the order of the stream: checked as
+                # they arrive, of two workers that disagree now the one would be blamed, now the
+                # other.
                 try:
                     rows += chunk[0].shape[axis]
                 except (AttributeError, IndexError, TypeError, KeyError):
-                    rows += 1  # Not a chunk; the merge will say so in its place in the stream.
+                    rows += 1
                 if measure is not None:
                     num_bytes += measure(chunk)
-                    if num_bytes >= _PART_BYTES:
+                    if num_bytes >= most_bytes:
                         most_calls = 0
                 num_calls += 1
                 append(chunk)
                 chunk = None  # The merge may take it meanwhile, and pass it on if nobody has it.
                 if mark is not None:
                     partition.marks.append(cursor)
-                # Of chunks that are taken already the partition has to be given back, to be
-                # counted.
+                # Where the merge has taken chunks from under this call, the partition has to be
+                # given back, so that they are counted.
                 taken = len(chunks) < num_calls
-                if taken or rows >= target or num_calls >= most_calls or channel.closed:
-                    return rows, num_bytes, num_calls, _FULL
+                is_full = taken or rows >= most_rows or num_calls >= most_calls or channel.closed
                 since = partition.wanted_since
-                if since is None or (partition.is_quick and num_calls & (num_calls - 1)):
-                    continue  # Of quick calls the clock is read at the 1st, 2nd, 4th, 8th...
-                if monotonic() - since > GRACE_S:
-                    return rows, num_bytes, num_calls, _FULL
+                if is_full or (since is not None and monotonic() - since > grace_s):
+                    return _Calls(num_calls, rows, num_bytes, _FULL)
         except BaseException as error:
-            return rows, num_bytes, num_calls, error
+            # Also what is no Exception: a fetcher that ended of it would be waited for.
+            return _Calls(num_calls, rows, num_bytes, error)
 
     def _settle(
         self,
         partition: Partition,
         calls: PartitionCalls,
-        rows: int,
-        num_bytes: int,
+        report: CallsReport,
         call: int,
         outcome: object,
     ) -> bool:
-        """Give the partition back with what its calls came to."""
+        """Give the partition back with what its calls came to; `call` is the next one's number."""
         channel = self._channel
         if outcome is _FULL:
-            return channel.release(partition, rows, num_bytes)
+            return channel.release(partition, report)
         if outcome is None:
             self._stats.nothings[partition.number] += 1
-            partition.backoff_s = min(
-                2 * partition.backoff_s or NONE_BACKOFF_S, _MAX_NONE_BACKOFF_S
-            )
-            return channel.release(partition, rows, num_bytes, put_off_s=partition.backoff_s)
+            tuning = self._tuning
+            put_off_s = partition.back_off(tuning.first_none_pause_s, tuning.last_none_pause_s)
+            return channel.release(partition, report, put_off_s=put_off_s)
         if isinstance(outcome, StopIteration):
-            return channel.release(partition, rows, num_bytes, self._end(partition, calls, call))
+            return channel.release(partition, report, self._end(partition, calls, call))
         assert isinstance(outcome, BaseException)
-        return self._retry(partition, calls, rows, num_bytes, call, outcome)
+        return self._retry(partition, calls, report, call, outcome)
 
     def _end(self, partition: Partition, calls: PartitionCalls, call: int) -> End | FetchError:
         if not self._spec.seekable:
@@ -232,30 +205,30 @@ class Fetcher:
         self,
         partition: Partition,
         calls: PartitionCalls,
-        rows: int,
-        num_bytes: int,
+        report: CallsReport,
         call: int,
         error: BaseException,
     ) -> bool:
-        failures = self._failures[partition.number]
-        self._stats.fail(partition.number, in_words(error))
+        """A call raised: have it made again, or put its error in its place in the stream."""
+        number = partition.number
+        failures = self._failures[number]
+        self._stats.fail(number, in_words(error))
         if failures < self._run.retries and isinstance(error, Exception):
-            self._failures[partition.number] += 1
-            partition.failure = error
-            self._stats.retries[partition.number] += 1
+            self._failures[number] += 1
+            partition.note_failure(error)
+            self._stats.retries[number] += 1
+            # The call may have failed half-way: made again from there, it would skip rows.
             try:
                 calls.undo()
             except BaseException as undo_error:
                 error = undo_error
             else:
                 put_off_s = self._run.retry_backoff_s * 2**failures
-                return self._channel.release(partition, rows, num_bytes, put_off_s=put_off_s)
-        return self._channel.release(
-            partition, rows, num_bytes, self._failed(partition, call, error)
-        )
+                return self._channel.release(partition, report, put_off_s=put_off_s)
+        return self._channel.release(partition, report, self._failed(partition, call, error))
 
     def _failed(self, partition: Partition, call: int, error: BaseException) -> FetchError:
-        worker_id, number = self._channel.describe(partition.number, call)
+        worker_id, number = self._names.describe(partition.number, call)
         failed = FetchError(
             f"worker {worker_id}, call {number}: fetch function raised {in_words(error)}",
             worker_id=worker_id,
@@ -264,29 +237,6 @@ class Fetcher:
         failed.__cause__ = error
         return failed
 
-    def _target_rows(self, partition: Partition) -> int:
-        """Rows at which a bundle is full: some of a batch where batches are large, several of them
-        where they are small and there is room for them beside the bundles that others have begun.
-        All together always have half the bound: with smaller bundles threads wake each other more
-        than they work."""
-        batch, ledger, num_partitions = self._spec.batch_size, self._ledger, len(self._targets)
-        if not ledger.has_bytes_for(ledger.num_calling - 1):
-            return 1  # This is the one call that somebody waits for, above the bound.
-        if self.row_bytes is None:
-            return batch
-        max_bytes = self._run.max_bytes // 2
-        if batch * self.row_bytes > _PART_BYTES:
-            return max(1, min(_PART_BYTES, max_bytes // num_partitions) // self.row_bytes)
-        batch_bytes = max(1, batch * self.row_bytes)
-        most = _BUNDLE_BYTES
-        if partition.is_quick:
-            some = max(_QUICK_BYTES, _QUICK_BATCHES * batch_bytes * num_partitions)
-            most = min(_MOST_QUICK_BYTES, some) // num_partitions
-        some = min(most, max_bytes // num_partitions) // batch_bytes
-        room = ledger.max_rows - ledger.rows - ledger.kept_rows - sum(self._targets)
-        share = max(room, ledger.max_rows // 2)
-        return batch * max(1, min(some, _BUNDLE_BATCHES, share // num_partitions // batch))
-
     def _note_first(self, partition: Partition, call: int, chunk: Any) -> None:
         """Note the rows of the run's first call, before anybody may write into them."""
         if not self._looks_at_first:
@@ -294,7 +244,7 @@ class Fetcher:
         self._looks_at_first = False
         # What is no chunk is told in its place in the stream.
         with contextlib.suppress(Exception):
-            _, index = self._channel.describe(partition.number, call)
+            _, index = self._names.describe(partition.number, call)
             self._first = self._spec.call(partition.epoch, index), digest_chunk(chunk)
 
     def repeat_first(self) -> None:
@@ -317,9 +267,10 @@ class Fetcher:
     def _print(self, partition: Partition, call: int, chunk: Any) -> None:
         printed = hash_chunk(chunk)
         if self._spec.pure and self._spec.repeatable:
-            _, index = self._channel.describe(partition.number, call)
+            _, index = self._names.describe(partition.number, call)
             if not self._repeats(self._spec.call(partition.epoch, index), printed, hash_chunk):
                 printed = OTHER_ROWS
+        # Before the chunk, which the merge may take from under this call.
         self.prints[partition.number, partition.epoch, call] = printed
 
     def _repeats(self, call: Call, printed: int, digest: Callable[[Any], int]) -> bool:
@@ -331,19 +282,3 @@ class Fetcher:
             return False
         except BaseException:  # Such as an exit: of a call that nobody waits for it means nothing.
             return True
-
-
-_FULL = object()
-
-
-def run_fetcher(
-    channel: Channel,
-    fill: Callable[[Partition], bool],
-    lead: Callable[[], None],
-    repeat_first: Callable[[], None],
-) -> None:
-    """Thread body: hold one partition after the other until no call is left."""
-    while (partition := channel.acquire()) is not None:
-        if fill(partition):
-            lead()
-        repeat_first()  # Not before: what came may be all that somebody waits for.

@@ -1,277 +1,323 @@
-"""Which partition is called next, and when the merge goes on. Rules; the channel's lock guards
-them."""
+"""Every heuristic decision of the fetching side, in one class without threads, locks or clocks.
+
+The channel tells the policy what happened (a chunk list came, the merge waits, it goes on) and asks
+what to do: which partition is called next, how large its chunk list gets, who merges what came. The
+answers change how fast a stream is and never a row: which calls are *allowed* is the scheduler's,
+what comes in which order is the merge's.
+
+Merging inline: to wake a thread costs more than to merge a small batch, or one that is passed on
+without a copy. So a fetcher that made such chunks merges them itself while the batcher thread
+waits, and goes on fetching when nothing is left to merge (the pattern is Leader/Followers, Schmidt
+1996). The batcher thread looks after the calls meanwhile: the timeout, and what a call that does
+not return has got before, stay its own.
+"""
 
 from __future__ import annotations
 
+import enum
 import math
-import os
 from collections.abc import Sequence
-from typing import Any
+from typing import NamedTuple
 
-from feeder.workers.fetch.scheduler import BufferBudget, Partition, Scheduler
-from feeder.workers.stats import Stopwatch, StreamStats
-
-# ---- Who does the enqueuer's work where fetching takes next to no time.
-#
-# To wake a thread costs more than a small batch, or one that is passed on without a copy. So a
-# fetcher whose calls were quick, or give such batches, takes the lead: it does the enqueuer's work
-# while that waits for what was fetched, and goes on fetching when there is nothing left to merge
-# (the pattern is Schmidt's Leader/Followers, 1996). The enqueuer watches over the calls meanwhile:
-# the timeout, and what a call that does not return has got before, stay its own. It looks again
-# every now and then, without being woken.
-#
-# "The enqueuer" is said of this work in general; its own thread is meant where threads are spoken
-# of.
+from feeder.workers.fetch.scheduler import BufferBudget, ListLimits, Partition, Scheduler
+from feeder.workers.tuning import Tuning
 
 
-LOOK_S = 0.002
-"""How long the enqueuer sleeps between two looks, while others lead again and again: for as long
-calls that have become slow are made one after another."""
+class CallKind(enum.Enum):
+    """What the last chunk list of a partition says of its calls. A chunk list may change it to
+    any."""
+
+    COMPUTES = enum.auto()
+    """They keep a core busy; so do calls of which nothing is known yet."""
+    WAITS = enum.auto()
+    """They wait for something else, such as a disk: any number may go on at once."""
+    QUICK = enum.auto()
+    """They take less than waking a thread: one thread makes them all, and merges inline."""
+    PASSED = enum.auto()
+    """They compute, and the user gets what they give without a copy: their fetcher merges inline,
+    and other fetchers go on beside it."""
 
 
-class InlineMerge:
-    """Whether a fetcher leads. The channel's lock guards it."""
+class Merger(enum.Enum):
+    """Who merges what has come."""
 
-    def __init__(self) -> None:
-        self.active = False
-        """Whether one does now; the enqueuer waits meanwhile."""
-        self.times = 0
-        """How often one did."""
-        self._finished = False
-        self._error: BaseException | None = None
-
-    def begin(self) -> None:
-        """A fetcher begins."""
-        self.active = True
-        self.times += 1
-
-    def end(self) -> None:
-        """It has nothing left to do."""
-        self.active = False
-
-    def finish(self, error: BaseException | None) -> None:
-        """It has come to the end of the stream, or to an error."""
-        self.active = False
-        self._finished, self._error = True, error
-
-    def take_end(self) -> bool:
-        """Whether the stream has come to its end; raises the error that it ended with, once."""
-        error, self._error = self._error, None
-        if error is not None:
-            raise error
-        return self._finished
+    NOBODY = enum.auto()
+    """Nobody yet: the merge waits for something else, or is about to look by itself."""
+    BATCHER = enum.auto()
+    """The batcher thread, which is to be woken."""
+    FETCHER = enum.auto()
+    """The fetcher that has just given its partition back."""
 
 
-GRACE_S = 0.0005
-"""How long a merge that waits lets a bundle grow, so that a quick function is not interrupted
-after every row."""
+class CallsReport(NamedTuple):
+    """What the calls of one chunk list came to."""
 
-AHEAD_BYTES = 8 * 1024 * 1024
-"""While the merge is busy no partition that has something to collect is called above this: else
-rows leave every cache before they are copied (measured at 4.3 MB chunks: two to three times
-slower)."""
+    calls: int = 0
+    """Calls that gave a chunk."""
+    rows: int = 0
+    """Rows of these chunks."""
+    num_bytes: int = 0
+    """Their bytes."""
+    took: float = 0.0
+    """Seconds from the first call to the last one's return."""
+    waited: float = 0.0
+    """Those of them in which the thread did not compute."""
 
-MOST_COMPUTING = max(1, len(os.sched_getaffinity(0)) - 1)
-"""Fetchers that compute while the merge is busy: one core is the merge's. Measured on two cores
-with 4.3 MB chunks: a second fetcher beside the merge costs four tenths of what they get done."""
 
-PATIENCE = 4
-"""For a call that floods the caches the merge waits, for that part of the time that it was busy
-before, without another fetcher than would compute beside a busy merge."""
+class Look(NamedTuple):
+    """What the batcher thread does when it has waited for `looks_in` without being woken."""
+
+    partitions: Sequence[Partition]
+    """It takes what the calls of these have given so far."""
+    is_overdue: bool
+    """Whether the merge has waited for longer than its grace; then the timeout is checked too."""
 
 
 class ConcurrencyPolicy:
-    """What the merge waits for, and what that means for who may be called."""
+    """How many calls run at once, how large chunk lists are, and who merges them.
+
+    Owner: the channel, which calls every method under its lock and passes the time in. The policy
+    starts nothing and writes no partition; what it knows of one lies here, by its number.
+    """
 
     def __init__(
-        self, rota: Scheduler, ledger: BufferBudget, stats: StreamStats, axis: int
+        self, scheduler: Scheduler, budget: BufferBudget, batch_size: int, tuning: Tuning
     ) -> None:
-        self._rota = rota
-        self._axis = axis
-        self._ledger = ledger
-        self._stats = stats
-        self._clocks: Sequence[Stopwatch] = ()
-        self.lead = InlineMerge()
-        self.awaited: Sequence[Partition] = ()
-        """The partitions that the merge waits for; empty while it is busy."""
-        self._wanted: Sequence[Partition] = ()
+        self._scheduler = scheduler
+        self._budget = budget
+        self._batch_size = batch_size
+        self._tuning = tuning
+        trials = Trials(tuning)
+        self._paces = [Pace(trials, tuning) for _ in scheduler.partitions]
+        self._kinds = [CallKind.COMPUTES for _ in scheduler.partitions]
+        # Whether the batches that were made last went to the user as they were fetched.
+        self._passes = False
         # Whether the merge waits, or had to wait for what it collected last.
         self._starved = True
-        # Whether it waits, and no more compute for its sake yet.
-        self._is_patient = False
-        # When it last went on after a wait.
-        self._busy_since = 0.0
+        # Whether a fetcher has merged since the batcher thread last looked.
+        self._merged_inline = False
+        self.awaited: Sequence[Partition] = ()
+        """The partitions that the merge waits for; empty while it is busy."""
+        self.inline = False
+        """Whether a fetcher merges; the batcher thread waits meanwhile."""
         self.looks_in = math.inf
-        """After how many seconds the enqueuer, which waits, looks again if it is not woken."""
+        """After how many seconds the batcher thread looks, unless it is woken before."""
 
-    def wait(self, partitions: Sequence[Partition], now: float) -> None:
-        """The merge waits for these partitions from now on."""
-        self.awaited = partitions
-        self.want(partitions, now)
-        stats = self._stats
-        # A wait for a single partition is counted as its own as well.
-        alone = (
-            [stats.partitions[partition.number] for partition in partitions]
-            if len(partitions) == 1
-            else []
-        )
-        self._clocks = [stats.chunks, *alone]
-        for clock in self._clocks:
-            clock.start(now)
+    # ---- events
 
-    def begin_lead(self, now: float) -> None:
-        """A fetcher goes on with the merge, while the enqueuer stays where it waits."""
-        self._stop_clocks(now)
-        self.lead.begin()
-        self.looks_in = max(self.looks_in, LOOK_S)
-
-    def go_on(self, now: float) -> None:
-        """The enqueuer goes on with the merge."""
-        self._stop_clocks(now)
-        self._busy_since, self._is_patient = now, False
-        self.awaited = ()
-        self.want(())
-
-    def _stop_clocks(self, now: float) -> None:
-        for clock in self._clocks:
-            clock.stop(now)
-        self._clocks = ()
-
-    def want(self, partitions: Sequence[Partition], since: float | None = None) -> None:
-        """The merge is to be told when something comes of these partitions, and of no others."""
-        for partition in self._wanted:
-            partition.wanted_since = None
-        for partition in partitions:
-            partition.wanted_since = since
-        self._wanted = partitions
-
-    def slow_down(self) -> None:
-        """Calls that have not returned by now are not quick: others need not wait for them."""
-        for partition in self._rota.partitions:
-            if partition.running:
-                partition.is_quick = False
-
-    def slow_partitions(self, now: float) -> Sequence[Partition]:
-        """Those whose calls take their time, and that a fetcher has held since the last look."""
-        slow = [
-            partition
-            for partition in self._rota.partitions
-            if partition.running and not partition.is_quick
-        ]
-        return [partition for partition in slow if now - partition.called_at > LOOK_S]
-
-    def take_open(self, partitions: Sequence[Partition], now: float, *, marked: bool) -> bool:
-        """Take what fetchers that hold some partitions have got so far; whether that was
-        anything."""
-        taken = False
-        for partition in partitions:
-            bundle = partition.take_open(None, marked=marked) if partition.running else None
-            if bundle is not None:
-                partition.bundles.append(bundle)
-                taken = True
-                if any(map(self._has_rows, bundle.chunks)):
-                    partition.silent_since = now
-        return taken
-
-    def _has_rows(self, chunk: Any) -> bool:
-        """Whether a chunk has rows, or is none: then the merge will say so."""
-        try:
-            return bool(chunk[0].shape[self._axis])
-        except (AttributeError, IndexError, TypeError, KeyError):
-            return True
-
-    def has_come(self, partitions: Sequence[Partition]) -> bool:
-        """Whether the merge finds something of the partitions."""
-        self._starved = not any(partition.bundles for partition in partitions)
+    def merge_collects(self, partitions: Sequence[Partition]) -> bool:
+        """The merge asks for chunk lists of these partitions; returns whether there are any."""
+        self._starved = not any(partition.chunk_lists for partition in partitions)
         return not self._starved
 
-    def be_patient(self, partitions: Sequence[Partition], now: float) -> float:
-        """How long the merge, which now waits for these partitions, may do so before more may
-        compute than beside a busy one; without end where more may at once."""
-        if not all([partition.running and partition.floods for partition in partitions]):
-            return math.inf
-        self._starved, self._is_patient = False, True
-        return (now - self._busy_since) / PATIENCE
+    def merge_waits(self, partitions: Sequence[Partition], now: float) -> None:
+        """There are none: from now on the merge waits for them."""
+        self.awaited = partitions
+        self._scheduler.want(partitions, now)
 
-    def lose_patience(self) -> bool:
-        """The merge has waited for so long; whether it was patient until now."""
-        was_patient, self._is_patient = self._is_patient, False
-        self._starved = self._starved or was_patient
-        return was_patient
+    def merge_resumes(self) -> None:
+        """The batcher thread goes on with the merge."""
+        self.awaited = ()
+        self._scheduler.want(())
 
-    def is_held_back(self, partitions: Sequence[Partition]) -> bool:
-        """Whether nothing comes of the partitions because none of them may be called, for the
-        bound."""
-        if self._ledger.below_bound or self._ledger.starving:
-            return False
-        return not any(partition.bundles or partition.running for partition in partitions)
+    def inline_begins(self) -> None:
+        """A fetcher goes on with the merge, while the batcher thread stays where it waits."""
+        self.inline = self._merged_inline = True
+        self.looks_in = max(self.looks_in, self._tuning.look_s)
 
-    def is_due(self, partition: Partition, now: float) -> bool:
-        """Whether the merge is to go on, after something has come of `partition`. Within the grace
-        the enqueuer looks again by itself, and a switch of threads for each batch would cost more
-        than the batch; unless much has come. No switch is needed after a quick call, so then it is
-        time when no other quick one is left to be made first."""
-        came = [wanted for wanted in self._wanted if wanted.bundles]
+    def inline_ends(self) -> None:
+        """The fetcher has nothing left to merge."""
+        self.inline = False
+
+    def batches_made(self, *, copied: int, passed: int) -> None:
+        """Batches were handed over; their rows were copied, or passed on as they were."""
+        self._passes = passed > 0 and not copied
+
+    def list_came(self, partition: Partition, report: CallsReport, now: float) -> Merger:
+        """A fetcher has given a partition back; returns who merges what has come."""
+        kind = self._kinds[partition.number] = self._classify(partition, report, now)
+        scheduler, budget, tuning = self._scheduler, self._budget, self._tuning
+        came = [wanted for wanted in scheduler.wanted if wanted.chunk_lists]
         if not came:
-            return False
+            return Merger.NOBODY
         since = came[0].wanted_since
-        if since is None or now - since > GRACE_S or not self._ledger.below_bound:
-            return True
-        if partition.is_quick:
-            return self._rota.pick(now, ahead=False, compute=False, quick=True) is None
-        return self.looks_in > GRACE_S or self._ledger.ahead_bytes >= AHEAD_BYTES // 2
+        is_early = since is not None and now - since <= tuning.grace_s and budget.below_bound
+        if is_early and kind is CallKind.QUICK:
+            # No switch of threads is needed after a quick call. So it is time when no other quick
+            # partition is left to be called before.
+            if self._least_called(now, ahead=False, compute=False, quick=True) is not None:
+                return Merger.NOBODY
+        elif is_early:
+            # Within the grace the batcher thread looks by itself, and to wake it for each batch
+            # would cost more than the batch; unless much has come.
+            much = budget.ahead_bytes >= tuning.ahead_bytes // 2
+            if self.looks_in <= tuning.grace_s and not much:
+                return Merger.NOBODY
+        # The mark is cleared here and not by the merge: until the merge has the interpreter again
+        # each further chunk would be handed over by itself. (Chunk lists of 1.2 chunks and not of 8
+        # gave a third of the 8 KB batches; 2026-11-21.)
+        scheduler.want(())
+        is_inline = kind is CallKind.QUICK or kind is CallKind.PASSED
+        return Merger.FETCHER if is_inline else Merger.BATCHER
 
-    def pick(self, now: float, coming: int = 0) -> Partition | None:
-        """The partition to call now, besides those that `coming` fetchers are about to pick; None
-        where there is none."""
-        ledger, rota, wanted = self._ledger, self._rota, self._wanted
-        hungry = [partition for partition in wanted if not partition.bundles]
-        if not ledger.may_call(coming):
-            calling = ledger.num_calling + coming
-            # Of several that the merge waits for any will do: one at a time, where bytes are short.
-            is_enough = len(wanted) > 1 and calling and not ledger.has_bytes_for(calling)
-            return rota.least_called(now, hungry if ledger.starving and not is_enough else ())
-        # While the merge waits for one partition the others may run ahead; while it is busy, what
-        # they fetch would only grow cold in memory, and they would take its core.
-        ahead = bool(wanted) or ledger.ahead_bytes < AHEAD_BYTES
-        spare = bool(wanted) or not (ledger.ahead_bytes or coming)
-        compute = self._starved or rota.num_computing + coming < MOST_COMPUTING
-        # Quick calls are one thread's at a time, which leads after them; for as long as somebody
-        # looks whether they are still quick.
-        is_led = self.lead.active or (rota.is_quick_running and self.looks_in <= LOOK_S)
-        quick = bool(self.awaited) and not is_led
-        first = rota.least_called(
-            now, [partition for partition in hungry if quick or not partition.is_quick]
+    def _classify(self, partition: Partition, report: CallsReport, now: float) -> CallKind:
+        calls, _, num_bytes, took, waited = report
+        tuning, computed = self._tuning, took - waited
+        # While larger chunks are copied the interpreter is free, for another fetcher.
+        are_small = num_bytes < tuning.drop_gil_bytes * max(1, calls)
+        if self._paces[partition.number].note(calls, took, waited, now) and are_small:
+            return CallKind.QUICK
+        # What fills memory at its full speed waits for a core or the interpreter, if for anything.
+        computes = waited < computed or num_bytes > took * tuning.memory_bytes_per_s
+        if self._passes and computes and took < tuning.passed_call_s * calls:
+            return CallKind.PASSED
+        # Calls that compute wait for the interpreter alone, and that for less.
+        is_long = waited > max(computed, tuning.waiting_list_s)
+        return CallKind.WAITS if is_long else CallKind.COMPUTES
+
+    # ---- the batcher thread while it waits
+
+    def batcher_waits(self) -> None:
+        """It begins to wait."""
+        self._merged_inline = False
+        self.looks_in = self._tuning.grace_s
+
+    def batcher_woken(self) -> None:
+        """It was woken. Where there is nothing for it, it waits on for the grace."""
+        self.looks_in = self._tuning.grace_s
+
+    def batcher_looks(self, now: float) -> Look:
+        """It was not woken in time."""
+        if self._merged_inline:
+            # Merges are made; only calls that have begun before the last look may be held up.
+            self._merged_inline = False
+            self.looks_in = self._tuning.look_s
+            return Look(
+                [one for one in self._scheduler.partitions if self._is_slow(one, now)], False
+            )
+        self.looks_in = self._tuning.slow_look_s
+        if self.inline:
+            return Look((), False)
+        # Calls that have not returned by now are not quick: others need not wait for them.
+        for partition in self._scheduler.partitions:
+            if partition.running and self.kind_of(partition) is CallKind.QUICK:
+                self._kinds[partition.number] = CallKind.COMPUTES
+        return Look(self.awaited, True)
+
+    def looks_late(self) -> bool:
+        """Whether the batcher thread has to be woken to look after the calls that begin now."""
+        return self.looks_in > self._tuning.look_s
+
+    def look_in(self, seconds: float) -> None:
+        """The batcher thread has to look earlier: the timeout is over by then."""
+        self.looks_in = seconds
+
+    def _is_slow(self, partition: Partition, now: float) -> bool:
+        is_quick = self.kind_of(partition) is CallKind.QUICK
+        held = partition.running and now - partition.called_at > self._tuning.look_s
+        return held and not is_quick
+
+    # ---- decisions
+
+    def kind_of(self, partition: Partition) -> CallKind:
+        """What the partition's calls are like, as far as its last chunk list shows."""
+        return self._kinds[partition.number]
+
+    def pick(self, now: float) -> Partition | None:
+        """The partition to call now; None where no further call is worth it, or allowed."""
+        budget, scheduler = self._budget, self._scheduler
+        wanted = scheduler.wanted
+        hungry = [partition for partition in wanted if not partition.chunk_lists]
+        if not budget.may_call():
+            # At the bound only the call whose turn it is may start, and only while a device has no
+            # batch. Of several that the merge waits for any will do: one at a time, where bytes
+            # are short.
+            calling = budget.num_calling
+            is_enough = len(wanted) > 1 and calling and not budget.has_bytes_for(calling)
+            return scheduler.least_called(now, hungry if budget.starving and not is_enough else ())
+        # While the merge waits for one partition the others may run ahead. While it is busy, what
+        # they fetch would only grow cold in memory, and they would take the merge's core.
+        ahead = bool(wanted) or budget.ahead_bytes < self._tuning.ahead_bytes
+        compute = self._starved or self._num_computing() < self._tuning.max_computing
+        # Quick calls are one thread's at a time, which merges after them; as long as the batcher
+        # thread soon looks whether they are still quick.
+        is_taken = self.inline or (not self.looks_late() and self._is_running(CallKind.QUICK))
+        quick = bool(self.awaited) and not is_taken
+        first = [one for one in hungry if quick or self.kind_of(one) is not CallKind.QUICK]
+        turn = scheduler.least_called(now, first) if first else None
+        return turn or self._least_called(now, ahead=ahead, compute=compute, quick=quick)
+
+    def _least_called(
+        self, now: float, *, ahead: bool, compute: bool, quick: bool
+    ) -> Partition | None:
+        """Of the partitions that are allowed now, the one that has been called least. `ahead`
+        allows those with something to collect; `quick` and `compute` those of these kinds."""
+        kinds, allowed = self._kinds, []
+        for partition in self._scheduler.partitions:
+            kind = kinds[partition.number]
+            is_allowed = quick if kind is CallKind.QUICK else compute or kind is CallKind.WAITS
+            if is_allowed and (ahead or not partition.chunk_lists):
+                allowed.append(partition)
+        return self._scheduler.least_called(now, allowed) if allowed else None
+
+    def _num_computing(self) -> int:
+        return sum(
+            [
+                partition.running and self.kind_of(partition) is not CallKind.WAITS
+                for partition in self._scheduler.partitions
+            ]
         )
-        return first or rota.pick(now, ahead=ahead, compute=compute, quick=quick, spare=spare)
+
+    def _is_running(self, kind: CallKind) -> bool:
+        return any(
+            partition.running and self.kind_of(partition) is kind
+            for partition in self._scheduler.partitions
+        )
+
+    def limits_of(self, partition: Partition) -> ListLimits:
+        """How large the chunk list gets that a fetcher begins now; the fetcher counts among those
+        that call already."""
+        rows, tuning = self._most_rows(partition), self._tuning
+        return ListLimits(rows, min(rows, tuning.list_calls), tuning.part_bytes, tuning.grace_s)
+
+    def _most_rows(self, partition: Partition) -> int:
+        """Some of a batch where batches are large, several of them where they are small and there
+        is room for them beside the chunk lists that others have begun. All chunk lists together
+        always have half the bound."""
+        batch, budget, tuning = self._batch_size, self._budget, self._tuning
+        partitions = self._scheduler.partitions
+        if not budget.has_bytes_for(budget.num_calling - 1):
+            return 1  # This is the one call that somebody waits for, above the bound.
+        row_bytes = budget.row_bytes
+        if row_bytes is None:
+            return batch
+        share_bytes = budget.max_bytes // tuning.bound_share // len(partitions)
+        if batch * row_bytes > tuning.part_bytes:
+            return max(1, min(tuning.part_bytes, share_bytes) // row_bytes)
+        batch_bytes = max(1, batch * row_bytes)
+        is_quick = self.kind_of(partition) is CallKind.QUICK
+        # One thread makes the quick chunk lists of all partitions in turn, and then merges them.
+        most_bytes = tuning.quick_bytes // len(partitions) if is_quick else tuning.list_bytes
+        num_batches = min(most_bytes, share_bytes) // batch_bytes
+        begun = sum([one.limits.rows for one in partitions if one.running and one is not partition])
+        room = budget.max_rows - budget.rows - budget.kept_rows - begun
+        share_rows = max(room, budget.max_rows // tuning.bound_share) // len(partitions)
+        return batch * max(1, min(num_batches, tuning.list_batches, share_rows // batch))
 
 
-# ---- Whether the calls of a partition take next to no time. A rule without threads.
-
-
-QUICK_CALL_S = 0.00002
-"""What takes less than it takes to wake another thread."""
-
-QUICK_BUNDLE_S = 0.003
-"""No bundle of quick calls takes longer: others would wait for it."""
-
-QUICK_WAIT_S = 0.001
-"""Nor do they wait for longer, as readers of files do: others could be called meanwhile. And what
-takes as long each is not tried."""
-
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 3.2
-_WEIGHT = 1 / 8
+# ---- Whether the calls of a partition take next to no time.
 
 
 class Trials:
     """When calls that were not quick are tried again: those of all partitions at once, since a
-    partition that is quick has to wait for the interpreter beside one that is not, and would fail.
+    partition that is quick waits for the interpreter beside one that is not, and would fail.
 
-    Threads share it without a lock: what that may spoil is one trial.
+    Part of the policy, so the channel's lock guards it.
     """
 
-    def __init__(self) -> None:
-        self._pause_s = _FIRST_PAUSE_S / 2
+    def __init__(self, tuning: Tuning) -> None:
+        self._tuning = tuning
+        self._pause_s = tuning.first_trial_pause_s / 2
         self._began = -1.0
         self.next = 0.0
         """From when on they are."""
@@ -287,42 +333,45 @@ class Trials:
         so."""
         if now >= self.next:
             lasted = now - self._began > 10 * self._pause_s
-            self._pause_s = _FIRST_PAUSE_S if lasted else min(2 * self._pause_s, _LONGEST_PAUSE_S)
+            longer_s = min(2 * self._pause_s, self._tuning.last_trial_pause_s)
+            self._pause_s = self._tuning.first_trial_pause_s if lasted else longer_s
             self.next = now + self._pause_s
 
 
 class Pace:
-    """Whether the calls of one partition count as quick, from how long its bundles took.
+    """Whether the calls of one partition count as quick, from how long its chunk lists took.
 
     Beside other threads a call waits for the interpreter, and how long it takes itself is not
-    seen. So calls count as quick until they show that they are not, and are tried again later. To
-    be mistaken costs a few milliseconds.
+    seen. So calls count as quick until they show that they are not, and are tried again later. A
+    mistake costs a few milliseconds. Part of the policy, so the channel's lock guards it.
     """
 
-    def __init__(self, trials: Trials) -> None:
+    def __init__(self, trials: Trials, tuning: Tuning) -> None:
         self._trials = trials
+        self._tuning = tuning
         self._is_quick = False
-        self._num = 0
-        # Seconds per call, averaged over the last bundles.
+        self._num_lists = 0
+        # Seconds per call, averaged over the last chunk lists.
         self._call_s = 0.0
 
     def note(self, num_calls: int, took: float, waited: float, now: float) -> bool:
         """So many calls took so long, waited for so much of it, and ended now; returns whether
         they count as quick."""
+        tuning = self._tuning
         if not self._is_quick:
-            # As long as that no call takes that is quick and waits for the interpreter alone.
-            if now >= self._trials.next and took < QUICK_WAIT_S * max(1, num_calls):
+            # A quick call cannot take this long, not even one that waits for the interpreter.
+            if now >= self._trials.next and took < tuning.quick_wait_s * max(1, num_calls):
                 self._trials.begin(now)
-                self._is_quick, self._num = True, 0
-                self._call_s = QUICK_CALL_S / 2
+                self._is_quick, self._num_lists = True, 0
+                self._call_s = tuning.quick_call_s / 2
             return self._is_quick
-        self._num += 1
+        self._num_lists += 1
         if num_calls:
-            latest = min(took / num_calls, 4 * QUICK_CALL_S)
-            self._call_s += _WEIGHT * (latest - self._call_s)
-        # The first may have been under way beside those of other threads.
-        is_long = (took >= QUICK_BUNDLE_S or waited >= QUICK_WAIT_S) and self._num > 1
-        if is_long or self._call_s >= QUICK_CALL_S:
+            latest = min(took / num_calls, 4 * tuning.quick_call_s)
+            self._call_s += tuning.quick_weight * (latest - self._call_s)
+        # The first chunk list may have been under way beside those of other threads.
+        is_long = took >= tuning.quick_list_s or waited >= tuning.quick_wait_s
+        if (is_long and self._num_lists > 1) or self._call_s >= tuning.quick_call_s:
             self._is_quick = False
             self._trials.fail(now)
         return self._is_quick

@@ -1,26 +1,24 @@
-"""Which call may be started next: the rules of the fetching side, without threads.
+"""Which calls may be made, and how much is buffered: facts, without threads or heuristics.
 
-Nothing here decides an order that a user could see; the merge does that. These rules keep every
-worker's calls in order and one at a time, start no epoch before all workers have ended the one
-before it, and start no call above the bound but the one that a batch is waited for.
+Nothing here decides an order that a user could see; the merge does that. These rules keep the calls
+of each worker in order and one at a time, and begin no epoch before all workers have ended the one
+before it.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from feeder.workers.errors import FeedError
 from feeder.workers.stream.position import Partitions, Position
-
-# Bundles without rows count in no bound.
-_MOST_BUNDLES = 256
+from feeder.workers.tuning import TUNING, Tuning
 
 
 class End:
-    """What a partition's last bundle of an epoch ends with."""
+    """What a partition's last chunk list of an epoch ends with."""
 
     __slots__ = ("mark",)
 
@@ -30,7 +28,8 @@ class End:
 
 
 class ChunkList:
-    """Consecutive chunks of one partition, as they are handed from a fetcher to the merge."""
+    """Consecutive chunks of one partition, as they are handed from a fetcher to the merge. Whoever
+    has taken it from the partition owns it."""
 
     __slots__ = ("chunks", "ending", "epoch", "first", "marks", "partition")
 
@@ -51,14 +50,46 @@ class ChunkList:
         self.ending = ending
 
 
+class ListLimits(NamedTuple):
+    """A fetcher hands its chunk list over when it reaches one of these."""
+
+    rows: int
+    calls: int
+    num_bytes: int
+    grace_s: float
+    """Seconds for which the merge has been waiting."""
+
+
+_NO_LIMITS = ListLimits(0, 0, 0, 0.0)
+
+
 class Partition:
-    """One ordered sequence of calls and what is known of it. The channel's lock guards it, but
-    for the open lists, which the fetcher that holds the partition appends to."""
+    """One ordered sequence of calls and what is known of it.
+
+    Owner: the channel's lock, for every field but the open lists. To `chunks` and
+    `marks` the fetcher that holds the partition appends without the lock, in an order in which
+    `take_open` may run at any moment. All other fields are written in this module alone.
+    """
 
     __slots__ = (
-        "backoff_s", "bundles", "called_at", "chunks", "ended", "epoch", "failure", "floods",
-        "halted", "ident", "is_quick", "leads", "made", "marks", "next", "number", "ready_at",
-        "running", "silent_since", "waits", "wanted_since",
+        "backoff_s",
+        "called_at",
+        "chunk_lists",
+        "chunks",
+        "ended",
+        "epoch",
+        "failure",
+        "halted",
+        "ident",
+        "limits",
+        "made",
+        "marks",
+        "next",
+        "number",
+        "ready_at",
+        "running",
+        "silent_since",
+        "wanted_since",
     )  # fmt: skip
 
     def __init__(self, number: int, epoch: int, next_call: int, live: bool) -> None:
@@ -74,14 +105,8 @@ class Partition:
         """Whether its last call failed."""
         self.running = False
         """Whether a fetcher holds it."""
-        self.waits = False
-        """Whether its last calls waited for something, of which many can go on at once."""
-        self.is_quick = False
-        """Whether its calls take so little time that they are not worth a thread of their own."""
-        self.floods = False
-        """Whether each call fills a bundle with new memory, about as fast as it can be merged."""
-        self.leads = False
-        """Whether who calls it leads, though its calls are not quick: what came is passed on."""
+        self.limits = _NO_LIMITS
+        """How large the chunk list gets that is being filled."""
         self.ident: int | None = None
         """The thread that holds it."""
         self.called_at = 0.0
@@ -96,24 +121,63 @@ class Partition:
         """Since when it has been asked for a chunk and has given none."""
         self.wanted_since: float | None = None
         """Since when the merge has been waiting for it."""
-        self.bundles: deque[ChunkList] = deque()
+        self.chunk_lists: deque[ChunkList] = deque()
         """Handed over, not yet collected."""
         self.chunks: list[Any] = []
         """What the fetcher that holds it has got so far."""
         self.marks: list[bytes] = []
-        """The marks after those calls, where the feed has cursors."""
+        """The cursors after those calls, where the feed has cursors."""
+
+    def hold(self, ident: int, limits: ListLimits, now: float) -> None:
+        """A fetcher holds it from now on."""
+        self.running, self.ident, self.limits = True, ident, limits
+        # It counts from the first of several calls that give nothing: each begins anew only where
+        # rows came.
+        if self.silent_since is None:
+            self.silent_since = now
+
+    def pass_over(self, num_calls: int) -> None:
+        """Its next calls were made in an earlier run; in the fetcher that holds it."""
+        self.next += num_calls
+
+    def begin_calls(self, now: float) -> None:
+        """The fetcher that holds it begins to call."""
+        self.called_at = now
+
+    def report_progress(self, now: float) -> None:
+        """The fetcher that holds it is busy, and gives no chunk yet: it replays calls."""
+        self.silent_since = now
+
+    def note_failure(self, error: BaseException) -> None:
+        """A call raised and will be made again; in the fetcher that holds it."""
+        self.failure = error
+
+    def note_chunks(self) -> None:
+        """Calls gave chunks; in the fetcher that holds it."""
+        self.backoff_s, self.failure = 0.0, None
+
+    def back_off(self, first_s: float, last_s: float) -> float:
+        """A call gave None; returns for how long it is put off, twice as long each time. In the
+        fetcher that holds it."""
+        self.backoff_s = min(2 * self.backoff_s or first_s, last_s)
+        return self.backoff_s
 
     def take_open(self, ending: End | FeedError | None, *, marked: bool) -> ChunkList | None:
-        """What has been got so far, as a bundle; None where that is nothing.
+        """What has been got so far, as a chunk list; None where that is nothing.
 
-        Safe beside the fetcher that is appending: it appends the mark last, and taking a head off
-        a list is one operation.
+        Safe beside the fetcher that is appending: it appends the chunk, then the cursor, and
+        taking a head off a list is one operation.
         """
+        # The length first: what the fetcher appends from here on stays for the next chunk list. Of
+        # a chunk whose cursor is missing still, a position could not be told.
         count = min(len(self.chunks), len(self.marks)) if marked else len(self.chunks)
         if count == 0 and ending is None:
             return None
         chunks, marks = self.chunks[:count], self.marks[:count]
+        # The lists stay the same objects: the fetcher appends to them, and sees by their length
+        # that something was taken.
         del self.chunks[:count], self.marks[:count]
+        # Calls are numbered where they are handed over, so that a position names exactly those.
         first = self.next
         self.next += count
         self.made += count
@@ -121,61 +185,52 @@ class Partition:
 
 
 class Scheduler:
-    """All partitions of a stream, and which of them may be called."""
+    """All partitions of a stream, and which of them may be called.
 
-    def __init__(self, partitions: Partitions, start: Position, epochs: int | None) -> None:
+    Owner: the channel, which calls every method under its lock.
+    """
+
+    def __init__(
+        self, partitions: Partitions, start: Position, epochs: int | None, tuning: Tuning = TUNING
+    ) -> None:
         self.partitions = tuple(
             Partition(i, start.epoch, calls, live)
             for i, (calls, live) in enumerate(zip(start.calls, start.live, strict=True))
         )
+        self.wanted: Sequence[Partition] = ()
+        """The partitions of which the merge is told when something comes."""
         self._layout = partitions
         self._epochs = epochs
+        self._max_lists = tuning.max_lists
+        # The smallest index of the epoch that raised StopIteration (pure form).
         self._ends_at: int | None = None
-        """The smallest index of the epoch that raised StopIteration (pure form)."""
-        self._roll()
+        # After a resume all partitions may have ended the epoch already.
+        self._begin_epoch()
 
     def partitions_of(self, wanted: int | None) -> Sequence[Partition]:
         """The partition of a number, or all of them for None."""
         return self.partitions if wanted is None else (self.partitions[wanted],)
 
     @property
-    def num_computing(self) -> int:
-        """Partitions that are held by a fetcher and keep a core busy."""
-        return sum([partition.running and not partition.waits for partition in self.partitions])
-
-    @property
-    def is_quick_running(self) -> bool:
-        """Whether a fetcher holds a partition whose calls are quick."""
-        return any(partition.running and partition.is_quick for partition in self.partitions)
-
-    @property
     def finished(self) -> bool:
         """Whether no call is left to start."""
         return self._epochs is not None and self.partitions[0].epoch >= self._epochs
 
-    def pick(
-        self, now: float, *, ahead: bool, compute: bool, quick: bool, spare: bool = False
-    ) -> Partition | None:
-        """Of the partitions that may be called the one that has been called least; only one with
-        nothing to collect, unless partitions may run `ahead`; of those that flood the caches only
-        if `spare`, of those whose calls are quick only if `quick`, of those that compute only if
-        `compute`. None where there is none."""
-        if self.finished:
-            return None
-        ready = [
-            partition for partition in self.partitions
-            if (spare if partition.floods else ahead or not partition.bundles)
-            and (quick if partition.is_quick else compute or partition.waits)
-            and self._callable(partition, now)
-        ]  # fmt: skip
-        return min(ready, key=lambda partition: partition.made, default=None)
+    def want(self, partitions: Sequence[Partition], since: float | None = None) -> None:
+        """The merge is to be told when something comes of these partitions, and of no others."""
+        for partition in self.wanted:
+            partition.wanted_since = None
+        for partition in partitions:
+            partition.wanted_since = since
+        self.wanted = partitions
 
-    def least_called(self, now: float, partitions: Sequence[Partition]) -> Partition | None:
+    def least_called(self, now: float, partitions: Iterable[Partition]) -> Partition | None:
         """Of some partitions that may be called the one that has been called least; None where
         there is none."""
         if self.finished:
             return None
-        ready = [partition for partition in partitions if self._callable(partition, now)]
+        ready = [partition for partition in partitions if self._may_call(partition, now)]
+        # Then no partition falls behind, and in ticket order what is called is what is merged next.
         return min(ready, key=lambda partition: partition.made, default=None)
 
     def next_ready(self, now: float) -> float | None:
@@ -183,42 +238,100 @@ class Scheduler:
         waits = [
             partition.ready_at - now
             for partition in self.partitions
-            if partition.ready_at > now and not partition.running and not self._over(partition)
+            if partition.ready_at > now and not partition.running and not self._is_over(partition)
         ]
         return min(waits, default=None)
 
-    def end(self, partition: Partition, call: int) -> None:
+    def give_back(
+        self,
+        partition: Partition,
+        ending: End | FeedError | None,
+        *,
+        ready_at: float,
+        gave_rows: bool,
+        marked: bool,
+    ) -> bool:
+        """A fetcher gives a partition back with what it has got; returns whether that ended the
+        epoch for all."""
+        # Chunks without rows may come for ever: they do not end a silence.
+        if gave_rows:
+            partition.silent_since = None
+        chunk_list = partition.take_open(ending, marked=marked)
+        if chunk_list is not None:
+            partition.chunk_lists.append(chunk_list)
+        partition.running, partition.ident = False, None
+        partition.ready_at = ready_at
+        # The error has a place in the stream: nothing that the partition could give comes after it.
+        partition.halted = isinstance(ending, FeedError)
+        if isinstance(ending, End):
+            partition.silent_since = None
+            self._end(partition, partition.next)
+        return self._begin_epoch()
+
+    def take_open(self, partitions: Sequence[Partition], *, marked: bool) -> list[Partition]:
+        """Take what fetchers have got so far of partitions that they hold; returns those that had
+        something."""
+        found = []
+        for partition in partitions:
+            chunk_list = partition.take_open(None, marked=marked) if partition.running else None
+            if chunk_list is not None:
+                partition.chunk_lists.append(chunk_list)
+                found.append(partition)
+        return found
+
+    def note_rows(self, partition: Partition, now: float) -> None:
+        """A call that has not returned yet has given rows before."""
+        partition.silent_since = now
+
+    def take_all(self) -> list[ChunkList]:
+        """Everything that was handed over, partition by partition."""
+        found: list[ChunkList] = []
+        for partition in self.partitions:
+            found.extend(partition.chunk_lists)
+            partition.chunk_lists.clear()
+        return found
+
+    def drop_all(self) -> None:
+        """The stream is over: what was handed over is dropped."""
+        for partition in self.partitions:
+            partition.chunk_lists.clear()
+
+    def _end(self, partition: Partition, call: int) -> None:
         """Call number `call` of a partition raised StopIteration."""
         partition.ended = True
         if self._layout.pure:
             index = self._layout.number(partition.number, call)
             self._ends_at = index if self._ends_at is None else min(index, self._ends_at)
 
-    def settle(self) -> None:
-        """Begin the next epoch where every partition has ended this one."""
-        if not self.finished:
-            self._roll()
-
-    def _roll(self) -> None:
-        if not all(self._over(one) and not one.running for one in self.partitions):
-            return
+    def _begin_epoch(self) -> bool:
+        """Begin the next epoch where every partition has ended this one; returns whether it did."""
+        if self.finished:
+            return False
+        # All: a fetch function that shuffles at an epoch's end would else mix rows of two epochs.
+        if not all(self._is_over(one) and not one.running for one in self.partitions):
+            return False
         self._ends_at = None
         for partition in self.partitions:
             partition.epoch += 1
             partition.made = 0
             partition.ended = partition.halted = False
+            # Indices begin anew in each epoch; the calls of a worker are counted through.
             if self._layout.pure:
                 partition.next = 0
+        return True
 
-    def _callable(self, partition: Partition, now: float) -> bool:
-        if len(partition.bundles) >= _MOST_BUNDLES:
+    def _may_call(self, partition: Partition, now: float) -> bool:
+        # Chunk lists without rows count in no other bound.
+        if len(partition.chunk_lists) >= self._max_lists:
             return False
         is_held_up = partition.halted or partition.ready_at > now
-        return not (partition.running or is_held_up or self._over(partition))
+        return not (partition.running or is_held_up or self._is_over(partition))
 
-    def _over(self, partition: Partition) -> bool:
+    def _is_over(self, partition: Partition) -> bool:
         if partition.ended or self._ends_at is None:
             return partition.ended
+        # The smallest index that raised StopIteration ends the epoch for all: whatever comes from
+        # beyond it, the merge drops.
         return self._layout.number(partition.number, partition.next) > self._ends_at
 
 
@@ -240,17 +353,20 @@ class Held:
 class BufferBudget:
     """Counts rows and bytes from a call's return until they are handed to the user.
 
-    A row that has been copied into a batch is kept a second time for as long as its chunk is,
-    which may have to give a snapshot its rest. Such rows are counted apart, and count in the bound
-    as well: what is bounded is memory. Not thread-safe; the channel's lock guards it.
+    A row that was copied into a batch is kept a second time for as long as its chunk is: a snapshot
+    may need the rest of the chunk. Such rows are counted apart, and count in the bound as well,
+    since what is bounded is memory. Without them 33-row chunks and 32-row batches took twice the
+    bound.
+
+    Owner: the channel's lock. Statistics read single numbers without it.
     """
 
     def __init__(
-        self, max_rows: int, max_bytes: int, num_devices: int, bundle_bytes: int = 0
+        self, max_rows: int, max_bytes: int, num_devices: int, list_bytes: int = 0
     ) -> None:
         self.max_rows = max_rows
         self.max_bytes = max_bytes
-        self.bundle_bytes = bundle_bytes
+        self.list_bytes = list_bytes
         """What each fetcher that is calling is taken to add."""
         self._seen_bytes = 0
         self.num_calling = 0
@@ -261,7 +377,7 @@ class BufferBudget:
         """Their bytes."""
         self.kept_rows = 0
         """Rows that have been copied and whose chunk is kept all the same."""
-        self.row_bytes = 0
+        self.row_bytes: int | None = None
         """Bytes of a row, once they are known and where all rows have as many."""
         self.ahead_bytes = 0
         """Bytes handed over since the merge last collected."""
@@ -277,23 +393,17 @@ class BufferBudget:
         """Whether batches may be assembled for the sake of batches to come."""
         return self._has_rows() and self.has_bytes_for(0)
 
-    def may_call(self, coming: int) -> bool:
-        """Whether a fetcher may begin to call for the sake of batches to come, beside those that do
-        and `coming` more, each of which is going to add a bundle. Where nothing is buffered and
-        nobody calls one may, however large its chunk."""
-        return self._has_rows() and self.has_bytes_for(self.num_calling + coming)
+    def may_call(self) -> bool:
+        """Whether a fetcher may begin to call for the sake of batches to come, beside those that
+        do, each of which is going to add a chunk list. Where nothing is buffered and nobody calls
+        one may, however large its chunk."""
+        return self._has_rows() and self.has_bytes_for(self.num_calling)
 
     def has_bytes_for(self, num_calling: int) -> bool:
         """Whether the bound on bytes is not reached with what so many fetchers are going to add."""
-        held = self.bytes + self.kept_rows * self.row_bytes
-        return held + num_calling * self.bundle_bytes < self.max_bytes
-
-    def note_bundle(self, num_bytes: int) -> None:
-        """A fetcher has given a bundle. The next ones are taken for as large, and for larger while
-        larger ones have come lately: chunks of one feed may differ much, and some large ones may be
-        under way when a small one comes."""
-        self._seen_bytes = max(num_bytes, self._seen_bytes * 15 // 16)
-        self.bundle_bytes = self._seen_bytes
+        # Before the first chunk list its size is a guess; a wrong one is corrected by the first.
+        held = self.bytes + self.kept_rows * (self.row_bytes or 0)
+        return held + num_calling * self.list_bytes < self.max_bytes
 
     def _has_rows(self) -> bool:
         return self.rows + self.kept_rows < self.max_rows
@@ -305,6 +415,36 @@ class BufferBudget:
         and not at the one whose batch is next."""
         return 0 in self.waiting
 
+    def begin_list(self) -> None:
+        """A fetcher begins to call."""
+        self.num_calling += 1
+
+    def end_list(self, calls: int, rows: int, num_bytes: int) -> None:
+        """It has handed over what these calls gave."""
+        self.num_calling -= 1
+        # A chunk list without a chunk says nothing of how large the next one will be.
+        if calls:
+            # Chunks of one feed may differ much, and some large ones may be under way when a small
+            # one comes: a large list is forgotten slowly. Of 64 workers whose chunks had 10 MB and
+            # 8 kB in turns, 140 to 270 MB were held under a bound of 20 MB where the last list
+            # alone counted, and 41 to 51 so (2026-11-24).
+            self._seen_bytes = max(num_bytes, self._seen_bytes * 15 // 16)
+            self.list_bytes = self._seen_bytes
+        self.ahead_bytes += num_bytes
+        self.add(rows, num_bytes)
+
+    def collect(self) -> None:
+        """The merge has collected all that was handed over."""
+        self.ahead_bytes = 0
+
+    def learn(self, row_bytes: int) -> None:
+        """All rows of the stream have so many bytes."""
+        self.row_bytes = row_bytes
+
+    def queue(self, device: int, batches: int) -> None:
+        """Batches were put on a device queue."""
+        self.waiting[device] += batches
+
     def add(self, rows: int, num_bytes: int, kept_rows: int = 0) -> None:
         """Count rows and bytes in (or, if negative, out)."""
         self.rows += rows
@@ -314,8 +454,9 @@ class BufferBudget:
         self.peak_bytes = max(self.peak_bytes, self.bytes)
 
     def hand_out(self, device: int, held: Held) -> None:
-        """Count out what a device's user has, once however often it is said. There is no call in
-        between, where an interrupt could come."""
+        """Count out what a device's user has, once however often it is said."""
+        # The user's thread runs this, and Python raises an interrupt after a call: there is none
+        # in between, so all of it is done or nothing.
         if not held.is_out:
             self.rows -= held.rows
             self.bytes -= held.num_bytes

@@ -1,4 +1,4 @@
-"""The owner of threads: none starts outside a `ThreadGroup`, and leaving it ends them all."""
+"""Threads of the engine: none starts outside a `ThreadGroup`, and its `close` ends them all."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from collections.abc import Callable
 from typing import Any
 
 from feeder.workers.errors import StuckWorkerError
+from feeder.workers.tuning import TUNING
 
 # ---- How often threads take turns at the interpreter while the feeder's own are among them.
 #
-# A thread that computes in Python is asked for the interpreter once another has waited for the
-# switch interval, 5 ms unless the user says otherwise (`sys.setswitchinterval`). Beside a busy one
-# every hand-over of rows waits for so long, and so does each call that lets go of the interpreter,
-# as large copies and reads do: the trainer's loop starves the threads that are to feed it. So they
-# wait for 1 ms (CONTRIBUTING, decision 103, has what that gains and costs).
+# A thread that computes in Python gives the interpreter up once another thread has waited for the
+# switch interval, which is 5 ms unless the user changes it (`sys.setswitchinterval`). Beside a busy
+# thread every hand-over of rows waits for so long, and so does each call that lets go of the
+# interpreter, as large copies and reads do: the trainer's loop starves the threads that feed it. So
+# the interval is 1 ms while threads of the engine run. No order of wake-ups helps instead: waiters
+# get the interpreter in the order in which they came, and the busy thread is always in between.
 
 
-SWITCH_S = 0.001
-"""How long our threads wait before they ask."""
-_PYTHONS_S = 0.005
-"""Who has another interval than Python's own has chosen it."""
+_PYTHONS_S = 0.005  # Python's own. Whoever has another one has chosen it.
 
 
 class SwitchInterval:
-    """The switch interval of the process: 1 ms while threads run that have begun and not ended,
-    then Python's own again.
+    """The switch interval of the process: 1 ms while threads of the engine run, then Python's own.
 
-    One that the user has set, before or meanwhile, is left alone, as far as it can be told from
-    these two. `begin` and `end` are called by each of those threads.
+    An interval that the user has set, before or meanwhile, is left alone. One that is exactly 5 ms
+    or 1 ms cannot be told from nobody having set one.
+
+    Owner: its own lock. Each thread of a group calls `thread_begins` and `thread_ends`.
     """
 
     def __init__(self) -> None:
@@ -44,16 +44,16 @@ class SwitchInterval:
         self._num_running = 0
         self._is_ours = False
 
-    def begin(self) -> None:
+    def thread_begins(self) -> None:
         """One more thread runs."""
         with self._lock:
             self._num_running += 1
             if self._num_running == 1 and _is_set_to(_PYTHONS_S):
-                # First: a fork may come between these two.
+                # First: where a fork comes between these two, the child still puts it back.
                 self._is_ours = True
-                sys.setswitchinterval(SWITCH_S)
+                sys.setswitchinterval(TUNING.switch_interval_s)
 
-    def end(self) -> None:
+    def thread_ends(self) -> None:
         """One that has begun runs no more."""
         with self._lock:
             self._num_running -= 1
@@ -61,11 +61,11 @@ class SwitchInterval:
                 self._put_back()
 
     def _put_back(self) -> None:
-        if self._is_ours and _is_set_to(SWITCH_S):
+        if self._is_ours and _is_set_to(TUNING.switch_interval_s):
             sys.setswitchinterval(_PYTHONS_S)
         self._is_ours = False
 
-    def fork(self) -> None:
+    def forget_in_child(self) -> None:
         """This is a forked child."""
         self._put_back()
         self.reset()
@@ -79,27 +79,29 @@ def _is_set_to(seconds: float) -> bool:
 TURNS = SwitchInterval()
 """The process's: there is one interpreter."""
 
-os.register_at_fork(after_in_child=TURNS.fork)
+os.register_at_fork(after_in_child=TURNS.forget_in_child)
 
 
 class ThreadGroup:
     """Threads that end together.
 
     Guarantees: `close` returns when every thread has ended, or raises `StuckWorkerError` once the
-    deadline has passed, naming each that is left with its stack. Whoever closes a scope first
-    wakes the threads (closes their queues); a scope does not know what they wait for.
+    deadline has passed, naming each thread that is left, with its stack. Whoever closes a group
+    wakes the threads before (closes their queues); the group does not know what they wait for.
+
+    Owner: the thread that starts and closes it, one at a time.
     """
 
     def __init__(self) -> None:
         self._threads: list[threading.Thread] = []
 
     def start(self, name: str, body: Callable[..., None], *args: Any) -> None:
-        """Run `body(*args)` in a thread of this scope."""
+        """Run `body(*args)` in a thread of this group."""
         # Daemon threads, so that a fetch function that never returns cannot hold up the exit of
         # the process; every one of them is joined nevertheless.
         thread = threading.Thread(target=_run, args=(body, *args), name=name, daemon=True)
         thread.start()
-        # Those that have ended are let go of: a scope may live long, and start many.
+        # Threads that have ended are let go of: a group may live long, and start many.
         self._threads = [*(old for old in self._threads if old.is_alive()), thread]
 
     def close(self, deadline_s: float) -> None:
@@ -121,60 +123,14 @@ class ThreadGroup:
 
 
 def _run(body: Callable[..., None], *args: Any) -> None:
-    TURNS.begin()
+    TURNS.thread_begins()
     try:
         body(*args)
     finally:
-        TURNS.end()
+        TURNS.thread_ends()
 
 
 def stack(ident: int | None) -> str:
     """The stack of a thread of this process, innermost frame last; empty where it has ended."""
     frame = sys._current_frames().get(ident or 0)
     return "" if frame is None else "".join(traceback.format_stack(frame)).rstrip()
-
-
-# ---- Threads that have nothing to do, woken one at a time.
-
-
-class WaitQueue:
-    """Threads that wait under one lock, of which the one that came last is woken first: what it
-    freed is in a cache still, and malloc keeps memory by thread, so that the fewer take turns the
-    less memory goes round.
-
-    Every method is called with the lock held.
-    """
-
-    def __init__(self, lock: threading.Lock) -> None:
-        self._lock = lock
-        self._waiting: list[threading.Condition] = []
-        self.coming = 0
-        """Those that were woken and have not gone on yet."""
-
-    def __len__(self) -> int:
-        return len(self._waiting)
-
-    def wait(self, seconds: float | None) -> None:
-        """Wait to be woken, for so long at most where that is said."""
-        own = threading.Condition(self._lock)
-        self._waiting.append(own)
-        try:
-            own.wait(seconds)
-        finally:
-            if own in self._waiting:
-                self._waiting.remove(own)
-            else:
-                self.coming -= 1
-
-    def notify(self) -> None:
-        """Wake the one that came last."""
-        if self._waiting:
-            # In this order: it is the user's thread too, and an interrupt comes after a call.
-            self._waiting[-1].notify()
-            self.coming += 1
-            del self._waiting[-1]
-
-    def notify_all(self) -> None:
-        """Wake all."""
-        while self._waiting:
-            self.notify()

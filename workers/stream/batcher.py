@@ -7,7 +7,6 @@ from typing import Protocol
 
 from feeder.workers.errors import ClosedError, FeedError, FetchError
 from feeder.workers.fetch.channel import Channel
-from feeder.workers.fetch.fetcher import Fetcher
 from feeder.workers.spec import RunSpec, StreamSpec
 from feeder.workers.stats import BatchStats
 from feeder.workers.stream.assembler import Assembler
@@ -15,12 +14,7 @@ from feeder.workers.stream.batch import Batch
 from feeder.workers.stream.merge import EpochEnd, Merge, MergedChunks
 from feeder.workers.stream.position import LazyPosition
 from feeder.workers.stream.resuming import StreamStart
-
-# As much as a fetcher hands over at once: with 4 MiB threads wake each other more than they work.
-_GROUP_BYTES = 16 * 1024 * 1024
-_GROUP_BATCHES = 64
-# More than this that goes round between the threads leaves the caches on the way.
-_CACHE_BYTES = 8 * 1024 * 1024
+from feeder.workers.tuning import TUNING
 
 
 class DeviceQueue(Protocol):
@@ -70,21 +64,17 @@ class RoundRobinRouter:
         # With one device every round is complete, so there is nothing to drop or repeat.
         self._policy = spec.last_round if len(queues) > 1 else "uneven"
         self._group: list[Batch] = []
-        self._most_batches = min(_GROUP_BATCHES, run.max_rows // spec.batch_size // 2)
-        self._most_bytes = min(_GROUP_BYTES, run.max_bytes // 2)
+        self._most_batches = min(TUNING.group_batches, run.max_rows // spec.batch_size // 2)
+        self._most_bytes = min(TUNING.group_bytes, run.max_bytes // 2)
         self._max_rows = run.max_rows
         self._bytes, self._goal_bytes, self._num_groups = 0, 1, 0
         self._round: list[Batch] = []  # One that is not complete yet and may have to be dropped.
         # The last batch so far, where it may have to be repeated (`last_round="pad"`).
         self._last: Batch | None = None
-        self.passes = False
-        """Whether the last batches were passed on without a copy."""
-        self.row_bytes: int | None = None
-        """Bytes of a row, where all rows have the same number."""
 
     def route(self, batch: Batch) -> None:
         """Take a batch, which is handed over with its group."""
-        row_bytes = self.row_bytes
+        row_bytes = self._channel.row_bytes
         if row_bytes is None:
             batch.held_bytes = sum(array.nbytes for array in batch.arrays)
         else:
@@ -121,14 +111,14 @@ class RoundRobinRouter:
     def flush(self) -> None:
         """Hand over the batches that were taken so far."""
         group, self._group, self._bytes = self._group, [], 0
-        num, row_bytes = len(self._queues), self.row_bytes or 0
+        num, row_bytes = len(self._queues), self._channel.row_bytes or 0
         # Counted in groups too: each count takes the channel's lock.
         kept, dropped, copied, passed = self._assembler.settle()
         self._channel.count(-dropped, -dropped * row_bytes, kept)
         self._count(group)
         # Only what was made since the last flush says whether batches are passed on at present.
         if group or copied:
-            self.passes = passed > 0 and not copied
+            self._channel.note_batches(copied=copied, passed=passed)
         # One lock for the whole group; with several devices the order of the stream comes first.
         if num == 1 and group:
             self._put(0, group)
@@ -137,7 +127,7 @@ class RoundRobinRouter:
             # next of another, which is full, cannot be put.
             for batch in group:
                 self._put(batch.step % num, [batch])
-        if group and copied and self._max_rows * row_bytes > _CACHE_BYTES:
+        if group and copied and self._max_rows * row_bytes > TUNING.yield_bytes:
             # Else slots go round that no cache holds, and a copy takes up to three times as long.
             self._queues[group[-1].step % num].yield_to_user()
         if self._needs_room:
@@ -219,7 +209,6 @@ class Batcher:
         merge: Merge,
         assembler: Assembler,
         router: RoundRobinRouter,
-        fetcher: Fetcher,
         start: StreamStart,
     ) -> None:
         self._spec = spec
@@ -227,7 +216,6 @@ class Batcher:
         self._merge = merge
         self._assembler = assembler
         self._router = router
-        self._fetcher = fetcher
         self._start = start
         # Whether an epoch that ends now has given no row at all.
         self._empty_epoch = start.begins_epoch
@@ -247,12 +235,12 @@ class Batcher:
                 self._merge.push(self._channel.collect(self._merge.wanted))
         self._router.finish(self._assembler.start_of(self._merge.position))
 
-    def lead(self) -> None:
+    def merge_inline(self) -> None:
         """Do the batcher's work in a fetcher's thread, while the batcher's own thread waits, until
         there is nothing to merge."""
         try:
             while not self._merge.finished:
-                chunk_lists = self._channel.collect_or_leave(self._merge.wanted)
+                chunk_lists = self._channel.collect_inline(self._merge.wanted)
                 if chunk_lists is None:
                     return
                 self._merge.push(chunk_lists)
@@ -261,9 +249,9 @@ class Batcher:
                 self._merge_all()
                 self._router.flush()
         except BaseException as error:
-            self._channel.give_back(error)
+            self._channel.finish_inline(error)
         else:
-            self._channel.give_back(None)
+            self._channel.finish_inline(None)
 
     def _merge_all(self) -> None:
         """Make batches of everything that has been collected."""
@@ -275,7 +263,7 @@ class Batcher:
             merged = self._merge.next()
             if self._merge.discarded_rows:
                 rows, self._merge.discarded_rows = self._merge.discarded_rows, 0
-                self._channel.count(-rows, -rows * (self._router.row_bytes or 0))
+                self._channel.count(-rows, -rows * (self._channel.row_bytes or 0))
             if merged is None:
                 return
             if isinstance(merged, EpochEnd):
@@ -287,7 +275,6 @@ class Batcher:
         self._learn_row_bytes()
         # An epoch without a row in a stream without end would be repeated for ever.
         self._empty_epoch = self._empty_epoch and not any(merged.rows)
-        self._fetcher.passes = self._router.passes
         route = self._router.route
         for batch in self._assembler.add(merged):
             if batch is None:
@@ -308,10 +295,8 @@ class Batcher:
 
     def _learn_row_bytes(self) -> None:
         columns = self._assembler.columns
-        if self._router.row_bytes is None and columns is not None and not self._spec.dont_rebatch:
-            row_bytes = sum(column.row_bytes for column in columns)
-            self._router.row_bytes = self._fetcher.row_bytes = row_bytes
-            self._channel.learn(row_bytes)
+        if self._channel.row_bytes is None and columns is not None and not self._spec.dont_rebatch:
+            self._channel.learn(sum(column.row_bytes for column in columns))
 
 
 def run_batcher(batcher: Batcher, router: RoundRobinRouter) -> None:

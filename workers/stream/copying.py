@@ -19,23 +19,14 @@ from numpy.typing import NDArray
 from feeder.workers.stream.buffers import Seen, Slot
 from feeder.workers.stream.chunks import part_of
 from feeder.workers.stream.memory import Memory, Pool
+from feeder.workers.tuning import TUNING
 
-DROP_GIL_BYTES = 256 * 1024
-"""Arrays at least so large are copied by NumPy."""
-
-_KEPT_BYTES = 256 * 1024
-"""Smaller arrays are not worth a part of a message."""
-
-_JOIN_BYTES = 8 * 1024
-"""Arrays at most so large, on average, are joined; above it the second copy costs more than the
-calls it saves."""
-
-_PIECE_BYTES = 512 * 1024
-"""Of a copy of more at once a CPU's second cache keeps nothing; a copy of less is slower."""
-
-_LARGE_BYTES = 8 * 1024 * 1024
-"""Larger arrays are copied in pieces. Smaller ones would have others leave the caches that are
-about to be used."""
+# What the numbers mean, and why they are what they are: `workers/tuning.py`.
+DROP_GIL_BYTES = TUNING.drop_gil_bytes
+_KEPT_BYTES = TUNING.kept_bytes
+_JOIN_BYTES = TUNING.join_bytes
+_PIECE_BYTES = TUNING.piece_bytes
+_LARGE_BYTES = TUNING.pieces_from_bytes
 
 
 def copy_rows(
@@ -248,11 +239,3 @@ def is_sole_owner(arrays: Sequence[Any], i: int) -> bool:
     if is_lent and _count_base_references(arrays, i) != _SOLE_BASE_REFERENCES:
         return False
     return sys.getrefcount(arrays[i]) == _SOLE_REFERENCES
-
-
-def is_unshared(chunk: object) -> bool:
-    """Whether nobody but a chunk can reach the memory of any of its arrays; False for what is not
-    a chunk."""
-    return isinstance(chunk, tuple) and all(
-        [isinstance(chunk[i], np.ndarray) and is_sole_owner(chunk, i) for i in range(len(chunk))]
-    )

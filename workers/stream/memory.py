@@ -20,13 +20,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-# Smaller arrays malloc makes of what was freed before. Free blocks count in no bound, so few are
-# kept and larger ones are not: 32 MiB at most.
-_LEAST_BYTES = 512 * 1024
-_MOST_BYTES = 8 * 1024 * 1024
-_KEEP_BLOCKS = 4
-# What malloc follows ends at 32 MiB, its own few bytes included.
-_LARGEST_FOLLOWED_BYTES = 32 * 1024 * 1024 - 64 * 1024
+from feeder.workers.tuning import TUNING
+
+# What the numbers mean, and why they are what they are: `workers/tuning.py`.
+_LEAST_BYTES = TUNING.pool_from_bytes
+_MOST_BYTES = TUNING.pool_to_bytes
+_KEEP_BLOCKS = TUNING.pool_blocks
+_LARGEST_FOLLOWED_BYTES = TUNING.malloc_shown_bytes
 
 Block = NDArray[np.uint8]
 

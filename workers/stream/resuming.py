@@ -135,7 +135,7 @@ class StreamStart:
         worker_id = spec.worker_id(leftover.partition, index)
         call = Call(index, cut.position.epoch, worker_id, spec.batch_size, spec.seed)
         # May wait and retry; `channel.pause` returns at once when the stream is stopped.
-        chunk = fetch_again(spec, self._run, call, self._stats, channel.pause)
+        chunk = channel.run_steps(fetch_again(spec, self._run, call, self._stats))
         if chunk is None:
             return None
         arranged = schema.arrange([chunk])

@@ -294,7 +294,7 @@ class Consumer:
 
         Seconds include a wait that is under way. Any thread may call it at any time.
         """
-        _, rows, num_bytes = self._handed.read()
+        _, rows, num_bytes = self._handed.counts()
         figures = self._inbox.summarise(rows, num_bytes)
         return {**figures, "plane": self.plane, "path": self.path}
 

@@ -134,7 +134,7 @@ class Inbox:
         lie microseconds apart.
         """
         stats, now = self.stats, time.monotonic()
-        starved_s, age_s = self.batches.starved.read(now), now - self._began
+        starved_s, age_s = self.batches.starved.seconds(now), now - self._began
         asked_at = stats.position_asked_at
         return {
             "batches": self.handed,
@@ -157,7 +157,7 @@ class Inbox:
 
     def report(self) -> Report:
         """Return what is new since the server's last report. The I/O thread's."""
-        return self.stats.take_report(self.batches.starved.read(time.monotonic()))
+        return self.stats.take_report(self.batches.starved.seconds(time.monotonic()))
 
     # ---- the user's thread's
 

@@ -51,10 +51,10 @@ def feed_figures(desk: Desk, now: float) -> FeedFigures:
         0,
         condition,
         feed.counted,
-        None if run is None else run.pipeline.ledger,
+        None if run is None else run.pipeline.budget,
         [_queue(desk, number, now) for number in range(desk.num_queues)],
         now,
-        blocked_s=feed.slots.waited.read(now),
+        blocked_s=feed.slots.waited.seconds(now),
         service=_service(desk),
     )
 
@@ -100,7 +100,7 @@ def _queue(desk: Desk, number: int, now: float) -> QueueFigures:
         waiting=in_flight + (0 if run is None else len(run.outboxes[number])),
         capacity=desk.feed.slots.num_slots(number),
         wait_s=stats.wait_s(now),
-        starved_s=stats.starved.read(now),
+        starved_s=stats.starved.seconds(now),
         checked_s=stats.most_checked_s,
         corrupt=stats.corrupt,
         consumer=None if lease is None else _consumer(desk, lease, now),

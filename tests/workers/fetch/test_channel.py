@@ -1,43 +1,54 @@
-"""How many fetchers compute at once, beside a merge that has enough to do."""
+"""Fetchers, the merge and the user between them: who waits, who is woken, who merges."""
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 import feeder
-from feeder.workers.fetch import channel as channel_module
-from feeder.workers.fetch import policy as dispatch_module
-from feeder.workers.fetch.channel import SLOW_S, Channel, StallDetector
+from feeder.workers.fetch.channel import Channel, StallDetector
+from feeder.workers.fetch.policy import CallKind, CallsReport
 from feeder.workers.fetch.scheduler import BufferBudget, Held, Partition, Scheduler
+from feeder.workers.spec import CallNames
 from feeder.workers.stats import StreamStats
 from feeder.workers.stream.position import Partitions
+from feeder.workers.tuning import Tuning
 from small import WAIT_S, Aside
 
 NUM_LANES = 4
+ONE_ROW = CallsReport(1, 1, 8, 0.01, 0.0)
+QUICK = CallsReport(1, 1, 8, 0.0, 0.0)
+PATIENT = Tuning(max_computing=1, grace_s=10 * WAIT_S)
+"""A batcher thread that waits goes on when it is woken, and not before."""
 
 
 @pytest.fixture
-def channel(monkeypatch: pytest.MonkeyPatch) -> Iterator[Channel]:
-    """Four partitions; one fetcher may compute while the merge is busy."""
-    monkeypatch.setattr(dispatch_module, "MOST_COMPUTING", 1)
+def tuning() -> Tuning:
+    """One fetcher may compute while the merge is busy."""
+    return Tuning(max_computing=1)
+
+
+@pytest.fixture
+def channel(monkeypatch: pytest.MonkeyPatch, tuning: Tuning) -> Iterator[Channel]:
+    """Four partitions."""
     monkeypatch.setattr(StallDetector, "check", lambda *_: 10 * WAIT_S)
     partitions = Partitions(num_partitions=NUM_LANES, pure=False, arrival=False)
+    spec: Any = SimpleNamespace(seekable=False, axes=(0,), batch_size=4)
     channel = Channel(
-        Scheduler(partitions, partitions.origin(), 1),
+        Scheduler(partitions, partitions.origin(), 1, tuning),
         BufferBudget(1000, 10**12, 1),
         StreamStats(NUM_LANES, 1),
+        CallNames(spec, partitions),
+        (),
         timeout_s=WAIT_S,
-        marked=False,
-        axis=0,
-        describe=lambda partition, call: (partition, call),
-        waited_since=lambda: None,
+        tuning=tuning,
     )
     yield channel
     channel.close()
@@ -59,7 +70,17 @@ def acquire(channel: Channel) -> Partition:
 
 def release(channel: Channel, partition: Partition) -> None:
     partition.chunks.append((np.zeros(1),))
-    channel.release(partition, 1, 8)
+    channel.release(partition, ONE_ROW)
+
+
+def is_one_idle(channel: Channel) -> bool:
+    """Whether a fetcher waits."""
+    return channel._num_idle == 1
+
+
+def be(channel: Channel, kind: CallKind) -> None:
+    """All partitions are of a kind."""
+    channel._policy._kinds[:] = [kind] * NUM_LANES
 
 
 class Fetcher(threading.Thread):
@@ -85,15 +106,11 @@ def make_busy(channel: Channel) -> None:
     assert len(channel.collect(partitions[0].number)) == 2
 
 
-def test_before_the_merge_has_anything_all_may_compute(channel: Channel) -> None:
-    assert {acquire(channel).number for _ in range(NUM_LANES)} == set(range(NUM_LANES))
-
-
 def test_beside_a_busy_merge_one_computes(channel: Channel) -> None:
     make_busy(channel)
     first = acquire(channel)
     second = Fetcher(channel)
-    wait_until(lambda: len(channel._idle) == 1)
+    wait_until(lambda: is_one_idle(channel))
     assert not second.has_one.wait(0.05)
     release(channel, first)
     third = acquire(channel)
@@ -105,130 +122,80 @@ def test_beside_a_busy_merge_one_computes(channel: Channel) -> None:
     assert second.has_one.wait(WAIT_S)
     release(channel, third)
     merge.join(WAIT_S)
-    assert [bundle.partition for bundle in collected] == [first.number, third.number]
+    assert [chunk_list.partition for chunk_list in collected] == [first.number, third.number]
     channel.close()
     second.join(WAIT_S)
 
 
-def test_beside_a_busy_merge_any_number_wait(channel: Channel) -> None:
+def test_a_fetcher_is_woken_for_each_that_finds_a_partition(channel: Channel) -> None:
+    """Two wake-ups in a row are for two threads, even before the first has gone on."""
     make_busy(channel)
-    partitions = {acquire(channel).number}
-    for partition in channel._rota.partitions:
-        partition.waits = True
-    partitions |= {acquire(channel).number for _ in range(NUM_LANES - 1)}
-    assert partitions == set(range(NUM_LANES))
+    first = acquire(channel)
+    others = [Fetcher(channel) for _ in range(NUM_LANES - 1)]
+    wait_until(lambda: channel._num_idle == NUM_LANES - 1)
+    with channel._lock:
+        channel._policy.merge_collects([first])
+        channel._policy.merge_waits([first], time.monotonic())
+        channel._wake_fetcher(time.monotonic())
+    assert all(other.has_one.wait(WAIT_S) for other in others)
+    numbers = {other.partition.number for other in others if other.partition is not None}
+    assert numbers == set(range(NUM_LANES)) - {first.number}
 
 
-@pytest.fixture
-def flooded(channel: Channel) -> Channel:
-    """The merge is busy, and each call fills a bundle about as fast as that is merged."""
-    make_busy(channel)
-    for partition in channel._rota.partitions:
-        partition.floods = True
-    return channel
+def test_a_fetcher_that_has_waited_for_long_enough_looks_again(channel: Channel) -> None:
+    for _ in range(NUM_LANES):
+        partition = acquire(channel)
+        channel.release(partition, CallsReport(took=0.01), put_off_s=0.02)
+    assert acquire(channel).number == 0
+    assert (channel._num_idle, channel._wakes.qsize()) == (0, 0)
 
 
-def test_of_calls_that_flood_the_caches_one_is_ahead_of_a_busy_merge(flooded: Channel) -> None:
-    first = acquire(flooded)
-    release(flooded, first)
-    second = Fetcher(flooded)
-    wait_until(lambda: len(flooded._idle) == 1)
-    assert not second.has_one.wait(0.05)
-    assert [bundle.partition for bundle in flooded.collect(first.number)] == [first.number]
-    assert second.has_one.wait(WAIT_S)
+class SlowWakes:
+    """Tokens that a fetcher gets once it is let go on; and how many there were."""
 
+    def __init__(self) -> None:
+        self.num, self.goes_on = 0, threading.Event()
 
-def test_a_fetcher_that_is_coming_counts_as_one_that_computes(
-    flooded: Channel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    dispatch = flooded._dispatch
-    assert dispatch.pick(0.0) is not None
-    assert dispatch.pick(0.0, 1) is None
-    monkeypatch.setattr(dispatch_module, "MOST_COMPUTING", 2)
-    assert dispatch.pick(0.0, 1) is None  # Of these one is ahead, however many may compute.
-    for partition in flooded._rota.partitions:
-        partition.floods = False
-    assert dispatch.pick(0.0, 1) is not None
-    assert dispatch.pick(0.0, 2) is None
+    def put(self, token: None) -> None:
+        self.num += 1
+
+    def get(self, timeout: float | None) -> None:
+        assert self.goes_on.wait(WAIT_S)
 
 
 def test_none_is_woken_for_what_one_that_is_coming_will_find(
-    flooded: Channel, monkeypatch: pytest.MonkeyPatch
+    channel: Channel,
 ) -> None:
-    acquire(flooded)
-    second, woken = Fetcher(flooded), []
-    wait_until(lambda: len(flooded._idle) == 1)
-    monkeypatch.setattr(dispatch_module, "MOST_COMPUTING", 3)
-    with monkeypatch.context() as patch:
-        patch.setattr(flooded._idle, "notify", lambda: woken.append(flooded._idle.coming))
-        for coming in (1, 0):
-            flooded._idle.coming = coming
-            flooded.count(0, 1)
-    assert woken == [0]
-    flooded.close()
-    second.join(WAIT_S)
+    for partition in channel._scheduler.partitions:
+        partition.hold(0, partition.limits, 0.0)
+    wakes: Any = SlowWakes()
+    channel._wakes = wakes
+    fetcher = Fetcher(channel)
+    wait_until(lambda: is_one_idle(channel))
+    for partition in channel._scheduler.partitions:
+        partition.running = False
+    channel.count(0, 1)
+    channel.count(0, 1)
+    assert wakes.num == 1
+    wakes.goes_on.set()
+    assert fetcher.has_one.wait(WAIT_S)
 
 
-@pytest.mark.parametrize("floods", [True, False])
-def test_for_a_call_that_floods_the_caches_the_merge_waits_alone(
-    flooded: Channel, monkeypatch: pytest.MonkeyPatch, floods: bool
-) -> None:
-    monkeypatch.setattr(channel_module, "GRACE_S", 10 * WAIT_S)
-    monkeypatch.setattr(dispatch_module, "PATIENCE", 1e-9)
-    first, second = acquire(flooded), Fetcher(flooded)
-    first.floods = floods
-    wait_until(lambda: len(flooded._idle) == 1)
-    merge = Aside(lambda: flooded.collect(first.number))
-    wait_until(lambda: flooded._dispatch.awaited)
-    assert second.has_one.wait(0.05 if floods else WAIT_S) is not floods
-    first.chunks.append((np.zeros(1),))
-    flooded.release(first, 1, dispatch_module.AHEAD_BYTES)
-    assert [bundle.partition for bundle in merge.result()] == [first.number]
-    # With the next it is patient anew.
-    assert not flooded._dispatch.lose_patience()
-
-
-def test_the_merge_is_patient_for_a_part_of_the_time_that_it_was_busy(flooded: Channel) -> None:
-    dispatch, partitions = flooded._dispatch, flooded._rota.partitions
-    first, second = acquire(flooded), partitions[1]
-    dispatch.go_on(1000.0)
-    assert dispatch.be_patient([first], 1000.0004) == pytest.approx(0.0001)
-    # Without end where one of them is not being called, or is of another kind.
-    assert dispatch.be_patient([first, second], 1000.0004) == math.inf
-    second.running, second.floods = True, False
-    assert dispatch.be_patient([first, second], 1000.0004) == math.inf
-
-
-def test_a_merge_that_waits_may_have_what_floods_the_caches_fetched_ahead(flooded: Channel) -> None:
-    dispatch, partitions = flooded._dispatch, flooded._rota.partitions
-    first = acquire(flooded)
-    flooded._ledger.ahead_bytes = 1
-    assert dispatch.pick(0.0) is None
-    dispatch.want([first], 0.0)
-    dispatch._starved = True
-    assert dispatch.pick(0.0) in [partition for partition in partitions if partition is not first]
-
-
-@pytest.mark.parametrize(("patience", "grace_s"), [(1e9, 10 * WAIT_S), (1e-9, 0.0005)])
-def test_the_merge_loses_its_patience(
-    flooded: Channel, monkeypatch: pytest.MonkeyPatch, patience: float, grace_s: float
-) -> None:
-    monkeypatch.setattr(dispatch_module, "PATIENCE", patience)
-    monkeypatch.setattr(channel_module, "GRACE_S", grace_s)
-    first, second = acquire(flooded), Fetcher(flooded)
-    wait_until(lambda: len(flooded._idle) == 1)
-    merge = Aside(lambda: flooded.collect(first.number))
-    assert second.has_one.wait(WAIT_S)
-    first.chunks.append((np.zeros(1),))
-    flooded.release(first, 1, dispatch_module.AHEAD_BYTES)
-    assert [bundle.partition for bundle in merge.result()] == [first.number]
+def test_all_fetchers_are_woken_at_the_close(channel: Channel) -> None:
+    channel.count(1000, 0)
+    channel.queue(0, 1)
+    fetchers = [Fetcher(channel) for _ in range(5)]
+    wait_until(lambda: channel._num_idle == 5)
+    channel.close()
+    for fetcher in fetchers:
+        fetcher.join(WAIT_S)
+    assert [fetcher.partition for fetcher in fetchers] == [None] * 5
 
 
 def test_a_quick_call_is_waited_for_only_while_somebody_looks(
     channel: Channel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for partition in channel._rota.partitions:
-        partition.is_quick = True
+    be(channel, CallKind.QUICK)
     first, wait = Fetcher(channel), channel._arrived.wait
 
     def noted(pause: float) -> Any:
@@ -244,79 +211,79 @@ def test_a_quick_call_is_waited_for_only_while_somebody_looks(
     # The merge soon sees that this one is not quick, and lets another begin; then it looks no more.
     second = acquire(channel)
     assert first.partition is not None
-    assert (first.partition.is_quick, second.is_quick) == (False, True)
+    kinds = [channel._policy.kind_of(partition) for partition in (first.partition, second)]
+    assert kinds == [CallKind.COMPUTES, CallKind.QUICK]
     release(channel, acquire(channel))
     release(channel, first.partition)
     assert merge.result()[0].partition == first.partition.number == 0
 
 
 @pytest.fixture
-def aloof(channel: Channel, monkeypatch: pytest.MonkeyPatch) -> Channel:
-    """All partitions are quick; an enqueuer that waits goes on when it is woken, and not before."""
-    monkeypatch.setattr(channel_module, "GRACE_S", 10 * WAIT_S)
-    monkeypatch.setattr(dispatch_module, "GRACE_S", WAIT_S)
-    for partition in channel._rota.partitions:
-        partition.is_quick = True
+def aloof(channel: Channel) -> Channel:
+    """All partitions are quick."""
+    be(channel, CallKind.QUICK)
     return channel
 
 
 def lead(channel: Channel, num: int = NUM_LANES) -> None:
-    """Fetch from partitions, after the last of which the fetcher is told to stand in."""
+    """Fetch from partitions, after the last of which the fetcher is told to merge."""
     told = []
     for _ in range(num):
         partition = acquire(channel)
         partition.chunks.append((np.zeros(1),))
-        told.append(channel.release(partition, 1, 8))
+        told.append(channel.release(partition, QUICK))
     assert told == [False] * (num - 1) + [True]
 
 
+@pytest.mark.parametrize("tuning", [PATIENT])
 def test_the_merge_is_one_threads_at_a_time(aloof: Channel) -> None:
     enqueuer = Aside(lambda: aloof.collect(0))
     lead(aloof)
     other = Fetcher(aloof)
-    wait_until(lambda: len(aloof._idle) == 1)
+    wait_until(lambda: is_one_idle(aloof))
     with aloof._lock:
         aloof._arrived.notify()  # Whatever wakes it, the enqueuer stays where it is.
     assert not other.has_one.wait(0.05)
-    found = aloof.collect_or_leave(0)
+    found = aloof.collect_inline(0)
     assert found is not None
-    assert [bundle.partition for bundle in found] == list(range(NUM_LANES))
-    assert aloof.collect_or_leave(1) is None
+    assert [chunk_list.partition for chunk_list in found] == list(range(NUM_LANES))
+    assert aloof.collect_inline(1) is None
     partition = acquire(aloof)
     assert partition.number == 1
-    partition.is_quick = False
-    for _ in range(NUM_LANES):
-        aloof._ledger.ahead_bytes += dispatch_module.AHEAD_BYTES
-        partition.chunks.append((np.zeros(1),))
-    assert aloof.release(partition, 1, 8) is False
-    assert [bundle.partition for bundle in enqueuer.result()] == [1]
+    aloof._budget.ahead_bytes += aloof._policy._tuning.ahead_bytes
+    partition.chunks.append((np.zeros(1),))
+    assert aloof.release(partition, ONE_ROW) is False
+    assert [chunk_list.partition for chunk_list in enqueuer.result()] == [1]
     aloof.close()
     other.join(WAIT_S)
 
 
+@pytest.mark.parametrize("tuning", [PATIENT])
 def test_what_ends_a_lead_is_raised_in_the_enqueuer(aloof: Channel) -> None:
     enqueuer = Aside(lambda: aloof.collect(0))
     lead(aloof)
-    aloof.give_back(ZeroDivisionError())
+    aloof.finish_inline(ZeroDivisionError())
     with pytest.raises(ZeroDivisionError):
         enqueuer.result()
 
 
+@pytest.mark.parametrize("tuning", [PATIENT])
 def test_the_end_of_the_stream_wakes_the_enqueuer(aloof: Channel) -> None:
     enqueuer = Aside(lambda: aloof.collect(0))
     lead(aloof)
-    assert aloof.collect_or_leave(0)
-    aloof.give_back(None)
+    assert aloof.collect_inline(0)
+    aloof.finish_inline(None)
     assert enqueuer.result() == []
 
 
+@pytest.mark.parametrize("tuning", [Tuning(grace_s=0.0, look_s=0.0)])
 def test_an_enqueuer_that_has_stopped_looking_is_woken_when_it_is_to_look_again(
-    aloof: Channel, monkeypatch: pytest.MonkeyPatch
+    aloof: Channel, tuning: Tuning, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     long, looked, wait = threading.Event(), threading.Event(), aloof._arrived.wait
 
     def noted(pause: float) -> Any:
-        if pause == SLOW_S:
+        if pause == tuning.slow_look_s:
             long.set()
         return wait(pause)
 
@@ -327,68 +294,60 @@ def test_an_enqueuer_that_has_stopped_looking_is_woken_when_it_is_to_look_again(
     monkeypatch.setattr(aloof._arrived, "wait", noted)
     monkeypatch.setattr(aloof._silence, "check", check)
     enqueuer = Aside(lambda: aloof.collect(0))
+    assert looked.wait(WAIT_S)
+    looked.clear()
     partition = acquire(aloof)
-    monkeypatch.setattr(channel_module, "GRACE_S", 0.0)
-    monkeypatch.setattr(channel_module, "LOOK_S", 0.0)
-    for other in aloof._rota.partitions[1:]:
-        other.is_quick = False
     partition.chunks.append((np.zeros(1),))
-    assert aloof.release(partition, 1, 8) is True
+    assert aloof.release(partition, QUICK) is True
     with aloof._lock:
         aloof._arrived.notify()
     assert long.wait(WAIT_S)
-    assert aloof.collect_or_leave(0)
-    assert aloof.collect_or_leave(0) is None
-    assert looked.wait(SLOW_S / 2)
+    assert aloof.collect_inline(0)
+    assert aloof.collect_inline(0) is None
+    assert looked.wait(tuning.slow_look_s / 2)
     aloof.close()
     with pytest.raises(feeder.ClosedError):
         enqueuer.result()
 
 
-def test_a_slow_partition_wakes_an_enqueuer_that_does_not_look_soon(aloof: Channel) -> None:
+@pytest.mark.parametrize("tuning", [replace(PATIENT, ahead_bytes=2)])
+def test_much_that_has_come_wakes_an_enqueuer_that_would_look_by_itself(aloof: Channel) -> None:
     enqueuer = Aside(lambda: aloof.collect(0))
-    partition = acquire(aloof)
-    partition.is_quick = False
-    release(aloof, partition)
-    assert [bundle.partition for bundle in enqueuer.result()] == [0]
+    release(aloof, acquire(aloof))
+    assert [chunk_list.partition for chunk_list in enqueuer.result()] == [0]
 
 
+@pytest.mark.parametrize("tuning", [replace(PATIENT, look_s=0.0)])
 def test_beside_a_lead_what_a_slow_call_has_got_before_is_taken_at_each_look(
     aloof: Channel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     taken, take_open = threading.Event(), Partition.take_open
 
     def noted(partition: Partition, *ending: Any, **settings: Any) -> Any:
-        bundle = take_open(partition, *ending, **settings)
-        if partition is slow and bundle is not None:
+        chunk_list = take_open(partition, *ending, **settings)
+        if partition is slow and chunk_list is not None:
             taken.set()
-        return bundle
+        return chunk_list
 
     monkeypatch.setattr(Partition, "take_open", noted)
-    aloof._rota.partitions[0].is_quick = False
+    aloof._policy._kinds[0] = CallKind.COMPUTES
     slow = acquire(aloof)
+    slow.begin_calls(time.monotonic())
     slow.chunks.append((np.zeros(1),))
     enqueuer = Aside(lambda: aloof.collect(1))
     lead(aloof, NUM_LANES - 1)
-    monkeypatch.setattr(channel_module, "GRACE_S", 0.0)
     with aloof._lock:
+        aloof._policy.look_in(0.0)
         aloof._arrived.notify()
+        aloof._policy.batcher_woken = lambda: None  # type: ignore[method-assign]
     assert taken.wait(WAIT_S)
-    assert [bundle.partition for bundle in aloof.collect_or_leave(1) or ()] == [0, 1, 2, 3]
+    assert [chunk_list.partition for chunk_list in aloof.collect_inline(1) or ()] == [0, 1, 2, 3]
     aloof.close()
     with pytest.raises(feeder.ClosedError):
         enqueuer.result()
 
 
-def test_what_has_been_called_since_the_last_look_is_not_slow(aloof: Channel) -> None:
-    first, second, _, _ = aloof._rota.partitions
-    for partition in (first, second):
-        partition.running, partition.called_at = True, 100.0
-    second.is_quick = False
-    assert not aloof._dispatch.slow_partitions(100.0 + 0.9 * dispatch_module.LOOK_S)
-    assert aloof._dispatch.slow_partitions(100.0 + 1.1 * dispatch_module.LOOK_S) == [second]
-
-
+@pytest.mark.parametrize("tuning", [PATIENT])
 def test_who_leads_and_waits_for_room_is_idle(
     aloof: Channel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -401,15 +360,15 @@ def test_who_leads_and_waits_for_room_is_idle(
     monkeypatch.setattr(aloof._room, "wait", noted)
     enqueuer = Aside(lambda: aloof.collect(0))
     lead(aloof)
-    aloof.count(aloof._ledger.max_rows, 0)
+    aloof.count(aloof._budget.max_rows, 0)
     aloof.queue(0, 1)
     leader = Aside(aloof.wait_for_room)
     assert waits.wait(WAIT_S)
     now = time.monotonic()
-    assert idle.read(now + 1) - idle.read(now) == pytest.approx(1)
-    aloof.hand_out(0, Held(1, aloof._ledger.max_rows, 0, 0))
+    assert idle.seconds(now + 1) - idle.seconds(now) == pytest.approx(1)
+    aloof.hand_out(0, Held(1, aloof._budget.max_rows, 0, 0))
     leader.result()
-    assert idle.read(now + 9) == idle.read(now + 8)
+    assert idle.seconds(now + 9) == idle.seconds(now + 8)
     aloof.close()
     with pytest.raises(feeder.ClosedError):
         enqueuer.result()
@@ -430,11 +389,11 @@ def test_a_merge_whose_calls_the_bound_holds_back_waits_for_room(
     partition = acquire(channel)
     channel.count(1000, 0)
     channel.queue(0, 1)
-    # One that is being called is waited for as ever.
-    assert not channel._dispatch.is_held_back([partition])
+    # One that is being called is waited for as ever, and one that has something is collected.
+    with channel._lock:
+        channel._wait_while_held_back([partition])
     release(channel, partition)
-    assert not channel._dispatch.is_held_back([partition])
-    collect = channel.collect_or_leave if leads else channel.collect
+    collect = channel.collect_inline if leads else channel.collect
     assert collect(partition.number)
     merge = Aside(lambda: collect(partition.number))
     assert waits.wait(WAIT_S)

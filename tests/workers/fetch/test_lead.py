@@ -7,6 +7,7 @@ import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,19 +16,28 @@ import pytest
 
 import feeder
 from feeder.devices.host import HostQueue
-from feeder.workers.fetch import fetcher, policy
+from feeder.workers import pipeline
+from feeder.workers.fetch import fetcher
 from feeder.workers.stream.batcher import Batcher
 from small import WAIT_S, Counted, chunk, ids, make
 
 ALWAYS, NEVER = 1e9, 0.0
 
 
+def tune(monkeypatch: pytest.MonkeyPatch, **tuning: float) -> None:
+    """Feeds that are made from now on run with other tuning constants."""
+    monkeypatch.setattr(pipeline, "TUNING", replace(pipeline.TUNING, **tuning))
+
+
 @pytest.fixture(params=[ALWAYS, NEVER], ids=["quick", "slow"])
 def quick(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     """Whether every call counts as quick, or none."""
-    monkeypatch.setattr(policy, "QUICK_CALL_S", request.param)
-    monkeypatch.setattr(policy, "QUICK_BUNDLE_S", request.param)
-    monkeypatch.setattr(policy, "QUICK_WAIT_S", request.param)
+    tune(
+        monkeypatch,
+        quick_call_s=request.param,
+        quick_list_s=request.param,
+        quick_wait_s=request.param,
+    )
     return bool(request.param)
 
 
@@ -36,7 +46,7 @@ def all_compute(monkeypatch: pytest.MonkeyPatch) -> None:
     """No call is too long for its fetcher to lead, or seems to wait for anything."""
     clock = SimpleNamespace(monotonic=time.monotonic, thread_time=time.monotonic)
     monkeypatch.setattr(fetcher, "time", clock)
-    monkeypatch.setattr(fetcher, "_LEADING_CALL_S", ALWAYS)
+    tune(monkeypatch, passed_call_s=ALWAYS)
 
 
 @pytest.fixture
@@ -98,8 +108,8 @@ def test_large_chunks_are_copied_beside_their_fetcher(
 
     large = (np.zeros(shape),)
     leads: list[str] = []
-    lead = Batcher.lead
-    monkeypatch.setattr(Batcher, "lead", noted)
+    lead = Batcher.merge_inline
+    monkeypatch.setattr(Batcher, "merge_inline", noted)
     with make(fetch, num_worker_threads=2, max_buffered_batches=4) as coordinator:
         for _ in range(40):
             next(coordinator["train"])
@@ -113,8 +123,7 @@ def test_who_fetches_makes_batches_that_are_passed_on(
     def fetch(worker_id: int, batch_size: int) -> Any:
         return (np.full((batch_size, 10_000), worker_id, float),)
 
-    monkeypatch.setattr(policy, "QUICK_CALL_S", NEVER)
-    monkeypatch.setattr(fetcher, "_LEADING_CALL_S", ALWAYS if led else NEVER)
+    tune(monkeypatch, quick_call_s=NEVER, passed_call_s=ALWAYS if led else NEVER)
     with make(fetch, num_worker_threads=2, max_buffered_batches=8) as coordinator:
         feed = coordinator["train"]
         assert [int(next(feed).arrays[0][0, 0]) for _ in range(200)] == [0, 1] * 100
@@ -132,8 +141,8 @@ def test_who_waits_for_something_else_goes_on_waiting(
         return (np.full((batch_size, 10_000), worker_id, float),)
 
     disk = threading.Event()
-    monkeypatch.setattr(fetcher, "_LEADING_CALL_S", ALWAYS)
-    monkeypatch.setattr(fetcher, "_FLOOD_BYTES_PER_S", 0.0 if is_fast else math.inf)
+    tune(monkeypatch, passed_call_s=ALWAYS)
+    tune(monkeypatch, memory_bytes_per_s=0.0 if is_fast else math.inf)
     with make(fetch, num_worker_threads=4, max_buffered_batches=8) as coordinator:
         for _ in range(100):
             next(coordinator["train"])
@@ -151,7 +160,7 @@ def test_chunks_that_are_no_longer_passed_on_are_copied_beside_their_fetcher(
 
     kept: list[Any] = []
     is_kept = False
-    monkeypatch.setattr(policy, "QUICK_CALL_S", NEVER)
+    tune(monkeypatch, quick_call_s=NEVER)
     with make(fetch, num_worker_threads=1, max_buffered_batches=4) as coordinator:
         feed = coordinator["train"]
         for _ in range(20):

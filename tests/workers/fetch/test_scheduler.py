@@ -8,8 +8,10 @@ from collections import defaultdict
 import numpy as np
 import pytest
 
-from feeder.workers.fetch.scheduler import BufferBudget, End, Scheduler
+from feeder.workers.errors import FeedError
+from feeder.workers.fetch.scheduler import BufferBudget, End, ListLimits, Partition, Scheduler
 from feeder.workers.stream.position import Partitions
+from feeder.workers.tuning import TUNING
 
 
 def make_rota(
@@ -17,6 +19,23 @@ def make_rota(
 ) -> Scheduler:
     partitions = Partitions(num_partitions=num_partitions, pure=pure, arrival=arrival)
     return Scheduler(partitions, partitions.spread(partitions.origin()), epochs)
+
+
+LIMITS = ListLimits(1, 1, 1, 0.0)
+
+
+def pick(rota: Scheduler, now: float = 0.0) -> Partition | None:
+    """The partition that has been called least, of all."""
+    return rota.least_called(now, rota.partitions)
+
+
+def give_back(
+    rota: Scheduler,
+    partition: Partition,
+    ending: End | FeedError | None = None,
+    ready_at: float = 0.0,
+) -> bool:
+    return rota.give_back(partition, ending, ready_at=ready_at, gave_rows=True, marked=False)
 
 
 class Fetchers:
@@ -35,32 +54,27 @@ class Fetchers:
     def play(self) -> None:
         held = []
         while not self.rota.finished or held:
-            partition = (
-                self.rota.pick(0.0, ahead=True, compute=True, quick=True) if len(held) < 3 else None
-            )
+            partition = pick(self.rota) if len(held) < 3 else None
             if partition is not None and (not held or self.chance.random() < 0.6):
                 assert not partition.running
-                partition.running = True
+                partition.hold(1, LIMITS, 0.0)
                 held.append(partition)
                 continue
             assert held, "no partition may be called, none is held, and the stream is not over"
             partition = held.pop(self.chance.randrange(len(held)))
-            ended = self._call(partition)
-            partition.running = False
-            if ended:
-                self.rota.end(partition, partition.next)
-            self.rota.settle()
+            give_back(self.rota, partition, End(None) if self._call(partition) else None)
+            self.rota.take_all()
 
-    def _call(self, partition: object) -> bool:
-        number, epoch = partition.number, partition.epoch  # type: ignore[attr-defined]
-        self.made[epoch, number].append(partition.next)  # type: ignore[attr-defined]
+    def _call(self, partition: Partition) -> bool:
+        """Make a call; returns whether that ends the epoch."""
+        number, epoch = partition.number, partition.epoch
+        self.made[epoch, number].append(partition.next)
         if self.partitions.pure:
-            over = self.partitions.number(number, partition.next) >= self.ends[0][epoch]  # type: ignore[attr-defined]
+            over = self.partitions.number(number, partition.next) >= self.ends[0][epoch]
         else:
             over = len(self.made[epoch, number]) > self.ends[number][epoch]
         if not over:
-            partition.chunks.append((np.zeros(1),))  # type: ignore[attr-defined]
-            partition.take_open(None, marked=False)  # type: ignore[attr-defined]
+            partition.chunks.append((np.zeros(1),))
         return over
 
 
@@ -97,51 +111,52 @@ def test_every_index_below_the_end_is_called_once(num_partitions: int, seed: int
 
 def test_the_partition_that_has_been_called_least_is_next() -> None:
     rota = make_rota(3, pure=False)
-    rota.partitions[0].made, rota.partitions[1].made, rota.partitions[2].made = 5, 3, 4
-    assert rota.pick(0.0, ahead=True, compute=True, quick=True) is rota.partitions[1]
-    rota.partitions[1].running = True
-    assert rota.pick(0.0, ahead=True, compute=True, quick=True) is rota.partitions[2]
-    rota.partitions[2].halted = True
-    assert rota.pick(0.0, ahead=True, compute=True, quick=True) is rota.partitions[0]
-    rota.partitions[0].ready_at = 7.5
-    assert rota.pick(7.0, ahead=True, compute=True, quick=True) is None
+    first, second, third = rota.partitions
+    first.made, second.made, third.made = 5, 3, 4
+    assert pick(rota) is second
+    second.hold(1, LIMITS, 0.0)
+    assert pick(rota) is third
+    third.hold(1, LIMITS, 0.0)
+    give_back(rota, third, FeedError())
+    assert pick(rota) is first
+    first.hold(1, LIMITS, 0.0)
+    give_back(rota, first, ready_at=7.5)
+    assert pick(rota, 7.0) is None
     assert rota.next_ready(7.0) == 0.5
-    assert rota.pick(7.5, ahead=True, compute=True, quick=True) is rota.partitions[0]
+    assert pick(rota, 7.5) is first
     assert rota.next_ready(7.5) is None
 
 
-def test_what_is_wanted_goes_before_what_has_been_called_least() -> None:
+def test_bundles_without_rows_are_bounded_by_their_number() -> None:
+    rota = make_rota(1, pure=False)
+    (partition,) = rota.partitions
+    for _ in range(TUNING.max_lists):
+        assert pick(rota) is partition
+        partition.chunks.append((np.zeros(0),))
+        give_back(rota, partition)
+    assert pick(rota) is None
+    assert len(rota.take_all()) == TUNING.max_lists
+    assert pick(rota) is partition
+
+
+def test_of_some_partitions_the_one_is_called_that_has_been_called_least() -> None:
     rota = make_rota(3, pure=False)
     rota.partitions[2].made = 9
     assert rota.least_called(0.0, (rota.partitions[2],)) is rota.partitions[2]
-    rota.partitions[2].running = True
+    rota.partitions[2].hold(1, LIMITS, 0.0)
     assert rota.least_called(0.0, (rota.partitions[2],)) is None
     assert rota.least_called(0.0, ()) is None
 
 
-def test_a_partition_with_something_to_collect_waits_unless_partitions_may_run_ahead() -> None:
+def test_what_the_merge_wants_is_marked_until_it_wants_something_else() -> None:
     rota = make_rota(2, pure=False)
-    for partition in rota.partitions:
-        partition.chunks.append((np.zeros(1),))
-        bundle = partition.take_open(None, marked=False)
-        assert bundle is not None
-        partition.bundles.append(bundle)
-        if partition.number == 0:
-            assert rota.pick(0.0, ahead=False, compute=True, quick=True) is rota.partitions[1]
-    assert rota.pick(0.0, ahead=False, compute=True, quick=True) is None
-    assert rota.pick(0.0, ahead=True, compute=True, quick=True) is rota.partitions[0]
-
-
-def test_a_partition_that_computes_waits_for_a_core() -> None:
-    rota = make_rota(3, pure=False)
-    rota.partitions[1].waits = True
-    assert rota.pick(0.0, ahead=True, compute=False, quick=True) is rota.partitions[1]
-    rota.partitions[1].running = True
-    assert rota.pick(0.0, ahead=True, compute=False, quick=True) is None
-    assert rota.num_computing == 0
-    rota.partitions[0].running = True
-    assert rota.num_computing == 1
-    assert rota.pick(0.0, ahead=True, compute=True, quick=True) is rota.partitions[2]
+    first, second = rota.partitions
+    rota.want([first], 3.0)
+    assert (first.wanted_since, second.wanted_since) == (3.0, None)
+    rota.want([second], 4.0)
+    assert (first.wanted_since, second.wanted_since) == (None, 4.0)
+    rota.want(())
+    assert (second.wanted_since, rota.wanted) == (None, ())
 
 
 def test_a_bundle_numbers_its_calls_and_waits_for_the_marks() -> None:
@@ -149,39 +164,54 @@ def test_a_bundle_numbers_its_calls_and_waits_for_the_marks() -> None:
     assert partition.take_open(None, marked=True) is None
     partition.chunks += ["a", "b", "c"]
     partition.marks += [b"1", b"2"]  # the fetcher has not yet written the third
-    bundle = partition.take_open(None, marked=True)
-    assert bundle is not None
-    assert (bundle.first, bundle.chunks, bundle.marks) == (0, ["a", "b"], [b"1", b"2"])
+    chunk_list = partition.take_open(None, marked=True)
+    assert chunk_list is not None
+    assert (chunk_list.first, chunk_list.chunks, chunk_list.marks) == (0, ["a", "b"], [b"1", b"2"])
     assert (partition.next, partition.chunks, partition.marks) == (2, ["c"], [])
     partition.marks.append(b"3")
     end = End(b"4")
-    bundle = partition.take_open(end, marked=True)
-    assert bundle is not None
-    assert (bundle.first, bundle.chunks, bundle.marks, bundle.ending) == (2, ["c"], [b"3"], end)
-    bundle = partition.take_open(end, marked=True)
-    assert bundle is not None
-    assert (bundle.first, bundle.chunks) == (3, [])
+    chunk_list = partition.take_open(end, marked=True)
+    assert chunk_list is not None
+    assert (chunk_list.first, chunk_list.chunks, chunk_list.marks, chunk_list.ending) == (
+        2,
+        ["c"],
+        [b"3"],
+        end,
+    )
+    chunk_list = partition.take_open(end, marked=True)
+    assert chunk_list is not None
+    assert (chunk_list.first, chunk_list.chunks) == (3, [])
 
 
 def test_no_epoch_begins_before_all_workers_have_ended_the_one_before() -> None:
     rota = make_rota(2, pure=False, epochs=2)
     first, second = rota.partitions
-    rota.end(first, 4)
-    rota.settle()
+    first.hold(1, LIMITS, 0.0)
+    assert not give_back(rota, first, End(None))
     assert (first.epoch, second.epoch) == (0, 0)
-    assert rota.pick(0.0, ahead=True, compute=True, quick=True) is second
-    rota.end(second, 1)
-    second.running = True
-    rota.settle()
-    assert first.epoch == 0
-    second.running = False
-    rota.settle()
+    assert pick(rota) is second
+    second.hold(1, LIMITS, 0.0)
+    assert give_back(rota, second, End(None))
     assert (first.epoch, second.epoch, first.ended) == (1, 1, False)
     for partition in rota.partitions:
-        rota.end(partition, 9)
-    rota.settle()
+        partition.hold(1, LIMITS, 0.0)
+    assert not give_back(rota, first, End(None))
+    assert (first.epoch, rota.finished) == (1, False)  # The other is being called.
+    give_back(rota, second, End(None))
     assert rota.finished
-    assert rota.pick(0.0, ahead=True, compute=True, quick=True) is None
+    assert pick(rota) is None
+
+
+def test_a_pure_stream_ends_when_nobody_calls_an_index_any_more() -> None:
+    rota = make_rota(2, pure=True, epochs=2)
+    first, second = rota.partitions
+    for partition in rota.partitions:
+        partition.hold(1, LIMITS, 0.0)
+    assert not give_back(rota, first, End(None))
+    # The index of the other is beyond the end; its call is still under way.
+    assert first.epoch == 0
+    assert give_back(rota, second)
+    assert (first.epoch, second.epoch, second.next) == (1, 1, 0)
 
 
 # ---- what is buffered
@@ -222,11 +252,11 @@ def test_rows_kept_beside_their_copies_count_in_the_bound() -> None:
     ledger = BufferBudget(10, 100, 1)
     ledger.add(4, 40, 5)
     assert ledger.below_bound
-    ledger.row_bytes = 12
+    ledger.learn(12)
     assert not ledger.below_bound
     ledger.add(0, 0, -1)
     assert ledger.below_bound
-    ledger.row_bytes = 0
+    ledger.learn(0)
     ledger.add(0, 0, 2)
     assert not ledger.below_bound
     assert (ledger.rows, ledger.bytes, ledger.kept_rows) == (4, 40, 6)
@@ -235,29 +265,35 @@ def test_rows_kept_beside_their_copies_count_in_the_bound() -> None:
 def test_calls_under_way_count_as_much_as_the_last_gave() -> None:
     ledger = BufferBudget(10, 100, 1)
     ledger.num_calling = 64
-    assert ledger.may_call(64), "nothing is known of their size"
-    ledger.bundle_bytes, ledger.num_calling = 40, 0
-    assert [ledger.may_call(coming) for coming in range(4)] == [True, True, True, False]
+    assert ledger.may_call(), "nothing is known of their size"
+    ledger.end_list(1, 0, 40)
+    ledger.add(0, -40)
+    may_call = []
+    for num_calling in range(4):
+        ledger.num_calling = num_calling
+        may_call.append(ledger.may_call())
+    assert may_call == [True, True, True, False]
     ledger.num_calling = 2
-    assert [ledger.may_call(coming) for coming in range(2)] == [True, False]
     ledger.add(1, 20)
-    assert not ledger.may_call(0)
+    assert not ledger.may_call()
     assert ledger.below_bound
     ledger.add(-1, -20)
-    ledger.num_calling, ledger.bundle_bytes = 0, 1000
-    assert ledger.may_call(0), "one call is always made"
+    ledger.end_list(0, 0, 0)
+    assert ledger.list_bytes == 40, "a chunk list without a chunk says nothing of their size"
+    ledger.num_calling, ledger.list_bytes = 0, 1000
+    assert ledger.may_call(), "one call is always made"
 
 
 def test_calls_are_taken_for_as_large_as_the_largest_of_late() -> None:
     """Of 64 calls that give 10 MB and 8 kB in turns half are going to give 10 MB, also where the
     last gave 8 kB."""
-    ledger = BufferBudget(10, 100, 1, 100)
-    ledger.note_bundle(1)
-    assert ledger.bundle_bytes == 1, "what was guessed before the first is forgotten"
+    budget = BufferBudget(10, 100, 1, 100)
+    budget.end_list(1, 1, 1)
+    assert budget.list_bytes == 1, "what was guessed before the first is forgotten"
     for _ in range(8):
-        ledger.note_bundle(40)
-        ledger.note_bundle(1)
-        assert 35 <= ledger.bundle_bytes <= 40
+        budget.end_list(1, 1, 40)
+        budget.end_list(1, 1, 1)
+        assert 35 <= budget.list_bytes <= 40
     for _ in range(100):
-        ledger.note_bundle(1)
-    assert ledger.bundle_bytes == 1
+        budget.end_list(1, 1, 1)
+    assert budget.list_bytes == 1

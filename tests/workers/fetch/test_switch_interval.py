@@ -14,10 +14,12 @@ import numpy as np
 import pytest
 
 import feeder
-from feeder.workers.fetch.threads import SWITCH_S, ThreadGroup
+from feeder.workers.fetch.threads import ThreadGroup
+from feeder.workers.tuning import TUNING
 from project import ROOT
 
 PYTHONS_S = 0.005
+SWITCH_S = TUNING.switch_interval_s
 WAIT_S = 30.0
 
 
@@ -171,7 +173,7 @@ def set_and_fork(seconds):
     assert not os.wait()[1]
 
 sys.setswitchinterval = set_and_fork
-TURNS.begin()
+TURNS.thread_begins()
 tell()
 """
     assert told_by(script) == [PYTHONS_S, SWITCH_S]

@@ -12,6 +12,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from feeder.workers.tuning import TUNING
+
 _MINSTD_MODULUS = 2**31 - 1
 _MINSTD_MULTIPLIER = 16807
 # What one draw tells: values from 0 to this, because 0 is never a state.
@@ -22,11 +24,9 @@ STATE_WORDS = 312
 
 _MT_MULTIPLIER = 6364136223846793005
 _MASK_64 = 2**64 - 1
-_FEW_ENGINES = 20
+_FEW_ENGINES = TUNING.few_engines
 
-# NumPy keeps the GIL for loops of up to 500 elements. Above, it drops it and may wait for 1 to 5 ms
-# to get it back beside a busy Python thread.
-MAX_DRAWS = 500
+MAX_DRAWS = TUNING.keeps_gil_elements
 
 
 def _powers() -> NDArray[np.uint64]:

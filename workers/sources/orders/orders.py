@@ -25,10 +25,9 @@ from feeder.workers.sources.orders.libstdcxx import draw_mt19937, shuffle
 from feeder.workers.sources.orders.permutation import Permutation
 from feeder.workers.sources.orders.sharding import Sharding
 from feeder.workers.sources.orders.shuffles import shuffle_again
+from feeder.workers.tuning import TUNING
 
-# Calls of two epochs are under way at once where one goes over into the next, and two feeds may
-# share a source.
-_KEPT_LISTS = 4
+_KEPT_LISTS = TUNING.lists_kept
 
 # The seed that DALI shuffles its lists of files with, so that all shards do it alike.
 DALI_LIST_SEED = 524287

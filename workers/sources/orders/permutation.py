@@ -16,6 +16,8 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from feeder.workers.tuning import TUNING
+
 _ROUNDS = 8
 # With few cells there are few ways to turn them, and the permutations are about equally likely
 # only after more rounds.
@@ -32,9 +34,7 @@ _MIX_1 = _constant(0x9E3779B97F4A7C15)
 _MIX_2 = _constant(0xBF58476D1CE4E5B9)
 _HALF = _constant(32)
 
-# NumPy keeps the GIL for loops of up to 500 elements. Above, it drops it in every operation and
-# may each time wait for 1 to 5 ms to get it back beside a busy Python thread.
-_BLOCK = 500
+_BLOCK = TUNING.keeps_gil_elements
 
 MAX_SIZE = 2**62
 """The largest number of records that can be permuted."""

@@ -18,12 +18,12 @@ from feeder.workers.sources.orders.libstdcxx import (
     draw_mt19937_64,
     draw_targets,
 )
+from feeder.workers.tuning import TUNING
 
-# So few are done one by one: NumPy gives the GIL up, and waits for it beside a busy Python thread.
-_FEW_SWAPS = 1 << 16
-# Swaps that are drawn at once, a block of each engine at least, and those that are followed at
-# once, in a core's caches.
-_MOST_DRAWN, _MOST_FOLLOWED = 1 << 20, 1 << 18
+# What the numbers mean, and why they are what they are: `workers/tuning.py`.
+_FEW_SWAPS = TUNING.few_swaps
+# A block of each engine at least.
+_MOST_DRAWN, _MOST_FOLLOWED = TUNING.swaps_drawn, TUNING.swaps_followed
 
 
 def shuffle_again(order: NDArray[np.int64], seeds: Sequence[int]) -> NDArray[np.int64]:

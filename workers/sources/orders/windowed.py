@@ -34,17 +34,16 @@ from feeder.workers.sources.orders.libstdcxx import (
 )
 from feeder.workers.sources.orders.orders import Order
 from feeder.workers.sources.orders.sharding import Sharding
+from feeder.workers.tuning import TUNING
 
-# Steps are walked in blocks, so that calls that come a little out of order find their answer
-# made. One takes about a millisecond.
-_BLOCK = 4096
-_MAX_BLOCKS = 32
-_MAX_CHECKPOINTS = 64
-_MAX_CHECKPOINT_BYTES = 16 * 1024**2
+# What the numbers mean, and why they are what they are: `workers/tuning.py`.
+_BLOCK = TUNING.window_block
+_MAX_BLOCKS = TUNING.window_blocks
+_MAX_CHECKPOINTS = TUNING.window_checkpoints
+_MAX_CHECKPOINT_BYTES = TUNING.window_checkpoint_bytes
 _HEADER = struct.Struct("<QIB")
-# Something of an unknown window is left with a probability of exp(-16); then all is walked.
-_SPARE_ROUNDS = 16
-_MAX_STATES = 1024
+_SPARE_ROUNDS = TUNING.window_spare_rounds
+_MAX_STATES = TUNING.window_states
 _UNKNOWN = -1
 
 _Kept = TypeVar("_Kept")

@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 from feeder.workers.sources.stores.mapped import MappedRows
 from feeder.workers.sources.stores.reading import JOIN_BYTES, EvenRows
 from feeder.workers.sources.stores.wire import BYTES, VARINT, Data, WireError, fields, int32
+from feeder.workers.tuning import TUNING
 
 _CHANNELS, _HEIGHT, _WIDTH, _DATA, _LABEL, _FLOATS, _ENCODED = range(1, 8)
 _NUMBERS = {_CHANNELS: "channels", _HEIGHT: "height", _WIDTH: "width", _LABEL: "label"}
-_MAX_TAILS = 65536
+_MAX_TAILS = TUNING.datum_tails
 
 
 class Datum(NamedTuple):

@@ -20,9 +20,10 @@ from feeder.workers.sources.extras import find, load
 from feeder.workers.sources.stores.lmdb_keys import find_keys, is_at, move_to
 from feeder.workers.sources.stores.mapped import RowMap
 from feeder.workers.sources.stores.reading import Faults, RecordError
+from feeder.workers.tuning import TUNING
 
 _DATA = "data.mdb"
-_SPARE_TRANSACTIONS = 16
+_SPARE_TRANSACTIONS = TUNING.spare_transactions
 
 
 class LmdbStore:

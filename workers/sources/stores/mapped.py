@@ -10,15 +10,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-LARGE_BYTES = 64 * 1024
-"""Of smaller records it takes as long to find out where they lie as it saves."""
+from feeder.workers.tuning import TUNING
 
-# Rows that follow each other at the same distance, as the pages of an LMDB do, are copied at once.
-# With fewer to a copy NumPy gives the GIL up too often.
-_LEAST_TOGETHER = 4
-
-# So many calls of rows that lie unevenly, more than of others, and no more is found out.
-_MOST_IN_VAIN = 8
+# What the numbers mean, and why they are what they are: `workers/tuning.py`.
+LARGE_BYTES = TUNING.mapped_from_bytes
+_LEAST_TOGETHER = TUNING.mapped_together
+_MOST_IN_VAIN = TUNING.mapped_in_vain
 
 
 class _Span(NamedTuple):

@@ -17,13 +17,12 @@ from feeder.workers.stream.batch import Call
 from feeder.workers.stream.chunks import hint_of_strings
 from feeder.workers.stream.copying import DROP_GIL_BYTES, copy_rows
 from feeder.workers.stream.memory import POOL
+from feeder.workers.tuning import TUNING
 
 Columns: TypeAlias = "tuple[NDArray[Any], ...] | Mapping[str, NDArray[Any]]"
 OnError = Literal["raise", "skip"]
 
-JOIN_BYTES = 8 * 1024
-"""Records of up to so many bytes are copied twice or three times, all at once: that takes less
-than one at a time."""
+JOIN_BYTES = TUNING.record_join_bytes
 
 
 @public("feeder.sources")

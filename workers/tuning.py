@@ -1,0 +1,285 @@
+"""Every number of the engine that was chosen by measuring, with its reason.
+
+None of them changes a batch: a wrong value costs time or memory, never a row. Limits of formats
+and protocols are no tuning and stand where they are checked.
+
+The dates say when a value was measured last. Where no machine is named, it was one with two cores.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+
+_KIB = 1024
+_MIB = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tuning:
+    """The tuning constants. Frozen, so any thread may read them; a test passes its own."""
+
+    # ---- when the merge is woken, and how often it looks by itself
+
+    grace_s: float = 0.0005
+    """For so long a merge that waits lets a chunk list grow."""
+    # Handing over each chunk at once passes one-row chunks one by one: 30 times slower. Without the
+    # grace 1 MB batches from one-row chunks come at 0.02 of their pace (2026-11-24).
+
+    look_s: float = 0.002
+    """So often the batcher thread looks at slow calls while fetchers merge inline."""
+    # It sleeps through the inline merges: to wake it for each would cost more than they do. 2 ms is
+    # how long a call that has become slow may hold up the others (2026-11-21).
+
+    slow_look_s: float = 10.0
+    """So often a wait for chunks looks at what it waits for, where nothing wakes it."""
+    # Every chunk list and every close wakes it, and the timeout has a deadline of its own. So this
+    # only bounds what a lost wake-up would cost; not measured (2026-11-21).
+
+    # ---- how far fetchers run ahead
+
+    ahead_bytes: int = 8 * _MIB
+    """While the merge is busy, and so much was handed over, a partition that has something to
+    collect is not called."""
+    # Above it rows have left every cache before they are copied: 4.3 MB chunks came two to three
+    # times slower (2026-11-21); such batches, filled, come at 0.73 of their pace without the rule
+    # (2026-11-24).
+
+    max_computing: int = field(default_factory=lambda: max(1, len(os.sched_getaffinity(0)) - 1))
+    """So many fetchers compute while the merge is busy: one core is the merge's."""
+    # A second fetcher beside the merge costs four tenths of what both get done: 20 MB batches from
+    # filled 7-row chunks came at 410/s, and come at 510 to 640/s (2026-11-21). Limited always, and
+    # not only while the merge is busy, 1 MB batches came a fifth to a third slower.
+
+    max_lists: int = 256
+    """So many chunk lists of a partition may wait to be collected."""
+    # Chunk lists without rows count in no bound: this one keeps a function that gives empty chunks
+    # from filling the memory (2026-11-21).
+
+    # ---- how large a chunk list is
+
+    list_bytes: int = 16 * _MIB
+    list_batches: int = 64
+    """A chunk list has at most so many bytes, and the rows of so many batches."""
+    # Smaller, and threads wake each other more than they work: 64 kB and 8 batches gave half the
+    # 8 KB batches per second, 8 MiB nine tenths of a server's 1 MB batches. 32 MiB and 128 batches
+    # gave no more (2026-11-22).
+
+    list_calls: int = 512
+    """A chunk list has at most so many calls."""
+    # Of more chunks the first have left the caches when they are merged. A chunk without rows
+    # counts as one with a row (2026-11-21).
+
+    part_bytes: int = 4 * _MIB
+    """Of larger batches a chunk list has so many bytes, and no whole batch."""
+    # A whole 20 MB batch of each worker leaves every cache before it is merged. With 8 MiB such
+    # batches from filled 7-row chunks came a tenth slower (2026-11-22).
+
+    bound_share: int = 2
+    """All chunk lists that are being filled have the bound divided by this together."""
+    # With a quarter of the bound 8 KB batches came a fifth slower than with half of it
+    # (2026-11-22).
+
+    # ---- quick calls: one thread makes them all and merges inline
+
+    quick_call_s: float = 0.000_02
+    """A call is quick that takes less than waking another thread."""
+    # Calls of up to 50 us counted as quick made 1 MB batches a tenth to a quarter slower
+    # (2026-11-21).
+
+    quick_bytes: int = 8 * _MIB
+    """The quick chunk lists of all partitions have so many bytes together."""
+    # One thread makes them in turn and then copies them, from its caches if they are no more. With
+    # 16 MiB arrays that are filled came a tenth slower, constant ones a twentieth faster
+    # (2026-11-22).
+
+    quick_list_s: float = 0.003
+    """No chunk list of quick calls takes longer, since the other partitions wait for it."""
+    # A chunk list of one-row chunks that are filled takes some milliseconds. Since they count as
+    # quick they come at 3,100 batches of 1 MB per second, before at 1,400 to 1,900 (2026-11-22).
+
+    quick_wait_s: float = 0.001
+    """A chunk list of quick calls does not wait for longer, nor is a call tried that takes
+    longer."""
+    # A reader of files waits like that, and others could be called meanwhile: with 3 ms readers
+    # that wait for 1 ms now and then came at half their pace. 64 workers that slept 2 ms beside a
+    # quick one gave a fifth of their rows, since each trial held up the others (2026-11-22).
+
+    quick_weight: float = 1 / 8
+    """The weight of the last chunk list in the average of a partition's seconds per call."""
+    # Slow enough that one call which waits for the interpreter changes nothing. A rule that forgot
+    # a slow call after one quick chunk list made readers of shards up to five times slower, since
+    # their slow calls were made one by one (2026-11-21).
+
+    first_trial_pause_s: float = 0.1
+    last_trial_pause_s: float = 3.2
+    """After quick calls turned out slow none are tried for so long; doubled up to the second."""
+    # A trial that fails costs a chunk list of at most `quick_list_s`: at worst 3 % of the first
+    # pause, and 0.1 % of the last (by reckoning, 2026-11-22).
+
+    # ---- inline merges of arrays that are passed on
+
+    passed_call_s: float = 0.005
+    """After a chunk list of longer calls the batcher thread merges, and no fetcher does."""
+    # Beside longer calls it costs nothing to wake the batcher thread, and a fetcher that merged
+    # would have it look after the calls. 1 MB batches that are passed on came 1.1 to 1.3 times as
+    # fast merged inline (2026-11-22); they come at 0.7 of their pace without (2026-11-24).
+
+    waiting_list_s: float = 0.001
+    """A chunk list waits for something else, such as a disk, if it waited for more than this."""
+    # A chunk list that computes waits for the interpreter alone, and that for less (2026-11-21).
+
+    memory_bytes_per_s: float = 10e9
+    """A call that gives bytes faster than this fills memory, whatever it seems to wait for."""
+    # One thread fills or copies 10 to 30 GB/s; no disk and no decoder does (2026-11-22).
+
+    # ---- calls that gave nothing
+
+    first_none_pause_s: float = 0.001
+    last_none_pause_s: float = 0.25
+    """A call that gave None is made again after so long; doubled up to the second."""
+    # An idle source costs no core, and its next row is late by a quarter of a second at most; not
+    # measured (2026-11-21).
+
+    progress_s: float = 5.0
+    """So often a replay tells how far it has come."""
+    # For a person who reads the log; no figure depends on it (2026-11-21).
+
+    # ---- threads
+
+    switch_interval_s: float = 0.001
+    """The interpreter's switch interval while threads of the engine run."""
+    # Beside a thread that computes in Python each hand-over waits for it. With Python's own 5 ms
+    # 8 KB batches came at 8,300/s, and come at 33,000/s; 2 ms gave half of that. 0.5 ms gave twice
+    # as much, and left the busy thread half of its pace (2026-11-22).
+
+    # ---- hand-over to the device queues
+
+    group_bytes: int = 16 * _MIB
+    group_batches: int = 64
+    """Batches are handed over in groups of so many bytes or batches."""
+    # With groups of 4 MiB threads wake each other more than they work: 1 MB batches came at
+    # 16,500/s, and come at 20,000/s; 32 MiB gave no more (2026-11-22).
+
+    yield_bytes: int = 8 * _MIB
+    """Where more than this goes round, the batcher waits until the user has taken a group."""
+    # More leaves the caches on the way, and a copy into buffers that no cache holds takes up to
+    # three times as long (2026-11-21).
+
+    # ---- copies (`stream/copying.py`)
+
+    drop_gil_bytes: int = 256 * _KIB
+    """Arrays of this size and larger are copied by NumPy, which lets go of the interpreter."""
+    # To get the interpreter back takes milliseconds beside a busy thread, which is worth it only
+    # where the copy takes as long as a switch of threads (2026-11-21).
+
+    kept_bytes: int = 256 * _KIB
+    """Smaller arrays are copied into a message, larger ones are sent from where they are."""
+    # A part of a message of its own costs more than the copy of a smaller array (2026-11-23).
+
+    join_bytes: int = 8 * _KIB
+    """Arrays of at most this size, on average, are copied by `bytes.join`."""
+    # Above it the second copy costs more than the calls that it saves (2026-11-21).
+
+    piece_bytes: int = 512 * _KIB
+    """Large arrays are copied in pieces of this size."""
+    # Of a larger piece a core's second cache keeps nothing; smaller ones are copied slower
+    # (2026-11-23).
+
+    pieces_from_bytes: int = 8 * _MIB
+    """Arrays of this size and larger are copied in pieces."""
+    # Copied at once they pass by the caches, and the next reader of the batch fetches it from
+    # memory: 7 to 22 % of a served 20 MB batch. Smaller ones in pieces push others out of the
+    # caches (2026-11-23).
+
+    # ---- memory of chunks (`stream/memory.py`)
+
+    pool_from_bytes: int = 512 * _KIB
+    pool_to_bytes: int = 8 * _MIB
+    """Sources make chunks of these sizes in memory that is used again."""
+    # malloc does so by itself for smaller ones; free blocks count in no bound, so larger ones are
+    # not kept (2026-11-21).
+
+    pool_blocks: int = 4
+    """So many free blocks are kept: at most 32 MiB."""
+    # Free blocks count in no bound, so they are few; the number was not measured (2026-11-21).
+
+    malloc_shown_bytes: int = 32 * _MIB - 64 * _KIB
+    """malloc is shown a block of this size, so that it keeps what is freed."""
+    # glibc follows freed blocks up to 32 MiB, its own few bytes included. 1 MB batches came at
+    # 9,000/s in a fresh process, and come at 19,500/s (2026-11-21).
+
+    # ---- records and orders (`sources/`)
+
+    record_join_bytes: int = 8 * _KIB
+    """Records of at most this size are copied twice or three times, all at once."""
+    # That takes less time than to copy them one by one (2026-11-21).
+
+    mapped_from_bytes: int = 64 * _KIB
+    """Where records of this size and larger lie in the map of an LMDB is found out and kept."""
+    # To find out where a record lies takes 2 us, as long as to copy 50 KB. Found out once, 100 KB
+    # records come 1.25 to 1.4 times as fast (2026-11-22).
+
+    mapped_together: int = 4
+    """So many records that lie at the same distance are copied at once, and no fewer."""
+    # With fewer NumPy lets go of the interpreter too often (2026-11-22).
+
+    mapped_in_vain: int = 8
+    """After so many calls whose records lie unevenly, more than others, no more is found out."""
+    # Then it costs and gains nothing; not measured (2026-11-22).
+
+    spare_transactions: int = 16
+    """So many read transactions of an LMDB are kept for calls to come."""
+    # More calls than that are rarely under way at once; not measured (2026-11-21).
+
+    datum_tails: int = 64 * _KIB
+    """So many different ends of records are remembered, with the labels that they mean."""
+    # A record whose ends were seen before is not parsed. The memory is bounded for data sets in
+    # which each label is another (2026-11-22).
+
+    keeps_gil_elements: int = 500
+    """Random numbers are drawn for so many elements at a time."""
+    # For more NumPy lets go of the interpreter in every operation, and waits 1 to 5 ms for it
+    # beside a busy thread (2026-11-21).
+
+    few_engines: int = 20
+    """Fewer random engines than this are seeded one by one."""
+    # For few, NumPy's arrays cost more than the loop; not measured apart (2026-11-22).
+
+    few_swaps: int = 1 << 16
+    """So few swaps of a shuffle are made one by one, since NumPy lets go of the interpreter."""
+    # Beside a busy Python thread that costs more than the loop (2026-11-22).
+
+    swaps_drawn: int = 1 << 20
+    swaps_followed: int = 1 << 18
+    """So many swaps of a shuffle are drawn at once, and so many followed at once."""
+    # What is followed lies in a core's caches (2026-11-22).
+
+    lists_kept: int = 4
+    """So many shuffled lists of an order are kept."""
+    # Calls of two epochs are under way at once where one goes over into the next, and two feeds may
+    # share a source (2026-11-21).
+
+    window_block: int = 4096
+    window_blocks: int = 32
+    """A windowed shuffle is walked in blocks of so many steps, and so many blocks are kept."""
+    # Calls that come a little out of order find their answer made. A block takes about 1 ms
+    # (2026-11-21).
+
+    window_checkpoints: int = 64
+    window_checkpoint_bytes: int = 16 * _MIB
+    """So many states of the walk are kept to go back to, with so many bytes together."""
+    # They bound memory; not measured (2026-11-21).
+
+    window_spare_rounds: int = 16
+    """A window is found by walking so many rounds of it back."""
+    # Something of it stays unknown with a probability of exp(-16). Then all is walked: slower, and
+    # the same answer (2026-11-22).
+
+    window_states: int = 1024
+    """So many states of the random engine are kept, for the cursors of positions to come."""
+    # They bound memory; not measured (2026-11-22).
+
+
+TUNING = Tuning()
+"""What the product runs with."""
