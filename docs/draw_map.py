@@ -17,7 +17,6 @@ MADE = [
     "workers/fetch/scheduler.py",
     "workers/fetch/policy.py",
     "workers/fetch/channel.py",
-    "workers/fetch/threads.py",
     "workers/fetch/fetcher.py",
     "workers/fetch/calls.py",
     "workers/stream/merge.py",
