@@ -140,7 +140,8 @@ class Fetcher:
                 if chunk is None:
                     return _Calls(num_calls, rows, num_bytes, None)
                 if type(chunk) is not tuple:
-                    chunk = as_tuple(chunk, names)
+                    # Most functions return a list, and small chunks feel each call of a function.
+                    chunk = tuple(chunk) if type(chunk) is list else as_tuple(chunk, names)
                 cursor = mark() if mark is not None else b""
                 if note is not None:
                     note(partition, first + num_calls, chunk)
