@@ -125,10 +125,10 @@ class BlobColumn:
             row.data[: len(blobs.data[i])] = blobs.data[i]
         return good, (column, lengths)
 
-    def describe(self) -> dict[str, Any]:
+    def fingerprint_fields(self) -> dict[str, Any]:
         """What must be equal for a position to fit."""
         if self._pictures is not None:
-            return self._pictures.describe()
+            return self._pictures.fingerprint_fields()
         return {"decode": False, "max_bytes": self._max_bytes}
 
 

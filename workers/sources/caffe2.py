@@ -88,7 +88,7 @@ class Caffe2Records(LmdbRecords):
 
     def describe(self) -> dict[str, Any]:
         """A digest of the keys, and what is done to the records."""
-        return {**super().describe(), **self._layout.describe()}
+        return {**super().describe(), **self._layout.fingerprint_fields()}
 
     def read(self, indices: NDArray[np.int64], call: Call) -> Columns | None:
         """Read and decode records."""

@@ -137,7 +137,7 @@ class CupyDriver:
         self._runtime = cupy.cuda.runtime
         self._ordinal = ordinal
 
-    def describe(self) -> tuple[str, int]:
+    def name_and_bytes(self) -> tuple[str, int]:
         """What the device calls itself, and the bytes that it has."""
         properties = self._runtime.getDeviceProperties(self._ordinal)
         return properties["name"].decode(), int(properties["totalGlobalMem"])
