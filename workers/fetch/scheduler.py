@@ -18,7 +18,7 @@ from feeder.workers.tuning import TUNING, Tuning
 
 
 class End:
-    """What a partition's last chunk list of an epoch ends with."""
+    """What a partition's last chunk list of an epoch ends with. Written once, by its fetcher."""
 
     __slots__ = ("mark",)
 
@@ -340,7 +340,7 @@ class Scheduler:
 
 @dataclass(slots=True)
 class Held:
-    """What is buffered until a device's user has it."""
+    """What is buffered until a device's user has it. The channel's lock guards it."""
 
     batches: int
     rows: int

@@ -51,7 +51,8 @@ class Blobs(NamedTuple):
 
 
 class BlobColumn:
-    """Makes blobs a column: raw pixels as they are, files decoded or as bytes."""
+    """Makes blobs a column: raw pixels as they are, files decoded or as bytes. Read-only: any
+    thread calls it."""
 
     def __init__(self, pictures: Pictures | None, max_bytes: int | None) -> None:
         self._pictures = pictures

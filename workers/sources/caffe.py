@@ -68,7 +68,7 @@ def caffe_lmdb(
 
 
 class DatumReader:
-    """Says what a Datum is to the reader of a store."""
+    """Says what a Datum is to the reader of a store. Read-only: any thread calls it."""
 
     def __init__(
         self, *, has_image: bool, has_label: bool, encoded: bool | None, layout: Layout
@@ -124,7 +124,7 @@ class DatumReader:
 
 
 class CaffeRecords(LmdbRecords):
-    """The records of Caffe's LMDBs."""
+    """The records of Caffe's LMDBs. Read-only: any thread reads."""
 
     kind = "caffe_lmdb"
 

@@ -76,7 +76,7 @@ def caffe2_lmdb(
 
 
 class Caffe2Records(LmdbRecords):
-    """The records of Caffe2's LMDBs."""
+    """The records of Caffe2's LMDBs. Read-only: any thread reads."""
 
     kind = "caffe2_lmdb"
 

@@ -27,7 +27,7 @@ def find_label_type(value: LabelType | int) -> LabelType:
 
 
 class RecordLayout:
-    """What the tensors of a record mean."""
+    """What the tensors of a record mean. Read-only: any thread reads."""
 
     def __init__(
         self,

@@ -52,7 +52,7 @@ def image_folder(
 
 
 class ImageRecords:
-    """The images of a folder of class folders."""
+    """The images of a folder of class folders. Listed once, then read-only: any thread reads."""
 
     kind = "image_folder"
 

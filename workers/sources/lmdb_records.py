@@ -10,7 +10,7 @@ from feeder.workers.sources.stores.reading import Faults, OnError
 
 
 class LmdbRecords:
-    """Records of LMDB folders, with or without an image column."""
+    """Records of LMDB folders, with or without an image column. Read-only: any thread reads."""
 
     def __init__(self, store: LmdbStore, column: BlobColumn | None, on_error: OnError) -> None:
         self._store = store

@@ -79,7 +79,8 @@ class Cut:
 
 
 class PartialChunk:
-    """A chunk that a batch ended in the middle of, kept for the sake of snapshots."""
+    """A chunk that a batch ended in the middle of, kept for snapshots. Its arrays do not change.
+    Any thread may ask for the digest: each would compute the same."""
 
     __slots__ = ("_digest", "arrays", "axes", "rows", "skip")
 

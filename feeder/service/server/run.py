@@ -232,7 +232,7 @@ def make_coordinator(factory: Callable[[], Any]) -> Coordinator:
     return made
 
 
-# ---- The queue between the batcher's thread and the I/O thread; to the batcher it is a device
+# ---- The queue between the thread that merges and the I/O thread; to the former it is a device
 # queue.
 
 

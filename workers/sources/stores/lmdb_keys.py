@@ -35,7 +35,8 @@ class Keys(Protocol):
 
 
 class NumberedKeys:
-    """Keys that begin with decimal numbers of one width, each one more than the one before."""
+    """Keys that begin with decimal numbers of one width, each one more than the one before.
+    Read-only: any thread asks."""
 
     def __init__(self, first: int, width: int, suffix: bool) -> None:
         self._first = first
@@ -51,7 +52,7 @@ class NumberedKeys:
 
 
 class ListedKeys:
-    """Keys as they were read; 8 bytes each and their own length."""
+    """Keys as they were read; 8 bytes each and their own length. Read-only: any thread asks."""
 
     exact = True
 

@@ -115,7 +115,7 @@ class LmdbStore:
 
 
 class _Folder:
-    """One open LMDB."""
+    """One open LMDB. Read-only: every call has a read transaction of its own."""
 
     def __init__(self, path: str) -> None:
         self._path = path
