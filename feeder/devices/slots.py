@@ -114,8 +114,8 @@ class HostSlots:
     """Slots of host memory; they grow in number while the user keeps batches.
 
     Owned by the thread that merges, which alone takes slots and watches over them. A slot comes
-    back from any thread, perhaps from inside the garbage collector: so that appends to a deque, which
-    needs no lock, and does nothing else. At least `keep` free slots are kept.
+    back from any thread, perhaps from inside the garbage collector: there the slot is appended to
+    a deque, which needs no lock, and nothing else is done. At least `keep` free slots are kept.
     """
 
     # An array that nobody else holds becomes the batch; only what is shared is copied.

@@ -30,7 +30,7 @@ from feeder.workers.stats import StreamStats
 from feeder.workers.stream.position import LazyPosition
 from feeder.workers.stream.resuming import Resume
 
-# ---- How far the devices of one stream have come.
+# ---- Progress: how far the devices of one stream have come
 
 
 class Progress:

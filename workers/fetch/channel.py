@@ -34,7 +34,7 @@ class User(Protocol):
         """Since when (monotonic clock); None while not."""
 
 
-# ---- When a fetch function has given nothing for too long.
+# ---- The timeout: a fetch function that has given nothing for too long
 
 
 class StallDetector:

@@ -335,7 +335,7 @@ class Scheduler:
         return self._layout.number(partition.number, partition.next) > self._ends_at
 
 
-# ---- How much is buffered between the fetch function and the user, and how much may be.
+# ---- The bound on what is buffered between the fetch function and the user
 
 
 @dataclass(slots=True)

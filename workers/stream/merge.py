@@ -18,7 +18,7 @@ from feeder.workers.stream.chunks import Schema
 from feeder.workers.stream.digests import OTHER_ROWS, Prints, hash_chunk
 from feeder.workers.stream.position import Partitions, Position, Span, next_live
 
-# ---- The nouns of the merge: merged chunks, the end of an epoch, the head of a partition
+# ---- What the merge works with: merged chunks, the end of an epoch, the head of a partition
 
 
 Columns = list[list[Any]]

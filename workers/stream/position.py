@@ -23,7 +23,7 @@ from feeder.workers.public import public
 from feeder.workers.stream.chunks import slice_rows
 from feeder.workers.stream.digests import digest_chunk, digest_last_rows
 
-# ---- A chunk that a batch ended in the middle of
+# ---- Partial chunks: a batch ended in the middle of each
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -227,7 +227,7 @@ class ArenaSlots:
         self._reserve.clear()
         self._spare.clear()
 
-    # ---- the batcher's
+    # ---- the merging thread's
 
     def take_slot(self, device: int, columns: Columns, rows: int) -> ArenaSlot | None:
         """A free slot for a batch of `rows` rows; None where the consumer has them all.

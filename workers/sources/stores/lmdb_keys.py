@@ -17,8 +17,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from feeder.workers.tuning import TUNING
+
 _NUMBER = re.compile(rb"([0-9]{1,18})(_.*)?", re.DOTALL)
-_NUM_SAMPLES = 16
+_NUM_SAMPLES = TUNING.keys_sampled
 
 
 class Keys(Protocol):
