@@ -124,7 +124,7 @@ def most_buffered(init: Init, limit: int, fetch_rows: Callable[[int], Any], **bo
 
 @case
 def max_buffered_batches(init: Init) -> None:
-    """Bounds the rows between fetch function and user, but for one bundle per worker."""
+    """Bounds the rows between fetch function and user, but for one chunk list per worker."""
     most_buffered(init, 4 * 4, lambda first: (np.arange(4) + first,), max_buffered_batches=2)
 
 

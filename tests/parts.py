@@ -61,7 +61,7 @@ FAST = (
 )
 NOT_FAST = (
     "workers/fetch/test_bad_input.py",
-    "workers/fetch/test_lead.py",
+    "workers/fetch/test_inline_merge.py",
     "workers/fetch/test_running_ahead.py",
     "workers/fetch/test_timeouts.py",
     "workers/sources/orders/test_permutation.py",

@@ -112,7 +112,7 @@ class CallNames:
     spec: StreamSpec
     partitions: Partitions
 
-    def describe(self, partition: int, call: int) -> tuple[int, int]:
+    def of_call(self, partition: int, call: int) -> tuple[int, int]:
         """Worker id and call number of a partition's call."""
         number = self.partitions.number(partition, call)
         return self.spec.worker_id(partition, number), number

@@ -214,6 +214,7 @@ class StreamStats:
     """Everything that is counted of one stream; it may outlive a pipeline and go on with the next.
 
     The partitions are those of the fetching side, the devices those that batches are routed to.
+    Each part names the thread that writes it; any thread may read all of them.
     """
 
     def __init__(self, num_partitions: int, num_devices: int) -> None:

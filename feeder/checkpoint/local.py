@@ -112,7 +112,7 @@ _CURES = {
 
 
 class LocalReader:
-    """One open file."""
+    """One open file, read by the thread that opened it."""
 
     def __init__(self, fs: Fs, file: int, path: str) -> None:
         self._fs, self._file = fs, file

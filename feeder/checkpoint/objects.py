@@ -39,7 +39,7 @@ _process: int | None = None
 
 
 class ObjectReader:
-    """One object."""
+    """One object, read by the thread that opened it."""
 
     def __init__(self, folder: ObjectFolder, name: str, size: int) -> None:
         self._folder, self._name = folder, name

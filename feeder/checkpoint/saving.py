@@ -20,7 +20,7 @@ from feeder.state.snapshot import Snapshot
 from feeder.workers.errors import in_words
 from feeder.workers.fetch.threads import ThreadGroup
 
-# ---- A position is stored before SIGTERM takes its course.
+# ---- SIGTERM: a position is stored before the signal takes its course
 
 
 class Termination:

@@ -398,8 +398,7 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-# ---- The names of a writer's own sequence of checkpoints: its name, a dot, and a number that
-# grows.
+# ---- The names of a writer's sequence of checkpoints: its name, a dot, a growing number
 
 
 _NUMBER = re.compile(r"[0-9]+")

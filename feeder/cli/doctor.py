@@ -35,7 +35,7 @@ from feeder.service.net.security import (
     watch,
 )
 
-# ---- Whether a server answers at an address, without taking anything from it.
+# ---- Asking a server for an answer, without taking a queue or a batch
 
 
 # Enough for a handshake over a slow line, and short enough to wait for.

@@ -54,7 +54,7 @@ def check_gpus() -> Finding:
         return ok("no GPU that batches could be put on")
     told = []
     for driver in drivers:
-        name, num_bytes = driver.describe()
+        name, num_bytes = driver.name_and_bytes()
         told.append(f"{driver.name} is {name} with {num_bytes / 2**30:.1f} GiB")
     return ok(", ".join(told))
 

@@ -207,7 +207,7 @@ def _from_environment(keys: Mapping[str, Key], variables: Variables, prefix: str
     return found
 
 
-# ---- Settings written as TOML, each with who gave it.
+# ---- Settings written as TOML, each with a comment that says who gave it
 
 
 def show(settings: Settings) -> Iterator[str]:

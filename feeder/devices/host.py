@@ -24,9 +24,9 @@ _YIELD_S = 0.001
 class HostQueue:
     """Batches on their way from the batcher to the user of one device, at most `capacity`.
 
-    The batcher's thread calls `put` and `finish`, the user's thread `get`, any thread `close`; the
-    state is guarded by one lock. The user's thread may be interrupted, as by Ctrl-C: Python looks
-    for signals after each call and where a function begins. So what that thread changes, it
+    The thread that merges calls `put` and `finish`, the user's thread `get`, any thread `close`;
+    the state is guarded by one lock. The user's thread may be interrupted, as by Ctrl-C: Python
+    looks for signals after each call and where a function begins. So what that thread changes, it
     changes by assignments without a call in between.
 
     During a wait the user's thread calls `describe_wait` every 10 seconds, or every `look_s` where

@@ -22,7 +22,8 @@ _LOWER = "depth= or batch_size"
 
 
 class HostHalf:
-    """Slots of host memory beside those of a GPU: here every array is copied."""
+    """Slots of host memory beside those of a GPU: here every array is copied. Owned by the thread
+    that merges, as `HostSlots` is."""
 
     def __init__(self, slots: HostSlots | PrivateSlots) -> None:
         self._slots = slots
@@ -42,7 +43,7 @@ class HostHalf:
 
 class RoutedSlots:
     """Slots of devices of several kinds (`feeder.workers.stream.buffers.Slots`): each call goes to
-    the slots of its device. Owned by the batcher's thread."""
+    the slots of its device. Owned by the thread that merges."""
 
     passes, writable, reserved = False, False, False
 

@@ -47,7 +47,8 @@ def _made(make: Callable[[], Made], columns: Columns, rows: int) -> Made:
 class HostSlot:
     """Memory for one batch on the host.
 
-    The batcher's from `take_slot` to `lease`, then the user's until the last array over it is gone.
+    The merging thread's from `take_slot` to `lease`, then the user's until the last array over it
+    is gone.
     """
 
     __slots__ = (
@@ -102,7 +103,8 @@ class HostSlot:
 
 
 class _Lease(weakref.ref):  # type: ignore[type-arg]
-    """A weak reference to a root array that knows its slot."""
+    """A weak reference to a root array that knows its slot. Written once, by the thread that
+    merges; called back on whichever thread drops the last array."""
 
     __slots__ = ("slot",)
     slot: HostSlot
@@ -111,9 +113,9 @@ class _Lease(weakref.ref):  # type: ignore[type-arg]
 class HostSlots:
     """Slots of host memory; they grow in number while the user keeps batches.
 
-    Owned by the batcher's thread, which alone takes slots and watches over them. A slot comes back
-    from any thread, perhaps from inside the garbage collector: so that appends to a deque, which
-    needs no lock, and does nothing else. At least `keep` free slots are kept.
+    Owned by the thread that merges, which alone takes slots and watches over them. A slot comes
+    back from any thread, perhaps from inside the garbage collector: there the slot is appended to
+    a deque, which needs no lock, and nothing else is done. At least `keep` free slots are kept.
     """
 
     # An array that nobody else holds becomes the batch; only what is shared is copied.
@@ -180,7 +182,7 @@ class PrivateSlots:
 
 
 class PrivateSlot:
-    """Memory for one batch, given away with it."""
+    """Memory for one batch, given away with it: first the merging thread's, then the user's."""
 
     __slots__ = ("arrays", "axes", "columns", "flats", "rows")
 

@@ -308,7 +308,7 @@ class Coordinator:
         return f"<Coordinator of {list(self)!r}>"
 
 
-# ---- Coordinators of this process: stopped at its exit, and told of a fork.
+# ---- All coordinators of this process: stopped at its exit, and told of a fork
 
 
 class Stoppable(Protocol):

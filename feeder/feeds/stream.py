@@ -30,7 +30,7 @@ from feeder.workers.stats import StreamStats
 from feeder.workers.stream.position import LazyPosition
 from feeder.workers.stream.resuming import Resume
 
-# ---- How far the devices of one stream have come.
+# ---- Progress: how far the devices of one stream have come
 
 
 class Progress:
@@ -263,8 +263,9 @@ class Stream:
     def _has_ended(self) -> bool:
         """Whether all batches have been handed out."""
         stats = self.counted
+        handed = [counts.counts()[0] for counts in stats.handed]
         return all(
-            isinstance(queue.ending, LazyPosition) and stats.queued[i] == stats.handed[i].counts()[0]
+            isinstance(queue.ending, LazyPosition) and stats.queued[i] == handed[i]
             for i, queue in enumerate(self.queues)
         )
 

@@ -26,7 +26,8 @@ def check_factory(factory: object) -> str:
 
 
 class MadeJob:
-    """A job that a factory has made in this process, for one of its nodes."""
+    """A job that a factory has made in this process, for one of its nodes. Owned by the main thread
+    of the node's process."""
 
     def __init__(self, factory: str) -> None:
         """Import the factory and call it. Raises `ConfigError`, and whatever it raises."""

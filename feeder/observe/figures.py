@@ -208,7 +208,7 @@ def flatten(feed: FeedFigures) -> dict[str, Any]:
     return flat
 
 
-# ---- The figures of a stream, from the counts of the engine.
+# ---- From the counts of the engine to the figures of a stream
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

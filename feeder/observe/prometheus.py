@@ -183,7 +183,7 @@ def verdict_samples(kinds: dict[str, str]) -> dict[tuple[str, ...], float]:
     return {(title, kind): float(found == kind) for title, found in kinds.items() for kind in KINDS}
 
 
-# ---- Figures in the form that Prometheus reads. Needs the extra `metrics`.
+# ---- Figures as Prometheus reads them; needs the extra `metrics`
 #
 # A registry of our own for each time, so that nothing is left in the global one of the process,
 # which belongs to the user.

@@ -19,13 +19,13 @@ class Audit:
     doubled: int
     late: int
     """Rows that came after a later row of the same worker."""
-    in_rota: bool
-    """Whether all came in the order of the rota: one chunk from each worker in turn."""
+    in_turn: bool
+    """Whether all came in the order of turns: one chunk from each worker in turn."""
 
     @property
     def faults(self) -> int:
-        """Rows that are wrong in any way; a stream out of the rota is at least one."""
-        return max(self.lost + self.doubled + self.late, int(not self.in_rota))
+        """Rows that are wrong in any way; a stream out of turn is at least one."""
+        return max(self.lost + self.doubled + self.late, int(not self.in_turn))
 
     @property
     def cells(self) -> tuple[str, str]:
@@ -54,14 +54,14 @@ def _rows_per_worker(load: Load, batches: int) -> int:
 def _audit(contender: Contender, load: Load, rows_per_worker: int) -> Audit:
     with contender() as take:
         rows = _numbered_rows(take, load, NUM_WORKERS * rows_per_worker)
-    rota = _rota(load, rows_per_worker)
+    turns = _turns(load, rows_per_worker)
     seen = len(np.unique(rows, axis=0))
     return Audit(
-        fetched=len(rota),
-        lost=len(rota) - seen,
+        fetched=len(turns),
+        lost=len(turns) - seen,
         doubled=len(rows) - seen,
         late=sum(_late(rows[rows[:, 0] == worker, 1]) for worker in range(NUM_WORKERS)),
-        in_rota=np.array_equal(rows, rota),
+        in_turn=np.array_equal(rows, turns),
     )
 
 
@@ -88,8 +88,8 @@ def _numbered_rows(take: Take, load: Load, total: int) -> Array:
     return np.concatenate(parts)
 
 
-def _rota(load: Load, rows_per_worker: int) -> Array:
-    """Worker and number of every row, in the order of the rota."""
+def _turns(load: Load, rows_per_worker: int) -> Array:
+    """Worker and number of every row, in the order of turns."""
     chunks, workers, rows = np.mgrid[
         : rows_per_worker // load.chunk_rows, :NUM_WORKERS, : load.chunk_rows
     ]

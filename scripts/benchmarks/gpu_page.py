@@ -122,7 +122,7 @@ def main() -> int:
         return 0 if drivers else 1
     run = None
     if options.tests is not None:
-        name, num_bytes = drivers[0].describe()
+        name, num_bytes = drivers[0].name_and_bytes()
         where = f"{name}, {num_bytes / 2**30:.0f} GiB; {check_cupy().text}; {check_path().text}"
         run = read_run(options.tests, options.bench, where, datetime.date.today().isoformat())
         print(table(("figure", "measured"), sorted(run.figures.items())))

@@ -117,8 +117,8 @@ def _goals(race: Race, ratio: Spread, audits: Mapping[str, Audit]) -> tuple[Goal
 
 def _audit_notes(audits: Mapping[str, Audit]) -> Iterator[str]:
     for name, audit in audits.items():
-        order = "in" if audit.in_rota else "not in"
+        order = "in" if audit.in_turn else "not in"
         yield (
             f"{name}: {audit.fetched:,} numbered rows, {audit.doubled:,} doubled, "
-            f"{order} the order of the rota"
+            f"{order} the order of turns"
         )

@@ -120,7 +120,7 @@ def test_memory_is_bounded_whatever_the_size_of_the_chunks(
     most_bytes = bound.get("max_buffered_bytes", 2 * BATCH * ROW_BYTES)
     most_rows = -(-most_bytes // ROW_BYTES)
     # A worker hands over a chunk, or chunks until they make a batch.
-    bundle = chunk_rows if chunk_rows >= BATCH else BATCH + chunk_rows - 1
+    list_rows = chunk_rows if chunk_rows >= BATCH else BATCH + chunk_rows - 1
     num = 0
     with running(fetch, **settings(batch_size=BATCH, **bound)) as (_, feed):
         while True:
@@ -134,9 +134,9 @@ def test_memory_is_bounded_whatever_the_size_of_the_chunks(
     assert num == fetch.chunks * chunk_rows * WORKERS
     # What is kept of a chunk that has been copied in part counts in the bound, but not as buffered.
     kept_bytes = (chunk_rows - 1) * ROW_BYTES
-    assert most_rows - chunk_rows < stats["peak_buffered_rows"] <= most_rows + bundle * WORKERS
+    assert most_rows - chunk_rows < stats["peak_buffered_rows"] <= most_rows + list_rows * WORKERS
     assert most_bytes - kept_bytes <= stats["peak_buffered_bytes"]
-    assert stats["peak_buffered_bytes"] <= most_bytes + bundle * WORKERS * ROW_BYTES
+    assert stats["peak_buffered_bytes"] <= most_bytes + list_rows * WORKERS * ROW_BYTES
     assert stats["buffered_rows"] == stats["buffered_bytes"] == 0
     # Not counted is the chunk behind the cut of the batch that the user has.
-    assert fetch.most_alive <= most_rows + bundle * WORKERS + chunk_rows
+    assert fetch.most_alive <= most_rows + list_rows * WORKERS + chunk_rows

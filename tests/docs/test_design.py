@@ -23,8 +23,13 @@ from docs.pages import ROOT, section, table
 DOCS = ROOT / "docs"
 DESIGN = sorted((DOCS / "design").glob("*.md"))
 RECORDS = sorted((DOCS / "adr").glob("[0-9]*.md"))
-PAGES = [*DESIGN, *RECORDS, DOCS / "adr/README.md", DOCS / "glossary.md", ROOT / "CONTRIBUTING.md"]
-CODE = sorted(path for wing in ("workers", "feeder") for path in (ROOT / wing).rglob("*.py"))
+WINGS = [ROOT / "workers", ROOT / "feeder"]
+PACKAGES = sorted(page for wing in WINGS for page in wing.rglob("README.md"))
+PAGES = [
+    *DESIGN, *RECORDS, DOCS / "adr/README.md", DOCS / "glossary.md", ROOT / "CONTRIBUTING.md",
+    *PACKAGES,
+]  # fmt: skip
+CODE = sorted(path for wing in WINGS for path in wing.rglob("*.py"))
 TESTS = sorted((ROOT / "tests").rglob("test_*.py"))
 
 _FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
@@ -100,6 +105,12 @@ def test_what_is_not_there_is_seen(text: str, tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(f"# A heading\n\n[up](#a-heading) `Merge` `ThreadGroup` {text}\n")
     assert len(missing(page)) == 1
+
+
+@pytest.mark.parametrize("page", PACKAGES, ids=name_of)
+def test_the_page_of_a_package_names_its_files(page: Path) -> None:
+    files = {path.name for path in page.parent.glob("*.py") if not path.name.startswith("__")}
+    assert {name for name in files if name not in text_of(page)} == set()
 
 
 @pytest.mark.parametrize("page", DESIGN, ids=name_of)

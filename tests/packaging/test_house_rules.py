@@ -8,6 +8,7 @@ import builtins
 import importlib
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,7 @@ def claims(page: str) -> Iterator[str]:
             yield modules + quoted.removeprefix(modules).split(".")[0].split("(")[0]
 
 
+@cache
 def classes_of(folder: Path) -> set[str]:
     """Return the names of the classes and of the types that are defined under a folder."""
     found = set()
@@ -81,6 +83,7 @@ def is_there(claim: str, folder: Path) -> bool:
         return False
 
 
+@cache
 def classes_of_file(path: Path) -> set[str]:
     return {
         node.name

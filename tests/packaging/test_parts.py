@@ -67,7 +67,7 @@ def test_the_fast_part_names_what_is_there() -> None:
     [
         ("", True), ("workers", True), ("workers/stream/test_merge.py", True), ("feeder", True),
         ("feeder/feeds", True), ("feeder/feeds/test_stop.py", False), ("chaos", False),
-        ("feeder/state/test_token.py", True), ("workers/fetch/test_lead.py", False),
+        ("feeder/state/test_token.py", True), ("workers/fetch/test_inline_merge.py", False),
     ],
 )  # fmt: skip
 def test_a_folder_on_the_way_to_the_fast_part_is_looked_into(name: str, is_in: bool) -> None:

@@ -218,14 +218,14 @@ FEEDING = (
         tests=(_GAPS + "test_batches_before_an_error_arrive_however_early_it_is_known",),
     ),
     Bug(
-        name="stop forgets the enqueuer",
+        name="stop forgets the batcher",
         harm="A stop with full device queues waits for a thread that nobody wakes, and then blames "
         "it for being stuck.",
         file="feeder/devices/host.py",
         symbol="HostQueue.close",
         old="            self._drained.notify_all()\n",
         new="            pass\n",
-        tests=(_GAPS + "test_a_stop_wakes_an_enqueuer_in_the_middle_of_a_group",),
+        tests=(_GAPS + "test_a_stop_wakes_a_batcher_in_the_middle_of_a_group",),
     ),
     Bug(
         name="fetchers not woken",
@@ -252,8 +252,8 @@ FEEDING = (
     ),
     Bug(
         name="two threads merge",
-        harm="The enqueuer goes on while a fetcher leads: both take chunks and fill slots, and "
-        "batches have rows twice, in any order.",
+        harm="The batcher goes on while a fetcher merges inline: both take chunks and fill slots, "
+        "and batches have rows twice, in any order.",
         file="workers/fetch/channel.py",
         symbol="Channel._wait_for",
         old="if not policy.inline and any(one.chunk_lists for one in policy.awaited):",

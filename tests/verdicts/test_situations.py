@@ -100,7 +100,7 @@ def test_tiny_batches() -> None:
 
 
 def test_copying() -> None:
-    """Chunks of 3 rows of 1 MB at no cost, which the enqueuer has to copy into batches of 8."""
+    """Chunks of 3 rows of 1 MB at no cost, which the batcher has to copy into batches of 8."""
     with training(make(rows(3, 250_000), batch_size=8), 0.0) as read:
         verdict = look(read)
     assert verdict.kind == "copy-bound"

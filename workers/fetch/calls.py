@@ -83,7 +83,7 @@ def _first(cut: Cut) -> int:
     return index if again is None else min(index, again.call)
 
 
-# ---- Where the workers of a fetch function stood before anybody called them.
+# ---- First cursors: where the workers of a fetch function stood before their first call
 #
 # A position has no cursor of a worker that gave nothing up to there. A new function object stands
 # where such a worker has to be. One that was called, ahead of the position or for an earlier

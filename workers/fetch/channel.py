@@ -34,7 +34,7 @@ class User(Protocol):
         """Since when (monotonic clock); None while not."""
 
 
-# ---- When a fetch function has given nothing for too long.
+# ---- The timeout: a fetch function that has given nothing for too long
 
 
 class StallDetector:
@@ -90,7 +90,7 @@ class StallDetector:
         return idle and not (budget.below_bound or budget.starving)
 
     def _timeout(self, partition: Partition, now: float) -> FetchTimeout:
-        worker_id, call = self._names.describe(partition.number, partition.next)
+        worker_id, call = self._names.of_call(partition.number, partition.next)
         failure = partition.failure
         why = f"; its last call raised {in_words(failure)}" if failure else ""
         cure = "raise timeout, or end the epoch with StopIteration"

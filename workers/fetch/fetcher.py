@@ -229,7 +229,7 @@ class Fetcher:
         return self._channel.release(partition, report, self._failed(partition, call, error))
 
     def _failed(self, partition: Partition, call: int, error: BaseException) -> FetchError:
-        worker_id, number = self._names.describe(partition.number, call)
+        worker_id, number = self._names.of_call(partition.number, call)
         failed = FetchError(
             f"worker {worker_id}, call {number}: fetch function raised {in_words(error)}",
             worker_id=worker_id,
@@ -245,7 +245,7 @@ class Fetcher:
         self._looks_at_first = False
         # What is no chunk is told in its place in the stream.
         with contextlib.suppress(Exception):
-            _, index = self._names.describe(partition.number, call)
+            _, index = self._names.of_call(partition.number, call)
             self._first = self._spec.call(partition.epoch, index), digest_chunk(chunk)
 
     def repeat_first(self) -> None:
@@ -268,7 +268,7 @@ class Fetcher:
     def _print(self, partition: Partition, call: int, chunk: Any) -> None:
         printed = hash_chunk(chunk)
         if self._spec.pure and self._spec.repeatable:
-            _, index = self._names.describe(partition.number, call)
+            _, index = self._names.of_call(partition.number, call)
             if not self._repeats(self._spec.call(partition.epoch, index), printed, hash_chunk):
                 printed = OTHER_ROWS
         # Before the chunk, which the merge may take from under this call.

@@ -305,7 +305,7 @@ class ConcurrencyPolicy:
         return batch * max(1, min(num_batches, tuning.list_batches, share_rows // batch))
 
 
-# ---- Whether the calls of a partition take next to no time.
+# ---- Quick calls: whether a partition's calls take next to no time
 
 
 class Trials:

@@ -18,7 +18,7 @@ from feeder.workers.tuning import TUNING, Tuning
 
 
 class End:
-    """What a partition's last chunk list of an epoch ends with."""
+    """What a partition's last chunk list of an epoch ends with. Written once, by its fetcher."""
 
     __slots__ = ("mark",)
 
@@ -335,12 +335,12 @@ class Scheduler:
         return self._layout.number(partition.number, partition.next) > self._ends_at
 
 
-# ---- How much is buffered between the fetch function and the user, and how much may be.
+# ---- The bound on what is buffered between the fetch function and the user
 
 
 @dataclass(slots=True)
 class Held:
-    """What is buffered until a device's user has it."""
+    """What is buffered until a device's user has it. The channel's lock guards it."""
 
     batches: int
     rows: int

@@ -13,7 +13,7 @@ from typing import Any
 from feeder.workers.errors import StuckWorkerError
 from feeder.workers.tuning import TUNING
 
-# ---- How often threads take turns at the interpreter while the feeder's own are among them.
+# ---- The interpreter's switch interval while threads of a feeder run
 #
 # A thread that computes in Python gives the interpreter up once another thread has waited for the
 # switch interval, which is 5 ms unless the user changes it (`sys.setswitchinterval`). Beside a busy

@@ -99,7 +99,8 @@ def _checked(name: Any, array: Any) -> NDArray[Any]:
 
 
 class ArrayRecords:
-    """Rows of arrays. They are handed on as views where they lie together, else copied."""
+    """Rows of arrays. They are handed on as views where they lie together, else copied. Read-only:
+    any thread reads."""
 
     kind = "arrays"
     skipped = 0

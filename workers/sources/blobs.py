@@ -51,7 +51,8 @@ class Blobs(NamedTuple):
 
 
 class BlobColumn:
-    """Makes blobs a column: raw pixels as they are, files decoded or as bytes."""
+    """Makes blobs a column: raw pixels as they are, files decoded or as bytes. Read-only: any
+    thread calls it."""
 
     def __init__(self, pictures: Pictures | None, max_bytes: int | None) -> None:
         self._pictures = pictures
@@ -125,10 +126,10 @@ class BlobColumn:
             row.data[: len(blobs.data[i])] = blobs.data[i]
         return good, (column, lengths)
 
-    def describe(self) -> dict[str, Any]:
+    def fingerprint_fields(self) -> dict[str, Any]:
         """What must be equal for a position to fit."""
         if self._pictures is not None:
-            return self._pictures.describe()
+            return self._pictures.fingerprint_fields()
         return {"decode": False, "max_bytes": self._max_bytes}
 
 

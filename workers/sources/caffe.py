@@ -68,7 +68,7 @@ def caffe_lmdb(
 
 
 class DatumReader:
-    """Says what a Datum is to the reader of a store."""
+    """Says what a Datum is to the reader of a store. Read-only: any thread calls it."""
 
     def __init__(
         self, *, has_image: bool, has_label: bool, encoded: bool | None, layout: Layout
@@ -113,7 +113,7 @@ class DatumReader:
             )
         return shape
 
-    def describe(self) -> dict[str, Any]:
+    def fingerprint_fields(self) -> dict[str, Any]:
         """What must be equal for a position to fit."""
         return {
             "image_available": self.has_image,
@@ -124,7 +124,7 @@ class DatumReader:
 
 
 class CaffeRecords(LmdbRecords):
-    """The records of Caffe's LMDBs."""
+    """The records of Caffe's LMDBs. Read-only: any thread reads."""
 
     kind = "caffe_lmdb"
 
@@ -137,7 +137,7 @@ class CaffeRecords(LmdbRecords):
 
     def describe(self) -> dict[str, Any]:
         """A digest of the keys, and what is done to the records."""
-        return {**super().describe(), **self._reader.describe()}
+        return {**super().describe(), **self._reader.fingerprint_fields()}
 
     def read(self, indices: NDArray[np.int64], call: Call) -> Columns | None:
         """Read and decode records."""

@@ -76,7 +76,7 @@ def caffe2_lmdb(
 
 
 class Caffe2Records(LmdbRecords):
-    """The records of Caffe2's LMDBs."""
+    """The records of Caffe2's LMDBs. Read-only: any thread reads."""
 
     kind = "caffe2_lmdb"
 
@@ -88,7 +88,7 @@ class Caffe2Records(LmdbRecords):
 
     def describe(self) -> dict[str, Any]:
         """A digest of the keys, and what is done to the records."""
-        return {**super().describe(), **self._layout.describe()}
+        return {**super().describe(), **self._layout.fingerprint_fields()}
 
     def read(self, indices: NDArray[np.int64], call: Call) -> Columns | None:
         """Read and decode records."""

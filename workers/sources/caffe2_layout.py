@@ -27,7 +27,7 @@ def find_label_type(value: LabelType | int) -> LabelType:
 
 
 class RecordLayout:
-    """What the tensors of a record mean."""
+    """What the tensors of a record mean. Read-only: any thread reads."""
 
     def __init__(
         self,
@@ -114,7 +114,7 @@ class RecordLayout:
                 raise ValueError(f"label {number!r} is none of 0 to {self.num_labels - 1}")
         return numbers.astype(np.int64)
 
-    def describe(self) -> dict[str, Any]:
+    def fingerprint_fields(self) -> dict[str, Any]:
         """What must be equal for a position to fit."""
         return {
             "image_available": self.has_image,

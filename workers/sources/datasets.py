@@ -139,7 +139,8 @@ class _EpochIsOver(Exception):
 
 
 class SampleRecords:
-    """Samples made one at a time, by a function of record, row and call."""
+    """Samples made one at a time, by a function of record, row and call. Read-only; the function is
+    called by any fetcher thread."""
 
     def __init__(
         self,

@@ -52,7 +52,7 @@ def image_folder(
 
 
 class ImageRecords:
-    """The images of a folder of class folders."""
+    """The images of a folder of class folders. Listed once, then read-only: any thread reads."""
 
     kind = "image_folder"
 
@@ -113,7 +113,7 @@ class ImageRecords:
         for file in self._files:
             # Relative to the folder, so that a data set that was moved is the same one.
             hasher.update(os.fsencode(os.path.relpath(file, self._root)) + b"\0")
-        return {"files": hasher.hexdigest(), **self._pictures.describe()}
+        return {"files": hasher.hexdigest(), **self._pictures.fingerprint_fields()}
 
 
 def _names_in(folder: Path, is_wanted: Callable[[os.DirEntry[str]], bool]) -> list[str]:

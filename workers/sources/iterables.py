@@ -19,7 +19,7 @@ _STATE_METHODS = ("state_dict", "load_state_dict")
 
 @dataclass(slots=True, kw_only=True)
 class _Worker:
-    """Where one worker stands."""
+    """Where one worker stands. Owned by the thread that calls for the worker."""
 
     epoch: int = 0
     ended: bool = False

@@ -10,7 +10,7 @@ from feeder.workers.sources.stores.reading import Faults, OnError
 
 
 class LmdbRecords:
-    """Records of LMDB folders, with or without an image column."""
+    """Records of LMDB folders, with or without an image column. Read-only: any thread reads."""
 
     def __init__(self, store: LmdbStore, column: BlobColumn | None, on_error: OnError) -> None:
         self._store = store
@@ -32,5 +32,5 @@ class LmdbRecords:
     def describe(self) -> dict[str, Any]:
         """A digest of the keys, and what is done to image files."""
         # The options about images are part of the stream only where there are images.
-        column = {} if self._column is None else self._column.describe()
-        return {**self._store.describe(), **column}
+        column = {} if self._column is None else self._column.fingerprint_fields()
+        return {**self._store.fingerprint_fields(), **column}

@@ -162,7 +162,7 @@ class Pictures:
         top, left = (s // 2 for s in spare) if rng is None else rng.integers(0, np.add(spare, 1))
         return pixels[top : top + height, left : left + width]
 
-    def describe(self) -> dict[str, Any]:
+    def fingerprint_fields(self) -> dict[str, Any]:
         """What must be equal for a position to fit."""
         return {
             "decoder": self.decoder.name,

@@ -183,7 +183,11 @@ class Source:
 
     def describe(self) -> dict[str, Any]:
         """What must be equal for a position to fit: plain values by name, for the fingerprint."""
-        return {"source": self.records.kind, **self._plan.describe(), **self.records.describe()}
+        return {
+            "source": self.records.kind,
+            **self._plan.fingerprint_fields(),
+            **self.records.describe(),
+        }
 
     def __repr__(self) -> str:
         fields = ", ".join(f"{name}={value!r}" for name, value in self.describe().items())

@@ -62,7 +62,7 @@ def _whole_dtype(dtype: DTypeLike) -> np.dtype[Any]:
 
 
 class TokenRecords:
-    """Sequences from files of tokens."""
+    """Sequences from files of tokens, mapped read-only: any thread reads."""
 
     kind = "tokens"
     skipped = 0

@@ -20,6 +20,8 @@ _DRAWS_OF_RECORD = 2
 
 
 class _CallFields(NamedTuple):
+    """The fields of `Call`, which adds a cache of its `rng`: a named tuple by itself has none."""
+
     index: int  # type: ignore[assignment]  # hides tuple.index, which nobody needs here
     epoch: int
     worker_id: int
@@ -70,7 +72,7 @@ class Batch(Mapping[str, NDArray[Any]]):
 
     The arrays are read-only unless the feed was made with `writable=True`. Their memory goes
     back to the feed when the last array over it is gone, so they may be kept for as long as they
-    are wanted.
+    are wanted. Written once, by the thread that merges; then the user's.
     """
 
     # A plain class: it is made once per batch, and a frozen dataclass takes ten times as long.

@@ -11,6 +11,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+# Part of what positions hold: with other numbers the digests of old ones would not be met.
 _SAMPLED_WHOLE_BYTES = 16 * 1024
 _SAMPLE_BLOCKS = 256
 _SAMPLE_BLOCK_BYTES = 64

@@ -32,7 +32,8 @@ Block = NDArray[np.uint8]
 
 
 class Memory:
-    """A block that is lent, for as long as this is alive."""
+    """A block that is lent, for as long as this is alive. Fixed when made; it goes back from
+    whichever thread drops it last."""
 
     __slots__ = ("_block", "_free")
 

@@ -18,14 +18,15 @@ from feeder.workers.stream.chunks import Schema
 from feeder.workers.stream.digests import OTHER_ROWS, Prints, hash_chunk
 from feeder.workers.stream.position import Partitions, Position, Span, next_live
 
-# ---- The nouns of the merge: merged chunks, the end of an epoch, the head of a partition
+# ---- What the merge works with: merged chunks, the end of an epoch, the head of a partition
 
 
 Columns = list[list[Any]]
 
 
 class MergedChunks:
-    """Chunks in merged order, as columns of arrays, and where they came from."""
+    """Chunks in merged order, as columns of arrays, and where they came from. Made by the merge;
+    the assembler of the same thread owns it from then on."""
 
     __slots__ = ("columns", "digest", "rows", "skip", "span")
 
@@ -57,7 +58,7 @@ class EpochEnd:
 
 
 class Head:
-    """What is left of a partition's oldest chunk list, checked and in columns. The merge's own."""
+    """What is left of a partition's oldest chunk list, checked, in columns. Owned by the merge."""
 
     __slots__ = ("columns", "ending", "first", "marks", "rows")
 

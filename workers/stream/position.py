@@ -23,7 +23,7 @@ from feeder.workers.public import public
 from feeder.workers.stream.chunks import slice_rows
 from feeder.workers.stream.digests import digest_chunk, digest_last_rows
 
-# ---- A chunk that a batch ended in the middle of
+# ---- Partial chunks: a batch ended in the middle of each
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +79,8 @@ class Cut:
 
 
 class PartialChunk:
-    """A chunk that a batch ended in the middle of, kept for the sake of snapshots."""
+    """A chunk that a batch ended in the middle of, kept for snapshots. Its arrays do not change.
+    Any thread may ask for the digest: each would compute the same."""
 
     __slots__ = ("_digest", "arrays", "axes", "rows", "skip")
 

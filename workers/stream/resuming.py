@@ -56,7 +56,7 @@ class StreamStart:
     the rows that were taken. In order of arrival calls of smaller indices may still be missing, so
     there a pure function is called for that one chunk apart.
 
-    Values, all of them known when it is made. The batcher's thread alone calls `leftover_chunks`.
+    Values, all of them known when it is made. The thread that merges alone calls `leftover_chunks`.
     """
 
     def __init__(

@@ -30,7 +30,7 @@ logger = logging.getLogger("feeder")
 
 
 class Flight:
-    """A copy that may not be done yet."""
+    """A copy that may not be done yet. Owned by the copier's thread."""
 
     __slots__ = ("done", "packed")
 

@@ -73,7 +73,7 @@ def _is_alive(pid: int) -> bool:
 
 
 class DeviceMemory:
-    """Memory of one GPU."""
+    """Memory of one GPU. Fixed when made, and freed on whichever thread drops it."""
 
     def __init__(self, runtime: Any, num_bytes: int) -> None:
         self.num_bytes = num_bytes
@@ -88,7 +88,8 @@ class DeviceMemory:
 
 
 class Registration:
-    """Memory of somebody else's, pinned for as long as this lives; the memory lives longer."""
+    """Memory of somebody else's, pinned for as long as this lives; the memory lives longer. Fixed
+    when made, and unpinned on whichever thread drops it."""
 
     def __init__(self, runtime: Any, memory: memoryview, flags: int) -> None:
         self.address = 0
@@ -105,7 +106,7 @@ class Registration:
 
 
 class PinnedMemory:
-    """Pinned memory of the host; views of it keep it."""
+    """Pinned memory of the host; views of it keep it. Fixed when made."""
 
     def __init__(self, cuda: Any, num_bytes: int) -> None:
         self.num_bytes = num_bytes
@@ -120,7 +121,7 @@ class PinnedMemory:
 
 
 class Named:
-    """A stream that somebody else made."""
+    """A stream that somebody else made. Fixed when made."""
 
     def __init__(self, ptr: int, owner: object) -> None:
         self.ptr = ptr
@@ -128,7 +129,7 @@ class Named:
 
 
 class CupyDriver:
-    """One GPU (`feeder.devices.cuda.driver.Driver`)."""
+    """One GPU (`feeder.devices.cuda.driver.Driver`). Fixed when made: any thread calls it."""
 
     def __init__(self, cupy: Any, name: str, ordinal: int) -> None:
         self.name = name
@@ -137,7 +138,7 @@ class CupyDriver:
         self._runtime = cupy.cuda.runtime
         self._ordinal = ordinal
 
-    def describe(self) -> tuple[str, int]:
+    def name_and_bytes(self) -> tuple[str, int]:
         """What the device calls itself, and the bytes that it has."""
         properties = self._runtime.getDeviceProperties(self._ordinal)
         return properties["name"].decode(), int(properties["totalGlobalMem"])

@@ -16,7 +16,7 @@ from feeder.devices.cuda.rules import DeviceSlot
 
 
 class Root:
-    """What all arrays of one lease refer to; keeps the memory."""
+    """What all arrays of one lease refer to; keeps the memory. Never changed after it is made."""
 
     __slots__ = ("__weakref__", "memory")
 
@@ -25,7 +25,8 @@ class Root:
 
 
 class Lease(weakref.ref):  # type: ignore[type-arg]
-    """A weak reference to a root, which knows what becomes free when the root is gone."""
+    """A weak reference to a root, which knows what becomes free when the root is gone. Written
+    once, by the thread that lends; ends in any thread."""
 
     __slots__ = ("memory", "slot", "stream")
     slot: DeviceSlot | None

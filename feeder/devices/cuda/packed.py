@@ -21,7 +21,8 @@ _ON_GPUS = frozenset(map(np.dtype, "?bhilqBHILQefdFD"))
 class Packed(tuple[NDArray[Any], ...]):
     """The arrays of a batch, which know where they lie.
 
-    Whoever has copied them calls `give_back` and forgets them: their memory may be written again.
+    Whoever has copied them calls `give_back` and forgets them: their memory may be written
+    again. Never changed after it is made; once it is queued, the copier's thread alone reads it.
     """
 
     region: object

@@ -104,7 +104,11 @@ class PinnedSlot:
 
 
 class PinnedRing:
-    """Pinned slots of one size, one behind another, in the order in which they were freed."""
+    """Pinned slots of one size, one behind another, in the order in which they were freed.
+
+    Owned by the thread that merges, except for `free`, a queue without a lock that any thread
+    puts into.
+    """
 
     def __init__(
         self,
@@ -138,7 +142,7 @@ def empty(queue: SimpleQueue[Any]) -> None:
 class PinnedSlots:
     """The pinned slots of one device's batches.
 
-    Owned by the batcher's thread, which alone takes and waits; slots come back from the copier's
+    Owned by the thread that merges, which alone takes and waits; slots come back from the copier's
     thread through a `SimpleQueue`, and `fail` may be called by any thread. The first batch fixes
     the number of slots; a larger batch (`dont_rebatch`) makes as many larger ones.
     """

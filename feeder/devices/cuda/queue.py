@@ -28,11 +28,12 @@ _UNBOUNDED = 2**62
 class CudaQueue:
     """Batches on their way from the batcher to the user of one GPU.
 
-    The batcher's thread calls `put` and `finish`, the user's thread `get` and `receive`, any thread
-    `close`; a thread of the queue's own copies. At most `depth` batches are on the device beside
-    those that the user holds (0: by their size). The user may hold `hold` batches, the one at hand
-    included; beyond that the user gets copies in memory of their own. `on_failure` is called when
-    the device fails, by the copier's thread; `lower` names the settings that make memory smaller.
+    The thread that merges calls `put` and `finish`, the user's thread `get` and `receive`, any
+    thread `close`; a thread of the queue's own copies. At most `depth` batches are on the device
+    beside those that the user holds (0: by their size). The user may hold `hold` batches, the one
+    at hand included; beyond that the user gets copies in memory of their own. `on_failure` is
+    called when the device fails, by the copier's thread; `lower` names the settings that make
+    memory smaller.
     """
 
     def __init__(
@@ -91,7 +92,7 @@ class CudaQueue:
         self._ready.finish(error)
         self._on_failure(error)
 
-    # ---- the batcher's
+    # ---- the merging thread's
 
     def put(self, batches: list[Batch]) -> None:
         """Add batches in order; how many there are at once is bounded by their pinned slots."""

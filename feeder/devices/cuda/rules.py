@@ -67,7 +67,11 @@ class Life:
 
 
 class DeviceSlot:
-    """Memory for one batch on the device, one of several in a row."""
+    """Memory for one batch on the device, one of several in a row.
+
+    Owned by the copier's thread. While a user holds the batch nobody writes it, and the end of
+    that comes back to the copier's thread through a queue.
+    """
 
     __slots__ = (
         "address", "block", "copied", "freed", "layout", "left", "length", "life", "ready", "run",
@@ -94,7 +98,7 @@ class DeviceSlot:
 
 
 class Block:
-    """Memory of the device for slots that lie one behind another."""
+    """Memory of the device for slots that lie one behind another. Fixed when made."""
 
     def __init__(self, memory: Any, slot_bytes: int) -> None:
         self.memory = memory
@@ -106,7 +110,8 @@ class Block:
 
 
 class Transfer:
-    """One copy: of one batch, or of several that lie one behind another on both sides."""
+    """One copy: of one batch, or of several that lie one behind another on both sides. Owned by the
+    copier's thread."""
 
     __slots__ = ("batches", "packed", "slots")
 

@@ -47,7 +47,8 @@ class MetadataHandler(Protocol):
 
 @public("feeder.job")
 class StoreMetadata:
-    """The default handler: the manifests beside the parts say which epochs there are."""
+    """The default handler: the manifests beside the parts say which epochs there are. Used by the
+    thread that runs the job."""
 
     def __init__(self) -> None:
         self._locations: list[CheckpointLocation] = []

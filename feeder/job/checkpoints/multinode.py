@@ -332,7 +332,7 @@ def _receipts(answers: Mapping[str, Any]) -> dict[str, PartReceipt]:
     return {node: msgspec.convert(answer, PartReceipt) for node, answer in answers.items()}
 
 
-# ---- The checkpoint manager of a job with one node.
+# ---- The checkpoint manager of a job with one node
 
 
 __all__ = [

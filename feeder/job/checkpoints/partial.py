@@ -32,7 +32,7 @@ class Found:
 
 class PartialLoad:
     """Reads entries of the parts of several nodes, each of which may have been saved by a job of
-    its own."""
+    its own. Used by the thread that loads."""
 
     def __init__(self, location: CheckpointLocation, parts: Mapping[str, Found]) -> None:
         self._location = location

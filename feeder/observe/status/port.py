@@ -229,7 +229,7 @@ def _why(error: Exception) -> str:
 
 class _Timed(io.RawIOBase):
     """The bytes of a connection until a deadline, however they come: a timeout of the socket would
-    begin anew with each byte."""
+    begin anew with each byte. Owned by the thread of its request."""
 
     def __init__(self, connection: socket.socket, deadline: float) -> None:
         self._connection = connection
@@ -258,7 +258,7 @@ class _Timed(io.RawIOBase):
 
 
 class _Request(BaseHTTPRequestHandler):
-    """One request: parsed, answered, done, all before one deadline."""
+    """One request: parsed, answered, done, all before one deadline, on a thread of its own."""
 
     server_version, sys_version = "feeder", ""
 

@@ -142,7 +142,7 @@ def slot_of(batch: Batch) -> ArenaSlot:
 class ArenaSlots:
     """The slots of all queues of one feed (`feeder.workers.stream.buffers.Slots`).
 
-    `take_slot` and `wait_for_slot` are called by the batcher's thread; all else by any thread.
+    `take_slot` and `wait_for_slot` are called by the thread that merges; all else by any thread.
     `num_slots(device, slot_bytes)` says how many slots an arena has, when it is made; an arena has
     at most `max_arena_bytes`.
 
@@ -227,7 +227,7 @@ class ArenaSlots:
         self._reserve.clear()
         self._spare.clear()
 
-    # ---- the batcher's
+    # ---- the merging thread's
 
     def take_slot(self, device: int, columns: Columns, rows: int) -> ArenaSlot | None:
         """A free slot for a batch of `rows` rows; None where the consumer has them all.

@@ -175,7 +175,7 @@ def attach(path: str, nonce: bytes, timeout_s: float) -> Attachment:
 
 __all__ = ["Attachment", "DescriptorConnection", "DescriptorListener", "Given", "attach"]
 
-# ---- A server's end.
+# ---- The server's end
 
 
 NONCE_BYTES = 16

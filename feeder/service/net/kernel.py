@@ -168,8 +168,10 @@ def _inode(descriptor: int) -> int:
         return -1
 
 
-# ---- How many descriptors a server may have. A consumer takes six. Where none is left for the next
-# connection to a unix socket, libzmq ends the process (`ipc_listener.cpp`, up to 4.3.5).
+# ---- The limit of a server's descriptors
+#
+# A consumer takes six. Where none is left for the next connection to a unix socket, libzmq ends the
+# process (`ipc_listener.cpp`, up to 4.3.5).
 
 
 _WANTED = 65536

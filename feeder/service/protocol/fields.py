@@ -87,4 +87,4 @@ Counts = Annotated[tuple[Count, ...], Meta(max_length=MAX_ITEMS)]
 class Message(
     Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag=True
 ):
-    """Base of all messages: a msgpack map with the class's name under "type". Immutable."""
+    """Base of all messages: a msgpack map with the class's name under "type". Frozen."""

@@ -37,7 +37,7 @@ from feeder.workers.stream.batch import Batch
 from feeder.workers.stream.position import Cut, LazyPosition, Partitions
 from feeder.workers.stream.resuming import Resume
 
-# ---- How a feed's settings are made again when it has to go back.
+# ---- Making a feed again, when it has to go back
 
 
 class FeedFactory:
@@ -232,8 +232,7 @@ def make_coordinator(factory: Callable[[], Any]) -> Coordinator:
     return made
 
 
-# ---- The queue between the batcher's thread and the I/O thread; to the batcher it is a device
-# queue.
+# ---- The queue between the thread that merges and the I/O thread: a device queue to the former
 
 
 CheckBatches = Callable[[list[Batch]], None]

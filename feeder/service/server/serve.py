@@ -48,7 +48,7 @@ from feeder.state.snapshot import Snapshot
 from feeder.workers.fetch.threads import ThreadGroup
 from feeder.workers.public import public
 
-# ---- The arguments of `feeder.serve`, checked before anything is opened.
+# ---- The arguments of `feeder.serve`: checked before anything is opened
 
 
 SAVE_EVERY_S = 30.0

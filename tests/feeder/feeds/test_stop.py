@@ -103,7 +103,7 @@ def test_a_user_who_waits_in_another_thread_is_woken(num_devices: int) -> None:
             user.result()
 
 
-def test_an_enqueuer_that_waits_for_a_device_is_woken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batcher_that_waits_for_a_device_is_woken(monkeypatch: pytest.MonkeyPatch) -> None:
     full = threading.Event()
     monkeypatch.setattr("feeder.devices.host._SLOW_S", 0.02)
     monkeypatch.setattr("feeder.devices.host.logger.warning", lambda *_: full.set())

@@ -22,7 +22,7 @@ from feeder.workers.stream.position import Partitions
 from feeder.workers.tuning import Tuning
 from small import WAIT_S, Aside
 
-NUM_LANES = 4
+NUM_PARTITIONS = 4
 ONE_ROW = CallsReport(1, 1, 8, 0.01, 0.0)
 QUICK = CallsReport(1, 1, 8, 0.0, 0.0)
 PATIENT = Tuning(max_computing=1, grace_s=10 * WAIT_S)
@@ -39,12 +39,12 @@ def tuning() -> Tuning:
 def channel(monkeypatch: pytest.MonkeyPatch, tuning: Tuning) -> Iterator[Channel]:
     """Four partitions."""
     monkeypatch.setattr(StallDetector, "check", lambda *_: 10 * WAIT_S)
-    partitions = Partitions(num_partitions=NUM_LANES, pure=False, arrival=False)
+    partitions = Partitions(num_partitions=NUM_PARTITIONS, pure=False, arrival=False)
     spec: Any = SimpleNamespace(seekable=False, axes=(0,), batch_size=4)
     channel = Channel(
         Scheduler(partitions, partitions.origin(), 1, tuning),
         BufferBudget(1000, 10**12, 1),
-        StreamStats(NUM_LANES, 1),
+        StreamStats(NUM_PARTITIONS, 1),
         CallNames(spec, partitions),
         (),
         timeout_s=WAIT_S,
@@ -80,7 +80,7 @@ def is_one_idle(channel: Channel) -> bool:
 
 def be(channel: Channel, kind: CallKind) -> None:
     """All partitions are of a kind."""
-    channel._policy._kinds[:] = [kind] * NUM_LANES
+    channel._policy._kinds[:] = [kind] * NUM_PARTITIONS
 
 
 class Fetcher(threading.Thread):
@@ -131,19 +131,19 @@ def test_a_fetcher_is_woken_for_each_that_finds_a_partition(channel: Channel) ->
     """Two wake-ups in a row are for two threads, even before the first has gone on."""
     make_busy(channel)
     first = acquire(channel)
-    others = [Fetcher(channel) for _ in range(NUM_LANES - 1)]
-    wait_until(lambda: channel._num_idle == NUM_LANES - 1)
+    others = [Fetcher(channel) for _ in range(NUM_PARTITIONS - 1)]
+    wait_until(lambda: channel._num_idle == NUM_PARTITIONS - 1)
     with channel._lock:
         channel._policy.merge_collects([first])
         channel._policy.merge_waits([first], time.monotonic())
         channel._wake_fetcher(time.monotonic())
     assert all(other.has_one.wait(WAIT_S) for other in others)
     numbers = {other.partition.number for other in others if other.partition is not None}
-    assert numbers == set(range(NUM_LANES)) - {first.number}
+    assert numbers == set(range(NUM_PARTITIONS)) - {first.number}
 
 
 def test_a_fetcher_that_has_waited_for_long_enough_looks_again(channel: Channel) -> None:
-    for _ in range(NUM_LANES):
+    for _ in range(NUM_PARTITIONS):
         partition = acquire(channel)
         channel.release(partition, CallsReport(took=0.01), put_off_s=0.02)
     assert acquire(channel).number == 0
@@ -225,7 +225,7 @@ def aloof(channel: Channel) -> Channel:
     return channel
 
 
-def lead(channel: Channel, num: int = NUM_LANES) -> None:
+def merge_inline(channel: Channel, num: int = NUM_PARTITIONS) -> None:
     """Fetch from partitions, after the last of which the fetcher is told to merge."""
     told = []
     for _ in range(num):
@@ -237,47 +237,47 @@ def lead(channel: Channel, num: int = NUM_LANES) -> None:
 
 @pytest.mark.parametrize("tuning", [PATIENT])
 def test_the_merge_is_one_threads_at_a_time(aloof: Channel) -> None:
-    enqueuer = Aside(lambda: aloof.collect(0))
-    lead(aloof)
+    batcher = Aside(lambda: aloof.collect(0))
+    merge_inline(aloof)
     other = Fetcher(aloof)
     wait_until(lambda: is_one_idle(aloof))
     with aloof._lock:
-        aloof._arrived.notify()  # Whatever wakes it, the enqueuer stays where it is.
+        aloof._arrived.notify()  # Whatever wakes it, the batcher stays where it is.
     assert not other.has_one.wait(0.05)
     found = aloof.collect_inline(0)
     assert found is not None
-    assert [chunk_list.partition for chunk_list in found] == list(range(NUM_LANES))
+    assert [chunk_list.partition for chunk_list in found] == list(range(NUM_PARTITIONS))
     assert aloof.collect_inline(1) is None
     partition = acquire(aloof)
     assert partition.number == 1
     aloof._budget.ahead_bytes += aloof._policy._tuning.ahead_bytes
     partition.chunks.append((np.zeros(1),))
     assert aloof.release(partition, ONE_ROW) is False
-    assert [chunk_list.partition for chunk_list in enqueuer.result()] == [1]
+    assert [chunk_list.partition for chunk_list in batcher.result()] == [1]
     aloof.close()
     other.join(WAIT_S)
 
 
 @pytest.mark.parametrize("tuning", [PATIENT])
-def test_what_ends_a_lead_is_raised_in_the_enqueuer(aloof: Channel) -> None:
-    enqueuer = Aside(lambda: aloof.collect(0))
-    lead(aloof)
+def test_what_ends_an_inline_merge_is_raised_in_the_batcher(aloof: Channel) -> None:
+    batcher = Aside(lambda: aloof.collect(0))
+    merge_inline(aloof)
     aloof.finish_inline(ZeroDivisionError())
     with pytest.raises(ZeroDivisionError):
-        enqueuer.result()
+        batcher.result()
 
 
 @pytest.mark.parametrize("tuning", [PATIENT])
-def test_the_end_of_the_stream_wakes_the_enqueuer(aloof: Channel) -> None:
-    enqueuer = Aside(lambda: aloof.collect(0))
-    lead(aloof)
+def test_the_end_of_the_stream_wakes_the_batcher(aloof: Channel) -> None:
+    batcher = Aside(lambda: aloof.collect(0))
+    merge_inline(aloof)
     assert aloof.collect_inline(0)
     aloof.finish_inline(None)
-    assert enqueuer.result() == []
+    assert batcher.result() == []
 
 
 @pytest.mark.parametrize("tuning", [Tuning(grace_s=0.0, look_s=0.0)])
-def test_an_enqueuer_that_has_stopped_looking_is_woken_when_it_is_to_look_again(
+def test_a_batcher_that_has_stopped_looking_is_woken_when_it_is_to_look_again(
     aloof: Channel, tuning: Tuning, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     long, looked, wait = threading.Event(), threading.Event(), aloof._arrived.wait
@@ -293,7 +293,7 @@ def test_an_enqueuer_that_has_stopped_looking_is_woken_when_it_is_to_look_again(
 
     monkeypatch.setattr(aloof._arrived, "wait", noted)
     monkeypatch.setattr(aloof._silence, "check", check)
-    enqueuer = Aside(lambda: aloof.collect(0))
+    batcher = Aside(lambda: aloof.collect(0))
     assert looked.wait(WAIT_S)
     looked.clear()
     partition = acquire(aloof)
@@ -307,18 +307,18 @@ def test_an_enqueuer_that_has_stopped_looking_is_woken_when_it_is_to_look_again(
     assert looked.wait(tuning.slow_look_s / 2)
     aloof.close()
     with pytest.raises(feeder.ClosedError):
-        enqueuer.result()
+        batcher.result()
 
 
 @pytest.mark.parametrize("tuning", [replace(PATIENT, ahead_bytes=2)])
-def test_much_that_has_come_wakes_an_enqueuer_that_would_look_by_itself(aloof: Channel) -> None:
-    enqueuer = Aside(lambda: aloof.collect(0))
+def test_much_that_has_come_wakes_a_batcher_that_would_look_by_itself(aloof: Channel) -> None:
+    batcher = Aside(lambda: aloof.collect(0))
     release(aloof, acquire(aloof))
-    assert [chunk_list.partition for chunk_list in enqueuer.result()] == [0]
+    assert [chunk_list.partition for chunk_list in batcher.result()] == [0]
 
 
 @pytest.mark.parametrize("tuning", [replace(PATIENT, look_s=0.0)])
-def test_beside_a_lead_what_a_slow_call_has_got_before_is_taken_at_each_look(
+def test_beside_an_inline_merge_what_a_slow_call_has_got_before_is_taken_at_each_look(
     aloof: Channel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     taken, take_open = threading.Event(), Partition.take_open
@@ -334,8 +334,8 @@ def test_beside_a_lead_what_a_slow_call_has_got_before_is_taken_at_each_look(
     slow = acquire(aloof)
     slow.begin_calls(time.monotonic())
     slow.chunks.append((np.zeros(1),))
-    enqueuer = Aside(lambda: aloof.collect(1))
-    lead(aloof, NUM_LANES - 1)
+    batcher = Aside(lambda: aloof.collect(1))
+    merge_inline(aloof, NUM_PARTITIONS - 1)
     with aloof._lock:
         aloof._policy.look_in(0.0)
         aloof._arrived.notify()
@@ -344,11 +344,11 @@ def test_beside_a_lead_what_a_slow_call_has_got_before_is_taken_at_each_look(
     assert [chunk_list.partition for chunk_list in aloof.collect_inline(1) or ()] == [0, 1, 2, 3]
     aloof.close()
     with pytest.raises(feeder.ClosedError):
-        enqueuer.result()
+        batcher.result()
 
 
 @pytest.mark.parametrize("tuning", [PATIENT])
-def test_who_leads_and_waits_for_room_is_idle(
+def test_who_merges_inline_and_waits_for_room_is_idle(
     aloof: Channel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waits, wait, idle = threading.Event(), aloof._room.wait, aloof._stats.idle
@@ -358,25 +358,25 @@ def test_who_leads_and_waits_for_room_is_idle(
         return wait()
 
     monkeypatch.setattr(aloof._room, "wait", noted)
-    enqueuer = Aside(lambda: aloof.collect(0))
-    lead(aloof)
+    batcher = Aside(lambda: aloof.collect(0))
+    merge_inline(aloof)
     aloof.count(aloof._budget.max_rows, 0)
     aloof.queue(0, 1)
-    leader = Aside(aloof.wait_for_room)
+    fetcher = Aside(aloof.wait_for_room)
     assert waits.wait(WAIT_S)
     now = time.monotonic()
     assert idle.seconds(now + 1) - idle.seconds(now) == pytest.approx(1)
     aloof.hand_out(0, Held(1, aloof._budget.max_rows, 0, 0))
-    leader.result()
+    fetcher.result()
     assert idle.seconds(now + 9) == idle.seconds(now + 8)
     aloof.close()
     with pytest.raises(feeder.ClosedError):
-        enqueuer.result()
+        batcher.result()
 
 
-@pytest.mark.parametrize("leads", [False, True])
+@pytest.mark.parametrize("inline", [False, True])
 def test_a_merge_whose_calls_the_bound_holds_back_waits_for_room(
-    channel: Channel, monkeypatch: pytest.MonkeyPatch, leads: bool
+    channel: Channel, monkeypatch: pytest.MonkeyPatch, inline: bool
 ) -> None:
     """Who looks at the clocks must not blame calls that may not be made."""
     waits, wait, stats = threading.Event(), channel._room.wait, channel._stats
@@ -393,7 +393,7 @@ def test_a_merge_whose_calls_the_bound_holds_back_waits_for_room(
     with channel._lock:
         channel._wait_while_held_back([partition])
     release(channel, partition)
-    collect = channel.collect_inline if leads else channel.collect
+    collect = channel.collect_inline if inline else channel.collect
     assert collect(partition.number)
     merge = Aside(lambda: collect(partition.number))
     assert waits.wait(WAIT_S)
@@ -402,7 +402,7 @@ def test_a_merge_whose_calls_the_bound_holds_back_waits_for_room(
         assert [clock.since is not None for clock in clocks] == [True, False, False]
         assert partition.wanted_since is None
     channel.hand_out(0, Held(1, 1000, 0, 0))
-    if leads:
+    if inline:
         assert merge.result() is None
     else:
         wait_until(lambda: stats.chunks.since is not None)
@@ -424,12 +424,12 @@ class Waiting:
 
 
 def test_calls_that_wait_for_each_other_are_made_together() -> None:
-    fetch = Waiting(NUM_LANES)
+    fetch = Waiting(NUM_PARTITIONS)
     coordinator = feeder.init_data_input_workers(
-        ["x"], fetch, 4, NUM_LANES, epochs=None, coordinator=feeder.Coordinator()
+        ["x"], fetch, 4, NUM_PARTITIONS, epochs=None, coordinator=feeder.Coordinator()
     )
     with coordinator:
         feed = coordinator["train"]
-        workers = [int(next(feed)["x"][0, 0]) for _ in range(50 * NUM_LANES)]
+        workers = [int(next(feed)["x"][0, 0]) for _ in range(50 * NUM_PARTITIONS)]
         fetch.together.abort()
-    assert workers == list(range(NUM_LANES)) * 50
+    assert workers == list(range(NUM_PARTITIONS)) * 50

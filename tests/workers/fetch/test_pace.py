@@ -21,7 +21,7 @@ def quick_share(chunk_lists: Iterable[tuple[int, float]], *, waited: bool = Fals
     return sum(told[:-1]) / (len(told) - 1)
 
 
-def test_calls_that_take_next_to_no_time_are_quick_from_the_second_bundle_on() -> None:
+def test_calls_that_take_next_to_no_time_are_quick_from_the_second_chunk_list_on() -> None:
     assert quick_share([(100, 0.0002)] * 1000) == 0.999
 
 
@@ -55,7 +55,7 @@ def test_what_was_slow_once_is_quick_again() -> None:
     assert quick_share([*slow, *quick]) > 0.8
 
 
-def test_a_bundle_without_a_call_says_nothing() -> None:
+def test_a_chunk_list_without_a_call_says_nothing() -> None:
     assert quick_share([(0, 0.00001)] * 1000) == 0.999
 
 

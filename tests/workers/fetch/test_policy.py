@@ -184,7 +184,7 @@ def test_a_quick_call_that_does_not_return_holds_nobody_up() -> None:
     assert stage.pick() is not None and stage.pick() is not None
 
 
-def test_quick_bundles_of_the_grace_wait_for_each_other_and_later_ones_do_not() -> None:
+def test_quick_chunk_lists_of_the_grace_wait_for_each_other_and_later_ones_do_not() -> None:
     stage = Stage()
     stage.make_all(QUICK, CallKind.QUICK)
     assert not stage.collect(0)
@@ -309,7 +309,7 @@ def test_beside_inline_merges_it_looks_at_calls_that_have_become_slow() -> None:
 @pytest.mark.parametrize(
     ("max_batches", "max_mib"), [(20, None), (1000, 16), (1000, 32), (1000, 64), (1000, 1)]
 )
-def test_bundles_together_stay_within_the_bound_and_half_of_its_bytes(
+def test_chunk_lists_together_stay_within_the_bound_and_half_of_its_bytes(
     num_partitions: int, quick: bool, row_bytes: int, max_batches: int, max_mib: int | None
 ) -> None:
     """Or are a batch each, if that is more."""
@@ -334,7 +334,7 @@ def test_bundles_together_stay_within_the_bound_and_half_of_its_bytes(
         assert total * row_bytes <= max(BATCH * num_partitions * row_bytes, max_mib * 2**19)
 
 
-def test_the_first_bundle_is_a_batch_and_that_above_the_bound_a_row() -> None:
+def test_the_first_chunk_list_is_a_batch_and_that_above_the_bound_a_row() -> None:
     stage = Stage()
     assert (first := stage.pick()) is not None and first.limits.rows == BATCH
     stage.budget.max_bytes = stage.budget.list_bytes = 100
@@ -343,7 +343,7 @@ def test_the_first_bundle_is_a_batch_and_that_above_the_bound_a_row() -> None:
     assert stage.policy.limits_of(stage.partitions[1]).rows == 1
 
 
-def test_of_large_batches_a_bundle_is_a_part() -> None:
+def test_of_large_batches_a_chunk_list_is_a_part() -> None:
     stage = Stage()
     stage.budget.learn(2**20)
     assert stage.policy.limits_of(stage.partitions[0]).rows > BATCH

@@ -36,7 +36,7 @@ class Counted:
 
 
 @pytest.mark.parametrize("workers", [1, 2, 8])
-def test_the_bound_holds_where_chunks_are_taken_from_open_bundles(workers: int) -> None:
+def test_the_bound_holds_where_chunks_are_taken_from_open_chunk_lists(workers: int) -> None:
     fetch = Counted()
     coordinator = feeder.init_data_input_workers(
         ["x"], fetch, 32, workers, max_buffered_batches=BOUND, epochs=None,

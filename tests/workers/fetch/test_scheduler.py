@@ -14,7 +14,7 @@ from feeder.workers.stream.position import Partitions
 from feeder.workers.tuning import TUNING
 
 
-def make_rota(
+def make_scheduler(
     num_partitions: int, *, pure: bool, arrival: bool = False, epochs: int = 3
 ) -> Scheduler:
     partitions = Partitions(num_partitions=num_partitions, pure=pure, arrival=arrival)
@@ -24,18 +24,18 @@ def make_rota(
 LIMITS = ListLimits(1, 1, 1, 0.0)
 
 
-def pick(rota: Scheduler, now: float = 0.0) -> Partition | None:
+def pick(scheduler: Scheduler, now: float = 0.0) -> Partition | None:
     """The partition that has been called least, of all."""
-    return rota.least_called(now, rota.partitions)
+    return scheduler.least_called(now, scheduler.partitions)
 
 
 def give_back(
-    rota: Scheduler,
+    scheduler: Scheduler,
     partition: Partition,
     ending: End | FeedError | None = None,
     ready_at: float = 0.0,
 ) -> bool:
-    return rota.give_back(partition, ending, ready_at=ready_at, gave_rows=True, marked=False)
+    return scheduler.give_back(partition, ending, ready_at=ready_at, gave_rows=True, marked=False)
 
 
 class Fetchers:
@@ -43,9 +43,9 @@ class Fetchers:
     partition (of all partitions together: pure) give a chunk in each epoch."""
 
     def __init__(
-        self, rota: Scheduler, partitions: Partitions, ends: list[list[int]], seed: int
+        self, scheduler: Scheduler, partitions: Partitions, ends: list[list[int]], seed: int
     ) -> None:
-        self.rota, self.partitions, self.ends = rota, partitions, ends
+        self.scheduler, self.partitions, self.ends = scheduler, partitions, ends
         self.chance = random.Random(seed)
         self.made: dict[tuple[int, int], list[int]] = defaultdict(list)
         """The calls of each epoch and partition, in the order in which they were made."""
@@ -53,8 +53,8 @@ class Fetchers:
 
     def play(self) -> None:
         held = []
-        while not self.rota.finished or held:
-            partition = pick(self.rota) if len(held) < 3 else None
+        while not self.scheduler.finished or held:
+            partition = pick(self.scheduler) if len(held) < 3 else None
             if partition is not None and (not held or self.chance.random() < 0.6):
                 assert not partition.running
                 partition.hold(1, LIMITS, 0.0)
@@ -62,8 +62,8 @@ class Fetchers:
                 continue
             assert held, "no partition may be called, none is held, and the stream is not over"
             partition = held.pop(self.chance.randrange(len(held)))
-            give_back(self.rota, partition, End(None) if self._call(partition) else None)
-            self.rota.take_all()
+            give_back(self.scheduler, partition, End(None) if self._call(partition) else None)
+            self.scheduler.take_all()
 
     def _call(self, partition: Partition) -> bool:
         """Make a call; returns whether that ends the epoch."""
@@ -84,7 +84,7 @@ def test_every_worker_is_called_in_order_until_it_ends(num_partitions: int, seed
     chance = random.Random(seed)
     partitions = Partitions(num_partitions=num_partitions, pure=False, arrival=False)
     ends = [[chance.randint(0, 6) for _ in range(3)] for _ in range(num_partitions)]
-    fetchers = Fetchers(make_rota(num_partitions, pure=False), partitions, ends, seed)
+    fetchers = Fetchers(make_scheduler(num_partitions, pure=False), partitions, ends, seed)
     fetchers.play()
     for partition in range(num_partitions):
         first = 0
@@ -100,7 +100,7 @@ def test_every_index_below_the_end_is_called_once(num_partitions: int, seed: int
     chance = random.Random(seed)
     partitions = Partitions(num_partitions=num_partitions, pure=True, arrival=False)
     ends = [[chance.randint(0, 12) for _ in range(3)]]
-    fetchers = Fetchers(make_rota(num_partitions, pure=True), partitions, ends, seed)
+    fetchers = Fetchers(make_scheduler(num_partitions, pure=True), partitions, ends, seed)
     fetchers.play()
     for epoch, end in enumerate(ends[0]):
         called = sorted(partitions.number(partition, call) for partition in range(num_partitions)
@@ -110,57 +110,57 @@ def test_every_index_below_the_end_is_called_once(num_partitions: int, seed: int
 
 
 def test_the_partition_that_has_been_called_least_is_next() -> None:
-    rota = make_rota(3, pure=False)
-    first, second, third = rota.partitions
+    scheduler = make_scheduler(3, pure=False)
+    first, second, third = scheduler.partitions
     first.made, second.made, third.made = 5, 3, 4
-    assert pick(rota) is second
+    assert pick(scheduler) is second
     second.hold(1, LIMITS, 0.0)
-    assert pick(rota) is third
+    assert pick(scheduler) is third
     third.hold(1, LIMITS, 0.0)
-    give_back(rota, third, FeedError())
-    assert pick(rota) is first
+    give_back(scheduler, third, FeedError())
+    assert pick(scheduler) is first
     first.hold(1, LIMITS, 0.0)
-    give_back(rota, first, ready_at=7.5)
-    assert pick(rota, 7.0) is None
-    assert rota.next_ready(7.0) == 0.5
-    assert pick(rota, 7.5) is first
-    assert rota.next_ready(7.5) is None
+    give_back(scheduler, first, ready_at=7.5)
+    assert pick(scheduler, 7.0) is None
+    assert scheduler.next_ready(7.0) == 0.5
+    assert pick(scheduler, 7.5) is first
+    assert scheduler.next_ready(7.5) is None
 
 
-def test_bundles_without_rows_are_bounded_by_their_number() -> None:
-    rota = make_rota(1, pure=False)
-    (partition,) = rota.partitions
+def test_chunk_lists_without_rows_are_bounded_by_their_number() -> None:
+    scheduler = make_scheduler(1, pure=False)
+    (partition,) = scheduler.partitions
     for _ in range(TUNING.max_lists):
-        assert pick(rota) is partition
+        assert pick(scheduler) is partition
         partition.chunks.append((np.zeros(0),))
-        give_back(rota, partition)
-    assert pick(rota) is None
-    assert len(rota.take_all()) == TUNING.max_lists
-    assert pick(rota) is partition
+        give_back(scheduler, partition)
+    assert pick(scheduler) is None
+    assert len(scheduler.take_all()) == TUNING.max_lists
+    assert pick(scheduler) is partition
 
 
 def test_of_some_partitions_the_one_is_called_that_has_been_called_least() -> None:
-    rota = make_rota(3, pure=False)
-    rota.partitions[2].made = 9
-    assert rota.least_called(0.0, (rota.partitions[2],)) is rota.partitions[2]
-    rota.partitions[2].hold(1, LIMITS, 0.0)
-    assert rota.least_called(0.0, (rota.partitions[2],)) is None
-    assert rota.least_called(0.0, ()) is None
+    scheduler = make_scheduler(3, pure=False)
+    scheduler.partitions[2].made = 9
+    assert scheduler.least_called(0.0, (scheduler.partitions[2],)) is scheduler.partitions[2]
+    scheduler.partitions[2].hold(1, LIMITS, 0.0)
+    assert scheduler.least_called(0.0, (scheduler.partitions[2],)) is None
+    assert scheduler.least_called(0.0, ()) is None
 
 
 def test_what_the_merge_wants_is_marked_until_it_wants_something_else() -> None:
-    rota = make_rota(2, pure=False)
-    first, second = rota.partitions
-    rota.want([first], 3.0)
+    scheduler = make_scheduler(2, pure=False)
+    first, second = scheduler.partitions
+    scheduler.want([first], 3.0)
     assert (first.wanted_since, second.wanted_since) == (3.0, None)
-    rota.want([second], 4.0)
+    scheduler.want([second], 4.0)
     assert (first.wanted_since, second.wanted_since) == (None, 4.0)
-    rota.want(())
-    assert (second.wanted_since, rota.wanted) == (None, ())
+    scheduler.want(())
+    assert (second.wanted_since, scheduler.wanted) == (None, ())
 
 
-def test_a_bundle_numbers_its_calls_and_waits_for_the_marks() -> None:
-    (partition,) = make_rota(1, pure=False).partitions
+def test_a_chunk_list_numbers_its_calls_and_waits_for_the_marks() -> None:
+    (partition,) = make_scheduler(1, pure=False).partitions
     assert partition.take_open(None, marked=True) is None
     partition.chunks += ["a", "b", "c"]
     partition.marks += [b"1", b"2"]  # the fetcher has not yet written the third
@@ -184,33 +184,33 @@ def test_a_bundle_numbers_its_calls_and_waits_for_the_marks() -> None:
 
 
 def test_no_epoch_begins_before_all_workers_have_ended_the_one_before() -> None:
-    rota = make_rota(2, pure=False, epochs=2)
-    first, second = rota.partitions
+    scheduler = make_scheduler(2, pure=False, epochs=2)
+    first, second = scheduler.partitions
     first.hold(1, LIMITS, 0.0)
-    assert not give_back(rota, first, End(None))
+    assert not give_back(scheduler, first, End(None))
     assert (first.epoch, second.epoch) == (0, 0)
-    assert pick(rota) is second
+    assert pick(scheduler) is second
     second.hold(1, LIMITS, 0.0)
-    assert give_back(rota, second, End(None))
+    assert give_back(scheduler, second, End(None))
     assert (first.epoch, second.epoch, first.ended) == (1, 1, False)
-    for partition in rota.partitions:
+    for partition in scheduler.partitions:
         partition.hold(1, LIMITS, 0.0)
-    assert not give_back(rota, first, End(None))
-    assert (first.epoch, rota.finished) == (1, False)  # The other is being called.
-    give_back(rota, second, End(None))
-    assert rota.finished
-    assert pick(rota) is None
+    assert not give_back(scheduler, first, End(None))
+    assert (first.epoch, scheduler.finished) == (1, False)  # The other is being called.
+    give_back(scheduler, second, End(None))
+    assert scheduler.finished
+    assert pick(scheduler) is None
 
 
 def test_a_pure_stream_ends_when_nobody_calls_an_index_any_more() -> None:
-    rota = make_rota(2, pure=True, epochs=2)
-    first, second = rota.partitions
-    for partition in rota.partitions:
+    scheduler = make_scheduler(2, pure=True, epochs=2)
+    first, second = scheduler.partitions
+    for partition in scheduler.partitions:
         partition.hold(1, LIMITS, 0.0)
-    assert not give_back(rota, first, End(None))
+    assert not give_back(scheduler, first, End(None))
     # The index of the other is beyond the end; its call is still under way.
     assert first.epoch == 0
-    assert give_back(rota, second)
+    assert give_back(scheduler, second)
     assert (first.epoch, second.epoch, second.next) == (1, 1, 0)
 
 
@@ -218,70 +218,70 @@ def test_a_pure_stream_ends_when_nobody_calls_an_index_any_more() -> None:
 
 
 def test_the_bound_is_on_rows_and_on_bytes() -> None:
-    ledger = BufferBudget(10, 100, 1)
-    assert ledger.below_bound
-    ledger.add(9, 50)
-    assert ledger.below_bound
-    ledger.add(1, 0)
-    assert not ledger.below_bound
-    ledger.add(-5, 50)
-    assert (ledger.rows, ledger.bytes, ledger.below_bound) == (5, 100, False)
-    ledger.add(0, -1)
-    assert ledger.below_bound
+    budget = BufferBudget(10, 100, 1)
+    assert budget.below_bound
+    budget.add(9, 50)
+    assert budget.below_bound
+    budget.add(1, 0)
+    assert not budget.below_bound
+    budget.add(-5, 50)
+    assert (budget.rows, budget.bytes, budget.below_bound) == (5, 100, False)
+    budget.add(0, -1)
+    assert budget.below_bound
     unbounded = BufferBudget(10, 10**12, 1)
     unbounded.add(9, 10**12 - 1)
     assert unbounded.below_bound
 
 
 def test_the_most_that_was_ever_buffered_is_kept() -> None:
-    ledger = BufferBudget(10, 10**12, 1)
+    budget = BufferBudget(10, 10**12, 1)
     for rows, num_bytes in ((4, 40), (8, 10), (-12, -50), (3, 3)):
-        ledger.add(rows, num_bytes)
-    assert (ledger.rows, ledger.bytes, ledger.peak_rows, ledger.peak_bytes) == (3, 3, 12, 50)
+        budget.add(rows, num_bytes)
+    assert (budget.rows, budget.bytes, budget.peak_rows, budget.peak_bytes) == (3, 3, 12, 50)
 
 
 def test_a_device_without_a_batch_starves_whichever_it_is() -> None:
-    ledger = BufferBudget(1, 10**12, 2)
-    assert ledger.starving
+    budget = BufferBudget(1, 10**12, 2)
+    assert budget.starving
     for waiting, starving in (([0, 2], True), ([2, 0], True), ([1, 2], False)):
-        ledger.waiting = waiting
-        assert ledger.starving is starving
+        budget.waiting = waiting
+        assert budget.starving is starving
 
 
 def test_rows_kept_beside_their_copies_count_in_the_bound() -> None:
-    ledger = BufferBudget(10, 100, 1)
-    ledger.add(4, 40, 5)
-    assert ledger.below_bound
-    ledger.learn(12)
-    assert not ledger.below_bound
-    ledger.add(0, 0, -1)
-    assert ledger.below_bound
-    ledger.learn(0)
-    ledger.add(0, 0, 2)
-    assert not ledger.below_bound
-    assert (ledger.rows, ledger.bytes, ledger.kept_rows) == (4, 40, 6)
+    budget = BufferBudget(10, 100, 1)
+    budget.add(4, 40, 5)
+    assert budget.below_bound
+    budget.learn(12)
+    assert not budget.below_bound
+    budget.add(0, 0, -1)
+    assert budget.below_bound
+    budget.learn(0)
+    budget.add(0, 0, 2)
+    assert not budget.below_bound
+    assert (budget.rows, budget.bytes, budget.kept_rows) == (4, 40, 6)
 
 
 def test_calls_under_way_count_as_much_as_the_last_gave() -> None:
-    ledger = BufferBudget(10, 100, 1)
-    ledger.num_calling = 64
-    assert ledger.may_call(), "nothing is known of their size"
-    ledger.end_list(1, 0, 40)
-    ledger.add(0, -40)
+    budget = BufferBudget(10, 100, 1)
+    budget.num_calling = 64
+    assert budget.may_call(), "nothing is known of their size"
+    budget.end_list(1, 0, 40)
+    budget.add(0, -40)
     may_call = []
     for num_calling in range(4):
-        ledger.num_calling = num_calling
-        may_call.append(ledger.may_call())
+        budget.num_calling = num_calling
+        may_call.append(budget.may_call())
     assert may_call == [True, True, True, False]
-    ledger.num_calling = 2
-    ledger.add(1, 20)
-    assert not ledger.may_call()
-    assert ledger.below_bound
-    ledger.add(-1, -20)
-    ledger.end_list(0, 0, 0)
-    assert ledger.list_bytes == 40, "a chunk list without a chunk says nothing of their size"
-    ledger.num_calling, ledger.list_bytes = 0, 1000
-    assert ledger.may_call(), "one call is always made"
+    budget.num_calling = 2
+    budget.add(1, 20)
+    assert not budget.may_call()
+    assert budget.below_bound
+    budget.add(-1, -20)
+    budget.end_list(0, 0, 0)
+    assert budget.list_bytes == 40, "a chunk list without a chunk says nothing of their size"
+    budget.num_calling, budget.list_bytes = 0, 1000
+    assert budget.may_call(), "one call is always made"
 
 
 def test_calls_are_taken_for_as_large_as_the_largest_of_late() -> None:

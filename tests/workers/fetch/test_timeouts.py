@@ -20,7 +20,7 @@ def make(fetch: Any, names: list[str], batch_size: int, **settings: Any) -> Coor
 @pytest.mark.parametrize("slow", [False, True])
 @pytest.mark.parametrize("num_workers", [1, 2, 16])
 def test_chunks_without_rows_for_ever_are_a_timeout(num_workers: int, slow: bool) -> None:
-    """Whether they come bundle by bundle, or are looked at from under the calls."""
+    """Whether they come list by list, or are looked at from under the calls."""
     calls, never = itertools.count(), threading.Event()
 
     def fetch(worker_id: int, batch_size: int) -> Any:

@@ -1,4 +1,4 @@
-"""The merge: one order of all chunks, whatever bundles they came in and whenever these came."""
+"""The merge: one order of all chunks, whatever chunk lists they came in and whenever these came."""
 
 from __future__ import annotations
 
@@ -43,25 +43,25 @@ def make_merge(partitions: Partitions, epochs: int, start: Position | None = Non
     return Merge(partitions, schema, start, spec, prints=None, first_partition=None)
 
 
-def bundles_of(
+def chunk_lists_of(
     partition: int, epochs: list[range], cut: random.Random, ends: list[bool] | None = None
 ) -> list[ChunkList]:
-    """Return a partition's calls of each epoch in bundles of random sizes; where `ends` says so the
-    partition tells that the epoch has ended."""
-    bundles: list[ChunkList] = []
+    """Return a partition's calls of each epoch in chunk lists of random sizes; where `ends` says
+    so the partition tells that the epoch has ended."""
+    chunk_lists: list[ChunkList] = []
     for epoch, calls in enumerate(epochs):
         at = calls.start
         while at < calls.stop:
             stop = cut.randint(at + 1, calls.stop)
             arrays = [array_of((epoch, partition, call)) for call in range(at, stop)]
-            bundles.append(ChunkList(partition, epoch, at, arrays, None, None))
+            chunk_lists.append(ChunkList(partition, epoch, at, arrays, None, None))
             at = stop
         if ends is None or ends[epoch]:
             if calls and cut.random() < 0.5:
-                bundles[-1].ending = End(None)
+                chunk_lists[-1].ending = End(None)
             else:
-                bundles.append(ChunkList(partition, epoch, at, [], None, End(None)))
-    return bundles
+                chunk_lists.append(ChunkList(partition, epoch, at, [], None, End(None)))
+    return chunk_lists
 
 
 def ring_calls(counts: list[int]) -> list[range]:
@@ -83,25 +83,27 @@ def naive(counts: list[list[int]]) -> Iterator[Chunk]:
                     left[partition] -= 1
 
 
-def collected(bundles: list[list[ChunkList]], chance: random.Random) -> Iterator[list[ChunkList]]:
-    """Yield bundles as the channel hands them over: no partition is called for an epoch before all
-    have ended the one before it, and what has come meanwhile is collected partition by
+def collected(
+    chunk_lists: list[list[ChunkList]], chance: random.Random
+) -> Iterator[list[ChunkList]]:
+    """Yield chunk lists as the channel hands them over: no partition is called for an epoch before
+    all have ended the one before it, and what has come meanwhile is collected partition by
     partition."""
-    waiting = [list(of_partition) for of_partition in bundles]
+    waiting = [list(of_partition) for of_partition in chunk_lists]
     group: list[ChunkList] = []
     while some := [of_partition for of_partition in waiting if of_partition]:
         epoch = min(of_partition[0].epoch for of_partition in some)
         group.append(chance.choice([b for b in some if b[0].epoch == epoch]).pop(0))
         if chance.random() < 0.4:
-            yield sorted(group, key=lambda bundle: bundle.partition)
+            yield sorted(group, key=lambda chunk_list: chunk_list.partition)
             group = []
-    yield sorted(group, key=lambda bundle: bundle.partition)
+    yield sorted(group, key=lambda chunk_list: chunk_list.partition)
 
 
-def run_merge(merge: Merge, bundles: list[list[ChunkList]], chance: random.Random) -> list[Any]:
-    """Return all that comes out of the merge, bundles being pushed when it has nothing more."""
+def run_merge(merge: Merge, chunk_lists: list[list[ChunkList]], chance: random.Random) -> list[Any]:
+    """Return all that comes out of the merge, chunk lists being pushed when it has nothing more."""
     out: list[Any] = []
-    groups = collected(bundles, chance)
+    groups = collected(chunk_lists, chance)
     while not merge.finished:
         merged = merge.next()
         if merged is not None:
@@ -136,11 +138,11 @@ def test_a_ring_takes_one_chunk_of_each_live_worker_in_turn(num_partitions: int,
     chance = random.Random(seed)
     counts = [[chance.randint(0, 9) for _ in range(3)] for _ in range(num_partitions)]
     partitions = Partitions(num_partitions=num_partitions, pure=False, arrival=False)
-    bundles = [
-        bundles_of(partition, ring_calls(counts[partition]), chance)
+    chunk_lists = [
+        chunk_lists_of(partition, ring_calls(counts[partition]), chance)
         for partition in range(num_partitions)
     ]
-    out = run_merge(make_merge(partitions, 3), bundles, chance)
+    out = run_merge(make_merge(partitions, 3), chunk_lists, chance)
     assert_merged(out, list(naive(counts)))
     assert [end.position.epoch for end in out if isinstance(end, EpochEnd)] == [1, 2, 3]
 
@@ -150,10 +152,10 @@ def test_the_merge_goes_on_from_the_position_after_any_chunk(seed: int) -> None:
     chance = random.Random(seed)
     counts = [[chance.randint(0, 6) for _ in range(2)] for _ in range(3)]
     partitions = Partitions(num_partitions=3, pure=False, arrival=False)
-    bundles = [
-        bundles_of(partition, ring_calls(counts[partition]), chance) for partition in range(3)
+    chunk_lists = [
+        chunk_lists_of(partition, ring_calls(counts[partition]), chance) for partition in range(3)
     ]
-    out = run_merge(make_merge(partitions, 2), bundles, chance)
+    out = run_merge(make_merge(partitions, 2), chunk_lists, chance)
     wanted, done = list(naive(counts)), 0
     for run in (merged for merged in out if isinstance(merged, MergedChunks)):
         for num in range(1, len(run.rows) + 1):
@@ -171,14 +173,14 @@ def test_the_merge_goes_on_from_the_position_after_any_chunk(seed: int) -> None:
 def rest_of(
     partition: int, counts: list[int], position: Position, chance: random.Random
 ) -> list[ChunkList]:
-    """Return the bundles of a partition that is started at a position."""
+    """Return the chunk lists of a partition that is started at a position."""
     live = position.live[partition]
     epochs = [
         range(max(calls.start, position.calls[partition]), calls.stop) if epoch >= position.epoch
         else range(0) for epoch, calls in enumerate(ring_calls(counts))
     ]  # fmt: skip
     ends = [epoch > position.epoch or (epoch == position.epoch and live) for epoch in range(2)]
-    return bundles_of(partition, epochs, chance, ends)
+    return chunk_lists_of(partition, epochs, chance, ends)
 
 
 @pytest.mark.parametrize("num_partitions", [1, 2, 4])
@@ -187,7 +189,7 @@ def test_the_pure_form_is_in_the_order_of_its_indices(num_partitions: int, seed:
     chance = random.Random(seed)
     ends = [chance.randint(0, 11) for _ in range(3)]  # the smallest index that ends each epoch
     partitions = Partitions(num_partitions=num_partitions, pure=True, arrival=False)
-    bundles = []
+    chunk_lists = []
     for partition in range(num_partitions):
         # The partition of that index ends there. The others may run on, and end later or not at
         # all.
@@ -195,10 +197,10 @@ def test_the_pure_form_is_in_the_order_of_its_indices(num_partitions: int, seed:
         beyond = [0 if own else chance.randint(0, 3) for own in owns]
         calls = [range(-(-max(0, end - partition) // num_partitions) + more)
                  for end, more in zip(ends, beyond, strict=True)]  # fmt: skip
-        bundles.append(
-            bundles_of(partition, calls, chance, [o or chance.random() < 0.5 for o in owns])
+        chunk_lists.append(
+            chunk_lists_of(partition, calls, chance, [o or chance.random() < 0.5 for o in owns])
         )
-    out = run_merge(make_merge(partitions, 3), bundles, chance)
+    out = run_merge(make_merge(partitions, 3), chunk_lists, chance)
     wanted = [(epoch, index % num_partitions, index // num_partitions)
               for epoch, end in enumerate(ends) for index in range(end)]  # fmt: skip
     assert_merged(out, wanted)
@@ -270,9 +272,9 @@ def test_arrival_order_loses_and_doubles_nothing(pure: bool, seed: int) -> None:
         calls = [
             [range(-(-max(0, end - partition) // 3)) for end in counts[0]] for partition in range(3)
         ]
-    bundles = [bundles_of(partition, calls[partition], chance) for partition in range(3)]
+    chunk_lists = [chunk_lists_of(partition, calls[partition], chance) for partition in range(3)]
     merge = make_merge(Partitions(num_partitions=3, pure=pure, arrival=True), 3)
-    out = run_merge(merge, bundles, chance)
+    out = run_merge(merge, chunk_lists, chance)
     got = [
         chunk for run in out if isinstance(run, MergedChunks) for chunk in chunks_of(run) if chunk
     ]

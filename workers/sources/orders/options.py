@@ -87,7 +87,7 @@ class OrderPlan:
         listing = shuffled_list(self.sharding.num_records) if self.list_shuffle else None
         return WindowedOrder(self.sharding, self.initial_fill, seed, listing)
 
-    def describe(self) -> dict[str, Any]:
+    def fingerprint_fields(self) -> dict[str, Any]:
         """What must be equal for a position to fit."""
         sharding = self.sharding
         described: dict[str, Any] = {

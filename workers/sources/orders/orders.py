@@ -81,7 +81,7 @@ class PermutedOrder(Order):
     def __init__(self, sharding: Sharding, seed: int) -> None:
         super().__init__(sharding)
         self._seed = seed
-        self._permutation = lru_cache(maxsize=4)(self._permute)
+        self._permutation = lru_cache(maxsize=_KEPT_LISTS)(self._permute)
 
     def _permute(self, epoch: int) -> Permutation:
         sharding = self.sharding

@@ -50,7 +50,8 @@ _Kept = TypeVar("_Kept")
 
 
 class Window:
-    """The window at one step of the stream: F slots, each with a place in the stream."""
+    """The window at one step of the stream: F slots, each with a place in the stream. Guarded
+    by the lock of its `WindowedOrder`."""
 
     __slots__ = ("_sharding", "_slots", "state", "step")
 
@@ -167,7 +168,8 @@ class WindowedOrder(Order):
     walked again. In order a position costs about 0.2 µs; out of order it costs a walk from the
     nearest checkpoint before it, of 4,096 steps or about as many as the window has slots.
     Checkpoints lie at fixed steps, so a cursor depends on the position alone. `listing` is what
-    DALI's readers of files draw from in place of the sorted records.
+    DALI's readers of files draw from in place of the sorted records. Its lock guards all that is
+    kept; any thread asks.
     """
 
     def __init__(

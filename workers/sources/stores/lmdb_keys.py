@@ -17,8 +17,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from feeder.workers.tuning import TUNING
+
 _NUMBER = re.compile(rb"([0-9]{1,18})(_.*)?", re.DOTALL)
-_NUM_SAMPLES = 16
+_NUM_SAMPLES = TUNING.keys_sampled
 
 
 class Keys(Protocol):
@@ -35,7 +37,8 @@ class Keys(Protocol):
 
 
 class NumberedKeys:
-    """Keys that begin with decimal numbers of one width, each one more than the one before."""
+    """Keys that begin with decimal numbers of one width, each one more than the one before.
+    Read-only: any thread asks."""
 
     def __init__(self, first: int, width: int, suffix: bool) -> None:
         self._first = first
@@ -51,7 +54,7 @@ class NumberedKeys:
 
 
 class ListedKeys:
-    """Keys as they were read; 8 bytes each and their own length."""
+    """Keys as they were read; 8 bytes each and their own length. Read-only: any thread asks."""
 
     exact = True
 

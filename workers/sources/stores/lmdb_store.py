@@ -56,7 +56,7 @@ class LmdbStore:
         folder = self._folders[number]
         return folder.name(index - (int(self._ends[number]) - folder.size))
 
-    def describe(self) -> dict[str, Any]:
+    def fingerprint_fields(self) -> dict[str, Any]:
         """A digest of each folder's size, first key and last key."""
         hasher = xxhash.xxh3_64()
         for folder in self._folders:
@@ -115,7 +115,7 @@ class LmdbStore:
 
 
 class _Folder:
-    """One open LMDB."""
+    """One open LMDB. Read-only: every call has a read transaction of its own."""
 
     def __init__(self, path: str) -> None:
         self._path = path

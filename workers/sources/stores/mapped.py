@@ -80,7 +80,7 @@ class MappedRows(Sequence[memoryview]):
 
 
 class MappedCut(Sequence[memoryview]):
-    """Equally many bytes of each of several `MappedRows`."""
+    """Equally many bytes of each of several `MappedRows`. Read-only."""
 
     def __init__(self, addresses: NDArray[np.int64], size: int, bounds: Sequence[int]) -> None:
         self._addresses = addresses

@@ -131,7 +131,7 @@ def stack(
 
 
 class EvenRows(Sequence[memoryview]):
-    """The same stretch of records of equally many bytes, of which the bytes are joined."""
+    """The same stretch of records of equally many bytes, their bytes joined. Read-only."""
 
     def __init__(self, joined: bytes, record_bytes: int, start: int, stop: int) -> None:
         self._joined = joined

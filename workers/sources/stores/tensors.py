@@ -36,7 +36,7 @@ _VARINTS = (_DIMS, _INT32S, _INT64S)
 
 @dataclass(slots=True)
 class Tensor:
-    """A parsed TensorProto. Bytes are not copied."""
+    """A parsed TensorProto. Bytes are not copied. Read-only once parsed."""
 
     data_type: int = FLOAT
     octets: memoryview | None = None

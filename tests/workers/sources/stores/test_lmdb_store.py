@@ -98,8 +98,8 @@ def test_several_folders_are_read_one_after_the_other(tmp_path: Path) -> None:
     assert read(store, [8, 0, 3, 4, 2, 2, 5]) == [every[i] for i in (8, 0, 3, 4, 2, 2, 5)]
     assert store.name(3) == f"{str(paths[1])!r} at key b'00000000'"
     assert store.name(8) == f"{str(paths[2])!r} at key b'00000004'"
-    assert LmdbStore(paths).describe() == store.describe()
-    assert LmdbStore(paths[:2]).describe() != store.describe()
+    assert LmdbStore(paths).fingerprint_fields() == store.fingerprint_fields()
+    assert LmdbStore(paths[:2]).fingerprint_fields() != store.fingerprint_fields()
 
 
 def test_a_folder_is_opened_once_and_closed_with_its_last_store(tmp_path: Path) -> None:

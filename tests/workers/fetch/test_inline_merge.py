@@ -1,4 +1,4 @@
-"""A fetcher whose calls are quick does the enqueuer's work; nothing else about a feed changes."""
+"""A fetcher whose calls are quick merges inline; nothing else about a feed changes."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def quick(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bo
 
 @pytest.fixture
 def all_compute(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No call is too long for its fetcher to lead, or seems to wait for anything."""
+    """No call is too long for its fetcher to merge inline, or seems to wait for anything."""
     clock = SimpleNamespace(monotonic=time.monotonic, thread_time=time.monotonic)
     monkeypatch.setattr(fetcher, "time", clock)
     tune(monkeypatch, passed_call_s=ALWAYS)
@@ -102,32 +102,32 @@ def test_large_chunks_are_copied_beside_their_fetcher(
     def fetch(worker_id: int, batch_size: int) -> Any:
         return large
 
-    def noted(enqueuing: Batcher) -> None:
-        leads.append(threading.current_thread().name)
-        lead(enqueuing)
+    def noted(batcher: Batcher) -> None:
+        merges.append(threading.current_thread().name)
+        merge_inline(batcher)
 
     large = (np.zeros(shape),)
-    leads: list[str] = []
-    lead = Batcher.merge_inline
+    merges: list[str] = []
+    merge_inline = Batcher.merge_inline
     monkeypatch.setattr(Batcher, "merge_inline", noted)
     with make(fetch, num_worker_threads=2, max_buffered_batches=4) as coordinator:
         for _ in range(40):
             next(coordinator["train"])
-    assert not leads
+    assert not merges
 
 
-@pytest.mark.parametrize("led", (True, False))
+@pytest.mark.parametrize("inline", (True, False))
 def test_who_fetches_makes_batches_that_are_passed_on(
-    led: bool, putters: Counter[str], all_compute: None, monkeypatch: pytest.MonkeyPatch
+    inline: bool, putters: Counter[str], all_compute: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fetch(worker_id: int, batch_size: int) -> Any:
         return (np.full((batch_size, 10_000), worker_id, float),)
 
-    tune(monkeypatch, quick_call_s=NEVER, passed_call_s=ALWAYS if led else NEVER)
+    tune(monkeypatch, quick_call_s=NEVER, passed_call_s=ALWAYS if inline else NEVER)
     with make(fetch, num_worker_threads=2, max_buffered_batches=8) as coordinator:
         feed = coordinator["train"]
         assert [int(next(feed).arrays[0][0, 0]) for _ in range(200)] == [0, 1] * 100
-    more, fewer = ("fetcher", "enqueuer") if led else ("enqueuer", "fetcher")
+    more, fewer = ("fetcher", "enqueuer") if inline else ("enqueuer", "fetcher")
     assert putters[more] > putters[fewer]
 
 
@@ -242,7 +242,7 @@ def test_calls_that_become_slow_are_made_side_by_side_again(quick: bool) -> None
         together.abort()
 
 
-def test_stopping_ends_a_fetcher_that_leads(quick: bool) -> None:
+def test_stopping_ends_a_fetcher_that_merges_inline(quick: bool) -> None:
     for batches in (0, 1, 30):
         coordinator = make(Endless(), num_worker_threads=2, max_buffered_batches=2)
         coordinator.start()
@@ -252,7 +252,7 @@ def test_stopping_ends_a_fetcher_that_leads(quick: bool) -> None:
 
 
 def test_rows_that_come_after_a_lull_are_handed_over() -> None:
-    """The enqueuer looks rarely by then, and what gives nothing takes next to no time, so that it
+    """The batcher looks rarely by then, and what gives nothing takes next to no time, so that it
     counts as quick: its first rows go at once all the same."""
     taken, calls = threading.Event(), iter(range(100))
 
