@@ -169,16 +169,17 @@ class SampleRecords:
 
     def read(self, indices: NDArray[np.int64], call: Call) -> Columns | None:
         """Make samples, one after the other."""
-        made, good = [], []
-        try:
-            for row, record in enumerate(indices.tolist()):
-                with self._faults.reading(self.name, record):
-                    made.append(self._make(record, row, call))
-                    good.append(record)
-        except _EpochIsOver as over:
-            # An exception of our own carries it through `Faults`, which refuses a plain
-            # StopIteration.
-            raise StopIteration from over
+        made, good, make = [], [], self._make
+        for row, record in enumerate(indices.tolist()):
+            try:
+                made.append(make(record, row, call))
+                good.append(record)
+            except _EpochIsOver as over:
+                # An exception of our own carries it past `Faults`, which refuses a plain
+                # StopIteration.
+                raise StopIteration from over
+            except Exception as error:
+                self._faults.handle(self.name, record, error)
         # Every sample of the call is defective: the source asks for what columns are like.
         if not made:
             return None

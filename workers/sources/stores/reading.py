@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from threading import Lock
 from typing import Any, Literal, Protocol, TypeAlias, get_args
 
@@ -72,27 +71,25 @@ class Faults:
         self.skipped = 0
         """Reads that were left out."""
 
-    @contextmanager
-    def reading(self, name: Callable[[int], str], index: int) -> Iterator[None]:
-        """Run the reading of one record: what goes wrong in it is raised as a RecordError that
-        names it, or passed over."""
-        try:
-            yield
-        # Ours, as a stop or a wrong option: no defect of a record.
-        except FeedError:
-            raise
-        except (ValueError, OSError) as error:
+    def handle(self, name: Callable[[int], str], index: int, error: Exception) -> None:
+        """What reading one record raised: it is raised as a RecordError that names the record, or
+        passed over."""
+        # Called where it is caught, since a context manager for each record would take longer than
+        # a small record. First ours, as a stop or a wrong option: no defect of a record.
+        if isinstance(error, FeedError):
+            raise error
+        if isinstance(error, (ValueError, OSError)):
             self.report(name(index), error)
-        except StopIteration as error:
+            return
+        if isinstance(error, StopIteration):
             # Passed on, it would end the epoch, and the records that are left would be lost.
             raise RecordError(
                 f"{name(index)}: raised StopIteration, which cannot end an epoch here"
             ) from error
-        except Exception as error:
-            # Any other exception is a bug in the user's code: it goes on as it is, with the
-            # record's name.
-            error.add_note(f"while reading {name(index)}")
-            raise
+        # Any other exception is a bug in the user's code: it goes on as it is, with the record's
+        # name.
+        error.add_note(f"while reading {name(index)}")
+        raise error
 
     def report(self, name: str, error: Exception) -> None:
         """A record is defective."""
@@ -114,6 +111,30 @@ def stack(
         RecordError: a row has another shape or dtype than the first.
     """
     shape, dtype = rows[0].shape, rows[0].dtype
+    # `count` compares in C, by identity first: nearly always the rows are alike.
+    if (
+        dtype.hasobject
+        or [row.dtype for row in rows].count(dtype) < len(rows)
+        or [row.shape for row in rows].count(shape) < len(rows)
+    ):
+        _refuse_unlike(rows, names, column, cure)
+    if len(rows) * rows[0].nbytes <= DROP_GIL_BYTES:
+        try:
+            # One copy for all rows, which keeps the interpreter.
+            return np.ndarray((len(rows), *shape), dtype, bytearray().join(rows))
+        except (BufferError, ValueError, TypeError):
+            pass  # Not contiguous, or of a dtype that the buffer protocol does not know.
+    # Memory that came back: fresh memory costs as much in page faults as the copy.
+    stacked = POOL.empty((len(rows), *shape), dtype)
+    copy_rows(stacked, octets(stacked), 0, 0, len(rows), [row[np.newaxis] for row in rows])
+    return stacked
+
+
+def _refuse_unlike(
+    rows: Sequence[NDArray[Any]], names: Callable[[int], str], column: str, cure: str
+) -> None:
+    """Name the row that is not like the first, or holds Python objects."""
+    shape, dtype = rows[0].shape, rows[0].dtype
     for i, row in enumerate(rows):
         if row.dtype.hasobject:
             is_none = row.ndim == 0 and row.item() is None
@@ -125,10 +146,6 @@ def stack(
                 f"{names(i)}: {column} is {row.dtype}{list(row.shape)}, {names(0)} has "
                 f"{dtype}{list(shape)}: the rows of a batch must be alike{hint}"
             )
-    # Memory that came back: fresh memory costs as much in page faults as the copy.
-    stacked = POOL.empty((len(rows), *shape), dtype)
-    copy_rows(stacked, octets(stacked), 0, 0, len(rows), [row[np.newaxis] for row in rows])
-    return stacked
 
 
 class EvenRows(Sequence[memoryview]):
