@@ -151,10 +151,15 @@ def test_a_sample_that_fails_is_named_or_skipped() -> None:
 
 
 def test_other_errors_are_not_skipped_and_say_where_they_were() -> None:
-    source = records([1, 2, {}], collate=None, on_error="skip")
-    source.records._make = lambda record, row, call: {}[record]  # type: ignore[attr-defined]
+    class Broken:
+        def __len__(self) -> int:
+            return 3
+
+        def __getitem__(self, index: int) -> Any:
+            raise KeyError(index)
+
     with pytest.raises(KeyError) as caught:
-        source(call(0, 3))
+        records(Broken(), on_error="skip")(call(0, 3))
     assert caught.value.__notes__ == ["while reading sample 0"]
 
 

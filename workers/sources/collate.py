@@ -72,12 +72,11 @@ def stack_samples(samples: Sequence[Any], names: Callable[[int], str]) -> Column
 
 
 def _are_alike(samples: Sequence[Any], first: Any) -> bool:
-    """Whether samples are of one type, length and set of names; only some that fit are not."""
-    # Lists of small values are compared in C: a test of each sample costs more than its columns.
+    """Whether samples are of one type, length and list of names. Others may fit as well."""
+    # All at once, in C: a test of each sample costs more than its columns.
     if set(map(type, samples)) != {type(first)} or set(map(len, samples)) != {len(first)}:
         return False
-    keys = first.keys() if isinstance(first, Mapping) else None
-    return keys is None or all([sample.keys() == keys for sample in samples])
+    return not isinstance(first, Mapping) or [*map(list, samples)].count([*first]) == len(samples)
 
 
 def _check(
@@ -99,6 +98,8 @@ def _kind(sample: Any) -> str:
 
 
 def _column(values: Sequence[Any], names: Callable[[int], str], column: str) -> Any:
+    if set(map(type, values)) == {np.ndarray}:
+        return stack(values, names, column, _CURE)
     rows: list[Any] = []
     try:
         for value in values:

@@ -21,8 +21,11 @@ Columns: TypeAlias = "tuple[NDArray[Any], ...] | Mapping[str, NDArray[Any]]"
 OnError = Literal["raise", "skip"]
 
 JOIN_BYTES = 8 * 1024
-"""Records of up to so many bytes are copied twice or three times, all at once: that takes less
-than one at a time."""
+"""Records of up to so many bytes are joined: that takes less than to copy them one at a time."""
+
+_JOINED_BYTES = 1024 * 1024
+"""Rows of up to so many bytes together are joined as well, whatever their size. A join lets nobody
+else run, so larger columns are copied row by row."""
 
 
 @public("feeder.sources")
@@ -118,9 +121,8 @@ def stack(
         or [row.shape for row in rows].count(shape) < len(rows)
     ):
         _refuse_unlike(rows, names, column, cure)
-    if len(rows) * rows[0].nbytes <= DROP_GIL_BYTES:
+    if len(rows) * rows[0].nbytes <= _JOINED_BYTES:
         try:
-            # One copy for all rows, which keeps the interpreter.
             return np.ndarray((len(rows), *shape), dtype, bytearray().join(rows))
         except (BufferError, ValueError, TypeError):
             pass  # Not contiguous, or of a dtype that the buffer protocol does not know.
@@ -186,13 +188,12 @@ class EvenRows(Sequence[memoryview]):
 
 def stack_bytes(rows: Sequence[memoryview], shape: tuple[int, ...]) -> NDArray[np.uint8]:
     """Rows of equally many bytes as one new array, each row of the shape."""
-    stacked = POOL.empty((len(rows), *shape), np.uint8)
     size = len(rows[0])
+    if size <= JOIN_BYTES and not isinstance(rows, EvenRows):
+        return np.ndarray((len(rows), *shape), np.uint8, bytearray().join(rows))
+    stacked = POOL.empty((len(rows), *shape), np.uint8)
     if isinstance(rows, EvenRows):
         stacked.reshape(len(rows), size)[:] = rows.octets()
-    # Small rows: one join and one copy, which keep the interpreter.
-    elif size <= JOIN_BYTES:
-        octets(stacked)[:] = b"".join(rows)
     elif (cut := _as_cut(rows, size)) is not None:
         # NumPy gives up the GIL once for all that lie evenly, and for each of the others.
         target, start = stacked.reshape(len(rows), size), 0
