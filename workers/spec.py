@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from feeder.workers.stream.batch import Call
 
@@ -13,8 +12,7 @@ LastRound = Literal["uneven", "drop", "pad"]
 Order = Literal["ticket", "arrival"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StreamSpec:
+class StreamSpec(NamedTuple):
     """From these follows the sequence of batches, bit for bit."""
 
     fetch: Callable[..., Any]
@@ -96,8 +94,7 @@ class StreamSpec:
         }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunSpec:
+class RunSpec(NamedTuple):
     """How a stream is run: none of it changes a batch."""
 
     num_threads: int

@@ -124,7 +124,7 @@ class _EpochIsOver(Exception):
 
 
 class _CallSamples:
-    """What a function makes for one call, to be taken row by row. The thread of the call owns it."""
+    """What a function makes for one call, row by row; the thread of the call owns it."""
 
     def __init__(self, fn: Callable[[SampleInfo], Any], call: Call) -> None:
         self._fn = fn
