@@ -7,9 +7,8 @@ import inspect
 import os
 import reprlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 import msgpack
 import numpy as np
@@ -27,8 +26,7 @@ _MOST_DEFAULT_BYTES = 2**30
 _LIMITS = ("memory.max", "memory/memory.limit_in_bytes")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FeedConfig:
+class FeedConfig(NamedTuple):
     """The settings of one feed, checked. It never changes; any thread reads it."""
 
     name: str

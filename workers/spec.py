@@ -7,8 +7,7 @@ anything then.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from feeder.workers.stream.batch import Call
 from feeder.workers.stream.position import Partitions
@@ -19,8 +18,7 @@ LastRound = Literal["uneven", "drop", "pad"]
 Order = Literal["ticket", "arrival"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StreamSpec:
+class StreamSpec(NamedTuple):
     """From these follows the sequence of batches, bit for bit."""
 
     fetch: Callable[..., Any]
@@ -105,8 +103,7 @@ class StreamSpec:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class CallNames:
+class CallNames(NamedTuple):
     """How a user knows the calls of a stream: errors name them so."""
 
     spec: StreamSpec
@@ -118,8 +115,7 @@ class CallNames:
         return self.spec.worker_id(partition, number), number
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunSpec:
+class RunSpec(NamedTuple):
     """How a stream is run: none of it changes a batch."""
 
     num_threads: int

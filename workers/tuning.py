@@ -215,6 +215,10 @@ class Tuning:
     """Records of at most this size are copied twice or three times, all at once."""
     # That takes less time than to copy them one by one (2026-11-21).
 
+    joined_bytes: int = _MIB
+    """Rows of one call that have at most so many bytes together are joined, whatever their size."""
+    # A join lets nobody else run, so larger columns are copied row by row (2026-11-24).
+
     mapped_from_bytes: int = 64 * _KIB
     """Where records of this size and larger lie in the map of an LMDB is found out and kept."""
     # To find out where a record lies takes 2 us, as long as to copy 50 KB. Found out once, 100 KB
@@ -246,6 +250,10 @@ class Tuning:
     """Random numbers are drawn for so many elements at a time."""
     # For more NumPy lets go of the interpreter in every operation, and waits 1 to 5 ms for it
     # beside a busy thread (2026-11-21).
+
+    kept_blocks: int = 4
+    """So many blocks of a permutation are kept, since calls of some threads share a block."""
+    # Not measured apart (2026-11-24).
 
     few_engines: int = 20
     """Fewer random engines than this are seeded one by one."""

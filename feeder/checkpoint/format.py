@@ -20,8 +20,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import xxhash
@@ -59,8 +58,7 @@ class Reader(Protocol):
         """Fill a buffer with the bytes from offset `at` on. Raises `CheckpointError`."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EntryExtent:
+class EntryExtent(NamedTuple):
     """Where an entry lies, and what it is."""
 
     dtype: np.dtype[Any] | None
@@ -74,8 +72,7 @@ class EntryExtent:
     """xxh3-128 of its bytes."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Header:
+class Header(NamedTuple):
     """The header of a checkpoint: its entries, the writer's meta, its digest."""
 
     entries: dict[str, EntryExtent]
@@ -85,8 +82,7 @@ class Header:
     """The digest of the checkpoint."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Receipt:
+class Receipt(NamedTuple):
     """The proof of a stored checkpoint: it is durable."""
 
     name: str
@@ -97,8 +93,7 @@ class Receipt:
     """16 bytes that tell its content from any other."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Loaded:
+class Loaded(NamedTuple):
     """The content of a checkpoint, read and checked."""
 
     name: str

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
-import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -91,7 +90,7 @@ class ObjectFolder:
     def create(self, name: str, parts: list[Any]) -> None:
         """Write an object once; durable when it returns."""
         # One put of one object: a multipart upload cannot be refused where the name is taken.
-        data, mark = b"".join(parts), secrets.token_hex(16)
+        data, mark = b"".join(parts), os.urandom(16).hex()
         with self.calling("write", name) as (obstore, store):
             try:
                 obstore.put(

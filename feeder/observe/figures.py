@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import msgspec
 
@@ -211,19 +210,18 @@ def flatten(feed: FeedFigures) -> dict[str, Any]:
 # ---- From the counts of the engine to the figures of a stream
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Condition:
+class Condition(NamedTuple):
     """How a stream is, beside its counts."""
 
     state: State
-    failure: BaseException | None = None
-    """Why it failed."""
-    missing: Sequence[int] = ()
-    """Queues that it waits for."""
     started_at: float | None
     """When it was started; None where it was not."""
     asked_at: float | None
     """When its position was last asked for; None where it never was."""
+    failure: BaseException | None = None
+    """Why it failed."""
+    missing: Sequence[int] = ()
+    """Queues that it waits for."""
 
 
 def build_feed_figures(

@@ -10,8 +10,9 @@ is not.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from statistics import median
+from typing import NamedTuple
+
+import numpy as np
 
 from feeder.observe.figures import FeedFigures
 from feeder.observe.humanize import duration, size
@@ -44,8 +45,7 @@ _CHECKING = 0.25
 _FAILING = 0.1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class Verdict(NamedTuple):
     """The verdict on a feed: what holds it up."""
 
     kind: str
@@ -236,11 +236,12 @@ def _fetch(interval: Interval) -> Verdict | None:
         return None
     slowest = max(interval.workers, key=lambda worker: worker.call_s)
     others = [worker.call_s for worker in interval.workers if worker is not slowest]
-    if others and slowest.call_s >= _SLOWER * median(others) and _is_waited_for(interval, slowest):
+    usual = float(np.median(others)) if others else 0.0
+    if others and slowest.call_s >= _SLOWER * usual and _is_waited_for(interval, slowest):
         return Verdict(
             kind="slow-worker",
             why=f"worker {slowest.worker}, {duration(slowest.call_s)} a call, the others "
-            f"{duration(median(others))}",
+            f"{duration(usual)}",
             advice='give it less or faster data, or order="arrival" where the order may vary',
         )
     return Verdict(

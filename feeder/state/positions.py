@@ -72,7 +72,7 @@ class Positions:
         else:
             self._compare(state)
             then = fingerprint_digest(state.fingerprint)
-            cut = replace(self.id, older=then).decode(state.token, epochs)
+            cut = self.id._replace(older=then).decode(state.token, epochs)
             resume = Resume(cut=cut, rows=state.rows, columns=state.columns)
         self._check_partitions(resume.cut)
         self._check_repeatable(resume)

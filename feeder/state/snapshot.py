@@ -16,8 +16,7 @@ from __future__ import annotations
 
 import os
 import struct
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgpack
 import numpy as np
@@ -53,8 +52,7 @@ _FS = durable.OsFs()
 Rows = tuple[NDArray[Any], ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StreamState:
+class StreamState(NamedTuple):
     """Where one stream stands."""
 
     name: str

@@ -7,8 +7,7 @@ rows of the leftover are taken: it is the last chunk, to be compared. Other toke
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import msgpack
 import msgspec
@@ -42,8 +41,7 @@ _Fields = tuple[
 _DECODER: msgspec.msgpack.Decoder[_Fields] = msgspec.msgpack.Decoder(_Fields)
 
 
-@dataclass(frozen=True, slots=True)
-class StreamId:
+class StreamId(NamedTuple):
     """The identity of a stream in its tokens: another stream's are refused."""
 
     name: str

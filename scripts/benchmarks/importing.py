@@ -10,13 +10,14 @@ from harness import Measures, Settings, interleave, time_of
 from report import Goal, Report, spread
 
 ROOT = Path(__file__).parents[2]
-NEEDED = "import numpy, zmq, msgpack, msgspec"
+NEEDED = "import numpy, zmq, msgpack, msgspec, xxhash"
 PROGRAMS = {
     "what it needs": NEEDED,
     "import feeder": f"{NEEDED}; import feeder",
+    "the front door": f"{NEEDED}; import feeder; feeder.init_data_input_workers, feeder.connect",
     "every public name": f"{NEEDED}; import feeder; [getattr(feeder, n) for n in feeder.__all__]",
 }
-ASKED_MS = 20.0
+ASKED_MS = {"import feeder": 20.0, "the front door": 35.0}
 
 
 def importing(settings: Settings) -> Report:
@@ -36,14 +37,15 @@ def importing(settings: Settings) -> Report:
             for name, time in times.items()
         ),
         measures=times,
-        goals=(
+        goals=tuple(
             Goal(
-                what="import feeder, over numpy, zmq, msgpack and msgspec",
-                asked=ASKED_MS,
-                measured=over["import feeder"],
+                what=f"{name}, over the packages that it needs",
+                asked=asked,
+                measured=over[name],
                 unit="ms",
                 at_most=True,
-            ),
+            )
+            for name, asked in ASKED_MS.items()
         ),
     )
 

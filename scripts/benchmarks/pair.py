@@ -87,6 +87,12 @@ def _source(name: str) -> float:
     return _rate(lmdbs.of_feeder(next(load for load in lmdbs.DATUMS if load.case == name)))
 
 
+def _cheap(case: str) -> float:
+    from cheap import CHEAP, of_feeder
+
+    return _rate(of_feeder(next(records for records in CHEAP if records.case == case), 2))
+
+
 def _per_second(action: Callable[[], float], times: int) -> float:
     """How often an action fits into a second, by its median time."""
     return 1 / statistics.median(action() for _ in range(times))
@@ -180,6 +186,8 @@ ROWS: Mapping[str, Measure] = {
     "sources jpeg": partial(_source, "jpeg"),
     "sources lmdb-1kb": partial(_source, "lmdb-1kb"),
     "sources lmdb-100kb": partial(_source, "lmdb-100kb"),
+    "sources cheap-sequences": partial(_cheap, "cheap-sequences"),
+    "sources cheap-numbers": partial(_cheap, "cheap-numbers"),
 }
 
 

@@ -1,7 +1,8 @@
 """The ready-made sources, measured in one process against what they must reach.
 
 Batches of Caffe LMDBs are delivered by the feeder and, where nvidia-dali is installed, by DALI's
-reader of the same files; feeds are resumed far into every order; JPEGs are decoded on one thread
+reader of the same files; records that cost little are taken by feeds and by plain loops, which
+stack them; feeds are resumed far into every order; JPEGs are decoded on one thread
 and on two. Contenders take turns within each repetition; medians are printed with the lowest and
 the highest sample.
 """
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 from functools import partial
 
+import cheap
 from command import Cases, run_cases
 from far import resuming
 from jpegs import decoding
@@ -17,6 +19,7 @@ from lmdbs import DATUMS, reading
 
 CASES: Cases = {
     **{datums.case: partial(reading, datums) for datums in DATUMS},
+    **cheap.CASES,
     "resume": resuming,
     "jpeg": decoding,
 }

@@ -129,7 +129,9 @@ class ArrayRecords:
         """Take rows."""
         first, last = int(indices[0]), int(indices[-1])
         # The first test is quick and rules out nearly every shuffled call.
-        together = last - first == len(indices) - 1 and bool((np.diff(indices) == 1).all())
+        together = last - first == len(indices) - 1 and bool(
+            (indices[1:] - indices[:-1] == 1).all()
+        )
         # A slice is a view, which costs nothing; the assembler copies it once. An index array is a
         # copy.
         rows: Any = slice(first, last + 1) if together else indices

@@ -101,9 +101,11 @@ class BlobColumn:
         good, images = [], []
         for i, (record, data) in enumerate(zip(blobs.records, blobs.data, strict=True)):
             # Each by itself: one damaged file leaves out one row, not the call.
-            with faults.reading(blobs.name, record):
+            try:
                 images.append(pictures.decode(data, call, record))
                 good.append(i)
+            except Exception as error:
+                faults.handle(blobs.name, record, error)
         # No row is left, so nothing is known of the column's shape.
         if not good:
             return good, ()

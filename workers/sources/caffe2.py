@@ -99,9 +99,11 @@ class Caffe2Records(LmdbRecords):
         images: tuple[NDArray[Any], ...] = ()
         with self._store.values(indices, self._faults) as (found, values):
             for record, value in zip(found, values, strict=True):
-                with self._faults.reading(self.name, record):
+                try:
                     rows.append(self._parse(value, data, shapes))
                     records.append(record)
+                except Exception as error:
+                    self._faults.handle(self.name, record, error)
             if rows and self._column is not None:
                 # Inside the block: the data are views of LMDB's map.
                 blobs = Blobs(records, data, shapes, self.name)

@@ -62,12 +62,21 @@ def stack_samples(samples: Sequence[Any], names: Callable[[int], str]) -> Column
         keys = range(len(first))
     else:
         return (_column(samples, names, "sample"),)
-    for i, sample in enumerate(samples):
-        _check(sample, first, keys, names, i)
+    if not _are_alike(samples, first):
+        for i, sample in enumerate(samples):
+            _check(sample, first, keys, names, i)
     columns = {
         key: _column([sample[key] for sample in samples], names, f"column {key!r}") for key in keys
     }
     return columns if isinstance(first, Mapping) else tuple(columns.values())
+
+
+def _are_alike(samples: Sequence[Any], first: Any) -> bool:
+    """Whether samples are of one type, length and list of names. Others may fit as well."""
+    # All at once, in C: a test of each sample costs more than its columns.
+    if set(map(type, samples)) != {type(first)} or set(map(len, samples)) != {len(first)}:
+        return False
+    return not isinstance(first, Mapping) or [*map(list, samples)].count([*first]) == len(samples)
 
 
 def _check(
@@ -89,11 +98,13 @@ def _kind(sample: Any) -> str:
 
 
 def _column(values: Sequence[Any], names: Callable[[int], str], column: str) -> Any:
-    rows = []
-    for i, value in enumerate(values):
-        try:
+    if set(map(type, values)) == {np.ndarray}:
+        return stack(values, names, column, _CURE)
+    rows: list[Any] = []
+    try:
+        for value in values:
             # `asarray` takes tensors of other libraries without a copy.
             rows.append(np.asarray(value))
-        except (TypeError, ValueError) as error:
-            raise RecordError(f"{names(i)}: {column} is no array: {error}") from error
+    except (TypeError, ValueError) as error:
+        raise RecordError(f"{names(len(rows))}: {column} is no array: {error}") from error
     return stack(rows, names, column, _CURE)

@@ -10,13 +10,13 @@ from typing import Any, Protocol, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
-from feeder.workers.errors import ConfigError
+from feeder.workers.errors import ConfigError, FeedError
 from feeder.workers.public import public
 from feeder.workers.sources.arguments import whole
 from feeder.workers.sources.collate import Collate, check_collate, make_columns
 from feeder.workers.sources.orders.options import OrderOptions
 from feeder.workers.sources.source import Source
-from feeder.workers.sources.stores.reading import Columns, Faults, OnError
+from feeder.workers.sources.stores.reading import Columns, Faults, OnError, RecordError
 from feeder.workers.stream.batch import Call
 
 
@@ -81,24 +81,10 @@ def samples(
     if size > sys.maxsize:
         raise ConfigError(f"epoch_size is {size}, expected at most {sys.maxsize}")
 
-    def make(record: int, row: int, call: Call) -> Any:
-        # Made for each sample: it may be kept by the function, which other threads call too.
-        info = SampleInfo(
-            idx_in_epoch=record,
-            idx_in_batch=row,
-            iteration=call.index,
-            epoch_idx=call.epoch,
-            call=call,
-        )
-        try:
-            return fn(info)
-        except StopIteration as error:
-            # Later in a call it would take the samples before it along.
-            if row == 0:
-                raise _EpochIsOver from error
-            raise
+    def samples_of(call: Call) -> _CallSamples:
+        return _CallSamples(fn, call)
 
-    return Source(SampleRecords("samples", size, make, collate, on_error), **options)
+    return Source(SampleRecords("samples", size, samples_of, collate, on_error), **options)
 
 
 @public("feeder.sources")
@@ -113,7 +99,8 @@ def records(
 
     Args:
         dataset: Gives a sample for an index, in any thread: a tuple by column, a mapping by name,
-            or one array or number.
+            or one array or number. Where it has `__getitems__(indices)`, as PyTorch calls it, that
+            gives the list of a call's samples, and only where it raises are they read one by one.
         collate: Makes columns of a list of samples, in place of stacking.
         on_error: What to do where an item raises ValueError or OSError: "raise", or "skip", which
             leaves the row out and counts it in `source.skipped`.
@@ -128,31 +115,57 @@ def records(
             "__getitem__: one that is iterated over is for sources.iterable"
         )
 
-    def take(record: int, row: int, call: Call) -> Any:
-        return dataset[record]
-
-    return Source(SampleRecords("records", len(dataset), take, collate, on_error), **options)
+    read = SampleRecords("records", len(dataset), lambda call: dataset, collate, on_error)
+    return Source(read, **options)
 
 
 class _EpochIsOver(Exception):
     """A function of samples says so."""
 
 
+class _CallSamples:
+    """What a function makes for one call, row by row; the thread of the call owns it."""
+
+    def __init__(self, fn: Callable[[SampleInfo], Any], call: Call) -> None:
+        self._fn = fn
+        self._call = call
+        self._row = 0
+
+    def __getitem__(self, record: int) -> Any:
+        row, call = self._row, self._call
+        self._row = row + 1
+        # Made for each sample: it may be kept by the function, which other threads call too.
+        info = SampleInfo(
+            idx_in_epoch=record,
+            idx_in_batch=row,
+            iteration=call.index,
+            epoch_idx=call.epoch,
+            call=call,
+        )
+        try:
+            return self._fn(info)
+        except StopIteration as error:
+            # Later in a call it would take the samples before it along.
+            if row == 0:
+                raise _EpochIsOver from error
+            raise
+
+
 class SampleRecords:
-    """Samples made one at a time, by a function of record, row and call. Read-only; the function is
-    called by any fetcher thread."""
+    """Samples of what can be indexed, such as a dataset; `samples_of` gives that for a call.
+    Read-only; any fetcher thread calls it."""
 
     def __init__(
         self,
         kind: str,
         size: int,
-        make: Callable[[int, int, Call], Any],
+        samples_of: Callable[[Call], Any],
         collate: Collate | None,
         on_error: OnError,
     ) -> None:
         self.kind = kind
         self._size = size
-        self._make = make
+        self._samples_of = samples_of
         self._collate = check_collate(collate)
         self._faults = Faults(on_error)
 
@@ -169,21 +182,49 @@ class SampleRecords:
         return f"sample {index}"
 
     def read(self, indices: NDArray[np.int64], call: Call) -> Columns | None:
-        """Make samples, one after the other."""
-        made, good = [], []
-        try:
-            for row, record in enumerate(indices.tolist()):
-                with self._faults.reading(self.name, record):
-                    made.append(self._make(record, row, call))
-                    good.append(record)
-        except _EpochIsOver as over:
-            # An exception of our own carries it through `Faults`, which refuses a plain
-            # StopIteration.
-            raise StopIteration from over
+        """Take the samples of a call."""
+        samples, records = self._samples_of(call), indices.tolist()
+        made = self._take_at_once(samples, records)
+        if made is None:
+            made, records = self._take_each(samples, records)
         # Every sample of the call is defective: the source asks for what columns are like.
         if not made:
             return None
-        return make_columns(made, lambda i: self.name(good[i]), self._collate)
+        return make_columns(made, lambda i: self.name(records[i]), self._collate)
+
+    def _take_at_once(self, samples: Any, records: list[int]) -> list[Any] | None:
+        """Samples of a dataset that gives several at a time; None where it does not."""
+        take = getattr(samples, "__getitems__", None)
+        if take is None:
+            return None
+        try:
+            made: list[Any] = list(take(records))
+        except FeedError:
+            raise
+        # One of them is defective: which one it is, is told where they are taken one by one.
+        except Exception:
+            return None
+        if len(made) != len(records):
+            raise RecordError(
+                f"{self.name(records[0])} and on: __getitems__ returned {len(made)} samples, "
+                f"expected {len(records)}"
+            )
+        return made
+
+    def _take_each(self, samples: Any, records: list[int]) -> tuple[list[Any], list[int]]:
+        """The sound samples, and their records."""
+        made, good = [], []
+        for record in records:
+            try:
+                made.append(samples[record])
+                good.append(record)
+            except _EpochIsOver as over:
+                # An exception of our own carries it past `Faults`, which refuses a plain
+                # StopIteration.
+                raise StopIteration from over
+            except Exception as error:
+                self._faults.handle(self.name, record, error)
+        return made, good
 
     def describe(self) -> dict[str, Any]:
         """Whether samples are stacked or collated."""

@@ -97,11 +97,13 @@ class ImageRecords:
         """Read and decode files."""
         good, images = [], []
         for index in indices.tolist():
-            with self._faults.reading(self.name, index):
+            try:
                 # Opened at the call: no process may hold a whole data set's files open.
                 data = Path(self._files[index]).read_bytes()
                 images.append(self._pictures.decode(data, call, index))
                 good.append(index)
+            except Exception as error:
+                self._faults.handle(self.name, index, error)
         if not good:
             return None
         image = stack(images, lambda i: self.name(good[i]), "image", ONE_SIZE)

@@ -16,6 +16,7 @@ from feeder.workers.sources.orders.options import OrderOptions
 from feeder.workers.sources.source import Source
 from feeder.workers.sources.stores.reading import Columns, stack
 from feeder.workers.stream.batch import Call
+from feeder.workers.stream.chunks import native
 
 
 @public("feeder.sources")
@@ -25,6 +26,7 @@ def tokens(
     dtype: DTypeLike,
     *,
     stride: int | None = None,
+    as_type: DTypeLike | None = None,
     **options: Unpack[OrderOptions],
 ) -> Source:
     """Sequences from files of tokens: one column, (rows, seq_len).
@@ -38,6 +40,8 @@ def tokens(
         seq_len: Tokens of a sequence.
         dtype: Type of a token in the file.
         stride: Tokens from the beginning of a sequence to the next one's; None is `seq_len`.
+        as_type: Type of the column, of whole numbers that hold every token, such as "int64", which
+            PyTorch's embeddings take; None is `dtype`.
         options: `OrderOptions`.
 
     Raises:
@@ -47,17 +51,22 @@ def tokens(
     paths = list_paths(path, "a file of tokens")
     length = whole("seq_len", seq_len, 1)
     step = length if stride is None else whole("stride", stride, 1)
-    return Source(TokenRecords(paths, length, _whole_dtype(dtype), step), **options)
+    kind = _whole_dtype("dtype", dtype)
+    wanted = kind if as_type is None else _whole_dtype("as_type", as_type)
+    # A token that does not fit would become another one.
+    if not np.can_cast(kind, wanted):
+        raise ConfigError(f"as_type is {wanted}, expected a type that holds every {kind}")
+    return Source(TokenRecords(paths, length, kind, step, wanted), **options)
 
 
-def _whole_dtype(dtype: DTypeLike) -> np.dtype[Any]:
+def _whole_dtype(name: str, dtype: DTypeLike) -> np.dtype[Any]:
     try:
         found = np.dtype(dtype)
     except TypeError as error:
-        raise ConfigError(f"dtype is {dtype!r}: {error}") from error
+        raise ConfigError(f"{name} is {dtype!r}: {error}") from error
     # Half-precision or signed bytes by mistake would give nonsense that trains.
     if found.kind not in "iu":
-        raise ConfigError(f"dtype is {found}, expected a type of whole numbers")
+        raise ConfigError(f"{name} is {found}, expected a type of whole numbers")
     return found
 
 
@@ -68,14 +77,21 @@ class TokenRecords:
     skipped = 0
 
     def __init__(
-        self, paths: Sequence[str], seq_len: int, dtype: np.dtype[Any], stride: int
+        self,
+        paths: Sequence[str],
+        seq_len: int,
+        dtype: np.dtype[Any],
+        stride: int,
+        as_type: np.dtype[Any],
     ) -> None:
         self._paths = paths
         self._seq_len, self._dtype, self._stride = seq_len, dtype, stride
+        self._as_type = as_type
         self._files = [self._open(path) for path in self._paths]
         # Only whole sequences: a shorter one would not fit into a batch.
         counts = [(len(file) - seq_len) // stride + 1 for file in self._files]
         self._ends = np.cumsum(counts)
+        self._starts = self._ends - counts
 
     def _open(self, path: str) -> NDArray[Any]:
         try:
@@ -104,7 +120,7 @@ class TokenRecords:
         """The numbers of records' files, and their first tokens."""
         # `right`: a record whose number is the end of a file is the next file's first.
         numbers = np.searchsorted(self._ends, indices, side="right")
-        inside = indices - np.concatenate(([0], self._ends))[numbers]
+        inside = indices - self._starts[numbers]
         return numbers.tolist(), (inside * self._stride).tolist()
 
     def name(self, index: int) -> str:
@@ -118,13 +134,19 @@ class TokenRecords:
             self._files[number][first : first + self._seq_len]
             for number, first in zip(*self._places(indices), strict=True)
         ]
-        return (stack(rows, lambda i: self.name(int(indices[i])), "tokens"),)
+        column = stack(rows, lambda i: self.name(int(indices[i])), "tokens")
+        # All rows at once: NumPy drops the GIL for each array that it makes another type of.
+        return (column.astype(self._as_type, copy=False),)
 
     def describe(self) -> dict[str, Any]:
-        """The sizes of the files, and how they are cut."""
-        return {
+        """The sizes of the files, how they are cut, and what another type tokens become."""
+        described = {
             "tokens": [len(file) for file in self._files],
             "dtype": self._dtype.str,
             "seq_len": self._seq_len,
             "stride": self._stride,
         }
+        # Byte order is the machine's in a feed, so it is no other type.
+        if native(self._as_type) != native(self._dtype):
+            described["as_type"] = native(self._as_type).str
+        return described

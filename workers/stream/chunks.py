@@ -8,8 +8,7 @@ something is unusual does it look at chunks one by one.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,8 +20,7 @@ RawChunk = Sequence[NDArray[Any]]
 """The arrays of one chunk in the order of the input names, not yet checked."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Column:
+class Column(NamedTuple):
     """One named array of a feed."""
 
     name: str
@@ -43,8 +41,7 @@ class Column:
 Columns = tuple[Column, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Arranged:
+class Arranged(NamedTuple):
     """Chunks as columns, up to the first that does not fit."""
 
     columns: tuple[list[NDArray[Any]], ...]
@@ -306,7 +303,7 @@ def columns_like(columns: Columns, arrays: Sequence[NDArray[Any]]) -> Columns:
     if all(column.shape == shape for column, shape in zip(columns, shapes, strict=True)):
         return columns
     pairs = zip(columns, shapes, strict=True)
-    return tuple(replace(column, shape=shape) for column, shape in pairs)
+    return tuple(column._replace(shape=shape) for column, shape in pairs)
 
 
 def count_bytes(chunk: Any) -> int:

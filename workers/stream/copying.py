@@ -210,15 +210,20 @@ def _count_references(arrays: Sequence[Any], i: int) -> int:
     return sys.getrefcount(arrays[i])
 
 
-def _count_base_references(arrays: Sequence[Any], i: int) -> tuple[int, int]:
+def _count_base_references(arrays: Sequence[Any], i: int) -> tuple[int, ...]:
     base = arrays[i].base
+    if type(base) is bytearray:
+        return (sys.getrefcount(base),)
     return sys.getrefcount(base), sys.getrefcount(base.base)
 
 
 # What the counts are where the list alone holds the array differs between versions of Python.
 # Measured here, at import, by the same calls that compare later.
 _SOLE_REFERENCES = _count_references([np.empty(0)], 0)
-_SOLE_BASE_REFERENCES = _count_base_references([Pool().empty((1 << 20,), np.uint8)], 0)
+_SOLE_BASE_REFERENCES = (
+    _count_base_references([Pool().empty((1 << 20,), np.uint8)], 0),
+    _count_base_references([np.ndarray(1, np.uint8, bytearray(1))], 0),
+)
 # Without the interpreter lock another thread may take a reference between the count and the use, so
 # nothing is passed on then.
 _GIL = getattr(sys, "_is_gil_enabled", lambda: True)()
@@ -229,13 +234,14 @@ def is_sole_owner(arrays: Sequence[Any], i: int) -> bool:
     as a way to reach it: a fetch function may find in a cache what it returned before."""
     flags, base = arrays[i].flags, arrays[i].base
     # Memory of the pool (`stream/memory.py`) is lent: the chain is array, root, `Memory`, and all
-    # three have to be referred to by nobody else.
-    sound, is_lent = flags.c_contiguous, type(getattr(base, "base", None)) is Memory
+    # three have to be referred to by nobody else. Joined rows lie in a bytearray.
+    is_lent = type(base) is bytearray or type(getattr(base, "base", None)) is Memory
+    sound = flags.c_contiguous
     sound = sound and not getweakrefcount(arrays[i]) and not getweakrefcount(base)
     owns = base is None and flags.owndata
     del flags, base  # They refer to the array, and to what it is a view of.
     if not (sound and _GIL and (owns or is_lent)):
         return False
-    if is_lent and _count_base_references(arrays, i) != _SOLE_BASE_REFERENCES:
+    if is_lent and _count_base_references(arrays, i) not in _SOLE_BASE_REFERENCES:
         return False
     return sys.getrefcount(arrays[i]) == _SOLE_REFERENCES

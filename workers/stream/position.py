@@ -26,8 +26,7 @@ from feeder.workers.stream.digests import digest_chunk, digest_last_rows
 # ---- Partial chunks: a batch ended in the middle of each
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Leftover:
+class Leftover(NamedTuple):
     """The chunk that a cut lies in the middle of, by reference."""
 
     partition: int
@@ -151,8 +150,7 @@ class Position(NamedTuple):
     """Indices at or above `calls` that are done already (pure form in arrival order)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Partitions:
+class Partitions(NamedTuple):
     """How the calls of a feed are laid out in partitions: the translation between the two writings
     of a position."""
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from numpy.typing import NDArray
 
@@ -19,8 +18,7 @@ from feeder.workers.stream.position import Cut, Leftover, PartialChunk, Partitio
 Rows = tuple[NDArray[Any], ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Resume:
+class Resume(NamedTuple):
     """Where a stream goes on."""
 
     cut: Cut

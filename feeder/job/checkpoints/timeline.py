@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import secrets
+import os
 from collections.abc import Mapping, Sequence
 
 from feeder.checkpoint.tolerate import tolerate_failed_removal
@@ -31,7 +31,7 @@ class Timeline:
     ) -> None:
         self._epochs = Epochs(location, nodes)
         self._readable = [self._epochs, *(Epochs(other, nodes) for other in others)]
-        self._run_id = secrets.token_hex(8)
+        self._run_id = os.urandom(8).hex()
         self._generation: int | None = None
         self._has_begun = False
         """Whether it is written down that this run saves."""

@@ -6,7 +6,6 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from typing import Any, Literal
 
 from numpy.typing import NDArray
@@ -293,6 +292,6 @@ def _shaped(columns: Columns, group: say.Group) -> Columns:
     if len(group.shapes) != len(columns):
         raise ProtocolError(f"{len(group.shapes)} shapes came for {len(columns)} columns")
     return tuple(
-        replace(column, shape=tuple(shape))
+        column._replace(shape=tuple(shape))
         for column, shape in zip(columns, group.shapes, strict=True)
     )

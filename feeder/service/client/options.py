@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from feeder.service.net.kernel import boot_id
 from feeder.service.protocol import messages as say
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConsumerOptions:
+class ConsumerOptions(NamedTuple):
     """The arguments of `feeder.connect`, checked. Immutable, so any thread may read them."""
 
     addresses: tuple[str, ...]
@@ -29,8 +27,6 @@ class ConsumerOptions:
     """Whether to take the queue from a consumer that is alive."""
     plane: Literal["auto", "shared", "frames"]
     """How batches shall come; "auto" tries shared memory first."""
-    why_frames: str = "frames were asked for"
-    """Why batches come in frames, where `plane` is "frames"; the server shows it."""
     checksum: Literal["auto", "off", "sampled", "full"]
     """How batches are checked."""
     writable: bool
@@ -41,6 +37,8 @@ class ConsumerOptions:
     """Seconds without a server, later, after which `next` raises."""
     who: str
     """Name of this consumer, for messages to people."""
+    why_frames: str = "frames were asked for"
+    """Why batches come in frames, where `plane` is "frames"; the server shows it."""
 
     def open_message(
         self,

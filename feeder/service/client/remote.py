@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from feeder import errors
 from feeder.errors import FeedError, FetchError, RemoteError
@@ -28,8 +27,7 @@ from feeder.workers.stream.position import (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Identity:
+class Identity(NamedTuple):
     """The stream that a consumer reads. Immutable, shared by all positions of one lease."""
 
     name: str

@@ -6,10 +6,9 @@ It knows no socket and no clock: the I/O loop connects, and hands messages in an
 from __future__ import annotations
 
 import logging
-import secrets
+import os
 from collections import deque
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 from feeder.devices.one_shot_event import OneShotEvent
@@ -103,7 +102,7 @@ class ClientSession:
         self._has_position = token is not None or options.rejoins
         # Names this consumer to servers, with a count of its questions: a connection proves
         # nothing, and an older question may arrive after a newer one.
-        self._consumer = secrets.token_bytes(16)
+        self._consumer = os.urandom(16)
         self._attempt = self._num_opens = 0
         # Of the lease in force: its fencing token, and the receipt of the last snapshot.
         self._generation = self._receipt = b""
@@ -199,7 +198,7 @@ class ClientSession:
         """Go on with frames, as memory cannot be mapped here; False if that takes a connection."""
         # For good: the limit of this process that stands in the way will stand there later too.
         logger.info("consumer: frames, because %s", why)
-        self._options = replace(self._options, plane="frames", why_frames=why[:500])
+        self._options = self._options._replace(plane="frames", why_frames=why[:500])
         self.rejoins = True
         return self._open_anew("the server was asked for frames")
 

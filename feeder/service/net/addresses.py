@@ -7,9 +7,8 @@ import os
 import re
 import stat
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from feeder.errors import ConfigError
 
@@ -24,8 +23,7 @@ _HOST = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9._-]*[A-Za-z0-9_])?")
 _EXPECTED = "expected 'tcp://HOST:PORT', 'ipc:///PATH' or 'ipc://NAME'"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Address:
+class Address(NamedTuple):
     """Where a server listens: a TCP port or a unix socket; `str` gives its text. Immutable."""
 
     scheme: Literal["tcp", "ipc"]

@@ -10,9 +10,8 @@ from __future__ import annotations
 import itertools
 import os
 import struct
-from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import zmq
 
@@ -250,8 +249,7 @@ def connect(socket: Socket, address: Address) -> None:
         ) from error
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Event:
+class Event(NamedTuple):
     """Something that happened to a connection. Immutable."""
 
     kind: zmq.Event

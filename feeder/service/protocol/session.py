@@ -15,7 +15,7 @@ The tables are drawn in the README of this folder.
 
 from __future__ import annotations
 
-import secrets
+import os
 from collections import deque
 
 from feeder.errors import ProtocolError
@@ -164,5 +164,5 @@ class Receipts:
     def make(self) -> bytes:
         """The receipt that goes out with the next answer."""
         # Random, so that it cannot be guessed without reading the answer.
-        self._last = secrets.token_bytes(RECEIPT_BYTES)
+        self._last = os.urandom(RECEIPT_BYTES)
         return self._last

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-import secrets
+import os
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -88,7 +88,7 @@ class LocalPeers:
         # names are.
         if not kernel or kernel != boot_id():
             return None
-        nonce = secrets.token_bytes(NONCE_BYTES)
+        nonce = os.urandom(NONCE_BYTES)
         self._nonces[nonce] = peer
         self._listener.expect(nonce)
         return say.Offer(path=self._listener.path, nonce=nonce)

@@ -12,7 +12,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -113,7 +112,7 @@ class FeedFactory:
             )
         config = streams[0].config
         num = len(config.devices) if self._queues is None else self._queues
-        return replace(config, devices=tuple(f"queue:{i}" for i in range(num)))
+        return config._replace(devices=tuple(f"queue:{i}" for i in range(num)))
 
     def begin_at(self, position: Snapshot | bytes) -> None:
         """Let consumers without a position begin there. Raises `ResumeError`."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import secrets
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -144,7 +143,7 @@ class Server:
             factories = make_feed_factories(coordinator, factory, queues)
             if resume is not None:
                 begin_at(factories, resume, None if checkpoints is None else checkpoints.place)
-            run_id = secrets.token_bytes(16)
+            run_id = os.urandom(16)
             # A fresh fencing token of 16 bytes, so that no lease of an earlier server is mistaken
             # for one of this. And all feeds before the saver: a checkpoint has all of them in it,
             # or no server could start from it.

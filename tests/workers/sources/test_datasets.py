@@ -10,6 +10,7 @@ import pytest
 from calls import call, epoch_of
 from feeder.workers.errors import ConfigError
 from feeder.workers.sources import RecordError, SampleInfo, records, samples
+from feeder.workers.stream.copying import is_sole_owner
 
 
 def test_what_a_function_is_told() -> None:
@@ -151,10 +152,15 @@ def test_a_sample_that_fails_is_named_or_skipped() -> None:
 
 
 def test_other_errors_are_not_skipped_and_say_where_they_were() -> None:
-    source = records([1, 2, {}], collate=None, on_error="skip")
-    source.records._make = lambda record, row, call: {}[record]  # type: ignore[attr-defined]
+    class Broken:
+        def __len__(self) -> int:
+            return 3
+
+        def __getitem__(self, index: int) -> Any:
+            raise KeyError(index)
+
     with pytest.raises(KeyError) as caught:
-        source(call(0, 3))
+        records(Broken(), on_error="skip")(call(0, 3))
     assert caught.value.__notes__ == ["while reading sample 0"]
 
 
@@ -185,6 +191,83 @@ def test_no_sample_is_lost_to_an_end() -> None:
 
     with pytest.raises(RecordError, match=r"^sample 0: raised StopIteration, which cannot end an"):
         records(Ends(), on_error="skip")(call(0, 2))
+
+
+class Batched:
+    """A dataset that gives several samples at once, but for a defective one."""
+
+    def __init__(self, *, defective: int = -1, surplus: int = 0) -> None:
+        self.defective = defective
+        self.surplus = surplus
+        self.asked: list[Any] = []
+
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, index: int) -> int:
+        self.asked.append(index)
+        if index == self.defective:
+            raise ValueError("a broken file")
+        return index
+
+    def __getitems__(self, indices: list[int]) -> list[int]:
+        self.asked.append(indices)
+        if self.defective in indices:
+            raise ValueError("one of them")
+        return indices + [0] * self.surplus
+
+
+def test_a_dataset_may_give_the_samples_of_a_call_at_once() -> None:
+    dataset = Batched()
+    assert [chunk.tolist() for (chunk,) in epoch_of(records(dataset), 4)] == [[0, 1, 2, 3], [4, 5]]
+    assert dataset.asked == [[0, 1, 2, 3], [4, 5]]
+
+
+def test_of_samples_at_once_the_defective_one_is_found() -> None:
+    with pytest.raises(RecordError, match=r"^sample 4: a broken file$"):
+        list(epoch_of(records(Batched(defective=4)), 3))
+    dataset = Batched(defective=4)
+    source = records(dataset, on_error="skip")
+    assert [chunk.tolist() for (chunk,) in epoch_of(source, 3)] == [[0, 1, 2], [3, 5]]
+    assert source.skipped == 1 and dataset.asked == [[0, 1, 2], [3, 4, 5], 3, 4, 5]
+
+
+def test_samples_at_once_are_as_many_as_were_asked_for() -> None:
+    told = r"^sample 3 and on: __getitems__ returned 4 samples, expected 3$"
+    with pytest.raises(RecordError, match=told):
+        records(Batched(surplus=1))(call(1, 3))
+
+
+def test_a_stop_of_ours_is_no_defect_of_samples_at_once() -> None:
+    class Stops(Batched):
+        def __getitems__(self, indices: list[int]) -> list[int]:
+            raise ConfigError("not now")
+
+    with pytest.raises(ConfigError, match="not now"):
+        records(Stops(), on_error="skip")(call(0, 3))
+
+
+ROWS: dict[str, Any] = {
+    "not contiguous": np.arange(24).reshape(2, 3, 4).transpose(0, 2, 1),
+    "dates": np.array([["2020-01-01"], ["2021-01-01"]], "M8[D]"),
+    "big-endian": np.arange(6, dtype=">i4").reshape(2, 3),
+    "strings": np.array([["a", "bc"], ["d", "e"]]),
+    "structures": np.zeros((2, 3), [("a", "i4"), ("b", "u1")]),
+    "empty": np.empty((2, 0), np.float32),
+    "large": np.arange(1 << 19).reshape(2, -1),
+}
+
+
+@pytest.mark.parametrize("rows", ROWS.values(), ids=ROWS.keys())
+def test_rows_of_all_kinds_are_stacked(rows: Any) -> None:
+    (column,) = records(rows)(call(0, 2))
+    assert (column.dtype, column.shape) == (rows.dtype, rows.shape)
+    assert (column == rows).all() and column.flags.c_contiguous and column.flags.writeable
+
+
+def test_stacked_rows_are_passed_on_without_a_copy() -> None:
+    columns = records([np.arange(3)] * 2)(call(0, 2))
+    assert is_sole_owner(columns, 0)
 
 
 def ends(samples: Any) -> Any:

@@ -45,6 +45,22 @@ def test_no_sequence_runs_from_one_file_into_the_next(tmp_path: Path) -> None:
     assert source.records.name(4) == f"{str(paths[2])!r} at token 0"
 
 
+@pytest.mark.parametrize("dtype", ["<u2", ">u2", "i1"])
+@pytest.mark.parametrize("as_type", ["int64", np.int32])
+def test_tokens_of_another_type(tmp_path: Path, dtype: Any, as_type: Any) -> None:
+    written = (np.arange(100) - 50).astype(dtype)
+    written.tofile(tmp_path / "a.bin")
+    (rows,) = tokens(tmp_path / "a.bin", 10, dtype, as_type=as_type)(call(0, 10))
+    assert rows.dtype == np.dtype(as_type)
+    assert rows.tolist() == written.reshape(10, 10).tolist()
+
+
+def test_another_byte_order_is_no_other_type(tmp_path: Path) -> None:
+    np.arange(100, dtype=">u2").tofile(tmp_path / "a.bin")
+    given = [tokens(tmp_path / "a.bin", 10, ">u2", as_type=t) for t in (None, ">u2", "u2", "i8")]
+    assert [source.describe().get("as_type") for source in given] == [None, None, None, "<i8"]
+
+
 def test_what_is_no_file_of_tokens(tmp_path: Path) -> None:
     (tmp_path / "odd.bin").write_bytes(b"x" * 1001)
     (tmp_path / "empty.bin").write_bytes(b"")
@@ -60,6 +76,9 @@ def test_what_is_no_file_of_tokens(tmp_path: Path) -> None:
         ("odd.bin", {"stride": 0}, "stride is 0, expected a whole number of at least 1"),
         ("odd.bin", {"dtype": "foo"}, "dtype is 'foo': data type 'foo' not understood"),
         ("odd.bin", {"dtype": 3}, "dtype is 3: Cannot interpret"),
+        ("odd.bin", {"as_type": "f4"}, "as_type is float32, expected a type of whole numbers"),
+        ("odd.bin", {"as_type": "foo"}, "as_type is 'foo': data type 'foo' not understood"),
+        ("odd.bin", {"as_type": "i2"}, "as_type is int16, expected a type that holds every uint16"),
         ("folder.bin", {}, "cannot be read: Is a directory"),
         ([], {}, "no path is given"),
     ]

@@ -159,6 +159,16 @@ def test_lent_memory_has_a_sole_owner() -> None:
     assert is_sole_owner([lent(Pool())], 0)
 
 
+@pytest.mark.parametrize("hold", [lambda a: a, lambda a: a.base, lambda a: a[1:], weakref.ref])
+def test_joined_memory_has_a_sole_owner_while_nobody_else_holds_it(hold: Any) -> None:
+    arrays = [np.ndarray(8, np.uint8, bytearray(8))]
+    assert is_sole_owner(arrays, 0)
+    held = hold(arrays[0])
+    assert not is_sole_owner(arrays, 0)
+    del held
+    assert is_sole_owner(arrays, 0)
+
+
 def test_a_view_that_somebody_holds_is_an_owner(view_of: Callable[[Any], Any]) -> None:
     arrays = [lent(Pool())]
     view = view_of(arrays[0])

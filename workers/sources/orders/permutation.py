@@ -10,6 +10,7 @@ many. The hash is a multiply-xorshift mix and keeps no secrets: this is for shuf
 
 from __future__ import annotations
 
+from functools import lru_cache
 from math import isqrt
 
 import numpy as np
@@ -34,7 +35,7 @@ _MIX_1 = _constant(0x9E3779B97F4A7C15)
 _MIX_2 = _constant(0xBF58476D1CE4E5B9)
 _HALF = _constant(32)
 
-_BLOCK = TUNING.keeps_gil_elements
+_BLOCK, _KEPT_BLOCKS = TUNING.keeps_gil_elements, TUNING.kept_blocks
 
 MAX_SIZE = 2**62
 """The largest number of records that can be permuted."""
@@ -42,8 +43,6 @@ MAX_SIZE = 2**62
 
 class Permutation:
     """The permutation of 0 to `size` - 1 that a key stands for. Any thread may call it."""
-
-    __slots__ = ("_columns", "_keys", "_rows", "_size")
 
     def __init__(self, size: int, key: str) -> None:
         self._size = size
@@ -55,16 +54,21 @@ class Permutation:
             _constant(xxhash.xxh3_64_intdigest(f"{key}/{number}".encode()))
             for number in range(rounds)
         )
+        # Nearly all of the time for a block goes to NumPy's calls, and calls of a few rows come one
+        # after the other: the blocks that were made last are kept for the next of them.
+        self._block = lru_cache(maxsize=_KEPT_BLOCKS)(self._images)
 
     def __call__(self, start: int, stop: int) -> NDArray[np.int64]:
         """The images of the positions from `start` to `stop` - 1."""
         images = np.empty(stop - start, dtype=np.int64)
-        for first in range(start, stop, _BLOCK):
-            last = min(first + _BLOCK, stop)
-            images[first - start : last - start] = self._images(first, last)
+        for number in range(start // _BLOCK, -(-stop // _BLOCK)):
+            first = number * _BLOCK
+            begin, end = max(start, first), min(stop, first + _BLOCK)
+            images[begin - start : end - start] = self._block(number)[begin - first : end - first]
         return images
 
-    def _images(self, start: int, stop: int) -> NDArray[np.uint64]:
+    def _images(self, number: int) -> NDArray[np.uint64]:
+        start, stop = number * _BLOCK, min((number + 1) * _BLOCK, self._size)
         cells = self._encrypt(np.arange(start, stop, dtype=np.uint64))
         outside = np.flatnonzero(cells >= self._size)
         while len(outside):

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from threading import Lock
 from typing import Any, Literal, Protocol, TypeAlias, get_args
 
@@ -22,7 +21,7 @@ from feeder.workers.tuning import TUNING
 Columns: TypeAlias = "tuple[NDArray[Any], ...] | Mapping[str, NDArray[Any]]"
 OnError = Literal["raise", "skip"]
 
-JOIN_BYTES = TUNING.record_join_bytes
+JOIN_BYTES, _JOINED_BYTES = TUNING.record_join_bytes, TUNING.joined_bytes
 
 
 @public("feeder.sources")
@@ -71,27 +70,25 @@ class Faults:
         self.skipped = 0
         """Reads that were left out."""
 
-    @contextmanager
-    def reading(self, name: Callable[[int], str], index: int) -> Iterator[None]:
-        """Run the reading of one record: what goes wrong in it is raised as a RecordError that
-        names it, or passed over."""
-        try:
-            yield
-        # Ours, as a stop or a wrong option: no defect of a record.
-        except FeedError:
-            raise
-        except (ValueError, OSError) as error:
+    def handle(self, name: Callable[[int], str], index: int, error: Exception) -> None:
+        """What reading one record raised: it is raised as a RecordError that names the record, or
+        passed over."""
+        # Called where it is caught, since a context manager for each record would take longer than
+        # a small record. First ours, as a stop or a wrong option: no defect of a record.
+        if isinstance(error, FeedError):
+            raise error
+        if isinstance(error, (ValueError, OSError)):
             self.report(name(index), error)
-        except StopIteration as error:
+            return
+        if isinstance(error, StopIteration):
             # Passed on, it would end the epoch, and the records that are left would be lost.
             raise RecordError(
                 f"{name(index)}: raised StopIteration, which cannot end an epoch here"
             ) from error
-        except Exception as error:
-            # Any other exception is a bug in the user's code: it goes on as it is, with the
-            # record's name.
-            error.add_note(f"while reading {name(index)}")
-            raise
+        # Any other exception is a bug in the user's code: it goes on as it is, with the record's
+        # name.
+        error.add_note(f"while reading {name(index)}")
+        raise error
 
     def report(self, name: str, error: Exception) -> None:
         """A record is defective."""
@@ -113,6 +110,29 @@ def stack(
         RecordError: a row has another shape or dtype than the first.
     """
     shape, dtype = rows[0].shape, rows[0].dtype
+    # `count` compares in C, by identity first: nearly always the rows are alike.
+    if (
+        dtype.hasobject
+        or [row.dtype for row in rows].count(dtype) < len(rows)
+        or [row.shape for row in rows].count(shape) < len(rows)
+    ):
+        _refuse_unlike(rows, names, column, cure)
+    if len(rows) * rows[0].nbytes <= _JOINED_BYTES:
+        try:
+            return np.ndarray((len(rows), *shape), dtype, bytearray().join(rows))
+        except (BufferError, ValueError, TypeError):
+            pass  # Not contiguous, or of a dtype that the buffer protocol does not know.
+    # Memory that came back: fresh memory costs as much in page faults as the copy.
+    stacked = POOL.empty((len(rows), *shape), dtype)
+    copy_rows(stacked, octets(stacked), 0, 0, len(rows), [row[np.newaxis] for row in rows])
+    return stacked
+
+
+def _refuse_unlike(
+    rows: Sequence[NDArray[Any]], names: Callable[[int], str], column: str, cure: str
+) -> None:
+    """Name the row that is not like the first, or holds Python objects."""
+    shape, dtype = rows[0].shape, rows[0].dtype
     for i, row in enumerate(rows):
         if row.dtype.hasobject:
             is_none = row.ndim == 0 and row.item() is None
@@ -124,10 +144,6 @@ def stack(
                 f"{names(i)}: {column} is {row.dtype}{list(row.shape)}, {names(0)} has "
                 f"{dtype}{list(shape)}: the rows of a batch must be alike{hint}"
             )
-    # Memory that came back: fresh memory costs as much in page faults as the copy.
-    stacked = POOL.empty((len(rows), *shape), dtype)
-    copy_rows(stacked, octets(stacked), 0, 0, len(rows), [row[np.newaxis] for row in rows])
-    return stacked
 
 
 class EvenRows(Sequence[memoryview]):
@@ -168,13 +184,12 @@ class EvenRows(Sequence[memoryview]):
 
 def stack_bytes(rows: Sequence[memoryview], shape: tuple[int, ...]) -> NDArray[np.uint8]:
     """Rows of equally many bytes as one new array, each row of the shape."""
-    stacked = POOL.empty((len(rows), *shape), np.uint8)
     size = len(rows[0])
+    if size <= JOIN_BYTES and not isinstance(rows, EvenRows):
+        return np.ndarray((len(rows), *shape), np.uint8, bytearray().join(rows))
+    stacked = POOL.empty((len(rows), *shape), np.uint8)
     if isinstance(rows, EvenRows):
         stacked.reshape(len(rows), size)[:] = rows.octets()
-    # Small rows: one join and one copy, which keep the interpreter.
-    elif size <= JOIN_BYTES:
-        octets(stacked)[:] = b"".join(rows)
     elif (cut := _as_cut(rows, size)) is not None:
         # NumPy gives up the GIL once for all that lie evenly, and for each of the others.
         target, start = stacked.reshape(len(rows), size), 0
