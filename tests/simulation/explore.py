@@ -62,7 +62,7 @@ class Trainer:
     """A trainer's process, and its consumer."""
 
     queue: int
-    state: str = "idle"  # idle, opening, streaming, down, failed, done
+    state: str = "down"  # down, opening, streaming, idle (looks for a server), failed, done
     number: int = 0
     """Number of the process: each is another consumer."""
     connection: int = 0
@@ -257,7 +257,8 @@ class Rules:
 
         if one.state == "idle" and world.server is not None:
             yield f"trainer {queue} asks", False, on(self._ask)
-        if one.state == "down" or (one.state == "failed" and not world.down.get(at)):
+        ended = one.state == "down" or (one.state == "failed" and not world.down.get(at))
+        if ended and world.server is not None:
             yield f"trainer {queue} is launched", False, on(self._launch)
         if one.state == "streaming" and not one.begun:
             yield f"user {queue} begins", False, on(self._begin)
@@ -269,7 +270,7 @@ class Rules:
             yield f"trainer {queue} says goodbye", False, on(self._say_bye)
         if one.state == "streaming" and self._would_be_news(world, one):
             yield f"trainer {queue} renews", False, on(self._tell)
-        if one.state not in ("down", "done"):
+        if one.state in ("opening", "streaming"):
             if left.deaths:
                 yield f"trainer {queue} dies", True, on(self._kill)
             if left.breaks and one.state == "streaming":
@@ -310,10 +311,9 @@ class Rules:
         if server is None or lease is None:
             return
         member = server.members[queue]
-        if member.has_attached and not member.ending and world.head >= 0:
-            if world.boxes[queue]:
-                if member.sent - member.used < CREDIT:
-                    yield f"server sends to {queue}", False, lambda w: self._send(w, queue)
+        takes = member.has_attached and not member.ending and member.sent - member.used < CREDIT
+        if takes and world.boxes[queue]:
+            yield f"server sends to {queue}", False, lambda w: self._send(w, queue)
         if member.lives and world.left.hangs:
             yield f"lease {queue} runs out", True, lambda w: self._expire(w, queue)
         since = member.out_of_step_since
@@ -345,6 +345,7 @@ class Rules:
             has_end=one.has_end and one.used == self.share(one.queue),
         )  # fmt: skip
         world.trainers[one.queue] = new
+        self._ask(world, new)
 
     def _begin(self, world: World, one: Trainer) -> None:
         one.begun = True
@@ -418,6 +419,8 @@ class Rules:
                 True,
             )
             world.up[at] = (*world.up.get(at, ()), ("attached", one.lease))
+            # Who brought a position has nothing more to load.
+            one.begun = one.begun or one.comes_back or one.start > 0
             self._tell(world, one)
         elif kind == "fault":
             lease, is_resume = rest
@@ -522,8 +525,9 @@ class Rules:
         num = self.limits.queues
         for queue, step in enumerate(run.used_steps):
             one = world.trainers[queue]
-            # A trainer that was put back is about to say so, and is not waited for by who stores.
-            if step < math.inf and (step - queue) // num > one.used and world.left.rollbacks:
+            # Trainers that were put back stand behind what they had used once.
+            is_back = world.left.rollbacks < self.limits.rollbacks
+            if step < math.inf and (step - queue) // num > one.used and not is_back:
                 raise Violation(f"stored: queue {queue} counts as used up to {step}")
         if not run.stands:
             return
@@ -531,8 +535,18 @@ class Rules:
         world.head = ms._sent_step(members[run.stands[0]])
         world.firsts = tuple(run.first_steps)
 
+    def settle(self, world: World) -> None:
+        """Let happen at once what differs from the same a little later in nothing that is seen."""
+        self._make(world)
+        # Batches on their way can be lost with a server or a connection, and with nothing else.
+        if world.left.servers or world.left.breaks:
+            return
+        for at in [at for at, said in world.down.items() if said]:
+            while world.down[at] and world.down[at][0][0] in ("batch", "end"):
+                self._take(world, at)
+
     def _make(self, world: World) -> None:
-        """Make batches as far as there are slots for them."""
+        """Make batches as far as there are slots for them, and end queues that have had all."""
         while 0 <= world.head < self.limits.batches:
             queue = world.head % self.limits.queues
             if world.head >= world.firsts[queue]:
@@ -691,9 +705,11 @@ class Found(NamedTuple):
 
 
 def explore(
-    limits: Limits, membership: Callable[..., ms.Membership] = ms.Membership, most: float = math.inf,
+    limits: Limits,
+    membership: Callable[..., ms.Membership] = ms.Membership,
+    most: float = math.inf,
     report: Callable[[int, int], None] | None = None,
-) -> Found:  # fmt: skip
+) -> Found:
     """Look at all states, breadth first, `most` of them at the most."""
     rules = Rules(limits, membership)
     first = rules.first()
@@ -716,7 +732,7 @@ def explore(
             new = world.copy()
             try:
                 do(new)
-                rules._make(new)
+                rules.settle(new)
                 rules.check(new)
             except Violation as error:
                 trace = [*trace_to(here, came_from), name]

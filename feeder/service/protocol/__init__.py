@@ -1,1 +1,1 @@
-"""The wire protocol as rules: messages, sessions, membership and checksums, without sockets or clock."""
+"""The wire protocol as rules: messages, sessions, membership, checksums; no socket, no clock."""
