@@ -138,7 +138,7 @@ STORING = (
         name="fastest queue tells the round",
         harm="A server stores the position of its fastest trainer: started again, it skips what "
         "the others have not had.",
-        file="feeder/service/server/rewind.py",
+        file="feeder/service/server/watermark.py",
         symbol="LowWatermark._settle",
         old="        used = min(self._rounds)\n",
         new="        used = max(self._rounds)\n",

@@ -1,1 +1,1 @@
-"""The wire protocol as rules: messages, sessions, seats and checksums, without sockets or clock."""
+"""The wire protocol as rules: messages, sessions, membership, checksums; no socket, no clock."""

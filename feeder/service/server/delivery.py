@@ -228,8 +228,8 @@ class Delivery:
             return self._finish(lease, ending)
         # Set before looking once more: a batch that comes from now on wakes this thread, and one
         # that came before is seen below.
-        outbox.is_urgent = 2 * (lease.sequence - lease.used) < lease.credit or not lease.credit
-        if lease.used == lease.sequence:
+        outbox.is_urgent = 2 * len(lease.under_way) < lease.credit or not lease.credit
+        if not lease.under_way:
             outbox.starve()
         if outbox.is_urgent and lease.room > 0 and len(outbox):
             return self.pump(lease, run)
@@ -245,7 +245,7 @@ class Delivery:
         """Send the end of the stream, or the error in its place, once it is `judged`."""
         if isinstance(ending, FeedError):
             return ending is not self.judged or self.send_failure(lease, ending)
-        lease.place = self.ending = ending
+        self.ending = ending
         # Also to a consumer without a batch: its position and columns are those that a feed in
         # process has at its end.
         is_shown = self.columns is None or self._show_columns(lease)
@@ -253,10 +253,10 @@ class Delivery:
 
     def send_end(self, lease: Lease, token: bytes) -> bool:
         """Send the end of the stream."""
-        lease.ended = True
+        lease.finish("end")
         lease.session.on("End")
         point("server.before_end")
-        message = say.End(generation=lease.generation, sequence=lease.sequence, token=token)
+        message = say.End(generation=lease.generation, sequence=lease.member.sent, token=token)
         is_sent = self._send(lease.peer, message, ())
         point("server.ended")
         return is_sent
@@ -264,7 +264,7 @@ class Delivery:
     def send_failure(self, lease: Lease, error: Exception) -> bool:
         """Send an error that takes the place of the next batch. It is logged once, however many
         consumers get it."""
-        lease.ended = lease.failed = True
+        lease.finish("fault")
         if not isinstance(error, FeedError):
             cause, error = error, RemoteError(in_words(error))
             error.__cause__ = cause
@@ -275,7 +275,7 @@ class Delivery:
             text = "\n".join(filter(None, (str(error), origin(error))))
             logger.error("feed %r has failed: %s", self._feed.name, text)
         lease.session.on("Fault")
-        return self._send(lease.peer, make_fault(lease.generation, error, lease.sequence), ())
+        return self._send(lease.peer, make_fault(lease.generation, error, lease.member.sent), ())
 
     def _send_batches(self, lease: Lease, run: StreamIncarnation, batches: list[Batch]) -> bool:
         slots = [slot_of(batch) for batch in batches]
@@ -286,7 +286,7 @@ class Delivery:
                 if not self._hand_over(lease, arenas[number]):
                     return False
         checksums = self._checksums(lease, slots)
-        groups = self._grouping.groups(lease.sequence, batches, checksums, shared=lease.shared)
+        groups = self._grouping.groups(lease.member.sent, batches, checksums, shared=lease.shared)
         message = say.Batches(generation=lease.generation, groups=tuple(groups))
         # Noted before the message leaves: what may be on its way belongs to the consumer, also
         # where the process dies or the send fails.
@@ -342,7 +342,7 @@ class Delivery:
     def _show_columns(self, lease: Lease) -> bool:
         """Send a consumer the columns before its first batch; False where it is gone. Raises
         `ConfigError` where the protocol has no word for one."""
-        if lease.sequence:
+        if lease.member.sent:
             return True
         assert self.columns is not None
         columns = []

@@ -38,7 +38,7 @@ def feed_figures(desk: Desk, now: float) -> FeedFigures:
     feed, run = desk.feed, desk.feed.run
     failure = _failure(desk)
     # A feed that has failed waits for nobody: that its queues are empty is not the news.
-    missing = () if failure is not None else tuple(desk.seats.missing())
+    missing = () if failure is not None else tuple(desk.membership.missing())
     condition = Condition(
         state=_state(desk, failure),
         failure=failure,
@@ -90,7 +90,7 @@ def _service(desk: Desk) -> ServiceFigures:
 def _queue(desk: Desk, number: int, now: float) -> QueueFigures:
     stats, lease, run = desk.feed.stats.queues[number], desk.leases[number], desk.feed.run
     # Credit under way counts as waiting: the consumer has it before its user asks.
-    in_flight = 0 if lease is None else lease.sequence - lease.used
+    in_flight = 0 if lease is None else len(lease.under_way)
     return QueueFigures(
         queue=number,
         device=desk.feed.factory.config.devices[number],
@@ -109,15 +109,15 @@ def _queue(desk: Desk, number: int, now: float) -> QueueFigures:
 
 def _consumer(desk: Desk, lease: Lease, now: float) -> ConsumerFigures:
     # No data path is chosen before `Attached`.
-    plane = "" if not lease.has_attached else "shared" if lease.shared else "frames"
+    plane = "" if not lease.member.has_attached else "shared" if lease.shared else "frames"
     return ConsumerFigures(
-        who=lease.who,
+        who=lease.member.who,
         plane=plane,
         state=lease.session.state,
         credit=lease.credit,
-        in_flight=lease.sequence - lease.used,
+        in_flight=len(lease.under_way),
         # The lease is renewed by whatever is heard, so it says when that was.
-        silent_s=max(0.0, now - (lease.expires - desk.lease_s)),
+        silent_s=max(0.0, now - (lease.member.expires - desk.membership.lease_s)),
     )
 
 

@@ -1,23 +1,23 @@
-"""The consumers of one feed: who comes and goes, what each has used, and when it is sent more."""
+"""The consumers of one feed: events about them go to its membership, and what that says is done."""
 
 from __future__ import annotations
 
 import logging
-import math
 import time
-from collections.abc import Sequence
+from typing import Any, cast
 
 from feeder.devices.layout import credit_for
-from feeder.errors import ConfigError, FeedError, LeaseLost, ProtocolError
+from feeder.errors import ConfigError, FeedError, ProtocolError
 from feeder.service.faults import point
 from feeder.service.net.listener import Peer
+from feeder.service.protocol import membership as members
 from feeder.service.protocol import messages as say
-from feeder.service.protocol.seats import Seats
 from feeder.service.ratelimited_log import plain
+from feeder.service.server.agreement import Agreement, Stand, key
 from feeder.service.server.delivery import Delivery, Send, make_fault
 from feeder.service.server.lease import Lease, News
-from feeder.service.server.rewind import Beginning, LowWatermark
 from feeder.service.server.run import ServedFeed
+from feeder.service.server.watermark import LowWatermark
 from feeder.state.snapshot import StreamState
 from feeder.workers.stream.resuming import Resume
 
@@ -34,140 +34,166 @@ class Desk:
     def __init__(self, feed: ServedFeed, run_id: bytes, lease_s: float, send: Send) -> None:
         self.feed = feed
         self._run_id = run_id
-        self.lease_s = lease_s
-        """Seconds for which a consumer may be silent."""
         self._send = send
-        self.num_queues = len(feed.factory.config.devices)
-        origin = feed.factory.origin
-        self.seats = Seats(self.num_queues, 0 if origin is None else origin.cut.step)
+        factory = feed.factory
+        self.num_queues = len(factory.config.devices)
+        self.membership = members.Membership(
+            self.num_queues,
+            lease_s,
+            origin=0 if factory.origin is None else factory.origin.cut.step,
+            goes_back=factory.goes_back,
+            compares=factory.config.stream.repeatable,
+        )
+        self.leases: list[Lease | None] = [None] * self.num_queues
+        """The lease of each queue; None where nobody holds it."""
         self._delivery = Delivery(feed, send)
-        self.low_watermark = LowWatermark(feed.factory)
+        self.low_watermark = LowWatermark(factory)
         """How far all consumers have used the feed."""
+        self._agreement: Agreement | None = None
+        # Per queue: the last consumer known to stand in the stream, and the positions from which
+        # it may come back.
+        self._left: dict[int, tuple[bytes, set[tuple[Any, ...]]]] = {}
         # The position of a consumer that came back with the end of the stream.
         self._finished: Resume | None = None
-        # Until then somebody may come for a queue that has ended by hearsay.
-        self._trusts_at = math.inf
         # What was used since the last `pump` and is not let go of yet.
         self._unsettled: list[tuple[Lease, News]] = []
-        self._beginning = Beginning(feed, self.seats, self._delivery, self.low_watermark)
 
-    @property
-    def leases(self) -> Sequence[Lease | None]:
-        """The lease of each queue; None where nobody holds it."""
-        return self._beginning.leases
+    def _handle(self, event: Any, now: float | None = None) -> None:
+        """Tell the membership what has happened, and do what follows."""
+        now = time.monotonic() if now is None else now
+        if self._agreement is not None and (agreed := self._agreement.news()) is not None:
+            self.membership.handle(agreed, now)
+        for one in self.membership.handle(event, now):
+            self._perform(one)
+
+    def _perform(self, one: Any) -> None:
+        match one:
+            case members.Refuse(error):
+                raise error
+            case members.SendAway(queue, error, fences):
+                self.feed.stats.fenced += fences
+                lease = self.leases[queue]
+                assert lease is not None
+                self._send(lease.peer, make_fault(lease.generation, error, None), ())
+                # Its connection is left to it: a hang-up would come before the error.
+                self._end_lease(queue, hangs_up=False)
+            case members.EndLease(queue):
+                self._end_lease(queue)
+            case members.SendEnd(queue):
+                lease = self.leases[queue]
+                assert lease is not None
+                self._finished = lease.resume
+                self._delivery.send_end(lease, self.start_token(lease))
+            case members.StartRun():
+                self._start_run(one)
+            case members.StopRun():
+                self.feed.stop_run()
+            case members.TellWaiting():
+                self.tell_waiting()
+            case _:
+                self._log(one)
+
+    def _log(self, one: Any) -> None:
+        name = self.feed.name
+        match one:
+            case members.NoteHung(queue):
+                self.feed.stats.expired += 1
+                logger.warning(
+                    "feed %r: %s, queue %d, was not heard of for %.0f s; its connection is alive, "
+                    "so it hangs", name, self.membership.members[queue].who, queue,
+                    self.membership.lease_s,
+                )  # fmt: skip
+            case members.NoteEnded(queues, who):
+                logger.info(
+                    "feed %r: %s says that queues %r have had everything", name, who, queues
+                )
+            case members.NoteLacking(queues, waited_s):
+                logger.warning(
+                    "feed %r: nobody came for queues %r in %.0f s; it goes on without them until "
+                    "somebody does", name, queues, waited_s,
+                )  # fmt: skip
 
     # ---- coming and going
 
     def open(self, peer: Peer, message: say.Open) -> Lease:
         """Give a consumer its queue, or raise `LeaseLost`, `ResumeError` or `ConfigError`."""
-        queue, num, who = message.queue, self.num_queues, plain(message.who)
+        queue, num = message.queue, self.num_queues
         if queue >= num:
             raise ConfigError(
                 f"queue is {queue}, but feed {self.feed.name!r} has {num}; expected 0 to {num - 1}"
             )
         rejoins = message.intent == "rejoin"
         resume = self.feed.factory.find(message.token, rejoins=rejoins)
-        step = 0 if resume is None else resume.cut.step
-        finished = resume is not None and resume.cut.finished
-        old = self.leases[queue]
-        # ZeroMQ may deliver a question of a former connection after one of a later connection.
-        if old is not None and old.consumer == message.consumer and old.attempt > message.attempt:
-            raise ProtocolError("a consumer's question came after a later one of its own")
-        is_same = old is not None and old.consumer == message.consumer
-        takes_over = message.takeover or is_same
-        # Everything that may refuse the newcomer comes before the old holder is sent away.
-        self._beginning.move_seats()
-        self.seats.check(
-            queue, step, who, rejoins=rejoins, takes_over=takes_over, undecided=message.undecided,
-            finished=finished,
-        )  # fmt: skip
-        if old is not None:
-            self._evict(old, who, fences=not is_same)
-        self.seats.take_seat(
-            queue, step, who, rejoins=rejoins, undecided=message.undecided, finished=finished
-        )
-        if rejoins:
-            self._hear_of_ended(message.ended, who)
+        start = None if resume is None else members.Start(resume.cut.step, resume.cut.finished)
+        # Who came without a position, or with the one this server began at, had it from here.
+        is_known = resume is None or resume is self.feed.factory.origin
+        self._handle(members.Asks(
+            queue, plain(message.who), message.consumer, message.attempt, start, rejoins,
+            message.undecided, message.takeover, message.ended, is_known,
+        ))  # fmt: skip
         self.feed.stats.count_open(rejoins=rejoins)
-        lease = Lease(
+        lease = self.leases[queue] = Lease(
             peer=peer,
             queue=queue,
             # Fences off every earlier lease, also those of other servers at this address.
             generation=self._run_id + self.feed.stats.opened.to_bytes(8, "big"),
-            who=who,
-            consumer=message.consumer,
-            attempt=message.attempt,
+            membership=self.membership,
+            member=self.membership.members[queue],
             credit=message.credit,
             hold=message.hold,
             checksum=message.checksum,
-            rejoins=rejoins,
             resume=resume,
-            # Until it says otherwise, a consumer that comes back has batches that its user lacks.
-            pending=int(rejoins),
-            expires=time.monotonic() + self.lease_s,
         )
-        self._beginning.admit(lease)
+        consumer, keys = self._left.get(queue, (b"", set()))
+        stream = self.feed.factory.config.stream
+        if consumer == message.consumer and resume and key(resume.cut, stream) in keys:
+            self._handle(members.Vouched(queue))
         # Also where nobody held the queue: its arena may be of a size that this lease cannot use.
         self.feed.slots.retire(queue, lambda a: a.num_slots == lease.num_slots(a.slot_bytes))
         lease.session.on("Open")
         return lease
 
-    def _hear_of_ended(self, queues: Sequence[int], who: str) -> None:
-        """Take over what a consumer that comes back knows from a server before this one."""
-        if news := self.seats.mark_ended(queues):
-            self._trusts_at = time.monotonic() + self.lease_s
-            logger.info("feed %r: %s says that queues %r have had everything", self.feed.name, who,
-                        news)  # fmt: skip
-
-    def _evict(self, old: Lease, who: str, *, fences: bool) -> None:
-        """Make room for a newcomer whose right has been checked."""
-        self.feed.stats.fenced += fences
-        self._send_away(old, LeaseLost(f"queue {old.queue} was taken over by {who}"))
-
-    def _send_away(self, lease: Lease, error: FeedError) -> None:
-        self._send(lease.peer, make_fault(lease.generation, error, None), ())
-        # Its connection is left to it: a hang-up would come before the error.
-        self.end_lease(lease, hangs_up=False)
-
-    def _dismiss(self, lease: Lease, error: FeedError) -> None:
-        """End a lease for what its consumer has done, or wants."""
-        if self.leases[lease.queue] is lease:
-            self._send_away(lease, error)
-            self._lose_holder(lease.queue)
-
-    def end_lease(self, lease: Lease, *, hangs_up: bool = True) -> None:
+    def _end_lease(self, queue: int, *, hangs_up: bool = True) -> None:
         """End a lease: memory that its consumer may still look at is never written again."""
-        if self.leases[lease.queue] is not lease:
-            return
-        self._beginning.note_end(lease)
+        lease, self.leases[queue] = self.leases[queue], None
+        assert lease is not None
+        self._note_places(lease)
         lease.is_over = True
-        self.feed.stats.queues[lease.queue].starved.stop(time.monotonic())
+        self.feed.stats.queues[queue].starved.stop(time.monotonic())
         # The arena goes as a whole. A late reader then sees old bytes, and never torn ones.
-        self.feed.slots.retire(lease.queue, lambda arena: lease.shared)
+        self.feed.slots.retire(queue, lambda arena: lease.shared)
         if lease.connection is not None and hangs_up:
             lease.connection.close()
-        self._delivery.let_go(lease, lease.use(lease.sequence))
+        self._delivery.let_go(lease, lease.take_used(len(lease.under_way)))
+
+    def _note_places(self, lease: Lease) -> None:
+        """Remember from where a consumer whose lease ends may come back: it is then known to stand
+        in the stream."""
+        stream, member = self.feed.factory.config.stream, lease.member
+        self._left.pop(lease.queue, None)
+        if not (member.agrees and stream.repeatable and self.num_queues > 1):
+            return
+        # Every position that it may hold: those of batches it was sent, and the one it came with.
+        places = [lease.place_after(member.used), *[batch.place for batch in lease.under_way]]
+        cuts = [place.cut() for place in places if place is not None]
+        cuts += [] if lease.resume is None else [lease.resume.cut]
+        self._left[lease.queue] = member.consumer, {key(cut, stream) for cut in cuts}
 
     def lose(self, lease: Lease) -> None:
         """The connection of a lease's consumer is dead."""
-        if self.leases[lease.queue] is not lease:
-            return
-        logger.info("feed %r: %s, queue %d, is gone", self.feed.name, lease.who, lease.queue)
-        # A trainer that ends without a goodbye after its last batch has not failed anybody.
-        if lease.has_all:
-            return self.leave(lease)
-        self.end_lease(lease)
-        self._lose_holder(lease.queue)
+        if not lease.is_over:
+            who = lease.member.who
+            logger.info("feed %r: %s, queue %d, is gone", self.feed.name, who, lease.queue)
+            self._handle(members.Died(lease.queue))
 
-    def _lose_holder(self, queue: int) -> None:
-        self.seats.lose(queue)
-        self._beginning.look_again()
+    def _dismiss(self, lease: Lease, error: FeedError) -> None:
+        """End a lease for what its consumer has done, or wants."""
+        if not lease.is_over:
+            self._handle(members.Dismissed(lease.queue, error))
 
     def attach(self, lease: Lease, message: say.Attached) -> None:
         """A consumer is ready for batches; raises `ProtocolError` where it cannot be."""
         lease.session.on("Attached")
-        lease.expires = time.monotonic() + self.lease_s
-        self.seats.hear(lease.queue, uses=False)
         lease.shared = message.plane == "shared"
         self.feed.slots.prepare(lease.queue, lease.wanted)
         if lease.shared and lease.connection is None:
@@ -175,32 +201,35 @@ class Desk:
         if message.reason:
             logger.info("feed %r, queue %d: frames, because %s", self.feed.name, lease.queue,
                         plain(message.reason))  # fmt: skip
-        resume = lease.resume
-        if resume is not None and resume.cut.finished:
-            # It has received everything before: it need not wait until the others have.
-            self._finished = resume
-            self._delivery.send_end(lease, self.start_token(lease))
-        self._beginning.begin_run()
+        self._handle(members.Attaches(lease.queue))
 
     def leave(self, lease: Lease) -> None:
         """A consumer says goodbye."""
-        has_all = lease.has_all
-        self.end_lease(lease)
-        self.seats.leave(lease.queue, ended=has_all)
-        self._beginning.look_again()
-        self.tell_waiting()
+        self._handle(members.Left(lease.queue))
 
     @property
     def acknowledged(self) -> bool:
-        """Whether the users of all queues have been handed everything. An end that this server
-        knows by hearsay counts once nobody has come for the queue in a lease's time."""
-        pairs = zip(self.seats.seats, self.leases, strict=True)
-        trusts = time.monotonic() >= self._trusts_at
-        return all(
-            (seat.ended and (trusts or not seat.is_hearsay))
-            or (lease is not None and lease.has_all)
-            for seat, lease in pairs
-        )
+        """Whether the users of all queues have been handed everything."""
+        return self.membership.are_all_done(time.monotonic())
+
+    def _start_run(self, run: members.StartRun) -> None:
+        self.low_watermark.restart_at(run.used_steps, lacks_some=run.lacks_some)
+        factory = self.feed.factory
+        stands: list[Stand] = []
+        start = None
+        for queue in run.stands:
+            lease = self.leases[queue]
+            assert lease is not None
+            # After the last batch that it was sent.
+            place = lease.member.sent_to
+            at = lease.resume if place is None else self._delivery.resume_after(cast("Any", place))
+            start = start if stands else at
+            cut = factory.start_cut() if at is None else at.cut
+            stands.append(Stand(queue, lease.member.who, cut))
+        if not stands:
+            return self.feed.stop_run()  # Everybody has had everything.
+        self._agreement = Agreement(stands, factory.config.stream)
+        self.feed.start_run(start, run.first_steps, self._agreement.look)
 
     def state(self) -> StreamState:
         """How far all consumers have used the feed; any thread may ask."""
@@ -220,22 +249,8 @@ class Desk:
     def expire(self, now: float) -> float:
         """Let newcomers have the queues of consumers that were silent for too long, and begin
         without those that did not come back; returns when to look again."""
-        nearest = math.inf
-        for lease in self.leases:
-            if lease is None:
-                continue
-            if lease.expires > now:
-                nearest = min(nearest, lease.expires)
-            elif self.seats.seats[lease.queue].alive:
-                logger.warning(
-                    "feed %r: %s, queue %d, was not heard of for %.0f s; its connection is alive, "
-                    "so it hangs", self.feed.name, lease.who, lease.queue, self.lease_s,
-                )  # fmt: skip
-                self.feed.stats.expired += 1
-                self._lose_holder(lease.queue)
-        if now < self._trusts_at:
-            nearest = min(nearest, self._trusts_at)
-        return min(nearest, self._beginning.look(now, self.lease_s))
+        self._handle(members.Ticked(), now)
+        return self.membership.look_at(now)
 
     def start_token(self, lease: Lease) -> bytes:
         """The position that a lease began at."""
@@ -246,34 +261,29 @@ class Desk:
     def use(self, lease: Lease, message: say.Used) -> None:
         """Note what a consumer reports: batches that its user was handed, slots that are free
         again, or only that it lives."""
-        sequence = message.sequence
-        if not lease.used <= sequence <= lease.sequence:
+        queue, sequence, member = lease.queue, message.sequence, lease.member
+        if not member.used <= sequence <= member.sent:
             raise ProtocolError(
-                f"used {sequence} batches, expected from {lease.used} to {lease.sequence}"
+                f"used {sequence} batches, expected from {member.used} to {member.sent}"
             )
-        lease.expires = (now := time.monotonic()) + self.lease_s
-        starts = message.begun and self._beginning.starts(lease)
-        if message.begun and not starts:
-            error = self._beginning.refusal(lease, now, self.lease_s)
-            if error is not None:
-                return self._dismiss(lease, error)
-        if self.seats.hear(lease.queue, uses=starts or sequence > 0):
-            self._beginning.look_again()
+        now = time.monotonic()
+        self._handle(members.Heard(queue, message.begun, sequence > 0), now)
+        if lease.is_over:
+            return
         if message.slots:
             if not lease.shared:
                 raise ProtocolError("slots are released that were never given")
-            self.feed.slots.release(lease.queue, message.slots)
+            self.feed.slots.release(queue, message.slots)
             point("server.released")
-        lease.pending = message.pending
-        news = lease.use(sequence)
-        self.feed.stats.queues[lease.queue].add_report(message.report, news.batches, now)
-        self.low_watermark.note(
-            lease.queue, [b.place for b in news.batches], self._delivery.columns
-        )
+        news = lease.take_used(sequence - member.used)
+        places = [batch.place for batch in news.batches]
+        self.feed.stats.queues[queue].add_report(message.report, news.batches, now)
+        self.low_watermark.note(queue, places, self._delivery.columns)
         self._unsettled.append((lease, news))
-        if lease.has_all:
-            self.low_watermark.leave_out(lease.queue, self._delivery.columns)
-            self.tell_waiting()
+        last = places[-1] if places else None
+        self._handle(members.Used(queue, sequence, message.pending, last), now)
+        if member.has_all:
+            self.low_watermark.leave_out(queue, self._delivery.columns)
 
     def snapshot(self, lease: Lease, message: say.Snapshot) -> None:
         """Answer a consumer that asks for its position with leftover rows."""
@@ -289,16 +299,15 @@ class Desk:
         failure = self.feed.ended_with
         # Before a failure is sent to anybody: where one consumer's position is the reason, it alone
         # is sent away and the others go on.
-        doubted = self._beginning.find_doubted(failure)
-        for holder, error in doubted:
-            self._dismiss(holder, error)
-        if doubted:
-            self._beginning.begin_run()
+        if failure is not None and self._agreement is not None:
+            self._handle(self._agreement.failed(failure))
         self._delivery.judged = failure
         for lease in self.leases:
             if lease is not None and lease.excess is not None:
                 self._dismiss(lease, lease.excess)
-            elif lease is not None and not lease.ended and lease.session.state == "streaming":
+            elif (
+                lease is not None and not lease.member.ending and lease.session.state == "streaming"
+            ):
                 try:
                     self._pump(lease)
                 except Exception as error:
@@ -329,8 +338,7 @@ class Desk:
         """Send `Waiting` to everybody for whom it says something new: consumers tell the next
         server which queues have ended."""
         # The ended ones are named as soon as they are known: this server may be killed any moment.
-        have_all = [lease.queue for lease in self.leases if lease is not None and lease.has_all]
-        waiting = missing, ended = self.seats.news(have_all)
+        waiting = missing, ended = self.membership.news()
         for lease in self.leases:
             if lease is not None and lease.last_waiting != waiting:
                 lease.last_waiting = waiting

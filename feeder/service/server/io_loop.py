@@ -61,7 +61,7 @@ class ExitCondition:
         # Queues that nobody holds are not waited for: after a failure a trainer that was to come
         # for them may never come, and batches that cannot be made would be waited for in silence.
         leases = [lease for desk in desks for lease in desk.leases if lease is not None]
-        if failures and all(lease.is_settled for lease in leases):
+        if failures and all(lease.member.is_settled for lease in leases):
             self.is_over, self.failure = True, failures[0]
 
 
@@ -350,7 +350,7 @@ class ServerLoop:
             generation=lease.generation,
             credit=lease.credit,
             shared=self._local_peers.offer(peer, message.boot_id),
-            lease_s=desk.lease_s,
+            lease_s=desk.membership.lease_s,
             length=num_batches(factory.config, lease.queue),
             name=factory.name,
             number=0,

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, cast
 
 from feeder.devices.layout import MAX_ARENA_BYTES, credit_for
 from feeder.errors import ConfigError
 from feeder.service.memory.fdpass import DescriptorConnection
 from feeder.service.memory.memfd import NOTHING, Wanted
 from feeder.service.net.listener import Peer
+from feeder.service.protocol.membership import Finished, Member, Membership, Sent
 from feeder.service.protocol.session import SERVER, Receipts, Session
 from feeder.service.server.run import StreamIncarnation
 from feeder.workers.stream.batch import Batch
@@ -52,28 +53,18 @@ class Lease:
     generation: bytes
     """The fencing token: 16 random bytes of the server's run and a counter. A message that carries
     another one is from a lease that is over."""
-    who: str
-    """The consumer in words, for logs and errors."""
-    consumer: bytes
-    """Its random identity, by which it may take its own place again: connections prove nothing."""
-    attempt: int
-    """How often this consumer had asked before."""
+    membership: Membership
+    """Is told what goes out."""
+    member: Member
+    """What the membership knows of its consumer."""
     credit: int
     """Batches that may be sent beyond those that are used; 0 until their size is known."""
     hold: int
     """Batches that its user may keep beside these."""
     checksum: str
     """How batches are to be checked: "off", "sampled", "full", or "auto" (by the data path)."""
-    rejoins: bool
-    """Whether it came back within a run of training, wherever the others stand."""
-    expires: float
-    """When its right ends unless it is heard of before (monotonic clock)."""
     resume: Resume | None = None
     """The position that it came with; None for the start of the feed."""
-    place: LazyPosition | None = None
-    """The position after the last batch that it was sent; None before the first."""
-    agrees: bool = False
-    """Whether its position is known to lie in this feed's stream, and not in another run's."""
     session: Session = field(default_factory=lambda: Session(SERVER))
     shared: bool = False
     """Whether its batches go through shared memory."""
@@ -81,31 +72,16 @@ class Lease:
     """The unix connection over which it gets descriptors of arenas."""
     arenas: set[int] = field(default_factory=set)
     """The arenas whose descriptors it has been given."""
-    sequence: int = 0
-    """Number of the next batch to be sent."""
-    used: int = 0
-    """Number of batches that the user has been handed."""
-    out_of_step_since: float | None = None
-    """Since when its user waits for a batch in vain, because the other queues have gone on."""
-    pending: int = 0
-    """Batches of its earlier leases that its user has not been handed yet, as it last said. Who has
-    received everything has not used it."""
-    ended: bool = False
-    """Whether it has been sent the end, or an error in its place."""
-    failed: bool = False
-    """Whether that was an error."""
     is_over: bool = False
     """Whether the lease is over, for any reason."""
     excess: ConfigError | None = None
     """Why it cannot be given what it asks for: an error of this consumer, not of the feed."""
     run: StreamIncarnation | None = None
     """The run whose batches it was last sent."""
-    sent: deque[Batch] = field(default_factory=deque)
+    under_way: deque[Batch] = field(default_factory=deque)
     """The batches sent and not used yet."""
     num_stale: int = 0
     """How many of these, the first ones, are of earlier runs."""
-    used_place: LazyPosition | None = None
-    """The position after the last used batch: a snapshot may still be asked for there."""
     answers: Receipts = field(default_factory=Receipts)
     """Allows one unread snapshot."""
     last_waiting: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
@@ -119,7 +95,7 @@ class Lease:
     @property
     def room(self) -> int:
         """Batches that it may be sent now."""
-        return self.credit - (self.sequence - self.used)
+        return self.credit - (self.member.sent - self.member.used)
 
     @property
     def mode(self) -> Literal["off", "sampled", "full"]:
@@ -138,22 +114,6 @@ class Lease:
         if not (self.shared or self.mode == "sampled"):
             return Wanted(sums=self.mode == "full", keeps=True)
         return Wanted(sums=True) if self.mode == "full" else NOTHING
-
-    @property
-    def has_attached(self) -> bool:
-        """Whether it can take batches."""
-        return self.session.state in ("streaming", "ended")
-
-    @property
-    def is_settled(self) -> bool:
-        """Whether the consumer has been sent the end, or an error in its place, and its user has
-        been handed everything before that."""
-        return self.ended and self.used == self.sequence and not self.pending
-
-    @property
-    def has_all(self) -> bool:
-        """Whether the user has been handed everything, up to the end of the stream."""
-        return self.is_settled and not self.failed
 
     def num_slots(self, slot_bytes: int) -> int:
         """How many slots an arena for this lease needs; where it wants too many, as many as an
@@ -175,22 +135,22 @@ class Lease:
     def note(self, batches: list[Batch], run: StreamIncarnation) -> None:
         """Note that batches go out."""
         if run is not self.run:
-            self.run, self.num_stale = run, len(self.sent)
+            self.run, self.num_stale = run, len(self.under_way)
         if self.last_waiting[0]:
             self.last_waiting = (), self.last_waiting[1]  # Batches say that nobody is waited for.
-        self.sent.extend(batches)
-        self.place = batches[-1].place
-        self.sequence += len(batches)
+        self.under_way.extend(batches)
+        self.membership.handle(Sent(self.queue, len(batches), batches[-1].place), 0.0)
 
-    def use(self, sequence: int) -> News:
-        """Note that the user has been handed the batches before `sequence`; returns those of them
-        that are news."""
-        take = self.sent.popleft
-        news = News([take() for _ in range(sequence - self.used)], self.num_stale, self.run)
-        self.num_stale = max(0, self.num_stale - len(news.batches))
-        self.used = sequence
-        if news.batches:
-            self.used_place = news.batches[-1].place
+    def finish(self, ending: Literal["end", "fault"]) -> None:
+        """Note that nothing more goes out."""
+        self.membership.handle(Finished(self.queue, ending), 0.0)
+
+    def take_used(self, num: int) -> News:
+        """Take out the first `num` batches under way: the user has been handed them, or never will
+        be."""
+        take = self.under_way.popleft
+        news = News([take() for _ in range(num)], self.num_stale, self.run)
+        self.num_stale = max(0, self.num_stale - num)
         return news
 
     def place_after(self, sequence: int) -> LazyPosition | None:
@@ -198,7 +158,7 @@ class Lease:
         known."""
         # Positions are kept of batches under way and of the last used one. A user stands at the
         # latter, or further on, where its `Used` is still to come.
-        i = sequence - self.used
+        i = sequence - self.member.used
         if i == 0:
-            return self.used_place
-        return self.sent[i - 1].place if 0 < i <= len(self.sent) else None
+            return cast("LazyPosition | None", self.member.used_to)
+        return self.under_way[i - 1].place if 0 < i <= len(self.under_way) else None

@@ -6,15 +6,13 @@ import contextlib
 import logging
 import math
 import socket
-import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from itertools import islice
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Event, Thread
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -22,12 +20,21 @@ import feeder
 from conformance.served import reading, serving
 from feeder.service.client.session import ClientSession
 from feeder.service.net.keys import make_keys
+from feeder.service.protocol import membership
 from feeder.service.protocol import messages as say
-from feeder.service.protocol.seats import Seats
-from feeder.service.server import rewind as beginning
+from feeder.service.protocol.membership import (
+    Asks,
+    Attaches,
+    Died,
+    Membership,
+    NoteHung,
+    NoteLacking,
+    StartRun,
+    StopRun,
+    Ticked,
+)
 from feeder.service.server.group import Desk
 from feeder.service.server.io_loop import ServerLoop
-from feeder.service.server.rewind import Beginning
 from peers import OPEN, RawPeer, peer_of, used
 from small import Aside, Heard, Pure, make
 
@@ -65,7 +72,7 @@ def end_one_of_two(address: str, knows: bool) -> Iterator[feeder.Consumer]:
 def test_who_ends_while_no_server_is_there_holds_nobody_back(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, knows: bool
 ) -> None:
-    monkeypatch.setattr(beginning, "_RETURN_S", 60.0 if knows else 0.2)
+    monkeypatch.setattr(membership, "RETURN_S", 60.0 if knows else 0.2)
     if not knows:
         # As one whose server was killed before it had heard of the end.
         monkeypatch.setattr(Desk, "tell_waiting", lambda desk: None)
@@ -179,7 +186,7 @@ def test_before_the_first_batch_the_position_stays_though_the_server_does_not(
 def test_who_comes_back_late_is_given_all_that_is_its_own(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(beginning, "_RETURN_S", 0.2)
+    monkeypatch.setattr(membership, "RETURN_S", 0.2)
     address = f"ipc://{tmp_path}/feed"
     with feeder.serve(two_queues, address):
         late = feeder.connect(address, queue=0)
@@ -315,7 +322,7 @@ def test_a_client_whom_no_address_takes_is_told_so(
 def test_who_is_lost_before_it_could_take_batches_is_not_waited_for(
     monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    monkeypatch.setattr(beginning, "_RETURN_S", 0.2)
+    monkeypatch.setattr(membership, "RETURN_S", 0.2)
     with serving(two_queues, lease=0.5) as server:
         peer = RawPeer(server.addresses[0])
         with closing(peer):
@@ -330,58 +337,28 @@ def test_who_is_lost_before_it_could_take_batches_is_not_waited_for(
                 assert [batch.step for batch in islice(consumer, NUM)] == [*range(0, 2 * NUM, 2)]
 
 
-COUNTING = ten()["train"].streams[0].config.stream
-
-
-class Feed:
-    """A feed that is begun and halted, and whether it could be made again."""
-
-    name = "train"
-
-    def __init__(self, goes_back: bool) -> None:
-        self.factory: Any = SimpleNamespace(
-            goes_back=goes_back, origin=None, config=SimpleNamespace(stream=COUNTING),
-            start_cut=lambda: SimpleNamespace(step=0),
-        )  # fmt: skip
-        self.begun = list[list[float]]()
-
-    def start_run(self, resume: Any, first_steps: list[float], look: Any) -> None:
-        self.begun.append(first_steps)
-
-    def stop_run(self) -> None:
-        pass
-
-
-@pytest.mark.parametrize(("goes_back", "wait_s"), [(True, beginning._RETURN_S), (False, 30.0)])
+@pytest.mark.parametrize(("goes_back", "wait_s"), [(True, membership.RETURN_S), (False, 30.0)])
 def test_how_long_those_who_come_back_wait_for_others(goes_back: bool, wait_s: float) -> None:
     """Where the feed could not go back for who comes later, for as long as for one that hangs."""
-    seats, feed = Seats(2), Feed(goes_back)
-    seats.take_seat(0, 0, "me", rejoins=True, undecided=False)
-    me = SimpleNamespace(
-        queue=0, has_attached=True, rejoins=True, ended=False, has_all=False, place=None,
-        used_place=None, agrees=False, resume=None,
-    )  # fmt: skip
-    nobody: Any = SimpleNamespace(restart_at=lambda *args, **settings: None)
-    leases: Any = [me, None]
-    begins = Beginning(cast(Any, feed), seats, nobody, nobody)
-    begins.leases = leases
-    assert begins.look(0.0, 30.0) == math.inf
-    for _ in range(2):  # The time does not begin anew.
-        begins.begin_run()
-        until = begins.look(0.0, 30.0)
-        assert 0.0 <= time.monotonic() + wait_s - until < 5.0
-        assert not feed.begun
-    # Who hangs before it can take batches is not here.
-    seats.take_seat(1, 0, "other", rejoins=True, undecided=False)
-    seats.lose(1)
-    if goes_back:  # Else it is waited for.
-        leases[1] = SimpleNamespace(queue=1, has_attached=False, rejoins=True)
-    begins.look_again()
-    assert begins.look(until - 0.01, 30.0) == until
-    assert begins.look(until, 30.0) == math.inf
-    assert feed.begun == [[0, math.inf]]
-    begins.look_again()
-    assert len(feed.begun) == 1
+    feed = Membership(2, 30.0, goes_back=goes_back)
+    feed.handle(Asks(0, "me", rejoins=True), 0.0)
+    assert feed.look_at(1.0) == 30.0  # It waits for nothing but that the lease runs out.
+    assert feed.handle(Attaches(0), 1.0) == [StopRun()]
+    # Who hangs before it can take batches is not here, and the time does not begin anew.
+    feed.handle(Asks(1, "other", rejoins=True), 1.0)
+    feed.members[1].expires = 2.0
+    feed.handle(Ticked(), 2.0)
+    feed.members[0].expires = 100.0
+    if not goes_back:  # Else it is waited for, until it is gone.
+        assert feed.look_at(2.0) == 100.0
+        feed.handle(Died(1), 1.0)
+    until = feed.look_at(2.0)
+    assert until == 1.0 + wait_s
+    assert feed.handle(Ticked(), until - 0.01) == []
+    assert feed.handle(Ticked(), until) == [
+        NoteLacking([1], wait_s), StartRun((0,), [0, math.inf], [0, math.inf], True)
+    ]  # fmt: skip
+    assert feed.handle(membership.Heard(0), until) == []
 
 
 def test_who_was_undecided_and_goes_on_ends_the_others_wait() -> None:
@@ -435,20 +412,11 @@ def test_where_everybody_has_had_everything_nothing_is_fetched() -> None:
 
 
 def test_a_feed_that_cannot_go_back_waits_for_who_hangs_before_it_is_ready() -> None:
-    seats, feed = Seats(2), Feed(goes_back=False)
+    feed = Membership(2, 30.0, goes_back=False)
     for queue in range(2):
-        seats.take_seat(queue, 0, "somebody", rejoins=True, undecided=False)
-    seats.lose(1)
-    here, late = (
-        SimpleNamespace(
-            queue=i, has_attached=not i, rejoins=True, ended=False, place=None, resume=None
-        )
-        for i in range(2)
-    )
-    nobody: Any = SimpleNamespace(restart_at=lambda *args, **settings: None)
-    leases: Any = [here, late]
-    begins = Beginning(cast(Any, feed), seats, nobody, nobody)
-    begins.leases = leases
-    begins.begin_run()
-    assert begins.look(math.inf, 30.0) == math.inf
-    assert not feed.begun
+        feed.handle(Asks(queue, "somebody", rejoins=True), 0.0)
+    feed.handle(Attaches(0), 20.0)
+    assert [type(one) for one in feed.handle(Ticked(), 30.0)] == [NoteHung, StopRun]
+    feed.members[0].expires = math.inf
+    assert feed.look_at(30.0) == math.inf
+    assert feed.handle(Ticked(), 1e9) == []

@@ -15,7 +15,7 @@ import pytest
 import feeder
 from conformance.served import reading, serving
 from feeder.service.protocol import messages as say
-from feeder.service.protocol.seats import Seats
+from feeder.service.protocol.membership import Asks, Attaches, Died, Finished, Left, Membership
 from feeder.service.server.group import Desk
 from small import WAIT_S, Arrays, Aside, Pure, make
 
@@ -188,23 +188,30 @@ def test_after_a_failover_before_the_first_batch_a_state_may_still_be_loaded(
 
 def test_who_came_and_took_no_part_leaves_the_others_as_they_were() -> None:
     """Else all would wait for one that has had everything."""
-    seats = Seats(3)
+    feed = Membership(3, 30.0)
+
+    def take(queue: int, *, undecided: bool) -> None:
+        asked = Asks(queue, "somebody", undecided=undecided, takes_over=True)
+        feed.handle(asked, 0.0)
+
     for queue in range(3):
-        seats.take_seat(queue, 0, "somebody", rejoins=False, undecided=False)
-        seats.seats[queue].takes_part = True
+        take(queue, undecided=False)
+    for queue in range(3):
+        feed.handle(Attaches(queue), 0.0)
     for queue in range(2):
-        seats.leave(queue, ended=True)
-    assert seats.missing() == []
-    for end in (lambda: seats.lose(1), lambda: seats.leave(1, ended=False)):
+        feed.handle(Finished(queue, "end"), 0.0)
+        feed.handle(Left(queue), 0.0)
+    assert feed.missing() == []
+    for goes in (Died(1), Left(1)):
         for _ in range(2):  # One takes it over from the other.
-            seats.take_seat(1, 0, "a newcomer", rejoins=False, undecided=True)
-            assert (seats.missing(), seats.news()) == ([0], ((0,), ()))
-        end()
-        assert (seats.missing(), seats.news()) == ([], ((), (0, 1)))
-    seats.take_seat(1, 0, "a newcomer", rejoins=False, undecided=True)
-    seats.take_seat(0, 0, "another", rejoins=False, undecided=True)
-    assert seats.missing() == []
+            take(1, undecided=True)
+            assert (feed.missing(), feed.news()) == ([0], ((0,), ()))
+        feed.handle(goes, 0.0)
+        assert (feed.missing(), feed.news()) == ([], ((), (0, 1)))
+    for queue in (1, 0):
+        take(queue, undecided=True)
+    assert feed.missing() == []
     for queue in range(2):
-        seats.seats[queue].takes_part = True
-    seats.lose(1)
-    assert seats.missing() == [1]
+        feed.handle(Attaches(queue), 0.0)
+    feed.handle(Died(1), 0.0)
+    assert feed.missing() == [1]

@@ -503,7 +503,7 @@ def test_who_never_ends_a_message_is_hung_up_on_and_nobody_else(
 
     def note(desk: Desk, lease: Any) -> None:
         lose(desk, lease)
-        lost.append(lease.who)
+        lost.append(lease.member.who)
         is_lost.set()
 
     monkeypatch.setattr(Desk, "lose", note)

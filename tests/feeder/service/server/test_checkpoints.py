@@ -19,9 +19,9 @@ from feeder.checkpoint.store import CheckpointStore
 from feeder.service.client import io_loop
 from feeder.service.protocol import messages as say
 from feeder.service.server.io_loop import ServerLoop
-from feeder.service.server.rewind import LowWatermark
 from feeder.service.server.run import FeedFactory
 from feeder.service.server.serve import Server
+from feeder.service.server.watermark import LowWatermark
 from feeder.workers.stream.position import LazyPosition
 from peers import Stalled, peer_of, used
 from small import WAIT_S, Pure, ids, make

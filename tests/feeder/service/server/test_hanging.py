@@ -41,7 +41,7 @@ def test_a_hung_consumer_loses_its_queue_after_its_lease_and_not_before() -> Non
             peer.hear(say.Batches)
             with pytest.raises(feeder.LeaseLost, match="somebody"):
                 feeder.connect(server.addresses[0])
-            server._desks["train"].lease_s = LEASE_S
+            server._desks["train"].membership.lease_s = LEASE_S
             peer.say(used(generation, 0))
             assert heard.event.wait(WAIT_S)
             with reading(server) as consumer:
@@ -78,13 +78,13 @@ def test_a_lease_that_was_renewed_in_time_outlives_a_stall_of_the_server(
     with serving(factory) as server, peer_of(server.addresses[0]) as peer:
         generation = peer.opens(feed="").generation
         stalled = Stalled(monkeypatch, server)
-        server._desks["train"].lease_s = LEASE_S
+        server._desks["train"].membership.lease_s = LEASE_S
         peer.say(used(generation, 0))
         assert stalled.entered.wait(WAIT_S)
         peer.say(used(generation, 0))
         lease = server._desks["train"].leases[0]
         assert lease is not None
-        while time.monotonic() < lease.expires:
+        while time.monotonic() < lease.member.expires:
             threading.Event().wait(0.01)
         stalled.go_on.set()
         while len(stalled.expired) < 2:

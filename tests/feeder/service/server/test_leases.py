@@ -100,7 +100,7 @@ def test_nor_does_who_died_before_it_was_read(
         return event
 
     def take(self: ServerLoop, peer: Any, message: say.Message, frames: Any) -> bool:
-        is_ghost = peer in self._leases and self._leases[peer][1].who == "ghost"
+        is_ghost = peer in self._leases and self._leases[peer][1].member.who == "ghost"
         return is_ghost or send(self, peer, message, frames)
 
     monkeypatch.setattr(serving_module, "read_event", read)

@@ -16,7 +16,8 @@ import xxhash
 
 import feeder
 from conformance.served import reading, serving
-from feeder.service.server.rewind import Agreement, Stand
+from feeder.service.protocol.membership import Agreed
+from feeder.service.server.agreement import Agreement, Stand
 from small import Aside, Counted, Pure, Seekable, ids, make
 
 NUM = 100
@@ -229,13 +230,12 @@ def test_the_end_of_an_epoch_may_have_names_that_lie_further_apart() -> None:
         stream = coordinator["train"].streams[0].config.stream
     first, late = replace(cut, epoch=0, index=3, step=3), replace(cut, epoch=2, index=0, step=3)
     for one, other in ((first, late), (late, first)):
-        leases: Any = [SimpleNamespace(queue=i, who="", agrees=False) for i in range(2)]
-        agreement = Agreement([Stand(leases[0], one), Stand(leases[1], other)], stream)
+        agreement = Agreement([Stand(0, "", one), Stand(1, "", other)], stream)
         batch: Any = SimpleNamespace(step=3, index=0, place=late)
         agreement.look([batch])
-        agreement.settle()
-        assert all(lease.agrees for lease in leases)
-    agreement = Agreement([Stand(leases[0], first), Stand(leases[1], late)], stream)
+        assert agreement.news() == Agreed((1,))
+        assert agreement.news() is None
+    agreement = Agreement([Stand(0, "", first), Stand(1, "", late)], stream)
     batch = SimpleNamespace(step=3, index=3, place=late)
     for error in (feeder.ResumeError, feeder.ClosedError):  # It is told once.
         with pytest.raises(error):

@@ -11,9 +11,9 @@ import pytest
 import feeder
 from chaos.soak import break_connections
 from conformance.served import reading, serving
+from feeder.service.protocol import membership
 from feeder.service.protocol import messages as say
-from feeder.service.protocol.seats import Seats
-from feeder.service.server import rewind as beginning
+from feeder.service.protocol.membership import Asks, Left, Membership, Refuse, Start, State
 from feeder.service.server.delivery import Delivery
 from feeder.service.server.group import Desk
 from peers import OPEN, peer_of
@@ -84,13 +84,15 @@ def test_nobody_starts_long_before_one_that_had_everything(
 
 
 def test_the_rounds_of_queues_that_had_everything() -> None:
-    seats = Seats(3)
-    seats.take_seat(0, 7, "first", rejoins=False, undecided=False, finished=True)
+    feed = Membership(3, 30.0)
+    feed.handle(Asks(0, "first", start=Start(7, finished=True)), 0.0)
     for queue, step in ((1, 7), (2, 8), (1, 6), (2, 9)):
-        seats.check(queue, step, "other")
+        asked = Asks(queue, "other", start=Start(step))
+        assert not any(isinstance(one, Refuse) for one in feed.handle(asked, 0.0))
+        feed.handle(Left(queue), 0.0)
     for queue, step in ((1, 2), (2, 12)):
-        with pytest.raises(feeder.ResumeError, match="but queue 0 at round 3"):
-            seats.check(queue, step, "other")
+        (refused,) = feed.handle(Asks(queue, "other", start=Start(step)), 0.0)
+        assert "but queue 0 at round 3" in str(refused.error)
 
 
 # ---- before the first batch
@@ -116,7 +118,7 @@ def test_one_whose_connection_breaks_before_all_are_there_waits_as_before(
     monkeypatch: pytest.MonkeyPatch, has_state: bool
 ) -> None:
     """It was taken for one that comes back, after which nobody waits long for the others."""
-    monkeypatch.setattr(beginning, "_RETURN_S", 0.0)
+    monkeypatch.setattr(membership, "RETURN_S", 0.0)
     with serving(many) as server, ExitStack() as stack:
         settings: dict[str, Any] = {}
         if has_state:
@@ -161,11 +163,9 @@ def test_one_that_has_got_nothing_while_the_others_went_on_comes_back(
 
 
 def test_a_queue_whose_consumer_lives_has_not_ended_whatever_others_say() -> None:
-    seats = Seats(2)
-    seats.take_seat(0, 6, "one that lives", rejoins=True, undecided=False)
-    seats.mark_ended((0, 1))
-    assert seats.seats[0].taken and not seats.seats[0].ended
-    assert seats.seats[1].ended
+    feed = Membership(2, 30.0)
+    feed.handle(Asks(0, "one that lives", start=Start(6), rejoins=True, ended=(0, 1)), 0.0)
+    assert [member.state for member in feed.members] == [State.JOINING, State.ENDED]
 
 
 def test_a_question_that_comes_after_a_later_one_of_its_own_is_refused() -> None:

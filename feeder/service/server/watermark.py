@@ -1,0 +1,84 @@
+"""How far a served feed has been used by all: the newest round of which every queue has used its
+batch.
+
+A server stores this position, and trainers that come without one begin there. Only what users were
+handed counts, never what was sent: a stored position may stand still for a while, and is never
+ahead of a trainer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable, Sequence
+
+from feeder.service.server.run import FeedFactory
+from feeder.state.snapshot import StreamState
+from feeder.workers.stream.chunks import Columns
+from feeder.workers.stream.position import LazyPosition
+
+
+class LowWatermark:
+    """The newest position up to which all consumers of one feed have used it.
+
+    Written by the I/O thread. Any thread may call `state`: the fields that it reads are replaced as
+    a whole, so it finds an older position at worst.
+    """
+
+    def __init__(self, factory: FeedFactory) -> None:
+        self._positions = factory.positions
+        self._num = len(factory.config.devices)
+        # For each queue the number of rounds of which it has used its batch; infinity at the end.
+        self._rounds: list[float] = [0] * self._num
+        # Where those rounds ended that the last queue has used and some other has not. A round ends
+        # with the last queue's batch, so only that queue's positions are kept.
+        self._ends: deque[LazyPosition] = deque()
+        self._place: LazyPosition | None = None
+        self._columns: Columns | None = None
+        # While some consumers are missing their batches are discarded, and nothing is noted.
+        self._stands = False
+        self._state = factory.start_state()
+
+    def restart_at(self, first_steps: Sequence[float], *, lacks_some: bool = False) -> None:
+        """The feed begins at another position: of each queue the batches before its first step
+        count as used.
+
+        The position so far stands until a whole round has been used from there on; where the feed
+        lacks some consumers, until it begins again with them.
+        """
+        self._rounds = [step if step == math.inf else step // self._num for step in first_steps]
+        self._ends.clear()
+        self._stands = lacks_some
+
+    def note(self, queue: int, places: Iterable[LazyPosition], columns: Columns | None) -> None:
+        """A queue's user has been handed the batches that end at these positions."""
+        if self._stands:
+            return
+        for place in places:
+            self._rounds[queue] = (place.step - 1) // self._num + 1
+            if queue == self._num - 1:
+                self._ends.append(place)
+        self._settle(columns)
+
+    def leave_out(self, queue: int, columns: Columns | None) -> None:
+        """A queue's user has been handed everything."""
+        if not self._stands:
+            self._rounds[queue] = math.inf
+            self._settle(columns)
+
+    def _settle(self, columns: Columns | None) -> None:
+        used = min(self._rounds)
+        while self._ends and self._ends[0].step <= used * self._num:
+            self._columns, self._place = columns, self._ends.popleft()
+
+    def finish_at(self, place: LazyPosition, columns: Columns | None) -> None:
+        """All users have been handed everything: the stream has ended at `place`."""
+        self._columns, self._place = columns, place
+
+    def state(self) -> StreamState:
+        """The position with its leftover rows. Any thread."""
+        # Made when somebody asks: to encode one costs more than to use a small batch.
+        place = self._place
+        if place is not None:
+            self._state = self._positions.state_at(place, self._columns, with_rows=True)
+        return self._state

@@ -1,0 +1,138 @@
+"""The membership of a feed in all interleavings of its events, and its table as it is drawn."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from feeder.errors import ProtocolError
+from feeder.service.protocol import membership as ms
+from feeder.service.protocol.membership import TABLE, Membership, Move, State
+from simulation.diagram import draw, to_states
+from simulation.explore import Limits, explore
+
+README = Path(ms.__file__).parent / "README.md"
+NO_FAULT = Limits(batches=2, deaths=0, servers=0, rollbacks=0)
+ONE_DEATH = NO_FAULT._replace(batches=3, deaths=1)
+LONGER = Limits(batches=5, deaths=1, servers=0, rollbacks=0)
+
+
+def test_nothing_breaks_where_one_trainer_dies() -> None:
+    found = explore(ONE_DEATH)
+    assert (found.closed, found.violation) == (True, "")
+    assert found.states > 20_000
+
+
+@pytest.mark.parametrize("fault", ["servers", "rollbacks", "hangs", "breaks"])
+def test_nor_where_anything_else_happens_as_far_as_is_looked_at(fault: str) -> None:
+    found = explore(NO_FAULT._replace(**{fault: 1}), most=3000)
+    assert not found.violation, found.trace
+
+
+# ---- each invariant fails where the code is wrong
+
+
+class KeepsOldHolder(Membership):
+    """Who takes a queue over does not send its holder away."""
+
+    def handle(self, event: Any, now: float) -> list[Any]:
+        done = super().handle(event, now)
+        return [one for one in done if not isinstance(one, ms.SendAway)]
+
+
+class BeginsAtNewest(Membership):
+    """A run begins at the newest position, and not at the oldest."""
+
+    def handle(self, event: Any, now: float) -> list[Any]:
+        done = super().handle(event, now)
+        return [
+            one._replace(stands=one.stands[::-1]) if isinstance(one, ms.StartRun) else one
+            for one in done
+        ]
+
+
+class ForgetsWhatWasSent(Membership):
+    """A queue goes on where its consumer came from, whatever it was sent since."""
+
+    def _send(self, event: ms.Sent, now: float) -> list[Any]:
+        self.members[event.queue].sent += event.num
+        return []
+
+    def handle(self, event: Any, now: float) -> list[Any]:
+        return self._send(event, now) if isinstance(event, ms.Sent) else super().handle(event, now)
+
+
+class StoresWhatWasSent(Membership):
+    """What was sent counts as used."""
+
+    def handle(self, event: Any, now: float) -> list[Any]:
+        return [
+            one._replace(used_steps=one.first_steps) if isinstance(one, ms.StartRun) else one
+            for one in super().handle(event, now)
+        ]
+
+
+class KeepsLeases(Membership):
+    """The lease of a consumer that dies does not end, so its slots are never free again."""
+
+    def handle(self, event: Any, now: float) -> list[Any]:
+        done = super().handle(event, now)
+        died = isinstance(event, ms.Died)
+        return [one for one in done if not (died and isinstance(one, ms.EndLease))]
+
+
+class NeverLooksAgain(Membership):
+    """A consumer that is gone while the others wait changes nothing for them."""
+
+    def _look_again(self, now: float) -> list[Any]:
+        return []
+
+
+@pytest.mark.parametrize(
+    ("planted", "invariant", "limits"),
+    [
+        (KeepsOldHolder, "holders", NO_FAULT._replace(breaks=1)),
+        (BeginsAtNewest, "rows", LONGER),
+        (ForgetsWhatWasSent, "positions", LONGER),
+        (StoresWhatWasSent, "stored", LONGER),
+        (KeepsLeases, "holders|slots", ONE_DEATH),
+        (NeverLooksAgain, "waits", NO_FAULT._replace(hangs=1)),
+    ],
+)
+def test_an_invariant_fails_where_a_bug_is_planted(
+    planted: type[Membership], invariant: str, limits: Limits
+) -> None:
+    found = explore(limits, planted)
+    assert re.match(invariant, found.violation), found
+    assert found.trace
+
+
+# ---- the table
+
+
+def test_the_diagram_is_the_table() -> None:
+    drawn = re.findall(r"```mermaid\n(stateDiagram.*?)```", README.read_text(), re.DOTALL)
+    assert drawn == [draw()]
+
+
+def test_every_state_is_reached_and_the_queue_may_be_asked_for_in_each() -> None:
+    reached, open_ = set[State](), [State.ABSENT]
+    while open_:
+        state = open_.pop()
+        if state not in reached:
+            reached.add(state)
+            open_ += [one for to in TABLE[state].values() for one in to_states(to)]
+    assert reached == set(State) == set(TABLE)
+    assert all(Move.ASKS in moves for moves in TABLE.values())
+
+
+def test_what_the_table_has_no_move_for_is_refused_and_changes_nothing() -> None:
+    feed = Membership(1, 30.0)
+    feed.handle(ms.Asks(0, "me"), 0.0)
+    feed.handle(ms.Attaches(0), 0.0)
+    with pytest.raises(ProtocolError, match="attaches while streaming"):
+        feed.handle(ms.Attaches(0), 0.0)
+    assert feed.members[0].state is State.STREAMING
