@@ -192,7 +192,7 @@ def test_the_server_is_told_of_what_the_loop_has_alone(
 @pytest.mark.parametrize("is_done", [False, True])
 @pytest.mark.parametrize("num_devices", [1, 2])
 @pytest.mark.parametrize("every", [2, 10])
-def test_an_interrupt_at_a_mark_loses_neither_the_batch_nor_the_mark(
+def test_an_interrupt_at_a_trigger_loses_neither_the_batch_nor_the_checkpoint(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, every: int, num_devices: int, is_done: bool
 ) -> None:
     policy = feeder.Checkpointing(tmp_path, every_batches=every)
@@ -223,7 +223,7 @@ def step_of(stream: Stream) -> int:
 
 
 @pytest.mark.parametrize("every", [10, 1000])
-def test_what_is_interrupted_at_a_mark_or_the_end_is_done_again(
+def test_what_is_interrupted_at_a_trigger_or_the_end_is_done_again(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, every: int
 ) -> None:
     policy = feeder.Checkpointing(tmp_path, every_batches=every)
