@@ -23,6 +23,7 @@ COMMANDS = [
     "scripts/gpu-report",
     "scripts/planted-bugs",
     "scripts/planted-events",
+    "scripts/simulate",
     "scripts/test",
     ".ci/run",
 ]

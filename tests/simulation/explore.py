@@ -197,6 +197,7 @@ def membership_key(server: ms.Membership, trainers: list[Trainer]) -> tuple[Any,
 # ---- What may happen: each event is a name, whether it is a fault, and what it does to a world.
 
 Event = tuple[str, bool, Callable[[World], None]]
+Step = Callable[[World, Trainer], None]
 
 
 class Rules:
@@ -252,7 +253,7 @@ class Rules:
         queue, left = one.queue, world.left
         at = (queue, one.connection)
 
-        def on(do: Callable[[World, Trainer], None]) -> Callable[[World], None]:
+        def on(do: Step) -> Callable[[World], None]:
             return lambda w: do(w, w.trainers[queue])
 
         if one.state == "idle" and world.server is not None:
@@ -264,12 +265,7 @@ class Rules:
             yield f"user {queue} begins", False, on(self._begin)
         if self._waits_in_vain(world, one):
             yield f"trainer {queue} is begun again, to come back", False, on(self._begin_again)
-        if one.begun and one.used < one.received and one.state not in ("down", "failed", "done"):
-            yield f"user {queue} is handed a batch", False, on(self._use)
-        if one.has_end and one.begun and one.used == one.received and one.state == "streaming":
-            yield f"trainer {queue} says goodbye", False, on(self._say_bye)
-        if one.state == "streaming" and self._would_be_news(world, one):
-            yield f"trainer {queue} renews", False, on(self._tell)
+        yield from self._batch_events(world, one, on)
         if one.state in ("opening", "streaming"):
             if left.deaths:
                 yield f"trainer {queue} dies", True, on(self._kill)
@@ -282,6 +278,17 @@ class Rules:
                     f"all go back to round {at_round}", True,
                     lambda w, at_round=at_round: self._roll_back(w, at_round),
                 )  # fmt: skip
+
+    def _batch_events(
+        self, world: World, one: Trainer, on: Callable[[Step], Callable[[World], None]]
+    ) -> Iterator[Event]:
+        queue = one.queue
+        if one.begun and one.used < one.received and one.state not in ("down", "failed", "done"):
+            yield f"user {queue} is handed a batch", False, on(self._use)
+        if one.has_end and one.begun and one.used == one.received and one.state == "streaming":
+            yield f"trainer {queue} says goodbye", False, on(self._say_bye)
+        if one.state == "streaming" and self._would_be_news(world, one):
+            yield f"trainer {queue} renews", False, on(self._tell)
 
     def _would_be_news(self, world: World, one: Trainer) -> bool:
         # Consumers renew their leases all the time; only where something waits for it matters.
@@ -412,26 +419,9 @@ class Rules:
             if one.state in ("opening", "streaming"):
                 one.state = "idle"
         elif kind == "opened" and one.state == "opening":
-            one.state, one.lease, one.base, one.has_opened = (
-                "streaming",
-                rest[0],
-                one.received,
-                True,
-            )
-            world.up[at] = (*world.up.get(at, ()), ("attached", one.lease))
-            # Who brought a position has nothing more to load.
-            one.begun = one.begun or one.comes_back or one.start > 0
-            self._tell(world, one)
+            self._take_lease(world, one, rest[0])
         elif kind == "fault":
-            lease, is_resume = rest
-            if one.state == "opening" and lease < 0:
-                if is_resume and one.has_opened and not one.rejoins:
-                    one.rejoins = True
-                    self._ask(world, one)
-                else:
-                    self._fail(one, is_resume)
-            elif lease == one.lease:
-                self._fail(one, is_resume)
+            self._take_fault(world, one, *rest)
         elif rest[0] != one.lease:
             return
         elif kind == "batch":
@@ -446,6 +436,24 @@ class Rules:
             if one.received != self.share(one.queue):
                 raise Violation(f"rows: queue {one.queue} was ended after {one.received} batches")
             one.has_end = True
+
+    def _take_lease(self, world: World, one: Trainer, lease: int) -> None:
+        at = (one.queue, one.connection)
+        one.state, one.lease, one.base, one.has_opened = "streaming", lease, one.received, True
+        world.up[at] = (*world.up.get(at, ()), ("attached", lease))
+        # Who brought a position has nothing more to load.
+        one.begun = one.begun or one.comes_back or one.start > 0
+        self._tell(world, one)
+
+    def _take_fault(self, world: World, one: Trainer, lease: int, is_resume: bool) -> None:
+        if one.state == "opening" and lease < 0:
+            if is_resume and one.has_opened and not one.rejoins:
+                one.rejoins = True
+                self._ask(world, one)
+            else:
+                self._fail(one, is_resume)
+        elif lease == one.lease:
+            self._fail(one, is_resume)
 
     def _fail(self, one: Trainer, is_resume: bool) -> None:
         """A named error ends the process; the next one does as the error says."""
