@@ -114,10 +114,11 @@ class Source:
         start, stop = self._span(call)
         if start >= stop:
             raise StopIteration
-        length = self._plan.sharding.length(call.epoch)
+        sharding, order = self._plan.sharding, self._order(call.seed)
+        length = sharding.length(call.epoch) if sharding.pad_last_batch else stop
         # Positions behind `length` are padding: repeats of the epoch's last record.
         last = min(stop, length)
-        indices = self._order(call.seed).indices(call.epoch, min(start, last - 1), last)
+        indices = order.indices(call.epoch, min(start, last - 1), last)
         if stop <= length:
             return indices
         # Repeated by number; the record is read again, and its random draws are the same.
