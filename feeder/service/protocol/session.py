@@ -15,11 +15,9 @@ The tables are drawn in the README of this folder.
 
 from __future__ import annotations
 
-import os
 from collections import deque
 
 from feeder.errors import ProtocolError
-from feeder.service.protocol.fields import RECEIPT_BYTES
 
 Table = dict[str, dict[str, str]]
 
@@ -161,8 +159,8 @@ class Receipts:
         if receipt != self._last:
             raise ProtocolError("a question came before the answer to the last one was read")
 
-    def make(self) -> bytes:
-        """The receipt that goes out with the next answer."""
-        # Random, so that it cannot be guessed without reading the answer.
-        self._last = os.urandom(RECEIPT_BYTES)
-        return self._last
+    def make(self, drawn: bytes) -> bytes:
+        """The receipt that goes out with the next answer: `RECEIPT_BYTES` that the caller has
+        drawn, so that it cannot be guessed without reading the answer."""
+        self._last = drawn
+        return drawn

@@ -6,6 +6,7 @@ All of it runs in the server's I/O thread, and nothing waits.
 from __future__ import annotations
 
 import logging
+import os
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -28,7 +29,7 @@ from feeder.service.protocol.batches import (
 )
 from feeder.service.protocol.batches import Span as WireSpan
 from feeder.service.protocol.checksums import checksum, pieces
-from feeder.service.protocol.fields import MAX_AXES
+from feeder.service.protocol.fields import MAX_AXES, RECEIPT_BYTES
 from feeder.service.server.lease import Lease, News
 from feeder.service.server.run import ServedFeed, StreamIncarnation
 from feeder.state.snapshot import Snapshot
@@ -393,7 +394,8 @@ class Delivery:
                 self._feed.name, lease.queue, len(data), say.ROWS_BYTES,
             )  # fmt: skip
             data = None
-        message = say.State(generation=lease.generation, data=data, receipt=lease.answers.make())
+        receipt = lease.answers.make(os.urandom(RECEIPT_BYTES))
+        message = say.State(generation=lease.generation, data=data, receipt=receipt)
         return self._send(lease.peer, message, ())
 
     def settle(self) -> None:

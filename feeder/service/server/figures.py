@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import time
 from collections import deque
 from concurrent.futures import Future, InvalidStateError
@@ -26,6 +27,7 @@ from feeder.observe.figures import (
 )
 from feeder.service.net.listener import Peer
 from feeder.service.protocol import messages as say
+from feeder.service.protocol.fields import RECEIPT_BYTES
 from feeder.service.protocol.session import SERVER, Receipts, Session
 from feeder.service.server.group import Desk
 from feeder.service.server.lease import Lease
@@ -193,7 +195,7 @@ class Monitors:
         session.on("Seen")
         figures = self.figures(time.monotonic())
         self._data = self._data or to_json(figures)
-        return say.Seen(data=self._data, receipt=answers.make())
+        return say.Seen(data=self._data, receipt=answers.make(os.urandom(RECEIPT_BYTES)))
 
     def forget(self, peer: Peer) -> None:
         """Forget a peer that is gone or was refused."""
