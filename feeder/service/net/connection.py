@@ -15,7 +15,7 @@ from feeder.service.memory import forking
 from feeder.service.net.addresses import Address
 from feeder.service.net.kernel import SocketRef
 from feeder.service.net.security import Security, connect, read_event, refusal_of, unwatch, watch
-from feeder.service.net.waker import Readable
+from feeder.waking import Readable
 
 _MAX_CREDIT = 1024
 """As many messages a DEALER holds: the largest credit that a consumer may ask for."""

@@ -14,7 +14,7 @@ import feeder
 from conformance.served import reading, serving
 from feeder.service.client import data_path
 from feeder.service.net.connection import Connection
-from feeder.service.protocol.checksums import pieces
+from feeder.service.protocol.batches import pieces
 from feeder.service.server import delivery
 from small import make
 
