@@ -10,7 +10,7 @@ import zmq
 
 from feeder.service.net.addresses import Address
 from feeder.service.net.kernel import raise_limit
-from feeder.service.net.security import Security, Socket, bind, watch
+from feeder.service.net.security import Security, Socket, bind, has_message, watch
 
 _MAX_CREDIT = 1024
 """The largest credit of a consumer, so as many messages a ROUTER queues for a peer."""
@@ -63,7 +63,7 @@ class FrameReader:
         receive, left = self._router.recv, _FRAMES_AT_ONCE
         while left > 0:
             if self._begun is None:
-                if not int(self._router.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+                if not has_message(self._router):
                     return
                 # ZeroMQ hands over whole messages, so the frames after the first are there too.
                 identity = receive(zmq.DONTWAIT)

@@ -14,7 +14,7 @@ from feeder.errors import ConfigError
 from feeder.service.memory.fdpass import DescriptorConnection
 from feeder.service.memory.memfd import NOTHING, Wanted
 from feeder.service.net.listener import Peer
-from feeder.service.protocol.membership import Finished, Member, Membership, Sent
+from feeder.service.protocol.membership import Member, Membership
 from feeder.service.protocol.session import SERVER, Receipts, Session
 from feeder.service.server.run import StreamIncarnation
 from feeder.workers.stream.batch import Batch
@@ -139,11 +139,11 @@ class Lease:
         if self.last_waiting[0]:
             self.last_waiting = (), self.last_waiting[1]  # Batches say that nobody is waited for.
         self.under_way.extend(batches)
-        self.membership.handle(Sent(self.queue, len(batches), batches[-1].place), 0.0)
+        self.membership.note_sent(self.queue, len(batches), batches[-1].place)
 
     def finish(self, ending: Literal["end", "fault"]) -> None:
         """Note that nothing more goes out."""
-        self.membership.handle(Finished(self.queue, ending), 0.0)
+        self.membership.note_ending(self.queue, ending)
 
     def take_used(self, num: int) -> News:
         """Take out the first `num` batches under way: the user has been handed them, or never will
