@@ -281,11 +281,10 @@ class Delivery:
     def _send_batches(self, lease: Lease, run: StreamIncarnation, batches: list[Batch]) -> bool:
         slots = [slot_of(batch) for batch in batches]
         # A descriptor has to be there before the first batch that lies in its arena.
-        if lease.shared:
-            arenas = {slot.arena.number: slot.arena for slot in slots}
-            for number in sorted(arenas.keys() - lease.arenas):
-                if not self._hand_over(lease, arenas[number]):
-                    return False
+        for slot in slots if lease.shared else ():
+            arena = slot.arena
+            if arena.number not in lease.arenas and not self._hand_over(lease, arena):
+                return False
         checksums = self._checksums(lease, slots)
         groups = self._grouping.groups(lease.member.sent, batches, checksums, shared=lease.shared)
         message = say.Batches(generation=lease.generation, groups=tuple(groups))

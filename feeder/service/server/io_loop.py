@@ -281,7 +281,7 @@ class ServerLoop:
     def _handle(self, peer: Peer, frame: Any) -> None:
         guarded = self._guard.note_message(key := (peer.router, frame.get(zmq.SRCFD)))
         message = decode(frame.buffer, from_consumer=True)
-        is_question = isinstance(message, say.Open | say.Look)
+        is_question = isinstance(message, (say.Open, say.Look))
         if is_question or guarded is None:
             # Events lie in a socket of their own. Those before this message must be known first:
             # the descriptor may belong to another connection by now.
