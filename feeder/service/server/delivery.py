@@ -68,23 +68,24 @@ class Grouping:
         self._known: tuple[Span | None, WireSpan | None] = (None, None)
 
     def groups(
-        self, sequence: int, batches: Sequence[Batch], checksums: Sequence[int], *, shared: bool
-    ) -> Iterator[Group]:
-        """The groups for batches of one queue in order; the first is number `sequence` of its
-        lease."""
+        self, sequence: int, batches: Sequence[Batch], slots: Sequence[ArenaSlot],
+        checksums: Sequence[int], *, shared: bool,
+    ) -> Iterator[Group]:  # fmt: skip
+        """The groups for batches of one queue in order, in these slots; the first is number
+        `sequence` of its lease."""
         # Frames carry no word of whose they are, and repeated batches may differ in layout: one
         # each.
         at, alone = 0, not shared or self._stream.dont_rebatch
         for part in [[batch] for batch in batches] if alone else _alike(batches):
             end = at + len(part)
-            yield self._group(sequence + at, part, checksums[at:end], shared=shared)
+            yield self._group(sequence + at, part, slots[at:end], checksums[at:end], shared=shared)
             at = end
 
     def _group(
-        self, sequence: int, batches: list[Batch], checksums: Sequence[int], *, shared: bool
-    ) -> Group:
+        self, sequence: int, batches: list[Batch], slots: Sequence[ArenaSlot],
+        checksums: Sequence[int], *, shared: bool,
+    ) -> Group:  # fmt: skip
         first, places = batches[0], [batch.place for batch in batches]
-        slots = [slot_of(batch) for batch in batches]
         stream, columns, shapes = self._stream, slots[0].columns, None
         assert columns is not None
         if stream.dont_rebatch or slots[0].rows != stream.batch_size:
@@ -286,7 +287,9 @@ class Delivery:
             if arena.number not in lease.arenas and not self._hand_over(lease, arena):
                 return False
         checksums = self._checksums(lease, slots)
-        groups = self._grouping.groups(lease.member.sent, batches, checksums, shared=lease.shared)
+        groups = self._grouping.groups(
+            lease.member.sent, batches, slots, checksums, shared=lease.shared
+        )
         message = say.Batches(generation=lease.generation, groups=tuple(groups))
         # Noted before the message leaves: what may be on its way belongs to the consumer, also
         # where the process dies or the send fails.
