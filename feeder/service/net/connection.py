@@ -126,13 +126,17 @@ class Connection:
             self._dealer.send(data)
 
     def receive(self) -> Iterator[tuple[Any, list[Any]]]:
-        """Yield the messages that are there: the first frame's bytes, and the frames after it."""
+        """Yield the messages that are there: the first frame's bytes, and the frames after it. To
+        be called when a poll has found some."""
         for _ in range(_MESSAGES_AT_ONCE):
+            # Not copied: batches in frames are views of these frames.
+            try:
+                first, *frames = self._dealer.recv_multipart(zmq.DONTWAIT, copy=False)
+            except zmq.Again:
+                return
+            yield first.buffer, frames
             if not has_message(self._dealer):
                 return
-            # Not copied: batches in frames are views of these frames.
-            first, *frames = self._dealer.recv_multipart(zmq.DONTWAIT, copy=False)
-            yield first.buffer, frames
 
     def trouble(self) -> FeedError | None:
         """Return what is wrong with the connection, if anything."""
