@@ -5,7 +5,7 @@ The README of `feeder/service/protocol` holds what this prints.
 
 from __future__ import annotations
 
-from feeder.service.protocol.membership import TABLE, Move, State
+from feeder.service.protocol.membership import TABLE, State
 
 
 def draw() -> str:
@@ -14,16 +14,10 @@ def draw() -> str:
     for state, moves in TABLE.items():
         targets: dict[str, list[str]] = {}
         for move, to in moves.items():
-            for one in to_states(to):
-                targets.setdefault(one.value, []).append(move.value)
+            targets.setdefault(to.value, []).append(move.value)
         for name, names in targets.items():
             lines.append(f"    {state.value} --> {name}: {', '.join(names)}")
     return "\n".join(lines) + "\n"
-
-
-def to_states(to: State | None) -> list[State]:
-    """The states that a move may lead to; None is the one in which a lease ran out."""
-    return [state for state in TABLE if Move.HANGS in TABLE[state]] if to is None else [to]
 
 
 if __name__ == "__main__":

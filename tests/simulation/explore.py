@@ -183,7 +183,7 @@ def membership_key(server: ms.Membership, trainers: list[Trainer]) -> tuple[Any,
     """What tells two memberships apart, but for times."""
     members = []
     for one, trainer in zip(server.members, trainers, strict=True):
-        key: tuple[Any, ...] = (one.state, one.was, one.had_ended, one.is_hearsay)
+        key: tuple[Any, ...] = (one.state, one.hangs, one.had_ended, one.is_hearsay)
         if one.has_lease:
             key += (
                 trainer.number - one.consumer[1], trainer.connection - one.attempt, one.rejoins,
@@ -191,7 +191,7 @@ def membership_key(server: ms.Membership, trainers: list[Trainer]) -> tuple[Any,
                 one.used, one.used_to, one.pending, one.ending,
             )  # fmt: skip
         members.append(key)
-    return tuple(members), server._is_halted, server._waits_since is None
+    return tuple(members), server._is_halted, server._goes_on_at == math.inf
 
 
 # ---- What may happen: each event is a name, whether it is a fault, and what it does to a world.
@@ -244,7 +244,7 @@ class Rules:
             return
         for queue in range(self.limits.queues):
             yield from self._server_events(world, queue)
-        if world.server._waits_since is not None:
+        if world.server._goes_on_at < math.inf:
             yield "the wait is over", False, self._wait_over
         if left.servers:
             yield "the server dies", True, self._kill_server
@@ -576,13 +576,14 @@ class Rules:
         lease = world.leases[queue]
         assert lease is not None
         lease.under_way = (*lease.under_way, step)
-        self._tell_server(world, ms.Sent(queue, 1, At(step + 1)))
+        assert world.server is not None
+        world.server.note_sent(queue, 1, At(step + 1))
         self._say(world, lease.connection, ("batch", lease.number, step))
 
     def _send_end(self, world: World, queue: int) -> None:
         lease = world.leases[queue]
-        assert lease is not None
-        self._tell_server(world, ms.Finished(queue, "end"))
+        assert lease is not None and world.server is not None
+        world.server.note_ending(queue, "end")
         self._say(world, lease.connection, ("end", lease.number))
 
     def _wait_over(self, world: World) -> None:
@@ -652,14 +653,12 @@ class Rules:
         assert world.server is not None
         queue = lease.connection[0]
         member = world.server.members[queue]
-        self._tell_server(world, ms.Heard(queue, begun, sequence > 0))
-        if world.leases[queue] is not lease:
-            return
         num = sequence - member.used
-        steps, lease.under_way = lease.under_way[:num], lease.under_way[num:]
-        world.taken[queue] -= num
-        place = At(steps[-1] + 1) if steps else None
-        self._tell_server(world, ms.Used(queue, sequence, pending, place))
+        place = At(lease.under_way[num - 1] + 1) if num else member.used_to
+        self._tell_server(world, ms.Used(queue, sequence, pending, place, begun))
+        if world.leases[queue] is lease:
+            world.taken[queue] -= num
+            lease.under_way = lease.under_way[num:]
 
     # ---- what holds in each state
 

@@ -14,7 +14,15 @@ from feeder.errors import ConfigError, FeedError, TransportError
 from feeder.service.memory import forking
 from feeder.service.net.addresses import Address
 from feeder.service.net.kernel import SocketRef
-from feeder.service.net.security import Security, connect, read_event, refusal_of, unwatch, watch
+from feeder.service.net.security import (
+    Security,
+    connect,
+    has_message,
+    read_event,
+    refusal_of,
+    unwatch,
+    watch,
+)
 from feeder.waking import Readable
 
 _MAX_CREDIT = 1024
@@ -118,14 +126,17 @@ class Connection:
             self._dealer.send(data)
 
     def receive(self) -> Iterator[tuple[Any, list[Any]]]:
-        """Yield the messages that are there: the first frame's bytes, and the frames after it."""
+        """Yield the messages that are there: the first frame's bytes, and the frames after it. To
+        be called when a poll has found some."""
         for _ in range(_MESSAGES_AT_ONCE):
-            # Asked first: an exception for each empty socket costs more than the question.
-            if not int(self._dealer.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
-                return
             # Not copied: batches in frames are views of these frames.
-            first, *frames = self._dealer.recv_multipart(zmq.DONTWAIT, copy=False)
+            try:
+                first, *frames = self._dealer.recv_multipart(zmq.DONTWAIT, copy=False)
+            except zmq.Again:
+                return
             yield first.buffer, frames
+            if not has_message(self._dealer):
+                return
 
     def trouble(self) -> FeedError | None:
         """Return what is wrong with the connection, if anything."""

@@ -10,7 +10,7 @@ import zmq
 
 from feeder.service.net.addresses import Address
 from feeder.service.net.kernel import raise_limit
-from feeder.service.net.security import Security, Socket, bind, watch
+from feeder.service.net.security import Security, Socket, bind, has_message, watch
 
 _MAX_CREDIT = 1024
 """The largest credit of a consumer, so as many messages a ROUTER queues for a peer."""
@@ -59,14 +59,16 @@ class FrameReader:
         self._begun: Received | None = None
 
     def read_messages(self) -> Iterator[Received]:
-        """Yield the messages that are there, for as long as one turn may take."""
+        """Yield the messages that are there, for as long as one turn may take. To be called when a
+        poll has found some."""
         receive, left = self._router.recv, _FRAMES_AT_ONCE
         while left > 0:
             if self._begun is None:
-                if not int(self._router.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+                try:
+                    identity = receive(zmq.DONTWAIT)
+                except zmq.Again:
                     return
                 # ZeroMQ hands over whole messages, so the frames after the first are there too.
-                identity = receive(zmq.DONTWAIT)
                 first = receive(zmq.DONTWAIT, copy=False)
                 self._begun = Received(identity, first, first, 1)
             identity, first, last, num = self._begun
@@ -80,6 +82,8 @@ class FrameReader:
                 # Messages of one frame count too: a flood of them ends the turn as well.
                 left -= _FRAMES_PER_MESSAGE
                 yield received
+                if not has_message(self._router):
+                    return
 
 
 @dataclass(slots=True, kw_only=True)

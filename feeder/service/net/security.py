@@ -281,6 +281,16 @@ def unwatch(socket: Socket, monitor: Socket) -> None:
     monitor.close(linger=0)
 
 
+# A plain number: `&` with a flag of ZeroMQ's makes another flag, which takes a microsecond.
+_READABLE = int(zmq.POLLIN)
+
+
+def has_message(socket: Socket) -> bool:
+    """Whether a message can be read: asked after each but not before the first, which a poll has
+    found. To ask takes 3 µs, and the exception of an empty socket twice as long."""
+    return bool(int(socket.getsockopt(zmq.EVENTS)) & _READABLE)
+
+
 def read_event(monitor: Socket) -> Event | None:
     """Return the next event; None where there is none now, or none any more."""
     try:

@@ -1,11 +1,14 @@
 """Membership of one served feed: who holds which queue, from where a run begins, and for whom it
 waits. A pure state machine: no socket, thread, clock or log.
 
-`handle(event, now)` moves the members and returns what the server is to do. A consumer opens its
-queue with one of two intents. *start*: it comes from a trainer's checkpoint, so all queues must
-stand at the same round. *rejoin*: it goes on within the same run of training, so positions may
-differ. Whoever comes, the feed begins again at the oldest position of all queues, and batches that
-a queue has had are made again and discarded: a start, a failover and a lost trainer are one way.
+`handle(event, now)` moves the members and returns what the server is to do. What can change neither
+who holds a queue nor who is waited for is a plain call.
+
+A consumer opens its queue with one of two intents. *start*: it comes from a trainer's checkpoint,
+so all queues must stand at the same round. *rejoin*: it goes on within the same run of training, so
+positions may differ. Whoever comes, the feed begins again at the oldest position of all queues, and
+batches that a queue has had are made again and discarded: a start, a failover and a lost trainer
+are one way.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ import math
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from feeder.errors import FeedError, LeaseLost, ProtocolError, ResumeError
 
@@ -31,7 +34,7 @@ class State(Enum):
     JOINING = "joining"  # A consumer was given the queue, and cannot take batches yet.
     READY = "ready"  # It can.
     STREAMING = "streaming"  # The feed has run with it among its consumers.
-    LOST = "lost"  # Its connection is dead, or its lease has run out.
+    LOST = "lost"  # Its connection is dead.
     ENDED = "ended"  # The queue's last consumer has had everything: nobody need come again.
 
 
@@ -41,29 +44,30 @@ class Move(Enum):
     ASKS = "asks"
     ATTACHES = "attaches"
     BEGINS = "begins"  # The feed begins with it.
-    HANGS = "hangs"  # Its lease has run out and its connection stands: it may be heard of again.
-    RETURNS = "returns"  # It is heard of again.
     DIES = "dies"
     LEAVES = "leaves"
     ENDS = "ends"  # It dies or leaves, and nothing of the queue is left to be had.
     TOLD = "told"  # The consumer of another queue says that this one has ended.
 
 
-_GOES = {Move.DIES: State.LOST, Move.LEAVES: State.ABSENT, Move.ENDS: State.ENDED}
-_HOLDS = {Move.ASKS: State.JOINING, Move.HANGS: State.LOST, **_GOES}
+_HOLDS = {
+    Move.ASKS: State.JOINING, Move.DIES: State.LOST, Move.LEAVES: State.ABSENT,
+    Move.ENDS: State.ENDED,
+}  # fmt: skip
 
-TABLE: dict[State, dict[Move, State | None]] = {
+TABLE: dict[State, dict[Move, State]] = {
     State.ABSENT: {Move.ASKS: State.JOINING, Move.TOLD: State.ENDED},
     State.JOINING: {Move.ATTACHES: State.READY, **_HOLDS},
     State.READY: {Move.BEGINS: State.STREAMING, **_HOLDS},
     State.STREAMING: {Move.BEGINS: State.STREAMING, **_HOLDS},
-    # None: back to where it was when its lease ran out. That place moves where a run begins.
-    State.LOST: {Move.ASKS: State.JOINING, Move.RETURNS: None, Move.BEGINS: State.LOST, **_GOES},
+    State.LOST: {Move.ASKS: State.JOINING},
     State.ENDED: {Move.ASKS: State.JOINING},
 }
 """The states of a member and where each move leads. The README of this folder draws it."""
 
-_LIVES = (State.JOINING, State.READY, State.STREAMING)
+_HOLDERS = (State.JOINING, State.READY, State.STREAMING)
+
+Ending = Literal["", "end", "fault"]
 
 
 class Place(Protocol):
@@ -88,8 +92,9 @@ class Member:
 
     queue: int
     state: State = State.ABSENT
-    was: State = State.ABSENT
-    """For one that is lost, the state when its lease ran out; absent once its lease is over."""
+    hangs: bool = False
+    """Whether its lease has run out. Its connection stands, so it may be heard of again; until then
+    it is waited for as if nobody held the queue, and anybody may have that."""
     had_ended: bool = False
     """Whether the queue had ended before its consumer came. That counts again where the consumer
     goes before the feed has run with it, and is forgotten where the feed runs."""
@@ -126,28 +131,23 @@ class Member:
     pending: int = 0
     """Batches of its earlier leases that its user has not been handed yet, as it last said. Who has
     received everything has not used it."""
-    ending: str = ""
-    """What was sent after its last batch: "end", "fault", or nothing yet."""
-
-    @property
-    def stage(self) -> State:
-        """How far its lease has come, also where it hangs; absent or ended without a lease."""
-        return self.was if self.state is State.LOST else self.state
+    ending: Ending = ""
+    """What was sent after its last batch, if anything was."""
 
     @property
     def has_lease(self) -> bool:
         """Whether a consumer holds the queue, alive or hung."""
-        return self.stage in _LIVES
+        return self.state in _HOLDERS
 
     @property
     def lives(self) -> bool:
         """Whether its connection stands and its lease has not run out."""
-        return self.state in _LIVES
+        return self.state in _HOLDERS and not self.hangs
 
     @property
     def has_attached(self) -> bool:
         """Whether it can take batches."""
-        return self.stage in (State.READY, State.STREAMING)
+        return self.state in (State.READY, State.STREAMING)
 
     @property
     def is_settled(self) -> bool:
@@ -163,7 +163,7 @@ class Member:
     @property
     def has_ended(self) -> bool:
         """Whether nobody need come for the queue. It may have a hung consumer then."""
-        return self.state is State.ENDED or (self.state is State.LOST and self.had_ended)
+        return self.state is State.ENDED or (self.hangs and self.had_ended)
 
     @property
     def starts(self) -> bool:
@@ -196,50 +196,23 @@ class Asks(NamedTuple):
     """Whether it had its position, or that it has none, from this server."""
 
 
-class Vouched(NamedTuple):
-    """A member's position is one that it was given here."""
-
-    queue: int
-
-
 class Attaches(NamedTuple):
     """A member can take batches."""
 
     queue: int
 
 
-class Heard(NamedTuple):
-    """A member says that it lives."""
+class Used(NamedTuple):
+    """A member says that it lives, and how far its user is."""
 
     queue: int
+    num: int = 0
+    """How many of its batches its user was handed."""
+    pending: int = 0
+    place: Place | None = None
+    """The position after these."""
     begun: bool = False
     """Whether its user has asked for a batch."""
-    uses: bool = False
-    """Whether its user was handed one."""
-
-
-class Sent(NamedTuple):
-    """Batches went out to a member."""
-
-    queue: int
-    num: int
-    place: Place
-
-
-class Used(NamedTuple):
-    """A member's user was handed its first `num` batches."""
-
-    queue: int
-    num: int
-    pending: int
-    place: Place | None
-
-
-class Finished(NamedTuple):
-    """A member was sent the end of the stream, or an error in its place."""
-
-    queue: int
-    ending: str
 
 
 class Died(NamedTuple):
@@ -259,12 +232,6 @@ class Dismissed(NamedTuple):
 
     queue: int
     error: FeedError
-
-
-class Agreed(NamedTuple):
-    """The run has passed the positions of these queues, and each equals the stream's there."""
-
-    queues: tuple[int, ...]
 
 
 class Failed(NamedTuple):
@@ -406,10 +373,14 @@ class Membership:
         self._compares = compares
         self._is_halted = False
         self._stands: Stands | None = None
-        # Since when the feed has been waiting for queues that may have had everything.
-        self._waits_since: float | None = None
+        # When it goes on without queues that may have had everything.
+        self._goes_on_at = math.inf
         # Until then somebody may come for a queue that has ended by hearsay.
         self._trusts_at = -math.inf
+        # No later than the first deadline. Members live on with every message, which moves theirs:
+        # a tick that finds nothing due, once in a lease's time, is cheaper than to look each time.
+        self.look_at = math.inf
+        """When time is to be told by `Ticked` again."""
 
     def handle(self, event: Any, now: float) -> list[Any]:
         """Note what has happened; returns what is to be done, in order."""
@@ -423,16 +394,7 @@ class Membership:
                 f"queue {member.queue} {move.value} while {member.state.value}, expected one of "
                 f"{', '.join(sorted(one.value for one in moves))}"
             )
-        to = moves[move]
-        if move is Move.BEGINS:
-            member.had_ended = False
-        if move is Move.BEGINS and member.state is State.LOST:
-            member.was = State.STREAMING
-        elif move is Move.HANGS:
-            member.was = member.state
-        elif move is Move.DIES:
-            member.was = State.ABSENT
-        member.state = member.was if to is None else to
+        member.state = moves[move]
 
     # ---- coming
 
@@ -452,10 +414,9 @@ class Membership:
             ))]  # fmt: skip
         step = 0 if event.start is None else event.start.step
         new = Member(
-            queue=event.queue, state=old.state, was=old.was, who=event.who,
-            consumer=event.consumer, attempt=event.attempt, rejoins=event.rejoins,
-            undecided=event.undecided, start=event.start, agrees=event.is_known,
-            expires=now + self.lease_s,
+            queue=event.queue, state=old.state, who=event.who, consumer=event.consumer,
+            attempt=event.attempt, rejoins=event.rejoins, undecided=event.undecided,
+            start=event.start, agrees=event.is_known, expires=now + self.lease_s,
             # A member that takes no part leaves nothing behind: what was known before it stays.
             had_ended=old.had_ended or old.state is State.ENDED,
             # Until it says otherwise, a consumer that comes back has batches that its user lacks.
@@ -468,12 +429,14 @@ class Membership:
             return [Refuse(error)]
         self._move(new, Move.ASKS)
         self.members[event.queue] = new
+        self._look_by(new.expires)
         done: list[Any] = []
         if old.has_lease:
             taken = LeaseLost(f"queue {old.queue} was taken over by {event.who}")
             done.append(SendAway(old.queue, taken, fences=not is_same))
         if event.rejoins and (news := self._hear_of_ended(event.ended)):
             self._trusts_at = now + self.lease_s
+            self._look_by(self._trusts_at)
             done.append(NoteEnded(news, event.who))
         return done
 
@@ -490,13 +453,9 @@ class Membership:
             member.is_hearsay = True
         return [member.queue for member in news]
 
-    def _vouch(self, event: Vouched, now: float) -> list[Any]:
-        self.members[event.queue].agrees = True
-        return []
-
     def _attach(self, event: Attaches, now: float) -> list[Any]:
         member = self.members[event.queue]
-        self._hear_from(member, now)
+        self._renew(member, now)
         self._move(member, Move.ATTACHES)
         done: list[Any] = []
         if member.finished:
@@ -508,83 +467,79 @@ class Membership:
     # ---- going
 
     def _die(self, event: Died, now: float) -> list[Any]:
-        member = self.members[event.queue]
         # A trainer that ends without a goodbye after its last batch has not failed anybody.
-        return self._leave(event, now) if member.has_all else self._lose(member, now)
-
-    def _lose(self, member: Member, now: float) -> list[Any]:
-        self._move(member, Move.ENDS if member.had_ended else Move.DIES)
-        return [EndLease(member.queue), *self._look_again(now)]
-
-    def _leave(self, event: Left | Died, now: float) -> list[Any]:
-        member = self.members[event.queue]
-        self._move(member, Move.ENDS if member.has_all or member.had_ended else Move.LEAVES)
-        self.members[event.queue] = Member(queue=event.queue, state=member.state)
-        return [EndLease(event.queue), *self._look_again(now), TellWaiting()]
+        if self.members[event.queue].has_all:
+            return self._leave(event, now)
+        return self._lose(EndLease(event.queue), now)
 
     def _dismiss(self, event: Dismissed, now: float) -> list[Any]:
-        _, *rest = self._lose(self.members[event.queue], now)
-        return [SendAway(event.queue, event.error), *rest]
+        return self._lose(SendAway(event.queue, event.error), now)
 
-    # ---- what members say and are sent
+    def _leave(self, event: Left | Died, now: float) -> list[Any]:
+        move = Move.ENDS if self.members[event.queue].has_all else Move.LEAVES
+        return [*self._lose(EndLease(event.queue), now, move), TellWaiting()]
 
-    def _hear(self, event: Heard, now: float) -> list[Any]:
+    def _lose(self, one: EndLease | SendAway, now: float, move: Move = Move.DIES) -> list[Any]:
+        member = self.members[one.queue]
+        self._move(member, Move.ENDS if member.had_ended else move)
+        self.members[one.queue] = Member(queue=one.queue, state=member.state)
+        return [one, *self._look_again(now)]
+
+    # ---- what members are sent and say
+
+    def note_sent(self, queue: int, num: int, place: Place) -> None:
+        """Batches go out to a member, the last one up to `place`."""
+        member = self.members[queue]
+        member.sent += num
+        member.sent_to = place
+
+    def note_ending(self, queue: int, ending: Ending) -> None:
+        """A member is sent the end of the stream, or an error in its place."""
+        self.members[queue].ending = ending
+
+    def _use(self, event: Used, now: float) -> list[Any]:
         member = self.members[event.queue]
-        member.expires = now + self.lease_s
         may_start = event.begun and self._may_start(member)
         if event.begun and not may_start:
             error = self._refusal(member, now)
             if error is not None:
-                return self._dismiss(Dismissed(event.queue, error), now)
-        is_news = self._hear_from(member, now, uses=may_start or event.uses)
-        return self._look_again(now) if is_news else []
+                return self._lose(SendAway(event.queue, error), now)
+        member.used, member.used_to, member.pending = event.num, event.place, event.pending
+        is_news = self._renew(member, now)
+        if member.undecided and (may_start or event.num > 0):
+            member.undecided, is_news = False, True
+        done = self._look_again(now) if is_news else []
+        return [*done, TellWaiting()] if member.has_all else done
 
-    def _hear_from(self, member: Member, now: float, *, uses: bool = False) -> bool:
-        """Note that a member lives, and perhaps that it uses batches. Returns whether that is
-        news: then somebody may not be missing any more."""
-        before = member.state, member.undecided
+    def _renew(self, member: Member, now: float) -> bool:
+        """A member is heard of: its lease begins anew. Returns whether it hung."""
         member.expires = now + self.lease_s
-        if not member.lives:
-            self._move(member, Move.RETURNS)
-        member.undecided = member.undecided and not uses
-        return before != (member.state, member.undecided)
+        self._look_by(member.expires)
+        did_hang, member.hangs = member.hangs, False
+        return did_hang
 
-    def _send(self, event: Sent, now: float) -> list[Any]:
-        member = self.members[event.queue]
-        member.sent += event.num
-        member.sent_to = event.place
-        return []
+    # ---- what time brings
 
-    def _use(self, event: Used, now: float) -> list[Any]:
-        member = self.members[event.queue]
-        member.used, member.pending = event.num, event.pending
-        member.used_to = event.place or member.used_to
-        return [TellWaiting()] if member.has_all else []
-
-    def _finish(self, event: Finished, now: float) -> list[Any]:
-        self.members[event.queue].ending = event.ending
-        return []
-
-    # ---- where a run begins
+    def _look_by(self, at: float) -> None:
+        """A deadline has come to be: every one has to come here."""
+        if at < self.look_at:
+            self.look_at = at
 
     def _tick(self, event: Ticked, now: float) -> list[Any]:
         done: list[Any] = []
         for member in self.members:
             if member.lives and member.expires <= now:
-                self._move(member, Move.HANGS)
+                member.hangs = True
                 done += [NoteHung(member.queue), *self._look_again(now)]
-        if self._waits_since is not None and now >= self._waits_since + self._wait_s:
-            done.append(NoteLacking(self.missing(), now - self._waits_since))
+        if now >= self._goes_on_at:
+            done.append(NoteLacking(self.missing(), self._wait_s))
             done += self._begin(now, without_missing=True)
+        times = [member.expires for member in self.members if member.lives]
+        times += [self._goes_on_at, self._trusts_at]
+        self.look_at = min([time for time in times if time > now], default=math.inf)
         return done
 
-    def look_at(self, now: float) -> float:
-        """When to tick again."""
-        times = [member.expires for member in self.members if member.has_lease]
-        times.append(self._trusts_at)
-        nearest = min((time for time in times if time > now), default=math.inf)
-        waits = self._waits_since
-        return nearest if waits is None else min(nearest, waits + self._wait_s)
+    # ---- where a run begins
 
     @property
     def _wait_s(self) -> float:
@@ -614,12 +569,14 @@ class Membership:
             # Where all who are here come back, somebody who does not may have had everything. A
             # trainer that starts anew wants all others, however long they take.
             may_lack = ready and missing and all(member.rejoins for member in here)
-            since = now if self._waits_since is None else self._waits_since
-            self._waits_since = since if may_lack else None
+            at = min(self._goes_on_at, now + self._wait_s) if may_lack else math.inf
+            self._goes_on_at = at
+            self._look_by(at)
             return [StopRun()]
-        self._waits_since = None
+        self._goes_on_at = math.inf
         for member in here:
             self._move(member, Move.BEGINS)
+            member.had_ended = False
         # Not what was sent: that is not used yet, and a position that is stored must not be ahead
         # of a trainer that dies now.
         used = {member.queue: _used_step(member) for member in here if not member.has_all}
@@ -654,10 +611,14 @@ class Membership:
 
     # ---- whose position is the stream's
 
-    def _agree(self, event: Agreed, now: float) -> list[Any]:
+    def vouch(self, queue: int) -> None:
+        """A member's position is one that it was given here."""
+        self.members[queue].agrees = True
+
+    def note_passed(self, queues: tuple[int, ...]) -> None:
+        """The run has passed the positions of these queues, and each equals the stream's there."""
         if self._stands is not None:
-            self._stands.settle(event.queues)
-        return []
+            self._stands.settle(queues)
 
     def _fail(self, event: Failed, now: float) -> list[Any]:
         """Send away those whose positions are why the run has failed, where others can go on
@@ -673,7 +634,7 @@ class Membership:
         self._stands = None
         done: list[Any] = []
         for one in doubted:
-            done += self._dismiss(Dismissed(one.queue, _unfit(one, event.error)), now)
+            done += self._lose(SendAway(one.queue, _unfit(one, event.error)), now)
         return done + (self._begin(now) if doubted else [])
 
     # ---- who is waited for
@@ -725,7 +686,7 @@ class Membership:
     def _may_start(self, member: Member) -> bool:
         """Whether a consumer may start where it stands, now that its user asks for a batch. It may
         not where it came without a position and the others have gone on."""
-        if member.stage is State.STREAMING or member.rejoins or not member.undecided:
+        if not member.undecided or member.rejoins or member.state is State.STREAMING:
             return True
         self._note_steps()
         return self._out_of_step(member) is None
@@ -796,16 +757,11 @@ def _unfit(member: Member, failure: FeedError) -> FeedError:
 
 _HANDLERS: dict[type, Any] = {
     Asks: Membership._ask,
-    Vouched: Membership._vouch,
     Attaches: Membership._attach,
-    Heard: Membership._hear,
-    Sent: Membership._send,
     Used: Membership._use,
-    Finished: Membership._finish,
     Died: Membership._die,
     Left: Membership._leave,
     Dismissed: Membership._dismiss,
-    Agreed: Membership._agree,
     Failed: Membership._fail,
     Ticked: Membership._tick,
 }

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from feeder.errors import ClosedError, FeedError, FetchError, ResumeError
-from feeder.service.protocol.membership import Agreed, Failed
+from feeder.service.protocol.membership import Failed
 from feeder.workers.spec import StreamSpec
 from feeder.workers.stream.batch import Batch
 from feeder.workers.stream.position import Cut, LazyPosition
@@ -91,13 +91,14 @@ class Agreement:
             return True
         return key(one, self._stream) == key(other, self._stream)
 
-    def news(self) -> Agreed | None:
-        """Who has been passed and stands in the stream, where that is more than was last told."""
+    def news(self) -> tuple[int, ...]:
+        """The queues that have been passed and stand in the stream, where they are more than was
+        last told; else none."""
         if len(self._passed) == self._num_told:
-            return None
+            return ()
         told = tuple(self._passed)
         self._num_told = len(told)
-        return Agreed(told)
+        return told
 
     def failed(self, failure: FeedError) -> Failed:
         """What the run's failure tells of the positions."""

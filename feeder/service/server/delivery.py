@@ -35,7 +35,7 @@ from feeder.service.protocol.batches import (
 )
 from feeder.service.protocol.batches import Span as WireSpan
 from feeder.service.protocol.fields import MAX_AXES, RECEIPT_BYTES
-from feeder.service.protocol.membership import Finished, Member, Membership, Sent
+from feeder.service.protocol.membership import Member, Membership
 from feeder.service.protocol.session import SERVER, Receipts, Session
 from feeder.service.server.run import ServedFeed, StreamIncarnation
 from feeder.state.snapshot import Snapshot
@@ -166,11 +166,11 @@ class Lease:
         if self.last_waiting[0]:
             self.last_waiting = (), self.last_waiting[1]  # Batches say that nobody is waited for.
         self.under_way.extend(batches)
-        self.membership.handle(Sent(self.queue, len(batches), batches[-1].place), 0.0)
+        self.membership.note_sent(self.queue, len(batches), batches[-1].place)
 
     def finish(self, ending: Literal["end", "fault"]) -> None:
         """Note that nothing more goes out."""
-        self.membership.handle(Finished(self.queue, ending), 0.0)
+        self.membership.note_ending(self.queue, ending)
 
     def take_used(self, num: int) -> News:
         """Take out the first `num` batches under way: the user has been handed them, or never will
@@ -217,23 +217,24 @@ class Grouping:
         self._known: tuple[Span | None, WireSpan | None] = (None, None)
 
     def groups(
-        self, sequence: int, batches: Sequence[Batch], checksums: Sequence[int], *, shared: bool
-    ) -> Iterator[Group]:
-        """The groups for batches of one queue in order; the first is number `sequence` of its
-        lease."""
+        self, sequence: int, batches: Sequence[Batch], slots: Sequence[ArenaSlot],
+        checksums: Sequence[int], *, shared: bool,
+    ) -> Iterator[Group]:  # fmt: skip
+        """The groups for batches of one queue in order, in these slots; the first is number
+        `sequence` of its lease."""
         # Frames carry no word of whose they are, and repeated batches may differ in layout: one
         # each.
         at, alone = 0, not shared or self._stream.dont_rebatch
         for part in [[batch] for batch in batches] if alone else _alike(batches):
             end = at + len(part)
-            yield self._group(sequence + at, part, checksums[at:end], shared=shared)
+            yield self._group(sequence + at, part, slots[at:end], checksums[at:end], shared=shared)
             at = end
 
     def _group(
-        self, sequence: int, batches: list[Batch], checksums: Sequence[int], *, shared: bool
-    ) -> Group:
+        self, sequence: int, batches: list[Batch], slots: Sequence[ArenaSlot],
+        checksums: Sequence[int], *, shared: bool,
+    ) -> Group:  # fmt: skip
         first, places = batches[0], [batch.place for batch in batches]
-        slots = [slot_of(batch) for batch in batches]
         stream, columns, shapes = self._stream, slots[0].columns, None
         assert columns is not None
         if stream.dont_rebatch or slots[0].rows != stream.batch_size:
@@ -430,13 +431,14 @@ class Delivery:
     def _send_batches(self, lease: Lease, run: StreamIncarnation, batches: list[Batch]) -> bool:
         slots = [slot_of(batch) for batch in batches]
         # A descriptor has to be there before the first batch that lies in its arena.
-        if lease.shared:
-            arenas = {slot.arena.number: slot.arena for slot in slots}
-            for number in sorted(arenas.keys() - lease.arenas):
-                if not self._hand_over(lease, arenas[number]):
-                    return False
+        for slot in slots if lease.shared else ():
+            arena = slot.arena
+            if arena.number not in lease.arenas and not self._hand_over(lease, arena):
+                return False
         checksums = self._checksums(lease, slots)
-        groups = self._grouping.groups(lease.member.sent, batches, checksums, shared=lease.shared)
+        groups = self._grouping.groups(
+            lease.member.sent, batches, slots, checksums, shared=lease.shared
+        )
         message = say.Batches(generation=lease.generation, groups=tuple(groups))
         # Noted before the message leaves: what may be on its way belongs to the consumer, also
         # where the process dies or the send fails.

@@ -60,8 +60,8 @@ class Desk:
     def _handle(self, event: Any, now: float | None = None) -> None:
         """Tell the membership what has happened, and do what follows."""
         now = time.monotonic() if now is None else now
-        if self._agreement is not None and (agreed := self._agreement.news()) is not None:
-            self.membership.handle(agreed, now)
+        if self._agreement is not None and (passed := self._agreement.news()):
+            self.membership.note_passed(passed)
         for one in self.membership.handle(event, now):
             self._perform(one)
 
@@ -146,7 +146,7 @@ class Desk:
         consumer, keys = self._left.get(queue, (b"", set()))
         stream = self.feed.factory.config.stream
         if consumer == message.consumer and resume and key(resume.cut, stream) in keys:
-            self._handle(members.Vouched(queue))
+            self.membership.vouch(queue)
         # Also where nobody held the queue: its arena may be of a size that this lease cannot use.
         self.feed.slots.retire(queue, lambda a: a.num_slots == lease.num_slots(a.slot_bytes))
         lease.session.on("Open")
@@ -248,8 +248,9 @@ class Desk:
     def expire(self, now: float) -> float:
         """Let newcomers have the queues of consumers that were silent for too long, and begin
         without those that did not come back; returns when to look again."""
-        self._handle(members.Ticked(), now)
-        return self.membership.look_at(now)
+        if now >= self.membership.look_at:
+            self._handle(members.Ticked(), now)
+        return self.membership.look_at
 
     def start_token(self, lease: Lease) -> bytes:
         """The position that a lease began at."""
@@ -265,8 +266,9 @@ class Desk:
             raise ProtocolError(
                 f"used {sequence} batches, expected from {member.used} to {member.sent}"
             )
-        now = time.monotonic()
-        self._handle(members.Heard(queue, message.begun, sequence > 0), now)
+        num, now = sequence - member.used, time.monotonic()
+        place = lease.place_after(sequence)
+        self._handle(members.Used(queue, sequence, message.pending, place, message.begun), now)
         if lease.is_over:
             return
         if message.slots:
@@ -274,13 +276,11 @@ class Desk:
                 raise ProtocolError("slots are released that were never given")
             self.feed.slots.release(queue, message.slots)
             point("server.released")
-        news = lease.take_used(sequence - member.used)
+        news = lease.take_used(num)
         places = [batch.place for batch in news.batches]
         self.feed.stats.queues[queue].add_report(message.report, news.batches, now)
         self.low_watermark.note(queue, places, self._delivery.columns)
         self._unsettled.append((lease, news))
-        last = places[-1] if places else None
-        self._handle(members.Used(queue, sequence, message.pending, last), now)
         if member.has_all:
             self.low_watermark.leave_out(queue, self._delivery.columns)
 

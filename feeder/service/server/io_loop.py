@@ -248,15 +248,14 @@ class ServerLoop:
     def send(self, peer: Peer, message: say.Message, frames: Sequence[Any]) -> bool:
         """Send a message; False where the peer is gone, or does not read what it asked for."""
         # The sockets never wait: with ROUTER_MANDATORY a full or missing peer is an error.
-        parts = [peer.identity, encode(message)]
+        data = encode(message)
         router = self._listeners[peer.router].router
         try:
+            router.send(peer.identity, zmq.SNDMORE)
+            # Only the frames of batches are worth ZeroMQ's way without a copy.
+            router.send(data, zmq.SNDMORE if frames else 0)
             if frames:
-                # Two calls: only the frames of batches are worth ZeroMQ's way without a copy.
-                router.send_multipart(parts, zmq.SNDMORE)
                 router.send_multipart(frames, copy=False)
-            else:
-                router.send_multipart(parts)
         except zmq.ZMQError as error:
             self._log.warn("a consumer is not sent to: %s", str(error))
             return False
@@ -281,7 +280,7 @@ class ServerLoop:
     def _handle(self, peer: Peer, frame: Any) -> None:
         guarded = self._guard.note_message(key := (peer.router, frame.get(zmq.SRCFD)))
         message = decode(frame.buffer, from_consumer=True)
-        is_question = isinstance(message, say.Open | say.Look)
+        is_question = isinstance(message, (say.Open, say.Look))
         if is_question or guarded is None:
             # Events lie in a socket of their own. Those before this message must be known first:
             # the descriptor may belong to another connection by now.

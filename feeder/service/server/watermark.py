@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from feeder.service.server.run import FeedFactory
 from feeder.state.snapshot import StreamState
@@ -50,14 +50,13 @@ class LowWatermark:
         self._ends.clear()
         self._stands = lacks_some
 
-    def note(self, queue: int, places: Iterable[LazyPosition], columns: Columns | None) -> None:
+    def note(self, queue: int, places: Sequence[LazyPosition], columns: Columns | None) -> None:
         """A queue's user has been handed the batches that end at these positions."""
-        if self._stands:
+        if self._stands or not places:
             return
-        for place in places:
-            self._rounds[queue] = (place.step - 1) // self._num + 1
-            if queue == self._num - 1:
-                self._ends.append(place)
+        self._rounds[queue] = (places[-1].step - 1) // self._num + 1
+        if queue == self._num - 1:
+            self._ends.extend(places)
         self._settle(columns)
 
     def leave_out(self, queue: int, columns: Columns | None) -> None:

@@ -342,23 +342,22 @@ def test_how_long_those_who_come_back_wait_for_others(goes_back: bool, wait_s: f
     """Where the feed could not go back for who comes later, for as long as for one that hangs."""
     feed = Membership(2, 30.0, goes_back=goes_back)
     feed.handle(Asks(0, "me", rejoins=True), 0.0)
-    assert feed.look_at(1.0) == 30.0  # It waits for nothing but that the lease runs out.
+    assert feed.look_at == 30.0  # It waits for nothing but that the lease runs out.
     assert feed.handle(Attaches(0), 1.0) == [StopRun()]
     # Who hangs before it can take batches is not here, and the time does not begin anew.
     feed.handle(Asks(1, "other", rejoins=True), 1.0)
-    feed.members[1].expires = 2.0
+    feed.members[0].expires, feed.members[1].expires = 100.0, 2.0
     feed.handle(Ticked(), 2.0)
-    feed.members[0].expires = 100.0
     if not goes_back:  # Else it is waited for, until it is gone.
-        assert feed.look_at(2.0) == 100.0
+        assert feed.look_at == 100.0
         feed.handle(Died(1), 1.0)
-    until = feed.look_at(2.0)
+    until = feed.look_at
     assert until == 1.0 + wait_s
     assert feed.handle(Ticked(), until - 0.01) == []
     assert feed.handle(Ticked(), until) == [
         NoteLacking([1], wait_s), StartRun((0,), [0, math.inf], [0, math.inf], True)
     ]  # fmt: skip
-    assert feed.handle(membership.Heard(0), until) == []
+    assert feed.handle(membership.Used(0), until) == []
 
 
 def test_who_was_undecided_and_goes_on_ends_the_others_wait() -> None:
@@ -416,7 +415,7 @@ def test_a_feed_that_cannot_go_back_waits_for_who_hangs_before_it_is_ready() -> 
     for queue in range(2):
         feed.handle(Asks(queue, "somebody", rejoins=True), 0.0)
     feed.handle(Attaches(0), 20.0)
-    assert [type(one) for one in feed.handle(Ticked(), 30.0)] == [NoteHung, StopRun]
     feed.members[0].expires = math.inf
-    assert feed.look_at(30.0) == math.inf
+    assert [type(one) for one in feed.handle(Ticked(), 30.0)] == [NoteHung, StopRun]
+    assert feed.look_at == math.inf
     assert feed.handle(Ticked(), 1e9) == []

@@ -15,7 +15,7 @@ import pytest
 import feeder
 from conformance.served import reading, serving
 from feeder.service.protocol import messages as say
-from feeder.service.protocol.membership import Asks, Attaches, Died, Finished, Left, Membership
+from feeder.service.protocol.membership import Asks, Attaches, Died, Left, Membership, Start
 from feeder.service.server.group import Desk
 from small import WAIT_S, Arrays, Aside, Pure, make
 
@@ -186,6 +186,15 @@ def test_after_a_failover_before_the_first_batch_a_state_may_still_be_loaded(
         assert [next(one).step for _ in range(3) for one in (left, right)] == [*range(10, 16)]
 
 
+def test_nobody_waits_for_an_undecided_one_that_died_where_the_queue_had_ended() -> None:
+    feed = Membership(2, 30.0)
+    feed.handle(Asks(0, "one that goes on", start=Start(6), rejoins=True, ended=(1,)), 0.0)
+    feed.handle(Asks(1, "one that takes no part", undecided=True), 0.0)
+    assert feed.missing() == [1]
+    feed.handle(Died(1), 0.0)
+    assert feed.missing() == []
+
+
 def test_who_came_and_took_no_part_leaves_the_others_as_they_were() -> None:
     """Else all would wait for one that has had everything."""
     feed = Membership(3, 30.0)
@@ -199,7 +208,7 @@ def test_who_came_and_took_no_part_leaves_the_others_as_they_were() -> None:
     for queue in range(3):
         feed.handle(Attaches(queue), 0.0)
     for queue in range(2):
-        feed.handle(Finished(queue, "end"), 0.0)
+        feed.note_ending(queue, "end")
         feed.handle(Left(queue), 0.0)
     assert feed.missing() == []
     for goes in (Died(1), Left(1)):

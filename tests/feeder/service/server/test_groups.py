@@ -10,7 +10,7 @@ from weakref import ref
 import pytest
 
 from feeder.service.client.remote import Identity, token_of
-from feeder.service.memory.arena import ArenaSlots
+from feeder.service.memory.arena import ArenaSlots, slot_of
 from feeder.service.protocol.coding import decode, encode
 from feeder.service.protocol.messages import Batches, Group
 from feeder.service.server.delivery import Grouping
@@ -62,6 +62,11 @@ def collect(form: str, pattern: str, **settings: Any) -> tuple[list[Batch], Grou
     return queue.batches, grouping, Identity("train", 0, positions.fingerprint, EPOCHS)
 
 
+def grouped(grouping: Grouping, sequence: int, batches: list[Batch]) -> Iterable[Group]:
+    slots = [slot_of(batch) for batch in batches]
+    return grouping.groups(sequence, batches, slots, [0] * len(batches), shared=True)
+
+
 def over_the_wire(groups: Iterable[Group]) -> tuple[Group, ...]:
     message = decode(encode(Batches(generation=bytes(24), groups=tuple(groups))),
                      from_consumer=False)  # fmt: skip
@@ -80,7 +85,7 @@ def test_the_places_of_a_group_are_those_of_its_batches(
     tokens, told, sequence = [], [], 0
     while sequence < len(batches):
         part = batches[sequence : sequence + at_once]
-        for group in over_the_wire(grouping.groups(sequence, part, [0] * len(part), shared=True)):
+        for group in over_the_wire(grouped(grouping, sequence, part)):
             assert group.sequence == len(tokens)
             tokens += [
                 token_of(identity, group, at, axes, ref(batches[group.sequence + at]))
@@ -101,7 +106,7 @@ def test_the_places_of_a_group_are_those_of_its_batches(
 @pytest.mark.parametrize("settings", ({"repeatable": False}, {"order": "arrival"}))
 def test_what_cannot_be_told_in_numbers_has_tokens(settings: dict[str, Any]) -> None:
     batches, grouping, _ = collect("pure", "small", **settings)
-    groups = tuple(grouping.groups(0, batches, [0] * len(batches), shared=True))
+    groups = tuple(grouped(grouping, 0, batches))
     assert all(group.span is None for group in groups)
     assert [token for group in groups for token in group.tokens] == [
         batch.place.cut().token() for batch in batches

@@ -16,7 +16,6 @@ import xxhash
 
 import feeder
 from conformance.served import reading, serving
-from feeder.service.protocol.membership import Agreed
 from feeder.service.server.agreement import Agreement, Stand
 from small import Aside, Counted, Pure, Seekable, ids, make
 
@@ -233,8 +232,8 @@ def test_the_end_of_an_epoch_may_have_names_that_lie_further_apart() -> None:
         agreement = Agreement([Stand(0, "", one), Stand(1, "", other)], stream)
         batch: Any = SimpleNamespace(step=3, index=0, place=late)
         agreement.look([batch])
-        assert agreement.news() == Agreed((1,))
-        assert agreement.news() is None
+        assert agreement.news() == (1,)
+        assert agreement.news() == ()
     agreement = Agreement([Stand(0, "", first), Stand(1, "", late)], stream)
     batch = SimpleNamespace(step=3, index=3, place=late)
     for error in (feeder.ResumeError, feeder.ClosedError):  # It is told once.
