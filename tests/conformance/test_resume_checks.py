@@ -5,6 +5,7 @@ A fetch function that is not pure is then found out also where every chunk ends 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -157,3 +158,46 @@ def test_a_token_says_whether_an_older_feeder_can_read_it() -> None:
         batch = next(coordinator["train"])
         assert batch.cut.leftover is not None
         assert batch.cut.token()[2] == 1
+
+
+class InOrder(Pure):
+    """Pure, and quick where its calls come in order: a cursor names the call that comes next."""
+
+    def __init__(self) -> None:
+        super().__init__(8)
+        self.threads: set[int] = set()
+        self.indices: list[int] = []
+        self.sought: list[int] = []
+
+    def __call__(self, call: feeder.Call) -> list[Any]:
+        self.threads.add(threading.get_ident())
+        self.indices.append(call.index)
+        return super().__call__(call)
+
+    def cursor(self, call: feeder.Call) -> bytes:
+        return str(call.index + 1).encode()
+
+    def seek(self, call: feeder.Call, cursor: bytes) -> None:
+        self.sought.append(int(cursor))
+
+
+def test_the_call_is_one_of_the_stream_s_calls_and_comes_first() -> None:
+    """One thread makes all calls where num_threads says so, as for a connection to a database that
+    only its own thread may use; and a cursor is of the call that comes first."""
+    token = token_after(make(InOrder()), 3)
+    fetch = InOrder()
+    with make(fetch, resume=token, num_threads=1) as coordinator:
+        assert next(coordinator["train"]).step == 3
+    assert fetch.sought == [2]
+    assert fetch.indices[0] == 2
+    assert len(fetch.threads) == 1
+
+
+@pytest.mark.parametrize("dont_rebatch", [False, True])
+def test_what_is_compared_counts_in_the_bound_until_it_is(dont_rebatch: bool) -> None:
+    token = token_after(make(Pure(8), dont_rebatch=dont_rebatch), 3)
+    with make(Pure(8), dont_rebatch=dont_rebatch, resume=token) as coordinator:
+        feed = coordinator["train"]
+        assert [batch["x"][0] for batch in feed] == list(range(24, 800, 8))
+        stats = feed.stats()
+        assert (stats["buffered_rows"], stats["buffered_bytes"]) == (0, 0)

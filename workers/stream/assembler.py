@@ -83,7 +83,7 @@ class Assembler:
         # Of the rows of finished chunks, those free now and those that a snapshot may still need.
         self._freed = 0
         self._freed_later = 0
-        self._kept = self._dropped = self._copied = self._passed = 0
+        self._kept = self._dropped = self._dropped_bytes = self._copied = self._passed = 0
 
     @property
     def columns(self) -> Columns | None:
@@ -98,14 +98,15 @@ class Assembler:
     def add(self, merged: MergedChunks) -> Iterator[Batch | None]:
         """The batches that merged chunks complete. None asks the caller to `wait_for_slot`, since
         no slot is free for the next batch; the iterator then goes on where it was."""
+        first, taken = self._take_up(merged)
         if self._spec.dont_rebatch:
-            yield from self._each_chunk(merged)
+            yield from self._each_chunk(merged, first)
             return
         rows, size = merged.rows, self._size
         # Where each chunk ends, in rows: one bisection per batch finds its last chunk, however
         # small chunks are.
         ends = list(accumulate(rows))
-        i, taken, self._has_empty = 0, self._take_up(merged), not all(rows)
+        i, self._has_empty = first, not all(rows)
         while i < len(rows):
             # A chunk that is exactly a batch, at a batch's start, need not be copied row by row,
             # and perhaps not at all.
@@ -170,17 +171,18 @@ class Assembler:
         """Let go of the slot that is being written."""
         self._slot = None
 
-    def settle(self) -> tuple[int, int, int, int]:
+    def settle(self) -> tuple[int, int, int, int, int]:
         """What has changed since the last call: by how many rows those have grown that are kept
-        though copied, how many rows were dropped, into how many slots was copied, and how many
-        batches were passed on."""
-        settled = self._kept, self._dropped, self._copied, self._passed
-        self._kept = self._dropped = self._copied = self._passed = 0
+        though copied, how many rows were dropped and their bytes, into how many slots was copied,
+        and how many batches were passed on."""
+        settled = self._kept, self._dropped, self._dropped_bytes, self._copied, self._passed
+        self._kept = self._dropped = self._dropped_bytes = self._copied = self._passed = 0
         return settled
 
     def _drop(self) -> None:
         self._kept += self._filled - self._freed - self._freed_later
         self._dropped += self._filled
+        self._dropped_bytes += self._filled * sum(column.row_bytes for column in self.columns or ())
         self._filled = self._freed = self._freed_later = 0
 
     # ---- batches
@@ -379,10 +381,10 @@ class Assembler:
             keep_or_copy(slot, number, array)
         return self._lease(slot, rows)
 
-    def _each_chunk(self, merged: MergedChunks) -> Iterator[Batch | None]:
-        """Each chunk with rows as a batch of its own (`dont_rebatch`)."""
+    def _each_chunk(self, merged: MergedChunks, first: int) -> Iterator[Batch | None]:
+        """Each chunk with rows as a batch of its own (`dont_rebatch`), from one on."""
         for i, rows in enumerate(merged.rows):
-            if rows:
+            if rows and i >= first:
                 while (filled := self._pass_on(merged, i) or self._copy_chunk(merged, i)) is None:
                     yield None
                 yield self._emit(filled, self._place(merged, i + 1, 0), rows, whole=True)
@@ -392,18 +394,27 @@ class Assembler:
 
     # ---- resuming
 
-    def _take_up(self, merged: MergedChunks) -> int:
-        """Rows of the first chunk that batches before the cut have taken."""
+    def _take_up(self, merged: MergedChunks) -> tuple[int, int]:
+        """The chunk that the next batch begins with, and the rows of it that batches before the cut
+        have taken."""
         expected = self._expected
         if expected is None:
-            return 0
+            return 0, 0
         # Once: the comparison is of the first chunk after the resume alone.
         self._expected = None
         partial = self._keep(merged, 0, 0)
-        what = partial.differs_from(expected, self._size)
+        most = expected.rows if self._spec.dont_rebatch else self._size
+        what = partial.differs_from(expected, most)
         if what:
             raise self._not_deterministic(what, expected)
-        return expected.taken
+        if expected.taken < expected.rows:
+            return 0, expected.taken
+        # It was taken whole, and came again to be compared.
+        self._partial = None
+        self._dropped += expected.rows
+        self._dropped_bytes += sum(array.nbytes for array in partial.arrays)
+        _let_go(merged, 0, 1)
+        return 1, 0
 
     def _not_deterministic(self, what: str, expected: Leftover) -> ResumeError:
         worker_id = self._spec.worker_id(expected.partition, expected.call)

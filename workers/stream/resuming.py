@@ -52,7 +52,8 @@ class StreamStart:
     There are three ways. Where the rows are at hand they are the stream's first chunk. Else the
     calls begin with the one that returned their chunk; the assembler compares the chunk and skips
     the rows that were taken. In order of arrival calls of smaller indices may still be missing, so
-    there a pure function is called for that one chunk apart.
+    there a pure function is called for that one chunk apart. A chunk that was taken whole comes
+    again in the same ways, and is compared alone.
 
     Values, all of them known when it is made. The thread that merges alone calls `leftover_chunks`.
     """
@@ -70,16 +71,19 @@ class StreamStart:
         cut = resume.cut if resume is not None else None
         go_on = None if cut is None or cut.finished else cut
         self._leftover = None if go_on is None else go_on.leftover
-        self._checked = None if go_on is None or not spec.repeatable else go_on.checked
+        checked = None if go_on is None or not spec.repeatable else go_on.checked
+        self._again = self._leftover or checked
+        if resume is not None and resume.rows is not None:
+            self._again = None
         position = cut.position if cut is not None else partitions.origin()
         # Put back by one call, so that there is no second way into the assembler: the chunk comes
         # like any other, and is compared as it comes.
         self.expected: Leftover | None = None
         """The chunk that the calls begin with, where they begin before one."""
         apart = spec.pure and partitions.arrival
-        if self._leftover is not None and not apart and resume is not None and resume.rows is None:
-            self.expected = self._leftover
-            position = partitions.rewind(position, self._leftover)
+        if self._again is not None and not apart:
+            self.expected = self._again
+            position = partitions.rewind(position, self._again)
         self.position = partitions.spread(position)
         """Where the calls begin."""
         self.epoch, self.index, self.step = (
@@ -104,14 +108,12 @@ class StreamStart:
         """The rows left over, which come before all that is fetched, counted into the buffers;
         None where there are none or where they come with the calls."""
         leftover, resume = self._leftover, self._resume
-        if resume is not None and resume.rows is None and self._checked is not None:
-            self._fetch_again(self._checked, resume.cut, schema, channel)
-        if leftover is None or resume is None or self.expected is not None:
+        if resume is None or self.expected is not None:
             return None
         rows = resume.rows
-        if rows is None:
-            rows = self._fetch_again(leftover, resume.cut, schema, channel)
-        if rows is None:
+        if self._again is not None:
+            rows = self._fetch_again(self._again, resume.cut, schema, channel)
+        if leftover is None or rows is None:
             return None
         partitions, partition = self._partitions, self._partition_of(leftover)
         before = partitions.spread(partitions.rewind(resume.cut.position, leftover))
