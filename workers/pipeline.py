@@ -86,7 +86,10 @@ class Pipeline:
 
     def _make_fetcher(self, start: Position) -> None:
         spec, run, partitions = self._spec, self._run, self._partitions
-        self.budget = BufferBudget(run.max_rows, run.max_bytes, len(self._queues), run.guess_bytes)
+        self.budget = BufferBudget(
+            run.max_rows, run.max_bytes, len(self._queues), run.guess_bytes,
+            partitions.num_partitions,
+        )  # fmt: skip
         names = CallNames(spec, partitions)
         self.channel = Channel(
             Scheduler(partitions, start, spec.epochs, TUNING),

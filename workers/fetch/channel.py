@@ -177,7 +177,11 @@ class Channel:
         # Threads that only let time pass wait here, so that the end of the stream wakes them.
         self._closing = threading.Condition(self._lock)
         self.closed = False
-        """Whether the stream is over; fetchers read it without the lock between two calls."""
+        """Whether the stream is over."""
+        self.cuts_short = False
+        """Whether chunk lists end with the call that is under way: the stream is over, or there is
+        no room for what chunks have grown to. Fetchers read it without the lock between two
+        calls."""
 
     # ---- the fetchers' side
 
@@ -223,6 +227,7 @@ class Channel:
         with self._lock:
             now = time.monotonic()
             self._budget.end_list(report.calls, report.rows, report.num_bytes)
+            self.cuts_short = self.closed or self._budget.is_outgrown
             if report.rows:
                 self._silence.hungry_since = None
             begins_epoch = self._scheduler.give_back(
@@ -465,7 +470,7 @@ class Channel:
     def close(self) -> None:
         """End the stream: whoever waits here is woken, and no call is started any more."""
         with self._lock:
-            self.closed = True
+            self.closed = self.cuts_short = True
             self._scheduler.drop_all()
             self._wake_all_fetchers()
             for condition in (self._arrived, self._room, self._closing):
