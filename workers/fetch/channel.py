@@ -12,7 +12,7 @@ import contextlib
 import queue
 import threading
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, Protocol, TypeVar
 
 from feeder.workers.errors import ClosedError, FeedError, FetchTimeout, in_words
@@ -174,7 +174,8 @@ class Channel:
         self._arrived = threading.Condition(self._lock)
         # Whoever merges waits here for room to assemble a batch.
         self._room = threading.Condition(self._lock)
-        # Threads that only let time pass wait here, so that the end of the stream wakes them.
+        # Threads that let time pass, or wait for a call that is made apart, wait here, so that the
+        # end of the stream wakes them.
         self._closing = threading.Condition(self._lock)
         self.closed = False
         """Whether the stream is over."""
@@ -261,6 +262,18 @@ class Channel:
             return not self.closed
         with self._lock:
             return not self._closing.wait_for(lambda: self.closed, seconds)
+
+    def wait_for(self, is_there: Callable[[], bool], seconds: float) -> bool:
+        """Wait for what another thread gets and tells of; whether it is there. Returns at once when
+        the stream is over."""
+        with self._lock:
+            self._closing.wait_for(lambda: self.closed or is_there(), seconds)
+            return is_there()
+
+    def tell(self) -> None:
+        """Something is there that another thread may wait for."""
+        with self._lock:
+            self._closing.notify_all()
 
     def run_steps(self, steps: Generator[float, None, _T]) -> _T | None:
         """Take steps, each of which says how long to wait after it; returns what they come to, None

@@ -76,6 +76,8 @@ class Assembler:
         # dropped are written over.
         self._slot: Slot | None = None
         self._last: LazyPosition | None = None
+        # Where the rows in the slot at hand end, if all those of their last chunk are in it.
+        self._rest: tuple[Span, int] | None = None
         # Batches that end in the same chunk share one `PartialChunk`, so that its digest is
         # computed once at most.
         self._partial: PartialChunk | None = None
@@ -124,6 +126,8 @@ class Assembler:
             if j == len(rows):
                 while not self._copy(merged, i, taken, j, 0, ends):
                     yield None
+                is_whole = merged.span.rows[j - 1] <= self._filled
+                self._rest = (merged.span, j) if is_whole else None
                 return
             last = rows[j] - (ends[j] - goal)
             # A batch that ends with a chunk begins the next one at its row 0: nothing is left over
@@ -149,7 +153,10 @@ class Assembler:
         if rest and (policy in ("keep", "pad") or (policy == "carry" and place.cut().finished)):
             if policy == "pad":
                 self._pad(rest)
-            yield self._emit_slot(place, self._size if policy == "pad" else rest, rest)
+            end = self._end_of_rest(place)
+            batch = self._emit_slot(end, self._size if policy == "pad" else rest, rest)
+            place.step = self.step
+            yield batch
         # With "carry" the rest stays in the slot, and the last batch before was not the epoch's
         # last.
         elif not rest or policy == "drop":
@@ -158,6 +165,15 @@ class Assembler:
                 # That its last batch was the last of the epoch is known only now.
                 self._last.after = place
         self.epoch, self.index = position.epoch, 0
+
+    def _end_of_rest(self, place: LazyPosition) -> LazyPosition:
+        """Where an epoch's rest ends, which is at the start of the next epoch, `place`; as the end
+        of its last chunk where all of that is in the batch, so that it can be compared."""
+        if self._rest is None or self._frame.axes is None:
+            return place
+        end = LazyPosition(self._frame, *self._rest, 0, None, self.epoch)
+        end.after = place
+        return end
 
     def start_of(self, position: Position) -> LazyPosition:
         """The start of an epoch, or the end of the stream, as a place."""
