@@ -116,7 +116,11 @@ class PartialChunk:
             return f"{then.rows} rows then, {self.rows} now"
         is_whole = then.taken == then.rows
         now = digest_last_rows(self.arrays, self.axes, most) if is_whole else self.digest
-        return "" if then.digest == now else "other rows than before"
+        if then.digest == now:
+            return ""
+        # The digest is of the batch, which PyTorch writes to though it is read-only.
+        unless = ", unless the batch was written to" if is_whole else ""
+        return f"other rows than before{unless}"
 
     def rest(self, taken: int) -> tuple[NDArray[Any], ...]:
         """The rows after the first `taken`, as views."""
