@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -37,10 +38,10 @@ class Reader:
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Go on from a position. Raises `ResumeError` where it is one of other rows, or none."""
-        try:
+        rows: Any = None
+        position: Any = None
+        with contextlib.suppress(KeyError, TypeError):
             rows, position = state["rows"], state["position"]
-        except (KeyError, TypeError):
-            rows = position = None
         if type(rows) is not int or type(position) is not int or not 0 <= position <= rows:
             raise ResumeError(f"{state!r} is no position of a reader; resume from another one")
         # A position in other rows would silently read other ones.
