@@ -54,7 +54,7 @@ class Pipeline:
         self._resumed = resume is not None
         self.stats = stats or StreamStats.of(spec, run, len(queues))
         """What is counted; where it is given, from where it stands."""
-        begin = StreamStart(spec, run, partitions, resume, self.stats.fetch)
+        begin = self._begin = StreamStart(spec, run, partitions, resume, self.stats.fetch)
         if resume is not None:
             # Before any thread runs: the fetch function is put back once, by the thread that
             # resumes.
@@ -86,7 +86,10 @@ class Pipeline:
 
     def _make_fetcher(self, start: Position) -> None:
         spec, run, partitions = self._spec, self._run, self._partitions
-        self.budget = BufferBudget(run.max_rows, run.max_bytes, len(self._queues), run.guess_bytes)
+        self.budget = BufferBudget(
+            run.max_rows, run.max_bytes, len(self._queues), run.guess_bytes,
+            partitions.num_partitions,
+        )  # fmt: skip
         names = CallNames(spec, partitions)
         self.channel = Channel(
             Scheduler(partitions, start, spec.epochs, TUNING),
@@ -119,15 +122,17 @@ class Pipeline:
         if not self._resumed:
             begin_anew(self._spec.fetch, self._spec.cursor, self._spec.worker_ids)
         for i in range(self._run.num_threads):
-            self._threads.start(f"feeder {self._name} fetcher {i}", self._run_fetcher)
+            self._threads.start(f"feeder {self._name} fetcher {i}", self._run_fetcher, i == 0)
         # The thread keeps the name that users know from logs, stacks and the status page.
         self._threads.start(
             f"feeder {self._name} enqueuer", run_batcher, self._batcher, self._router
         )
 
-    def _run_fetcher(self) -> None:
+    def _run_fetcher(self, is_first: bool) -> None:
         """Thread body: hold one partition after the other until no call is left."""
         channel, fetcher, batcher = self.channel, self._fetcher, self._batcher
+        if is_first:
+            self._begin.call_apart(channel)
         while (partition := channel.acquire()) is not None:
             if fetcher.fill(partition):
                 batcher.merge_inline()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -36,11 +37,17 @@ class Reader:
         return {"position": self.position, "rows": len(self._rows)}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Go on from a position. Raises `ResumeError` where it is one of other rows."""
+        """Go on from a position. Raises `ResumeError` where it is one of other rows, or none."""
+        rows: Any = None
+        position: Any = None
+        with contextlib.suppress(KeyError, TypeError):
+            rows, position = state["rows"], state["position"]
+        if type(rows) is not int or type(position) is not int or not 0 <= position <= rows:
+            raise ResumeError(f"{state!r} is no position of a reader; resume from another one")
         # A position in other rows would silently read other ones.
-        if state["rows"] != len(self._rows):
+        if rows != len(self._rows):
             raise ResumeError(
-                f"the reader stood in {state['rows']} rows and has {len(self._rows)} now; give it "
-                "the same rows"
+                f"the reader stood in {rows} rows and has {len(self._rows)} now; give it the same "
+                "rows"
             )
-        self.position = state["position"]
+        self.position = position

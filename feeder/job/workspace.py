@@ -136,12 +136,17 @@ class Workspace(MutableMapping[str, Any]):
                 "name the same ones with job.add_object"
             )
         for name, value in entries.items():
+            if isinstance(value, bytes) is not (name in mine):
+                raise CheckpointError(
+                    f"entry {name!r} of the checkpoint is {type(value).__name__}, expected bytes "
+                    "of an object and an array of anything else; load another one"
+                )
             if name not in mine:
                 self._arrays[name] = value
             elif isinstance(mine[name], Coordinator):
-                mine[name].load_state_dict({STATE_KEY: bytes(value)})
+                mine[name].load_state_dict({STATE_KEY: value})
             else:
-                mine[name].load_state_dict(codec.unpack(value))
+                mine[name].load_state_dict(_unpack(name, value))
         self.settle()
 
     # ---- objects
@@ -177,6 +182,15 @@ def _pack(name: str, state: Any) -> bytes:
         return codec.pack(state)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"the state of {name!r} cannot be saved: {error}") from error
+
+
+def _unpack(name: str, state: bytes) -> Any:
+    try:
+        return codec.unpack(state)
+    except ValueError as error:
+        raise CheckpointError(
+            f"entry {name!r} of the checkpoint holds no state: {error}; load another one"
+        ) from error
 
 
 def _has_state(made: Any) -> bool:

@@ -59,8 +59,10 @@ class Positions:
         self, place: LazyPosition, columns: Columns | None, *, with_rows: bool
     ) -> StreamState:
         """The place where a batch ended."""
-        place = place.settled()
-        return self.state(place.cut(), place.leftover_rows(), columns, with_rows=with_rows)
+        # Once: that the place is the next epoch's start may become known at any moment.
+        cut = place.cut()
+        rows = () if cut.leftover is None else place.leftover_rows()
+        return self.state(cut, rows, columns, with_rows=with_rows)
 
     # ---- read back
 

@@ -5,6 +5,7 @@ A fetch function that is not pure is then found out also where every chunk ends 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -157,3 +158,133 @@ def test_a_token_says_whether_an_older_feeder_can_read_it() -> None:
         batch = next(coordinator["train"])
         assert batch.cut.leftover is not None
         assert batch.cut.token()[2] == 1
+
+
+class InOrder(Pure):
+    """Pure, and quick where its calls come in order: a cursor names the call that comes next."""
+
+    def __init__(self) -> None:
+        super().__init__(8)
+        self.threads: set[int] = set()
+        self.indices: list[int] = []
+        self.sought: list[int] = []
+
+    def __call__(self, call: feeder.Call) -> list[Any]:
+        self.threads.add(threading.get_ident())
+        self.indices.append(call.index)
+        return super().__call__(call)
+
+    def cursor(self, call: feeder.Call) -> bytes:
+        return str(call.index + 1).encode()
+
+    def seek(self, call: feeder.Call, cursor: bytes) -> None:
+        self.sought.append(int(cursor))
+
+
+def test_the_call_is_one_of_the_stream_s_calls_and_comes_first() -> None:
+    """One thread makes all calls where num_threads says so, as for a connection to a database that
+    only its own thread may use; and a cursor is of the call that comes first."""
+    token = token_after(make(InOrder()), 3)
+    fetch = InOrder()
+    with make(fetch, resume=token, num_threads=1) as coordinator:
+        assert next(coordinator["train"]).step == 3
+    assert fetch.sought == [2]
+    assert fetch.indices[0] == 2
+    assert len(fetch.threads) == 1
+
+
+@pytest.mark.parametrize("dont_rebatch", [False, True])
+def test_what_is_compared_counts_in_the_bound_until_it_is(dont_rebatch: bool) -> None:
+    token = token_after(make(Pure(8), dont_rebatch=dont_rebatch), 3)
+    with make(Pure(8), dont_rebatch=dont_rebatch, resume=token) as coordinator:
+        feed = coordinator["train"]
+        assert [batch["x"][0] for batch in feed] == list(range(24, 800, 8))
+        stats = feed.stats()
+        assert (stats["buffered_rows"], stats["buffered_bytes"]) == (0, 0)
+
+
+class InEpochs(Pure):
+    """Pure, with epochs of three chunks, the last of which is short."""
+
+    def __call__(self, call: feeder.Call) -> list[Any]:
+        if call.index == 3:
+            raise StopIteration
+        (rows,) = super().__call__(call)
+        return [rows[: 5 if call.index == 2 else 8] + 1000 * call.epoch]
+
+
+class CountingInEpochs(Counting):
+    """The same, by the number of calls that were made."""
+
+    def __call__(self, call: feeder.Call) -> list[Any]:
+        if call.index == 3:
+            raise StopIteration
+        (rows,) = super().__call__(call)
+        return [rows[: 5 if call.index == 2 else 8]]
+
+
+ENDS = [("keep", False), ("pad", False), ("drop", False), ("keep", True)]
+"""What becomes of the short batch, and whether each chunk is a batch."""
+
+
+@pytest.mark.parametrize("order", ["ticket", "arrival"])
+@pytest.mark.parametrize(("last_batch", "dont_rebatch"), ENDS)
+def test_so_it_is_where_an_epoch_has_ended(order: str, last_batch: str, dont_rebatch: bool) -> None:
+    settings = {
+        "order": order, "last_batch": last_batch, "dont_rebatch": dont_rebatch, "epochs": 3,
+    }  # fmt: skip
+    num = 2 if last_batch == "drop" else 3
+
+    def at_the_end(fetch: Callable[..., Any]) -> bytes:
+        with make(fetch, **settings) as coordinator:
+            batches = [next(coordinator["train"]) for _ in range(num + 1)]
+            assert (batches[-2].epoch, batches[-1].epoch) == (0, 1)
+            assert (batches[-2].cut.epoch, batches[-2].cut.index) == (1, 0)
+            assert batches[-2].cut.checked is not None
+            return batches[-2].cut.token()
+
+    token = at_the_end(InEpochs(8))
+    assert len(token) <= 300
+    with make(InEpochs(8), resume=token, num_threads=1, **settings) as coordinator:
+        batches = list(coordinator["train"])
+        assert [batch.epoch for batch in batches] == [1] * num + [2] * num
+        assert batches[0].step == num
+        assert batches[0]["x"].tolist() == list(range(1000, 1008))
+    with (
+        make(CountingInEpochs(8), resume=at_the_end(CountingInEpochs(8)), **settings) as again,
+        pytest.raises(feeder.ResumeError, match=r"not deterministic.*other rows"),
+    ):
+        next(again["train"])
+
+
+def test_a_call_apart_that_does_not_return_is_told_by_the_timeout() -> None:
+    with make(InEpochs(8), epochs=2) as coordinator:
+        batches = [next(coordinator["train"]) for _ in range(4)]
+        token = batches[2].cut.token()
+    hangs, fetch = threading.Event(), InEpochs(8)
+
+    def hanging(call: feeder.Call) -> list[Any]:
+        if call.epoch == 0:
+            hangs.wait()
+        return fetch(call)
+
+    with (
+        make(hanging, epochs=2, resume=token, timeout=0.2) as coordinator,
+        pytest.raises(feeder.FetchTimeout, match=r"no chunk for 0\.2 s when it was made again"),
+    ):
+        try:
+            next(coordinator["train"])
+        finally:
+            hangs.set()
+
+
+def test_calls_apart_are_made_by_a_thread_of_the_calls() -> None:
+    with make(Pure(3), order="arrival") as coordinator:
+        batch = next(coordinator["train"])
+        assert batch.cut.leftover is not None
+        token = batch.cut.token()
+    fetch = InOrder()
+    fetch._rows = 3
+    with make(fetch, resume=token, num_threads=1, order="arrival") as coordinator:
+        assert next(coordinator["train"])["x"].tolist() == list(range(8, 16))
+    assert len(fetch.threads) == 1

@@ -8,6 +8,7 @@ the child has crashed.
 from __future__ import annotations
 
 import argparse
+import logging
 import mmap
 import os
 import resource
@@ -113,9 +114,17 @@ PLANTS: dict[str | None, Callable[[int], None]] = {
 }
 
 
+class _Formatted(logging.Handler):
+    """What is logged is put into words, which may fail as well, and told to nobody."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        record.getMessage().encode()
+
+
 def _run_child(share: Share, noted: str, plant: str | None) -> int:
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    logging.getLogger().addHandler(_Formatted())
     with (
         open(noted, "r+b") as file,
         mmap.mmap(file.fileno(), 8) as memory,

@@ -4,13 +4,9 @@ by which it may refuse them."""
 from __future__ import annotations
 
 import contextlib
-import io
-import os
-import tempfile
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -19,8 +15,8 @@ import numpy as np
 import xxhash
 
 import feeder
-from feeder import cli
 from feeder.checkpoint import format as checkpoints
+from feeder.checkpoint.feed_meta import SNAPSHOT_ENTRY
 from feeder.checkpoint.store import CheckpointStore
 from feeder.errors import FeedError, ProtocolError
 from feeder.service.client.remote import identity_of
@@ -28,6 +24,9 @@ from feeder.service.protocol import coding
 from feeder.service.protocol.messages import Open, Opened
 from feeder.state import codec
 from feeder.state.snapshot import Snapshot
+from feeder.workers.sources import RecordError
+from feeder.workers.sources.extras import find
+from fuzz.files import folder, run_command, sealed
 from fuzz.inputs import mutated, nested, reshaped
 from messages import EXAMPLES
 from small import Seekable, make
@@ -159,7 +158,9 @@ def _checkpoint(entries: dict[str, Any]) -> bytes:
     return b"".join(map(bytes, checkpoints.encode(entries, {"step": 3})[0]))
 
 
-_CHECKPOINT = _checkpoint({"feeds": _SNAPSHOT, "x": np.arange(3), "s": np.zeros(2, "<f4,<i2")})
+_CHECKPOINT = _checkpoint(
+    {SNAPSHOT_ENTRY: _SNAPSHOT, "x": np.arange(3), "s": np.zeros(2, "<f4,<i2")}
+)
 _CHECKPOINT_AT = 44
 
 
@@ -168,7 +169,7 @@ def _make_checkpoint(chance: Random) -> bytes:
     if kind < 0.1:
         return mutated(chance, [_CHECKPOINT])
     if kind < 0.3:
-        return _checkpoint({"feeds": _make_snapshot(chance)})
+        return _checkpoint({SNAPSHOT_ENTRY: _make_snapshot(chance)})
     size = int.from_bytes(_CHECKPOINT[12:20], "little")
     header, data = _CHECKPOINT[_CHECKPOINT_AT:][:size], _CHECKPOINT[_CHECKPOINT_AT + size :]
     if kind < 0.5:
@@ -177,40 +178,22 @@ def _make_checkpoint(chance: Random) -> bytes:
         header = mutated(chance, [header])
     else:
         header = reshaped(chance, msgpack.unpackb(header, strict_map_key=False))
-    numbers = _CHECKPOINT[8:12] + len(header).to_bytes(8, "little")
-    numbers += len(data).to_bytes(8, "little")
-    digest = xxhash.xxh3_128_digest(numbers + header)
-    return b"".join((_CHECKPOINT[:8], numbers, digest, header, data))
-
-
-def _folder() -> Path:
-    """A folder of this process, in memory where there is such a place."""
-    global _made
-    if _made is None:
-        place = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-        _made = tempfile.TemporaryDirectory(prefix="fuzz-", dir=place)
-    return Path(_made.name)
-
-
-_made: tempfile.TemporaryDirectory[str] | None = None
+    return sealed(header, data)
 
 
 def _verify(data: bytes) -> None:
-    (_folder() / "feed.000000").write_bytes(data)
-    store = CheckpointStore(_folder())
+    place = folder("checkpoint")
+    (place / "feed.000000").write_bytes(data)
+    store = CheckpointStore(place)
     assert store.latest("none") is None
     store.verify("feed.000000")
     store.get("feed.000000")
 
 
 def _inspect(data: bytes) -> None:
-    path = _folder() / "position"
+    path = folder("position") / "position"
     path.write_bytes(data)
-    told = io.StringIO()
-    with contextlib.redirect_stdout(told), contextlib.redirect_stderr(told):
-        status = cli.main(["inspect", str(path)])
-    assert status in (0, 1), told.getvalue()
-    assert "Traceback" not in told.getvalue(), told.getvalue()
+    run_command("inspect", str(path))
 
 
 def _make_file(chance: Random) -> bytes:
@@ -273,3 +256,20 @@ ENTRIES = {
     "open": Entry(_make_position, _open_at),
     "opened": Entry(_make_fingerprint, _identify),
 }
+if find("lmdb") is not None:
+    # Not every place where the tests run has the extras `lmdb` and `images`.
+    from fuzz import epochs, records
+
+    def _make_in_folder(chance: Random) -> bytes:
+        if chance.random() < 0.3:
+            return epochs.BESIDE + _make_checkpoint(chance)
+        return epochs.make(chance)
+
+    _RECORD = (FeedError, RecordError)
+    ENTRIES |= {
+        "part": Entry(epochs.make_part, epochs.take_part),
+        "epochs": Entry(epochs.make, epochs.take),
+        "command": Entry(_make_in_folder, epochs.take_by_command),
+        "datums": Entry(records.make_datums, records.take_datums, _RECORD),
+        "tensors": Entry(records.make_tensors, records.take_tensors, _RECORD),
+    }

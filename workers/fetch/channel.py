@@ -12,7 +12,7 @@ import contextlib
 import queue
 import threading
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, Protocol, TypeVar
 
 from feeder.workers.errors import ClosedError, FeedError, FetchTimeout, in_words
@@ -174,10 +174,15 @@ class Channel:
         self._arrived = threading.Condition(self._lock)
         # Whoever merges waits here for room to assemble a batch.
         self._room = threading.Condition(self._lock)
-        # Threads that only let time pass wait here, so that the end of the stream wakes them.
+        # Threads that let time pass, or wait for a call that is made apart, wait here, so that the
+        # end of the stream wakes them.
         self._closing = threading.Condition(self._lock)
         self.closed = False
-        """Whether the stream is over; fetchers read it without the lock between two calls."""
+        """Whether the stream is over."""
+        self.cuts_short = False
+        """Whether chunk lists end with the call that is under way: the stream is over, or there is
+        no room for what chunks have grown to. Fetchers read it without the lock between two
+        calls."""
 
     # ---- the fetchers' side
 
@@ -223,6 +228,7 @@ class Channel:
         with self._lock:
             now = time.monotonic()
             self._budget.end_list(report.calls, report.rows, report.num_bytes)
+            self.cuts_short = self.closed or self._budget.is_outgrown
             if report.rows:
                 self._silence.hungry_since = None
             begins_epoch = self._scheduler.give_back(
@@ -256,6 +262,18 @@ class Channel:
             return not self.closed
         with self._lock:
             return not self._closing.wait_for(lambda: self.closed, seconds)
+
+    def wait_for(self, is_there: Callable[[], bool], seconds: float) -> bool:
+        """Wait for what another thread gets and tells of; whether it is there. Returns at once when
+        the stream is over."""
+        with self._lock:
+            self._closing.wait_for(lambda: self.closed or is_there(), seconds)
+            return is_there()
+
+    def tell(self) -> None:
+        """Something is there that another thread may wait for."""
+        with self._lock:
+            self._closing.notify_all()
 
     def run_steps(self, steps: Generator[float, None, _T]) -> _T | None:
         """Take steps, each of which says how long to wait after it; returns what they come to, None
@@ -465,7 +483,7 @@ class Channel:
     def close(self) -> None:
         """End the stream: whoever waits here is woken, and no call is started any more."""
         with self._lock:
-            self.closed = True
+            self.closed = self.cuts_short = True
             self._scheduler.drop_all()
             self._wake_all_fetchers()
             for condition in (self._arrived, self._room, self._closing):

@@ -164,9 +164,9 @@ class Fetcher:
                 # Where the merge has taken chunks from under this call, the partition has to be
                 # given back, so that they are counted.
                 taken = len(chunks) < num_calls
-                is_full = taken or rows >= most_rows or num_calls >= most_calls or channel.closed
+                is_full = rows >= most_rows or num_calls >= most_calls or channel.cuts_short
                 since = partition.wanted_since
-                if is_full or (since is not None and monotonic() - since > grace_s):
+                if is_full or taken or (since is not None and monotonic() - since > grace_s):
                     return _Calls(num_calls, rows, num_bytes, _FULL)
         except BaseException as error:
             # Also what is no Exception: a fetcher that ended of it would be waited for.

@@ -362,15 +362,25 @@ class BufferBudget:
     """
 
     def __init__(
-        self, max_rows: int, max_bytes: int, num_devices: int, list_bytes: int = 0
+        self,
+        max_rows: int,
+        max_bytes: int,
+        num_devices: int,
+        list_bytes: int = 0,
+        num_partitions: int = 1,
     ) -> None:
         self.max_rows = max_rows
         self.max_bytes = max_bytes
         self.list_bytes = list_bytes
         """What each fetcher that is calling is taken to add."""
         self._seen_bytes = 0
+        # A large list is forgotten over 16 lists of each partition.
+        self._kept_share = 1 - 1 / (16 * num_partitions)
         self.num_calling = 0
         """Fetchers that are calling."""
+        self.is_outgrown = False
+        """Whether chunk lists have become much larger than those that are under way were taken for,
+        so that there is no room for them."""
         self.rows = 0
         """Rows buffered now, each counted once."""
         self.bytes = 0
@@ -422,16 +432,23 @@ class BufferBudget:
     def end_list(self, calls: int, rows: int, num_bytes: int) -> None:
         """It has handed over what these calls gave."""
         self.num_calling -= 1
+        has_grown = num_bytes > 2 * self.list_bytes
         # A chunk list without a chunk says nothing of how large the next one will be.
         if calls:
             # Chunks of one feed may differ much, and some large ones may be under way when a small
             # one comes: a large list is forgotten slowly. Of 64 workers whose chunks had 10 MB and
             # 8 kB in turns, 140 to 270 MB were held under a bound of 20 MB where the last list
-            # alone counted, and 41 to 51 so (2026-11-24).
-            self._seen_bytes = max(num_bytes, self._seen_bytes * 15 // 16)
+            # alone counted, and 41 to 51 so (2026-11-24). By the lists of each partition, and not
+            # by those of all: else the small ones of partitions that are behind make the large one
+            # forgotten before these come to theirs. What no count foresees is a first large chunk
+            # of each call that is under way.
+            self._seen_bytes = max(num_bytes, int(self._seen_bytes * self._kept_share))
             self.list_bytes = self._seen_bytes
         self.ahead_bytes += num_bytes
         self.add(rows, num_bytes)
+        self.is_outgrown = (has_grown or self.is_outgrown) and not self.has_bytes_for(
+            self.num_calling
+        )
 
     def collect(self) -> None:
         """The merge has collected all that was handed over."""

@@ -76,6 +76,8 @@ class Assembler:
         # dropped are written over.
         self._slot: Slot | None = None
         self._last: LazyPosition | None = None
+        # Where the rows in the slot at hand end, if all those of their last chunk are in it.
+        self._rest: tuple[Span, int] | None = None
         # Batches that end in the same chunk share one `PartialChunk`, so that its digest is
         # computed once at most.
         self._partial: PartialChunk | None = None
@@ -83,7 +85,7 @@ class Assembler:
         # Of the rows of finished chunks, those free now and those that a snapshot may still need.
         self._freed = 0
         self._freed_later = 0
-        self._kept = self._dropped = self._copied = self._passed = 0
+        self._kept = self._dropped = self._dropped_bytes = self._copied = self._passed = 0
 
     @property
     def columns(self) -> Columns | None:
@@ -98,14 +100,15 @@ class Assembler:
     def add(self, merged: MergedChunks) -> Iterator[Batch | None]:
         """The batches that merged chunks complete. None asks the caller to `wait_for_slot`, since
         no slot is free for the next batch; the iterator then goes on where it was."""
+        first, taken = self._take_up(merged)
         if self._spec.dont_rebatch:
-            yield from self._each_chunk(merged)
+            yield from self._each_chunk(merged, first)
             return
         rows, size = merged.rows, self._size
         # Where each chunk ends, in rows: one bisection per batch finds its last chunk, however
         # small chunks are.
         ends = list(accumulate(rows))
-        i, taken, self._has_empty = 0, self._take_up(merged), not all(rows)
+        i, self._has_empty = first, not all(rows)
         while i < len(rows):
             # A chunk that is exactly a batch, at a batch's start, need not be copied row by row,
             # and perhaps not at all.
@@ -123,6 +126,8 @@ class Assembler:
             if j == len(rows):
                 while not self._copy(merged, i, taken, j, 0, ends):
                     yield None
+                is_whole = merged.span.rows[j - 1] <= self._filled
+                self._rest = (merged.span, j) if is_whole else None
                 return
             last = rows[j] - (ends[j] - goal)
             # A batch that ends with a chunk begins the next one at its row 0: nothing is left over
@@ -148,7 +153,10 @@ class Assembler:
         if rest and (policy in ("keep", "pad") or (policy == "carry" and place.cut().finished)):
             if policy == "pad":
                 self._pad(rest)
-            yield self._emit_slot(place, self._size if policy == "pad" else rest, rest)
+            end = self._end_of_rest(place)
+            batch = self._emit_slot(end, self._size if policy == "pad" else rest, rest)
+            place.step = self.step
+            yield batch
         # With "carry" the rest stays in the slot, and the last batch before was not the epoch's
         # last.
         elif not rest or policy == "drop":
@@ -157,6 +165,15 @@ class Assembler:
                 # That its last batch was the last of the epoch is known only now.
                 self._last.after = place
         self.epoch, self.index = position.epoch, 0
+
+    def _end_of_rest(self, place: LazyPosition) -> LazyPosition:
+        """Where an epoch's rest ends, which is at the start of the next epoch, `place`; as the end
+        of its last chunk where all of that is in the batch, so that it can be compared."""
+        if self._rest is None or self._frame.axes is None:
+            return place
+        end = LazyPosition(self._frame, *self._rest, 0, None, self.epoch)
+        end.after = place
+        return end
 
     def start_of(self, position: Position) -> LazyPosition:
         """The start of an epoch, or the end of the stream, as a place."""
@@ -170,17 +187,18 @@ class Assembler:
         """Let go of the slot that is being written."""
         self._slot = None
 
-    def settle(self) -> tuple[int, int, int, int]:
+    def settle(self) -> tuple[int, int, int, int, int]:
         """What has changed since the last call: by how many rows those have grown that are kept
-        though copied, how many rows were dropped, into how many slots was copied, and how many
-        batches were passed on."""
-        settled = self._kept, self._dropped, self._copied, self._passed
-        self._kept = self._dropped = self._copied = self._passed = 0
+        though copied, how many rows were dropped and their bytes, into how many slots was copied,
+        and how many batches were passed on."""
+        settled = self._kept, self._dropped, self._dropped_bytes, self._copied, self._passed
+        self._kept = self._dropped = self._dropped_bytes = self._copied = self._passed = 0
         return settled
 
     def _drop(self) -> None:
         self._kept += self._filled - self._freed - self._freed_later
         self._dropped += self._filled
+        self._dropped_bytes += self._filled * sum(column.row_bytes for column in self.columns or ())
         self._filled = self._freed = self._freed_later = 0
 
     # ---- batches
@@ -379,10 +397,10 @@ class Assembler:
             keep_or_copy(slot, number, array)
         return self._lease(slot, rows)
 
-    def _each_chunk(self, merged: MergedChunks) -> Iterator[Batch | None]:
-        """Each chunk with rows as a batch of its own (`dont_rebatch`)."""
+    def _each_chunk(self, merged: MergedChunks, first: int) -> Iterator[Batch | None]:
+        """Each chunk with rows as a batch of its own (`dont_rebatch`), from one on."""
         for i, rows in enumerate(merged.rows):
-            if rows:
+            if rows and i >= first:
                 while (filled := self._pass_on(merged, i) or self._copy_chunk(merged, i)) is None:
                     yield None
                 yield self._emit(filled, self._place(merged, i + 1, 0), rows, whole=True)
@@ -392,18 +410,27 @@ class Assembler:
 
     # ---- resuming
 
-    def _take_up(self, merged: MergedChunks) -> int:
-        """Rows of the first chunk that batches before the cut have taken."""
+    def _take_up(self, merged: MergedChunks) -> tuple[int, int]:
+        """The chunk that the next batch begins with, and the rows of it that batches before the cut
+        have taken."""
         expected = self._expected
         if expected is None:
-            return 0
+            return 0, 0
         # Once: the comparison is of the first chunk after the resume alone.
         self._expected = None
         partial = self._keep(merged, 0, 0)
-        what = partial.differs_from(expected, self._size)
+        most = expected.rows if self._spec.dont_rebatch else self._size
+        what = partial.differs_from(expected, most)
         if what:
             raise self._not_deterministic(what, expected)
-        return expected.taken
+        if expected.taken < expected.rows:
+            return 0, expected.taken
+        # It was taken whole, and came again to be compared.
+        self._partial = None
+        self._dropped += expected.rows
+        self._dropped_bytes += sum(array.nbytes for array in partial.arrays)
+        _let_go(merged, 0, 1)
+        return 1, 0
 
     def _not_deterministic(self, what: str, expected: Leftover) -> ResumeError:
         worker_id = self._spec.worker_id(expected.partition, expected.call)

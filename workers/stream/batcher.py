@@ -113,8 +113,8 @@ class RoundRobinRouter:
         group, self._group, self._bytes = self._group, [], 0
         num, row_bytes = len(self._queues), self._channel.row_bytes or 0
         # Counted in groups too: each count takes the channel's lock.
-        kept, dropped, copied, passed = self._assembler.settle()
-        self._channel.count(-dropped, -dropped * row_bytes, kept)
+        kept, dropped, dropped_bytes, copied, passed = self._assembler.settle()
+        self._channel.count(-dropped, -dropped_bytes, kept)
         self._count(group)
         # Only what was made since the last flush says whether batches are passed on at present.
         if group or copied:

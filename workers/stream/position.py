@@ -13,7 +13,7 @@ All of these are values or are written once, so any thread may read them.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
@@ -68,7 +68,8 @@ class Cut:
     """The last chunk where all its rows are taken, for a pure fetch function: its call is made
     again at a resume and compared, and what it returns is thrown away. The digest is that of the
     rows that the last batch took. It is known while the rows of that batch are in memory, so it
-    does not belong to what makes two cuts equal."""
+    does not belong to what makes two cuts equal. Where it is not done in the position's epoch, it
+    is of the one before, which has ended with it."""
     encode: Callable[[Cut], bytes] = field(compare=False, repr=False)
     """The codec of the feed, which adds the feed's name and fingerprint."""
 
@@ -115,7 +116,11 @@ class PartialChunk:
             return f"{then.rows} rows then, {self.rows} now"
         is_whole = then.taken == then.rows
         now = digest_last_rows(self.arrays, self.axes, most) if is_whole else self.digest
-        return "" if then.digest == now else "other rows than before"
+        if then.digest == now:
+            return ""
+        # The digest is of the batch, which PyTorch writes to though it is read-only.
+        unless = ", unless the batch was written to" if is_whole else ""
+        return f"other rows than before{unless}"
 
     def rest(self, taken: int) -> tuple[NDArray[Any], ...]:
         """The rows after the first `taken`, as views."""
@@ -222,6 +227,10 @@ class Partitions(NamedTuple):
         while lowest in done:
             lowest += 1
         return lowest, tuple(sorted(index for index in done if index > lowest))
+
+    def is_done(self, position: Position, call: int) -> bool:
+        """Whether a call of the position's epoch is done there (pure form)."""
+        return call < position.calls[0] or call in position.done
 
     def rewind(self, position: Position, leftover: Leftover) -> Position:
         """A position as it is written in a cut, put back to before the call of the leftover."""
@@ -337,6 +346,10 @@ class HasArrays(Protocol):
     def arrays(self) -> Sequence[NDArray[Any]]:
         """Its columns."""
 
+    @property
+    def rows(self) -> int:
+        """Its rows without those that fill it up."""
+
 
 class LazyPosition:
     """Where a batch ended: after `num_chunks` chunks of a span, the last of which gave `taken` of
@@ -382,7 +395,11 @@ class LazyPosition:
         # The batch was its epoch's last: (epoch, last + 1) and (epoch + 1, 0) are one place, and
         # cuts that name one place are equal.
         if self.after is not None:
-            return self.settled().cut()
+            cut = self.settled().cut()
+            # Of the call's epoch nothing is written but that it is the one before.
+            if cut.finished or cut.position.epoch != self.span.start.epoch + 1:
+                return cut
+            return replace(cut, checked=self._checked())
         partitions, encode, epochs, _ = self.frame
         leftover = None if self.partial is None else self._leftover(self.partial)
         return Cut(
@@ -411,7 +428,7 @@ class LazyPosition:
             call=self.frame.partitions.number(partition, call),
             taken=rows,
             rows=rows,
-            digest=digest_last_rows(arrays, axes, rows),
+            digest=digest_last_rows(slice_rows(arrays, axes, 0, batch.rows), axes, rows),
             mark=mark,
         )
 

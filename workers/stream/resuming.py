@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from numpy.typing import NDArray
 
+from feeder.workers.errors import FetchTimeout
 from feeder.workers.fetch.calls import fetch_again, not_repeatable
 from feeder.workers.fetch.channel import Channel
 from feeder.workers.spec import RunSpec, StreamSpec
@@ -52,9 +53,12 @@ class StreamStart:
     There are three ways. Where the rows are at hand they are the stream's first chunk. Else the
     calls begin with the one that returned their chunk; the assembler compares the chunk and skips
     the rows that were taken. In order of arrival calls of smaller indices may still be missing, so
-    there a pure function is called for that one chunk apart.
+    there a pure function is called for that one chunk apart. A chunk that was taken whole comes
+    again in the same ways, and is compared alone; one that ended its epoch comes apart.
 
-    Values, all of them known when it is made. The thread that merges alone calls `leftover_chunks`.
+    Values, all of them known when it is made, but for what the call that is made apart came to. A
+    fetcher makes it, for its calls are what the function has to bear, and the thread that merges
+    waits for it; that one alone calls `leftover_chunks`.
     """
 
     def __init__(
@@ -70,16 +74,31 @@ class StreamStart:
         cut = resume.cut if resume is not None else None
         go_on = None if cut is None or cut.finished else cut
         self._leftover = None if go_on is None else go_on.leftover
-        self._checked = None if go_on is None or not spec.repeatable else go_on.checked
+        is_compared = go_on is not None and spec.pure and spec.repeatable
+        checked = go_on.checked if go_on is not None and is_compared else None
         position = cut.position if cut is not None else partitions.origin()
+        ended = checked is not None and not partitions.is_done(position, checked.call)
+        # A cursor is of the call that comes first, which would then be another.
+        if ended and (position.marks[0] or not position.epoch):
+            checked = None
+        again = self._leftover or checked
+        if resume is not None and resume.rows is not None:
+            again = None
         # Put back by one call, so that there is no second way into the assembler: the chunk comes
         # like any other, and is compared as it comes.
         self.expected: Leftover | None = None
         """The chunk that the calls begin with, where they begin before one."""
-        apart = spec.pure and partitions.arrival
-        if self._leftover is not None and not apart and resume is not None and resume.rows is None:
-            self.expected = self._leftover
-            position = partitions.rewind(position, self._leftover)
+        self._apart: tuple[Leftover, Call] | None = None
+        self._chunk: Any = None
+        self._error: BaseException | None = None
+        self._is_called = False
+        if again is not None and (ended or (spec.pure and partitions.arrival)):
+            worker_id = spec.worker_id(again.partition, again.call)
+            epoch = position.epoch - ended
+            self._apart = again, Call(again.call, epoch, worker_id, spec.batch_size, spec.seed)
+        elif again is not None:
+            self.expected = again
+            position = partitions.rewind(position, again)
         self.position = partitions.spread(position)
         """Where the calls begin."""
         self.epoch, self.index, self.step = (
@@ -100,18 +119,28 @@ class StreamStart:
         """The partition whose chunk has to come first, whatever the order."""
         return None if self.expected is None else self._partition_of(self.expected)
 
+    def call_apart(self, channel: Channel) -> None:
+        """Make the call that is made out of turn, where there is one. For one fetcher, before its
+        other calls."""
+        if self._apart is None:
+            return
+        # May wait and retry; `channel.pause` returns at once when the stream is stopped.
+        try:
+            steps = fetch_again(self._spec, self._run, self._apart[1], self._stats)
+            self._chunk = channel.run_steps(steps)
+        except BaseException as error:  # The batcher raises it.
+            self._error = error
+        self._is_called = True
+        channel.tell()
+
     def leftover_chunks(self, schema: Schema, channel: Channel) -> MergedChunks | None:
         """The rows left over, which come before all that is fetched, counted into the buffers;
         None where there are none or where they come with the calls."""
         leftover, resume = self._leftover, self._resume
-        if resume is not None and resume.rows is None and self._checked is not None:
-            self._fetch_again(self._checked, resume.cut, schema, channel)
-        if leftover is None or resume is None or self.expected is not None:
+        if resume is None or self.expected is not None:
             return None
-        rows = resume.rows
-        if rows is None:
-            rows = self._fetch_again(leftover, resume.cut, schema, channel)
-        if rows is None:
+        rows = resume.rows if self._apart is None else self._take(*self._apart, schema, channel)
+        if leftover is None or rows is None:
             return None
         partitions, partition = self._partitions, self._partition_of(leftover)
         before = partitions.spread(partitions.rewind(resume.cut.position, leftover))
@@ -125,15 +154,21 @@ class StreamStart:
         columns: list[list[Any]] = [[array] for array in rows]
         return MergedChunks(span, columns, [num_rows], leftover.taken, leftover.digest)
 
-    def _fetch_again(
-        self, leftover: Leftover, cut: Cut, schema: Schema, channel: Channel
+    def _take(
+        self, leftover: Leftover, call: Call, schema: Schema, channel: Channel
     ) -> Rows | None:
-        """The rows left over, from a second fetch of their chunk; None where the stream is over."""
-        spec, index = self._spec, leftover.call
-        worker_id = spec.worker_id(leftover.partition, index)
-        call = Call(index, cut.position.epoch, worker_id, spec.batch_size, spec.seed)
-        # May wait and retry; `channel.pause` returns at once when the stream is stopped.
-        chunk = channel.run_steps(fetch_again(spec, self._run, call, self._stats))
+        """The rows left over, of the chunk that comes apart; None where the stream is over."""
+        spec, seconds = self._spec, self._run.timeout_s
+        if not channel.wait_for(lambda: self._is_called, seconds) and not channel.closed:
+            raise FetchTimeout(
+                f"worker {call.worker_id}, call {call.index}: no chunk for {seconds} s when it was "
+                "made again for the resume; raise timeout",
+                worker_id=call.worker_id,
+                call=call.index,
+            )
+        chunk, self._chunk = self._chunk, None
+        if self._error is not None:
+            raise self._error
         if chunk is None:
             return None
         arranged = schema.arrange([chunk])
@@ -146,7 +181,7 @@ class StreamStart:
         most = leftover.rows if spec.dont_rebatch else spec.batch_size
         what = partial.differs_from(leftover, most)
         if what:
-            raise not_repeatable(worker_id, index, what)
+            raise not_repeatable(call.worker_id, call.index, what)
         return partial.rest(leftover.taken)
 
     def _partition_of(self, leftover: Leftover) -> int:

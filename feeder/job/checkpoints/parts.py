@@ -107,6 +107,7 @@ def load_part(request: LoadPart) -> tuple[Loaded, PartReceipt]:
                 f"checkpoint {database.path_of(request.name)!r} is another than its manifest "
                 "says; put back the one that it was, or resume from another epoch"
             )
+        steps = _steps_of(loaded, database.path_of(request.name))
         if request.before is not None:
             _check_nothing_lost(database, request.before, loaded)
     return loaded, PartReceipt(
@@ -114,8 +115,18 @@ def load_part(request: LoadPart) -> tuple[Loaded, PartReceipt]:
         num_bytes=loaded.num_bytes,
         nanoseconds=time.monotonic_ns() - start,
         entries=list(loaded.entries),
-        steps=dict(loaded.meta.get("steps", {})),
+        steps=steps,
     )
+
+
+def _steps_of(loaded: Loaded, path: str) -> dict[str, int]:
+    try:
+        return msgspec.convert(loaded.meta.get("steps", {}), dict[str, int])
+    except msgspec.ValidationError as error:
+        raise DamagedError(
+            f"checkpoint {path!r} is damaged: the steps that it says make no sense: {error}; "
+            "resume from another epoch"
+        ) from error
 
 
 def _check_nothing_lost(database: Database, before: str, loaded: Loaded) -> None:

@@ -289,7 +289,7 @@ class Grouping:
 def _alike(batches: Sequence[Batch]) -> Iterator[list[Batch]]:
     """Batches that fit into one group: those of one span, without one that is known to end its
     epoch, whose position has another name."""
-    # Within a span all batches are full, since the rest of an epoch has a span of its own.
+    # Within a group all batches are full: the rest of an epoch is known to end it.
     for _, of_span in groupby(batches, lambda batch: batch.place.span):
         part = list(of_span)
         if len(part) > 1 and part[-1].place.after is not None:

@@ -13,7 +13,9 @@ import pytest
 import feeder
 from feeder.checkpoint.format import DamagedError
 from feeder.job.checkpoints import lmdbs
+from feeder.job.checkpoints.databases import open_database
 from feeder.job.checkpoints.lmdbs import LmdbDatabase
+from feeder.job.checkpoints.parts import LoadPart, load_part
 from feeder.state import codec
 from needs import needs
 
@@ -214,3 +216,14 @@ def test_what_makes_no_sense_is_damaged(
     database.put("part", {"x": np.zeros(1, "<f4")})
     with pytest.raises(DamagedError):
         database.get("part")
+
+
+@pytest.mark.parametrize("db_type", ["file", "lmdb"])
+@pytest.mark.parametrize("steps", ["train", 3, {"train[0]": "3"}, {1: 2}])
+def test_steps_that_make_no_sense_are_damage(tmp_path: Path, db_type: str, steps: Any) -> None:
+    database = open_database(db_type, str(tmp_path), "a")
+    digest = database.put("a.1", {}, meta={"steps": steps}).digest
+    database.close()
+    request = LoadPart(url=str(tmp_path), db_type=db_type, name="a.1", digest=digest)
+    with pytest.raises(DamagedError, match="the steps that it says make no sense"):
+        load_part(request)

@@ -11,6 +11,7 @@ import feeder
 import jobs
 from feeder.checkpoint.feed_meta import make_meta
 from feeder.job import Reader, Workspace
+from feeder.state import codec
 
 
 class Model:
@@ -165,3 +166,24 @@ def test_a_state_that_msgpack_does_not_hold_is_refused() -> None:
     workspace["model"].weights = {"layer": object()}
     with pytest.raises(feeder.ConfigError, match="the state of 'model' cannot be saved: cannot sa"):
         workspace.entries()
+
+
+@pytest.mark.parametrize(("entries", "said"), [
+    ({"state/reader": b"\xc1"}, "entry 'state/reader' of the checkpoint holds no state"),
+    ({"state/reader": np.arange(3)}, "entry 'state/reader' of the checkpoint is ndarray, expected"),
+    ({"state/reader": codec.pack(Reader(()).state_dict()), "x": b"1"}, "entry 'x' .* is bytes"),
+])  # fmt: skip
+def test_entries_that_are_no_state_or_no_array_are_refused(
+    entries: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(feeder.CheckpointError, match=said):
+        Workspace({"reader": lambda: Reader(())}).load(entries)
+
+
+@pytest.mark.parametrize("state", [
+    None, {}, {"rows": 3}, {"rows": 3, "position": "1"}, {"rows": 3, "position": -1},
+    {"rows": 3, "position": 4}, {"rows": 3.0, "position": 1},
+])  # fmt: skip
+def test_a_reader_refuses_what_is_no_position_of_its_own(state: Any) -> None:
+    with pytest.raises(feeder.ResumeError, match="is no position of a reader"):
+        Reader(range(3)).load_state_dict(state)

@@ -297,3 +297,23 @@ def test_calls_are_taken_for_as_large_as_the_largest_of_late() -> None:
     for _ in range(100):
         budget.end_list(1, 1, 1)
     assert budget.list_bytes == 1
+
+
+def test_small_lists_of_partitions_that_are_behind_do_not_make_a_large_one_forgotten() -> None:
+    """Of 64 partitions whose chunks become large one is ahead: no more than the bound has room for
+    may begin beside it, however many small ones the others hand over before they come to theirs."""
+    num, large, small = 64, 10_000_000, 8_000
+    budget = BufferBudget(10**6, 2 * large, 1, small, num)
+    budget.end_list(1, 1, large)
+    budget.add(-1, -large)
+    for _ in range(3 * num):
+        budget.end_list(1, 1, small)
+        budget.add(-1, -small)
+    budget.num_calling = 0
+    while budget.may_call():
+        budget.begin_list()
+    assert budget.num_calling == 3
+    for _ in range(16 * num * 10):
+        budget.end_list(1, 1, small)
+        budget.add(-1, -small)
+    assert budget.list_bytes == small, "in the end it is"
