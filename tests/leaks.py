@@ -10,6 +10,8 @@ import os
 import struct
 import threading
 from collections import Counter
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,9 +33,9 @@ class Held:
     children: frozenset[str]
 
 
-def held() -> Held:
-    """Return what this process holds now."""
-    return Held(threads=_threads(), descriptors=_descriptors(), children=_children())
+def held(apart_from: Collection[str] = ()) -> Held:
+    """Return what this process holds now, without the descriptors of these numbers."""
+    return Held(threads=_threads(), descriptors=_descriptors(apart_from), children=_children())
 
 
 def left_behind(before: Held) -> list[str]:
@@ -43,9 +45,9 @@ def left_behind(before: Held) -> list[str]:
     if lines := _difference(before, held()):
         # A reference cycle may keep a descriptor open: garbage is not a leak. Nor is memory that
         # ZeroMQ has sent and a thread of its own is about to let go of.
-        _let_zmq_collect()
-        gc.collect()
-        lines = _difference(before, held())
+        with _collected() as apart_from:
+            gc.collect()
+            lines = _difference(before, held(apart_from))
     return lines
 
 
@@ -57,17 +59,26 @@ def _difference(before: Held, now: Held) -> list[str]:
     ]
 
 
-def _let_zmq_collect() -> None:
+@contextmanager
+def _collected() -> Iterator[frozenset[str]]:
     """Wait until pyzmq's collector has read what it was told by now, as far as that goes: memory
-    that was sent without a copy is told to it by ZeroMQ's threads."""
-    for _ in range(_COLLECTIONS):
-        if not collector.refs:
-            return
-        read = threading.Event()
-        with collector.context.socket(zmq.PUSH) as push:
-            push.connect(collector.url)
+    that was sent without a copy is told to it by ZeroMQ's threads.
+
+    Gives the descriptor of the socket for this: ZeroMQ closes it some time after the socket, so a
+    look that comes later may find it or not.
+    """
+    if not collector.refs:
+        yield frozenset()
+        return
+    with collector.context.socket(zmq.PUSH) as push:
+        push.connect(collector.url)
+        for _ in range(_COLLECTIONS):
+            if not collector.refs:
+                break
+            read = threading.Event()
             push.send(struct.pack("=Q", collector.store(None, read)))
             read.wait(JOIN_S)
+        yield frozenset({str(push.getsockopt(zmq.FD))})
 
 
 def _threads() -> frozenset[threading.Thread]:
@@ -76,9 +87,9 @@ def _threads() -> frozenset[threading.Thread]:
     return frozenset(thread for thread in threading.enumerate() if not isinstance(thread, foreign))
 
 
-def _descriptors() -> Counter[str]:
+def _descriptors(apart_from: Collection[str]) -> Counter[str]:
     counts: Counter[str] = Counter()
-    for descriptor in os.listdir("/proc/self/fd"):
+    for descriptor in set(os.listdir("/proc/self/fd")).difference(apart_from):
         try:
             target = os.readlink(f"/proc/self/fd/{descriptor}")
         except FileNotFoundError:  # the descriptor that listed the folder

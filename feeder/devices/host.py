@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from feeder.devices.one_shot_event import OneShotEvent
+from feeder.waking import OneShotEvent
 from feeder.workers.errors import ClosedError, FeedError
 from feeder.workers.stats import Stopwatch
 from feeder.workers.stream.batch import Batch

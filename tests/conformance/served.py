@@ -14,7 +14,7 @@ import pytest
 import feeder
 import feeds
 from feeder import Batch, Consumer, Coordinator, Server, Snapshot
-from feeder.service.client import data_path
+from feeder.service.client import lease as client_lease
 from feeder.workers.stream import copying
 
 
@@ -88,7 +88,7 @@ def served(
         if transport == "tcp":
             # Here what is done with large arrays alone is done with all.
             stack.enter_context(mock.patch.object(copying, "_KEPT_BYTES", 0))
-            stack.enter_context(mock.patch.object(data_path, "_LARGE_BYTES", 0))
+            stack.enter_context(mock.patch.object(client_lease, "_LARGE_BYTES", 0))
         server = stack.enter_context(serving(coordinator, scheme, queues=num_queues))
         kind = settings.pop("device", "cpu")
         consumers = [

@@ -22,7 +22,7 @@ from feeder.devices.layout import ALIGNMENT
 from feeder.service.memory.memfd import SLOTS_PER_ARENA
 from feeder.service.net.security import MAX_REQUEST_BYTES
 from feeder.service.protocol import messages as say
-from feeder.service.protocol.checksums import MAX_FRAME_BYTES, pieces
+from feeder.service.protocol.batches import MAX_FRAME_BYTES, pieces
 from feeder.service.protocol.session import CONSUMER, SERVER, Table
 
 PAGE = ROOT / "docs/wire-protocol.md"

@@ -198,7 +198,7 @@ FEEDING = (
         name="frames not checked",
         harm="Bytes that changed on the way are trained on: over a network nothing else sums up "
         "what came, but for the sixteen bits of TCP.",
-        file="feeder/service/client/data_path.py",
+        file="feeder/service/client/lease.py",
         symbol="DataPath._take_frames",
         old="                self._check(memories, group, 0)\n",
         new="",

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import feeder
-from feeder.service.protocol.checksums import checksum
+from feeder.service.protocol.batches import checksum
 from feeder.service.server import serve as server_module
 from verdicts.slow_wire import slow_wire
 from verdicts.stage import (
@@ -243,7 +243,7 @@ def test_checksums_on_a_slow_machine(mode: str, kind: str, monkeypatch: pytest.M
         let_pass(0.02)
         return checksum(memory, how)
 
-    monkeypatch.setattr("feeder.service.client.data_path.checksum", slow_checksum)
+    monkeypatch.setattr("feeder.service.client.lease.checksum", slow_checksum)
     with serving(lambda: make(rows()), [0.005], checksum=mode) as read:
         wait_until(lambda: only(read()).queues[0].batches >= 3)
         # What is under way takes a second to be checked, and the trainer's waits are told then.

@@ -11,11 +11,11 @@ from typing import Any
 from feeder.devices.cuda.landing import Landing
 from feeder.devices.cuda.queue import CudaQueue
 from feeder.devices.host import HostQueue
-from feeder.devices.one_shot_event import OneShotEvent
 from feeder.errors import ClosedError, FeedError
 from feeder.service.client.lease import ClientLease
 from feeder.service.client.stats import ConsumerStats
 from feeder.service.protocol.messages import Report
+from feeder.waking import OneShotEvent
 from feeder.workers.stream.batch import Batch
 
 

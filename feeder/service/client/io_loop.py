@@ -29,9 +29,9 @@ from feeder.service.client.session import ClientSession, SnapshotRequest
 from feeder.service.faults import point
 from feeder.service.memory.fdpass import OwnLimitError
 from feeder.service.net.connection import Connection
-from feeder.service.net.waker import Waker, wait_for
 from feeder.service.protocol import messages as say
 from feeder.service.protocol.coding import decode, encode
+from feeder.waking import Waker, wait_for
 
 logger = logging.getLogger("feeder")
 

@@ -1,20 +1,306 @@
-"""One lease as its consumer sees it: the batches that came, and what the server is told of them."""
+"""One lease as its consumer sees it: how batches reach it, through shared memory or in frames, and
+what the server is told of them."""
 
 from __future__ import annotations
 
+import logging
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Literal
 from weakref import ref
 
-from feeder.devices.layout import credit_for, layout
-from feeder.errors import ProtocolError
-from feeder.service.client.data_path import DataPath
+from numpy.typing import NDArray
+
+from feeder.devices.cuda.landing import Landing
+from feeder.devices.cuda.pinned import PinnedSlot
+from feeder.devices.layout import Layout, credit_for, layout
+from feeder.devices.slots import HostSlot
+from feeder.errors import ConfigError, ProtocolError, TransportError
+from feeder.service.client.options import ConsumerOptions
 from feeder.service.client.remote import RemotePosition, columns_of, identity_of
+from feeder.service.client.stats import ConsumerStats
 from feeder.service.faults import point
+from feeder.service.memory import forking
+from feeder.service.memory.fdpass import Attachment, attach
+from feeder.service.memory.mapping import (
+    FrameSlots,
+    MappedArena,
+    SlotLease,
+    keep_freed_memory,
+    view,
+)
+from feeder.service.memory.memfd import SLOTS_PER_ARENA
 from feeder.service.protocol import messages as say
+from feeder.service.protocol.batches import checksum, full_checksum
 from feeder.workers.stream.batch import Batch
 from feeder.workers.stream.chunks import Columns
+
+logger = logging.getLogger("feeder")
+
+_ATTACH_S = 2.0
+"""How long the server may take to accept the connection for descriptors, or to send one over it.
+It answers from its I/O thread, which never waits, so longer means that it hangs."""
+_LARGE_BYTES = 64 * 1024
+"""Batches in frames below this are copied, so that they lie at multiples of 64 bytes; larger ones
+are read where ZeroMQ received them, since the copy would take as long as the receiving."""
+
+Arrays = tuple[NDArray[Any], ...]
+
+
+class DataPath:
+    """The data path of one lease: it turns the numbers of a message into arrays.
+
+    Owned by the I/O thread. Arrays are let go of in any thread, perhaps inside the garbage
+    collector: a C callback appends to `_released`, a deque, and only the I/O thread takes from it.
+    `freeze` and `thaw` are called by threads that fork. The user's thread reads `kind`, `lends` and
+    `num_released`.
+    """
+
+    def __init__(
+        self,
+        opened: say.Opened,
+        options: ConsumerOptions,
+        wake: Callable[[], None],
+        stats: ConsumerStats,
+        landing: Landing | None = None,
+    ) -> None:
+        self._wake = wake
+        self._stats = stats
+        self._landing = landing
+        # What the user writes into is a copy. To map the slot privately instead, so that a write
+        # copies a page, takes five to ten times as long where all is written, and never less.
+        self._copies = landing is None and (options.writable or opened.writable)
+        self._arenas: dict[int, MappedArena] = {}
+        self._released: deque[SlotLease] = deque()
+        self._num_taken = 0
+        # A reason for each forked child that has not yet copied what it looks at. While there is
+        # one, no slot is reported free: the server would write it under the child.
+        self._freezes: set[object] = set()
+        self.tell_every = 1
+        """After how many released slots, at the latest, the I/O thread is woken to report them."""
+        self._frames = FrameSlots(1)
+        self._columns: Columns = ()
+        self._rows = 0
+        self._layout = Layout((), 0)
+        self.attachment: Attachment | None = None
+        """The unix connection that descriptors come over; None where batches come in frames."""
+        self.reason = ""
+        """Why batches come in frames; empty where they do not."""
+        if options.plane == "frames":
+            self.reason = options.why_frames
+        elif opened.shared is None:
+            self.reason = "the server is on another host, or offers none"
+        else:
+            self._attach(opened.shared)
+        if self.lends:
+            forking.register_lent(self)
+        # Shared memory is not changed on a way, so a sample finds the mistakes there are (a slot
+        # written too early); frames cross a network, whose own checksums have 16 bits.
+        auto = "full" if self.attachment is None else "sampled"
+        self._mode: Any = auto if options.checksum == "auto" else options.checksum
+        # A server that offers none never will; one that could not be reached may be back soon.
+        if options.plane == "shared" and self.attachment is None:
+            kind = ConfigError if opened.shared is None else TransportError
+            raise kind(f"there is no shared memory to this server: {self.reason}")
+
+    def _attach(self, offer: say.Offer) -> None:
+        try:
+            self.attachment = attach(offer.path, offer.nonce, _ATTACH_S)
+        except (OSError, TransportError) as error:
+            self.reason = str(error)[:500]  # The protocol bounds the text.
+            logger.info("consumer: no shared memory, because %s", self.reason)
+
+    @property
+    def kind(self) -> Literal["shared", "frames"]:
+        """How batches come: the public word for the data path."""
+        return "frames" if self.attachment is None else "shared"
+
+    @property
+    def lends(self) -> bool:
+        """Whether the user's arrays lie in the server's slots, which then are held for as long."""
+        return self.attachment is not None and self._landing is None and not self._copies
+
+    def set_columns(self, columns: Columns, rows: int, credit: int) -> None:
+        """Take the columns, the rows of a full batch, and how many batches may be on their way."""
+        self._columns, self._rows, self._layout = columns, rows, layout(columns, rows)
+        # As many free slots are kept as batches may wait: with fewer, memory is made anew again.
+        self._frames = FrameSlots(credit, writable=self._copies)
+        if self.kind == "frames" and self._layout.num_bytes >= _LARGE_BYTES:
+            keep_freed_memory()
+        if self._landing is not None:
+            self._landing.check(columns)
+
+    def add_arena(self, arena: say.Arena) -> None:
+        """Map the arena that the server has announced; its descriptor is at `attachment`."""
+        if self.attachment is None:
+            raise ProtocolError("an arena came, but no shared memory was agreed on")
+        # The server sends the descriptor first and the message after it, so this waits for nothing
+        # but a server that hangs.
+        given = self.attachment.receive()
+        if given.number != arena.number:
+            raise ProtocolError(f"arena {given.number} came, expected {arena.number}")
+        self._arenas[given.number] = mapped = MappedArena(
+            given.descriptor, given.number, given.slot_bytes, given.num_slots, self._released,
+            self._on_release,
+        )  # fmt: skip
+        if self._landing is not None:
+            mapped.pin(self._landing.register)
+
+    def arrays(self, group: say.Group, frames: list[Any]) -> Iterator[Arrays]:
+        """Yield the arrays of each batch of a group.
+
+        Raises `ProtocolError` where its memory is not what was sent.
+        """
+        columns, rows, whole = self._columns, self._rows, self._layout
+        # Slots are laid out for full batches; a batch copied in as it was has shapes of its own.
+        if group.shapes is not None:
+            columns, rows = _shaped(columns, group), group.length
+            whole = layout(columns, rows)
+        # A negative slot: the bytes came in frames of this message, which holds one batch then.
+        if group.slots[0] < 0:
+            yield self._take_frames(group, frames, columns, rows, whole)
+            return
+        length = group.length
+        for at, slot in enumerate(group.slots):
+            number, index = divmod(slot, SLOTS_PER_ARENA)
+            arena = self._arenas.get(number)
+            if arena is None:
+                raise ProtocolError(f"slot {slot} is in an arena that was not announced")
+            root = arena.root(index, whole.num_bytes)
+            # Before the arrays are made: a batch that is refused must hold no slot.
+            self._check([root.data], group, at)
+            arrays = arena.lend(index, root, whole.places, rows, length)
+            if self._copies:
+                # The slot goes back at once, as `arrays` dies here.
+                own = self._frames.take_slot(0, columns, rows)
+                own.memory[:] = root.data
+                yield own.lease(length)
+            elif self._landing is None:
+                yield arrays
+            elif arena.pinned is not None:
+                yield arena.pack(index, arrays, whole, rows, length)
+            else:
+                # The driver refused to register the arena, so the GPU may not read it: the batch
+                # goes through a pinned slot, and the server's slot goes back at once.
+                bounce = self._landing.take_slot(columns, rows)
+                bounce.memory[:] = root.data
+                yield bounce.lease(length)
+
+    def _take_frames(
+        self, group: say.Group, frames: list[Any], columns: Columns, rows: int, whole: Layout
+    ) -> Arrays:
+        memories = [frame.buffer for frame in frames]
+        num_bytes = sum(map(len, memories))
+        if num_bytes != whole.num_bytes:
+            raise ProtocolError(f"frames hold {num_bytes} bytes, expected {whole.num_bytes}")
+        # A sampled sum looks at places of the whole batch, which lies in one piece once copied.
+        is_in_parts = len(memories) > 1 and self._mode == "sampled"
+        may_view = self._landing is None and not self._copies
+        if may_view and num_bytes >= _LARGE_BYTES and not is_in_parts:
+            # None where a column is cut in two by the end of a frame.
+            arrays = view(memories, whole, rows, group.length)
+            if arrays is not None:
+                self._check(memories, group, 0)
+                return arrays
+        slot: HostSlot | PinnedSlot
+        if self._landing is None:
+            slot = self._frames.take_slot(0, columns, rows)
+        else:
+            slot = self._landing.take_slot(columns, rows)
+        at, memory = 0, slot.memory
+        for data in memories:
+            # Not copied by NumPy, and not summed frame by frame, though the caches hold each frame
+            # now: both release the interpreter, and beside a trainer that computes in Python each
+            # release costs a wait as long as ten frames (22 batches of 20 MB a second, not 107).
+            memory[at : at + len(data)] = data
+            at += len(data)
+        self._check([memory], group, 0)
+        return slot.lease(group.length)
+
+    def _check(self, memories: Sequence[memoryview], group: say.Group, at: int) -> None:
+        if self._mode == "off":
+            return
+        began = time.monotonic()
+        is_whole = len(memories) == 1  # Several parts are summed in full: see `is_in_parts`.
+        found = checksum(memories[0], self._mode) if is_whole else full_checksum(memories)
+        self._stats.checked_s += time.monotonic() - began
+        if found != group.checksums[at]:
+            # The lease ends with this, and the batch comes again under the next one.
+            self._stats.corrupt += 1
+            raise ProtocolError(
+                f"batch {group.step + at * group.stride} is corrupt: its "
+                f"{sum(map(len, memories))} bytes do not give the checksum that was sent "
+                f"({self._mode}): they were changed on the way, or by the fetch function after it "
+                "had returned them (FEEDER_DEBUG=1 tells)"
+            )
+
+    @property
+    def num_released(self) -> int:
+        """Slots that the user has let go of since the lease began, reported or not."""
+        return self._num_taken + len(self._released)
+
+    def _on_release(self) -> None:
+        # In any thread, perhaps inside the garbage collector: no lock may be taken here. The I/O
+        # thread is woken for several slots at once, as each message wakes the server too.
+        if len(self._released) >= self.tell_every:
+            self._wake()
+
+    def take_released(self) -> tuple[int, ...]:
+        """Take the slots that became free, at most as many as a message holds."""
+        released = self._released
+        # Counted first: a fork freezes, and then the child may look at what is released from there
+        # on. Counted after, a slot could slip in between the look at `_freezes` and the count.
+        num = min(len(released), say.MAX_ITEMS)
+        if self._freezes:
+            return ()
+        self._num_taken += num
+        return tuple([self._take_back(released.popleft()) for _ in range(num)])
+
+    def _take_back(self, lease: SlotLease) -> int:
+        arena = self._arenas.get(lease.slot // SLOTS_PER_ARENA)
+        if arena is not None:
+            arena.take_back(lease)
+        return lease.slot
+
+    def freeze(self, why: object) -> None:
+        """Report no slot as free until `thaw` is called for the same reason. From any thread."""
+        self._freezes.add(why)
+
+    def thaw(self, why: object) -> None:
+        """End a freeze, and report what has been released meanwhile. From any thread."""
+        self._freezes.discard(why)
+        self._wake()
+
+    def copy_for_child(self) -> None:
+        """In a forked child: replace the slots it looks at by copies of its own."""
+        for arena in self._arenas.values():
+            arena.copy_for_child()
+
+    def close(self) -> None:
+        """End the data path; arrays that exist stay valid.
+
+        The server never writes again into what it gave to a lease that is over.
+        """
+        forking.unregister_lent(self)
+        if self.attachment is not None:
+            self.attachment.close()
+        if self._landing is not None:
+            # The user has copies on the GPU; only copies under way still refer to the mappings,
+            # and hold them. Pinned memory is scarce, so it goes as soon as those are done.
+            self._arenas.clear()
+
+
+def _shaped(columns: Columns, group: say.Group) -> Columns:
+    """Return the columns with the shapes that a group has of its own."""
+    assert group.shapes is not None
+    if len(group.shapes) != len(columns):
+        raise ProtocolError(f"{len(group.shapes)} shapes came for {len(columns)} columns")
+    return tuple(
+        column._replace(shape=tuple(shape))
+        for column, shape in zip(columns, group.shapes, strict=True)
+    )
+
 
 _TELL_S = 0.5
 """The server is told at least so often: it shows each trainer's waits, and between two messages it

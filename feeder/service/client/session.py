@@ -11,17 +11,16 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from feeder.devices.one_shot_event import OneShotEvent
 from feeder.errors import FeedError, ProtocolError, RemoteError, ResumeError, TransportError
-from feeder.service.client.data_path import DataPath
 from feeder.service.client.inbox import Inbox
-from feeder.service.client.lease import ClientLease
+from feeder.service.client.lease import ClientLease, DataPath
 from feeder.service.client.options import ConsumerOptions
 from feeder.service.client.remote import RemotePosition, columns_in, error_of
 from feeder.service.faults import point
 from feeder.service.memory.fdpass import Attachment
 from feeder.service.protocol import messages as say
 from feeder.service.protocol.session import CONSUMER, Session
+from feeder.waking import OneShotEvent
 
 
 class SnapshotRequest:

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from feeder.devices.layout import Layout
 from feeder.errors import TransportError
-from feeder.service.protocol.checksums import full_checksum
+from feeder.service.protocol.batches import full_checksum
 from feeder.workers.stream.buffers import Kept, Seen
 from feeder.workers.stream.chunks import Columns
 

@@ -23,7 +23,7 @@ from feeder.service.net.security import (
     unwatch,
     watch,
 )
-from feeder.service.net.waker import Readable
+from feeder.waking import Readable
 
 _MAX_CREDIT = 1024
 """As many messages a DEALER holds: the largest credit that a consumer may ask for."""

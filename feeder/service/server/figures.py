@@ -29,8 +29,8 @@ from feeder.service.net.listener import Peer
 from feeder.service.protocol import messages as say
 from feeder.service.protocol.fields import RECEIPT_BYTES
 from feeder.service.protocol.session import SERVER, Receipts, Session
+from feeder.service.server.delivery import Lease
 from feeder.service.server.group import Desk
-from feeder.service.server.lease import Lease
 
 # ---- From the state of a desk to figures.
 

@@ -14,8 +14,7 @@ from feeder.service.protocol import membership as members
 from feeder.service.protocol import messages as say
 from feeder.service.ratelimited_log import plain
 from feeder.service.server.agreement import Agreement, Stand, key
-from feeder.service.server.delivery import Delivery, Send, make_fault
-from feeder.service.server.lease import Lease, News
+from feeder.service.server.delivery import Delivery, Lease, News, Send, make_fault
 from feeder.service.server.run import ServedFeed
 from feeder.service.server.watermark import LowWatermark
 from feeder.state.snapshot import StreamState

@@ -19,15 +19,14 @@ from feeder.service.net.guard import ConnectionGuard, GuardedPeer
 from feeder.service.net.kernel import boot_id
 from feeder.service.net.listener import Listener, Peer
 from feeder.service.net.security import read_event
-from feeder.service.net.waker import Waker
 from feeder.service.protocol import messages as say
 from feeder.service.protocol.coding import decode, encode
 from feeder.service.ratelimited_log import RateLimitedLog
-from feeder.service.server.delivery import make_fault
+from feeder.service.server.delivery import Lease, make_fault
 from feeder.service.server.figures import Monitors
 from feeder.service.server.group import Desk
-from feeder.service.server.lease import Lease
 from feeder.state import codec
+from feeder.waking import Waker
 
 # ---- When a server ends by itself: a rule without sockets and clock.
 

@@ -33,7 +33,6 @@ from feeder.service.net.claims import claim
 from feeder.service.net.keys import ServerKeys
 from feeder.service.net.listener import open_listeners
 from feeder.service.net.security import Security
-from feeder.service.net.waker import Waker
 from feeder.service.server.group import Desk
 from feeder.service.server.io_loop import ServerLoop
 from feeder.service.server.run import (
@@ -44,6 +43,7 @@ from feeder.service.server.run import (
     make_feed_factories,
 )
 from feeder.state.snapshot import Snapshot
+from feeder.waking import Waker
 from feeder.workers.fetch.threads import ThreadGroup
 from feeder.workers.public import public
 

@@ -11,7 +11,7 @@ import pytest
 import feeder
 from feeder.devices import host
 from feeder.devices.host import HostQueue
-from feeder.devices.one_shot_event import OneShotEvent
+from feeder.waking import OneShotEvent
 from small import WAIT_S, Aside, make
 
 ANY: Any = object()

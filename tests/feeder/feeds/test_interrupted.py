@@ -20,11 +20,10 @@ import pytest
 import feeder
 from conformance.served import TRANSPORTS, served
 from feeder.devices.host import HostQueue
-from feeder.devices.one_shot_event import OneShotEvent
 from feeder.feeds.device_feed import DeviceFeed
 from feeder.feeds.stream import Progress, Stream
-from feeder.service.net.waker import Waker
 from feeder.service.server.group import Desk
+from feeder.waking import OneShotEvent, Waker
 from feeder.workers.fetch.channel import Channel
 from feeder.workers.stats import Handed, Stopwatch
 from feeder.workers.stream.position import LazyPosition

@@ -23,7 +23,7 @@ from feeder.observe.figures import FeedFigures
 from feeder.service.client.monitor import Monitor
 from feeder.service.net.keys import make_keys
 from feeder.service.protocol import messages as say
-from feeder.service.protocol.checksums import checksum
+from feeder.service.protocol.batches import checksum
 from feeder.service.server import serve as server_module
 from peers import OPEN, peer_of
 from small import WAIT_S, Aside, Pure, make
@@ -144,7 +144,7 @@ def test_a_batch_that_came_corrupt_is_counted(monkeypatch: pytest.MonkeyPatch) -
     def wrong_once(memory: memoryview, mode: Any) -> int:
         return next(checks, None) or checksum(memory, mode)
 
-    monkeypatch.setattr("feeder.service.client.data_path.checksum", wrong_once)
+    monkeypatch.setattr("feeder.service.client.lease.checksum", wrong_once)
     with (
         serving(factory) as server,
         Monitor(server.addresses[0]) as monitor,

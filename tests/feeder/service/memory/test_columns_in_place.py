@@ -16,7 +16,7 @@ import feeder
 from conformance.served import reading, serving
 from feeder.service.memory.arena import ArenaSlots
 from feeder.service.memory.memfd import ArenaSlot, Arrays, Wanted
-from feeder.service.protocol.checksums import checksum
+from feeder.service.protocol.batches import checksum
 from feeder.workers.stream import copying
 from feeder.workers.stream.chunks import Column
 from feeder.workers.stream.copying import copy_whole, keep_or_copy

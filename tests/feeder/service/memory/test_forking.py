@@ -19,7 +19,7 @@ import pytest
 
 import feeder
 from conformance.served import reading, serving
-from feeder.service.client.data_path import DataPath
+from feeder.service.client.lease import DataPath
 from feeder.service.memory import forking
 from feeder.service.protocol import messages as say
 from feeder.service.server.group import Desk

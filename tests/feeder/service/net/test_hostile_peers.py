@@ -21,7 +21,7 @@ from feeder.service.net.kernel import boot_id
 from feeder.service.net.security import MAX_POSITION_BYTES, MAX_REQUEST_BYTES
 from feeder.service.protocol import messages as say
 from feeder.service.protocol.coding import encode
-from feeder.service.server import lease as lease_module
+from feeder.service.server import delivery as lease_module
 from feeder.state import snapshot as snapshot_module
 from feeder.state import token as token_module
 from feeds import make

@@ -15,7 +15,7 @@ import feeder
 from conformance.served import reading, serving
 from feeder.service.memory.arena import ArenaSlots
 from feeder.service.memory.memfd import ArenaSlot, Wanted
-from feeder.service.protocol.checksums import checksum
+from feeder.service.protocol.batches import checksum
 from feeder.service.server import delivery
 from feeder.workers.stream.chunks import Column, Columns
 from feeder.workers.stream.copying import copy_part, copy_rows, copy_whole

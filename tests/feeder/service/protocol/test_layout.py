@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from feeder.devices.layout import layout
 from feeder.devices.slots import HostSlots
-from feeder.service.protocol.checksums import checksum, full_checksum, pieces
+from feeder.service.protocol.batches import checksum, full_checksum, pieces
 from feeder.workers.stream.chunks import Column
 
 KIB = 1024

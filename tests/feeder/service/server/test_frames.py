@@ -12,9 +12,9 @@ import zmq
 
 import feeder
 from conformance.served import reading, serving
-from feeder.service.client import data_path
+from feeder.service.client import lease as client_lease
 from feeder.service.net.connection import Connection
-from feeder.service.protocol.checksums import pieces
+from feeder.service.protocol.batches import pieces
 from feeder.service.server import delivery
 from small import make
 
@@ -108,7 +108,7 @@ def test_a_spoiled_batch_is_refused_and_comes_again(
 
     monkeypatch.setattr(Connection, "receive", receive_spoiled)
     monkeypatch.setattr(delivery, "pieces", partial(pieces, max_bytes=frame_bytes))
-    monkeypatch.setattr(data_path, "_LARGE_BYTES", least_bytes)
+    monkeypatch.setattr(client_lease, "_LARGE_BYTES", least_bytes)
     coordinator = feeder.init_data_input_workers(
         NAMES, fetch, ROWS, coordinator=feeder.Coordinator()
     )

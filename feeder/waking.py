@@ -1,4 +1,4 @@
-"""Waking a thread that polls, from any other thread, without a lock."""
+"""How one thread wakes another that polls, or that the user may interrupt at any moment."""
 
 from __future__ import annotations
 
@@ -6,7 +6,33 @@ import contextlib
 import math
 import os
 import select
+import threading
 from typing import Protocol
+
+
+class OneShotEvent:
+    """Is set once. The waiting thread puts it where others find it, with their lock held, and waits
+    without that lock. Any thread may set it.
+
+    `threading.Condition` takes the lock back after a wait, in Python: a thread that is interrupted
+    just then releases what another one holds, and both fail ("release unlocked lock").
+    """
+
+    def __init__(self) -> None:
+        # A plain lock, which is taken and released in C: an interrupt finds it in one state or the
+        # other.
+        self._lock = threading.Lock()
+        self._lock.acquire()
+
+    def ring(self) -> None:
+        """Wake the waiting thread; harmless when done before."""
+        # Set before: the lock is free already.
+        with contextlib.suppress(RuntimeError):
+            self._lock.release()
+
+    def wait(self, timeout_s: float = -1) -> bool:
+        """Wait until it is set, for ever where no time is given; whether it was."""
+        return self._lock.acquire(timeout=timeout_s)
 
 
 class Readable(Protocol):
