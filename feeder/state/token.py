@@ -2,13 +2,14 @@
 
 Layout: ``b"FT"``, the version (1 byte), xxh3-64 of the rest (8 bytes), and a msgpack list: source
 name, stream number, fingerprint digest, epoch, index, step, position, leftover. In version 2 all
-rows of the leftover are taken: it is the last chunk, to be compared. Other tokens have version 1.
+rows of the leftover are taken: it is the last chunk, to be compared. In version 3 they may be, and
+behind the leftover is how batches are dealt out. A cut that does not say so has versions 1 and 2.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import msgpack
 import msgspec
@@ -17,8 +18,9 @@ from msgspec import Meta
 
 from feeder.errors import ConfigError, ResumeError, SnapshotFormatError
 from feeder.workers.stream.position import Cut, Leftover, Position
+from feeder.workers.stream.rounds import Dealing
 
-TOKEN_VERSION = 2
+TOKEN_VERSION = 3
 _MAGIC = b"FT"
 _HEAD_BYTES = 11
 # A token travels in message headers and checkpoints, which count on this bound.
@@ -27,6 +29,7 @@ _MAX_BYTES = 64 * 1024
 # Bounds on every field: tokens come from other processes and old files, and a number such as 2**62
 # calls must fail here and not as a MemoryError later.
 _Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+_Positive = Annotated[int, Meta(ge=1, le=2**63 - 1)]
 _Bits64 = Annotated[int, Meta(ge=0)]
 _Digest = Annotated[bytes, Meta(min_length=8, max_length=8)]
 # Epoch, turn, live partitions as bits, and of each partition calls, rows, mark; then what is done
@@ -36,10 +39,19 @@ _PositionFields = tuple[
 ]
 # Partition, call, taken, rows, digest, mark.
 _LeftoverFields = tuple[_Count, _Count, _Count, _Count, _Bits64, bytes | None]
+# Where a round begins, queues, rows of a batch, rounds that were skipped.
+_DealingFields = tuple[_Count, _Positive, _Positive, _Count]
 _Fields = tuple[
     str, _Count, _Digest, _Count, _Count, _Count, _PositionFields, _LeftoverFields | None
 ]
+_DealtFields = tuple[
+    str, _Count, _Digest, _Count, _Count, _Count, _PositionFields, _LeftoverFields | None,
+    _DealingFields,
+]  # fmt: skip
 _DECODER: msgspec.msgpack.Decoder[_Fields] = msgspec.msgpack.Decoder(_Fields)
+# A version of its own and not more fields in version 2: tokens of version 2 without them exist, and
+# a reader is to know by the version what it reads.
+_DEALT_DECODER: msgspec.msgpack.Decoder[_DealtFields] = msgspec.msgpack.Decoder(_DealtFields)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +74,10 @@ class StreamId:
             _position_fields(cut.position), _leftover_fields(cut.leftover or cut.checked),
         ]  # fmt: skip
         # A reader of version 1 refuses a leftover whose rows are all taken.
-        version = 1 if cut.leftover or not cut.checked else TOKEN_VERSION
+        version = 1 if cut.leftover or not cut.checked else 2
+        if cut.dealing is not None:
+            version = TOKEN_VERSION
+            fields.append(list(cut.dealing))
         body: bytes = msgpack.packb(fields)
         if len(body) > _MAX_BYTES:
             raise ConfigError(
@@ -74,7 +89,8 @@ class StreamId:
     def decode(self, token: bytes, epochs: int | None) -> Cut:
         """The cut of a token of this stream. Raises `ResumeError` where it is another's, and
         `SnapshotFormatError` where it is none."""
-        name, number, fingerprint, epoch, index, step, position, leftover = _open(token)
+        fields, dealing = _open(token)
+        name, number, fingerprint, epoch, index, step, position, leftover = fields
         if (name, number) != (self.name, self.number):
             raise ResumeError(
                 f"the token is of feed {name!r}, stream {number}; expected {self.name!r}, "
@@ -96,6 +112,7 @@ class StreamId:
             position=at,
             leftover=None if is_whole else chunk,
             checked=chunk if is_whole else None,
+            dealing=dealing,
             encode=self.encode,
         )
 
@@ -107,11 +124,11 @@ def is_token(data: bytes) -> bool:
 
 def name_of(token: bytes) -> tuple[str, int]:
     """Source name and stream number of a token."""
-    name, number, *_ = _open(token)
+    (name, number, *_), _ = _open(token)
     return name, number
 
 
-def _open(token: bytes) -> _Fields:
+def _open(token: bytes) -> tuple[_Fields, Dealing | None]:
     if not is_token(token) or len(token) < _HEAD_BYTES:
         raise SnapshotFormatError(f"{len(token)} bytes are no token, expected b'FT...'")
     body = token[_HEAD_BYTES:]
@@ -127,7 +144,10 @@ def _open(token: bytes) -> _Fields:
             f"token has version {token[2]}, expected at most {TOKEN_VERSION}; update feeder"
         )
     try:
-        return _DECODER.decode(body)
+        if token[2] < TOKEN_VERSION:
+            return _DECODER.decode(body), None
+        *fields, dealing = _DEALT_DECODER.decode(body)
+        return cast(_Fields, fields), Dealing(*dealing)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise SnapshotFormatError(f"token cannot be read: {error}") from error
 

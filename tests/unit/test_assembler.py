@@ -16,6 +16,7 @@ from feeder.workers.stream.batch import Batch
 from feeder.workers.stream.chunks import Schema
 from feeder.workers.stream.merge import MergedChunks
 from feeder.workers.stream.position import Frame, Partitions, Position, Span
+from feeder.workers.stream.rounds import Turns
 
 LANES = Partitions(num_partitions=1, pure=False, arrival=False)
 
@@ -40,7 +41,7 @@ class Stage:
         self.frame = Frame(LANES, lambda cut: b"", self.spec.epochs)
         self.assembler = Assembler(
             self.spec, self.frame, self.schema, slots or HostSlots(), num_devices=num_devices,
-            epoch=0, index=0, step=0, expected=None,
+            epoch=0, index=0, step=0, turns=Turns(0), expected=None,
         )  # fmt: skip
         self.position = LANES.origin()
         self.next_id = 1

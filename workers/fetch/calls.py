@@ -221,7 +221,7 @@ class IndexCalls:
     def _call(self) -> Any:
         spec, index = self._spec, self._index()
         worker_id = spec.worker_id(self._partition, index)
-        call = Call(index, self._epoch, worker_id, spec.batch_size, spec.seed)
+        call = Call(index, self._epoch, worker_id, spec.rows_asked, spec.seed)
         chunk = self._fetch(call)
         if chunk is None:
             return None
@@ -293,7 +293,7 @@ class WorkerCalls:
 
     @property
     def next_call(self) -> Callable[[], Any]:
-        return partial(self._spec.fetch, self._worker_id, self._spec.batch_size)
+        return partial(self._spec.fetch, self._worker_id, self._spec.rows_asked)
 
     def mark(self) -> bytes:
         self._last_mark = self._encode()
@@ -424,7 +424,7 @@ def _replay(
     shown = time.monotonic()
     while keep_going(0.0) and (seen_calls < calls or seen_ends < ends):
         try:
-            chunk = spec.fetch(worker_id, spec.batch_size)
+            chunk = spec.fetch(worker_id, spec.rows_asked)
         except StopIteration:
             seen_ends += 1
             if seen_ends > ends:

@@ -66,6 +66,7 @@ class TokenRecords:
 
     kind = "tokens"
     skipped = 0
+    may_skip = False
 
     def __init__(
         self, paths: Sequence[str], seq_len: int, dtype: np.dtype[Any], stride: int
