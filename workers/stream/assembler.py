@@ -153,7 +153,9 @@ class Assembler:
         if rest and (policy in ("keep", "pad") or (policy == "carry" and place.cut().finished)):
             if policy == "pad":
                 self._pad(rest)
-            yield self._emit_slot(place, self._size if policy == "pad" else rest, rest)
+            batch = self._emit_slot(place, self._size if policy == "pad" else rest, rest)
+            self._begin_round_at(place)  # Only now its number is known.
+            yield batch
         # With "carry" the rest stays in the slot, and the last batch before was not the epoch's
         # last.
         elif not rest or policy == "drop":
@@ -165,10 +167,16 @@ class Assembler:
 
     def start_of(self, position: Position) -> LazyPosition:
         """The start of an epoch, or the end of the stream, as a place."""
-        frame = self._begun_at(self.step) if self._spec.rounds == "epoch" else self._frame
-        place = LazyPosition(frame, Span(position, (), (), [], ()), 0, 0, None, position.epoch)
+        place = LazyPosition(
+            self._frame, Span(position, (), (), [], ()), 0, 0, None, position.epoch
+        )
         place.step = self.step
+        self._begin_round_at(place)
         return place
+
+    def _begin_round_at(self, place: LazyPosition) -> None:
+        if self._spec.rounds == "epoch":
+            place.frame = self._begun_at(place.step)
 
     def begin_round(self) -> None:
         """The next batch begins a round, whether or not the one at hand is complete."""
