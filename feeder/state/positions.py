@@ -116,10 +116,12 @@ class Positions:
         config, num = self.config, len(self.config.devices)
         cut = None if resume is None else resume.cut
         turns = begin(
+            0 if cut is None else cut.epoch,
             0 if cut is None else cut.step,
             None if cut is None or cut.finished else cut.dealing,
             num=num,
             batch_size=config.stream.batch_size,
+            epochs=config.stream.epochs,
             skip=config.skip,
         )
         if resume is None or not config.skip or resume.cut.finished:

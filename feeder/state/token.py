@@ -39,8 +39,8 @@ _PositionFields = tuple[
 ]
 # Partition, call, taken, rows, digest, mark.
 _LeftoverFields = tuple[_Count, _Count, _Count, _Count, _Bits64, bytes | None]
-# Where a round begins, queues, rows of a batch, rounds that were skipped.
-_DealingFields = tuple[_Count, _Positive, _Positive, _Count]
+# Where a round begins, queues, rows of a batch, rounds that were skipped, epochs.
+_DealingFields = tuple[_Count, _Positive, _Positive, _Count, _Count | None]
 _Fields = tuple[
     str, _Count, _Digest, _Count, _Count, _Count, _PositionFields, _LeftoverFields | None
 ]

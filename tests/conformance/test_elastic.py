@@ -114,6 +114,36 @@ def test_every_device_of_every_step_goes_on_after_its_round(
             assert_same([note(batch) for batch in got if batch], following, step)
 
 
+@pytest.mark.parametrize("last_round", ["uneven", "pad"])
+@pytest.mark.parametrize("rounds", ["stream", "epoch"])
+def test_epochs_that_are_added_begin_with_a_round(
+    rounds: str, last_round: str, streams: dict[str, list[Record]]
+) -> None:
+    """The last round of a stream ended with it, whichever device's position tells of it."""
+    stream = streams["pure"]
+    settings = {"rounds": rounds, "last_round": last_round}
+    end = sum(1 for epoch, *_ in stream if epoch == 0)
+    assert end % 7 not in (0, 6)
+    with make(fetch_of("pure"), devices=7, **settings) as coordinator:
+        devices = [coordinator["train"].on(i) for i in range(7)]
+        positions = [coordinator.state_dict()]
+        for at, dealt in naive_dealing(stream[:end], 0, 7, rounds, last_round):
+            batches = [next(device) for device in devices[: len(dealt)]]
+            if at == end:
+                positions = [batch.cut.token() for batch in batches]
+        assert [next(device, None) for device in devices] == [None] * 7
+        positions += [coordinator.state_dict(), coordinator.snapshot()]
+    (wanted,) = islice(naive_dealing(stream, end, 3, rounds, last_round), 1)
+    for i, position in enumerate(positions):
+        more = {"epochs": NUM_EPOCHS, **settings}
+        with make(fetch_of("pure"), devices=3, resume=position, **more) as coordinator:
+            got = [next(coordinator["train"].on(i)) for i in range(3)]
+        # Repeated batches at the end of a stream have numbers of their own.
+        assert [batch["id"].tobytes() for batch in got] == [
+            columns[0][2] for *_, columns in wanted[1]
+        ], i
+
+
 @pytest.mark.parametrize("num_devices", [3, 8])
 def test_with_rounds_of_an_epoch_all_devices_have_equally_many_batches(
     num_devices: int, streams: dict[str, list[Record]]
@@ -258,8 +288,8 @@ def test_what_a_source_skips_is_not_made(rounds: str, skip: int) -> None:
     skipped = {(epoch, 7 * index + i) for epoch, index, *_ in stream[7:at] for i in range(7)}
     assert not skipped & read
     # As it was given before anything was handed out; from then on it tells what was left out.
-    assert dealing_of(before) == Dealing(0, 2, 7)
-    assert dealing_of(after) == Dealing(0, 3, 7, skip).begun_at(at)
+    assert dealing_of(before) == Dealing(0, 2, 7, 0, NUM_EPOCHS)
+    assert dealing_of(after) == Dealing(0, 3, 7, skip, NUM_EPOCHS).begun_at(at)
     with of_samples(set(), devices=1, rounds=rounds, resume=after, skip=2) as coordinator:
         next(coordinator["train"])
         assert dealing_of(coordinator.state_dict()) == Dealing(0, 1, 7, skip + 2)

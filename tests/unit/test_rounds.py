@@ -18,7 +18,7 @@ def test_a_place_in_a_round_is_rounded_up_to_its_end(start: int, num: int, dealt
     """By counting: batches are dealt from `start` on until the last queue has one as the others."""
     step = start + dealt
     end = next(s for s in count(step) if (s - start) % num == 0)
-    rest = Dealing(0, num, 4).begun_at(start).rest(step)
+    rest = Dealing(0, num, 4).begun_at(start).rest(0, step)
     assert step + rest == end == start + -(-dealt // num) * num
     assert rest < num
 
@@ -38,10 +38,10 @@ def test_any_numbers_of_queues_one_after_another_get_each_batch_once(
 ) -> None:
     step, then, wanted, got, skipped = 0, None, 0, list[int](), 0
     for (num, dealt), skip in zip(parts, skips, strict=False):
-        turns = begin(step, then, num=num, batch_size=4, skip=skip)
+        turns = begin(0, step, then, num=num, batch_size=4, epochs=None, skip=skip)
         assert turns.dealing is not None
         # The rest of the round before counts as dealt; what is skipped is left out.
-        wanted += 0 if then is None else then.rest(step)
+        wanted += 0 if then is None else then.rest(0, step)
         assert step - turns.first == wanted + skip * num
         skipped += skip
         assert turns.dealing.skipped == skipped
@@ -73,3 +73,12 @@ def test_a_round_that_is_not_complete_is_the_last_but_where_it_is_dropped(
 @given(num=NUMS, turn=st.integers(-60, 60))
 def test_a_round_ends_with_its_last_queue(num: int, turn: int) -> None:
     assert ends_round(turn, num) is (turn % num == num - 1)
+
+
+@given(num=NUMS, step=STEPS, epochs=st.integers(1, 5), epoch=st.integers(0, 9))
+def test_a_round_ends_with_its_stream(num: int, step: int, epochs: int, epoch: int) -> None:
+    dealing = Dealing(0, num, 4, 0, epochs)
+    assert dealing.rest(epoch, step) == (-step % num if epoch < epochs else 0)
+    turns = begin(epoch, step, dealing, num=2, batch_size=4, epochs=None)
+    assert turns.ends_after == epochs
+    assert turns.first == -dealing.rest(epoch, step)

@@ -78,6 +78,7 @@ WRONG: dict[str, Callable[[list[Any]], None]] = {
     "dealt from before the start": put(DEALING, 0, value=-1),
     "batches of no rows": put(DEALING, 2, value=0),
     "fewer than no rounds skipped": put(DEALING, 3, value=-1),
+    "epochs that are none": put(DEALING, 4, value=-1),
 }
 
 

@@ -71,6 +71,7 @@ class Assembler:
         self._num_devices = num_devices
         self.epoch, self.index, self.step = epoch, index, step
         self.turn, self._first_round = turns.first, turns.first_round
+        self._ends_after = turns.ends_after
         self._expected = expected
         self._size = spec.batch_size
         # Rows that are in the slot at hand, and whether one of the chunks at hand has no row.
@@ -177,6 +178,12 @@ class Assembler:
     def _begin_round_at(self, place: LazyPosition) -> None:
         if self._spec.rounds == "epoch":
             place.frame = self._begun_at(place.step)
+
+    def ends_round(self, epoch: int) -> bool:
+        """Whether a round ends where this epoch begins, though it may not be complete: in each
+        epoch, or where the stream of the run ended of which a round is being dropped."""
+        is_older = self.turn < self._first_round and epoch == self._ends_after
+        return is_older or self._spec.rounds == "epoch"
 
     def begin_round(self) -> None:
         """The next batch begins a round, whether or not the one at hand is complete."""

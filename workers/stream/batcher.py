@@ -191,7 +191,7 @@ class RoundRobinRouter:
         self._assembler.forget()
 
     def end_epoch(self, place: LazyPosition) -> None:
-        """An epoch that rounds end with has ended at `place`. Raises `FeedError` where it gave no
+        """An epoch that a round ends with has ended at `place`. Raises `FeedError` where it gave no
         queue anything, and would not the next time."""
         if self._policy == "drop" and not self._has_round:
             num = len(self._queues)
@@ -200,7 +200,7 @@ class RoundRobinRouter:
                 "last_round='drop' leaves them out; use last_round='pad', fewer queues, or "
                 "rounds='stream'"
             )
-        self._has_round = False
+        self._has_round = not self._per_epoch
         self._end_round(place)
 
     def _end_round(self, place: LazyPosition) -> LazyPosition:
@@ -347,7 +347,7 @@ class Batcher:
         self._empty_epoch = True
         for batch in self._assembler.end_epoch(end.position):
             self._router.route(batch)
-        if self._spec.rounds == "epoch":
+        if self._assembler.ends_round(end.position.epoch):
             self._router.end_epoch(self._assembler.start_of(end.position))
             self._assembler.begin_round()
 

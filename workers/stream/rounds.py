@@ -28,10 +28,15 @@ class Dealing(NamedTuple):
     """Rows of each batch."""
     skipped: int = 0
     """Rounds that `skip` has left out since the start of the stream."""
+    epochs: int | None = None
+    """Epochs after which the stream ended, and with it a round that was not complete; None without
+    end, and where all rounds are complete, as those of one queue."""
 
-    def rest(self, step: int) -> int:
-        """Batches from number `step` to the end of its round; 0 where a round begins there."""
-        return (self.start - step) % self.num
+    def rest(self, epoch: int, step: int) -> int:
+        """Batches from number `step`, of the epoch, to the end of its round; 0 where a round begins
+        there. The round may end before, with its stream."""
+        is_over = self.epochs is not None and epoch >= self.epochs
+        return 0 if is_over else (self.start - step) % self.num
 
     def begun_at(self, step: int) -> Dealing:
         """The same where a round begins at batch `step`."""
@@ -48,17 +53,29 @@ class Turns(NamedTuple):
     """The turn of the first batch of its first round, skipped ones included."""
     dealing: Dealing | None = None
     """What its positions say of it; None where they do not say."""
+    ends_after: int | None = None
+    """Epochs after which the round that another run began has ended, complete or not."""
 
 
-def begin(step: int, then: Dealing | None, *, num: int, batch_size: int, skip: int = 0) -> Turns:
-    """How a run deals that goes on before batch `step`, where batches were dealt out as `then`
-    says (None where a round ended there)."""
+def begin(
+    epoch: int,
+    step: int,
+    then: Dealing | None,
+    *,
+    num: int,
+    batch_size: int,
+    epochs: int | None,
+    skip: int = 0,
+) -> Turns:
+    """How a run deals that goes on before batch `step`, of an epoch, where batches were dealt out
+    as `then` says (None where a round ended there)."""
     # Rounded up and not down: the queues that were dealt a batch of the round have used it.
-    rest = 0 if then is None else then.rest(step)
+    rest = 0 if then is None else then.rest(epoch, step)
     skipped = skip if then is None else then.skipped + skip
-    dealing = Dealing(0, num, batch_size, skipped)
+    dealing = Dealing(0, num, batch_size, skipped, epochs if num > 1 else None)
     first = -rest - skip * num
-    return Turns(first, -skip * num, dealing.begun_at(step - first))
+    ends_after = None if then is None else then.epochs
+    return Turns(first, -skip * num, dealing.begun_at(step - first), ends_after)
 
 
 def next_round(turn: int, num: int, *, drops: bool, first: int) -> int:

@@ -39,7 +39,9 @@ def skip_ahead(spec: StreamSpec, cut: Cut, turns: Turns, num: int) -> tuple[Cut,
         epoch, index, taken = epoch + 1, 0, 0
         if rows == 0 or epoch == spec.epochs:
             return None
-        if spec.rounds == "epoch":
+        if turn < turns.first_round and epoch == turns.ends_after:
+            turn = turns.first_round
+        elif spec.rounds == "epoch":
             drops = spec.last_round == "drop"
             turn = next_round(turn, num, drops=drops, first=turns.first_round)
     call, within = divmod(taken, asked)
