@@ -102,8 +102,8 @@ STORING = (
         harm="Nodes that count to the same batch are cut at different ones, and their checkpoint "
         "is refused when it is needed.",
         file="feeder/checkpoint/triggers.py",
-        old="                    return i + 1, end\n",
-        new="                    return len(batches), end\n",
+        old="                    return i + 1, batch.turn",
+        new="                    return len(batches), batch.turn",
         tests=(_POLICY + "test_the_cut_is_at_the_batch_though_many_were_taken_at_once",),
     ),
     Bug(
