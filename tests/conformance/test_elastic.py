@@ -234,6 +234,43 @@ def test_a_global_batch_stays_with_any_number_of_devices() -> None:
     assert rows_from(1, state, **settings) == whole[at:]
 
 
+class Drawn:
+    """`fetch(call)`: as many rows as it is asked for, which another object does not give again."""
+
+    def __init__(self, start: int = 0) -> None:
+        self.start = start
+
+    gives_all_rows = True
+
+    def rows(self, epoch: int, batch_size: int) -> int:
+        return 100 * batch_size
+
+    def __call__(self, call: feeder.Call) -> Any:
+        if call.index == 100:
+            raise StopIteration
+        return {"id": np.arange(call.batch_size) + call.batch_size * call.index + self.start}
+
+
+def test_the_last_chunk_of_a_global_batch_is_compared_by_the_batches_of_then() -> None:
+    settings: dict[str, Any] = {
+        "input_blob_names": ["id"], "batch_size": None, "global_batch_size": 24, "epochs": None,
+    }  # fmt: skip
+    with make(Drawn(), devices=2, **settings) as coordinator:
+        for _ in range(2):
+            for device in range(2):
+                batch = next(coordinator["train"].on(device))
+        token = batch.cut.token()
+        assert batch.cut.checked is not None
+    # Also where the next rounds are skipped without being made.
+    for skip, num in ((0, 4), (0, 1), (3, 4)):
+        with make(Drawn(), devices=num, resume=token, skip=skip, **settings) as coordinator:
+            first = next(coordinator["train"].on(0))["id"].tolist()
+            assert first == [24 * (2 + skip) + i for i in range(24 // num)]
+        other = make(Drawn(7), devices=num, resume=token, skip=skip, **settings)
+        with other, pytest.raises(feeder.ResumeError, match=r"call 1.* other rows than before"):
+            next(other["train"].on(0))
+
+
 def test_another_global_batch_is_told(caplog: pytest.LogCaptureFixture) -> None:
     with make(fetch_of("pure"), devices=2) as coordinator:
         for device in range(2):
