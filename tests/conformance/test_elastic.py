@@ -271,6 +271,29 @@ def test_the_last_chunk_of_a_global_batch_is_compared_by_the_batches_of_then() -
             next(other["train"].on(0))
 
 
+def test_a_position_of_another_shard_is_refused() -> None:
+    def of_shard(shard_id: int, **settings: Any) -> feeder.Coordinator:
+        source = feeder.sources.arrays(np.arange(100), num_shards=2, shard_id=shard_id)
+        return make(source, input_blob_names=["id"], **settings)
+
+    with of_shard(0, devices=2) as coordinator:
+        batch = next(coordinator["train"].on(0))
+        positions = coordinator.state_dict(), batch.cut.token()
+    for position, told in zip(
+        positions, ("shard_id: 0 then, 1 now", "other settings"), strict=True
+    ):
+        with pytest.raises(feeder.ResumeError, match=told):
+            of_shard(1, devices=3, resume=position)
+
+
+@pytest.mark.parametrize("setting", [{"rounds": "epoch"}, {"skip": 1}, {"global_batch_size": 8}])
+def test_a_server_refuses_what_it_does_not_know(setting: dict[str, Any]) -> None:
+    sized = {"batch_size": None} if "global_batch_size" in setting else {}
+    told = r"^feed 'train' has rounds='epoch', global_batch_size or skip, which a server"
+    with pytest.raises(feeder.ConfigError, match=told):
+        feeder.serve(lambda: make(fetch_of("pure"), **sized, **setting))
+
+
 def test_another_global_batch_is_told(caplog: pytest.LogCaptureFixture) -> None:
     with make(fetch_of("pure"), devices=2) as coordinator:
         for device in range(2):
