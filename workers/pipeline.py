@@ -29,7 +29,7 @@ class Pipeline:
     The owner's thread makes, starts, closes and joins it. What it wires together belongs to other
     threads: the channel to its lock, merge, assembler and router to the thread that makes batches.
     `encode` is the codec of cuts, `report` is called by that thread after each hand-over. Without
-    `turns` the batch of number `step` has turn `step`, and positions do not say how it is dealt.
+    `turns` it deals from the start of the stream on: the batch of number `step` has turn `step`.
     """
 
     def __init__(

@@ -17,7 +17,7 @@ from feeder.state.token import StreamId
 from feeder.workers.stream.chunks import Columns
 from feeder.workers.stream.position import Cut, LazyPosition
 from feeder.workers.stream.resuming import Resume
-from feeder.workers.stream.rounds import Turns, begin
+from feeder.workers.stream.rounds import Dealing, Turns, begin
 from feeder.workers.stream.skipping import skip_ahead
 
 if TYPE_CHECKING:
@@ -39,7 +39,9 @@ class Positions:
         stream, older = config.stream, None
         if stream.ignores_worker_ids:
             older = fingerprint_digest({**self.fingerprint, **stream.worker_fields})
-        self.id = StreamId(config.name, number, fingerprint_digest(self.fingerprint), older)
+        dealing = Dealing.from_start(len(config.devices), stream.batch_size, stream.epochs)
+        digest = fingerprint_digest(self.fingerprint)
+        self.id = StreamId(config.name, number, digest, older, dealing)
 
     # ---- written down
 

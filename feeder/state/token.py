@@ -3,7 +3,7 @@
 Layout: ``b"FT"``, the version (1 byte), xxh3-64 of the rest (8 bytes), and a msgpack list: source
 name, stream number, fingerprint digest, epoch, index, step, position, leftover. In version 2 all
 rows of the leftover are taken: it is the last chunk, to be compared. In version 3 they may be, and
-behind the leftover is how batches are dealt out. A cut that does not say so has versions 1 and 2.
+behind the leftover is how batches are dealt out; versions 1 and 2 are of where nobody knows that.
 """
 
 from __future__ import annotations
@@ -66,6 +66,8 @@ class StreamId:
     """Digest of the declared fields."""
     older: bytes | None = None
     """The digest that tokens of the same stream had before worker ids were left out of it."""
+    dealing: Dealing | None = None
+    """How batches are dealt out where a cut does not say; None where nobody knows."""
 
     def encode(self, cut: Cut) -> bytes:
         """The token of a cut. Raises `ConfigError` where cursors make it larger than 64 KiB."""
@@ -75,9 +77,10 @@ class StreamId:
         ]  # fmt: skip
         # A reader of version 1 refuses a leftover whose rows are all taken.
         version = 1 if cut.leftover or not cut.checked else 2
-        if cut.dealing is not None:
+        dealing = cut.dealing or self.dealing
+        if dealing is not None:
             version = TOKEN_VERSION
-            fields.append(list(cut.dealing))
+            fields.append(list(dealing))
         body: bytes = msgpack.packb(fields)
         if len(body) > _MAX_BYTES:
             raise ConfigError(

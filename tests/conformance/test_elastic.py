@@ -11,6 +11,7 @@ import json
 import logging
 import random
 import warnings
+from contextlib import ExitStack
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ import numpy as np
 import pytest
 
 import feeder
+from conformance.served import reading, serving
 from feeder.workers.stream.rounds import Dealing
 from feeds import Record, assert_same, expected, make, note
 from fetches import FORMS
@@ -284,6 +286,26 @@ def test_a_position_of_another_shard_is_refused() -> None:
     ):
         with pytest.raises(feeder.ResumeError, match=told):
             of_shard(1, devices=3, resume=position)
+
+
+@pytest.mark.parametrize("queue", range(4))
+def test_a_position_of_any_queue_goes_on_in_process(
+    queue: int, streams: dict[str, list[Record]]
+) -> None:
+    settings = {"epochs": NUM_EPOCHS}
+    with (
+        serving(lambda: make(fetch_of("pure"), **settings), queues=4) as server,
+        ExitStack() as stack,
+    ):
+        consumers = [stack.enter_context(reading(server, queue=i)) for i in range(4)]
+        for _ in range(3):
+            for consumer in consumers:
+                next(consumer)
+        state = consumers[queue].state_dict()
+    (wanted,) = islice(naive_dealing(streams["pure"], 12, 3, "stream", "uneven"), 1)
+    with make(fetch_of("pure"), devices=3, resume=state, **settings) as coordinator:
+        got = [note(next(coordinator["train"].on(i))) for i in range(3)]
+    assert_same(got, wanted[1], queue)
 
 
 @pytest.mark.parametrize("setting", [{"rounds": "epoch"}, {"skip": 1}, {"global_batch_size": 8}])

@@ -7,8 +7,10 @@ import ast
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from itertools import cycle, takewhile
 from typing import Any
 
+import msgpack
 import msgspec
 import numpy as np
 import pytest
@@ -192,6 +194,15 @@ def make(fetch: Callable[..., Any], **settings: Any) -> feeder.Coordinator:
     )
 
 
+def unchecked(token: bytes) -> tuple[int, list[Any]]:
+    """The version and the fields of a token without the last chunk, which is told only while the
+    rows of the batch are in memory."""
+    fields = msgpack.unpackb(token[11:])
+    if fields[7] is not None and fields[7][2] == fields[7][3]:
+        fields[7] = None
+    return token[2], fields
+
+
 @contextmanager
 def read_by(
     reader: Callable[..., Any], server: feeder.Server, checksum: str = "full", **settings: Any
@@ -229,7 +240,7 @@ def test_the_pages_consumer_reads_what_the_library_reads(
             # After a full batch at the end of an epoch a cut has two names.
             may_end = batch.cut.index == 0 and batch.rows == 13
             if is_token and not may_end and num + 1 < len(wanted):
-                assert reader.token == batch.cut.token()
+                assert unchecked(reader.token) == unchecked(batch.cut.token())
             num += 1
         assert num == len(wanted) > 2
 
@@ -253,8 +264,12 @@ def test_the_pages_consumers_read_two_queues(
     fetch: Callable[..., Any], reader_of_the_page: Callable[..., Any]
 ) -> None:
     settings = {"num_worker_threads": 3, "epochs": 3}
-    with make(fetch, **settings) as coordinator:
-        wanted = [batch.cut.token() for batch in coordinator["train"]]
+    with make(fetch, devices=2, **settings) as coordinator:
+        devices = [coordinator["train"].on(i) for i in range(2)]
+        batches = (next(device, None) for device in cycle(devices))
+        wanted = [
+            batch.cut.token() for batch in takewhile(lambda batch: batch is not None, batches)
+        ]
     with (
         serving(lambda: make(fetch, **settings), queues=2) as server,
         read_by(reader_of_the_page, server, queue=0) as left,
@@ -264,7 +279,7 @@ def test_the_pages_consumers_read_two_queues(
         for step, token in enumerate(wanted[:-2]):
             (_, _, came, _), _ = next(pair[step % 2])
             assert came == step
-            assert (left, right)[step % 2].token == token
+            assert unchecked((left, right)[step % 2].token) == unchecked(token)
 
 
 def test_places_are_told_both_by_tokens_and_by_numbers(

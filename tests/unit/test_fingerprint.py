@@ -208,12 +208,13 @@ def test_an_older_position_needs_a_whole_round_of_the_devices_that_there_are() -
     snapshot = snapshot_of(Pure(), 3)
     (stream,) = make(Pure())["train"].streams
     cut = replace(stream.find_resume(snapshot).cut, dealing=None)
-    told = refuse(cut.token(), Pure(), devices=2)
+    token = replace(stream.positions.id, dealing=None).encode(cut)
+    told = refuse(token, Pure(), devices=2)
     assert told == (
         "the position is before batch 3, which is no multiple of 2 devices; resume with a number "
         "of devices that divides it"
     )
-    make(Pure(), devices=3, resume=cut.token())
+    make(Pure(), devices=3, resume=token)
     make(Pure(), devices=2, resume=snapshot)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -37,13 +36,6 @@ def failing() -> feeder.Coordinator:
     return factory(OSError("the disk is gone"))
 
 
-def undealt(coordinator: feeder.Coordinator) -> bytes:
-    """Its snapshot as one of a server, which does not say how batches are dealt out."""
-    (state,), (stream,) = coordinator.snapshot().states, coordinator["train"].streams
-    cut = replace(stream.positions.find(state).cut, dealing=None)
-    return bytes(feeder.Snapshot((replace(state, token=cut.token()),)))
-
-
 @pytest.mark.parametrize("num", [0, 1, 5])
 def test_it_is_the_one_that_the_feed_gives_in_process(num: int) -> None:
     def taken(batches: Any) -> None:
@@ -51,7 +43,7 @@ def test_it_is_the_one_that_the_feed_gives_in_process(num: int) -> None:
 
     with factory() as coordinator:
         taken(coordinator["train"])
-        wanted = undealt(coordinator)
+        wanted = bytes(coordinator.snapshot())
     with serving(factory) as server:
         with reading(server) as consumer:
             taken(consumer)
@@ -70,7 +62,7 @@ def test_a_feed_that_has_failed_still_tells_where_its_consumer_stands() -> None:
     with failing() as coordinator:
         with pytest.raises(feeder.FetchError, match="the disk is gone"):
             list(coordinator["train"])
-        assert data == undealt(coordinator)
+        assert data == bytes(coordinator.snapshot())
 
 
 def test_where_all_has_come_and_the_server_has_gone_nobody_is_asked() -> None:

@@ -73,7 +73,8 @@ class Cut:
     does not belong to what makes two cuts equal."""
     dealing: Dealing | None = field(default=None, compare=False)
     """How batches are dealt out to queues around it: where it lies in the middle of a round, a
-    resume goes on after the round. None in positions that were written before it was noted."""
+    resume goes on after the round. None where it is not known, as in positions that were written
+    before it was noted; then it counts as from the start of the stream."""
     encode: Callable[[Cut], bytes] = field(compare=False, repr=False)
     """The codec of the feed, which adds the feed's name and fingerprint."""
 
@@ -334,7 +335,7 @@ class Frame(NamedTuple):
     """The axes that are rows, where the last chunk is compared at a resume; else None, as where the
     user may write to a batch, so that it holds other rows when a position is asked for."""
     dealing: Dealing | None = None
-    """How batches are dealt out to queues; None where positions do not say."""
+    """How batches are dealt out to queues; None where that is from the start of the stream."""
 
 
 class HasArrays(Protocol):

@@ -32,6 +32,11 @@ class Dealing(NamedTuple):
     """Epochs after which the stream ended, and with it a round that was not complete; None without
     end, and where all rounds are complete, as those of one queue."""
 
+    @classmethod
+    def from_start(cls, num: int, batch_size: int, epochs: int | None) -> Dealing:
+        """How batches are dealt out from the start of the stream on."""
+        return cls(0, num, batch_size, 0, epochs if num > 1 else None)
+
     def rest(self, epoch: int, step: int) -> int:
         """Batches from number `step`, of the epoch, to the end of its round; 0 where a round begins
         there. The round may end before, with its stream."""
@@ -52,7 +57,7 @@ class Turns(NamedTuple):
     first_round: int = 0
     """The turn of the first batch of its first round, skipped ones included."""
     dealing: Dealing | None = None
-    """What its positions say of it; None where they do not say."""
+    """What its positions say of it; None where they say that it is from the start of the stream."""
     ends_after: int | None = None
     """Epochs after which the round that another run began has ended, complete or not."""
 
@@ -72,7 +77,7 @@ def begin(
     # Rounded up and not down: the queues that were dealt a batch of the round have used it.
     rest = 0 if then is None else then.rest(epoch, step)
     skipped = skip if then is None else then.skipped + skip
-    dealing = Dealing(0, num, batch_size, skipped, epochs if num > 1 else None)
+    dealing = Dealing.from_start(num, batch_size, epochs)._replace(skipped=skipped)
     first = -rest - skip * num
     ends_after = None if then is None else then.epochs
     return Turns(first, -skip * num, dealing.begun_at(step - first), ends_after)
