@@ -3,6 +3,8 @@ not fit."""
 
 from __future__ import annotations
 
+import logging
+import math
 import sys
 import warnings
 from dataclasses import replace
@@ -15,9 +17,13 @@ from feeder.state.token import StreamId
 from feeder.workers.stream.chunks import Columns
 from feeder.workers.stream.position import Cut, LazyPosition
 from feeder.workers.stream.resuming import Resume
+from feeder.workers.stream.rounds import Dealing, Turns, begin
+from feeder.workers.stream.skipping import skip_ahead
 
 if TYPE_CHECKING:
     from feeder.config import FeedConfig
+
+logger = logging.getLogger("feeder")
 
 
 class Positions:
@@ -33,7 +39,9 @@ class Positions:
         stream, older = config.stream, None
         if stream.ignores_worker_ids:
             older = fingerprint_digest({**self.fingerprint, **stream.worker_fields})
-        self.id = StreamId(config.name, number, fingerprint_digest(self.fingerprint), older)
+        dealing = Dealing.from_start(len(config.devices), stream.batch_size, stream.epochs)
+        digest = fingerprint_digest(self.fingerprint)
+        self.id = StreamId(config.name, number, digest, older, dealing)
 
     # ---- written down
 
@@ -104,8 +112,40 @@ class Positions:
                 f"the snapshot is of another feed than {self.config.name!r}: {'; '.join(found)}"
             )
 
+    def begin(self, resume: Resume | None) -> tuple[Resume | None, Turns]:
+        """Where a run begins that goes on at a place, or at the start of the stream, and how it
+        deals: after a whole round, and after the rounds that are to be skipped."""
+        config, num = self.config, len(self.config.devices)
+        cut = None if resume is None else resume.cut
+        turns = begin(
+            0 if cut is None else cut.epoch,
+            0 if cut is None else cut.step,
+            None if cut is None or cut.finished else cut.dealing,
+            num=num,
+            batch_size=config.stream.batch_size,
+            epochs=config.stream.epochs,
+            skip=config.skip,
+        )
+        if resume is None or not config.skip or resume.cut.finished:
+            return resume, turns
+        found = skip_ahead(config.stream, resume.cut, turns, num)
+        return (resume, turns) if found is None else (resume._replace(cut=found[0]), found[1])
+
+    def tell_of_dealing(self, cut: Cut) -> None:
+        """Log that a round of all devices has another number of rows than where a cut was made."""
+        then, now = cut.dealing, (len(self.config.devices), self.config.stream.batch_size)
+        if then is None or then.num * then.batch_size == math.prod(now):
+            return
+        logger.info(
+            "feed %r goes on with %d devices of %d rows each, %d rows in a round; before there "
+            "were %d of %d, %d in a round: the global batch has changed, global_batch_size= "
+            "would keep it", self.config.name, *now, math.prod(now), then.num, then.batch_size,
+            then.num * then.batch_size,
+        )  # fmt: skip
+
     def check_round(self, cut: Cut) -> None:
-        """Raise `ResumeError` where a cut stands in the middle of a round of all devices."""
+        """Raise `ResumeError` where a cut that does not say how batches were dealt stands in the
+        middle of a round of all devices."""
         num = len(self.config.devices)
         # Batch `step` goes to device `step % num`. In the middle of a round some devices would get
         # a batch that their users have had already.

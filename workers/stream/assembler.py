@@ -35,6 +35,7 @@ from feeder.workers.stream.position import (
     Position,
     Span,
 )
+from feeder.workers.stream.rounds import Turns, next_round
 
 Filled = tuple[Arrays, Slot | None]
 """The arrays of a batch, and the slot that its reader gives back (`Batch._slot`)."""
@@ -59,6 +60,7 @@ class Assembler:
         epoch: int,
         index: int,
         step: int,
+        turns: Turns,
         expected: Leftover | None,
     ) -> None:
         self._spec = spec
@@ -68,6 +70,8 @@ class Assembler:
         self._slots = slots
         self._num_devices = num_devices
         self.epoch, self.index, self.step = epoch, index, step
+        self.turn, self._first_round = turns.first, turns.first_round
+        self._ends_after = turns.ends_after
         self._expected = expected
         self._size = spec.batch_size
         # Rows that are in the slot at hand, and whether one of the chunks at hand has no row.
@@ -75,6 +79,8 @@ class Assembler:
         # The slot at hand belongs to the next batch, whichever epoch that is of: rows that were
         # dropped are written over.
         self._slot: Slot | None = None
+        # Those that were at hand when a round began anew, by device: the next batch is of another.
+        self._spare: dict[int, Slot] = {}
         self._last: LazyPosition | None = None
         # Batches that end in the same chunk share one `PartialChunk`, so that its digest is
         # computed once at most.
@@ -93,7 +99,7 @@ class Assembler:
     @property
     def device(self) -> int:
         """The device that the next batch goes to."""
-        return self.step % self._num_devices
+        return self.turn % self._num_devices
 
     def add(self, merged: MergedChunks) -> Iterator[Batch | None]:
         """The batches that merged chunks complete. None asks the caller to `wait_for_slot`, since
@@ -148,7 +154,9 @@ class Assembler:
         if rest and (policy in ("keep", "pad") or (policy == "carry" and place.cut().finished)):
             if policy == "pad":
                 self._pad(rest)
-            yield self._emit_slot(place, self._size if policy == "pad" else rest, rest)
+            batch = self._emit_slot(place, self._size if policy == "pad" else rest, rest)
+            self._begin_round_at(place)  # Only now its number is known.
+            yield batch
         # With "carry" the rest stays in the slot, and the last batch before was not the epoch's
         # last.
         elif not rest or policy == "drop":
@@ -164,11 +172,38 @@ class Assembler:
             self._frame, Span(position, (), (), [], ()), 0, 0, None, position.epoch
         )
         place.step = self.step
+        self._begin_round_at(place)
         return place
 
+    def _begin_round_at(self, place: LazyPosition) -> None:
+        if self._spec.rounds == "epoch":
+            place.frame = self._begun_at(place.step)
+
+    def ends_round(self, epoch: int) -> bool:
+        """Whether a round ends where this epoch begins, though it may not be complete: in each
+        epoch, or where the stream of the run ended of which a round is being dropped."""
+        is_older = self.turn < self._first_round and epoch == self._ends_after
+        return is_older or self._spec.rounds == "epoch"
+
+    def begin_round(self) -> None:
+        """The next batch begins a round, whether or not the one at hand is complete."""
+        if self._slot is not None:
+            self._spare[self.device], self._slot = self._slot, None
+        self.turn = next_round(
+            self.turn, self._num_devices, drops=self._spec.last_round == "drop",
+            first=self._first_round,
+        )  # fmt: skip
+        # Where rounds are still to be skipped, the first that counts begins behind them.
+        self._frame = self._begun_at(self.step - min(0, self.turn))
+
+    def _begun_at(self, step: int) -> Frame:
+        dealing = self._frame.dealing
+        return self._frame._replace(dealing=dealing and dealing.begun_at(step))
+
     def forget(self) -> None:
-        """Let go of the slot that is being written."""
+        """Let go of the slots that are being written."""
         self._slot = None
+        self._spare.clear()
 
     def settle(self) -> tuple[int, int, int, int]:
         """What has changed since the last call: by how many rows those have grown that are kept
@@ -191,6 +226,8 @@ class Assembler:
         batch = Batch(
             self.schema.names, arrays, place, epoch, self.index, self.step, rows, slot=slot
         )
+        batch.turn = self.turn
+        self.turn += 1
         self.index = index = self.index + 1
         self.step = place.step = self.step + 1
         # Where the place is the next epoch's start already, the next batch is number 0 there.
@@ -245,18 +282,22 @@ class Assembler:
         return self._partial
 
     def repeat(self, batch: Batch, end: LazyPosition) -> Batch | None:
-        """The stream's last batch once more, with no real rows, to fill its last round; None asks
-        the caller to `wait_for_slot`."""
+        """The last batch once more, with no real rows, to fill its round; None asks the caller to
+        `wait_for_slot`. `end` is the end of the stream, or of the epoch."""
         filled = self._copy_arrays(batch.arrays)
         if filled is None:
             return None
         arrays, slot = filled
-        step, self.step = self.step, self.step + 1
-        # A repeated batch stands at the end of the stream, as the last real one does, so that a
-        # resume gives nothing more.
+        # What fills up an epoch takes no numbers from the next: there each batch has the number
+        # that it has with any number of queues.
+        self.step += self._spec.rounds == "stream"
+        # A repeated batch stands where the last real one does, so that a resume gives nothing more.
         place = self.start_of(end.span.start)
-        names, index = self.schema.names, batch.index + 1
-        return Batch(names, arrays, place, batch.epoch, index, step, 0, slot=slot)
+        names, index, step = self.schema.names, batch.index + 1, batch.step + 1
+        repeated = Batch(names, arrays, place, batch.epoch, index, step, 0, slot=slot)
+        repeated.turn = self.turn
+        self.turn += 1
+        return repeated
 
     # ---- rows
 
@@ -305,7 +346,9 @@ class Assembler:
         if self._slot is None:
             columns = self.schema.columns
             assert columns is not None
-            self._slot = self._slots.take_slot(self.device, columns, self._size)
+            self._slot = self._spare.pop(self.device, None) or self._slots.take_slot(
+                self.device, columns, self._size
+            )
             self._copied += self._slot is not None
         return self._slot
 

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from feeder.workers.public import public
 from feeder.workers.stream.chunks import slice_rows
 from feeder.workers.stream.digests import digest_chunk, digest_last_rows
+from feeder.workers.stream.rounds import Dealing
 
 # ---- Partial chunks: a batch ended in the middle of each
 
@@ -69,6 +70,10 @@ class Cut:
     again at a resume and compared, and what it returns is thrown away. The digest is that of the
     rows that the last batch took. It is known while the rows of that batch are in memory, so it
     does not belong to what makes two cuts equal."""
+    dealing: Dealing | None = field(default=None, compare=False)
+    """How batches are dealt out to queues around it: where it lies in the middle of a round, a
+    resume goes on after the round. None where it is not known, as in positions that were written
+    before it was noted; then it counts as from the start of the stream."""
     encode: Callable[[Cut], bytes] = field(compare=False, repr=False)
     """The codec of the feed, which adds the feed's name and fingerprint."""
 
@@ -328,6 +333,8 @@ class Frame(NamedTuple):
     axes: tuple[int, ...] | None = None
     """The axes that are rows, where the last chunk is compared at a resume; else None, as where the
     user may write to a batch, so that it holds other rows when a position is asked for."""
+    dealing: Dealing | None = None
+    """How batches are dealt out to queues; None where that is from the start of the stream."""
 
 
 class HasArrays(Protocol):
@@ -373,6 +380,10 @@ class LazyPosition:
         self.batch: Callable[[], HasArrays | None] | None = None
         """A weak reference to the batch that ended here, where its last chunk is compared."""
 
+    def ends(self, epoch: int) -> bool:
+        """Whether it is known to be the end of that epoch, in which its batch is."""
+        return self.after is not None or self.epoch != epoch
+
     def settled(self) -> LazyPosition:
         """This place, as the start of the next epoch where it is known to be that."""
         return self if self.after is None else self.after.settled()
@@ -383,7 +394,7 @@ class LazyPosition:
         # cuts that name one place are equal.
         if self.after is not None:
             return self.settled().cut()
-        partitions, encode, epochs, _ = self.frame
+        partitions, encode, epochs, _, dealing = self.frame
         leftover = None if self.partial is None else self._leftover(self.partial)
         return Cut(
             epoch=self.epoch,
@@ -393,6 +404,7 @@ class LazyPosition:
             position=partitions.after(self.span, self.num_chunks),
             leftover=leftover,
             checked=self._checked(),
+            dealing=dealing,
             encode=encode,
         )
 

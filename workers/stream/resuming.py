@@ -131,7 +131,7 @@ class StreamStart:
         """The rows left over, from a second fetch of their chunk; None where the stream is over."""
         spec, index = self._spec, leftover.call
         worker_id = spec.worker_id(leftover.partition, index)
-        call = Call(index, cut.position.epoch, worker_id, spec.batch_size, spec.seed)
+        call = Call(index, cut.position.epoch, worker_id, spec.rows_asked, spec.seed)
         # May wait and retry; `channel.pause` returns at once when the stream is stopped.
         chunk = channel.run_steps(fetch_again(spec, self._run, call, self._stats))
         if chunk is None:
@@ -143,7 +143,9 @@ class StreamStart:
         partial = PartialChunk(arrays, spec.axes, arranged.rows[0])
         # The seam between two runs: without the comparison half of one chunk would be joined to
         # half of another. Of a chunk that was taken whole, what the last batch had is compared.
-        most = leftover.rows if spec.dont_rebatch else spec.batch_size
+        dealing = cut.dealing
+        size = spec.batch_size if dealing is None else dealing.batch_size
+        most = leftover.rows if spec.dont_rebatch else size
         what = partial.differs_from(leftover, most)
         if what:
             raise not_repeatable(worker_id, index, what)

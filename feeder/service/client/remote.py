@@ -25,6 +25,7 @@ from feeder.workers.stream.position import (
     Position,
     Span,
 )
+from feeder.workers.stream.rounds import Dealing
 
 
 class Identity(NamedTuple):
@@ -40,6 +41,12 @@ class Identity(NamedTuple):
     """How many epochs it has; None for no end."""
 
     @property
+    def batch_size(self) -> int:
+        """Rows of a batch."""
+        size: int = self.fingerprint["batch_size"]
+        return size
+
+    @property
     def id(self) -> StreamId:
         """What tokens of this stream carry, to be told from tokens of another."""
         return StreamId(self.name, self.number, fingerprint_digest(self.fingerprint))
@@ -52,6 +59,8 @@ def identity_of(opened: say.Opened) -> Identity:
     try:
         fingerprint = codec.unpack(opened.fingerprint)
         check_fingerprint(fingerprint)
+        if type(size := fingerprint.get("batch_size")) is not int or size < 1:
+            raise ValueError(f"its batch_size is {size!r}, expected a whole number >= 1")
     except (TypeError, ValueError) as error:
         raise errors.ProtocolError(f"server sent a fingerprint that is none: {error}") from error
     return Identity(opened.name, opened.number, fingerprint, opened.epochs)
@@ -147,7 +156,10 @@ def token_of(
     partitions = Partitions(num_partitions=len(told.live), pure=told.pure, arrival=False)
     # No rows: the consumer has none. The digest alone lets a resume check the chunk it skips into.
     ended_in = PartialChunk((), (), told.chunk_rows, 0, group.digests[at]) if taken else None
-    frame = Frame(partitions, identity.id.encode, identity.epochs, axes if told.pure else None)
+    dealing = Dealing.from_start(group.stride, identity.batch_size, identity.epochs)
+    frame = Frame(
+        partitions, identity.id.encode, identity.epochs, axes if told.pure else None, dealing
+    )  # fmt: skip
     position = LazyPosition(frame, span, num_chunks, taken, ended_in, group.epoch)
     # A position is the one after a batch, so both count that batch.
     position.index = group.index + at * group.stride + 1

@@ -16,6 +16,7 @@ import xxhash
 from feeder.checkpoint.policy import Checkpointing
 from feeder.checkpoint.saving import Saver
 from feeder.checkpoint.store import CheckpointStore
+from feeder.config import FeedConfig
 from feeder.errors import ConfigError, FeedError, ForkedError, RemoteError
 from feeder.feeds.coordinator import Coordinator
 from feeder.observe.figures import Figures
@@ -82,6 +83,16 @@ def check_arguments(
     return found, None if keys is None else ServerKeys.from_directory(keys)
 
 
+def check_dealing(configs: Sequence[FeedConfig]) -> None:
+    """Raise `ConfigError` where a feed has settings that only a feed in process can keep to."""
+    for config in configs:
+        if config.stream.rounds == "epoch" or config.stream.global_batch_size or config.skip:
+            raise ConfigError(
+                f"feed {config.name!r} has rounds='epoch', global_batch_size or skip, which a "
+                "server does not know; leave them out, or feed it in process with devices=N"
+            )
+
+
 def check_checkpoints(given: Any) -> Checkpointing | None:
     """When and where a server stores the committed position; raises `ConfigError`."""
     if given is None:
@@ -141,6 +152,7 @@ class Server:
         self._forked = False
         try:
             factories = make_feed_factories(coordinator, factory, queues)
+            check_dealing([made.config for made in factories])
             if resume is not None:
                 begin_at(factories, resume, None if checkpoints is None else checkpoints.place)
             run_id = os.urandom(16)
