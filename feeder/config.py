@@ -132,12 +132,27 @@ def _batch_size(settings: Mapping[str, Any], num_devices: int) -> int:
             f"{settings['global_batch_size']!r}, expected one of the two: the first follows from "
             "the second"
         )
-    size = _count(settings, "global_batch_size")
+    return _share(_count(settings, "global_batch_size"), num_devices)
+
+
+def _share(size: int, num_devices: int) -> int:
+    """Rows of one device's batch, where all devices together have so many."""
     if size % num_devices:
         raise ConfigError(
             f"global_batch_size is {size}, expected a multiple of the {num_devices} devices"
         )
     return size // num_devices
+
+
+def deal_to(config: FeedConfig, devices: tuple[str, ...]) -> FeedConfig:
+    """The settings of a feed that is dealt out to other devices. Raises `ConfigError` where its
+    global batch cannot be shared out among them."""
+    stream, run = config.stream, config.run
+    if stream.global_batch_size is not None:
+        size = _share(stream.global_batch_size, len(devices))
+        run = run._replace(max_rows=config.max_buffered_batches * size)
+        stream = stream._replace(batch_size=size)
+    return config._replace(devices=devices, stream=stream, run=run)
 
 
 def _in_step(fetch: Any, last_batch: Any) -> Any:

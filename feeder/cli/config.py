@@ -53,7 +53,7 @@ def check(arguments: argparse.Namespace) -> int:
     from feeder.config import memory_bytes
     from feeder.config_file.build import build_checkpointing, build_coordinator, locating
     from feeder.service.server.run import make_feed_factories
-    from feeder.service.server.serve import check_arguments, check_dealing
+    from feeder.service.server.serve import check_arguments
 
     settings = flags.read(arguments, arguments.file)
     if not settings.feeds:
@@ -63,8 +63,7 @@ def check(arguments: argparse.Namespace) -> int:
     coordinator = build_coordinator(settings)
     with locating(settings.server):
         check_arguments(**{key: one.value for key, one in settings.server.items()})
-        queues = settings.server["queues"].value
-        check_dealing([made.config for made in make_feed_factories(coordinator, None, queues)])
+        make_feed_factories(coordinator, None, settings.server["queues"].value)
     build_checkpointing(settings.checkpoint)
     for name in coordinator:
         (stream,) = coordinator[name].streams

@@ -13,7 +13,7 @@ Pure functions and values: what deals in one process and what deals to many use 
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 
 class Dealing(NamedTuple):
@@ -21,7 +21,8 @@ class Dealing(NamedTuple):
 
     start: int
     """The smallest number of a batch at which a round begins if rounds are counted on from there:
-    batch `step` goes to queue `(step - start) % num`."""
+    batch `step` goes to queue `(step - start) % num`. A larger one where the batches before it are
+    nobody's: they are made and dropped."""
     num: int
     """Queues."""
     batch_size: int
@@ -41,7 +42,15 @@ class Dealing(NamedTuple):
         """Batches from number `step`, of the epoch, to the end of its round; 0 where a round begins
         there. The round may end before, with its stream."""
         is_over = self.epochs is not None and epoch >= self.epochs
-        return 0 if is_over else (self.start - step) % self.num
+        if is_over:
+            return 0
+        return self.start - step if step < self.start else (self.start - step) % self.num
+
+    def within(self, step: int) -> tuple[int, int]:
+        """How many batches from number `step` on are nobody's, and how many of the round of the
+        first other one are before it."""
+        nobodys = max(0, self.start - step)
+        return nobodys, (step + nobodys - self.start) % self.num
 
     def begun_at(self, step: int) -> Dealing:
         """The same where a round begins at batch `step`."""
@@ -96,3 +105,79 @@ def next_round(turn: int, num: int, *, drops: bool, first: int) -> int:
 def ends_round(turn: int, num: int) -> bool:
     """Whether the batch of this turn is the last of a complete round."""
     return (turn + 1) % num == 0
+
+
+class Place(Protocol):
+    """A position in the stream, or a batch, by its numbers."""
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the next batch."""
+
+    @property
+    def index(self) -> int:
+        """Its number in the epoch."""
+
+    @property
+    def step(self) -> int:
+        """Its number in the stream."""
+
+
+_EPOCH = 1 << 64
+"""More rounds than an epoch has."""
+
+
+class Counting(NamedTuple):
+    """Counts the rounds of a served feed, whose runs and consumers stand at many places at once.
+
+    A place has a *number*, larger for each later place: `step`, or, where rounds end with epochs,
+    one that tells epoch and index, since how many batches an epoch has is not known before its end.
+    """
+
+    num: int
+    """Queues."""
+    per_epoch: bool = False
+    """Whether a round begins in each epoch."""
+    begins: int = 0
+    """The number of a place where a round begins. With rounds of an epoch it is of that epoch
+    alone: each later one begins with a round."""
+
+    def number(self, place: Place) -> int:
+        """The number of a place, or of a batch."""
+        if self.per_epoch:
+            return place.epoch * self.num * _EPOCH + place.index
+        return place.step
+
+    def _epoch(self, number: int) -> int:
+        return number // (self.num * _EPOCH) if self.per_epoch else 0
+
+    def turn(self, number: int) -> int:
+        """The turn of the batch there: it goes to queue `turn % num`."""
+        is_shifted = self._epoch(number) == self._epoch(self.begins)
+        return number - self.begins % self.num if is_shifted else number
+
+    def round(self, number: int) -> int:
+        """The round of the batch there."""
+        return self.turn(number) // self.num
+
+    def first(self, number: int, queue: int) -> int:
+        """The number of a queue's first batch at a place or after it."""
+        return number + (queue - self.turn(number)) % self.num
+
+    def after_epoch(self, number: int) -> int | None:
+        """The round that the next epoch begins with; None where rounds do not end with epochs."""
+        return (self._epoch(number) + 1) * _EPOCH if self.per_epoch else None
+
+    def agrees(self, other: Counting, number: int) -> bool:
+        """Whether another counting gives the batch there to the same queue."""
+        # Of the epochs before the one that it begins in a counting knows nothing.
+        if self._epoch(number) < max(self._epoch(self.begins), other._epoch(other.begins)):
+            return True
+        return (self.turn(number) - other.turn(number)) % self.num == 0
+
+    def describe(self, number: int) -> str:
+        """The round of a place in words: where it begins, and which it is."""
+        first = self.round(number) * self.num + number - self.turn(number)
+        if not self.per_epoch:
+            return f"step {first} (round {self.round(number)})"
+        return f"batch {first % (self.num * _EPOCH)} of epoch {self._epoch(number)}"

@@ -39,12 +39,23 @@ class Identity(NamedTuple):
     """The declared fields that a position must agree with to fit."""
     epochs: int | None
     """How many epochs it has; None for no end."""
+    began: Cut | None = None
+    """Where the lease began, and how batches are dealt out from there on."""
 
     @property
-    def batch_size(self) -> int:
-        """Rows of a batch."""
-        size: int = self.fingerprint["batch_size"]
-        return size
+    def may_be_uneven(self) -> bool:
+        """Whether its queues may get unequal numbers of batches."""
+        num = 1 if self.began is None or self.began.dealing is None else self.began.dealing.num
+        ends = self.epochs is not None or self.fingerprint.get("rounds") == "epoch"
+        return num > 1 and ends and self.fingerprint.get("last_round") == "uneven"
+
+    def dealing(self, group: say.Group) -> Dealing | None:
+        """How the batches of a group are dealt out; None where no server has said it."""
+        if self.began is None or self.began.dealing is None:
+            return None
+        if self.fingerprint.get("rounds") == "epoch" and group.epoch != self.began.epoch:
+            return self.began.dealing.begun_at(group.step - group.index)
+        return self.began.dealing.begun_at(self.began.dealing.start)
 
     @property
     def id(self) -> StreamId:
@@ -59,11 +70,10 @@ def identity_of(opened: say.Opened) -> Identity:
     try:
         fingerprint = codec.unpack(opened.fingerprint)
         check_fingerprint(fingerprint)
-        if type(size := fingerprint.get("batch_size")) is not int or size < 1:
-            raise ValueError(f"its batch_size is {size!r}, expected a whole number >= 1")
     except (TypeError, ValueError) as error:
         raise errors.ProtocolError(f"server sent a fingerprint that is none: {error}") from error
-    return Identity(opened.name, opened.number, fingerprint, opened.epochs)
+    identity = Identity(opened.name, opened.number, fingerprint, opened.epochs)
+    return identity._replace(began=RemotePosition(identity, opened.token).cut())
 
 
 class RemotePosition:
@@ -156,10 +166,9 @@ def token_of(
     partitions = Partitions(num_partitions=len(told.live), pure=told.pure, arrival=False)
     # No rows: the consumer has none. The digest alone lets a resume check the chunk it skips into.
     ended_in = PartialChunk((), (), told.chunk_rows, 0, group.digests[at]) if taken else None
-    dealing = Dealing.from_start(group.stride, identity.batch_size, identity.epochs)
-    frame = Frame(
-        partitions, identity.id.encode, identity.epochs, axes if told.pure else None, dealing
-    )  # fmt: skip
+    axes = axes if told.pure else None
+    dealing = identity.dealing(group)
+    frame = Frame(partitions, identity.id.encode, identity.epochs, axes, dealing)
     position = LazyPosition(frame, span, num_chunks, taken, ended_in, group.epoch)
     # A position is the one after a batch, so both count that batch.
     position.index = group.index + at * group.stride + 1
