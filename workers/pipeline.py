@@ -71,6 +71,8 @@ class Pipeline:
             spec.names, spec.axes, ragged=spec.dont_rebatch, known=begin.columns
         )  # fmt: skip
         self._queues = queues
+        # A batch of another run's size may be larger than all that is buffered otherwise.
+        self._most_rows = turns.older_size if turns.older else 0
         self._make_fetcher(begin.position)
         assembler = Assembler(
             spec, frame, self.schema, slots, num_devices=len(queues), epoch=begin.epoch,
@@ -93,7 +95,8 @@ class Pipeline:
 
     def _make_fetcher(self, start: Position) -> None:
         spec, run, partitions = self._spec, self._run, self._partitions
-        self.budget = BufferBudget(run.max_rows, run.max_bytes, len(self._queues), run.guess_bytes)
+        max_rows = max(run.max_rows, self._most_rows)
+        self.budget = BufferBudget(max_rows, run.max_bytes, len(self._queues), run.guess_bytes)
         names = CallNames(spec, partitions)
         self.channel = Channel(
             Scheduler(partitions, start, spec.epochs, TUNING),

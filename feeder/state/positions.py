@@ -161,11 +161,19 @@ class Positions:
                 f"with epoch {cut.epoch} and goes on now; resume from the position of its end, or "
                 "of an earlier round"
             )
+        # What was dealt before tells how many rows the batches have that are left of its round.
+        size = now[1] if then is None else then.batch_size
+        if turns.first and skip and size != now[1]:
+            raise ConfigError(
+                f"skip is {skip}, and batches had {size} rows where the position of feed "
+                f"{config.name!r} was made, {now[1]} now; start first, and skip from a position of "
+                "this number of queues"
+            )
         # The batches up to there are nobody's: so the position says it to whoever reads it next.
         first = found.cut.step - turns.first
         start = first if turns.first else turns.dealing.start
-        dealt = replace(found.cut, dealing=turns.dealing._replace(start=start))
-        return found._replace(cut=dealt)
+        dealing = turns.dealing._replace(start=start, batch_size=size)
+        return found._replace(cut=replace(found.cut, dealing=dealing))
 
     def within(self, cut: Cut) -> tuple[int, int | None]:
         """How many batches from a place on are nobody's, where queues go on (`deal`), and how many
@@ -191,8 +199,12 @@ class Positions:
         dealing = Dealing.from_start(num, stream.batch_size, stream.epochs).begun_at(
             cut.step - turn
         )
-        skipped = 0 if cut.dealing is None else cut.dealing.skipped
-        return Turns(turn, dealing=dealing._replace(skipped=skipped))
+        then = cut.dealing
+        if then is None:
+            return Turns(turn, dealing=dealing)
+        older = self.within(cut)[0] if then.batch_size != stream.batch_size else 0
+        dealing = dealing._replace(skipped=then.skipped)
+        return Turns(turn, dealing=dealing, older=older, older_size=then.batch_size)
 
     def tell_of_dealing(self, cut: Cut) -> None:
         """Log that a round of all devices has another number of rows than where a cut was made."""

@@ -217,22 +217,35 @@ def rows_from(num: int, position: Any, **settings: Any) -> list[tuple[int, list[
     return got
 
 
-def test_a_global_batch_stays_with_any_number_of_devices() -> None:
-    settings = {"batch_size": None, "global_batch_size": 24, "epochs": 2, "rounds": "epoch"}
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize(
+    ("rounds", "last_batch"), [("epoch", "keep"), ("epoch", "pad"), ("stream", "carry")]
+)
+def test_a_global_batch_stays_with_any_number_of_devices(
+    rounds: str, last_batch: str, seed: int
+) -> None:
+    """Whichever device's position tells of a round: what is left of it has the size of then."""
+    dice = random.Random(seed)
+    settings = {
+        "batch_size": None, "global_batch_size": 24, "epochs": 2, "rounds": rounds,
+        "last_batch": last_batch,
+    }  # fmt: skip
     whole = rows_from(1, None, **settings)
     state, at = None, 0
     for num, used in ((8, 5), (4, 9), (2, 31), (12, 7), (3, 20)):
+        tokens = list[bytes]()
         with make(fetch_of("pure"), devices=num, resume=state, **settings) as coordinator:
             devices = [coordinator["train"].on(i) for i in range(num)]
             for _ in range(used):
-                rows = list[int]()
+                rows, tokens = list[int](), []
                 for device in devices:
                     if len(rows) < len(whole[at]):
                         batch = next(device)
                         rows += batch["id"].tolist()
+                        tokens.append(batch.cut.token())
                 assert rows == whole[at]
                 at += 1
-            state = batch.cut.token()
+            state = dice.choice(tokens)
     assert rows_from(1, state, **settings) == whole[at:]
 
 

@@ -73,7 +73,10 @@ class Assembler:
         self.turn, self._first_round = turns.first, turns.first_round
         self._ends_after = turns.ends_after
         self._expected = expected
-        self._size = spec.batch_size
+        # The rest of another run's round consists of batches of the size of then. They are nobody's
+        # and need no slot: their rows are counted, and not copied.
+        self._older = turns.older
+        self._size = turns.older_size if turns.older else spec.batch_size
         # Rows that are in the slot at hand, and whether one of the chunks at hand has no row.
         self._filled, self._has_empty = 0, False
         # The slot at hand belongs to the next batch, whichever epoch that is of: rows that were
@@ -107,15 +110,16 @@ class Assembler:
         if self._spec.dont_rebatch:
             yield from self._each_chunk(merged)
             return
-        rows, size = merged.rows, self._size
+        rows = merged.rows
         # Where each chunk ends, in rows: one bisection per batch finds its last chunk, however
         # small chunks are.
         ends = list(accumulate(rows))
         i, taken, self._has_empty = 0, self._take_up(merged), not all(rows)
         while i < len(rows):
+            size = self._size
             # A chunk that is exactly a batch, at a batch's start, need not be copied row by row,
             # and perhaps not at all.
-            if rows[i] == size and not (self._filled or taken):
+            if rows[i] == size and not (self._filled or taken or self._older):
                 while (filled := self._pass_on(merged, i) or self._copy_whole(merged, i)) is None:
                     yield None
                 i += 1
@@ -152,7 +156,7 @@ class Assembler:
         # "carry" has no next epoch to carry into at the end of the stream; to drop the rows there
         # would lose them.
         if rest and (policy in ("keep", "pad") or (policy == "carry" and place.cut().finished)):
-            if policy == "pad":
+            if policy == "pad" and not self._older:
                 self._pad(rest)
             batch = self._emit_slot(place, self._size if policy == "pad" else rest, rest)
             self._begin_round_at(place)  # Only now its number is known.
@@ -187,6 +191,14 @@ class Assembler:
 
     def begin_round(self) -> None:
         """The next batch begins a round, whether or not the one at hand is complete."""
+        if self._older:
+            # Rows that flow into the next epoch were counted and are nowhere.
+            if self._filled:
+                raise ResumeError(
+                    "the position is in the last round of a stream that ended then, with batches "
+                    "of another size, and last_batch is 'carry'; resume from an earlier round"
+                )
+            self._end_older()
         if self._slot is not None:
             self._spare[self.device], self._slot = self._slot, None
         self.turn = next_round(
@@ -195,6 +207,10 @@ class Assembler:
         )  # fmt: skip
         # Where rounds are still to be skipped, the first that counts begins behind them.
         self._frame = self._begun_at(self.step - min(0, self.turn))
+
+    def _end_older(self) -> None:
+        """The batches from now on have the size of this run."""
+        self._older, self._size = 0, self._spec.batch_size
 
     def _begun_at(self, step: int) -> Frame:
         dealing = self._frame.dealing
@@ -235,6 +251,10 @@ class Assembler:
         if place.partial is None and self._frame.axes is not None:
             place.batch = ref(batch)
         self._last = place
+        if self._older == 1:
+            self._end_older()
+        elif self._older:
+            self._older -= 1
         return batch
 
     def _emit(
@@ -252,8 +272,10 @@ class Assembler:
         return batch
 
     def _emit_slot(self, place: LazyPosition, length: int, rows: int) -> Batch:
-        assert self._slot is not None
-        filled = self._lease(self._slot, length)
+        filled: Filled = (), None
+        if not self._older:
+            assert self._slot is not None
+            filled = self._lease(self._slot, length)
         self._slot, self._filled = None, 0
         return self._emit(filled, place, rows)
 
@@ -311,8 +333,8 @@ class Assembler:
         stop = (ends[j - 1] if j else 0) + last
         # Before anything is counted: where no slot is free the caller comes again with the same
         # arguments.
-        slot = self._take() if stop > start else None
-        if slot is None and stop > start:
+        slot = self._take() if stop > start and not self._older else None
+        if slot is None and stop > start and not self._older:
             return False
         # Chunks that end here are free now, but for the one that the batch before ended in: that
         # may still be asked for.
@@ -320,10 +342,12 @@ class Assembler:
             whole = ends[j - 1] - (ends[i] if taken else ends[i] - rows[i])
             self._freed += whole
             self._freed_later += rows[i] if taken else 0
-        if slot is None:
-            return True
         filled = self._filled
         end = self._filled = filled + stop - start
+        if slot is None:
+            if i < j:
+                _let_go(merged, i, j)
+            return True
         for axis, arrays, target, flat in zip(
             self.schema.axes, merged.columns, slot.arrays, slot.flats, strict=True
         ):

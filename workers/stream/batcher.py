@@ -90,7 +90,8 @@ class RoundRobinRouter:
             batch.held_bytes = sum(array.nbytes for array in batch.arrays)
         else:
             batch.held_bytes = batch.rows * row_bytes
-        if batch.turn < 0:
+        # One without arrays is the rest of another run's round (`Turns.older`).
+        if batch.turn < 0 or not batch.arrays:
             self._has_round = True  # It may have been dealt out before.
             self._discard(batch)
             return
@@ -116,7 +117,8 @@ class RoundRobinRouter:
     def _discard(self, batch: Batch) -> None:
         """Throw a batch away that nobody is to get: its rows are buffered no more."""
         self._channel.count(-batch.rows, -batch.held_bytes, -batch.kept_rows)
-        self._slots.take_back(batch.turn % len(self._queues), batch)
+        if batch.arrays:
+            self._slots.take_back(batch.turn % len(self._queues), batch)
 
     def _keep_back(self, batch: Batch) -> None:
         """Keep a batch until the next one is there. One that may have to be repeated: once it is

@@ -69,6 +69,11 @@ class Turns(NamedTuple):
     """What its positions say of it; None where they say that it is from the start of the stream."""
     ends_after: int | None = None
     """Epochs after which the round that another run began has ended, complete or not."""
+    older: int = 0
+    """How many batches at first have the size of another run: those that are left of its round,
+    where the size of a batch follows from the number of queues."""
+    older_size: int = 0
+    """Rows of each of these."""
 
 
 def begin(
@@ -88,8 +93,11 @@ def begin(
     skipped = skip if then is None else then.skipped + skip
     dealing = Dealing.from_start(num, batch_size, epochs)._replace(skipped=skipped)
     first = -rest - skip * num
-    ends_after = None if then is None else then.epochs
-    return Turns(first, -skip * num, dealing.begun_at(step - first), ends_after)
+    if then is None:
+        return Turns(first, -skip * num, dealing.begun_at(step - first))
+    older = rest if then.batch_size != batch_size else 0
+    dealing = dealing.begun_at(step - first)
+    return Turns(first, -skip * num, dealing, then.epochs, older, then.batch_size)
 
 
 def next_round(turn: int, num: int, *, drops: bool, first: int) -> int:

@@ -22,7 +22,7 @@ def skip_ahead(spec: StreamSpec, cut: Cut, turns: Turns, num: int) -> tuple[Cut,
     is_plain = spec.order == "ticket" and spec.last_batch != "carry" and not spec.dont_rebatch
     if not (is_told and is_plain and getattr(fetch, "gives_all_rows", False)):
         return None
-    if cut.leftover is not None or turns.dealing is None:
+    if cut.leftover is not None or turns.dealing is None or turns.older:
         return None
     size, asked, turn = spec.batch_size, spec.rows_asked, turns.first
     epoch, index, step = cut.position.epoch, cut.index, cut.step

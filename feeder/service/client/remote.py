@@ -51,11 +51,14 @@ class Identity(NamedTuple):
 
     def dealing(self, group: say.Group) -> Dealing | None:
         """How the batches of a group are dealt out; None where no server has said it."""
-        if self.began is None or self.began.dealing is None:
+        if self.began is None or (dealing := self.began.dealing) is None:
             return None
+        # The size of a batch may follow from the number of queues, and have been another before.
+        size = self.fingerprint.get("global_batch_size", 0) // dealing.num or dealing.batch_size
+        start = dealing.start
         if self.fingerprint.get("rounds") == "epoch" and group.epoch != self.began.epoch:
-            return self.began.dealing.begun_at(group.step - group.index)
-        return self.began.dealing.begun_at(self.began.dealing.start)
+            start = group.step - group.index
+        return dealing._replace(batch_size=size).begun_at(start)
 
     @property
     def id(self) -> StreamId:

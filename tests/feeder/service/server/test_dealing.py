@@ -246,3 +246,40 @@ def test_a_consumer_says_once_that_queues_may_get_unequal_numbers_of_batches(
                 assert first_steps(server) == [*range(queues)]
             assert caplog.text.count(told) == num * queues, (settings, queues)
             assert ("last_round='drop' or 'pad'" in caplog.text) == bool(num)
+
+
+# ---- one global batch
+
+
+def test_a_global_batch_stays_with_any_number_of_queues() -> None:
+    settings = {"batch_size": None, "global_batch_size": 24, "rounds": "epoch"}
+    state, at = None, 0
+    for num, used in ((8, 5), (4, 9), (2, 3), (12, 7)):
+        with serving(factory(**settings), queues=num) as server, ExitStack() as stack:
+            queues = [
+                stack.enter_context(reading(server, queue=i, resume=state)) for i in range(num)
+            ]
+            for _ in range(used):
+                rows = [row for queue in queues for row in next(queue)["id"].tolist()]
+                assert rows == [*range(24 * at, 24 * at + 24)]
+                at += 1
+            state = queues[num // 2].state_dict()
+    # Where nothing is used yet, the rest of the round still has the size of then.
+    with (
+        serving(factory(**settings), queues=3) as server,
+        reading(server, queue=1, resume=state) as unused,
+    ):
+        state = unused.state_dict()
+    with serving(factory(**settings), queues=4) as server, ExitStack() as stack:
+        queues = [stack.enter_context(reading(server, queue=i, resume=state)) for i in range(4)]
+        rows = [row for queue in queues for row in next(queue)["id"].tolist()]
+        assert rows == [*range(24 * at, 24 * at + 24)]
+    settings["rounds"] = "stream"
+    state = token_at(13, num_devices=8, **settings)
+    with (
+        serving(factory(**settings), queues=4) as server,
+        pytest.raises(feeder.ConfigError, match=r"had 3 rows .* 6 now; start first, and skip"),
+    ):
+        feeder.connect(server.addresses[0], resume=state, skip=1)
+    with pytest.raises(feeder.ConfigError, match="expected a multiple of the 5 devices"):
+        feeder.serve(factory(**settings), queues=5)
