@@ -400,21 +400,19 @@ class Membership:
     """The members of one feed, one for each queue. Owned by the server's I/O thread; any thread may
     read a member's fields.
 
-    `origin` is the number of the batch at which consumers without a position begin. `goes_back`:
-    whether the feed can be made again at an earlier position. `compares`: whether positions can be
-    compared. `counting` says which rounds there are before anybody comes.
+    `goes_back`: whether the feed can be made again at an earlier position. `compares`: whether
+    positions can be compared. `counting` says which rounds there are before anybody comes.
     """
 
     def __init__(
-        self, num_queues: int, lease_s: float, *, origin: int = 0, goes_back: bool = True,
-        compares: bool = True, counting: Counting | None = None,
+        self, num_queues: int, lease_s: float, *, goes_back: bool = True, compares: bool = True,
+        counting: Counting | None = None,
     ) -> None:  # fmt: skip
         self.members = [Member(queue=queue) for queue in range(num_queues)]
         self.counting = counting or Counting(num_queues)
         """Which rounds there are, and which queue each batch goes to: as those say who are here."""
         self.lease_s = lease_s
         """Seconds for which a consumer may be silent."""
-        self._origin = origin
         self._goes_back = goes_back
         self._compares = compares
         self._is_halted = False
@@ -735,16 +733,17 @@ class Membership:
     def missing(self) -> list[int]:
         """The queues that the feed waits for: nobody holds them, or their holder is undecided while
         another has loaded a state."""
-        # Whose position lies a round behind the start has loaded it. Who is undecided beside such
-        # a one is about to load the same checkpoint, or else would hold all others at the start.
-        origin, round_of = self.counting.round(self._origin), self.counting.round
-        loaded = any(
-            one.lives and not one.undecided and round_of(one.step) > origin for one in self.members
+        # Whose position lies a round behind where one begins who is undecided has loaded it: the
+        # latter is about to load the same checkpoint, or else would hold all others at the start.
+        round_of, ended = self.counting.round, self._ended()
+        newest = max(
+            [round_of(one.step) for one in self.members if one.lives and not one.undecided],
+            default=-math.inf,
         )
-        ended = self._ended()
         return [
             member.queue for member in self.members
-            if not (member.lives or member.queue in ended) or (member.undecided and loaded)
+            if not (member.lives or member.queue in ended)
+            or (member.undecided and round_of(self._wanted_step(member)) < newest)
         ]  # fmt: skip
 
     def news(self) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -37,14 +37,12 @@ class Desk:
         self._send = send
         factory = feed.factory
         self.num_queues = len(factory.config.devices)
-        origin, counting = factory.origin, factory.counting
         self.membership = members.Membership(
             self.num_queues,
             lease_s,
-            origin=0 if origin is None else self._start_at(origin).first(counting),
             goes_back=factory.goes_back,
             compares=factory.config.stream.repeatable,
-            counting=counting,
+            counting=factory.counting,
         )
         self.leases: list[Lease | None] = [None] * self.num_queues
         """The lease of each queue; None where nobody holds it."""

@@ -16,11 +16,13 @@ from conformance.served import reading, serving
 from feeder.service.protocol.membership import (
     Asks,
     Attaches,
+    Heard,
     Membership,
     Refuse,
     SendAway,
     Start,
     StartRun,
+    StopRun,
     Ticked,
 )
 from feeder.workers.stream.rounds import Counting
@@ -283,3 +285,14 @@ def test_a_global_batch_stays_with_any_number_of_queues() -> None:
         feeder.connect(server.addresses[0], resume=state, skip=1)
     with pytest.raises(feeder.ConfigError, match="expected a multiple of the 5 devices"):
         feeder.serve(factory(**settings), queues=5)
+
+
+def test_nobody_waits_for_one_that_has_no_position_where_all_skip_the_same() -> None:
+    feed = Membership(2, 30.0)
+    start = Start(0, nobodys=4, into_round=0)
+    for queue in range(2):
+        feed.handle(Asks(queue, f"trainer {queue}", start=start, undecided=True), 0.0)
+        done = feed.handle(Attaches(queue), 0.0)
+    done = feed.handle(Heard(0, begun=True), 0.0)
+    assert feed.missing() == []
+    assert not any(isinstance(one, StopRun) for one in done)
