@@ -69,7 +69,7 @@ FEEDING = (
         new="        slot = self._slots.take_slot(self.device, self.schema.columns, self._size)\n"
         "        for number",
         tests=(
-            _ASSEMBLER + "test_a_batch_lies_in_a_slot_of_its_own_device[0]",
+            _ASSEMBLER + "test_a_batch_lies_in_a_slot_of_its_own_device[0-stream]",
             "tests/feeder/service/server/test_leftover_rows.py::"
             "test_a_slot_that_dropped_rows_were_written_to_stays_with_its_queue[frames]",
         ),

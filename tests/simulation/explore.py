@@ -540,7 +540,7 @@ class Rules:
         if not run.stands:
             return
         members = world.server.members
-        world.head = ms._sent_step(members[run.stands[0]])
+        world.head = world.server._sent_step(members[run.stands[0]])
         world.firsts = tuple(run.first_steps)
 
     def settle(self, world: World) -> None:
@@ -688,7 +688,7 @@ class Rules:
                 said[:2] == ("batch", lease.number) for said in world.down.get(lease.connection, ())
             )
             expected = queue + num * (one.received + coming)
-            stands = server.first_step(ms._sent_step(member), queue)
+            stands = server.counting.first(server._sent_step(member), queue)
             if not member.ending and stands != expected:
                 raise Violation(
                     f"positions: queue {queue} expects batch {expected}, and the server stands at "

@@ -226,7 +226,7 @@ class IndexCalls:
     def _call(self) -> Any:
         spec, index = self._spec, self._index()
         worker_id = spec.worker_id(self._partition, index)
-        call = Call(index, self._epoch, worker_id, spec.batch_size, spec.seed)
+        call = Call(index, self._epoch, worker_id, spec.rows_asked, spec.seed)
         chunk = self._fetch(call)
         if chunk is None:
             return None
@@ -305,7 +305,7 @@ class WorkerCalls:
 
     @property
     def next_call(self) -> Callable[[], Any]:
-        return partial(self._spec.fetch, self._worker_id, self._spec.batch_size)
+        return partial(self._spec.fetch, self._worker_id, self._spec.rows_asked)
 
     def mark(self) -> bytes:
         self._last_mark = self._encode()
@@ -438,7 +438,7 @@ def _replay(spec: StreamSpec, start: Position, partition: int) -> Iterator[float
         if seen_calls >= calls and seen_ends >= ends:
             break
         try:
-            chunk = spec.fetch(worker_id, spec.batch_size)
+            chunk = spec.fetch(worker_id, spec.rows_asked)
         except StopIteration:
             seen_ends += 1
             if seen_ends > ends:

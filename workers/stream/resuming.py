@@ -95,7 +95,7 @@ class StreamStart:
         if again is not None and (ended or (spec.pure and partitions.arrival)):
             worker_id = spec.worker_id(again.partition, again.call)
             epoch = position.epoch - ended
-            self._apart = again, Call(again.call, epoch, worker_id, spec.batch_size, spec.seed)
+            self._apart = again, Call(again.call, epoch, worker_id, spec.rows_asked, spec.seed)
         elif again is not None:
             self.expected = again
             position = partitions.rewind(position, again)
@@ -178,7 +178,9 @@ class StreamStart:
         partial = PartialChunk(arrays, spec.axes, arranged.rows[0])
         # The seam between two runs: without the comparison half of one chunk would be joined to
         # half of another. Of a chunk that was taken whole, what the last batch had is compared.
-        most = leftover.rows if spec.dont_rebatch else spec.batch_size
+        dealing = None if self._resume is None else self._resume.cut.dealing
+        size = spec.batch_size if dealing is None else dealing.batch_size
+        most = leftover.rows if spec.dont_rebatch else size
         what = partial.differs_from(leftover, most)
         if what:
             raise not_repeatable(call.worker_id, call.index, what)

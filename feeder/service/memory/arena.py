@@ -368,6 +368,10 @@ class ArenaSlots:
                 pool.push([slot])
                 self._wake()
 
+    def take_back(self, device: int, batch: Batch) -> None:
+        """A batch is thrown away before anybody was sent it."""
+        self.free(device, slot_of(batch))
+
     def retire(self, device: int, keep: Callable[[Arena], bool] = lambda arena: False) -> None:
         """Drop the arenas of a queue, whose consumer is gone: nothing in them is written again.
 

@@ -106,7 +106,7 @@ class Offer(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The consumer presents it there, once: so the server knows whose connection it is."""
 
 
-class Open(Message, frozen=True, kw_only=True):
+class Open(Message, frozen=True, kw_only=True, omit_defaults=True):
     """A consumer asks for a queue."""
 
     version: Count
@@ -117,6 +117,9 @@ class Open(Message, frozen=True, kw_only=True):
     """Number of the queue."""
     token: Rows | None
     """Where to go on; None means wherever the queue stands."""
+    # Left out where it is 0, so that a server that does not know it serves all others.
+    skip: Count = 0
+    """How many rounds of all queues are to be left out there."""
     credit: Credit
     """Batches that may be under way; 0 leaves it to the server."""
     hold: Credit

@@ -228,7 +228,12 @@ def test_what_is_sent_arrives(kind: type[Message]) -> None:
 @given(ANY)
 def test_bytes_are_plain_msgpack_with_exactly_the_keys(message: Message) -> None:
     fields = msgpack.unpackb(encode(message))
-    assert list(fields) == ["type", *type(message).__struct_fields__]
+    # What has a default is left out where it has that value.
+    told = [
+        field.name for field in msgspec.structs.fields(message)
+        if field.required or getattr(message, field.name) != field.default
+    ]  # fmt: skip
+    assert list(fields) == ["type", *told]
     assert fields["type"] == type(message).__name__
 
 
