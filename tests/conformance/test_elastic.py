@@ -321,14 +321,6 @@ def test_a_position_of_any_queue_goes_on_in_process(
     assert_same(got, wanted[1], queue)
 
 
-@pytest.mark.parametrize("setting", [{"rounds": "epoch"}, {"skip": 1}, {"global_batch_size": 8}])
-def test_a_server_refuses_what_it_does_not_know(setting: dict[str, Any]) -> None:
-    sized = {"batch_size": None} if "global_batch_size" in setting else {}
-    told = r"^feed 'train' has rounds='epoch', global_batch_size or skip, which a server"
-    with pytest.raises(feeder.ConfigError, match=told):
-        feeder.serve(lambda: make(fetch_of("pure"), **sized, **setting))
-
-
 def test_another_global_batch_is_told(caplog: pytest.LogCaptureFixture) -> None:
     with make(fetch_of("pure"), devices=2) as coordinator:
         for device in range(2):
