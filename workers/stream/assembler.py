@@ -73,6 +73,8 @@ class Assembler:
         self.turn, self._first_round = turns.first, turns.first_round
         self._ends_after = turns.ends_after
         self._expected = expected
+        # The batch that the expected chunk was last in may have been of another run's size.
+        self._compared = turns.older_size or spec.batch_size
         # The rest of another run's round consists of batches of the size of then. They are nobody's
         # and need no slot: their rows are counted, and not copied.
         self._older = turns.older
@@ -485,7 +487,7 @@ class Assembler:
         # Once: the comparison is of the first chunk after the resume alone.
         self._expected = None
         partial = self._keep(merged, 0, 0)
-        most = expected.rows if self._spec.dont_rebatch else self._size
+        most = expected.rows if self._spec.dont_rebatch else self._compared
         what = partial.differs_from(expected, most)
         if what:
             raise self._not_deterministic(what, expected)

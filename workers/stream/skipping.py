@@ -51,4 +51,4 @@ def skip_ahead(spec: StreamSpec, cut: Cut, turns: Turns, num: int) -> tuple[Cut,
     # The last chunk before the cut is compared by its call, in the epoch of the position.
     checked = cut.checked if epoch == cut.position.epoch else None
     there = replace(cut, epoch=epoch, index=index, step=step, position=position, checked=checked)
-    return there, Turns(0, 0, turns.dealing.begun_at(step))
+    return there, Turns(0, 0, turns.dealing.begun_at(step), older_size=turns.older_size)

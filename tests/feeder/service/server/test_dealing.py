@@ -16,7 +16,6 @@ from conformance.served import reading, serving
 from feeder.service.protocol.membership import (
     Asks,
     Attaches,
-    Heard,
     Membership,
     Refuse,
     SendAway,
@@ -24,6 +23,7 @@ from feeder.service.protocol.membership import (
     StartRun,
     StopRun,
     Ticked,
+    Used,
 )
 from feeder.workers.stream.rounds import Counting
 from feeds import make
@@ -293,6 +293,6 @@ def test_nobody_waits_for_one_that_has_no_position_where_all_skip_the_same() -> 
     for queue in range(2):
         feed.handle(Asks(queue, f"trainer {queue}", start=start, undecided=True), 0.0)
         done = feed.handle(Attaches(queue), 0.0)
-    done = feed.handle(Heard(0, begun=True), 0.0)
+    done = feed.handle(Used(0, begun=True), 0.0)
     assert feed.missing() == []
     assert not any(isinstance(one, StopRun) for one in done)
