@@ -1,4 +1,4 @@
-"""What a run is like, and what goes wrong in it: all of it drawn from one seed, before it begins."""
+"""What a run is like, and what goes wrong in it, all of it drawn from a seed before it begins."""
 
 from __future__ import annotations
 
@@ -44,6 +44,7 @@ KINDS = {
     "second server": 1,
     "roll back": 4,
     "usurp": 2,
+    "stray": 2,
     "store": 1,
     "other run": 1,
     "ask": 2,
@@ -81,6 +82,12 @@ class Plan:
         waits = 60.0 if self.addresses == 1 else 90.0
         return waits + 25 * self.lease_s + 0.2 * self.feed.num_batches
 
+    @property
+    def has_silence(self) -> bool:
+        """Whether a living trainer may be silent for as long as a lease, or lose its connection."""
+        kinds = {fault.kind for fault in self.faults}
+        return self.undecided or bool(kinds - {"stray", "ask", "kill trainer"})
+
     def __str__(self) -> str:
         feed = self.feed
         lines = [
@@ -96,7 +103,7 @@ class Plan:
 
 def draw(seed: int | str) -> Plan:
     """The plan of a seed."""
-    chance = random.Random(f"plan {seed}")  # noqa: S311 (not for secrets)
+    chance = random.Random(f"plan {seed}")
     queues = chance.choice((1, 2, 2, 2, 3, 3, 4))
     size, chunk = chance.choice(((2, 2), (2, 3), (3, 2), (2, 5), (4, 1)))
     epochs = chance.choice((1, 1, 2))
@@ -138,5 +145,3 @@ def draw(seed: int | str) -> Plan:
         last_s=last_s,
         faults=tuple(sorted(faults)),
     )
-
-

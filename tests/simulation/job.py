@@ -3,6 +3,8 @@ here."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from feeder.errors import ConfigError, ConnectTimeout, LeaseLost, ResumeError
 from simulation.faults import Fault, Plan
 from simulation.server import ServerProcess
@@ -28,6 +30,10 @@ class Rank:
         """Errors since it was last handed a batch."""
         self.most_handed = 0
         """The step after the last batch that any of its processes was handed."""
+        self.handed = 0
+        """The same, since the job was last put back."""
+        self.may_be_fenced = False
+        """Whether another process may have taken its queue."""
 
 
 class Job:
@@ -47,6 +53,8 @@ class Job:
         """How often a trainer asks for a snapshot."""
         self.is_quiet = False
         """Whether no fault comes any more."""
+        self.has_foreign = False
+        """Whether a trainer has come with a position of another run."""
         self._age = 0
         self._num_servers = 0
         self._first_done_at: float | None = None
@@ -76,6 +84,7 @@ class Job:
         self._num_servers += 1
         server = ServerProcess(self.plan, self._num_servers, address, self.origin)
         server.note(f"begins at {address}")
+        server.at_end = self._check_end
         self.servers.append(server)
 
     def _begin(
@@ -102,6 +111,7 @@ class Job:
         rank = self.ranks[process.queue]
         rank.num_errors = 0
         rank.most_handed = max(rank.most_handed, process.step)
+        rank.handed = max(rank.handed, process.step)
 
     def save(self, process: TrainerProcess, position: bytes) -> None:
         """A trainer has stored its position."""
@@ -115,6 +125,9 @@ class Job:
         if rank.process is not process:
             return  # Another one has its place.
         rank.process = None
+        if process.is_foreign:
+            position = self._last_saved(rank)
+            return self._again(rank, 0.1, self._age, position, rejoins=position is not None)
         if process.has_all:
             rank.is_done = True
             self._first_done_at = self._first_done_at or self.world.now
@@ -134,7 +147,7 @@ class Job:
         if isinstance(error, LeaseLost):
             self._again(rank, wait_s, age, position, rejoins=rejoins)
         elif isinstance(error, ResumeError):
-            if rejoins and not self._may_differ:
+            if rejoins and not (self.has_foreign or process.is_foreign):
                 raise Violation(f"errors: {process.name} comes back and is refused: {error}")
             # Others may be about to be put back, too; if they are not, it comes back alone.
             comes_back = rank.num_errors > 3
@@ -145,10 +158,6 @@ class Job:
             if isinstance(error, ConnectTimeout) and self.is_quiet and self.world.servers:
                 rank.num_errors += 5
             self._again(rank, wait_s, age, position, rejoins=rejoins)
-
-    @property
-    def _may_differ(self) -> bool:
-        return False
 
     def _rejoins(self, position: bytes | None) -> bool:
         # Whoever had saved nothing and starts with all others may still be waited for.
@@ -269,7 +278,7 @@ class Job:
         for rank in self.ranks:
             process, rank.process = rank.process, None
             rank.is_done = False
-            rank.num_errors = 0
+            rank.num_errors = rank.handed = 0
             if process is not None:
                 process.kill()
             step = num * at_round + rank.queue
@@ -280,11 +289,30 @@ class Job:
 
     def _do_usurp(self, fault: Fault, rank: Rank, process: TrainerProcess) -> None:
         """Somebody begins a second process for a queue, which takes it over."""
-        rank.process = None
+        rank.process, rank.may_be_fenced = None, True
         if self._draws.random() < 0.5:
             self.world.after(fault.seconds, process.kill)
         position = self._last_saved(rank)
         self._begin(rank, self._age, position, rejoins=True, takes_over=True)
+
+    def _do_stray(self, fault: Fault, rank: Rank, process: TrainerProcess) -> None:
+        """Somebody begins a second process for a queue, by mistake. It may have the queue once its
+        holder is silent for as long as a lease, or is gone."""
+        rank.num += 1
+        # A holder that is silent, cut off or between two connections may lose its queue.
+        rank.may_be_fenced = rank.may_be_fenced or self.plan.has_silence
+        position = self._last_saved(rank)
+        step = 0 if position is None else step_of(self, position)
+        stray = TrainerProcess(
+            self, rank.queue, rank.num, position=position, rejoins=True, is_stray=True,
+            step=first_step(step, rank.queue, self.plan),
+        )  # fmt: skip
+        stray.note("begins, and is not wanted")
+        self.world.after(fault.seconds, self._end_stray, stray)
+
+    def _end_stray(self, stray: TrainerProcess) -> None:
+        if not stray.is_dead:
+            stray.kill()
 
     def _do_store(self, fault: Fault, rank: Rank, process: object) -> None:
         """All are begun again: the server where it had stored, trainers without a position."""
@@ -308,14 +336,35 @@ class Job:
         self._begin_server(0)
 
     def _do_other_run(self, fault: Fault, rank: Rank, process: TrainerProcess) -> None:
-        pass
+        """A trainer is begun again with the position of another run."""
+        position = None if not rank.saved else self._of_other_run(self._last_saved(rank))
+        if position is None:
+            return
+        rank.process, self.has_foreign = None, True
+        process.kill()
+        rank.num += 1
+        step = first_step(step_of(self, position), rank.queue, self.plan)
+        rank.process = TrainerProcess(
+            self, rank.queue, rank.num, position=position, step=step, rejoins=True,
+            is_foreign=True,
+        )  # fmt: skip
+        rank.process.note("begins with a position of another run")
+
+    def _of_other_run(self, position: bytes | None) -> bytes | None:
+        """The same position, but of a stream with other rows; None where it has no digest."""
+        factory = factory_of(self.plan.feed)
+        resume = factory.find(position, rejoins=True)
+        if resume is None or resume.cut.leftover is None:
+            return None
+        left = resume.cut.leftover
+        return replace(resume.cut, leftover=left._replace(digest=left.digest ^ 1)).token()
 
     def _do_ask(self, fault: Fault, rank: Rank, process: TrainerProcess) -> None:
         if not process.is_paused:
             process.ask()
 
     def _do_no_memory(self, fault: Fault, rank: Rank, process: TrainerProcess) -> None:
-        process.no_memory = True
+        process.has_no_memory = True
 
     # ---- the second phase
 
@@ -345,6 +394,16 @@ class Job:
             self._help()
         if not self.is_over:
             self.world.after(CHECK_S if not self.is_quiet else 2.0, self._check)
+
+    def _check_end(self) -> None:
+        """A server ends by itself: all users have been handed everything."""
+        num = self.plan.feed.num_batches
+        for rank in self.ranks:
+            if not rank.is_done and first_step(rank.handed, rank.queue, self.plan) < num:
+                raise Violation(
+                    f"stored: a server ends, and trainer {rank.queue} was handed batches up to "
+                    f"{rank.handed} of {num}"
+                )
 
     def _check_stored(self, server: ServerProcess) -> None:
         place = server.desk.low_watermark._place

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import zmq
 
 from feeder.errors import ConnectTimeout, FeedError, TransportError
-from feeder.service.memory.fdpass import Given
+from feeder.service.memory.fdpass import Given, OwnLimitError
 from feeder.service.net.connection import Ready
 from feeder.service.net.guard import ConnectionGuard
 from feeder.service.net.listener import Received
@@ -198,6 +198,11 @@ class Link:
             self.inbox.clear()
             self._end_up()
 
+    @property
+    def has_no_memory(self) -> bool:
+        """Whether its consumer cannot map memory."""
+        return self._trainer.has_no_memory
+
     # ---- the way
 
     def _delay(self) -> float:
@@ -345,6 +350,9 @@ class Attachment:
         return self.pair.number
 
     def receive(self) -> Given:
+        watcher = self.watcher
+        if watcher is not None and watcher.has_no_memory:
+            raise OwnLimitError("this process can map no memory")
         if self.pair.given:
             return self.pair.given.popleft()
         if self.pair.is_dead_below:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +16,7 @@ from feeder.service.server.group import Desk
 from feeder.service.server.io_loop import ServerLoop
 from feeder.service.server.run import ServedFeed
 from simulation.faults import Plan
-from simulation.network import DescriptorListener, Poller, Router, Waker
+from simulation.network import DescriptorListener, Router, Waker
 from simulation.stream import NAME, Slots, factory_of
 from simulation.world import Violation, World
 
@@ -81,6 +82,8 @@ class ServerProcess:
         poller.find = self._ready
         self.is_over = False
         """Whether it has ended by itself."""
+        self.at_end: Callable[[], None] = lambda: None
+        """Called when it does."""
         world.servers[address] = self
         world.unix[self.descriptors.path] = self
         self.notify()
@@ -134,6 +137,7 @@ class ServerProcess:
         if loop.exit_condition.is_over:
             self.is_over = True
             self.note("ends by itself")
+            self.at_end()
             return self.close()
         timeout = loop._timeout()
         if timeout >= 0:
@@ -194,7 +198,9 @@ class ServerProcess:
         for link in [*self.router.links.values()]:
             link.lose_server(is_killed=is_killed)
         for pair in self.descriptors.pairs:
-            pair.end_below()
+            # After what was sent, where it is closed.
+            wait_s = 0.0 if is_killed else 2 * self.plan.delay_s
+            self.world.after(wait_s, pair.end_below)
 
     def close(self) -> None:
         """It ends as `Server.close` does."""

@@ -159,7 +159,9 @@ def show(outcome: Outcome, most: int = 120) -> str:
     lines = [f"{at - BEGIN:9.4f}  {who:14} {what}" for at, who, what in outcome.history]
     left_out = max(0, len(lines) - most)
     head = [f"... {left_out} lines before"] if left_out else []
-    return "\n".join([str(outcome.plan), *head, *lines[left_out:], f"VIOLATION {outcome.violation}"])
+    return "\n".join(
+        [str(outcome.plan), *head, *lines[left_out:], f"VIOLATION {outcome.violation}"]
+    )
 
 
 def campaign(

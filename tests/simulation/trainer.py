@@ -1,4 +1,4 @@
-"""A trainer's process: the real consumer and its real I/O loop, and a user who checks each batch."""
+"""A trainer's process: the real consumer and its real I/O loop, and a user who checks all."""
 
 from __future__ import annotations
 
@@ -6,7 +6,15 @@ import math
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from feeder.errors import ClosedError, ConfigError, FeedError, ProtocolError, RemoteError
+from feeder.errors import (
+    ClosedError,
+    ConfigError,
+    FeedError,
+    LeaseLost,
+    ProtocolError,
+    RemoteError,
+    ResumeError,
+)
 from feeder.service.client.consumer import Consumer
 from feeder.service.client.io_loop import ClientLoop
 from feeder.service.client.options import ConsumerOptions
@@ -41,7 +49,7 @@ class TrainerProcess:
     def __init__(
         self, job: Job, queue: int, number: int, *, position: bytes | None = None,
         step: int = 0, rejoins: bool = False, takes_over: bool = False, loads: bool = False,
-        why_frames: str = "",
+        is_stray: bool = False, is_foreign: bool = False,
     ) -> None:  # fmt: skip
         self.world = world = World.current
         self.job, self.queue = job, queue
@@ -51,6 +59,10 @@ class TrainerProcess:
         self.position, self.step, self.rejoins = position, step, rejoins
         """Where it begins; `step` is that of its next batch."""
         self.begins_at = step
+        self.is_stray, self.is_foreign = is_stray, is_foreign
+        """Whether it is a second process for its queue, which nobody wants; whether its position is
+        one of another run."""
+        self.was_connected = False
         self._rows = rows_of(plan.feed)
         self.is_paused = self.is_dead = self.is_cut_off = False
         self.error: FeedError | None = None
@@ -62,7 +74,9 @@ class TrainerProcess:
         self._held: deque[tuple[Batch, bytes]] = deque()
         self._request: SnapshotRequest | None = None
         self._asked_step = self._asked_at = 0.0
-        self.no_memory = False
+        self._asked_handed = 0
+        self.has_no_memory = False
+        """Whether it cannot map shared memory."""
         addresses = [job.addresses[i] for i in range(plan.addresses)]
         options = ConsumerOptions(
             addresses=tuple(addresses), feed=NAME, queue=queue, credit=plan.credits[queue],
@@ -144,7 +158,7 @@ class TrainerProcess:
         loop._ending = failure
         loop._run_last_tasks(failure)
         if self.is_ending:
-            self._end()
+            self._end(is_closed=True)
 
     def _look(self) -> None:
         """Whether the user's thread can go on."""
@@ -179,6 +193,7 @@ class TrainerProcess:
         except FeedError as error:
             return self._fail(error)
         self.note("is connected")
+        self.was_connected = True
         if self._loads:
             self._user_calls(self._load)
         self._user_by(self.job.plan.think_s * self._draws.random())
@@ -213,7 +228,7 @@ class TrainerProcess:
             batch = next(consumer)
         except WouldWaitError:
             self._user_waits = True
-            return
+            return self._check_start()
         except StopIteration:
             return self._take_end()
         except FeedError as error:
@@ -226,6 +241,8 @@ class TrainerProcess:
         plan, step = self.job.plan, self.step
         if self.world.history is not None:
             self.note(f"is handed batch {batch.step}")
+        if self.is_foreign:
+            raise Violation(f"positions: {self.name} came with one of another run, and is served")
         if batch.step != step:
             raise Violation(f"rows: {self.name} was handed batch {batch.step}, expected {step}")
         rows = self._rows[step]
@@ -255,10 +272,23 @@ class TrainerProcess:
         last = self.step - self.job.plan.feed.queues
         step = step_of(self.job, position)
         if step != last + 1:
-            raise Violation(
-                f"positions: after batch {last} the position of {self.name} is {step}"
-            )
+            raise Violation(f"positions: after batch {last} the position of {self.name} is {step}")
         self.job.save(self, position)
+
+    def _check_start(self) -> None:
+        """Before the first batch its position is the one that it came with."""
+        if self.step != self.begins_at or self.consumer is None or self._loads:
+            return
+        position = self.consumer.state_dict()[STATE_KEY]
+        expected = self.job.origin_step if self.position is None and not self.rejoins else 0
+        if self.position is not None:
+            expected = step_of(self.job, self.position)
+        found = step_of(self.job, position)
+        if found != expected:
+            raise Violation(
+                f"positions: {self.name} came with {expected}, and before its first batch its "
+                f"position is {found}"
+            )
 
     def ask(self) -> None:
         """Ask for a snapshot."""
@@ -304,6 +334,7 @@ class TrainerProcess:
         """The user gets an error, and the process ends."""
         self.note(f"gets {type(error).__name__}: {error}")
         self.error = error
+        self._check_error(error)
         if isinstance(error, DEFECTS):
             raise Violation(f"errors: {self.name} got {type(error).__name__}: {error}")
         self.is_ending = True
@@ -314,6 +345,16 @@ class TrainerProcess:
         else:
             self.consumer.close()
         self.notify()
+
+    def _check_error(self, error: FeedError) -> None:
+        """An error has a reason that the trainer's owner can see."""
+        if not self.was_connected or self.is_stray or self.is_foreign:
+            return
+        rank = self.job.ranks[self.queue]
+        if isinstance(error, LeaseLost) and not rank.may_be_fenced:
+            raise Violation(f"holders: {self.name} lost its queue, which nobody took: {error}")
+        if isinstance(error, ResumeError) and self.position and not self.job.has_foreign:
+            raise Violation(f"errors: {self.name} was given the queue, and is refused: {error}")
 
     # ---- what happens to it
 
@@ -338,11 +379,13 @@ class TrainerProcess:
             lease.data_path.close()
         self._end()
 
-    def _end(self) -> None:
+    def _end(self, *, is_closed: bool = False) -> None:
         if self.is_dead:
             return
         self.is_dead = True
         self.note("is gone")
+        if is_closed and self._request is not None and self._request._answer is None:
+            raise Violation(f"waits: {self.name} has no answer for a snapshot, and is closed")
         if self.consumer is not None:
             self.consumer._forgotten.detach()
         self.job.ended(self)

@@ -55,7 +55,7 @@ class World:
 
     def draws(self, name: str) -> random.Random:
         """The generator of that name."""
-        return random.Random(f"{self.seed} {name}")  # noqa: S311 (not for secrets)
+        return random.Random(f"{self.seed} {name}")
 
     def urandom(self, num: int) -> bytes:
         """Stands for `os.urandom`."""
