@@ -354,8 +354,11 @@ class Job:
         """The same position, but of a stream with other rows; None where it has no digest."""
         factory = factory_of(self.plan.feed)
         resume = factory.find(position, rejoins=True)
+        feed = self.plan.feed
         if resume is None or resume.cut.leftover is None:
             return None
+        if resume.cut.index == feed.num_batches // feed.epochs:
+            return None  # What is left over at the end of an epoch is dropped.
         left = resume.cut.leftover
         return replace(resume.cut, leftover=left._replace(digest=left.digest ^ 1)).token()
 
@@ -392,13 +395,16 @@ class Job:
             if not self.world.servers:
                 self._begin_server(0)
             self._help()
-        if not self.is_over:
+        if not (self.is_over and self.is_quiet):
             self.world.after(CHECK_S if not self.is_quiet else 2.0, self._check)
 
     def _check_end(self) -> None:
         """A server ends by itself: all users have been handed everything."""
-        num = self.plan.feed.num_batches
-        for rank in self.ranks:
+        num, ranks = self.plan.feed.num_batches, self.ranks
+        # A server that has not heard of anybody since the job was put back is over for those before.
+        if not any(one.is_done or (one.process and one.process.was_connected) for one in ranks):
+            return
+        for rank in ranks:
             if not rank.is_done and first_step(rank.handed, rank.queue, self.plan) < num:
                 raise Violation(
                     f"stored: a server ends, and trainer {rank.queue} was handed batches up to "

@@ -131,7 +131,10 @@ class ServerProcess:
         if self.is_paused:
             return  # `go_on` looks again.
         loop = self.loop
-        loop._step(0)
+        try:
+            loop._step(0)
+        except Exception as error:
+            raise Violation(f"errors: {self.name} failed: {error!r}") from error
         if self.feed.has_work:
             self._make_by(self.world.now)
         if loop.exit_condition.is_over:

@@ -7,7 +7,7 @@ import gc
 import logging
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 from unittest.mock import patch
@@ -164,22 +164,13 @@ def show(outcome: Outcome, most: int = 120) -> str:
     )
 
 
-def campaign(
-    first: int, num: int, report: Callable[[Outcome], None] | None = None
-) -> tuple[int, int, list[Outcome]]:
-    """Run so many seeds; returns the runs, the events, and the runs that failed."""
-    num_events, failed = 0, []
+def campaign(seeds: Iterable[int]) -> Iterator[Outcome]:
+    """Run these seeds."""
     with simulated():
-        for i, seed in enumerate(range(first, first + num)):
-            outcome = run(draw(seed))
-            num_events += outcome.num_events
-            if outcome.violation:
-                failed.append(outcome)
-                if report is not None:
-                    report(outcome)
+        for i, seed in enumerate(seeds):
+            yield run(draw(seed))
             if i % 20 == 19:
                 gc.collect()
-    return num, num_events, failed
 
 
 def main() -> int:
@@ -188,24 +179,29 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="the first seed (0)")
     parser.add_argument("--runs", type=int, default=1000, help="how many seeds (1000)")
     parser.add_argument("--history", action="store_true", help="print what happened in one run")
+    parser.add_argument("--first", action="store_true", help="end at the first that fails")
     wish = parser.parse_args()
-    began = time.perf_counter()
     if wish.history:
         with simulated():
             print(show(replay(wish.seed), most=100_000))
         return 0
-
-    def report(outcome: Outcome) -> None:
-        print(f"seed {outcome.plan.seed}: {outcome.violation}", flush=True)
-
-    num, num_events, failed = campaign(wish.seed, wish.runs, report)
-    took = time.perf_counter() - began
-    for outcome in failed[:1]:
-        with simulated():
+    began = time.process_time()
+    num = num_events = 0
+    failed: list[Outcome] = []
+    for outcome in campaign(range(wish.seed, wish.seed + wish.runs)):
+        num, num_events = num + 1, num_events + outcome.num_events
+        if outcome.violation:
+            failed.append(outcome)
+            print(f"seed {outcome.plan.seed}: {outcome.violation}", flush=True)
+            if wish.first:
+                return 1
+    took = time.process_time() - began
+    with simulated():
+        for outcome in failed[:1]:
             print(show(shrink(outcome, lambda plan: run(plan, records=True))))
     print(
         f"{num} runs, {num_events} events ({num_events // num} a run), {len(failed)} violations, "
-        f"{took:.1f} s ({num * 60 / took:.0f} runs a minute)"
+        f"{took:.1f} s of CPU time ({num * 60 / took:.0f} runs a minute)"
     )
     return 1 if failed else 0
 
