@@ -9,7 +9,6 @@ _GROUP = "feeder/service/server/group.py"
 _RUN = "feeder/service/server/run.py"
 _DELIVERY = "feeder/service/server/delivery.py"
 _SESSION = "feeder/service/client/session.py"
-_LEASE = "feeder/service/client/lease.py"
 _LOOP = "feeder/service/client/io_loop.py"
 _ARENA = "feeder/service/memory/arena.py"
 

@@ -72,8 +72,8 @@ class Plan:
     exit_when: str = "never"
     undecided: bool = False
     """Whether trainers load their state after they have connected."""
-    last_s: float = 2.0
-    """When the last fault comes."""
+    quiet_s: float = 2.0
+    """When all faults are over."""
     faults: tuple[Fault, ...] = ()
 
     @property
@@ -115,23 +115,27 @@ def draw(seed: int | str) -> Plan:
         writable=chance.random() < 0.1,
     )  # fmt: skip
     think_s = chance.choice((0.002, 0.02, 0.05))
-    last_s = 0.1 + rounds * think_s * chance.choice((0.3, 0.7, 0.7, 3.0))
-    num = chance.choice((0, 1, 1, 2, 2, 3, 4, 5, 7))
-    kinds, weights = zip(*KINDS.items(), strict=True)
-    faults = [
-        Fault(
-            at=chance.random() * last_s,
-            kind=chance.choices(kinds, weights)[0],
-            queue=chance.randrange(queues),
-            seconds=chance.choice((0.01, 0.1, 0.5, 2.0, 4.0)) * chance.random(),
-            share=chance.random(),
-        )
-        for _ in range(num)
-    ]  # fmt: skip
+    lease_s = chance.choice((0.8, 1.5, 3.0))
+    # How long the work takes about; faults come in this time, or just after.
+    work_s = 0.1 + rounds * think_s * chance.choice((0.3, 0.7, 0.7, 3.0))
+    # A few kinds in each run, as in swarm testing (Groce and others, 2012): faults that have to
+    # come together do so more often than where all kinds come.
+    names, weights = list(KINDS), list(KINDS.values())
+    kinds = chance.choices(names, weights, k=chance.choice((1, 2, 3, 6)))
+    faults = []
+    at = chance.random() * work_s
+    for _ in range(chance.choice((0, 1, 2, 2, 3, 3, 4, 6, 9))):
+        # Some come together.
+        at = at + 0.05 * chance.random() if chance.random() < 0.3 else chance.random() * work_s
+        seconds = chance.choice((0.01, 0.1, 0.5, lease_s, 1.5 * lease_s))
+        faults.append(Fault(
+            at=at, kind=chance.choice(kinds), queue=chance.randrange(queues),
+            seconds=seconds * (0.5 + chance.random()), share=chance.random(),
+        ))  # fmt: skip
     return Plan(
         seed=str(seed),
         feed=feed,
-        lease_s=chance.choice((0.8, 1.5, 3.0)),
+        lease_s=lease_s,
         credits=tuple(chance.choice((0, 1, 2, 3, 6)) for _ in range(queues)),
         hold=chance.choice((0, 1, 2, 4)),
         planes=tuple(chance.choice(("auto", "auto", "frames")) for _ in range(queues)),
@@ -142,6 +146,6 @@ def draw(seed: int | str) -> Plan:
         addresses=chance.choice((1, 1, 2)),
         exit_when=chance.choice(("never", "acknowledged")),
         undecided=chance.random() < 0.2,
-        last_s=last_s,
+        quiet_s=max((fault.at + fault.seconds for fault in faults), default=0.0),
         faults=tuple(sorted(faults)),
     )

@@ -60,7 +60,7 @@ class Job:
         self._first_done_at: float | None = None
         for fault in plan.faults:
             world.at(BEGIN + fault.at, self._fault, fault)
-        world.at(BEGIN + plan.last_s, self._be_quiet)
+        world.at(BEGIN + plan.quiet_s, self._be_quiet)
         world.after(CHECK_S, self._check)
         self._begin_server(0)
         for rank in self.ranks:
@@ -126,7 +126,7 @@ class Job:
             return  # Another one has its place.
         rank.process = None
         if process.is_foreign:
-            position = self._last_saved(rank)
+            position = self._quiet_saved(rank)
             return self._again(rank, 0.1, self._age, position, rejoins=position is not None)
         if process.has_all:
             rank.is_done = True
@@ -136,14 +136,14 @@ class Job:
         wait_s = 0.05 + self._draws.random()
         if error is None:
             # Killed: the launcher begins it again, where it was saved last.
-            position = self._last_saved(rank)
+            position = self._quiet_saved(rank)
             return self._again(rank, wait_s, age, position, rejoins=self._rejoins(position))
         rank.num_errors += 1
         if rank.num_errors > 40:
             raise Violation(f"waits: trainer {rank.queue} gets one error after the other: {error}")
         position, rejoins = process.position, process.rejoins
         if process.step > process.begins_at:
-            position, rejoins = self._last_saved(rank), True
+            position, rejoins = self._quiet_saved(rank), True
         if isinstance(error, LeaseLost):
             self._again(rank, wait_s, age, position, rejoins=rejoins)
         elif isinstance(error, ResumeError):
@@ -171,7 +171,7 @@ class Job:
 
         self.world.after(seconds, begin)
 
-    def _last_saved(self, rank: Rank) -> bytes | None:
+    def _quiet_saved(self, rank: Rank) -> bytes | None:
         if rank.saved:
             return rank.saved[max(rank.saved)]
         return None
@@ -292,7 +292,7 @@ class Job:
         rank.process, rank.may_be_fenced = None, True
         if self._draws.random() < 0.5:
             self.world.after(fault.seconds, process.kill)
-        position = self._last_saved(rank)
+        position = self._quiet_saved(rank)
         self._begin(rank, self._age, position, rejoins=True, takes_over=True)
 
     def _do_stray(self, fault: Fault, rank: Rank, process: TrainerProcess) -> None:
@@ -301,7 +301,7 @@ class Job:
         rank.num += 1
         # A holder that is silent, cut off or between two connections may lose its queue.
         rank.may_be_fenced = rank.may_be_fenced or self.plan.has_silence
-        position = self._last_saved(rank)
+        position = self._quiet_saved(rank)
         step = 0 if position is None else step_of(self, position)
         stray = TrainerProcess(
             self, rank.queue, rank.num, position=position, rejoins=True, is_stray=True,
@@ -337,7 +337,7 @@ class Job:
 
     def _do_other_run(self, fault: Fault, rank: Rank, process: TrainerProcess) -> None:
         """A trainer is begun again with the position of another run."""
-        position = None if not rank.saved else self._of_other_run(self._last_saved(rank))
+        position = None if not rank.saved else self._of_other_run(self._quiet_saved(rank))
         if position is None:
             return
         rank.process, self.has_foreign = None, True
@@ -401,7 +401,7 @@ class Job:
     def _check_end(self) -> None:
         """A server ends by itself: all users have been handed everything."""
         num, ranks = self.plan.feed.num_batches, self.ranks
-        # A server that has not heard of anybody since the job was put back is over for those before.
+        # Who has heard of nobody since the job was put back ends for those before.
         if not any(one.is_done or (one.process and one.process.was_connected) for one in ranks):
             return
         for rank in ranks:
@@ -436,7 +436,7 @@ class Job:
                 process.note("waits for queues that are done, and is begun again")
                 position = process.position
                 if process.step > process.begins_at:
-                    position = self._last_saved(rank)
+                    position = self._quiet_saved(rank)
                 rank.process = None
                 process.kill()
                 self._again(rank, 0.1, self._age, position, rejoins=True)

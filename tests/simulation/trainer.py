@@ -305,6 +305,10 @@ class TrainerProcess:
         found = factory_of(self.job.plan.feed).positions.find(state).cut
         stood = self._asked_step - self.job.plan.feed.queues + 1
         steps = {stood, self.step - self.job.plan.feed.queues + 1}
+        # Where no batch is left of its queue, the end is the same place for it.
+        num = self.job.plan.feed.num_batches
+        if found.finished and self._asked_step >= num:
+            return
         if self._asked_handed and found.step not in range(min(steps), max(steps) + 1):
             raise Violation(
                 f"positions: a snapshot of {self.name} is of {found.step}, expected {steps}"
@@ -353,7 +357,9 @@ class TrainerProcess:
         rank = self.job.ranks[self.queue]
         if isinstance(error, LeaseLost) and not rank.may_be_fenced:
             raise Violation(f"holders: {self.name} lost its queue, which nobody took: {error}")
-        if isinstance(error, ResumeError) and self.position and not self.job.has_foreign:
+        # A state that is loaded after connecting may be refused as one that was connected with.
+        is_known = self.position is not None and not self._loads
+        if isinstance(error, ResumeError) and is_known and not self.job.has_foreign:
             raise Violation(f"errors: {self.name} was given the queue, and is refused: {error}")
 
     # ---- what happens to it
