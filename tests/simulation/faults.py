@@ -34,6 +34,7 @@ KINDS = {
     "stop trainer": 3,
     "trainer leaves": 2,
     "break": 5,
+    "break again": 3,
     "break above": 2,
     "break below": 2,
     "slow": 2,

@@ -62,6 +62,7 @@ class Job:
             world.at(BEGIN + fault.at, self._fault, fault)
         world.at(BEGIN + plan.quiet_s, self._be_quiet)
         world.after(CHECK_S, self._check)
+        self._processes: list[TrainerProcess] = []
         self._begin_server(0)
         for rank in self.ranks:
             world.after(self._draws.random() * 0.1, self._begin, rank, self._age)
@@ -106,6 +107,17 @@ class Job:
         )  # fmt: skip
         rank.process.note(f"begins at batch {rank.process.step}{', rejoins' * rejoins}")
 
+    def add(self, process: TrainerProcess) -> None:
+        """A process begins."""
+        self._processes.append(process)
+
+    def end_others(self) -> None:
+        """Kill the processes that are not wanted any more."""
+        wanted = [rank.process for rank in self.ranks]
+        for process in self._processes:
+            if not process.is_dead and process not in wanted:
+                process.kill()
+
     def handed(self, process: TrainerProcess) -> None:
         """A user was handed a batch."""
         rank = self.ranks[process.queue]
@@ -133,7 +145,8 @@ class Job:
             self._first_done_at = self._first_done_at or self.world.now
             return
         error, age = process.error, self._age
-        wait_s = 0.05 + self._draws.random()
+        # Sometimes it takes so long that the others go on.
+        wait_s = 0.05 + self._draws.random() * self._draws.choice((1.0, 1.0, 15.0))
         if error is None:
             # Killed: the launcher begins it again, where it was saved last.
             position = self._quiet_saved(rank)
@@ -203,6 +216,11 @@ class Job:
         link = process.link
         if link is not None:
             link.break_off(up, down)
+
+    def _do_break_again(self, fault: Fault, rank: Rank, process: TrainerProcess) -> None:
+        """It breaks, and the next one while the queue is asked for."""
+        process.breaks_early = True
+        self._do_break(fault, rank, process)
 
     def _do_break_above(self, fault: Fault, rank: Rank, process: TrainerProcess) -> None:
         """The server learns of it first."""
@@ -275,6 +293,8 @@ class Job:
         num = len(self.ranks)
         self.note(f"all go back to round {at_round}")
         self._age += 1
+        for server in self.servers:
+            server.known_ended.clear()
         for rank in self.ranks:
             process, rank.process = rank.process, None
             rank.is_done = False
@@ -383,6 +403,7 @@ class Job:
             if process is not None:
                 process.is_cut_off = False
                 process.go_on()
+        self.end_others()
         if not self.world.servers:
             self._begin_server(0)
 

@@ -237,6 +237,10 @@ class Link:
         self._trainer.notify()
         server.router.links[self.identity] = self
         server.tell(Event(zmq.Event.ACCEPTED, self.number, self._address))
+        if self._trainer.breaks_early:
+            # Just after it was asked: the question is still on its way.
+            self._trainer.breaks_early, self.slow_s = False, 0.05 * self._draws.random()
+            self.world.after(0.0005, self.break_off)
         for data in self._unsent:
             self._send_up(data)
         self._unsent.clear()

@@ -12,6 +12,7 @@ import zmq
 
 from feeder.service.net.security import Event
 from feeder.service.protocol import messages as say
+from feeder.service.protocol.membership import RETURN_S
 from feeder.service.server.group import Desk
 from feeder.service.server.io_loop import ServerLoop
 from feeder.service.server.run import ServedFeed
@@ -63,7 +64,11 @@ class ServerProcess:
             factory.begin_at(origin)
         slots = Slots(self, plan.feed.queues, self._num_slots)
         self.feed = ServedFeed(factory, slots, self.waker.wake)
+        self.feed.start_run = self._start_run  # type: ignore[method-assign]
         self.slots = slots
+        self.known_ended: set[int] = set()
+        """Queues of which it has said that they had ended, since the job was put back."""
+        self._halted_since: float | None = None
         run_id = world.urandom(16)
         self.desk = Desk(self.feed, run_id, plan.lease_s, self._send)
         router = self.router
@@ -135,6 +140,7 @@ class ServerProcess:
             loop._step(0)
         except Exception as error:
             raise Violation(f"errors: {self.name} failed: {error!r}") from error
+        self._check_waits()
         if self.feed.has_work:
             self._make_by(self.world.now)
         if loop.exit_condition.is_over:
@@ -221,6 +227,37 @@ class ServerProcess:
         self.world.unix.pop(self.descriptors.path, None)
 
     # ---- what holds
+
+    def _check_waits(self) -> None:
+        """The feed waits for nobody who is there, and for nobody at all for longer than it says."""
+        feed = self.desk.membership
+        here = [member for member in feed.members if member.has_lease]
+        missing, ended = feed.news()
+        # A trainer that starts anew trains with all queues: then a past end says nothing.
+        if not any(member.starts for member in feed.members):
+            if self.known_ended.intersection(missing):
+                raise Violation(f"waits: {self.name} waits for {missing}, who had had everything")
+            self.known_ended.update(ended)
+        is_held = all(member.has_attached and member.lives for member in here)
+        comes_back = all(member.rejoins for member in here)
+        if not (feed._is_halted and here and is_held and (comes_back or not missing)):
+            self._halted_since = None
+            return
+        since = self._halted_since = self._halted_since or self.world.now
+        most_s = min(RETURN_S, feed.lease_s) if missing else 0.0
+        if self.world.now > since + most_s + 0.1:
+            raise Violation(
+                f"waits: {self.name} has waited for {missing} for {self.world.now - since:.1f} s"
+            )
+
+    def _start_run(self, resume: Any, first_steps: Any, check: Any) -> None:
+        feed = self.desk.membership
+        # Where the feed runs with a consumer, that its queue had ended before is forgotten.
+        self.known_ended.difference_update(one.queue for one in feed.members if one.has_lease)
+        starting = [one.queue for one in feed.members if one.has_lease and not one.rejoins]
+        if starting and feed.missing():
+            raise Violation(f"waits: {self.name} begins without {feed.missing()}: {starting} start")
+        ServedFeed.start_run(self.feed, resume, first_steps, check)
 
     def check_slots(self) -> None:
         """At the end, when nobody has a lease: all slots are free."""

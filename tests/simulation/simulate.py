@@ -137,6 +137,7 @@ def waiting(job: Job) -> str:
 
 def finish(world: World, job: Job) -> None:
     """All trainers are gone: everything is free."""
+    job.end_others()
     alive = [one for one in job.servers if not one.is_dead]
 
     def is_free() -> bool:

@@ -65,6 +65,8 @@ class TrainerProcess:
         self.was_connected = False
         self._rows = rows_of(plan.feed)
         self.is_paused = self.is_dead = self.is_cut_off = False
+        self.breaks_early = False
+        """Whether its next connection breaks as soon as it stands."""
         self.error: FeedError | None = None
         self.has_all = False
         self._turn_at = math.inf
@@ -92,6 +94,7 @@ class TrainerProcess:
         waker.notify = self.notify
         self.consumer: Consumer | None = None
         self.is_ending = False
+        job.add(self)
         self.notify()
 
     def note(self, what: str) -> None:
