@@ -426,7 +426,9 @@ class Job:
         if not any(one.is_done or (one.process and one.process.was_connected) for one in ranks):
             return
         for rank in ranks:
-            if not rank.is_done and first_step(rank.handed, rank.queue, self.plan) < num:
+            stands = 0 if rank.process is None else rank.process.step
+            step = first_step(max(rank.handed, stands), rank.queue, self.plan)
+            if not rank.is_done and step < num:
                 raise Violation(
                     f"stored: a server ends, and trainer {rank.queue} was handed batches up to "
                     f"{rank.handed} of {num}"

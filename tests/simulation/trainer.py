@@ -16,6 +16,7 @@ from feeder.errors import (
     ResumeError,
 )
 from feeder.service.client.consumer import Consumer
+from feeder.service.client.inbox import Loading
 from feeder.service.client.io_loop import ClientLoop
 from feeder.service.client.options import ConsumerOptions
 from feeder.service.client.session import SnapshotRequest
@@ -182,11 +183,11 @@ class TrainerProcess:
 
     @property
     def _is_loading(self) -> bool:
-        consumer = self.consumer
-        inbox = self.loop.inbox
-        return consumer is not None and consumer._num_loads > 0 and (
-            inbox.has_opened or inbox.failure is not None
-        )  # fmt: skip
+        """Whether a state was being loaded, and that is done."""
+        inbox, ready = self.loop.inbox, self.consumer and self.consumer._ready
+        if not isinstance(ready, Loading) or inbox.num_restarts < ready.number:
+            return False
+        return inbox.has_opened or inbox.failure is not None
 
     # ---- the user's thread
 

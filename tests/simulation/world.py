@@ -24,6 +24,10 @@ BEGIN = 1000.0
 """The time at which a world begins. Not 0, which is falsy."""
 
 
+MOST_EVENTS = 100_000
+"""More events than any run has in which nobody spins."""
+
+
 class Violation(BaseException):
     """An invariant does not hold. A `BaseException`: the code that is run catches others."""
 
@@ -84,6 +88,8 @@ class World:
                 return False
             self.now = max(self.now, when)
             self.num_events += 1
+            if self.num_events > MOST_EVENTS:
+                raise Violation(f"waits: {MOST_EVENTS} events, and no end: somebody never sleeps")
             do(*args)
         return is_over()
 
