@@ -67,21 +67,38 @@ MEMBERSHIP = (
         "Move.LEAVES",
     ),
     _bug(
-        "ends at a death are failures",
-        "Who has had everything and ends without a goodbye is waited for.",
-        _MEMBERSHIP,
-        "Membership._die",
-        "return self._leave(event, now) if member.has_all else self._lose(member, now)",
-        "return self._lose(member, now)",
-    ),
-    _bug(
         "an end is forgotten",
         "A trainer that came and left without a batch makes the others wait for a queue that had "
         "ended.",
         _MEMBERSHIP,
         "Membership._ask",
-        "had_ended=old.had_ended or old.state is State.ENDED,",
+        "had_ended=old.had_ended or old.state is State.ENDED or (old.has_lease and old.has_all),",
         "had_ended=False,",
+    ),
+    _bug(
+        "cut off before the goodbye",
+        "Who had had everything, asks once more after its connection broke, and is gone, is waited "
+        "for.",
+        _MEMBERSHIP,
+        "Membership._ask",
+        "had_ended=old.had_ended or old.state is State.ENDED or (old.has_lease and old.has_all),",
+        "had_ended=old.had_ended or old.state is State.ENDED,",
+    ),
+    _bug(
+        "silent after everything",
+        "Who has had everything and was taken for hung is waited for.",
+        _MEMBERSHIP,
+        "Member.has_ended",
+        "is_over = self.had_ended or self.has_all",
+        "is_over = self.had_ended",
+    ),
+    _bug(
+        "undecided and gone",
+        "A consumer without a position that came for an ended queue and died is waited for.",
+        _MEMBERSHIP,
+        "Membership.missing",
+        "if (member.undecided and loaded if member.lives else member.queue not in ended)",
+        "if not (member.lives or member.queue in ended) or (member.undecided and loaded)",
     ),
     _bug(
         "nobody is gone without",

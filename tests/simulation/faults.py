@@ -47,7 +47,7 @@ KINDS = {
     "usurp": 2,
     "stray": 2,
     "store": 1,
-    "other run": 1,
+    "other run": 3,
     "ask": 2,
     "no memory": 1,
 }
@@ -67,6 +67,9 @@ class Plan:
     save_every: int = 2
     """Rounds between two checkpoints."""
     think_s: float = 0.02
+    """Seconds that a trainer takes for a batch, at most."""
+    paces: tuple[int, ...] = (1, 1)
+    """How many times longer each trainer takes."""
     delay_s: float = 0.005
     make_s: float = 0.003
     addresses: int = 1
@@ -142,6 +145,7 @@ def draw(seed: int | str) -> Plan:
         planes=tuple(chance.choice(("auto", "auto", "frames")) for _ in range(queues)),
         save_every=chance.choice((1, 2, 3, 5)),
         think_s=think_s,
+        paces=tuple(chance.choice((1, 1, 1, 4)) for _ in range(queues)),
         delay_s=chance.choice((0.0005, 0.005, 0.03)),
         make_s=chance.choice((0.0005, 0.003, 0.03)),
         addresses=chance.choice((1, 1, 2)),

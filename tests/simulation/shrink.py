@@ -64,11 +64,12 @@ def simpler(plan: Plan) -> Iterator[Plan]:
         num = feed.queues - 1
         yield replace(
             plan, feed=feed._replace(queues=num), credits=plan.credits[:num],
-            planes=plan.planes[:num],
+            planes=plan.planes[:num], paces=plan.paces[:num],
         )  # fmt: skip
     for name, value in (
         ("addresses", 1), ("undecided", False), ("exit_when", "never"), ("delay_s", 0.0005),
         ("make_s", 0.0005), ("think_s", 0.002), ("planes", ("frames",) * feed.queues),
+        ("paces", (1,) * feed.queues),
     ):  # fmt: skip
         if getattr(plan, name) != value:
             yield replace(plan, **{name: value})

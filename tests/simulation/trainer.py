@@ -65,6 +65,7 @@ class TrainerProcess:
         one of another run."""
         self.was_connected = False
         self._rows = rows_of(plan.feed)
+        self._think_s = plan.think_s * plan.paces[queue]
         self.is_paused = self.is_dead = self.is_cut_off = False
         self.breaks_early = False
         """Whether its next connection breaks as soon as it stands."""
@@ -200,7 +201,8 @@ class TrainerProcess:
         self.was_connected = True
         if self._loads:
             self._user_calls(self._load)
-        self._user_by(self.job.plan.think_s * self._draws.random())
+        first_s = self._think_s * self._draws.random()
+        self._user_by(first_s * 20 if self._draws.random() < 0.1 else first_s)
 
     def _load(self) -> None:
         assert self.consumer is not None and self.position is not None
@@ -228,17 +230,18 @@ class TrainerProcess:
             return
         consumer = self.consumer
         assert consumer is not None
+        self._check_start()
         try:
             batch = next(consumer)
         except WouldWaitError:
             self._user_waits = True
-            return self._check_start()
+            return
         except StopIteration:
             return self._take_end()
         except FeedError as error:
             return self._fail(error)
         self._take(batch)
-        think_s = self.job.plan.think_s * self._draws.random()
+        think_s = self._think_s * self._draws.random()
         self._user_by(think_s * 20 if self._draws.random() < 0.02 else think_s)
 
     def _take(self, batch: Batch) -> None:
