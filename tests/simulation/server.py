@@ -254,7 +254,9 @@ class ServerProcess:
         feed = self.desk.membership
         # Where the feed runs with a consumer, that its queue had ended before is forgotten.
         self.known_ended.difference_update(one.queue for one in feed.members if one.has_lease)
-        starting = [one.queue for one in feed.members if one.has_lease and not one.rejoins]
+        # Who hangs before it can take batches is not counted on.
+        counted = [one for one in feed.members if one.has_attached or one.lives]
+        starting = [one.queue for one in counted if not one.rejoins]
         if starting and feed.missing():
             raise Violation(f"waits: {self.name} begins without {feed.missing()}: {starting} start")
         ServedFeed.start_run(self.feed, resume, first_steps, check)

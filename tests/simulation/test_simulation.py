@@ -38,7 +38,7 @@ def test_nothing_breaks_whatever_goes_wrong() -> None:
         ("a start that is late fails", "errors"),
     ],
 )
-def test_an_invariant_fails_where_a_bug_is_planted(name: str, invariant: str) -> None:
+def test_a_bug_is_found_by_what_it_breaks(name: str, invariant: str) -> None:
     found = search(BY_NAME[name], 2000)
     assert found.outcome is not None
     assert found.outcome.invariant == invariant
