@@ -75,6 +75,7 @@ class TrainerProcess:
         self._user_waits = self._user_is_due = False
         self.links: list[Link] = []
         self._loads = loads and position is not None
+        self._has_loaded = False
         self._held: deque[tuple[Batch, bytes]] = deque()
         self._request: SnapshotRequest | None = None
         self._asked_step = self._asked_at = 0.0
@@ -199,22 +200,22 @@ class TrainerProcess:
             return self._fail(error)
         self.note("is connected")
         self.was_connected = True
-        if self._loads:
-            self._user_calls(self._load)
         first_s = self._think_s * self._draws.random()
-        self._user_by(first_s * 20 if self._draws.random() < 0.1 else first_s)
+        late = 0.5 if self._loads else 0.1
+        self._user_by(first_s * 20 if self._draws.random() < late else first_s)
 
     def _load(self) -> None:
-        assert self.consumer is not None and self.position is not None
-        self.consumer.load_state_dict({STATE_KEY: self.position})
-
-    def _user_calls(self, do: Any) -> None:
+        """Load the state, after batches of another place may have come already."""
+        assert self.consumer is not None
+        self._has_loaded = True
         try:
-            do()
+            self.consumer.load_state_dict({STATE_KEY: self.position})
         except WouldWaitError:
             self._user_waits = True
         except FeedError as error:
             self._fail(error)
+        else:
+            self._user_by(0.0)
 
     def _user_by(self, seconds: float) -> None:
         if not self._user_is_due:
@@ -230,6 +231,8 @@ class TrainerProcess:
             return
         consumer = self.consumer
         assert consumer is not None
+        if self._loads and not self._has_loaded:
+            return self._load()
         self._check_start()
         try:
             batch = next(consumer)
