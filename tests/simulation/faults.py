@@ -129,8 +129,12 @@ def draw(seed: int | str) -> Plan:
     faults = []
     at = chance.random() * work_s
     for _ in range(chance.choice((0, 1, 2, 2, 3, 3, 4, 6, 9))):
-        # Some come together.
-        at = at + 0.05 * chance.random() if chance.random() < 0.3 else chance.random() * work_s
+        # Some come together, and some while all begin.
+        how = chance.random()
+        if how < 0.3:
+            at += 0.05 * chance.random()
+        else:
+            at = chance.random() * (work_s if how < 0.85 else 0.15)
         seconds = chance.choice((0.01, 0.1, 0.5, lease_s, 1.5 * lease_s))
         faults.append(Fault(
             at=at, kind=chance.choice(kinds), queue=chance.randrange(queues),

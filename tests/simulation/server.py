@@ -10,6 +10,7 @@ from typing import Any
 
 import zmq
 
+from feeder.errors import FeedError, ProtocolError
 from feeder.service.net.security import Event
 from feeder.service.protocol import messages as say
 from feeder.service.protocol.membership import RETURN_S
@@ -81,6 +82,7 @@ class ServerProcess:
         self.loop = ServerLoop(
             {NAME: self.desk}, [listener], descriptors, waker, exit_when=plan.exit_when
         )
+        self.loop._refuse = self._refuse  # type: ignore[method-assign]
         log: Any = Log(self)
         self.loop._log = self.loop._guard._log = log
         poller: Any = self.loop._poller
@@ -111,6 +113,12 @@ class ServerProcess:
             to = peer.identity.decode() if link is None else link.name
             self.note(f"says {told(message)} to {to}")
         return self.loop.send(peer, message, frames)
+
+    def _refuse(self, peer: Any, error: FeedError) -> None:
+        # An older question that comes late is the one mistake that nobody has made.
+        if isinstance(error, ProtocolError) and "after a later one" not in str(error):
+            raise Violation(f"errors: {self.name} cannot take what it hears: {error}")
+        ServerLoop._refuse(self.loop, peer, error)
 
     # ---- turns
 

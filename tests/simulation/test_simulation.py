@@ -31,11 +31,11 @@ def test_nothing_breaks_whatever_goes_wrong() -> None:
     [
         ("begins at the newest", "rows"),
         ("two holders", "holders"),
-        ("any position is one of the stream", "positions"),
-        ("what was sent is stored", "stored"),
         ("what was made and not sent keeps slots", "slots"),
-        ("who goes on is not noticed", "waits"),
-        ("a start that is late fails", "errors"),
+        ("a position before the first batch moves", "positions"),
+        ("what is pending counts as used", "stored"),
+        ("waits for one that had all", "waits"),
+        ("the base of a lease", "errors"),
     ],
 )
 def test_a_bug_is_found_by_what_it_breaks(name: str, invariant: str) -> None:

@@ -95,6 +95,7 @@ class TrainerProcess:
         )
         waker: Any = loop.waker
         waker.notify = self.notify
+        loop._lose_over = self._lose_over  # type: ignore[method-assign]
         self.consumer: Consumer | None = None
         self.is_ending = False
         job.add(self)
@@ -150,6 +151,12 @@ class TrainerProcess:
             nearest = loop._next_deadline()
             if nearest < math.inf and not loop._over:
                 self._turn_by(max(nearest, self.world.now + 0.0005))
+
+    def _lose_over(self, error: FeedError, *, is_last: bool) -> None:
+        """A message of the server cannot be taken."""
+        if isinstance(error, ProtocolError):
+            raise Violation(f"errors: {self.name} cannot take what it hears: {error}")
+        ClientLoop._lose_over(self.loop, error, is_last=is_last)
 
     def _note_messages(self) -> None:
         link = self.link
