@@ -118,6 +118,14 @@ class Job:
             if not process.is_dead and process not in wanted:
                 process.kill()
 
+    def forget(self) -> None:
+        """The run is over: let go of what the process would keep."""
+        for server in self.servers:
+            server.descriptors.close()
+        for process in self._processes:
+            if process.consumer is not None:
+                process.consumer._forgotten.detach()
+
     def handed(self, process: TrainerProcess) -> None:
         """A user was handed a batch."""
         rank = self.ranks[process.queue]

@@ -327,11 +327,15 @@ class Pair:
         """The consumer's end is gone."""
         if not self.is_dead_above:
             self.is_dead_above = True
-            while self.given:
-                os.close(self.given.popleft().descriptor)
+            self.drop()
             if not self.server.is_dead:
                 self.server.gone.add(self.number)
                 self.server.notify()
+
+    def drop(self) -> None:
+        """Close the descriptors that nobody has taken."""
+        while self.given:
+            os.close(self.given.popleft().descriptor)
 
     def end_below(self) -> None:
         """The server's end is gone."""
@@ -418,6 +422,10 @@ class DescriptorListener:
 
     def expire(self, now: float) -> None:
         pass
+
+    def close(self) -> None:
+        for pair in self.pairs:
+            pair.drop()
 
     def on_readable(self) -> list[DescriptorConnection]:
         waiting, self.waiting = self.waiting, []

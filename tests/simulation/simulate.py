@@ -105,7 +105,9 @@ def simulated() -> Iterator[None]:
         try:
             yield
         finally:
+            World("no more")  # Else the last world would be kept, with its memory.
             gc.enable()
+            gc.collect()
             logger.disabled = is_disabled
 
 
@@ -113,14 +115,15 @@ def run(plan: Plan, *, records: bool = False) -> Outcome:
     """Run a world, within `simulated`."""
     world = World(plan.seed, records=records)
     violation = ""
+    job = Job(plan)
     try:
-        job = Job(plan)
         ends = BEGIN + plan.quiet_s + plan.bound_s
         if not world.run(lambda: job.is_over and job.is_quiet, ends):
             raise Violation(f"waits: {waiting(job)}")
         finish(world, job)
     except Violation as error:
         violation = str(error)
+    job.forget()
     return Outcome(plan, world.num_events, world.now - BEGIN, violation, world.history or [])
 
 

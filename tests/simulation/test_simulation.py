@@ -14,7 +14,7 @@ from simulation.simulate import campaign, replay, run, show, simulated
 from simulation.stream import Feed
 
 RUNS = 500
-CALM = Plan(seed="calm", feed=Feed(2, 8, 2, 2, 1, "keep"))
+CALM = Plan(seed="calm", feed=Feed(2, 60, 2, 2, 1, "keep"), credits=(2, 2))
 BY_NAME = {bug.name: bug for bug in BUGS}
 
 
@@ -54,7 +54,7 @@ def test_a_seed_gives_one_history() -> None:
 def test_a_failing_run_is_shrunk_to_the_faults_that_it_takes() -> None:
     noise = tuple(Fault(0.1 * i, "ask", i % 2) for i in range(1, 5))
     faults = tuple(sorted((*noise, Fault(0.15, "kill server", seconds=0.1))))
-    plan = replace(CALM, feed=CALM.feed._replace(calls=30), quiet_s=0.5, faults=faults)
+    plan = replace(CALM, quiet_s=0.5, faults=faults)
     with planted(BY_NAME["asks for what it came with"]), simulated():
         found = run(plan)
         assert found.invariant == "rows"
