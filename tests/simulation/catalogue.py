@@ -242,8 +242,8 @@ FAILOVER = (
         "Trainers at two living servers of one feed wait for each other for ever.",
         _LOOP,
         "ClientLoop._leave_where_others_lack",
-        "elif now >= self._move_on_at:",
-        "elif False:",
+        "self._move_on_at = now + self._failover.patience_s(lease.opened.lease_s)",
+        "self._move_on_at = math.inf",
     ),
     _bug(
         "a snapshot nobody answers",

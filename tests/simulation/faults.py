@@ -35,6 +35,7 @@ KINDS = {
     "trainer leaves": 2,
     "break": 5,
     "break again": 3,
+    "break late": 3,
     "break above": 2,
     "break below": 2,
     "slow": 2,

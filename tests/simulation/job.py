@@ -230,6 +230,10 @@ class Job:
         process.breaks_early = True
         self._do_break(fault, rank, process)
 
+    def _do_break_late(self, fault: Fault, rank: Rank, process: TrainerProcess) -> None:
+        """It breaks once the trainer has had everything."""
+        process.breaks_late = True
+
     def _do_break_above(self, fault: Fault, rank: Rank, process: TrainerProcess) -> None:
         """The server learns of it first."""
         self._do_break(fault, rank, process, 0.0, fault.seconds)

@@ -69,6 +69,8 @@ class TrainerProcess:
         self.is_paused = self.is_dead = self.is_cut_off = False
         self.breaks_early = False
         """Whether its next connection breaks as soon as it stands."""
+        self.breaks_late = False
+        """Whether its connection breaks after the last batch, about when it says goodbye."""
         self.error: FeedError | None = None
         self.has_all = False
         self._turn_at = math.inf
@@ -231,7 +233,7 @@ class TrainerProcess:
 
     def _user_turn(self) -> None:
         self._user_is_due = False
-        if self.is_dead or self.is_ending:
+        if self.is_dead or self.is_ending or self.has_all:
             return
         if self.is_paused:
             self._user_waits = True
@@ -272,6 +274,9 @@ class TrainerProcess:
             held.popleft()
         self.step = step + plan.feed.queues
         self.job.handed(self)
+        if self.breaks_late and self.link is not None and self.step >= plan.feed.num_batches:
+            late_s = 10 * self._think_s * self._draws.random()
+            self.world.after(late_s, self.link.break_off)
         if self._draws.random() < 0.1 or self.step // plan.feed.queues % plan.save_every == 0:
             self._save()
         if self._draws.random() < self.job.asks:
@@ -338,7 +343,15 @@ class TrainerProcess:
         self.has_all = True
         assert self.consumer is not None
         self.job.save(self, self.consumer.state_dict()[STATE_KEY])
-        self.leave()
+        # Some have work to do before they close it.
+        late_s = 20 * self._think_s * self._draws.random() if self._draws.random() < 0.5 else 0.0
+        self.world.after(late_s, self._leave_at_end)
+
+    def _leave_at_end(self) -> None:
+        if self.is_paused:
+            self.world.after(0.1, self._leave_at_end)
+        else:
+            self.leave()
 
     def leave(self) -> None:
         """Close the consumer; the process ends when its I/O thread has."""
