@@ -326,6 +326,10 @@ class Job:
             self.world.after(fault.seconds, process.kill)
         position = self._quiet_saved(rank)
         self._begin(rank, self._age, position, rejoins=True, takes_over=True)
+        new = rank.process
+        if new is not None and self._draws.random() < 0.4:
+            # It is gone again about when it has asked.
+            self.world.after(self._draws.random() * 3 * self.plan.delay_s, new.kill)
 
     def _do_stray(self, fault: Fault, rank: Rank, process: TrainerProcess) -> None:
         """Somebody begins a second process for a queue, by mistake. It may have the queue once its
