@@ -170,7 +170,8 @@ class Member:
     @property
     def has_ended(self) -> bool:
         """Whether nobody need come for the queue. It may have a hung consumer then."""
-        return self.state is State.ENDED or (self.hangs and self.had_ended)
+        is_over = self.had_ended or self.has_all
+        return self.state is State.ENDED or (self.hangs and is_over)
 
     @property
     def starts(self) -> bool:
@@ -432,8 +433,9 @@ class Membership:
             queue=event.queue, state=old.state, who=event.who, consumer=event.consumer,
             attempt=event.attempt, rejoins=event.rejoins, undecided=event.undecided,
             start=event.start, agrees=event.is_known, expires=now + self.lease_s,
-            # A member that takes no part leaves nothing behind: what was known before it stays.
-            had_ended=old.had_ended or old.state is State.ENDED,
+            # A member that takes no part leaves nothing behind: what was known before it stays,
+            # also of one that has had everything and was cut off before its goodbye.
+            had_ended=old.had_ended or old.state is State.ENDED or (old.has_lease and old.has_all),
             # Until it says otherwise, a consumer that comes back has batches that its user lacks.
             pending=int(event.rejoins),
         )  # fmt: skip
@@ -703,8 +705,10 @@ class Membership:
         )
         return [
             member.queue for member in self.members
-            if not (member.lives or member.queue in ended)
-            or (member.undecided and round_of(self._wanted_step(member)) < newest)
+            if (
+                member.undecided and round_of(self._wanted_step(member)) < newest
+                if member.lives else member.queue not in ended
+            )
         ]  # fmt: skip
 
     def news(self) -> tuple[tuple[int, ...], tuple[int, ...]]:

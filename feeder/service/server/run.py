@@ -516,43 +516,52 @@ class ServedFeed:
     def run_maker(self) -> None:
         """Thread body: make the runs that are asked for, and give back memory that no arena
         needs."""
-        while True:
+        is_over = False
+        while not is_over:
             with self._changed:
-                self._changed.wait_for(
-                    lambda: self._asked is not None or self._closed or self._has_spare
-                )
-                old, self._old = self._old, None
-                asked, self._asked = self._asked, None
-                number, is_over = self._number, self._closed
-            try:
-                # First: two runs at once would call one fetch function twice at a time.
-                if old is not None:
-                    old.join(_CLOSE_S if self._closed else _JOIN_S)
-                if asked is not None:
-                    if self._may_rewind(number):
-                        self._make(number, *asked)
-                elif is_over:
-                    self.slots.drop()
-                    return
-                else:
-                    self._has_spare = False
-                    self.slots.let_go()
-            except StuckWorkerError as error:
-                self.stuck = error
-                if self._closed:
-                    logger.error(
-                        "%s", str(error)
-                    )  # As text: a record keeps what a traceback holds.
-                    # The stuck threads may still hold slots: only what nobody has is let go of.
-                    self.slots.forget()
-                    return
-                self._fail(number, error)
-            except FeedError as error:
-                self._fail(number, error)
-            except Exception as error:
-                failed = RemoteError(f"feed {self.name!r} could not be made: {in_words(error)}")
-                failed.__cause__ = error
-                self._fail(number, failed)
+                self._changed.wait_for(lambda: self.has_work)
+            is_over = self.make_next()
+
+    @property
+    def has_work(self) -> bool:
+        """Whether there is something for `make_next` to do."""
+        return self._asked is not None or self._closed or self._has_spare
+
+    def make_next(self) -> bool:
+        """Do what has been asked for; returns whether no run will be made any more. The maker's."""
+        with self._changed:
+            old, self._old = self._old, None
+            asked, self._asked = self._asked, None
+            number, is_over = self._number, self._closed
+        try:
+            # First: two runs at once would call one fetch function twice at a time.
+            if old is not None:
+                old.join(_CLOSE_S if self._closed else _JOIN_S)
+            if asked is not None:
+                if self._may_rewind(number):
+                    self._make(number, *asked)
+            elif is_over:
+                self.slots.drop()
+                return True
+            else:
+                self._has_spare = False
+                self.slots.let_go()
+        except StuckWorkerError as error:
+            self.stuck = error
+            if self._closed:
+                # As text: a record keeps what a traceback holds.
+                logger.error("%s", str(error))
+                # The stuck threads may still hold slots: only what nobody has is let go of.
+                self.slots.forget()
+                return True
+            self._fail(number, error)
+        except FeedError as error:
+            self._fail(number, error)
+        except Exception as error:
+            failed = RemoteError(f"feed {self.name!r} could not be made: {in_words(error)}")
+            failed.__cause__ = error
+            self._fail(number, failed)
+        return False
 
     def _may_rewind(self, number: int) -> bool:
         """Wait until the bucket allows another run; False where this one is wanted no more.
@@ -562,16 +571,19 @@ class ServedFeed:
         """
         with self._changed:
             while number == self._number:
-                now = time.monotonic()
-                passed, self._refilled_at = now - self._refilled_at, now
-                self._tokens = min(_REWINDS, self._tokens + passed / _REWIND_INTERVAL_S)
-                if self._tokens >= 1.0:
+                wait_s = self.rewinds_in(time.monotonic())
+                if not wait_s:
                     self._tokens -= 1.0
                     return True
                 self._log.warn("feed %r is begun again too often; it waits", self.name)
-                wait_s = (1.0 - self._tokens) * _REWIND_INTERVAL_S
                 self._changed.wait_for(lambda: number != self._number, wait_s)
             return False
+
+    def rewinds_in(self, now: float) -> float:
+        """In how many seconds the bucket allows another run; 0 where it does now. The maker's."""
+        passed, self._refilled_at = now - self._refilled_at, now
+        self._tokens = min(_REWINDS, self._tokens + passed / _REWIND_INTERVAL_S)
+        return max(0.0, (1.0 - self._tokens) * _REWIND_INTERVAL_S)
 
     def _fail(self, number: int, error: FeedError) -> None:
         with self._changed:
