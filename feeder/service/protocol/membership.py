@@ -688,7 +688,7 @@ class Membership:
         ended = self._ended()
         return [
             member.queue for member in self.members
-            if not (member.lives or member.queue in ended) or (member.undecided and loaded)
+            if (member.undecided and loaded if member.lives else member.queue not in ended)
         ]  # fmt: skip
 
     def news(self) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -8,19 +8,35 @@ from contextlib import ExitStack, suppress
 from itertools import islice
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
 import feeder
 from conformance.served import reading, serving
 from feeder.service.protocol import messages as say
-from feeder.service.protocol.membership import Asks, Attaches, Died, Finished, Left, Membership
+from feeder.service.protocol.membership import (
+    Asks,
+    Attaches,
+    Died,
+    Finished,
+    Heard,
+    Left,
+    Membership,
+    StartRun,
+    Used,
+)
 from feeder.service.server.group import Desk
 from small import WAIT_S, Arrays, Aside, Pure, make
 
 NUM = 200
 """Batches of each of two queues: more than there are slots for a queue that nobody holds."""
+
+
+class At(NamedTuple):
+    """A position in the stream."""
+
+    step: int
 
 
 def two_queues(fetch: Any = None) -> feeder.Coordinator:
@@ -215,3 +231,22 @@ def test_who_came_and_took_no_part_leaves_the_others_as_they_were() -> None:
         feed.handle(Attaches(queue), 0.0)
     feed.handle(Died(1), 0.0)
     assert feed.missing() == [1]
+
+
+def test_nor_does_one_that_came_when_the_others_had_gone_on() -> None:
+    """Else all would wait for ever: only who comes back waits for a queue for a limited time."""
+    feed = Membership(2, 30.0)
+    for queue in range(2):
+        feed.handle(Asks(queue, "somebody", undecided=True), 0.0)
+    for queue in range(2):
+        feed.handle(Attaches(queue), 0.0)
+        feed.handle(Heard(queue, begun=True, uses=True), 0.0)
+    feed.handle(Used(1, 3, 0, At(6)), 0.0)
+    feed.handle(Finished(0, "end"), 0.0)
+    feed.handle(Left(0), 0.0)
+    feed.handle(Asks(0, "a late one", undecided=True), 0.0)
+    feed.handle(Attaches(0), 0.0)
+    assert feed.missing() == [0]
+    died = feed.handle(Died(0), 0.0)
+    assert feed.missing() == []
+    assert [one for one in died if isinstance(one, StartRun)]
