@@ -169,6 +169,7 @@ class Space:
         self._names, self._calls, self._deeds, self._views = (Register() for _ in range(4))
         self._calls(NO_CALL)
         self._deeds(())
+        self._safety = self._deeds((("note_safety",),))
         self._server = Register()
         self._server(None)
         self._trainer = [Register() for _ in range(self.queues)]
@@ -262,7 +263,10 @@ class Space:
     def first(self) -> Numbers:
         """The state before anything has happened."""
         server = self._number_server(self._servers.first())
-        trainers = [self._number_trainer(Trainer(queue)) for queue in range(self.queues)]
+        trainers = [
+            self._number_trainer(self._trainers.first(queue, is_safe=self._left == 0))
+            for queue in range(self.queues)
+        ]
         return self._packing.pack([np.array([i]) for i in (self._left, server, *trainers)])
 
     def name(self, event: int) -> str:
@@ -314,8 +318,13 @@ class Space:
             after[changes] = done(trainers[i][changes], deed[changes])
             broken = np.minimum(broken, after)
             trainers[i] = after
+        left = left - self._weights[fault]
+        # Trainers are told when the last fault that there can be has come.
+        last = (fault > 0) & (left == 0) & (broken == 0)
+        for i, done in enumerate(self._done):
+            trainers[i][last] = done(trainers[i][last], np.full(last.sum(), self._safety))
         whole = [np.maximum(part, 0) for part in (server, *trainers)]
-        to = self._packing.pack([left - self._weights[fault], *whole])
+        to = self._packing.pack([left, *whole])
         return Steps(source, event, np.where(broken < 0, broken, to))
 
     def _may(self, parts: list[Numbers], source: Numbers, event: Numbers) -> Any:
@@ -392,12 +401,13 @@ class Search:
             return Found(self._num_states, self._num_events, False, "", [])
         stuck = without_end(self._space, seen)
         if stuck is not None:
-            return self._breaks("waits: somebody waits for ever, whatever happens but faults", stuck)
+            why = "waits: somebody waits for ever, whatever happens but faults"
+            return self._breaks(why, stuck, closed=True)
         return Found(self._num_states, self._num_events, True, "", [])
 
-    def _breaks(self, problem: str, state: int, *events: int) -> Found:
+    def _breaks(self, problem: str, state: int, *events: int, closed: bool = False) -> Found:
         trace = [*self._trace(int(state)), *map(self._space.name, events)]
-        return Found(self._num_states, self._num_events, False, problem, trace)
+        return Found(self._num_states, self._num_events, closed, problem, trace)
 
     def _trace(self, state: int) -> list[str]:
         """One of the shortest ways to a state."""
@@ -421,8 +431,8 @@ class Search:
 def without_end(space: Space, states: Numbers) -> int | None:
     """A state from which no end is reached without faults; None where there is none.
 
-    `states` are all that there are, in order. Without faults the number of those that are left stays
-    the same, and states are ordered by that number first: one range of them after the other.
+    `states` are all that there are, in order. Without faults the number of those that are left
+    stays the same, and states are ordered by that number first: one range of them after the other.
     """
     borders = np.flatnonzero(np.diff(space.left(states))) + 1
     for layer in np.split(states, borders):

@@ -100,7 +100,11 @@ class Trainer:
     """Messages to the trainer. What a connection that is gone still holds is read by nobody."""
     desk: tuple[int, int] | None = None
     """The lease that the server holds for its queue: age of the connection, number. The trainer
-    does not know it."""
+    does not know it, nor these two."""
+    is_up: bool = True
+    """Whether there is a server."""
+    is_safe: bool = False
+    """Whether no fault can come any more."""
 
     def copy(self) -> Trainer:
         """The same, to be changed."""
@@ -111,6 +115,7 @@ class Trainer:
         written again."""
         lasting = (
             self.state, self.comes_back, self.was_put_back, self.used, self.has_end, self.desk,
+            self.is_up, self.is_safe,
             tuple(sorted((age, said) for age, said in self.up.items() if said)), self.down,
         )  # fmt: skip
         # The next process begins with what lasts.
@@ -148,7 +153,6 @@ class Lease(NamedTuple):
 class View(NamedTuple):
     """What a trainer's moves depend on at the server."""
 
-    is_up: bool = False
     is_lost: bool = False
     is_undecided: bool = False
     missing: tuple[int, ...] = ()
@@ -202,8 +206,8 @@ class Server:
         """What the trainer of a queue can see of it."""
         missing, member = self.membership.missing(), self.members[queue]
         if not member.has_lease:
-            return View(True, missing=tuple(missing))
-        return View(True, not member.lives, member.undecided, tuple(missing))
+            return View(missing=tuple(missing))
+        return View(not member.lives, member.undecided, tuple(missing))
 
     def grow_old(self, queue: int, connections: int, processes: int) -> None:
         """Newer connections and processes of a queue's trainer have come."""
@@ -265,9 +269,15 @@ class Trainers:
         limits = self.limits
         return len(range(queue, limits.batches, limits.queues))
 
+    def first(self, queue: int, *, is_safe: bool) -> Trainer:
+        """A trainer before anything has happened."""
+        one = Trainer(queue, is_safe=is_safe)
+        self.settle(one)
+        return one
+
     def moves(self, one: Trainer, view: View) -> Iterator[Move]:
         """All that a trainer may do next."""
-        found = [*self._comings(one, view), *self._goings(one, view), *self._hearings(one, view)]
+        found = [*self._comings(one, view), *self._goings(one, view), *self._hearings(one)]
         for name, do, *rest in found:
             new = one.copy()
             try:
@@ -281,13 +291,14 @@ class Trainers:
                 yield Move(name, new, call, *rest)
 
     def settle(self, one: Trainer) -> None:
-        """Let happen at once what changes nothing that anybody could see, whenever it happens.
+        """Let happen at once what differs in nothing, whenever it happens.
 
-        Each such step can be taken before or after any other, with the same outcome, and none takes
-        it away but what makes it void: a confluent silent step, which leads to a state that is
-        branching bisimilar (Groote and van de Pol, "State space reduction using partial
-        tau-confluence", MFCS 2000). So states before it need not be told from those after it, for
-        what holds in each state and for what can still be reached.
+        Each step that is taken here is silent: nobody but this trainer sees it. And it is
+        confluent: whatever else may happen before it may also happen after it, with one outcome, in
+        which such steps may at the most have become void. So the state before it and the state
+        after it are branching bisimilar, and need not be told apart, neither for what holds in each
+        state nor for what can still be reached (Groote and van de Pol, "State space reduction
+        using partial tau-confluence", MFCS 2000).
         """
         # The server drops what belongs to no lease that it holds over that connection. Such a lease
         # comes only from a question over the same connection, which is heard later.
@@ -295,18 +306,46 @@ class Trainers:
             while said and _is_void(said[0], age, one.desk):
                 said = said[1:]
             one.up[age] = said
-        # A batch that is received is seen by its own user only, and whoever dies or is put back
-        # loses it all the same. Only a connection that breaks loses it and spares its consumer.
-        if self.limits.breaks == 0:
-            while one.down and one.down[0][0] == "batch":
-                self._take(one)
+        while self._takes_at_once(one):
+            self._take(one)
+            # A trainer without a queue asks for it in any case, and what it says does not change
+            # while it waits. If it may die first, it may also not ask.
+        if one.is_safe and one.is_up:
+            if one.state == "idle":
+                self._ask(one)
+            elif one.state == "down" or (one.state == "failed" and not one.down):
+                self._launch(one)
+
+    def _takes_at_once(self, one: Trainer) -> bool:
+        """Whether the next message may be heard at once. Whatever the server says meanwhile comes
+        after that message."""
+        if not one.down:
+            return False
+        kind, *rest = one.down[0]
+        is_mine = bool(rest) and rest[0] == one.lease
+        if kind in ("batch", "end") and not is_mine:
+            # It is dropped; the lease becomes another only with a later message.
+            return True
+        if kind == "batch":
+            # Only its user sees that it is there. Whoever dies or is put back loses it all the
+            # same; only a connection that breaks loses it and spares its consumer.
+            return self.limits.breaks == 0
+        # A trainer that may die first may also never hear it.
+        if not one.is_safe:
+            return False
+        # What its user is handed meanwhile is told, or lost with the process.
+        is_unhanded = one.begun and one.used < one.received
+        if one.state == "streaming" and kind in ("fault", "lost"):
+            # The user may still begin, be handed what is there, or be done.
+            return one.begun and not is_unhanded and not one.has_end
+        return kind in ("end", "lost") or one.state == "failed" or not is_unhanded
 
     def _comings(self, one: Trainer, view: View) -> Iterator[tuple[Any, ...]]:
         who = f"trainer {one.queue}"
-        if one.state == "idle" and view.is_up:
+        if one.state == "idle" and one.is_up:
             yield f"{who} asks", self._ask
         ended = one.state == "down" or (one.state == "failed" and not one.down)
-        if ended and view.is_up:
+        if ended and one.is_up:
             yield f"{who} is launched", self._launch
         if one.state == "streaming" and not one.begun:
             yield f"user {one.queue} begins", self._begin
@@ -326,22 +365,23 @@ class Trainers:
         who, streams = f"trainer {one.queue}", one.state == "streaming"
         if one.has_end and one.begun and one.used == one.received and streams:
             yield f"{who} says goodbye", self._say_bye
-        if streams and not one.rejoins and view.missing:
+        waits = streams and not one.rejoins and not one.down and not any(one.up.values())
+        if waits and view.missing:
             # Who starts waits for all others, however long, and its user is told for whom. Where
             # one of those has had everything and will not come, that ends the wait which can know
-            # it: whoever began the trainers.
+            # it: whoever began the trainers. Who does so too early lets a trainer die.
             yield (
-                f"{who} is begun again, to come back", lambda t: self._end_process(t, view),
+                f"{who} is begun again, to come back", self._end_process,
                 "", view.missing,
             )  # fmt: skip
         if streams or one.state == "opening":
-            yield f"{who} dies", lambda t: self._end_process(t, view), "deaths"
+            yield f"{who} dies", self._end_process, "deaths"
         if streams:
-            yield f"connection {one.queue} breaks", lambda t: self._break(t, view), "breaks"
+            yield f"connection {one.queue} breaks", self._break, "breaks"
 
-    def _hearings(self, one: Trainer, view: View) -> Iterator[tuple[Any, ...]]:
+    def _hearings(self, one: Trainer) -> Iterator[tuple[Any, ...]]:
         for age, said in one.up.items():
-            if said and view.is_up:
+            if said and one.is_up:
                 old = f" over connection -{age}" if age else ""
                 name = f"server hears {said[0][0]} of {one.queue}{old}"
                 yield name, lambda t, age=age: self._is_heard(t, age)
@@ -359,7 +399,7 @@ class Trainers:
             start = None
         has_position = one.comes_back or one.start > 0
         undecided = not (has_position or one.begun or one.received > one.start)
-        one.says(("open", start, one.rejoins, undecided, one.ended))
+        one.says(("open", 0, start, one.rejoins, undecided, one.ended))
 
     def _launch(self, one: Trainer) -> None:
         """A new process, where the old one stood when it died."""
@@ -367,6 +407,7 @@ class Trainers:
             one.queue, comes_back=one.comes_back, was_put_back=one.was_put_back, used=one.used,
             has_end=one.has_end and one.used == self.share(one.queue), rejoins=one.comes_back,
             start=one.used, received=one.used, up=one.up, down=one.down, desk=one.desk,
+            is_up=one.is_up, is_safe=one.is_safe,
         )  # fmt: skip
         for name in Trainer.__slots__:
             setattr(one, name, getattr(new, name))
@@ -393,22 +434,25 @@ class Trainers:
         one.down = ()
         one.state = "done"
 
-    def _end_process(self, one: Trainer, view: View) -> Call:
+    def _end_process(self, one: Trainer) -> Call:
         one.state, one.comes_back = "down", True
-        return self._cut(one, view, 1)
+        return self._cut(one, 1)
 
-    def _break(self, one: Trainer, view: View) -> Call:
+    def _break(self, one: Trainer) -> Call:
         one.state, one.lease = "idle", -1
-        return self._cut(one, view, 0)
+        return self._cut(one, 0)
 
-    def _cut(self, one: Trainer, view: View, processes: int) -> Call:
+    def _cut(self, one: Trainer, processes: int) -> Call:
         """The connection is gone; what was said over it before is still heard."""
-        if view.is_up:
+        if one.is_up:
             one.says(("gone",))
         return self._grow_old(one, processes)
 
     def _grow_old(self, one: Trainer, processes: int) -> Call:
-        one.up = {age + 1: said for age, said in one.up.items()}
+        one.up = {
+            age + 1: tuple([_of_older(message, processes) for message in said])
+            for age, said in one.up.items()
+        }
         one.down = ()
         if one.desk is not None:
             one.desk = one.desk[0] + 1, one.desk[1]
@@ -417,9 +461,7 @@ class Trainers:
     def _is_heard(self, one: Trainer, age: int) -> Call:
         message, *left = one.up[age]
         one.up[age] = tuple(left)
-        # Who asked over a connection that is gone was another process, or this one before.
-        process = int(age > 0 and one.state == "down")
-        return "hear", one.queue, age, process, message
+        return "hear", one.queue, age, message
 
     def _take(self, one: Trainer) -> Call | None:
         """A trainer hears a message."""
@@ -478,36 +520,56 @@ class Trainers:
     def after(self, one: Trainer, deeds: tuple[Deed, ...]) -> Trainer:
         """The trainer after what was done to it."""
         new = one.copy()
-        for kind, *rest in deeds:
-            match kind:
-                case "say":
-                    # A connection that is gone takes nothing any more.
-                    if rest[0] == 0 and new.state != "done":
-                        new.hears(rest[1])
-                case "lease":
-                    (new.desk,) = rest
-                case "tell ended":
-                    if new.state == "streaming":
-                        (new.ended,) = rest
-                case "count used":
-                    # Trainers that were put back stand behind what they had used once.
-                    if rest[0] > new.used and not new.was_put_back:
-                        raise Violation(
-                            f"stored: queue {new.queue} counts as having used {rest[0]} batches, "
-                            f"and its user was handed {new.used}"
-                        )
-                case "lose":
-                    new.up.clear()
-                    new.desk = None
-                    if new.state in ("opening", "streaming"):
-                        new.hears(("lost",))
-                case "put back":
-                    at_round, is_up = rest
-                    self._end_process(new, View(is_up))
-                    new.comes_back, new.used, new.has_end = False, at_round, False
-                    new.was_put_back = True
+        for name, *rest in deeds:
+            getattr(self, f"_{name}")(new, *rest)
         self.settle(new)
         return new
+
+    def _say(self, one: Trainer, age: int, message: Message) -> None:
+        # A connection that is gone takes nothing any more.
+        if age == 0 and one.state != "done":
+            one.hears(message)
+
+    def _note_lease(self, one: Trainer, age: int, number: int) -> None:
+        one.desk = None if number < 0 else (age, number)
+
+    def _note_answer(self, one: Trainer) -> None:
+        """What was heard has been answered."""
+
+    def _tell_ended(self, one: Trainer, ended: tuple[int, ...]) -> None:
+        # This news follows on what opened its lease.
+        is_opening = one.state == "opening" and one.desk is not None and one.desk[0] == 0
+        if one.state == "streaming" or is_opening:
+            one.ended = ended
+
+    def _count_used(self, one: Trainer, num: int) -> None:
+        # Trainers that were put back stand behind what they had used once.
+        if num > one.used and not one.was_put_back:
+            raise Violation(
+                f"stored: queue {one.queue} counts as having used {num} batches, and its user was "
+                f"handed {one.used}"
+            )
+
+    def _note_server(self, one: Trainer) -> None:
+        one.is_up = True
+
+    def _lose_server(self, one: Trainer) -> None:
+        one.up.clear()
+        one.desk, one.is_up = None, False
+        if one.state in ("opening", "streaming"):
+            one.hears(("lost",))
+
+    def _put_back(self, one: Trainer, at_round: int) -> None:
+        self._end_process(one)
+        one.comes_back, one.used, one.has_end, one.was_put_back = False, at_round, False, True
+
+    def _note_safety(self, one: Trainer) -> None:
+        one.is_safe = True
+
+
+def _of_older(message: Message, processes: int) -> Message:
+    """The message, where so many newer processes have come."""
+    return ("open", message[1] + processes, *message[2:]) if message[0] == "open" else message
 
 
 def _is_void(message: Message, age: int, desk: tuple[int, int] | None) -> bool:
@@ -562,6 +624,7 @@ class Servers:
         try:
             if name == "come":
                 answer.server = self.first()
+                answer.come()
             elif name != "nothing":
                 getattr(answer, name)(*rest)
             answer.settle()
@@ -625,12 +688,16 @@ class _Answer:
     def put_back(self, at_round: int) -> None:
         for queue, deeds in enumerate(self.deeds):
             self.grow_old(queue, 1, 1)
-            deeds.append(("put back", at_round, self.server is not None))
+            deeds.append(("put_back", at_round))
+
+    def come(self) -> None:
+        for deeds in self.deeds:
+            deeds.append(("note_server",))
 
     def die(self) -> None:
         self.server = None
         for deeds in self.deeds:
-            deeds.append(("lose",))
+            deeds.append(("lose_server",))
 
     def send(self, queue: int) -> None:
         up, lease = self._up, self._up.leases[queue]
@@ -655,15 +722,15 @@ class _Answer:
     def pass_lease(self, queue: int) -> None:
         self._up.members[queue].out_of_step_since = -LEASE_S
 
-    def hear(self, queue: int, age: int, process: int, message: Message) -> None:
-        self._hear(queue, age, process, *message)
-        self.deeds[queue].append(("settle",))
+    def hear(self, queue: int, age: int, message: Message) -> None:
+        self._hear(queue, age, *message)
+        self.deeds[queue].append(("note_answer",))
 
-    def _hear(self, queue: int, age: int, process: int, kind: str, *rest: Any) -> None:
+    def _hear(self, queue: int, age: int, kind: str, *rest: Any) -> None:
         lease = self._up.leases[queue]
         is_mine = lease is not None and lease.age == age
         if kind == "open":
-            self._open(queue, age, process, *rest)
+            self._open(queue, age, *rest)
         elif kind == "gone":
             if is_mine:
                 self._tell(ms.Died(queue))
@@ -696,7 +763,7 @@ class _Answer:
             raise Violation(f"holders: queue {queue} has two")
         number = (1 if mine is None else mine.number + 1) % 4
         self._up.leases[queue] = Lease(age, number)
-        self.deeds[queue].append(("lease", (age, number)))
+        self.deeds[queue].append(("note_lease", age, number))
         self._say(queue, age, ("opened", number))
         self._perform(ms.TellWaiting())
 
@@ -742,7 +809,7 @@ class _Answer:
                 _, ended = self._up.membership.news()
                 for queue, lease in enumerate(self._up.leases):
                     if lease is not None:
-                        self.deeds[queue].append(("tell ended", ended))
+                        self.deeds[queue].append(("tell_ended", ended))
 
     def _say(self, queue: int, age: int, message: Message) -> None:
         self.deeds[queue].append(("say", age, message))
@@ -758,7 +825,7 @@ class _Answer:
             raise Violation(f"holders: the lease of queue {queue} ended twice")
         self._up.taken[queue] -= len(lease.under_way)
         self._up.leases[queue] = None
-        self.deeds[queue].append(("lease", None))
+        self.deeds[queue].append(("note_lease", 0, -1))
 
     def _stop(self) -> None:
         up = self._up
@@ -771,13 +838,13 @@ class _Answer:
         for queue, step in enumerate(run.used_steps):
             if step < math.inf:
                 num = (int(step) - queue) // self.limits.queues
-                self.deeds[queue].append(("count used", num))
+                self.deeds[queue].append(("count_used", num))
         if run.stands:
             self._up.head = ms._sent_step(self._up.members[run.stands[0]])
             self._up.firsts = tuple(run.first_steps)
 
     def settle(self) -> None:
-        """Make batches as far as there are slots for them: nobody sees them before they are sent."""
+        """Make batches as far as there are slots: nobody sees them before they are sent."""
         up = self.server
         if up is None:
             return
