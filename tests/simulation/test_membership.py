@@ -23,13 +23,14 @@ LONGER = Limits(batches=5, deaths=1, servers=0, rollbacks=0)
 def test_nothing_breaks_where_one_trainer_dies() -> None:
     found = explore(ONE_DEATH)
     assert (found.closed, found.violation) == (True, "")
-    assert found.states > 20_000
+    assert found.states > 10_000
 
 
 @pytest.mark.parametrize("fault", ["servers", "rollbacks", "hangs", "breaks"])
-def test_nor_where_anything_else_happens_as_far_as_is_looked_at(fault: str) -> None:
-    found = explore(NO_FAULT._replace(**{fault: 1}), most=3000)
-    assert not found.violation, found.trace
+def test_nor_where_anything_else_happens(fault: str) -> None:
+    found = explore(NO_FAULT._replace(**{fault: 1}))
+    assert (found.closed, found.violation) == (True, ""), found.trace
+    assert found.states > 5_000
 
 
 # ---- each invariant fails where the code is wrong
