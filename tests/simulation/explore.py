@@ -38,6 +38,7 @@ from simulation.model import (
     Limits,
     Server,
     Servers,
+    Standing,
     Trainer,
     Trainers,
     View,
@@ -166,7 +167,8 @@ class Space:
         self._packing = Packing(math.prod(bases), self.queues)
         self._left = math.prod(bases) - 1
         self.problems = Register()
-        self._names, self._calls, self._deeds, self._views = (Register() for _ in range(4))
+        self._names, self._calls, self._deeds = Register(), Register(), Register()
+        self._views, self._standings = Register(), Register()
         self._calls(NO_CALL)
         self._deeds(())
         self._safety = self._deeds((("note_safety",),))
@@ -181,6 +183,7 @@ class Space:
         self._choices = Table(self._find_choices)
         self._moves = [Table(self._finder(self._find_moves, i)) for i in range(self.queues)]
         self._seen = [Table(self._finder(self._find_view, i)) for i in range(self.queues)]
+        self._stands = [Table(self._finder(self._find_standing, i)) for i in range(self.queues)]
         self._checks = [Table(self._finder(self._find_problem, i)) for i in range(self.queues)]
         self._done = [Table(self._finder(self._find_trainer, i)) for i in range(self.queues)]
         # An answer: the server's state after it, the deeds to each trainer.
@@ -233,11 +236,16 @@ class Space:
         up = self._server[server]
         return self._views(View() if up is None else up.view(queue))
 
-    def _find_problem(self, queue: int, server: int, trainer: int) -> int:
+    def _find_standing(self, queue: int, server: int, _: int) -> int:
         up = self._server[server]
         try:
-            if up is not None:
-                self._servers.check(up, self._trainer[queue][trainer])
+            return self._standings(Standing(None, math.inf) if up is None else up.standing(queue))
+        except Violation as error:
+            return -1 - self.problems(str(error))
+
+    def _find_problem(self, queue: int, standing: int, trainer: int) -> int:
+        try:
+            self._trainers.check(self._trainer[queue][trainer], self._standings[standing])
         except Violation as error:
             return -1 - self.problems(str(error))
         return 0
@@ -285,8 +293,11 @@ class Space:
     def problem(self, states: Numbers) -> tuple[int, str] | None:
         """The first of these states in which an invariant does not hold, and why."""
         _, server, *trainers = self._packing.unpack(states)
-        found = [check(server, one) for check, one in zip(self._checks, trainers, strict=True)]
-        worst = np.min(found, axis=0)
+        worst = np.zeros_like(server)
+        for i, one in enumerate(trainers):
+            standing = self._stands[i](server, np.zeros_like(server))
+            worst = np.minimum(worst, standing)
+            worst = np.minimum(worst, self._checks[i](np.maximum(standing, 0), one))
         at = int(np.argmin(worst))
         return None if worst[at] == 0 else (at, self.problems[-1 - int(worst[at])])
 

@@ -18,10 +18,10 @@ something has happened, and in nothing else, are one.
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from feeder.errors import ProtocolError
@@ -108,7 +108,9 @@ class Trainer:
 
     def copy(self) -> Trainer:
         """The same, to be changed."""
-        return replace(self, up=self.up.copy())
+        new = Trainer(*_OF_TRAINER(self))
+        new.up = self.up.copy()
+        return new
 
     def key(self) -> tuple[Any, ...]:
         """What tells two trainers of a queue apart. Left out is what nothing depends on until it is
@@ -141,6 +143,11 @@ class Trainer:
         self.down = (*self.down, message)
 
 
+_OF_TRAINER = attrgetter(*Trainer.__slots__)
+_MEMBER = [one.name for one in fields(ms.Member)]
+_OF_MEMBER = attrgetter(*_MEMBER)
+
+
 class Lease(NamedTuple):
     """A lease as the server's desk knows it."""
 
@@ -156,6 +163,15 @@ class View(NamedTuple):
     is_lost: bool = False
     is_undecided: bool = False
     missing: tuple[int, ...] = ()
+
+
+class Standing(NamedTuple):
+    """Where a server thinks that the consumer of a queue stands."""
+
+    lease: Lease | None
+    """The lease, without what is under way."""
+    step: float
+    """The next batch that it would send; infinity after the last."""
 
 
 @dataclass(slots=True)
@@ -184,13 +200,18 @@ class Server:
 
     def copy(self) -> Server:
         """The same, to be changed."""
-        membership = copy.copy(self.membership)
-        membership.members = [copy.copy(one) for one in membership.members]
+        # `copy.copy` and `dataclasses.replace` would take most of an exploration's time.
+        old = self.membership
+        membership = type(old).__new__(type(old))
+        membership.__dict__.update(old.__dict__)
+        membership.members = [
+            ms.Member(**dict(zip(_MEMBER, _OF_MEMBER(one), strict=True))) for one in old.members
+        ]
         # Positions always agree here: what a run began with is asked for by nobody.
         membership._stands = None
-        return replace(
-            self, membership=membership, leases=self.leases.copy(), boxes=self.boxes.copy(),
-            taken=self.taken.copy(),
+        return Server(
+            self.num_batches, membership, self.leases.copy(), self.head, self.firsts,
+            self.boxes.copy(), self.taken.copy(),
         )  # fmt: skip
 
     def key(self) -> tuple[Any, ...]:
@@ -208,6 +229,22 @@ class Server:
         if not member.has_lease:
             return View(missing=tuple(missing))
         return View(not member.lives, member.undecided, tuple(missing))
+
+    def standing(self, queue: int) -> Standing:
+        """Where it thinks that the consumer of a queue stands. Raises `Violation`."""
+        lease, member, box = self.leases[queue], self.members[queue], self.boxes[queue]
+        under_way = () if lease is None else lease.under_way
+        if self.taken[queue] != len(box) + len(under_way):
+            raise Violation(
+                f"slots: {self.taken[queue]} of queue {queue} are taken, and there are {len(box)} "
+                f"batches to be sent and {len(under_way)} under way"
+            )
+        if member.has_lease != (lease is not None):
+            raise Violation(f"holders: queue {queue} has a lease and no member, or none and one")
+        if lease is None or member.ending:
+            return Standing(lease and lease._replace(under_way=()), math.inf)
+        step = self.membership.first_step(ms._sent_step(member), queue)
+        return Standing(lease._replace(under_way=()), step)
 
     def grow_old(self, queue: int, connections: int, processes: int) -> None:
         """Newer connections and processes of a queue's trainer have come."""
@@ -388,6 +425,21 @@ class Trainers:
         if one.down:
             yield f"trainer {one.queue} hears {one.down[0][0]}", self._take
 
+    def check(self, one: Trainer, standing: Standing) -> None:
+        """Raises `Violation` where a server thinks that a trainer stands elsewhere."""
+        queue, lease = one.queue, standing.lease
+        if lease is None or lease.age or lease.number != one.lease or one.state != "streaming":
+            return
+        if one.has_end or standing.step == math.inf:
+            return
+        coming = sum(said[:2] == ("batch", lease.number) for said in one.down)
+        expected = queue + self.limits.queues * (one.received + coming)
+        if standing.step != expected:
+            raise Violation(
+                f"positions: queue {queue} expects batch {expected}, and the server stands at "
+                f"{standing.step}"
+            )
+
     def _ask(self, one: Trainer) -> None:
         one.state = "opening"
         one.rejoins = one.rejoins or one.has_run or one.has_end or bool(one.ended)
@@ -435,8 +487,9 @@ class Trainers:
         one.state = "done"
 
     def _end_process(self, one: Trainer) -> Call:
+        call = self._cut(one, 1)
         one.state, one.comes_back = "down", True
-        return self._cut(one, 1)
+        return call
 
     def _break(self, one: Trainer) -> Call:
         one.state, one.lease = "idle", -1
@@ -444,7 +497,7 @@ class Trainers:
 
     def _cut(self, one: Trainer, processes: int) -> Call:
         """The connection is gone; what was said over it before is still heard."""
-        if one.is_up:
+        if one.is_up and one.state != "done":
             one.says(("gone",))
         return self._grow_old(one, processes)
 
@@ -637,33 +690,6 @@ class Servers:
         num = self.limits.queues
         membership = self._membership(num, LEASE_S)
         return Server(self.limits.batches, membership, [None] * num, -1, (), [()] * num, [0] * num)
-
-    # ---- what holds in each state
-
-    def check(self, server: Server, one: Trainer) -> None:
-        """Raises `Violation` where a server and one of its trainers break an invariant."""
-        queue = one.queue
-        lease, member, box = server.leases[queue], server.members[queue], server.boxes[queue]
-        under_way = () if lease is None else lease.under_way
-        if server.taken[queue] != len(box) + len(under_way):
-            raise Violation(
-                f"slots: {server.taken[queue]} of queue {queue} are taken, and there are "
-                f"{len(box)} batches to be sent and {len(under_way)} under way"
-            )
-        if member.has_lease != (lease is not None):
-            raise Violation(f"holders: queue {queue} has a lease and no member, or none and one")
-        if lease is None or lease.age or lease.number != one.lease or one.state != "streaming":
-            return
-        if one.has_end or member.ending:
-            return
-        coming = sum(said[:2] == ("batch", lease.number) for said in one.down)
-        expected = queue + self.limits.queues * (one.received + coming)
-        stands = server.membership.first_step(ms._sent_step(member), queue)
-        if stands != expected:
-            raise Violation(
-                f"positions: queue {queue} expects batch {expected}, and the server stands at "
-                f"{stands}"
-            )
 
 
 class _Answer:

@@ -9,7 +9,17 @@ from typing import Any
 import pytest
 
 from simulation.explore import Numbers, Search, Space
-from simulation.model import Limits, Move, Server, Servers, Trainer, Trainers, View, Violation
+from simulation.model import (
+    Limits,
+    Move,
+    Server,
+    Servers,
+    Standing,
+    Trainer,
+    Trainers,
+    View,
+    Violation,
+)
 
 NO_FAULT = Limits(batches=2, deaths=0, servers=0, rollbacks=0)
 FAULTS = ["deaths", "servers", "rollbacks", "hangs"]
@@ -85,19 +95,16 @@ def test_what_is_not_told_apart_does_the_same(fault: str) -> None:
     def pairs(keys: Numbers) -> list[tuple[int, int]]:
         return [(key >> 32, key & 0xFFFFFFFF) for key in keys.tolist()]
 
-    servers = space._servers
     for queue in range(space.queues):
         for number, view in pairs(space._moves[queue]._keys):
             compare(space.trainers[queue, number], moves, space, space._views[view])
         for number, deeds in pairs(space._done[queue]._keys):
             compare(space.trainers[queue, number], space._trainers.after, space._deeds[deeds])
-        for server, number in pairs(space._checks[queue]._keys):
-            if server:
-                compare(space.servers[server], servers.check, space._trainer[queue][number])
-                compare(space.trainers[queue, number], check, space, space._server[server])
+        for standing, number in pairs(space._checks[queue]._keys):
+            compare(space.trainers[queue, number], check, space, space._standings[standing])
     for server, call in pairs(space._answer._keys):
         if server:
-            compare(space.servers[server], servers.after, space._calls[call])
+            compare(space.servers[server], space._servers.after, space._calls[call])
     for twins in space.servers.values():
         compare(twins, choices_and_views, space)
     assert num_twins > 100
@@ -107,12 +114,14 @@ def moves(trainer: Trainer, space: Space, view: View) -> list[Move]:
     return [*space._trainers.moves(trainer, view)]
 
 
-def check(trainer: Trainer, space: Space, server: Server) -> None:
-    space._servers.check(server, trainer)
+def check(trainer: Trainer, space: Space, standing: Standing) -> None:
+    space._trainers.check(trainer, standing)
 
 
 def choices_and_views(server: Server, space: Space) -> list[Any]:
-    return [*space._servers.choices(server), *map(server.view, range(space.queues))]
+    queues = range(space.queues)
+    seen = [*map(server.view, queues), *map(server.standing, queues)]
+    return [*space._servers.choices(server), *seen]
 
 
 # ---- what is taken at once
