@@ -116,27 +116,39 @@ class Table:
         return self._values[at]
 
 
-class Packing:
-    """A state as one number: its parts one after the other, each in so many bits."""
+class Full(Exception):
+    """A part of a state has grown too large a number for its bits."""
 
-    def __init__(self, num_left: int, queues: int) -> None:
-        bits = 63 - num_left.bit_length()
-        trainer = min(20, bits * 2 // (2 * queues + 3))
-        self.widths = [num_left.bit_length(), bits - queues * trainer, *[trainer] * queues]
+
+class Packing:
+    """A state as one number: its parts one after the other, each in so many bits.
+
+    `largest` are the largest numbers so far of each part; what is left of 63 bits is shared out.
+    States are in the same order in each packing.
+    """
+
+    def __init__(self, largest: list[int]) -> None:
+        bits = [number.bit_length() for number in largest]
+        spare = 63 - sum(bits)
+        if spare < 0:
+            raise OverflowError("a state has more than 63 bits")
+        # The first part, the faults that are left, does not grow.
+        share, more = divmod(spare, len(bits) - 1)
+        self._widths = [bits[0], bits[1] + share + more, *(one + share for one in bits[2:])]
 
     def pack(self, parts: list[Numbers]) -> Numbers:
         """The states of these parts."""
         packed = np.zeros_like(parts[0])
-        for part, width in zip(parts, self.widths, strict=True):
-            if part.size and part.max() >> width:
-                raise OverflowError(f"{part.max()} is too large a number for {width} bits")
+        for part, width in zip(parts, self._widths, strict=True):
+            if part.size and int(part.max()) >> width:
+                raise Full
             packed = (packed << width) | part
         return packed
 
     def unpack(self, packed: Numbers) -> list[Numbers]:
         """The parts of these states."""
         parts = []
-        for width in reversed(self.widths):
+        for width in reversed(self._widths):
             parts.append(packed & ((1 << width) - 1))
             packed = packed >> width
         return parts[::-1]
@@ -164,7 +176,6 @@ class Space:
         self._bases = np.array([1, *bases])
         # Faults that are left are one number: so much less is left after a fault of each kind.
         self._weights = np.array([0, *(math.prod(bases[:i]) for i in range(len(bases)))])
-        self._packing = Packing(math.prod(bases), self.queues)
         self._left = math.prod(bases) - 1
         self.problems = Register()
         self._names, self._calls, self._deeds = Register(), Register(), Register()
@@ -186,6 +197,7 @@ class Space:
         self._stands = [Table(self._finder(self._find_standing, i)) for i in range(self.queues)]
         self._checks = [Table(self._finder(self._find_problem, i)) for i in range(self.queues)]
         self._done = [Table(self._finder(self._find_trainer, i)) for i in range(self.queues)]
+        self._packing = Packing(self._largest)
         # An answer: the server's state after it, the deeds to each trainer.
         self._answers = Rows(1 + self.queues)
         self._answer = Table(self._find_answer)
@@ -267,6 +279,16 @@ class Space:
         return self._answers.append(self._number_server(new), *numbers)
 
     # ---- many states at a time
+
+    @property
+    def _largest(self) -> list[int]:
+        return [self._left, len(self._server), *map(len, self._trainer)]
+
+    def pack_anew(self) -> Callable[[Numbers], Numbers]:
+        """Give larger numbers room; returns what changes the states that there are."""
+        old, new = self._packing, Packing(self._largest)
+        self._packing = new
+        return lambda states: new.pack(old.unpack(states))
 
     def first(self) -> Numbers:
         """The state before anything has happened."""
@@ -383,42 +405,78 @@ class Search:
         self._space = space
         # The states by how many events lead to them, at the least.
         self.levels = [space.first()]
-        self._num_states, self._num_events = 1, 0
+        self.seen = self.levels[0]
+        self._num_events = 0
 
     def run(self, most: float, report: Callable[[int, int], None] | None) -> Found:
         """Look at all states until there are `most` of them."""
-        seen = self.levels[0]
-        while len(self.levels[-1]) and len(seen) < most:
-            found = []
-            for part in _parts(self.levels[-1]):
-                for steps in self._space.steps(part):
-                    self._num_events += len(steps.to)
-                    broken = np.flatnonzero(steps.to < 0)
-                    if len(broken):
-                        at = broken[0]
-                        problem = self._space.problems[-1 - int(steps.to[at])]
-                        return self._breaks(problem, part[steps.source[at]], int(steps.event[at]))
-                    found.append(_apart_from(seen, np.unique(steps.to)))
-            new = np.unique(np.concatenate(found))
-            self.levels.append(new)
-            seen = np.insert(seen, np.searchsorted(seen, new), new)
-            self._num_states = len(seen)
-            problem_at = self._space.problem(new) if len(new) else None
-            if problem_at is not None:
-                return self._breaks(problem_at[1], new[problem_at[0]])
+        while len(self.levels[-1]) and len(self.seen) < most:
+            try:
+                broken = self._look_further()
+            except Full:
+                pack = self._space.pack_anew()
+                self.seen, self.levels = pack(self.seen), [pack(level) for level in self.levels]
+                continue
+            if broken is not None:
+                return broken
             if report is not None:
-                report(len(seen), len(new))
+                report(len(self.seen), len(self.levels[-1]))
         if len(self.levels[-1]):
-            return Found(self._num_states, self._num_events, False, "", [])
-        stuck = without_end(self._space, seen)
+            return Found(len(self.seen), self._num_events, False, "", [])
+        stuck = self._without_end()
         if stuck is not None:
             why = "waits: somebody waits for ever, whatever happens but faults"
             return self._breaks(why, stuck, closed=True)
-        return Found(self._num_states, self._num_events, True, "", [])
+        return Found(len(self.seen), self._num_events, True, "", [])
+
+    def _look_further(self) -> Found | None:
+        """Find all states that follow on the last level; returns what is wrong there."""
+        found, num_events = [], 0
+        for part in _parts(self.levels[-1]):
+            for steps in self._space.steps(part):
+                num_events += len(steps.to)
+                broken = np.flatnonzero(steps.to < 0)
+                if len(broken):
+                    at = broken[0]
+                    problem = self._space.problems[-1 - int(steps.to[at])]
+                    return self._breaks(problem, part[steps.source[at]], int(steps.event[at]))
+                found.append(_apart_from(self.seen, np.unique(steps.to)))
+        new = np.unique(np.concatenate(found))
+        self._num_events += num_events
+        self.levels.append(new)
+        self.seen = np.insert(self.seen, np.searchsorted(self.seen, new), new)
+        wrong = self._space.problem(new) if len(new) else None
+        return None if wrong is None else self._breaks(wrong[1], new[wrong[0]])
+
+    def _without_end(self) -> int | None:
+        """A state from which no end is reached without faults; None where there is none.
+
+        Most steps lead to the next level. So levels are looked at from the last to the first, again
+        and again, but only where no end was found yet.
+        """
+        reaches = self._space.are_over(self.seen)
+        levels = self.levels[::-1]
+        num = -1
+        while num != (num := sum(map(len, levels))):
+            levels = [self._lead_on(level, reaches) for level in levels]
+        return None if not num else int(next(level[0] for level in levels if len(level)))
+
+    def _lead_on(self, level: Numbers, reaches: Any) -> Numbers:
+        """Note which states lead to one that reaches an end; returns the others."""
+        others = [level[:0]]
+        for part in _parts(level):
+            here = np.searchsorted(self.seen, part)
+            left = self._space.left(part)
+            for steps in self._space.steps(part):
+                calm = self._space.left(steps.to) == left[steps.source]
+                leads = reaches[np.searchsorted(self.seen, steps.to[calm])]
+                reaches[here[steps.source[calm][leads]]] = True
+            others.append(part[~reaches[here]])
+        return np.concatenate(others)
 
     def _breaks(self, problem: str, state: int, *events: int, closed: bool = False) -> Found:
         trace = [*self._trace(int(state)), *map(self._space.name, events)]
-        return Found(self._num_states, self._num_events, closed, problem, trace)
+        return Found(len(self.seen), self._num_events, closed, problem, trace)
 
     def _trace(self, state: int) -> list[str]:
         """One of the shortest ways to a state."""
@@ -437,35 +495,6 @@ class Search:
                     event = int(steps.event[hits[0]])
                     return int(part[steps.source[hits[0]]]), self._space.name(event)
         raise LookupError("no state leads there")
-
-
-def without_end(space: Space, states: Numbers) -> int | None:
-    """A state from which no end is reached without faults; None where there is none.
-
-    `states` are all that there are, in order. Without faults the number of those that are left
-    stays the same, and states are ordered by that number first: one range of them after the other.
-    """
-    borders = np.flatnonzero(np.diff(space.left(states))) + 1
-    for layer in np.split(states, borders):
-        sources, targets = [], []
-        for first, part in zip(range(0, len(layer), PART), _parts(layer), strict=True):
-            left = space.left(part)
-            for steps in space.steps(part):
-                calm = space.left(steps.to) == left[steps.source]
-                sources.append((steps.source[calm] + first).astype(np.int32))
-                targets.append(np.searchsorted(layer, steps.to[calm]).astype(np.int32))
-        source, target = np.concatenate(sources), np.concatenate(targets)
-        reaches = space.are_over(layer)
-        while True:
-            leads = reaches[target]
-            reaches[source[leads]] = True
-            open_ = ~reaches[source]
-            source, target = source[open_], target[open_]
-            if not leads.any():
-                break
-        if not reaches.all():
-            return int(layer[np.argmin(reaches)])
-    return None
 
 
 def _apart_from(seen: Numbers, states: Numbers) -> Numbers:
