@@ -85,6 +85,14 @@ class KeepsLeases(Membership):
         return [one for one in done if not (died and isinstance(one, ms.EndLease))]
 
 
+class AttachesTwice(Membership):
+    """A consumer that can take batches is taken for one that could not."""
+
+    def handle(self, event: Any, now: float) -> list[Any]:
+        done = super().handle(event, now)
+        return done + super().handle(event, now) if isinstance(event, ms.Attaches) else done
+
+
 class NeverLooksAgain(Membership):
     """A consumer that is gone while the others wait changes nothing for them."""
 
@@ -101,6 +109,7 @@ class NeverLooksAgain(Membership):
         (StoresWhatWasSent, "stored", LONGER),
         (KeepsLeases, "holders|slots", ONE_DEATH),
         (NeverLooksAgain, "waits", NO_FAULT._replace(hangs=1)),
+        (AttachesTwice, "table", NO_FAULT),
     ],
 )
 def test_an_invariant_fails_where_a_bug_is_planted(
