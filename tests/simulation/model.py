@@ -344,9 +344,11 @@ class Trainers:
                 said = said[1:]
             one.up[age] = said
         while self._takes_at_once(one):
-            self._take(one)
-            # A trainer without a queue asks for it in any case, and what it says does not change
-            # while it waits. If it may die first, it may also not ask.
+            call = self._take(one)
+            # A server that is lost has no lease any more whose connection could grow older.
+            assert call is None or one.desk is None
+        # A trainer without a queue asks for it in any case, and what it says does not change while
+        # it waits. If it may die first, it may also not ask.
         if one.is_safe and one.is_up:
             if one.state == "idle":
                 self._ask(one)
@@ -497,7 +499,8 @@ class Trainers:
 
     def _cut(self, one: Trainer, processes: int) -> Call:
         """The connection is gone; what was said over it before is still heard."""
-        if one.is_up and one.state != "done":
+        # Also where no server is there: another may still hear what was asked meanwhile.
+        if one.state != "done":
             one.says(("gone",))
         return self._grow_old(one, processes)
 
@@ -524,7 +527,7 @@ class Trainers:
             one.lease = -1
             if one.state in ("opening", "streaming"):
                 one.state = "idle"
-            return self._grow_old(one, 0)
+            return self._cut(one, 0)
         if kind == "opened" and one.state == "opening":
             self._take_lease(one, rest[0])
         elif kind == "fault":
