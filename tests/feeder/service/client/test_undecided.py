@@ -8,7 +8,7 @@ from contextlib import ExitStack, suppress
 from itertools import islice
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -21,6 +21,12 @@ from small import WAIT_S, Arrays, Aside, Pure, make
 
 NUM = 200
 """Batches of each of two queues: more than there are slots for a queue that nobody holds."""
+
+
+class At(NamedTuple):
+    """A position in the stream."""
+
+    step: int
 
 
 def two_queues(fetch: Any = None) -> feeder.Coordinator:
