@@ -86,7 +86,9 @@ class Pipeline:
 
     def _make_fetcher(self, start: Position) -> None:
         spec, run, partitions = self._spec, self._run, self._partitions
-        self.budget = BufferBudget(run.max_rows, run.max_bytes, len(self._queues), run.guess_bytes)
+        self.budget = BufferBudget(
+            run.max_rows, run.max_bytes, len(self._queues), run.guess_bytes, TUNING.least_bytes
+        )
         names = CallNames(spec, partitions)
         self.channel = Channel(
             Scheduler(partitions, start, spec.epochs, TUNING),
@@ -126,10 +128,10 @@ class Pipeline:
         )
 
     def _run_fetcher(self) -> None:
-        """Thread body: hold one partition after the other until no call is left."""
+        """Thread body: call partitions, turn after turn, until no call is left."""
         channel, fetcher, batcher = self.channel, self._fetcher, self._batcher
-        while (partition := channel.acquire()) is not None:
-            if fetcher.fill(partition):
+        while (turn := channel.acquire()) is not None:
+            if fetcher.fill(turn):
                 batcher.merge_inline()
             # Not before: what came may be all that somebody waits for.
             fetcher.repeat_first()

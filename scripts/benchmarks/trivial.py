@@ -6,18 +6,17 @@ one thread.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 
 import numpy as np
 
 import feeder
 from contenders import FEED, Contender, Take, timed
 from fetches import SMALL, Array, Fetch, Load, fresh
-from harness import Settings, interleave
+from harness import Settings, interleave, time_of
 from report import Goal, Report, spread
 
 FEEDS, LOOP = "feed", "loop"
@@ -29,11 +28,24 @@ def _no_step() -> None:
     """The consumer does nothing with a batch."""
 
 
+def _count(rounds: int) -> int:
+    value = 0
+    for i in range(rounds):
+        value = (value * 31 + i) & 0xFFFF
+    return value
+
+
+@cache
+def _rounds_of_step() -> int:
+    """Rounds of the loop above that take 50 µs where nothing else runs."""
+    rounds = 10_000
+    taken_s = min(time_of(lambda: _count(rounds)) for _ in range(20))
+    return int(rounds * STEP_S / taken_s)
+
+
 def _python_step() -> None:
     """The consumer runs Python for 50 µs."""
-    end = time.perf_counter() + STEP_S
-    while time.perf_counter() < end:
-        pass
+    _count(_rounds_of_step())
 
 
 def _of_columns(load: Load) -> Fetch:

@@ -27,6 +27,9 @@ class DeviceQueue(Protocol):
     def put(self, batches: list[Batch]) -> None:
         """Add batches, waiting for room; raises `ClosedError` where the queue is closed."""
 
+    def grow(self, capacity: int) -> None:
+        """From now on so many batches may wait here, where that is more than before."""
+
     def yield_to_user(self) -> None:
         """Where the user was waiting for what was put last, wait a moment until it is taken."""
 
@@ -64,6 +67,7 @@ class RoundRobinRouter:
         # With one device every round is complete, so there is nothing to drop or repeat.
         self._policy = spec.last_round if len(queues) > 1 else "uneven"
         self._group: list[Batch] = []
+        self._batch_size = spec.batch_size
         self._most_batches = min(TUNING.group_batches, run.max_rows // spec.batch_size // 2)
         self._most_bytes = min(TUNING.group_bytes, run.max_bytes // 2)
         self._max_rows = run.max_rows
@@ -71,6 +75,14 @@ class RoundRobinRouter:
         self._round: list[Batch] = []  # One that is not complete yet and may have to be dropped.
         # The last batch so far, where it may have to be repeated (`last_round="pad"`).
         self._last: Batch | None = None
+
+    def bound(self, max_rows: int) -> None:
+        """The bound on what is buffered is so many rows."""
+        num_batches = max_rows // self._batch_size
+        self._max_rows = max_rows
+        self._most_batches = min(TUNING.group_batches, num_batches // 2)
+        for queue in self._queues:
+            queue.grow(num_batches // len(self._queues))
 
     def route(self, batch: Batch) -> None:
         """Take a batch, which is handed over with its group."""
@@ -296,7 +308,8 @@ class Batcher:
     def _learn_row_bytes(self) -> None:
         columns = self._assembler.columns
         if self._channel.row_bytes is None and columns is not None and not self._spec.dont_rebatch:
-            self._channel.learn(sum(column.row_bytes for column in columns))
+            row_bytes = sum(column.row_bytes for column in columns)
+            self._router.bound(self._channel.learn(row_bytes))
 
 
 def run_batcher(batcher: Batcher, router: RoundRobinRouter) -> None:
