@@ -97,7 +97,7 @@ class Pipeline:
         spec, run, partitions = self._spec, self._run, self._partitions
         self.budget = BufferBudget(
             max(run.max_rows, self._most_rows), run.max_bytes, len(self._queues), run.guess_bytes,
-            partitions.num_partitions,
+            partitions.num_partitions, TUNING.least_bytes,
         )  # fmt: skip
         names = CallNames(spec, partitions)
         self.channel = Channel(
@@ -138,12 +138,12 @@ class Pipeline:
         )
 
     def _run_fetcher(self, is_first: bool) -> None:
-        """Thread body: hold one partition after the other until no call is left."""
+        """Thread body: call partitions, turn after turn, until no call is left."""
         channel, fetcher, batcher = self.channel, self._fetcher, self._batcher
         if is_first:
             self._begin.call_apart(channel)
-        while (partition := channel.acquire()) is not None:
-            if fetcher.fill(partition):
+        while (turn := channel.acquire()) is not None:
+            if fetcher.fill(turn):
                 batcher.merge_inline()
             # Not before: what came may be all that somebody waits for.
             fetcher.repeat_first()

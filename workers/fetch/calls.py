@@ -267,6 +267,7 @@ class WorkerCalls:
         self._resumed = resumed
         self._origins = origins_of(spec.fetch, spec.cursor)
         self._sizes = sizes
+        self.next_call = partial(spec.fetch, self._worker_id, spec.rows_asked)
 
     def begin_epoch(self, epoch: int) -> int:
         return 0
@@ -302,10 +303,6 @@ class WorkerCalls:
             raise  # No position could hold it, and that is better known before the first row.
         except Exception:
             return None  # It is missed only where somebody has to go back there.
-
-    @property
-    def next_call(self) -> Callable[[], Any]:
-        return partial(self._spec.fetch, self._worker_id, self._spec.rows_asked)
 
     def mark(self) -> bytes:
         self._last_mark = self._encode()

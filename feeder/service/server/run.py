@@ -324,6 +324,9 @@ class Outbox:
         if self.is_urgent:
             self.wake()
 
+    def grow(self, capacity: int) -> None:
+        """Do nothing: slots bound how many batches wait."""
+
     def yield_to_user(self) -> None:
         """Do nothing: the user is in another process, which needs no interpreter of this one."""
 

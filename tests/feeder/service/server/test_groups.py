@@ -37,6 +37,9 @@ class Collecting:
     def put(self, batches: list[Batch]) -> None:
         self.batches += batches
 
+    def grow(self, capacity: int) -> None:
+        """It keeps any number."""
+
     def finish(self, ending: Any) -> None:
         self.endings.put(ending)
 
