@@ -15,7 +15,9 @@ _KIB = 1024
 _MIB = 1024 * 1024
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+# Nobody prints or compares it, and methods that name so many fields take a while to compile at each
+# import.
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False, eq=False)
 class Tuning:
     """The tuning constants. Frozen, so any thread may read them; a test passes its own."""
 

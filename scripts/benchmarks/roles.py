@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -53,6 +54,30 @@ def push(name: str, address: str) -> None:
     context.term()
 
 
+def answer(processor: str) -> None:
+    """One side of a ping-pong: each byte that it reads it writes back."""
+    os.sched_setaffinity(0, {int(processor)})
+    _tell(processor)
+    while byte := os.read(sys.stdin.fileno(), 1):
+        os.write(sys.stdout.fileno(), byte)
+
+
+def pipe(name: str) -> None:
+    """What one writes by hand for small batches: the sending end of `multiprocessing.Pipe`, from a
+    byte on. It sends until it is killed."""
+    from multiprocessing.connection import Connection
+
+    from factories import LOADS
+
+    load = LOADS[name]
+    batch = load.rows(load.batch_size)
+    _tell(name)
+    os.read(sys.stdin.fileno(), 1)
+    sender = Connection(sys.stdout.fileno(), readable=False)
+    while True:
+        sender.send_bytes(batch)
+
+
 def hold(address: str) -> None:
     """A consumer that takes one batch, keeps it and takes no more."""
     import feeder
@@ -86,6 +111,8 @@ def _wait_for_parent() -> None:
 ROLES: Mapping[str, Callable[..., None]] = {
     "serve": serve,
     "push": push,
+    "answer": answer,
+    "pipe": pipe,
     "hold": hold,
     "annoy": annoy,
 }
