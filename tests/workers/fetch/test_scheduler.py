@@ -301,7 +301,7 @@ def test_the_bound_is_on_rows_and_on_bytes() -> None:
 def test_below_some_bytes_the_bound_on_rows_is_as_many_as_have_them(
     row_bytes: int, rows: int
 ) -> None:
-    budget = BufferBudget(10, 10**12, 1, 0, 1024)
+    budget = BufferBudget(10, 10**12, 1, least_bytes=1024)
     budget.learn(row_bytes)
     assert budget.room_rows() == rows
     budget.add(rows - 1, 0)
@@ -311,7 +311,7 @@ def test_below_some_bytes_the_bound_on_rows_is_as_many_as_have_them(
 
 
 def test_the_bound_on_bytes_stands_below_them_too() -> None:
-    budget = BufferBudget(10, 100, 1, 0, 1024)
+    budget = BufferBudget(10, 100, 1, least_bytes=1024)
     budget.learn(10)
     budget.add(9, 90)
     assert budget.below_bound
@@ -390,16 +390,16 @@ def test_small_lists_of_partitions_that_are_behind_do_not_make_a_large_one_forgo
     may begin beside it, however many small ones the others hand over before they come to theirs."""
     num, large, small = 64, 10_000_000, 8_000
     budget = BufferBudget(10**6, 2 * large, 1, small, num)
-    budget.end_list(1, 1, large)
+    end_turn(budget, 1, 1, large)
     budget.add(-1, -large)
     for _ in range(3 * num):
-        budget.end_list(1, 1, small)
+        end_turn(budget, 1, 1, small)
         budget.add(-1, -small)
     budget.num_calling = 0
     while budget.may_call():
-        budget.begin_list()
+        budget.begin_turn()
     assert budget.num_calling == 3
     for _ in range(16 * num * 10):
-        budget.end_list(1, 1, small)
+        end_turn(budget, 1, 1, small)
         budget.add(-1, -small)
     assert budget.list_bytes == small, "in the end it is"
