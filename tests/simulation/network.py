@@ -31,7 +31,7 @@ RECONNECT_S = 0.1
 
 
 class Waker:
-    """Stands for `feeder.service.net.waker.Waker`."""
+    """Stands for `feeder.waking.Waker`."""
 
     def __init__(self) -> None:
         self.number = next(World.current.numbers)

@@ -258,7 +258,7 @@ class ServerProcess:
                 f"waits: {self.name} has waited for {missing} for {self.world.now - since:.1f} s"
             )
 
-    def _start_run(self, resume: Any, first_steps: Any, check: Any) -> None:
+    def _start_run(self, resume: Any, first_steps: Any, check: Any, counting: Any) -> None:
         feed = self.desk.membership
         # Where the feed runs with a consumer, that its queue had ended before is forgotten.
         self.known_ended.difference_update(one.queue for one in feed.members if one.has_lease)
@@ -267,7 +267,7 @@ class ServerProcess:
         starting = [one.queue for one in counted if not one.rejoins]
         if starting and feed.missing():
             raise Violation(f"waits: {self.name} begins without {feed.missing()}: {starting} start")
-        ServedFeed.start_run(self.feed, resume, first_steps, check)
+        ServedFeed.start_run(self.feed, resume, first_steps, check, counting)
 
     def check_slots(self) -> None:
         """At the end, when nobody has a lease: all slots are free."""

@@ -14,9 +14,11 @@ from unittest.mock import patch
 
 import zmq
 
-from feeder.devices import host, one_shot_event
-from feeder.service.client import consumer, data_path
+from feeder import waking
+from feeder.devices import host
+from feeder.service.client import consumer
 from feeder.service.client import io_loop as client_loop
+from feeder.service.client import lease as client_lease
 from feeder.service.net import guard
 from feeder.service.server import io_loop as server_loop
 from feeder.service.server import run as served
@@ -90,9 +92,9 @@ def simulated() -> Iterator[None]:
         (client_loop, "Waker", network.Waker),
         (client_loop, "wait_for", lambda waker, seconds: None),
         (consumer, "ThreadGroup", NoThreads),
-        (data_path, "attach", network.attach),
+        (client_lease, "attach", network.attach),
         (host.HostQueue, "_wait_for_batch", would_wait),
-        (one_shot_event.OneShotEvent, "wait", would_wait),
+        (waking.OneShotEvent, "wait", would_wait),
     ]
     logger = logging.getLogger("feeder")
     is_disabled = logger.disabled

@@ -11,6 +11,7 @@ import pytest
 from feeder.errors import ProtocolError
 from feeder.service.protocol import membership as ms
 from feeder.service.protocol.membership import TABLE, Membership, Move, State
+from feeder.workers.stream.rounds import Place
 from simulation.diagram import draw
 from simulation.explore import Limits, explore
 
@@ -58,7 +59,7 @@ class BeginsAtNewest(Membership):
 class ForgetsWhatWasSent(Membership):
     """A queue goes on where its consumer came from, whatever it was sent since."""
 
-    def note_sent(self, queue: int, num: int, place: ms.Place) -> None:
+    def note_sent(self, queue: int, num: int, place: Place) -> None:
         self.members[queue].sent += num
 
 

@@ -90,6 +90,7 @@ class TrainerProcess:
             hold=plan.hold, rejoins=rejoins, takes_over=takes_over,
             plane=plan.planes[queue],  # type: ignore[arg-type]
             checksum="auto", writable=False, timeout_s=10.0, reconnect_s=600.0, who=self.name,
+            skip=0,
         )  # fmt: skip
         connect: Any = self._connect
         self.loop = loop = ClientLoop(
