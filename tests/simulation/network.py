@@ -98,14 +98,22 @@ class Router:
         self.events: deque[Event] = deque()
         self._begun: list[Any] | None = None
 
+    def send(self, part: Any, flags: int = 0) -> None:
+        """Send a part of a message, as the server does, the consumer's identity first."""
+        self._send([part], flags)
+
     def send_multipart(self, parts: Sequence[Any], flags: int = 0, *, copy: bool = True) -> None:
-        if flags & zmq.SNDMORE:
+        """Send the last parts of a message."""
+        self._send(parts, flags)
+
+    def _send(self, parts: Sequence[Any], flags: int) -> None:
+        if self._begun is None:
             self._link(parts[0])
-            self._begun = list(parts)
-            return
-        begun, self._begun = self._begun, None
-        identity, data, *frames = [*(begun or ()), *parts]
-        self._link(identity).send_down(data, frames)
+        begun = [*(self._begun or ()), *parts]
+        self._begun = begun if flags & zmq.SNDMORE else None
+        if self._begun is None:
+            identity, data, *frames = begun
+            self._link(identity).send_down(data, frames)
 
     def _link(self, identity: bytes) -> Link:
         link = self.links.get(identity)

@@ -27,6 +27,7 @@ from feeder.workers.stream.chunks import Schema
 from feeder.workers.stream.merge import MergedChunks
 from feeder.workers.stream.position import Cut, Frame, Partitions, Span
 from feeder.workers.stream.resuming import Resume, StreamStart
+from feeder.workers.stream.rounds import Turns
 from simulation.world import World
 
 if TYPE_CHECKING:
@@ -135,6 +136,12 @@ class Channel:
         except StopIteration as end:
             return end.value
 
+    def wait_for(self, is_there: Callable[[], bool], seconds: float) -> bool:
+        return is_there()
+
+    def tell(self) -> None:
+        pass
+
     def count(self, rows: int, num_bytes: int, kept: int = 0) -> None:
         pass
 
@@ -154,21 +161,23 @@ class Pipeline:
     def __init__(
         self, spec: StreamSpec, run: RunSpec, name: str, queues: Sequence[DeviceQueue],
         slots: Slots, *, encode: Callable[[Cut], bytes], resume: Resume | None,
-        stats: StreamStats,
+        stats: StreamStats, turns: Turns | None = None,
     ) -> None:  # fmt: skip
+        turns = turns or Turns(0 if resume is None else resume.cut.step)
         self._spec, self._slots = spec, slots
         self._partitions = partitions = Partitions(num_partitions=1, pure=True, arrival=False)
         self._begin = begin = StreamStart(spec, run, partitions, resume, stats.fetch)
-        frame = Frame(partitions, encode, spec.epochs, spec.axes)
+        frame = Frame(partitions, encode, spec.epochs, spec.axes, turns.dealing)
         self.schema = Schema(spec.names, spec.axes, known=begin.columns)
         self.channel: Any = Channel()
         self._assembler = Assembler(
             spec, frame, self.schema, slots, num_devices=len(queues), epoch=begin.epoch,
-            index=begin.index, step=begin.step, expected=begin.expected,
+            index=begin.index, step=begin.step, turns=turns, expected=begin.expected,
         )  # fmt: skip
         self._router = RoundRobinRouter(
-            queues, self.channel, self._assembler, spec, run, stats.made, None, needs_room=False
-        )
+            queues, self.channel, self._assembler, spec, run, made=stats.made, report=None,
+            slots=slots,
+        )  # fmt: skip
         self._server = slots.server
         self._draws = World.current.draws(f"{self._server.name} run {self._server.next_run()}")
         self._work = self._make()
@@ -216,6 +225,7 @@ class Pipeline:
     def _make(self) -> Generator[int | None, None, None]:
         """What `Batcher.run` does; gives the device for whose slots it waits, or None."""
         spec, assembler, router = self._spec, self._assembler, self._router
+        self._begin.call_apart(self.channel)
         leftover = self._begin.leftover_chunks(self.schema, self.channel)
         if leftover is not None:
             yield from self._take(leftover)
@@ -228,7 +238,7 @@ class Pipeline:
             first, chunks, ended = position.calls[0], [], False
             for index in range(first, first + self._draws.randint(1, 4)):
                 try:
-                    chunks.append(spec.fetch(Call(index, position.epoch, 0, spec.batch_size, 0)))
+                    chunks.append(spec.fetch(Call(index, position.epoch, 0, spec.rows_asked, 0)))
                 except StopIteration:
                     ended = True
                     break
@@ -242,6 +252,9 @@ class Pipeline:
                 position = self._partitions.next_epoch(position)
                 for batch in assembler.end_epoch(position):
                     router.route(batch)
+                if assembler.ends_round(position.epoch):
+                    router.end_epoch(assembler.start_of(position))
+                    assembler.begin_round()
             router.flush()
             yield None
         router.finish(assembler.start_of(position))
