@@ -105,7 +105,8 @@ class Member:
     """Whether the queue had ended before its consumer came. That counts again where the consumer
     goes before the feed has run with it, and is forgotten where the feed runs."""
     is_hearsay: bool = False
-    """Whether that it has ended is known only from another queue's consumer."""
+    """Whether that it has ended may be out of date: another queue's consumer says so, or somebody
+    has come for it since and is gone."""
     who: str = ""
     """The consumer, in words for messages."""
     consumer: bytes = b""
@@ -529,7 +530,12 @@ class Membership:
     def _lose(self, one: EndLease | SendAway, now: float, move: Move = Move.DIES) -> list[Any]:
         member = self.members[one.queue]
         self._move(member, Move.ENDS if member.had_ended else move)
-        self.members[one.queue] = Member(queue=one.queue, state=member.state)
+        self.members[one.queue] = gone = Member(queue=one.queue, state=member.state)
+        if member.had_ended and move is Move.DIES:
+            # It had come for a queue that had ended, and its process may live and come again: the
+            # end is the last word once it has had the time.
+            gone.is_hearsay, self._trusts_at = True, now + self.lease_s
+            self._look_by(self._trusts_at)
         return [one, *self._look_again(now)]
 
     # ---- what members are sent and say

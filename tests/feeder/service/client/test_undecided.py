@@ -228,3 +228,20 @@ def test_who_came_and_took_no_part_leaves_the_others_as_they_were() -> None:
         feed.handle(Attaches(queue), 0.0)
     feed.handle(Died(1), 0.0)
     assert feed.missing() == [1]
+
+
+def test_an_end_is_not_the_last_word_while_somebody_who_came_since_may_come_again() -> None:
+    """Else a server that ends once all have had everything would end under a job that was put back
+    to an older checkpoint and whose connection broke at that moment."""
+    feed = Membership(1, 30.0)
+    feed.handle(Asks(0, "somebody"), 0.0)
+    feed.handle(Attaches(0), 0.0)
+    feed.note_ending(0, "end")
+    feed.handle(Left(0), 0.0)
+    assert feed.are_all_done(0.0)
+    feed.handle(Asks(0, "somebody else"), 1.0)
+    feed.handle(Died(0), 1.0)
+    assert feed.missing() == [], "nobody waits for it"
+    assert not feed.are_all_done(1.0)
+    assert feed.look_at == 31.0
+    assert feed.are_all_done(31.0)
