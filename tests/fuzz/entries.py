@@ -239,7 +239,8 @@ def _make_fingerprint(chance: Random) -> bytes:
 
 
 def _identify(data: bytes) -> None:
-    fields = {**msgpack.unpackb(coding.encode(_OPENED)), "fingerprint": data}
+    opened = msgpack.unpackb(coding.encode(_OPENED))
+    fields = {**opened, "name": "train", "number": 0, "token": _TOKEN, "fingerprint": data}
     message = coding.decode(msgpack.packb(fields), from_consumer=False)
     assert isinstance(message, Opened)
     assert len(identity_of(message).id.fingerprint) == 8

@@ -76,7 +76,10 @@ def identity_of(opened: say.Opened) -> Identity:
     except (TypeError, ValueError) as error:
         raise errors.ProtocolError(f"server sent a fingerprint that is none: {error}") from error
     identity = Identity(opened.name, opened.number, fingerprint, opened.epochs)
-    return identity._replace(began=RemotePosition(identity, opened.token).cut())
+    try:
+        return identity._replace(began=RemotePosition(identity, opened.token).cut())
+    except errors.FeedError as error:
+        raise errors.ProtocolError(f"server sent a position that is none: {error}") from error
 
 
 class RemotePosition:
