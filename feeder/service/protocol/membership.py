@@ -9,6 +9,10 @@ so all queues must stand at the same round. *rejoin*: it goes on within the same
 positions may differ. Whoever comes, the feed begins again at the oldest position of all queues, and
 batches that a queue has had are made again and discarded: a start, a failover and a lost trainer
 are one way.
+
+Where a queue is shared, each of its replicas is a member of its own, in a seat of its own: all that
+is said of a queue here holds for each of its seats. Only which batches a seat is dealt, its queue
+says.
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ from enum import Enum
 from typing import Any, Literal, NamedTuple, Protocol
 
 from feeder.errors import FeedError, LeaseLost, ProtocolError, ResumeError
+from feeder.service.protocol.seats import seat_name
 
 # After a failover trainers find the new server within a second or so of each other. One that does
 # not may have had everything while no server was there, so the others must not wait for long.
@@ -88,9 +93,13 @@ class Start(NamedTuple):
 
 @dataclass(slots=True, kw_only=True)
 class Member:
-    """What is known of one queue and its consumer. Written by `Membership` alone."""
+    """What is known of one seat and its consumer. Written by `Membership` alone."""
 
+    seat: int
     queue: int
+    """The queue whose batches it is given."""
+    name: str
+    """The seat, in words for messages."""
     state: State = State.ABSENT
     hangs: bool = False
     """Whether its lease has run out. Its connection stands, so it may be heard of again; until then
@@ -180,9 +189,9 @@ class Member:
 
 
 class Asks(NamedTuple):
-    """A consumer asks for a queue."""
+    """A consumer asks for a seat."""
 
-    queue: int
+    seat: int
     who: str
     consumer: bytes = b""
     attempt: int = 0
@@ -191,7 +200,7 @@ class Asks(NamedTuple):
     undecided: bool = False
     takes_over: bool = False
     ended: tuple[int, ...] = ()
-    """The queues that have had everything, as it was told by a server before this one."""
+    """The seats that have had everything, as it was told by a server before this one."""
     is_known: bool = False
     """Whether it had its position, or that it has none, from this server."""
 
@@ -199,13 +208,13 @@ class Asks(NamedTuple):
 class Attaches(NamedTuple):
     """A member can take batches."""
 
-    queue: int
+    seat: int
 
 
 class Used(NamedTuple):
     """A member says that it lives, and how far its user is."""
 
-    queue: int
+    seat: int
     num: int = 0
     """How many of its batches its user was handed."""
     pending: int = 0
@@ -218,19 +227,19 @@ class Used(NamedTuple):
 class Died(NamedTuple):
     """The connection of a member is dead."""
 
-    queue: int
+    seat: int
 
 
 class Left(NamedTuple):
     """A member says goodbye."""
 
-    queue: int
+    seat: int
 
 
 class Dismissed(NamedTuple):
     """A member has done, or wants, what ends its lease."""
 
-    queue: int
+    seat: int
     error: FeedError
 
 
@@ -239,7 +248,7 @@ class Failed(NamedTuple):
 
     error: FeedError
     differs: int | None = None
-    """The queue whose position differs from the first one's, where that is why."""
+    """The seat whose position differs from the first one's, where that is why."""
     at_start: bool = False
     """Whether it failed at once, perhaps because of the position that it began at."""
 
@@ -260,7 +269,7 @@ class Refuse(NamedTuple):
 class SendAway(NamedTuple):
     """Send a consumer an error and end its lease."""
 
-    queue: int
+    seat: int
     error: FeedError
     fences: bool = False
     """Whether another consumer takes its place."""
@@ -269,26 +278,26 @@ class SendAway(NamedTuple):
 class EndLease(NamedTuple):
     """End the lease of a consumer that is gone."""
 
-    queue: int
+    seat: int
 
 
 class SendEnd(NamedTuple):
     """Send a consumer the end: it came with it."""
 
-    queue: int
+    seat: int
 
 
 class StartRun(NamedTuple):
     """Begin the run at the position of the first of `stands`; where nobody stands, end it."""
 
     stands: tuple[int, ...]
-    """The queues that go on, by their position, the oldest first."""
+    """The seats that go on, by their position, the oldest first."""
     first_steps: list[float]
-    """The first batch that each queue wants; all before it are discarded."""
+    """The first batch that each seat wants; all before it are discarded."""
     used_steps: list[float]
-    """The first batch of each queue that its user may not have been handed."""
+    """The first batch of each seat that its user may not have been handed."""
     lacks_some: bool
-    """Whether it begins without queues that are missing."""
+    """Whether it begins without seats that are missing."""
 
 
 class StopRun(NamedTuple):
@@ -296,26 +305,26 @@ class StopRun(NamedTuple):
 
 
 class TellWaiting(NamedTuple):
-    """Tell all consumers who is waited for and which queues have ended."""
+    """Tell all consumers which seats are waited for and which have ended."""
 
 
 class NoteHung(NamedTuple):
     """A consumer was silent for too long."""
 
-    queue: int
+    seat: int
 
 
 class NoteEnded(NamedTuple):
-    """Queues are known to have ended, by hearsay."""
+    """Seats are known to have ended, by hearsay."""
 
-    queues: list[int]
+    seats: list[int]
     who: str
 
 
 class NoteLacking(NamedTuple):
-    """The run begins without these queues."""
+    """The run begins without these seats."""
 
-    queues: list[int]
+    seats: list[int]
     waited_s: float
 
 
@@ -327,14 +336,14 @@ class Stands:
     num_oldest: int
     """How many of them stand at the oldest step."""
     passed: tuple[int, ...] = ()
-    """The queues whose positions the stream has passed, and which equal its own there."""
+    """The seats whose positions the stream has passed, and which equal its own there."""
 
     def settle(self, passed: tuple[int, ...]) -> None:
         """Note who is now known to stand in the feed's stream: everybody who agrees with a member
         that is known to, and everybody at all where all were passed and nobody disagrees."""
         self.passed = passed
         first, *others = self.members
-        agreed = [first, *(member for member in others if member.queue in passed)]
+        agreed = [first, *(member for member in others if member.seat in passed)]
         if len(agreed) == len(self.members) or any(member.agrees for member in agreed):
             for member in agreed:
                 member.agrees = True
@@ -345,8 +354,8 @@ class Stands:
         if failure.differs is not None:
             # Two positions differ, and either may be the wrong one. Where somebody agrees with the
             # first, only the other is in doubt.
-            both = {failure.differs} if self.passed else {failure.differs, self.members[0].queue}
-            suspects = [member for member in self.members if member.queue in both]
+            both = {failure.differs} if self.passed else {failure.differs, self.members[0].seat}
+            suspects = [member for member in self.members if member.seat in both]
         elif failure.at_start and any(member.agrees for member in self.members):
             # Others are known to stand elsewhere, so the run need not begin here.
             suspects = self.members[: self.num_oldest]
@@ -354,18 +363,21 @@ class Stands:
 
 
 class Membership:
-    """The members of one feed, one for each queue. Owned by the server's I/O thread; any thread may
-    read a member's fields.
+    """The members of one feed, one for each seat: each queue has so many `replicas`. Owned by the
+    server's I/O thread; any thread may read a member's fields.
 
     `origin` is the step at which consumers without a position begin. `goes_back`: whether the feed
     can be made again at an earlier position. `compares`: whether positions can be compared.
     """
 
     def __init__(
-        self, num_queues: int, lease_s: float, *, origin: int = 0, goes_back: bool = True,
-        compares: bool = True,
+        self, num_queues: int, lease_s: float, *, replicas: int = 1, origin: int = 0,
+        goes_back: bool = True, compares: bool = True,
     ) -> None:  # fmt: skip
-        self.members = [Member(queue=queue) for queue in range(num_queues)]
+        self._num_queues = num_queues
+        self.replicas = replicas
+        """How many consumers are given the batches of each queue."""
+        self.members = [self._member(seat) for seat in range(num_queues * replicas)]
         self.lease_s = lease_s
         """Seconds for which a consumer may be silent."""
         self._origin = origin
@@ -387,11 +399,15 @@ class Membership:
         done: list[Any] = _HANDLERS[type(event)](self, event, now)
         return done
 
+    def _member(self, seat: int, **known: Any) -> Member:
+        name = seat_name(seat, self.replicas)
+        return Member(seat=seat, queue=seat // self.replicas, name=name, **known)
+
     def _move(self, member: Member, move: Move) -> None:
         moves = TABLE[member.state]
         if move not in moves:
             raise ProtocolError(
-                f"queue {member.queue} {move.value} while {member.state.value}, expected one of "
+                f"{member.name} {move.value} while {member.state.value}, expected one of "
                 f"{', '.join(sorted(one.value for one in moves))}"
             )
         member.state = moves[move]
@@ -400,7 +416,7 @@ class Membership:
 
     def _ask(self, event: Asks, now: float) -> list[Any]:
         self._note_steps()
-        old = self.members[event.queue]
+        old = self.members[event.seat]
         is_same = old.has_lease and old.consumer == event.consumer
         if is_same and old.attempt > event.attempt:
             # ZeroMQ may deliver a question of a former connection after one of a later connection.
@@ -409,12 +425,12 @@ class Membership:
             ]
         if old.lives and not (event.takes_over or is_same):
             return [Refuse(LeaseLost(
-                f"queue {event.queue} is held by {old.who}; {event.who} may have it when that one "
+                f"{old.name} is held by {old.who}; {event.who} may have it when that one "
                 "ends, or with takeover=True"
             ))]  # fmt: skip
         step = 0 if event.start is None else event.start.step
-        new = Member(
-            queue=event.queue, state=old.state, who=event.who, consumer=event.consumer,
+        new = self._member(
+            event.seat, state=old.state, who=event.who, consumer=event.consumer,
             attempt=event.attempt, rejoins=event.rejoins, undecided=event.undecided,
             start=event.start, agrees=event.is_known, expires=now + self.lease_s,
             # A member that takes no part leaves nothing behind: what was known before it stays.
@@ -422,88 +438,88 @@ class Membership:
             # Until it says otherwise, a consumer that comes back has batches that its user lacks.
             pending=int(event.rejoins),
         )  # fmt: skip
-        new.step = step if new.finished else self.first_step(step, event.queue)
+        new.step = step if new.finished else self.first_step(step, new.queue)
         # Who rejoins may stand anywhere. Who is undecided has no position to compare yet.
         error = None if event.rejoins or event.undecided else self._out_of_step(new)
         if error is not None:
             return [Refuse(error)]
         self._move(new, Move.ASKS)
-        self.members[event.queue] = new
+        self.members[event.seat] = new
         self._look_by(new.expires)
         done: list[Any] = []
         if old.has_lease:
-            taken = LeaseLost(f"queue {old.queue} was taken over by {event.who}")
-            done.append(SendAway(old.queue, taken, fences=not is_same))
+            taken = LeaseLost(f"{old.name} was taken over by {event.who}")
+            done.append(SendAway(old.seat, taken, fences=not is_same))
         if event.rejoins and (news := self._hear_of_ended(event.ended)):
             self._trusts_at = now + self.lease_s
             self._look_by(self._trusts_at)
             done.append(NoteEnded(news, event.who))
         return done
 
-    def _hear_of_ended(self, queues: Iterable[int]) -> list[int]:
+    def _hear_of_ended(self, seats: Iterable[int]) -> list[int]:
         """Take over what a consumer that comes back knows from a server before this one.
 
         It is believed of queues that nobody holds, so that nobody waits for trainers that left
         while no server was there. A holder knows better itself.
         """
-        known = [self.members[queue] for queue in queues if queue < len(self.members)]
+        known = [self.members[seat] for seat in seats if seat < len(self.members)]
         news = [member for member in known if Move.TOLD in TABLE[member.state]]
         for member in news:
             self._move(member, Move.TOLD)
             member.is_hearsay = True
-        return [member.queue for member in news]
+        return [member.seat for member in news]
 
     def _attach(self, event: Attaches, now: float) -> list[Any]:
-        member = self.members[event.queue]
+        member = self.members[event.seat]
         self._renew(member, now)
         self._move(member, Move.ATTACHES)
         done: list[Any] = []
         if member.finished:
             # It has received everything before: it need not wait until the others have.
             member.ending = "end"
-            done.append(SendEnd(member.queue))
+            done.append(SendEnd(member.seat))
         return done + self._begin(now)
 
     # ---- going
 
     def _die(self, event: Died, now: float) -> list[Any]:
         # A trainer that ends without a goodbye after its last batch has not failed anybody.
-        if self.members[event.queue].has_all:
+        if self.members[event.seat].has_all:
             return self._leave(event, now)
-        return self._lose(EndLease(event.queue), now)
+        return self._lose(EndLease(event.seat), now)
 
     def _dismiss(self, event: Dismissed, now: float) -> list[Any]:
-        return self._lose(SendAway(event.queue, event.error), now)
+        return self._lose(SendAway(event.seat, event.error), now)
 
     def _leave(self, event: Left | Died, now: float) -> list[Any]:
-        move = Move.ENDS if self.members[event.queue].has_all else Move.LEAVES
-        return [*self._lose(EndLease(event.queue), now, move), TellWaiting()]
+        move = Move.ENDS if self.members[event.seat].has_all else Move.LEAVES
+        return [*self._lose(EndLease(event.seat), now, move), TellWaiting()]
 
     def _lose(self, one: EndLease | SendAway, now: float, move: Move = Move.DIES) -> list[Any]:
-        member = self.members[one.queue]
+        member = self.members[one.seat]
         self._move(member, Move.ENDS if member.had_ended else move)
-        self.members[one.queue] = Member(queue=one.queue, state=member.state)
+        self.members[one.seat] = self._member(one.seat, state=member.state)
         return [one, *self._look_again(now)]
 
     # ---- what members are sent and say
 
-    def note_sent(self, queue: int, num: int, place: Place) -> None:
+    def note_sent(self, seat: int, num: int, place: Place) -> None:
         """Batches go out to a member, the last one up to `place`."""
-        member = self.members[queue]
+        member = self.members[seat]
         member.sent += num
         member.sent_to = place
 
-    def note_ending(self, queue: int, ending: Ending) -> None:
+    def note_ending(self, seat: int, ending: Ending) -> None:
         """A member is sent the end of the stream, or an error in its place."""
-        self.members[queue].ending = ending
+        self.members[seat].ending = ending
 
     def _use(self, event: Used, now: float) -> list[Any]:
-        member = self.members[event.queue]
+        member = self.members[event.seat]
         may_start = event.begun and self._may_start(member)
         if event.begun and not may_start:
             error = self._refusal(member, now)
             if error is not None:
-                return self._lose(SendAway(event.queue, error), now)
+                return self._lose(SendAway(event.seat, error), now)
         member.used, member.used_to, member.pending = event.num, event.place, event.pending
         is_news = self._renew(member, now)
         if member.undecided and (may_start or event.num > 0):
@@ -530,7 +546,7 @@ class Membership:
         for member in self.members:
             if member.lives and member.expires <= now:
                 member.hangs = True
-                done += [NoteHung(member.queue), *self._look_again(now)]
+                done += [NoteHung(member.seat), *self._look_again(now)]
         if now >= self._goes_on_at:
             done.append(NoteLacking(self.missing(), self._wait_s))
             done += self._begin(now, without_missing=True)
@@ -579,13 +595,13 @@ class Membership:
             member.had_ended = False
         # Not what was sent: that is not used yet, and a position that is stored must not be ahead
         # of a trainer that dies now.
-        used = {member.queue: _used_step(member) for member in here if not member.has_all}
+        used = {member.seat: _used_step(member) for member in here if not member.has_all}
         # Who has been sent the end wants nothing more; all others go on after what they were sent.
-        steps = {member.queue: _sent_step(member) for member in here if not member.ending}
-        stands = sorted(steps, key=lambda queue: steps[queue])
+        steps = {member.seat: _sent_step(member) for member in here if not member.ending}
+        stands = sorted(steps, key=lambda seat: steps[seat])
         if stands:
-            oldest = [queue for queue in stands if steps[queue] == steps[stands[0]]]
-            self._stands = Stands([self.members[queue] for queue in stands], len(oldest))
+            oldest = [seat for seat in stands if steps[seat] == steps[stands[0]]]
+            self._stands = Stands([self.members[seat] for seat in stands], len(oldest))
             # A stream that does not repeat itself passes other positions than before: there nothing
             # can be compared.
             self._stands.settle(() if self._compares else tuple(stands[1:]))
@@ -596,29 +612,29 @@ class Membership:
     def first_step(self, step: int, queue: int) -> int:
         """The number of the queue's first batch at or after batch `step` of the stream: batches are
         dealt to the queues in turn."""
-        return step + (queue - step) % len(self.members)
+        return step + (queue - step) % self._num_queues
 
     def first_steps(self, steps: dict[int, int]) -> list[float]:
-        """The number of the first batch that each queue wants.
+        """The number of the first batch that each seat wants.
 
-        Queues in `steps` go on there. The others have had everything, or will come with a position
+        Seats in `steps` go on there. The others have had everything, or will come with a position
         of their own, so all their batches are discarded: infinity.
         """
         return [
-            self.first_step(steps[queue], queue) if queue in steps else math.inf
-            for queue in range(len(self.members))
+            self.first_step(steps[one.seat], one.queue) if one.seat in steps else math.inf
+            for one in self.members
         ]
 
     # ---- whose position is the stream's
 
-    def vouch(self, queue: int) -> None:
+    def vouch(self, seat: int) -> None:
         """A member's position is one that it was given here."""
-        self.members[queue].agrees = True
+        self.members[seat].agrees = True
 
-    def note_passed(self, queues: tuple[int, ...]) -> None:
-        """The run has passed the positions of these queues, and each equals the stream's there."""
+    def note_passed(self, seats: tuple[int, ...]) -> None:
+        """The run has passed the positions of these seats, and each equals the stream's there."""
         if self._stands is not None:
-            self._stands.settle(queues)
+            self._stands.settle(seats)
 
     def _fail(self, event: Failed, now: float) -> list[Any]:
         """Send away those whose positions are why the run has failed, where others can go on
@@ -627,42 +643,42 @@ class Membership:
             return []
         doubted = [
             one for one in self._stands.doubted(event)
-            if self.members[one.queue] is one and one.has_lease
+            if self.members[one.seat] is one and one.has_lease
         ]  # fmt: skip
         if not any(one.has_lease and not one.ending and one not in doubted for one in self.members):
             return []
         self._stands = None
         done: list[Any] = []
         for one in doubted:
-            done += self._lose(SendAway(one.queue, _unfit(one, event.error)), now)
+            done += self._lose(SendAway(one.seat, _unfit(one, event.error)), now)
         return done + (self._begin(now) if doubted else [])
 
     # ---- who is waited for
 
     def missing(self) -> list[int]:
-        """The queues that the feed waits for: nobody holds them, or their holder is undecided while
+        """The seats that the feed waits for: nobody holds them, or their holder is undecided while
         another has loaded a state."""
         # Whose position lies a round behind the start has loaded it. Who is undecided beside such
         # a one is about to load the same checkpoint, or else would hold all others at the start.
-        begun = self._origin + len(self.members)
+        begun = self._origin + self._num_queues
         loaded = any(m.lives and not m.undecided and m.step >= begun for m in self.members)
         ended = self._ended()
         return [
-            member.queue for member in self.members
-            if not (member.lives or member.queue in ended) or (member.undecided and loaded)
+            member.seat for member in self.members
+            if not (member.lives or member.seat in ended) or (member.undecided and loaded)
         ]  # fmt: skip
 
     def news(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The queues that the feed waits for, and the queues that have ended."""
-        have_all = {member.queue for member in self.members if member.has_lease and member.has_all}
+        """The seats that the feed waits for, and the seats that have ended."""
+        have_all = {member.seat for member in self.members if member.has_lease and member.has_all}
         return tuple(self.missing()), tuple(sorted(self._ended() | have_all))
 
     def _ended(self) -> set[int]:
-        """The queues that have ended; none where somebody wants the feed to run again."""
+        """The seats that have ended; none where somebody wants the feed to run again."""
         # A trainer that starts anew trains with all queues: a past end says nothing about that run.
         if any(member.starts for member in self.members):
             return set()
-        return {member.queue for member in self.members if member.has_ended}
+        return {member.seat for member in self.members if member.has_ended}
 
     def are_all_done(self, now: float) -> bool:
         """Whether the users of all queues have been handed everything. An end that is known by
@@ -699,7 +715,7 @@ class Membership:
         others may be about to be replaced, too.
         """
         # Who has been sent the end leaves by itself: then another pass over the stream begins.
-        leaving = [one.queue for one in self.members if one.has_lease and one.ending]
+        leaving = [one.seat for one in self.members if one.has_lease and one.ending]
         error = self._out_of_step(member, leaving)
         since = now if member.out_of_step_since is None else member.out_of_step_since
         member.out_of_step_since = None if error is None else since
@@ -710,16 +726,16 @@ class Membership:
         # Trainers that start from checkpoints of different steps would compute with different
         # weights: that is told at once, since no row can show it later.
         others = {
-            one.queue: self._rounds(one) for one in self.members
-            if one.queue != member.queue and one.queue not in apart_from
+            one.name: self._rounds(one) for one in self.members
+            if one.seat != member.seat and one.seat not in apart_from
             and one.lives and not one.undecided
         }  # fmt: skip
         mine = self._rounds(member)
         if all(other & mine for other in others.values()):
             return None
-        stand = ", ".join(f"queue {i} at round {max(rounds)}" for i, rounds in others.items())
+        stand = ", ".join(f"{name} at round {max(rounds)}" for name, rounds in others.items())
         return ResumeError(
-            f"queue {member.queue} would start at round {max(mine)}, but {stand}; start all "
+            f"{member.name} would start at round {max(mine)}, but {stand}; start all "
             "trainers from one checkpoint, or rejoin=True for one that goes on alone"
         )
 
@@ -729,7 +745,7 @@ class Membership:
         The last round may be uneven: some queues had a batch in it, and for the others there was
         none. Who has had everything then fits on either side of that round.
         """
-        num, step = len(self.members), member.step
+        num, step = self._num_queues, member.step
         return {step // num, -(-step // num)} if member.finished else {step // num}
 
 
@@ -752,7 +768,7 @@ def _unfit(member: Member, failure: FeedError) -> FeedError:
     """The error for a consumer with whose position the feed cannot go on."""
     if isinstance(failure, ResumeError):
         return failure
-    return ResumeError(f"the feed cannot go on at the position of queue {member.queue}: {failure}")
+    return ResumeError(f"the feed cannot go on at the position of {member.name}: {failure}")
 
 
 _HANDLERS: dict[type, Any] = {

@@ -58,6 +58,7 @@ def check_arguments(
     addresses: str | Sequence[str] | None,
     *,
     queues: int | None,
+    replicas: int,
     keys: str | os.PathLike[str] | None,
     insecure: bool,
     lease: float,
@@ -69,6 +70,8 @@ def check_arguments(
         raise ConfigError(f"exit_when is {exit_when!r}, expected 'never' or 'acknowledged'")
     if queues is not None and (type(queues) is not int or not 1 <= queues <= 4096):
         raise ConfigError(f"queues is {queues!r}, expected a whole number from 1 to 4096")
+    if type(replicas) is not int or not 1 <= replicas <= 1024:
+        raise ConfigError(f"replicas is {replicas!r}, expected a whole number from 1 to 1024")
     if type(lease) not in (int, float) or not 0 < lease <= 1e9:
         raise ConfigError(f"lease is {lease!r} s, expected more than 0, at most 1e9")
     # Imported where it is wanted: a server without a status page does without an HTTP server.
@@ -131,6 +134,7 @@ class Server:
         status: str | int | None = None,
         checkpoints: Checkpointing | None = None,
         resume: Any = None,
+        replicas: int = 1,
     ) -> None:
         self._stack = contextlib.ExitStack()
         self._threads = ThreadGroup()
@@ -140,7 +144,7 @@ class Server:
         self._saver: Saver | None = None
         self._forked = False
         try:
-            factories = make_feed_factories(coordinator, factory, queues)
+            factories = make_feed_factories(coordinator, factory, queues, replicas)
             if resume is not None:
                 begin_at(factories, resume, None if checkpoints is None else checkpoints.place)
             run_id = os.urandom(16)
@@ -178,6 +182,8 @@ class Server:
         forking.add_server(self)
         self.queues = {name: desk.num_queues for name, desk in self._desks.items()}
         """The number of queues of each feed, by its name."""
+        self.replicas = self._feeds[0].factory.replicas
+        """How many consumers are given the batches of each queue."""
         self._loop = ServerLoop(
             self._desks, listeners, descriptors, self._waker, exit_when=exit_when
         )
@@ -207,6 +213,7 @@ class Server:
         slots = ArenaSlots(
             len(factory.config.devices),
             lambda queue, slot_bytes: desks[factory.name].num_slots(queue, slot_bytes),
+            replicas=factory.replicas,
         )
         feed = ServedFeed(factory, slots, self._waker.wake)
         desks[factory.name] = Desk(
@@ -325,6 +332,7 @@ def serve(
     addresses: str | Sequence[str] | None = None,
     *,
     queues: int | None = None,
+    replicas: int = 1,
     keys: str | os.PathLike[str] | None = None,
     insecure: bool = False,
     lease: float = 30.0,
@@ -344,6 +352,8 @@ def serve(
             default a unix socket in a directory of this user's own.
         queues: Queues of each feed, batch `step` goes to queue `step` modulo their number; by
             default as many as the feed has devices.
+        replicas: Trainers that are given the batches of each queue, all of them the same: those
+            that work on one batch together. On one host they share one copy.
         keys: A directory of `feeder keygen`: TCP is encrypted, and its clients alone come in.
         insecure: Listen where other hosts can reach it without keys.
         lease: Seconds after which a consumer that is not heard of may be replaced.
@@ -368,8 +378,8 @@ def serve(
         CheckpointError: `resume` cannot be read, or somebody else writes to `checkpoints`.
     """
     found, server_keys = check_arguments(
-        addresses, queues=queues, keys=keys, insecure=insecure, lease=lease, exit_when=exit_when,
-        status=status,
+        addresses, queues=queues, replicas=replicas, keys=keys, insecure=insecure, lease=lease,
+        exit_when=exit_when, status=status,
     )  # fmt: skip
     if isinstance(feeds, Coordinator):
         factory, coordinator = None, feeds
@@ -383,4 +393,5 @@ def serve(
     return Server(
         coordinator, factory, found, queues=queues, lease_s=lease, exit_when=exit_when,
         status=status, keys=server_keys, resume=resume, checkpoints=check_checkpoints(checkpoints),
+        replicas=replicas,
     )  # fmt: skip
