@@ -69,9 +69,9 @@ class FeedFactory:
         """Where consumers without a position begin; None for the start of the feed."""
         _check_names(name, self.config.stream.names)
         if self.num_seats > MAX_ITEMS:
+            num, shared = len(self.config.devices), f" with {replicas} replicas" * (replicas > 1)
             raise ConfigError(
-                f"feed {name!r} has {len(self.config.devices)} queues with {replicas} replicas, "
-                f"expected at most {MAX_ITEMS} in all"
+                f"feed {name!r} has {num} queues{shared}, expected at most {MAX_ITEMS}"
             )
         if self.config.stream.order == "arrival" and len(self.config.devices) > 1:
             raise ConfigError(
