@@ -46,6 +46,8 @@ class Pool:
         self.free: dict[int, list[ArenaSlot]] = {}
         self.retired: set[int] = set()
         self.num_retirements = 0
+        # Whether more slots are needed than there are, since consumers keep those.
+        self.is_short = False
         # Where there is one arena: its free slots, and how large they are. The batcher takes from
         # these without the lock, since taking off a list is one operation under the interpreter's.
         self.only: list[ArenaSlot] = []
@@ -57,6 +59,7 @@ class Pool:
         self.slots[arena.number] = slots
         # The first slot is taken first: it is the one that has memory already.
         self.free[arena.number] = free = slots[::-1]
+        self.is_short = False
         is_only = len(self.free) == 1
         self.only, self.only_bytes = (free, arena.slot_bytes) if is_only else ([], 0)
 
@@ -71,6 +74,8 @@ class Pool:
     def is_exhausted(self, num_bytes: int) -> bool:
         """Whether slots of so many bytes exist and none of them is free. Else no slot has to come
         back: one is free, or an arena is to be made."""
+        if self.is_short:
+            return False
         fitting = [n for n, slots in self.slots.items() if slots[0].arena.slot_bytes >= num_bytes]
         return bool(fitting) and not any(self.free[number] for number in fitting)
 
@@ -122,6 +127,7 @@ class Pool:
         self.only, self.only_bytes = [], 0
         self.slots.clear()
         self.free.clear()
+        self.is_short = False
 
     @property
     def num_leased(self) -> int:
@@ -277,14 +283,14 @@ class ArenaSlots:
         return slot
 
     def _find(self, device: int, num_bytes: int) -> ArenaSlot | None:
-        """A free slot, of a new arena where those that are there are too small."""
+        """A free slot, of a new arena where those that are there are too small, or too few."""
         pool = self._pools[device]
         while True:
             with self._freed:
                 if self._closed:
                     raise ClosedError("the feed is stopped")
                 slot = pool.pop(num_bytes)
-                if slot is not None or pool.most_bytes >= num_bytes:
+                if slot is not None or (pool.most_bytes >= num_bytes and not pool.is_short):
                     return slot
                 consumer = pool.num_retirements
             self._open(device, pool, num_bytes, consumer)
@@ -301,11 +307,13 @@ class ArenaSlots:
                 self.waited.stop(time.monotonic())
 
     def _open(self, device: int, pool: Pool, num_bytes: int, consumer: int) -> None:
-        """Make an arena, at least twice as large as those that were too small.
+        """Make an arena, at least twice as large as those that were too small; where they were too
+        few, one more like them.
 
         Twice, so that a feed whose batches grow makes few arenas.
         """
-        size = max(num_bytes, 2 * pool.most_bytes)
+        known = pool.most_bytes
+        size = known if known >= num_bytes else max(num_bytes, 2 * known)
         if size * self._num_wanted(device, size) > self._max_arena_bytes:
             size = num_bytes
         # Slots begin at multiples of the alignment, so that columns do in each of them.
@@ -378,6 +386,17 @@ class ArenaSlots:
         if device is not None and (hungry or self._pools[device].has_plenty):
             with self._freed:
                 self._wake()
+
+    @property
+    def waiting(self) -> int | None:
+        """The queue for one of whose slots the batcher waits; None while it waits for none."""
+        return self._waiting
+
+    def grow(self, device: int) -> None:
+        """Have one more arena made for a queue whose consumers keep all slots."""
+        with self._freed:
+            self._pools[device].is_short = True
+            self._wake()
 
     def _wake(self) -> None:
         self._waiting = None

@@ -50,7 +50,7 @@ from feeder.workers.stream.resuming import Resume
 
 # One slot is being written while one waits to be sent. Of small batches more, up to 4 MiB, so that
 # the next ones are there when the consumer's `Used` for a quarter of its credit arrives.
-SPARE_SLOTS, _SPARE_BYTES = 2, 4 * 1024 * 1024
+_SPARE_SLOTS, _SPARE_BYTES = 2, 4 * 1024 * 1024
 """Slots of an arena beside those that the consumer may hold."""
 
 
@@ -151,7 +151,7 @@ class Lease:
         """How many slots an arena for this lease needs; where it wants too many, as many as an
         arena for nobody has, and `excess` is set. The batcher's thread asks."""
         self.credit = self.credit or credit_for(slot_bytes)
-        spare = max(SPARE_SLOTS, min(self.credit, _SPARE_BYTES // slot_bytes))
+        spare = max(_SPARE_SLOTS, min(self.credit, _SPARE_BYTES // slot_bytes))
         num = self.credit + self.hold + spare
         usual = credit_for(slot_bytes)
         # Batches so large that even the usual number of slots is beyond the bound are allowed: the

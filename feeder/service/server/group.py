@@ -16,14 +16,7 @@ from feeder.service.protocol import messages as say
 from feeder.service.protocol.seats import seat_names, seat_of
 from feeder.service.ratelimited_log import plain
 from feeder.service.server.agreement import Agreement, Stand, key
-from feeder.service.server.delivery import (
-    SPARE_SLOTS,
-    Delivery,
-    Lease,
-    News,
-    Send,
-    make_fault,
-)
+from feeder.service.server.delivery import Delivery, Lease, News, Send, make_fault
 from feeder.service.server.run import ServedFeed
 from feeder.service.server.watermark import LowWatermark
 from feeder.state.snapshot import StreamState
@@ -266,16 +259,11 @@ class Desk:
         """How many slots of this size an arena of the queue needs; the batcher's thread asks, since
         only then is the size of a batch known."""
         leases = self._of_queue(queue)
-        num = max([one.num_slots(slot_bytes) for one in leases], default=credit_for(slot_bytes))
-        # Each replica may keep other batches than the rest, one at hand beside those it holds. The
-        # feed goes on all the same: it needs slots that nobody keeps.
-        kept = sum([one.hold + 1 for one in leases if one.excess is None])
-        return max(num, kept + SPARE_SLOTS)
+        return max([one.num_slots(slot_bytes) for one in leases], default=credit_for(slot_bytes))
 
     def _of_queue(self, queue: int) -> list[Lease]:
         """The leases of a queue's replicas."""
-        first = seat_of(queue, 0, self.replicas)
-        leases = self.leases[first : first + self.replicas]
+        leases = self.leases[queue * self.replicas :][: self.replicas]
         return [lease for lease in leases if lease is not None]
 
     def expire(self, now: float) -> float:
@@ -356,7 +344,22 @@ class Desk:
                 logger.exception("feed %r, %s", self.feed.name, lease.member.name)
                 self._dismiss(lease, error)
         self._delivery.settle()
+        if self.replicas > 1:
+            self._look_for_kept()
         self.feed.make_use_of_room()
+
+    def _look_for_kept(self) -> None:
+        """Have more slots made where replicas keep different batches, so many in all that no slot
+        is left for the next one."""
+        # Memory is for one consumer, since replicas mostly keep the same. Who has been handed all
+        # that it was sent keeps what it has not given back. The last one is not reported while it
+        # is at hand; of the others a report comes twice a second at least.
+        queue, run = self.feed.slots.waiting, self.feed.run
+        if queue is None or run is None:
+            return
+        has_more = any(map(len, run.outboxes[queue * self.replicas :][: self.replicas]))
+        if not (has_more or any(len(lease.under_way) > 1 for lease in self._of_queue(queue))):
+            self.feed.slots.grow(queue)
 
     def _pump(self, lease: Lease) -> None:
         run, failure = self.feed.run, self.feed.failure

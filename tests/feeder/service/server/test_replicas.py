@@ -21,6 +21,7 @@ import replica_child
 from conformance.served import TRANSPORTS, reading, serving
 from feeder import Batch, ConfigError, Consumer, Coordinator, LeaseLost
 from feeder.devices import host
+from feeder.observe import prometheus
 from feeder.service.server.run import Laggard
 from feeds import Record, assert_same, digest, expected, make, note
 from fetches import BATCH_SIZE, make_fetch
@@ -208,12 +209,28 @@ def test_a_wait_names_the_replica(monkeypatch: pytest.MonkeyPatch) -> None:
         logging.getLogger("feeder").removeHandler(heard)
 
 
-def test_memory_does_not_grow_with_the_replicas() -> None:
+def test_figures_tell_of_each_replica(stream: list[Record]) -> None:
+    with (
+        serving(factory, queues=2, replicas=2) as server,
+        sharing(server, *all_seats(2, 2)) as consumers,
+    ):
+        read_together(consumers)
+        (figures,) = server.figures().feeds
+        metric = next(one for one in prometheus.METRICS if one.name == "feeder_batches_total")
+        told = prometheus.samples(metric, server.figures())
+    assert [queue.name for queue in figures.queues] == ["0.0", "0.1", "1.0", "1.1"]
+    assert {labels[1] for labels in told} == {"0.0", "0.1", "1.0", "1.1"}
+    # Made once, whoever reads them.
+    assert figures.batches == len(stream)
+
+
+@pytest.mark.parametrize("credit", [0, 1, 4])
+def test_memory_does_not_grow_with_the_replicas(credit: int) -> None:
     sizes = []
     for replicas in (1, 2, 4):
         with (
-            serving(factory, replicas=replicas) as server,
-            sharing(server, *all_seats(1, replicas)) as consumers,
+            serving(lambda: factory(epochs=20), replicas=replicas) as server,
+            sharing(server, *all_seats(1, replicas), credit=credit) as consumers,
         ):
             read_together(consumers)
             (figures,) = server.figures().feeds
