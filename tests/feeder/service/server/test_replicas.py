@@ -7,25 +7,27 @@ import re
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 
 import feeder
 import replica_child
+import small
 from conformance.served import TRANSPORTS, reading, serving
 from feeder import Batch, ConfigError, Consumer, Coordinator, LeaseLost
 from feeder.devices import host
 from feeder.observe import prometheus
 from feeder.service.server.run import Laggard
+from feeder.workers.stream import copying
 from feeds import Record, assert_same, digest, expected, make, note
 from fetches import BATCH_SIZE, make_fetch
-from small import Heard
 
 EPOCHS = 2
 WAIT_S = 10.0
@@ -89,6 +91,8 @@ def test_one_may_read_frames_and_another_shared_memory(
     stream: list[Record], repeatable: bool
 ) -> None:
     with (
+        # As large columns are, all are sent from where they lie where nobody reads a slot.
+        mock.patch.object(copying, "_KEPT_BYTES", 0),
         serving(lambda: factory(repeatable=repeatable), replicas=3) as server,
         reading(server, plane="frames") as one,
         reading(server, replica=1, plane="shared", checksum="full") as two,
@@ -193,7 +197,7 @@ def test_the_feed_begins_once_all_replicas_are_there() -> None:
 
 def test_a_wait_names_the_replica(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host, "_SLOW_S", 0.05)
-    heard = Heard("the feed waits for a consumer on queue 0, replica 1; queue 1, replica 0")
+    heard = small.Heard("the feed waits for a consumer on queue 0, replica 1; queue 1, replica 0")
     logging.getLogger("feeder").addHandler(heard)
     try:
         with (
@@ -287,6 +291,39 @@ def test_a_seat_has_one_consumer() -> None:
                 assert next(new).step == next(one).step == step
             with pytest.raises(LeaseLost, match=r"queue 0, replica 1 was taken over"):
                 list(two)
+
+
+def in_chunks_of(rows: int) -> Callable[[], Coordinator]:
+    """200 batches of the same rows, whose positions depend on how many come at once."""
+
+    def fetch(call: feeder.Call) -> tuple[np.ndarray]:
+        if call.index >= 800 // rows:
+            raise StopIteration
+        return (np.arange(rows) + rows * call.index + 1,)
+
+    return lambda: small.make(fetch)
+
+
+def test_a_replica_with_a_position_of_another_run_is_told_so_alone() -> None:
+    with in_chunks_of(2)() as coordinator:
+        for _ in range(60):
+            token = next(coordinator["train"]).cut.token()
+    with serving(in_chunks_of(4), replicas=2) as server, reading(server, credit=2) as innocent:
+        with reading(server, replica=1) as first:
+            pairs = [(next(first), next(innocent)) for _ in range(20)]
+            got, seen = (small.ids(batches) for batches in zip(*pairs, strict=True))
+            state = first.state_dict()
+        with reading(server, replica=1, resume=token, rejoin=True) as foreign:
+            rest = small.Aside(lambda: small.ids(innocent))
+            with pytest.raises(
+                feeder.ResumeError, match=r"of queue 0, replica \d .* and queue 0, replica \d "
+            ):
+                list(foreign)
+        with reading(server, replica=1, resume=state, rejoin=True) as again:
+            wanted = [*range(1, 801)]
+            assert got + small.ids(again) == wanted
+        assert seen + rest.result() == wanted
+        assert innocent.stats()["reconnects"] == 0
 
 
 def test_all_replicas_are_sent_the_error_of_the_feed() -> None:
