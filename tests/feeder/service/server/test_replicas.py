@@ -87,13 +87,15 @@ def test_all_replicas_get_the_batches_of_their_queue(
 
 
 @pytest.mark.parametrize("repeatable", [True, False])
-def test_one_may_read_frames_and_another_shared_memory(
-    stream: list[Record], repeatable: bool
-) -> None:
+@pytest.mark.parametrize("pattern", ["ragged", "whole"])
+def test_one_may_read_frames_and_another_shared_memory(pattern: str, repeatable: bool) -> None:
+    fetch = make_fetch("pure", pattern)
+    stream = expected(fetch, pure=True, epochs=EPOCHS)
     with (
-        # As large columns are, all are sent from where they lie where nobody reads a slot.
+        # As large columns are, those of whole chunks are sent from where they lie, where no replica
+        # reads a slot.
         mock.patch.object(copying, "_KEPT_BYTES", 0),
-        serving(lambda: factory(repeatable=repeatable), replicas=3) as server,
+        serving(lambda: make(fetch, epochs=EPOCHS, repeatable=repeatable), replicas=3) as server,
         reading(server, plane="frames") as one,
         reading(server, replica=1, plane="shared", checksum="full") as two,
         reading(server, replica=2, plane="frames", checksum="sampled") as three,
