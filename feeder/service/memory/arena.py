@@ -92,12 +92,16 @@ class Pool:
             slots = [self.slots[n // SLOTS_PER_ARENA][n % SLOTS_PER_ARENA] for n in wanted]
         except (KeyError, IndexError):
             return None
-        return slots if all([slot.sent >> replica & 1 for slot in slots]) else None
+        bit = 1 << replica
+        return slots if all([slot.sent & bit for slot in slots]) else None
 
-    def let_go(self, slots: list[ArenaSlot]) -> None:
-        """One replica wants these slots no more: those are free that no other one wants."""
+    def let_go(self, slots: list[ArenaSlot], had: int = 0) -> None:
+        """One replica wants these slots no more: those are free that no other one wants. `had` is
+        the replica's bit in `sent`; 0 where it was not sent them."""
         if self._replicas > 1:
             for slot in slots:
+                if had:
+                    slot.sent &= ~had
                 slot.left -= 1
             slots = [slot for slot in slots if not slot.left]
         self.push(slots)
@@ -368,9 +372,7 @@ class ArenaSlots:
                     f"slots {[*slot_numbers][:8]!r} of queue {device} were released, but not all "
                     "of them are with its consumer; expected each slot once"
                 )
-            for slot in slots:
-                slot.sent &= ~(1 << replica)
-            pool.let_go(slots)
+            pool.let_go(slots, 1 << replica)
         if self._spare:
             # Only now: slots that come back show that a consumer has its first batch.
             self.on_spare()
