@@ -19,7 +19,7 @@ _default: Coordinator | None = None
 def init_data_input_workers(
     input_blob_names: Sequence[str],
     fetch_fun: Callable[..., Any],
-    batch_size: int,
+    batch_size: int | None = None,
     num_worker_threads: int = 2,
     input_source_name: str = "train",
     max_buffered_batches: int = 100,
@@ -35,6 +35,8 @@ def init_data_input_workers(
     epochs: int | None = 1,
     last_batch: str = "keep",
     last_round: str = "uneven",
+    rounds: str = "stream",
+    global_batch_size: int | None = None,
     order: str = "ticket",
     num_threads: int | None = None,
     retries: int = 0,
@@ -44,6 +46,7 @@ def init_data_input_workers(
     version: str = "",
     depth: int = 0,
     resume: Any = None,
+    skip: int = 0,
     coordinator: Coordinator | None = None,
 ) -> Coordinator:
     """Add a feed to a coordinator: fetcher threads call `fetch_fun`, and batches of exactly
@@ -62,10 +65,12 @@ def init_data_input_workers(
             function must start over. With ``cursor(worker_id)`` and ``seek(worker_id, cursor)``
             the first form is resumed at once instead of by replay; `cursor` must work before the
             first call too.
-        batch_size: Rows per batch; also the hint that `fetch_fun` is given.
+        batch_size: Rows per batch; also the hint that `fetch_fun` is given. None only with
+            `global_batch_size`.
         num_worker_threads: Number of worker ids, W. Part of the stream.
         input_source_name: The name of the feed.
-        max_buffered_batches: Bound on the rows between `fetch_fun` and the user, in batches.
+        max_buffered_batches: Bound on the rows between `fetch_fun` and the user, in batches; or
+            1 MiB of rows, where that is more (not with `dont_rebatch`).
         init_fun: Called as ``init_fun(feed, coordinator)`` once, before any thread starts.
         external_loggers: Objects whose ``log(dict)`` gets statistics each minute and at the stop.
         dont_rebatch: Make each chunk with rows a batch, of whatever size.
@@ -76,7 +81,8 @@ def init_data_input_workers(
             1 GiB, or a quarter of the memory of the container where that is less.
         devices: A number of host queues, or names: ``("cpu:0", "cpu:1")``, or of GPUs:
             ``("cuda:0", "cuda:1")``, whose batches are arrays of CuPy. Batch number `step` goes to
-            device `step` modulo their number.
+            device `step` modulo their number. A position may be resumed with any number of them:
+            where it lies in the middle of a round, the rest of that round is made and dropped.
         seed: Seed of `Call.rng`, from 0 to 2**64 - 1.
         epochs: Number of epochs; None is without end.
         last_batch: What becomes of the rows at the end of an epoch that do not fill a batch:
@@ -85,6 +91,11 @@ def init_data_input_workers(
         last_round: What becomes of the batches at the end of the stream that do not go round all
             devices: "uneven" hands them out, "drop" does not, "pad" repeats the last one with
             `rows` 0.
+        rounds: "stream" deals batches out through all epochs; "epoch" begins a new round in each,
+            and then `last_round` is for the end of each epoch.
+        global_batch_size: Rows of all devices together, in place of `batch_size`: each gets an
+            equal share in a batch. It stays as it is when a position is resumed with another
+            number of devices; `fetch_fun` is given it as the hint.
         order: "ticket", or "arrival" to merge chunks as they come: no row is lost or doubled,
             but the order is not repeatable. `fetch(call)` must then raise StopIteration for every
             index from the end of its epoch on.
@@ -103,6 +114,8 @@ def init_data_input_workers(
         resume: Where to go on: a Snapshot, its bytes, a token, a state dict, the path of a file; a
             `CheckpointStore`, or its folder or URL, for the newest in it; or "latest" for the
             newest in the coordinator's own place, and the beginning where nothing is there yet.
+        skip: Go on so many rounds of all devices later, as after rows that spoilt a model. Where
+            the source can tell the position, they are not made.
         coordinator: The coordinator to add to; by default one for the process, the same at each
             call until it is stopped.
 

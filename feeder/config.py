@@ -15,7 +15,7 @@ import numpy as np
 
 from feeder.errors import ConfigError
 from feeder.state import codec
-from feeder.workers.spec import LastBatch, LastRound, Order, RunSpec, StreamSpec
+from feeder.workers.spec import LastBatch, LastRound, Order, Rounds, RunSpec, StreamSpec
 
 # What a wait of the operating system can still count.
 _MAX_SECONDS = 1e9
@@ -45,6 +45,8 @@ class FeedConfig(NamedTuple):
     """Batches on each GPU beside those that the user holds; 0 goes by their size."""
     init_fun: Callable[[Any, Any], Any] | None
     """Called with feed and coordinator once before any thread starts."""
+    skip: int
+    """Rounds that are left out where it begins."""
     external_loggers: tuple[Any, ...]
     """Objects with a `log(dict)` method that are given the feed's statistics."""
 
@@ -67,16 +69,18 @@ def make_config(settings: Mapping[str, Any], first_worker_id: int) -> FeedConfig
         seek=seek,
         names=names,
         axes=_axes(settings["batch_columns"], len(names)),
-        batch_size=_count(settings, "batch_size"),
+        batch_size=_batch_size(settings, len(devices)),
         num_workers=_count(settings, "num_worker_threads"),
         first_worker_id=first_worker_id,
         seed=_count(settings, "seed", least=0, most=2**64 - 1),
-        epochs=None if settings["epochs"] is None else _count(settings, "epochs"),
+        epochs=_optional_count(settings, "epochs"),
         last_batch=_choice(settings, "last_batch", LastBatch),
         last_round=_choice(settings, "last_round", LastRound),
         order=_choice(settings, "order", Order),
         dont_rebatch=_flag(settings, "dont_rebatch"),
         repeatable=_flag(settings, "repeatable"),
+        rounds=_choice(settings, "rounds", Rounds),
+        global_batch_size=_optional_count(settings, "global_batch_size"),
     )
     _check_together(stream)
     return FeedConfig(
@@ -87,6 +91,7 @@ def make_config(settings: Mapping[str, Any], first_worker_id: int) -> FeedConfig
         run=_run(settings, stream),
         max_buffered_batches=_count(settings, "max_buffered_batches"),
         depth=_count(settings, "depth", least=0, most=1024),
+        skip=_count(settings, "skip", least=0),
         init_fun=_callable_or_none(settings, "init_fun"),
         external_loggers=_loggers(settings["external_loggers"]),
     )
@@ -99,12 +104,55 @@ def _check_together(stream: StreamSpec) -> None:
             f"last_batch is {stream.last_batch!r}: with dont_rebatch every chunk is a batch, so "
             "nothing is left at the end of an epoch; leave it at 'keep'"
         )
+    if stream.dont_rebatch and stream.global_batch_size is not None:
+        raise ConfigError(
+            f"global_batch_size is {stream.global_batch_size}: with dont_rebatch every chunk is a "
+            "batch, of whatever size; give batch_size"
+        )
+    if stream.rounds == "epoch" and stream.last_batch == "carry":
+        raise ConfigError(
+            "rounds is 'epoch': with last_batch='carry' rows flow from one epoch into the next, so "
+            "that no round begins with an epoch; use another last_batch, or rounds='stream'"
+        )
     if not (stream.repeatable or stream.pure or stream.seekable):
         raise ConfigError(
             "repeatable is False, and the fetch function can only be put back by calls that are "
             "made again, so its feed could never be resumed; give it cursor(worker_id) and "
             "seek(worker_id, cursor), use fetch(call), or leave repeatable at True"
         )
+
+
+def _batch_size(settings: Mapping[str, Any], num_devices: int) -> int:
+    """Rows per batch, as they are given or as one device's share of a round."""
+    if settings["global_batch_size"] is None:
+        return _count(settings, "batch_size")
+    if settings["batch_size"] is not None:
+        raise ConfigError(
+            f"batch_size is {settings['batch_size']!r} and global_batch_size is "
+            f"{settings['global_batch_size']!r}, expected one of the two: the first follows from "
+            "the second"
+        )
+    return _share(_count(settings, "global_batch_size"), num_devices)
+
+
+def _share(size: int, num_devices: int) -> int:
+    """Rows of one device's batch, where all devices together have so many."""
+    if size % num_devices:
+        raise ConfigError(
+            f"global_batch_size is {size}, expected a multiple of the {num_devices} devices"
+        )
+    return size // num_devices
+
+
+def deal_to(config: FeedConfig, devices: tuple[str, ...]) -> FeedConfig:
+    """The settings of a feed that is dealt out to other devices. Raises `ConfigError` where its
+    global batch cannot be shared out among them."""
+    stream, run = config.stream, config.run
+    if stream.global_batch_size is not None:
+        size = _share(stream.global_batch_size, len(devices))
+        run = run._replace(max_rows=config.max_buffered_batches * size)
+        stream = stream._replace(batch_size=size)
+    return config._replace(devices=devices, stream=stream, run=run)
 
 
 def _in_step(fetch: Any, last_batch: Any) -> Any:
@@ -287,6 +335,10 @@ def _count(
     if most is not None and value > most:
         raise ConfigError(f"{name} is {value!r}, expected a whole number <= {most}")
     return int(value)
+
+
+def _optional_count(settings: Mapping[str, Any], name: str) -> int | None:
+    return None if settings[name] is None else _count(settings, name)
 
 
 def _seconds(settings: Mapping[str, Any], name: str, *, zero: bool) -> float:

@@ -6,12 +6,14 @@ import gc
 import os
 import signal
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from hypothesis import settings
 
 import needs
 import parts
+from feeder.workers import pipeline
 from leaks import held, left_behind
 
 # A shell that starts the tests in the background, or under nohup, has them ignore these signals,
@@ -78,6 +80,12 @@ def old_objects_are_not_collected() -> None:
     and hold every thread up for as long."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture
+def exact_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`max_buffered_batches` bounds batches that have fewer bytes than 1 MiB, too."""
+    monkeypatch.setattr(pipeline, "TUNING", replace(pipeline.TUNING, least_bytes=0))
 
 
 @pytest.fixture(autouse=True)

@@ -102,6 +102,40 @@ def last_round(init: Init) -> None:
 
 
 @case
+def rounds(init: Init) -> None:
+    """Says whether a round goes on from one epoch into the next, here of three batches each."""
+    steps = {}
+    for kind in ("stream", "epoch"):
+        settings = {"devices": 2, "epochs": 2, "last_round": "drop", "rounds": kind}
+        with own(init, Pure(3, 4), **settings) as coordinator:
+            feed = coordinator["train"]
+            steps[kind] = [[batch.step for batch in feed.on(device)] for device in range(2)]
+    assert steps == {"stream": [[0, 2, 4], [1, 3, 5]], "epoch": [[0, 3], [1, 4]]}
+
+
+@case
+def global_batch_size(init: Init) -> None:
+    """Is what the batches of all devices have together."""
+    for num_devices in (1, 2, 4):
+        settings = {"batch_size": None, "global_batch_size": 8, "devices": num_devices}
+        with own(init, Pure(2, 4), **settings) as coordinator:
+            feed = coordinator["train"]
+            got = [next(feed.on(device)) for device in range(num_devices)]
+        assert [len(batch["id"]) for batch in got] == [8 // num_devices] * num_devices
+        assert ids(got) == [1, 2, 3, 4, 101, 102, 103, 104]
+
+
+@case
+def skip(init: Init) -> None:
+    """Leaves so many rounds out."""
+    for num_devices in (1, 2):
+        with own(init, Pure(8, 4), devices=num_devices, skip=3) as coordinator:
+            feed = coordinator["train"]
+            got = [next(feed.on(device)).step for device in range(num_devices)]
+        assert got == [3 * num_devices + device for device in range(num_devices)]
+
+
+@case
 def order(init: Init) -> None:
     """Merges chunks as they come: worker 1's reach the user while worker 0 has given none."""
     held = Held()

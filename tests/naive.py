@@ -6,7 +6,7 @@ It follows the written rules of the stream alone and shares no code with the pro
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 from typing import Any
 
@@ -104,3 +104,21 @@ def naive_rounds(
         more = range(1, num_devices - extra + 1)
         return batches + [(epoch, index + i, step + i, 0, columns) for i in more]
     return batches
+
+
+def naive_dealing(
+    stream: Sequence[Any], at: int, num: int, rounds: str, last_round: str
+) -> Iterator[tuple[int, list[Any]]]:
+    """Yield the rounds from batch `at` on: where each ends, and what each device is dealt."""
+    while at < len(stream):
+        dealt = list(stream[at : at + num])
+        if rounds == "epoch":
+            dealt = [batch for batch in dealt if batch[0] == dealt[0][0]]
+        at += len(dealt)
+        missing = num - len(dealt)
+        if missing and last_round == "drop":
+            continue
+        if last_round == "pad":
+            epoch, index, step, _, columns = dealt[-1]
+            dealt += [(epoch, index + i + 1, step + i + 1, 0, columns) for i in range(missing)]
+        yield at, dealt

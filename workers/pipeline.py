@@ -20,6 +20,7 @@ from feeder.workers.stream.memory import keep_freed_memory
 from feeder.workers.stream.merge import Merge
 from feeder.workers.stream.position import Cut, Frame, LazyPosition, Partitions, Position, Span
 from feeder.workers.stream.resuming import Resume, StreamStart
+from feeder.workers.stream.rounds import Dealing, Turns
 from feeder.workers.tuning import TUNING
 
 
@@ -28,7 +29,8 @@ class Pipeline:
 
     The owner's thread makes, starts, closes and joins it. What it wires together belongs to other
     threads: the channel to its lock, merge, assembler and router to the thread that makes batches.
-    `encode` is the codec of cuts, `report` is called by that thread after each hand-over.
+    `encode` is the codec of cuts, `report` is called by that thread after each hand-over. Without
+    `turns` it deals from the start of the stream on: the batch of number `step` has turn `step`.
     """
 
     def __init__(
@@ -43,6 +45,7 @@ class Pipeline:
         resume: Resume | None = None,
         report: Callable[[], None] | None = None,
         stats: StreamStats | None = None,
+        turns: Turns | None = None,
     ) -> None:
         self._partitions = partitions = Partitions(
             num_partitions=num_partitions(spec, run),
@@ -59,10 +62,8 @@ class Pipeline:
             # Before any thread runs: the fetch function is put back once, by the thread that
             # resumes.
             seek(spec, resume.cut)
-        is_checked = spec.pure and spec.repeatable and not run.writable
-        frame = Frame(
-            partitions, add_cursor(spec, encode), spec.epochs, spec.axes if is_checked else None
-        )
+        turns = turns or Turns(begin.step)
+        frame = self._frame(encode, turns.dealing)
         origin = LazyPosition(frame, Span(begin.position, (), (), [], ()), 0, 0, None, 0)
         self.start_cut = origin.cut() if resume is None else resume.cut
         """Where the stream begins."""
@@ -70,25 +71,33 @@ class Pipeline:
             spec.names, spec.axes, ragged=spec.dont_rebatch, known=begin.columns
         )  # fmt: skip
         self._queues = queues
+        # A batch of another run's size may be larger than all that is buffered otherwise.
+        self._most_rows = turns.older_size if turns.older else 0
         self._make_fetcher(begin.position)
         assembler = Assembler(
             spec, frame, self.schema, slots, num_devices=len(queues), epoch=begin.epoch,
-            index=begin.index, step=begin.step, expected=begin.expected,
+            index=begin.index, step=begin.step, turns=turns, expected=begin.expected,
         )  # fmt: skip
         self._router = RoundRobinRouter(
-            queues, self.channel, assembler, spec, run, self.stats.made, report,
-            needs_room=not slots.reserved,
+            queues, self.channel, assembler, spec, run, made=self.stats.made, report=report,
+            slots=slots,
         )  # fmt: skip
         self._batcher = Batcher(
             spec, self.channel, self._make_merge(begin), assembler, self._router,
             begin,
         )  # fmt: skip
 
+    def _frame(self, encode: Callable[[Cut], bytes], dealing: Dealing | None) -> Frame:
+        spec = self._spec
+        is_checked = spec.pure and spec.repeatable and not self._run.writable
+        axes = spec.axes if is_checked else None
+        return Frame(self._partitions, add_cursor(spec, encode), spec.epochs, axes, dealing)
+
     def _make_fetcher(self, start: Position) -> None:
         spec, run, partitions = self._spec, self._run, self._partitions
         self.budget = BufferBudget(
-            run.max_rows, run.max_bytes, len(self._queues), run.guess_bytes,
-            partitions.num_partitions,
+            max(run.max_rows, self._most_rows), run.max_bytes, len(self._queues), run.guess_bytes,
+            partitions.num_partitions, TUNING.least_bytes,
         )  # fmt: skip
         names = CallNames(spec, partitions)
         self.channel = Channel(
@@ -129,12 +138,12 @@ class Pipeline:
         )
 
     def _run_fetcher(self, is_first: bool) -> None:
-        """Thread body: hold one partition after the other until no call is left."""
+        """Thread body: call partitions, turn after turn, until no call is left."""
         channel, fetcher, batcher = self.channel, self._fetcher, self._batcher
         if is_first:
             self._begin.call_apart(channel)
-        while (partition := channel.acquire()) is not None:
-            if fetcher.fill(partition):
+        while (turn := channel.acquire()) is not None:
+            if fetcher.fill(turn):
                 batcher.merge_inline()
             # Not before: what came may be all that somebody waits for.
             fetcher.repeat_first()

@@ -15,6 +15,7 @@ from feeder.workers.stream.position import Partitions
 # The values are part of the fingerprint: a renamed one would refuse every old token.
 LastBatch = Literal["keep", "drop", "pad", "carry"]
 LastRound = Literal["uneven", "drop", "pad"]
+Rounds = Literal["stream", "epoch"]
 Order = Literal["ticket", "arrival"]
 
 
@@ -47,13 +48,25 @@ class StreamSpec(NamedTuple):
     last_batch: LastBatch
     """What becomes of the rows at the end of an epoch that do not fill a batch."""
     last_round: LastRound
-    """What becomes of the batches at the end of the stream that do not make a round."""
+    """What becomes of the batches at the end of a stream, or of an epoch where rounds end with it,
+    that do not make a round."""
     order: Order
     """Whether chunks are merged in ticket order or as they arrive."""
     dont_rebatch: bool
     """Whether each chunk is one batch."""
     repeatable: bool
     """Whether the fetch function gives the same rows again when it is asked again."""
+    rounds: Rounds = "stream"
+    """Whether rounds go on from one epoch into the next, or begin anew in each."""
+    global_batch_size: int | None = None
+    """Rows of a round of all queues, where the size of a batch follows from it; else None."""
+
+    @property
+    def rows_asked(self) -> int:
+        """Rows that the fetch function is asked for at each call."""
+        # A round, where only rounds stay the same with another number of queues: what a call gives
+        # must not depend on that number.
+        return self.global_batch_size or self.batch_size
 
     @property
     def seekable(self) -> bool:
@@ -84,22 +97,26 @@ class StreamSpec(NamedTuple):
 
     def call(self, epoch: int, index: int) -> Call:
         """A call of a pure fetch function."""
-        return Call(index, epoch, self.worker_id(0, index), self.batch_size, self.seed)
+        return Call(index, epoch, self.worker_id(0, index), self.rows_asked, self.seed)
 
     def fingerprint(self) -> dict[str, Any]:
         """The declared fields that must be equal for a position to fit the stream."""
         form = "pure" if self.pure else "seek" if self.seekable else "replay"
+        size = "batch_size" if self.global_batch_size is None else "global_batch_size"
+        # Left out where it is as it always was, so that older positions stay valid.
+        rounds = {} if self.rounds == "stream" else {"rounds": self.rounds}
         return {
             "form": form,
             "names": list(self.names),
             "batch_columns": list(self.axes),
-            "batch_size": self.batch_size,
+            size: self.rows_asked,
             **({} if self.ignores_worker_ids else self.worker_fields),
             "seed": self.seed,
             "last_batch": self.last_batch,
             "last_round": self.last_round,
             "order": self.order,
             "dont_rebatch": self.dont_rebatch,
+            **rounds,
         }
 
 

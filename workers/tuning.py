@@ -15,7 +15,9 @@ _KIB = 1024
 _MIB = 1024 * 1024
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+# Nobody prints or compares it, and methods that name so many fields take a while to compile at each
+# import.
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False, eq=False)
 class Tuning:
     """The tuning constants. Frozen, so any thread may read them; a test passes its own."""
 
@@ -51,10 +53,22 @@ class Tuning:
     # filled 7-row chunks came at 410/s, and come at 510 to 640/s (2026-11-21). Limited always, and
     # not only while the merge is busy, 1 MB batches came a fifth to a third slower.
 
+    turns_compared: int = 16
+    """Of so many partitions whose turn it is the one is called that has been called least."""
+    # By turn alone a partition is called that is ahead already, and its rows grow cold: 20 MB
+    # batches from filled 7-row chunks came at 0.6 of their pace. To compare all of 1,000 takes
+    # 0.1 ms (2026-11-25).
+
     max_lists: int = 256
     """So many chunk lists of a partition may wait to be collected."""
     # Chunk lists without rows count in no bound: this one keeps a function that gives empty chunks
     # from filling the memory (2026-11-21).
+
+    least_bytes: int = _MIB
+    """Rows of one size that have fewer bytes than this together are below the bound of batches."""
+    # A hand-over wakes a thread, which costs as much as ten batches of 8 KB; for a bound of two of
+    # these each second batch would. 1 MiB stays in a core's caches. 8 KB batches came at 0.07 and
+    # 0.16 of their pace with bounds of 2 and 8 batches, and come at all of it (2026-11-25).
 
     # ---- how large a chunk list is
 
@@ -94,7 +108,7 @@ class Tuning:
     # (2026-11-22). With 8 MiB 1 MB batches of 17-row chunks came 6 % slower (2026-11-24).
 
     quick_list_s: float = 0.003
-    """No chunk list of quick calls takes longer, since the other partitions wait for it."""
+    """No turn of quick calls takes longer, nor a chunk list: the merge waits for both."""
     # A chunk list of one-row chunks that are filled takes some milliseconds. Since they count as
     # quick they come at 3,100 batches of 1 MB per second, before at 1,400 to 1,900 (2026-11-22).
 
@@ -105,11 +119,22 @@ class Tuning:
     # that wait for 1 ms now and then came at half their pace. 64 workers that slept 2 ms beside a
     # quick one gave a fifth of their rows, since each trial held up the others (2026-11-22).
 
+    quick_lists: int = 16
+    """Of so many chunk lists one may take or wait for longer."""
+    # A thread that another process has taken the core from seems to wait. Where that made calls
+    # slow at once, of 64 workers on a busy machine twelve were slow at any time, and other threads
+    # called those (2026-11-24).
+
     quick_weight: float = 1 / 8
     """The weight of the last chunk list in the average of a partition's seconds per call."""
     # Slow enough that one call which waits for the interpreter changes nothing. A rule that forgot
     # a slow call after one quick chunk list made readers of shards up to five times slower, since
     # their slow calls were made one by one (2026-11-21).
+
+    quick_calls: int = 8
+    """A chunk list of fewer calls has less weight."""
+    # Of 64 workers each gives a list of two calls: of the same weight as longer ones, one wait for
+    # the interpreter in eight made them count as slow (2026-11-24).
 
     first_trial_pause_s: float = 0.1
     last_trial_pause_s: float = 3.2

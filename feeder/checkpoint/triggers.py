@@ -22,11 +22,11 @@ class CheckpointTriggers:
 
     def first_in(self, batches: Sequence[Batch]) -> tuple[int, int]:
         """How many of the batches come up to and with the first at which a checkpoint is due, and
-        the step at which its round ends; 0 and 0 where none is due."""
+        the number of its round, from 1; 0 and 0 where none is due."""
         if self._every is not None:
             for i, batch in enumerate(batches):
                 # Whole rounds: only there do all devices stand at the same batch.
-                end = (batch.step // self._num + 1) * self._num
+                end = batch.step - batch.turn % self._num + self._num
                 if end // self._every > (end - self._num) // self._every:
-                    return i + 1, end
+                    return i + 1, batch.turn // self._num + 1
         return 0, 0

@@ -96,6 +96,14 @@ _FLAGS: dict[str, tuple[str, dict[str, Any]]] = {
             "help": "how many of these checkpoints stay (default: 3)",
         },
     ),
+    "--skip": (
+        "server.skip",
+        {
+            "metavar": "N",
+            "type": count(0),
+            "help": "leave out so many rounds of all queues there, once, as after a loss spike",
+        },
+    ),
     "--resume": (
         "checkpoint.resume",
         {

@@ -11,6 +11,7 @@ from feeder.devices.cuda.queue import CudaQueue
 from feeder.devices.host import HostQueue
 from feeder.devices.slots import HostSlots, PrivateSlots
 from feeder.errors import ClosedError, ConfigError, FeedError
+from feeder.workers.stream.batch import Batch
 from feeder.workers.stream.buffers import Slot, Slots
 from feeder.workers.stream.chunks import Columns
 
@@ -40,6 +41,9 @@ class HostHalf:
     def wait_for_slot(self) -> None:
         """Never needed: where no slot is free one is made."""
 
+    def take_back(self, batch: Batch) -> None:
+        """Nothing: its memory comes back when its last array is gone."""
+
 
 class RoutedSlots:
     """Slots of devices of several kinds (`feeder.workers.stream.buffers.Slots`): each call goes to
@@ -57,6 +61,10 @@ class RoutedSlots:
     def wait_for_slot(self, device: int) -> None:
         """Wait for a slot of that device."""
         self._halves[device].wait_for_slot()
+
+    def take_back(self, device: int, batch: Batch) -> None:
+        """A batch of that device is thrown away: its slot is free."""
+        self._halves[device].take_back(batch)
 
 
 class Devices:

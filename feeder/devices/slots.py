@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from feeder.devices.layout import ALIGNMENT, layout
 from feeder.errors import ConfigError
+from feeder.workers.stream.batch import Batch
 from feeder.workers.stream.buffers import Kept, Seen
 from feeder.workers.stream.chunks import Columns
 
@@ -147,6 +148,9 @@ class HostSlots:
     def wait_for_slot(self, device: int) -> None:
         """Never needed: where no slot is free one is made."""
 
+    def take_back(self, device: int, batch: Batch) -> None:
+        """Nothing: its memory comes back when its last array is gone."""
+
     def watch(self, root: NDArray[Any], slot: HostSlot) -> None:
         """Take the slot back when `root` is gone."""
         lease = _Lease(root, self._give_back)
@@ -179,6 +183,9 @@ class PrivateSlots:
 
     def wait_for_slot(self, device: int) -> None:
         """Never needed: each batch has new memory."""
+
+    def take_back(self, device: int, batch: Batch) -> None:
+        """Nothing: its memory comes back when its last array is gone."""
 
 
 class PrivateSlot:

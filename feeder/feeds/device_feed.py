@@ -35,14 +35,18 @@ class DeviceFeed:
         # out; a host's batch is ready as it is.
         self._receive = queue.receive if isinstance(queue, CudaQueue) else None
         self._progress = stream.progress
-        # Of several devices the last one's batch completes a round.
-        self._ends_rounds = 0 < device == len(stream.queues) - 1
+        # Of several devices the last one's batch completes a round, and where rounds end with an
+        # epoch perhaps that of another.
+        self._num_devices, spec = len(stream.queues), stream.config.stream
+        self._ends_rounds = 0 < device == self._num_devices - 1
+        is_uneven = spec.rounds == "epoch" and spec.last_round == "uneven"
+        self._may_end_rounds = is_uneven and device < self._num_devices - 1
         self._ready: deque[Batch] = deque()
         self._handed = stream.counted.handed[device]
         self._held = Held(0, 0, 0, 0)
         # Batches behind the one at which a checkpoint is due: handed out once it has been taken.
         self._later: deque[Batch] = deque()
-        # The step at which that batch's round ends; 0 where none of `_ready` is such a one.
+        # The round of that batch, from 1; 0 where none of `_ready` is such a one.
         self._trigger_at = 0
         self._has_ended = False
         # Only after a `StopIteration` is a second loop a mistake: a loop that was left by `break`
@@ -83,9 +87,9 @@ class DeviceFeed:
                 self._stream.pipeline.channel.hand_out(self._device, self._held)
             handed, device = self._progress.handed, self._device
             before = handed[device]
-            after = before[0] + 1, batch.place
-            if self._ends_rounds:
-                self._progress.note(*after)
+            after = batch.turn // self._num_devices + 1, batch.place
+            if self._ends_rounds or (self._may_end_rounds and batch.place.ends(batch.epoch)):
+                self._progress.note(after[0], device + 1, batch.place)
             # One assignment says that the batch is handed out. An interrupt before it leaves the
             # batch in `_ready`, so it comes next; one after it finds the user's own code, unless a
             # checkpoint is due here (below).
@@ -164,8 +168,8 @@ class DeviceFeed:
     def _fire_trigger(self) -> None:
         """Take the checkpoint that is due at the end of this round: with several devices, in the
         thread of the one that is last to get there."""
-        triggers, place = self._stream.triggers, self._progress.place
-        if triggers is not None and place is not None and place.step == self._trigger_at:
+        triggers = self._stream.triggers
+        if triggers is not None and self._progress.round == self._trigger_at:
             triggers.fire()
         self._trigger_at = 0
 

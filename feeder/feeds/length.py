@@ -5,6 +5,7 @@ from __future__ import annotations
 from operator import index
 
 from feeder.config import FeedConfig
+from feeder.workers.spec import LastRound
 
 _MANY_EPOCHS = 100_000
 """Of more epochs no length is told: rows are asked for epoch by epoch, and `len()` is to be
@@ -19,20 +20,24 @@ def num_batches(config: FeedConfig, device: int) -> int | None:
     rows = getattr(stream.fetch, "rows", None)
     if stream.epochs is None or stream.dont_rebatch or not callable(rows):
         return None
-    size = stream.batch_size
+    size, asked = stream.batch_size, stream.rows_asked
     if stream.epochs > _MANY_EPOCHS:
         return None
     try:
-        counts = [index(rows(epoch, size)) for epoch in range(stream.epochs)]
+        counts = [index(rows(epoch, asked)) for epoch in range(stream.epochs)]
     except Exception:
         return None  # A user's own object may mean something else by the name `rows`.
     # Rows that are carried fill batches across epochs, so their sum counts; else each epoch does.
-    if stream.last_batch == "carry":
-        total = -(-sum(counts) // size)
-    elif stream.last_batch == "drop":
-        total = sum(count // size for count in counts)
-    else:
-        total = sum(-(-count // size) for count in counts)
-    if stream.last_round != "uneven":
-        total = (total if stream.last_round == "drop" else total + num - 1) // num * num
+    counts = [sum(counts)] if stream.last_batch == "carry" else counts
+    batches = [count // size if stream.last_batch == "drop" else -(-count // size)
+               for count in counts]  # fmt: skip
+    # Rounds end with each epoch, or with the stream.
+    totals = batches if stream.rounds == "epoch" else [sum(batches)]
+    return sum(_dealt(total, device, num, stream.last_round) for total in totals)
+
+
+def _dealt(total: int, device: int, num: int, last_round: LastRound) -> int:
+    """How many of so many batches a device is dealt."""
+    if last_round != "uneven":
+        total = (total if last_round == "drop" else total + num - 1) // num * num
     return len(range(device, total, num))

@@ -37,39 +37,56 @@ class Progress:
     """The position of a stream: that of the last batch handed out; with several devices, that of
     the last batch of the newest round that every device has been handed.
 
-    A device's thread says what it is handed by assigning to `handed`, as nothing interrupts an
-    assignment; it may take back the last. Any thread may ask for `place`.
+    Rounds are counted from 1. A device's thread says what it is handed by assigning to `handed`, as
+    nothing interrupts an assignment; it may take back the last. Any thread may ask for `place`.
     """
 
     def __init__(self, num_devices: int) -> None:
         self.handed: list[tuple[float, LazyPosition | None]] = [(0, None)] * num_devices
-        """How many batches each device has been handed, and where the last of them ended; infinite
-        where it has had all, and where that is."""
+        """The round of which each device was handed a batch last, and where that batch ended;
+        infinite where it has had all, and where that is."""
         self._lock = threading.Lock()
-        # Where rounds end, of several devices: from number `_first` to number `_last`.
-        self._ends: dict[float, LazyPosition] = {}
-        self._first = self._last = 0.0
-
-    @property
-    def _rounds(self) -> float:  # How many rounds every device has been handed.
-        return min([num for num, _ in self.handed])
+        # Of several devices how many have a batch of a round, and where it ends: of those from
+        # number `_first` on, which is handed out for good.
+        self._ends: dict[int, tuple[int, LazyPosition]] = {}
+        self._first = 0
 
     @property
     def place(self) -> LazyPosition | None:
         """Where the stream stands; None before the first batch."""
         # One device has no rounds. At the end all devices stand at the same place.
-        if len(self.handed) == 1 or self._rounds == math.inf:
+        if len(self.handed) == 1 or all(num == math.inf for num, _ in self.handed):
             return self.handed[0][1]
         with self._lock:
-            return self._ends.get(min(self._rounds, self._last))
+            return self._ends.get(self._newest(), (0, None))[1]
 
-    def note(self, num: float, place: LazyPosition) -> None:
-        """The last of several devices is about to be handed its `num`-th batch, which ends at
-        `place`: to be said again where an interrupt has come in between."""
+    @property
+    def round(self) -> float:
+        """The newest round that every device has been handed its batch of."""
+        if len(self.handed) == 1:
+            return self.handed[0][0]
         with self._lock:
-            self._ends[num], self._last = place, num
+            return self._newest()
+
+    def _newest(self) -> int:
+        """The same, of several devices; under the lock."""
+        newest = self._first
+        # Round by round: one at an epoch's end may have no batch for the last devices, so that
+        # what these were handed last does not tell.
+        while (end := self._ends.get(newest + 1)) is not None:
+            if any(num <= newest for num, _ in self.handed[: end[0]]):
+                break
+            newest += 1
+        return newest
+
+    def note(self, num: int, size: int, place: LazyPosition) -> None:
+        """The last of the `size` devices that have a batch of round `num` is about to be handed it,
+        and it ends at `place`: to be said again where an interrupt has come in between."""
+        with self._lock:
+            self._ends[num] = size, place
+            newest = self._newest()
             # The newest round stays, and the one before it, since a batch may be taken back.
-            while self._first < min(self._rounds, num) - 1:
+            while self._first < newest - 1:
                 self._ends.pop(self._first, None)
                 self._first += 1
 
@@ -120,9 +137,10 @@ class Stream:
 
     def _build(self) -> None:
         config, encode = self.config, self.positions.id.encode
+        resume, turns = self.positions.begin(self._resume)
         self.pipeline = Pipeline(
             config.stream, config.run, config.name, self.queues, self.slots, encode=encode,
-            resume=self._resume, report=self._log_now_and_then, stats=self.counted,
+            resume=resume, report=self._log_now_and_then, stats=self.counted, turns=turns,
         )  # fmt: skip
 
     # ---- life
@@ -194,10 +212,9 @@ class Stream:
             return self.positions.state_at(place, columns, with_rows=with_rows)
         # Before the first batch the position is where the stream was to begin, leftover rows and
         # all: a state dict that was loaded and never used comes back as it was.
-        cut = self.pipeline.start_cut
         if resume is None:
-            return self.positions.state(cut, (), None, with_rows=with_rows)
-        return self.positions.state(cut, resume.rows, resume.columns, with_rows=with_rows)
+            return self.positions.state(self.pipeline.start_cut, (), None, with_rows=with_rows)
+        return self.positions.state(resume.cut, resume.rows, resume.columns, with_rows=with_rows)
 
     def find_resume(self, position: Snapshot | bytes) -> Resume:
         """The place that a snapshot or a token means for this stream; changes nothing. Raises
@@ -208,13 +225,15 @@ class Stream:
                 "coordinator.start()"
             )
         resume = self.positions.find_in(position)
-        self.positions.check_round(resume.cut)
+        if resume.cut.dealing is None:
+            self.positions.check_round(resume.cut)
         return resume
 
     def resume(self, resume: Resume) -> None:
         """Go on from there; before the start alone."""
         self._resume = resume
         self.positions.warn_of_replay(resume.cut)
+        self.positions.tell_of_dealing(resume.cut)
         self._build()
 
     # ---- what is told

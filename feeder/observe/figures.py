@@ -269,7 +269,7 @@ def build_feed_figures(
         room_wait_s=stats.room.seconds(now) + blocked_s,
         buffered_rows=0 if budget is None else budget.rows,
         buffered_bytes=0 if budget is None else budget.bytes,
-        limit_rows=config.run.max_rows,
+        limit_rows=config.run.max_rows if budget is None else budget.max_rows,
         workers=_make_workers(stats, config.stream.first_worker_id, now),
         queues=tuple(queues),
         service=service,

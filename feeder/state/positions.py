@@ -3,21 +3,27 @@ not fit."""
 
 from __future__ import annotations
 
+import logging
+import math
 import sys
 import warnings
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from feeder.errors import ReplayWarning, ResumeError
+from feeder.errors import ConfigError, ReplayWarning, ResumeError
 from feeder.state.fingerprint import differences, fingerprint_digest
 from feeder.state.snapshot import Rows, Snapshot, StreamState, summarise
 from feeder.state.token import StreamId
 from feeder.workers.stream.chunks import Columns
 from feeder.workers.stream.position import Cut, LazyPosition
 from feeder.workers.stream.resuming import Resume
+from feeder.workers.stream.rounds import Counting, Dealing, Turns, begin
+from feeder.workers.stream.skipping import skip_ahead
 
 if TYPE_CHECKING:
     from feeder.config import FeedConfig
+
+logger = logging.getLogger("feeder")
 
 
 class Positions:
@@ -33,7 +39,9 @@ class Positions:
         stream, older = config.stream, None
         if stream.ignores_worker_ids:
             older = fingerprint_digest({**self.fingerprint, **stream.worker_fields})
-        self.id = StreamId(config.name, number, fingerprint_digest(self.fingerprint), older)
+        dealing = Dealing.from_start(len(config.devices), stream.batch_size, stream.epochs)
+        digest = fingerprint_digest(self.fingerprint)
+        self.id = StreamId(config.name, number, digest, older, dealing)
 
     # ---- written down
 
@@ -106,8 +114,115 @@ class Positions:
                 f"the snapshot is of another feed than {self.config.name!r}: {'; '.join(found)}"
             )
 
+    def begin(self, resume: Resume | None) -> tuple[Resume | None, Turns]:
+        """Where a run begins that goes on at a place, or at the start of the stream, and how it
+        deals: after a whole round, and after the rounds that are to be skipped."""
+        return self._begin(resume, self.config.skip)
+
+    def _begin(self, resume: Resume | None, skip: int) -> tuple[Resume | None, Turns]:
+        config, num = self.config, len(self.config.devices)
+        cut = None if resume is None else resume.cut
+        turns = begin(
+            0 if cut is None else cut.epoch,
+            0 if cut is None else cut.step,
+            None if cut is None or cut.finished else cut.dealing,
+            num=num,
+            batch_size=config.stream.batch_size,
+            epochs=config.stream.epochs,
+            skip=skip,
+        )
+        if resume is None or not skip or resume.cut.finished:
+            return resume, turns
+        found = skip_ahead(config.stream, resume.cut, turns, num)
+        return (resume, turns) if found is None else (resume._replace(cut=found[0]), found[1])
+
+    def deal(self, resume: Resume, *, rejoins: bool, skip: int) -> Resume:
+        """The place from which a queue goes on, whose cut says how it is dealt out to these queues:
+        after its round, or where its consumer comes back within a run, in the middle of it. Raises
+        `ResumeError`."""
+        cut, config = resume.cut, self.config
+        then, now = cut.dealing, (len(config.devices), config.stream.batch_size)
+        # A position that does not say how it was dealt counts as from the start of the stream.
+        if cut.finished or (then is None and not skip):
+            return resume
+        if rejoins and then is not None and (then.num, then.batch_size) == now:
+            return resume
+        rounds_end = config.stream.rounds == "epoch"
+        has_more = then is not None and then.epochs == cut.epoch + 1 != config.stream.epochs
+        found, turns = self._begin(resume, skip)
+        assert found is not None and turns.dealing is not None
+        if turns.first and skip and rounds_end:
+            raise ConfigError(
+                f"skip is {skip}, and rounds is 'epoch': where that leads to is known only where "
+                "the source tells its number of rows (rows and gives_all_rows); use a source of "
+                "feeder.sources, or skip in process"
+            )
+        if turns.first and has_more and not rounds_end:
+            raise ResumeError(
+                f"the position of feed {config.name!r} is in the last round of a stream that ended "
+                f"with epoch {cut.epoch} and goes on now; resume from the position of its end, or "
+                "of an earlier round"
+            )
+        # What was dealt before tells how many rows the batches have that are left of its round.
+        size = now[1] if then is None else then.batch_size
+        if turns.first and skip and size != now[1]:
+            raise ConfigError(
+                f"skip is {skip}, and batches had {size} rows where the position of feed "
+                f"{config.name!r} was made, {now[1]} now; start first, and skip from a position of "
+                "this number of queues"
+            )
+        # The batches up to there are nobody's: so the position says it to whoever reads it next.
+        first = found.cut.step - turns.first
+        start = first if turns.first else turns.dealing.start
+        dealing = turns.dealing._replace(start=start, batch_size=size)
+        return found._replace(cut=replace(found.cut, dealing=dealing))
+
+    def within(self, cut: Cut) -> tuple[int, int | None]:
+        """How many batches from a place on are nobody's, where queues go on (`deal`), and how many
+        of the round of the first other one are before it; None where the position does not say."""
+        dealing = cut.dealing
+        if dealing is None or (cut.finished and dealing.num != len(self.config.devices)):
+            return 0, None
+        return dealing.within(cut.step)
+
+    def counting(self, cut: Cut | None) -> Counting:
+        """How rounds are counted where queues go on at a place, or at the start of the stream."""
+        per_epoch = self.config.stream.rounds == "epoch"
+        counting = Counting(len(self.config.devices), per_epoch)
+        nobodys, into_round = (0, None) if cut is None else self.within(cut)
+        if cut is None or into_round is None:
+            return counting
+        return counting._replace(begins=counting.number(cut) + nobodys - into_round)
+
+    def begin_within(self, cut: Cut, counting: Counting) -> Turns:
+        """How a run deals that goes on at a place from which queues go on, wherever in a round."""
+        stream, num = self.config.stream, len(self.config.devices)
+        turn = counting.turn(counting.number(cut)) % num
+        dealing = Dealing.from_start(num, stream.batch_size, stream.epochs).begun_at(
+            cut.step - turn
+        )
+        then = cut.dealing
+        if then is None:
+            return Turns(turn, dealing=dealing)
+        older = self.within(cut)[0] if then.batch_size != stream.batch_size else 0
+        dealing = dealing._replace(skipped=then.skipped)
+        return Turns(turn, dealing=dealing, older=older, older_size=then.batch_size)
+
+    def tell_of_dealing(self, cut: Cut) -> None:
+        """Log that a round of all devices has another number of rows than where a cut was made."""
+        then, now = cut.dealing, (len(self.config.devices), self.config.stream.batch_size)
+        if then is None or then.num * then.batch_size == math.prod(now):
+            return
+        logger.info(
+            "feed %r goes on with %d devices of %d rows each, %d rows in a round; before there "
+            "were %d of %d, %d in a round: the global batch has changed, global_batch_size= "
+            "would keep it", self.config.name, *now, math.prod(now), then.num, then.batch_size,
+            then.num * then.batch_size,
+        )  # fmt: skip
+
     def check_round(self, cut: Cut) -> None:
-        """Raise `ResumeError` where a cut stands in the middle of a round of all devices."""
+        """Raise `ResumeError` where a cut that does not say how batches were dealt stands in the
+        middle of a round of all devices."""
         num = len(self.config.devices)
         # Batch `step` goes to device `step % num`. In the middle of a round some devices would get
         # a batch that their users have had already.

@@ -2,12 +2,13 @@
 
 Layout: ``b"FT"``, the version (1 byte), xxh3-64 of the rest (8 bytes), and a msgpack list: source
 name, stream number, fingerprint digest, epoch, index, step, position, leftover. In version 2 all
-rows of the leftover are taken: it is the last chunk, to be compared. Other tokens have version 1.
+rows of the leftover are taken: it is the last chunk, to be compared. In version 3 they may be, and
+behind the leftover is how batches are dealt out; versions 1 and 2 are of where nobody knows that.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, cast
 
 import msgpack
 import msgspec
@@ -16,8 +17,9 @@ from msgspec import Meta
 
 from feeder.errors import ConfigError, ResumeError, SnapshotFormatError
 from feeder.workers.stream.position import Cut, Leftover, Position
+from feeder.workers.stream.rounds import Dealing
 
-TOKEN_VERSION = 2
+TOKEN_VERSION = 3
 _MAGIC = b"FT"
 _HEAD_BYTES = 11
 # A token travels in message headers and checkpoints, which count on this bound.
@@ -26,6 +28,7 @@ _MAX_BYTES = 64 * 1024
 # Bounds on every field: tokens come from other processes and old files, and a number such as 2**62
 # calls must fail here and not as a MemoryError later.
 _Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+_Positive = Annotated[int, Meta(ge=1, le=2**63 - 1)]
 _Bits64 = Annotated[int, Meta(ge=0)]
 _Digest = Annotated[bytes, Meta(min_length=8, max_length=8)]
 # Epoch, turn, live partitions as bits, and of each partition calls, rows, mark; then what is done
@@ -35,10 +38,19 @@ _PositionFields = tuple[
 ]
 # Partition, call, taken, rows, digest, mark.
 _LeftoverFields = tuple[_Count, _Count, _Count, _Count, _Bits64, bytes | None]
+# Where a round begins, queues, rows of a batch, rounds that were skipped, epochs.
+_DealingFields = tuple[_Count, _Positive, _Positive, _Count, _Count | None]
 _Fields = tuple[
     str, _Count, _Digest, _Count, _Count, _Count, _PositionFields, _LeftoverFields | None
 ]
+_DealtFields = tuple[
+    str, _Count, _Digest, _Count, _Count, _Count, _PositionFields, _LeftoverFields | None,
+    _DealingFields,
+]  # fmt: skip
 _DECODER: msgspec.msgpack.Decoder[_Fields] = msgspec.msgpack.Decoder(_Fields)
+# A version of its own and not more fields in version 2: tokens of version 2 without them exist, and
+# a reader is to know by the version what it reads.
+_DEALT_DECODER: msgspec.msgpack.Decoder[_DealtFields] = msgspec.msgpack.Decoder(_DealtFields)
 
 
 class StreamId(NamedTuple):
@@ -52,6 +64,8 @@ class StreamId(NamedTuple):
     """Digest of the declared fields."""
     older: bytes | None = None
     """The digest that tokens of the same stream had before worker ids were left out of it."""
+    dealing: Dealing | None = None
+    """How batches are dealt out where a cut does not say; None where nobody knows."""
 
     def encode(self, cut: Cut) -> bytes:
         """The token of a cut. Raises `ConfigError` where cursors make it larger than 64 KiB."""
@@ -60,7 +74,11 @@ class StreamId(NamedTuple):
             _position_fields(cut.position), _leftover_fields(cut.leftover or cut.checked),
         ]  # fmt: skip
         # A reader of version 1 refuses a leftover whose rows are all taken.
-        version = 1 if cut.leftover or not cut.checked else TOKEN_VERSION
+        version = 1 if cut.leftover or not cut.checked else 2
+        dealing = cut.dealing or self.dealing
+        if dealing is not None:
+            version = TOKEN_VERSION
+            fields.append(list(dealing))
         body: bytes = msgpack.packb(fields)
         if len(body) > _MAX_BYTES:
             raise ConfigError(
@@ -72,7 +90,8 @@ class StreamId(NamedTuple):
     def decode(self, token: bytes, epochs: int | None) -> Cut:
         """The cut of a token of this stream. Raises `ResumeError` where it is another's, and
         `SnapshotFormatError` where it is none."""
-        name, number, fingerprint, epoch, index, step, position, leftover = _open(token)
+        fields, dealing = _open(token)
+        name, number, fingerprint, epoch, index, step, position, leftover = fields
         if (name, number) != (self.name, self.number):
             raise ResumeError(
                 f"the token is of feed {name!r}, stream {number}; expected {self.name!r}, "
@@ -94,6 +113,7 @@ class StreamId(NamedTuple):
             position=at,
             leftover=None if is_whole else chunk,
             checked=chunk if is_whole else None,
+            dealing=dealing,
             encode=self.encode,
         )
 
@@ -105,11 +125,11 @@ def is_token(data: bytes) -> bool:
 
 def name_of(token: bytes) -> tuple[str, int]:
     """Source name and stream number of a token."""
-    name, number, *_ = _open(token)
+    (name, number, *_), _ = _open(token)
     return name, number
 
 
-def _open(token: bytes) -> _Fields:
+def _open(token: bytes) -> tuple[_Fields, Dealing | None]:
     if not is_token(token) or len(token) < _HEAD_BYTES:
         raise SnapshotFormatError(f"{len(token)} bytes are no token, expected b'FT...'")
     body = token[_HEAD_BYTES:]
@@ -125,7 +145,10 @@ def _open(token: bytes) -> _Fields:
             f"token has version {token[2]}, expected at most {TOKEN_VERSION}; update feeder"
         )
     try:
-        return _DECODER.decode(body)
+        if token[2] < TOKEN_VERSION:
+            return _DECODER.decode(body), None
+        *fields, dealing = _DEALT_DECODER.decode(body)
+        return cast(_Fields, fields), Dealing(*dealing)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise SnapshotFormatError(f"token cannot be read: {error}") from error
 

@@ -67,6 +67,13 @@ class Process:
             raise RuntimeError(f"{self._process.args!r} ended with {self._process.wait()}")
         return line.rstrip("\n")
 
+    @property
+    def pipes(self) -> tuple[int, int]:
+        """The descriptors of what it reads and of what it writes; behind the lines that were read
+        it has written nothing yet."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        return self._process.stdin.fileno(), self._process.stdout.fileno()
+
     def terminate(self) -> None:
         """Ask it to end (SIGTERM)."""
         self._process.terminate()

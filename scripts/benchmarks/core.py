@@ -17,18 +17,22 @@ from copies import copy_constant, copy_fresh
 from counting import statistics
 from harness import Settings
 from importing import importing
+from many import CASES as MANY
 from races import RACES, run_race
 from report import Report
 from resuming import resuming
 from small import small_batches
 from snapshots import snapshots, tokens
 from stopping import stopping
+from trivial import CASES as TRIVIAL
 
 CASES: Mapping[str, Callable[[Settings], Report]] = {
     **{race.case: partial(run_race, race) for race in RACES},
     "copy-constant": copy_constant,
     "copy-fresh": copy_fresh,
     "small-batches": small_batches,
+    **MANY,
+    **TRIVIAL,
     "busy": beside_busy,
     "stop": stopping,
     "snapshot": snapshots,

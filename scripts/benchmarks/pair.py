@@ -93,6 +93,18 @@ def _cheap(case: str) -> float:
     return _rate(of_feeder(next(records for records in CHEAP if records.case == case), 2))
 
 
+def _many(kind: str, number: int, fetch: str = "passed") -> float:
+    import many
+
+    return _rate(getattr(many, f"of_{kind}")(number, fetch))
+
+
+def _trivial(case: str) -> float:
+    from trivial import TRIVIAL, of_feed
+
+    return _rate(of_feed(next(trivial for trivial in TRIVIAL if trivial.case == case)))
+
+
 def _per_second(action: Callable[[], float], times: int) -> float:
     """How often an action fits into a second, by its median time."""
     return 1 / statistics.median(action() for _ in range(times))
@@ -162,6 +174,16 @@ ROWS: Mapping[str, Measure] = {
     **{f"core {case}": partial(_race, case) for case in CORE_RACES},
     "core small, passed": partial(_small, "fresh"),
     "core small, copied": partial(_small, "constant"),
+    "core small, 16 workers": partial(_many, "workers", 16),
+    "core small, 64 workers": partial(_many, "workers", 64),
+    "core small, 64 workers, copied": partial(_many, "workers", 64, "copied"),
+    "core small, 1,000 workers": partial(_many, "workers", 1000),
+    "core small, by index, 8 threads": partial(_many, "threads", 8, "by index"),
+    "core small, 2 buffered": partial(_many, "buffer", 2),
+    "core small, 8 buffered": partial(_many, "buffer", 8),
+    "core batches-of-1": partial(_trivial, "batches-of-1"),
+    "core columns-1000": partial(_trivial, "columns-1000"),
+    "core python-50us": partial(_trivial, "python-50us"),
     "core vectors-17 beside a busy thread": partial(_beside_busy, False),
     "core stop": _stop,
     "core snapshot": _snapshot,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import sys
 import threading
 import time
@@ -52,6 +53,30 @@ def push(name: str, address: str) -> None:
             sender.send(batch, zmq.DONTWAIT, copy=False)
     sender.close()
     context.term()
+
+
+def answer(processor: str) -> None:
+    """One side of a ping-pong: each byte that it reads it writes back."""
+    os.sched_setaffinity(0, {int(processor)})
+    _tell(processor)
+    while byte := os.read(sys.stdin.fileno(), 1):
+        os.write(sys.stdout.fileno(), byte)
+
+
+def pipe(name: str) -> None:
+    """What one writes by hand for small batches: the sending end of `multiprocessing.Pipe`, from a
+    byte on. It sends until it is killed."""
+    from multiprocessing.connection import Connection
+
+    from factories import LOADS
+
+    load = LOADS[name]
+    batch = load.rows(load.batch_size)
+    _tell(name)
+    os.read(sys.stdin.fileno(), 1)
+    sender = Connection(sys.stdout.fileno(), readable=False)
+    while True:
+        sender.send_bytes(batch)
 
 
 def hold(address: str) -> None:
@@ -103,6 +128,8 @@ def _wait_for_parent() -> None:
 ROLES: Mapping[str, Callable[..., None]] = {
     "serve": serve,
     "push": push,
+    "answer": answer,
+    "pipe": pipe,
     "hold": hold,
     "read": read,
     "annoy": annoy,

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cache, partial
+from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
@@ -96,6 +98,47 @@ def by_hand(name: str, scheme: str) -> Contender:
                 np.frombuffer(frame.buffer, dtype).item(0)
 
             yield take
+
+    return running
+
+
+@contextmanager
+def ping_pong() -> Iterator[Take]:
+    """A byte to another process and back over two pipes, each process on a processor of its own:
+    what two wake-ups take."""
+    processors = os.sched_getaffinity(0)
+    here, there = min(processors), max(processors)
+    with Child("answer", str(there)) as child:
+        to, back = child.pipes
+        os.sched_setaffinity(0, {here})
+
+        def take() -> None:
+            os.write(to, b"0")
+            os.read(back, 1)
+
+        try:
+            yield take
+        finally:
+            os.sched_setaffinity(0, processors)
+
+
+def one_way(name: str) -> Contender:
+    """Batches through `multiprocessing.Pipe`, as bytes, which are not pickled."""
+    dtype = LOADS[name].dtype
+
+    @contextmanager
+    def running() -> Iterator[Take]:
+        with Child("pipe", name) as sender:
+            start, end = sender.pipes
+            os.write(start, b"0")
+            # The descriptor stays the child's, which closes it.
+            receiver = Connection(os.dup(end), writable=False)
+            try:
+                _check(name, np.frombuffer(receiver.recv_bytes(), dtype))
+                yield lambda: np.frombuffer(receiver.recv_bytes(), dtype).item(0)
+            finally:
+                receiver.close()
+                sender.kill()
 
     return running
 

@@ -9,7 +9,7 @@ from contenders import Contender, copyto, handover, timed
 from factories import LOADS
 from harness import Measures, Settings, Spread, interleave
 from report import Goal, Report, rate_cells, spread
-from served import by_hand, data_loader, has_torch, served
+from served import by_hand, data_loader, has_torch, one_way, ping_pong, served
 
 COPYTO = "copyto"
 SHARED = "feeder, shared memory"
@@ -18,6 +18,9 @@ QUEUE = "queue.Queue(100) in one process"
 TORCH = "DataLoader, 2 workers"
 COPYTO_BYTES_PER_S = 20e9
 """What copyto did where the rate of 1 MB batches was asked for."""
+PING_PONG = "a byte over two pipes and back"
+PIPE = "multiprocessing.Pipe, one way"
+SMALL_ASKED = {8: (PING_PONG, 1.0), 64: (PIPE, 0.7)}
 SMALL_ASKED_PER_S = {8: 22_000, 64: 80_000}
 CHECKSUMS_ASKED = {"sampled": 5, "full": 35}
 ONCE = "checksum off, each batch read once"
@@ -71,19 +74,25 @@ def small_shared(settings: Settings) -> Report:
     """8 KB batches with little and with much credit, from chunks of one batch and of 64.
 
     A chunk of one batch costs a call and a merge for each batch; of large chunks what is left is
-    the service. A queue tells how fast the machine is.
+    the service. With little credit a batch waits for word from the consumer as a ping-pong does,
+    with much it need not, as in a pipe. A queue tells how fast the machine is.
     """
-    contenders: dict[str, Contender] = {}
-    asked = {}
+    contenders: dict[str, Contender] = {PING_PONG: ping_pong, PIPE: one_way("small")}
+    asked, against = {}, {}
     for name in ("small", "small-4096"):
         for credit, per_s in SMALL_ASKED_PER_S.items():
             title = f"credit {credit}, chunks of {LOADS[name].chunk_rows}"
             contenders[title] = served(name, plane="shared", credit=credit)
             asked[title] = per_s
+            against[title] = SMALL_ASKED[credit]
     rates = _race("small", {**contenders, QUEUE: handover}, settings)
     goals = [
         Goal(what=f"small-shared: {title}", asked=asked[title], measured=rates[title], unit="/s")
         for title in asked
+    ]
+    goals += [
+        _ratio("small-shared", rates, title, other, least)
+        for title, (other, least) in against.items()
     ]
     return _report("small-shared", "small", rates, goals=goals)
 

@@ -1,4 +1,5 @@
-"""What the files in `checkpoints/` hold: one folder for each version of the format, for ever.
+"""What the files in `checkpoints/` hold: one folder for each version of the format and of its
+tokens, for ever.
 
 `python -m conformance.golden FOLDER` writes those of the current version, once, when it is new.
 """

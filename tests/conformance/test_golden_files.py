@@ -22,13 +22,15 @@ from conformance.golden import (
 )
 from feeder.checkpoint.format import CHECKPOINT_VERSION
 from feeder.job import MultiNodeCheckpointManager
+from feeder.state.token import TOKEN_VERSION
 from small import ids
 
 VERSIONS = sorted(path.name for path in FILES.iterdir())
 
 
 def test_there_are_files_of_every_version() -> None:
-    assert [f"v{number}" for number in range(1, CHECKPOINT_VERSION + 1)] == VERSIONS
+    """Of checkpoints, and of the tokens in them."""
+    assert ["v1", f"v{CHECKPOINT_VERSION}-token{TOKEN_VERSION}"] == VERSIONS
 
 
 @pytest.mark.parametrize("version", VERSIONS)

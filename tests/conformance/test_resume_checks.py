@@ -148,18 +148,6 @@ def test_a_token_of_eight_workers_is_small() -> None:
     assert len(token) <= 300
 
 
-def test_a_token_says_whether_an_older_feeder_can_read_it() -> None:
-    """Version 2 has a last chunk that is taken whole; version 1 is read as ever."""
-    with make(Pure(8)) as coordinator:
-        batch = next(coordinator["train"])
-        cut = batch.cut
-    assert cut.token()[2] == 2
-    with make(Pure(3)) as coordinator:
-        batch = next(coordinator["train"])
-        assert batch.cut.leftover is not None
-        assert batch.cut.token()[2] == 1
-
-
 class InOrder(Pure):
     """Pure, and quick where its calls come in order: a cursor names the call that comes next."""
 

@@ -305,6 +305,6 @@ def test_a_token_written_by_the_page_is_resumed_from(page: dict[str, Any]) -> No
 
 def test_the_page_is_of_the_versions_in_force() -> None:
     text = Path(PAGE).read_text()
-    assert "checkpoints are at format 1, tokens at format 2" in text
-    assert "version, 1 or 2" in text
-    assert (feeder.state.snapshot.SNAPSHOT_VERSION, feeder.state.token.TOKEN_VERSION) == (1, 2)
+    assert "checkpoints are at format 1, tokens at format 3" in text
+    assert "version, 1 to 3" in text
+    assert (feeder.state.snapshot.SNAPSHOT_VERSION, feeder.state.token.TOKEN_VERSION) == (1, 3)

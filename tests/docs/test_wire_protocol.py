@@ -4,12 +4,13 @@ from a server what the library reads, and its tables are those in force."""
 from __future__ import annotations
 
 import ast
-import dataclasses
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from itertools import cycle, takewhile
 from typing import Any
 
+import msgpack
 import msgspec
 import numpy as np
 import pytest
@@ -186,16 +187,20 @@ FEEDS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
 }
 
 
-def tokens_of(cut: feeder.Cut) -> set[bytes]:
-    """The library's token of a cut, and the one of version 1 that the page makes from numbers."""
-    return {cut.token(), dataclasses.replace(cut, checked=None).token()}
-
-
 def make(fetch: Callable[..., Any], **settings: Any) -> feeder.Coordinator:
     fetch = fetch() if isinstance(fetch, type) else fetch
     return feeder.init_data_input_workers(
         ["a", "b"], fetch, 13, batch_columns=[0, 1], coordinator=feeder.Coordinator(), **settings
     )
+
+
+def unchecked(token: bytes) -> tuple[int, list[Any]]:
+    """The version and the fields of a token without the last chunk, which is told only while the
+    rows of the batch are in memory."""
+    fields = msgpack.unpackb(token[11:])
+    if fields[7] is not None and fields[7][2] == fields[7][3]:
+        fields[7] = None
+    return token[2], fields
 
 
 @contextmanager
@@ -235,7 +240,7 @@ def test_the_pages_consumer_reads_what_the_library_reads(
             # After a full batch at the end of an epoch a cut has two names.
             may_end = batch.cut.index == 0 and batch.rows == 13
             if is_token and not may_end and num + 1 < len(wanted):
-                assert reader.token in tokens_of(batch.cut)
+                assert unchecked(reader.token) == unchecked(batch.cut.token())
             num += 1
         assert num == len(wanted) > 2
 
@@ -259,18 +264,22 @@ def test_the_pages_consumers_read_two_queues(
     fetch: Callable[..., Any], reader_of_the_page: Callable[..., Any]
 ) -> None:
     settings = {"num_worker_threads": 3, "epochs": 3}
-    with make(fetch, **settings) as coordinator:
-        wanted = [tokens_of(batch.cut) for batch in coordinator["train"]]
+    with make(fetch, devices=2, **settings) as coordinator:
+        devices = [coordinator["train"].on(i) for i in range(2)]
+        batches = (next(device, None) for device in cycle(devices))
+        wanted = [
+            batch.cut.token() for batch in takewhile(lambda batch: batch is not None, batches)
+        ]
     with (
         serving(lambda: make(fetch, **settings), queues=2) as server,
         read_by(reader_of_the_page, server, queue=0) as left,
         read_by(reader_of_the_page, server, queue=1) as right,
     ):
         pair = iter(left), iter(right)
-        for step, tokens in enumerate(wanted[:-2]):
+        for step, token in enumerate(wanted[:-2]):
             (_, _, came, _), _ = next(pair[step % 2])
             assert came == step
-            assert (left, right)[step % 2].token in tokens
+            assert unchecked((left, right)[step % 2].token) == unchecked(token)
 
 
 def test_places_are_told_both_by_tokens_and_by_numbers(

@@ -63,6 +63,27 @@ SETTINGS: list[tuple[dict[str, Any], str]] = [
      "last_batch is 'rest', expected one of ('keep', 'drop', 'pad', 'carry')"),
     ({"last_batch": ["keep"]},
      "last_batch is ['keep'], expected one of ('keep', 'drop', 'pad', 'carry')"),
+    ({"rounds": "batch"}, "rounds is 'batch', expected one of ('stream', 'epoch')"),
+    (
+        {"rounds": "epoch", "last_batch": "carry"},
+        "rounds is 'epoch': with last_batch='carry' rows flow from one epoch into the next, so "
+        "that no round begins with an epoch; use another last_batch, or rounds='stream'",
+    ),
+    (
+        {"global_batch_size": 8},
+        "batch_size is 4 and global_batch_size is 8, expected one of the two: the first follows "
+        "from the second",
+    ),
+    (
+        {"batch_size": None, "global_batch_size": 8, "devices": 3},
+        "global_batch_size is 8, expected a multiple of the 3 devices",
+    ),
+    (
+        {"batch_size": None, "global_batch_size": 8, "dont_rebatch": True},
+        "global_batch_size is 8: with dont_rebatch every chunk is a batch, of whatever size; give "
+        "batch_size",
+    ),
+    ({"skip": -1}, "skip is -1, expected a whole number >= 0"),
     ({"last_round": None}, "last_round is None, expected one of ('uneven', 'drop', 'pad')"),
     ({"order": "random"}, "order is 'random', expected one of ('ticket', 'arrival')"),
     ({"dont_rebatch": 1}, "dont_rebatch is 1, expected True or False"),

@@ -20,9 +20,9 @@ FEEDING = (
         harm="The workers' chunks come in the reverse of their turns: a stream that is repeatable, "
         "but is another than the one promised, and another for every number of rounds at hand.",
         file="workers/stream/merge.py",
-        symbol="Merge._round",
-        old="order = [(partition + i) % num",
-        new="order = [(partition - i) % num",
+        symbol="Merge._next_ring",
+        old="for i in range(partition + 1, partition + size):",
+        new="for i in range(partition + size - 1, partition, -1):",
         tests=(
             "tests/workers/stream/test_merge.py::test_a_ring_takes_one_chunk_of_each_live_worker_in_turn",
             _STREAM + "[3-small-seek]",
@@ -52,8 +52,8 @@ FEEDING = (
         "fetch function that reshuffles at the epoch's end hands out rows of two epochs mixed.",
         file="workers/fetch/scheduler.py",
         symbol="Scheduler._begin_epoch",
-        old="if not all(self._is_over(one) and not one.running",
-        new="if not any(self._is_over(one) and not one.running",
+        old="if not all(self._is_over(one)",
+        new="if not any(self._is_over(one)",
         tests=(
             "tests/workers/fetch/test_scheduler.py::"
             "test_no_epoch_begins_before_all_workers_have_ended_the_one_before",
@@ -69,7 +69,7 @@ FEEDING = (
         new="        slot = self._slots.take_slot(self.device, self.schema.columns, self._size)\n"
         "        for number",
         tests=(
-            _ASSEMBLER + "test_a_batch_lies_in_a_slot_of_its_own_device[0]",
+            _ASSEMBLER + "test_a_batch_lies_in_a_slot_of_its_own_device[0-stream]",
             "tests/feeder/service/server/test_leftover_rows.py::"
             "test_a_slot_that_dropped_rows_were_written_to_stays_with_its_queue[frames]",
         ),
@@ -115,9 +115,9 @@ FEEDING = (
         name="bound ignored",
         harm="The fetchers run ahead without an end and the process is killed for its memory.",
         file="workers/fetch/scheduler.py",
-        symbol="BufferBudget._has_rows",
-        old="return self.rows + self.kept_rows < self.max_rows",
-        new="return True",
+        symbol="BufferBudget.room_rows",
+        old="return self.max_rows - self.rows - self.kept_rows",
+        new="return self.max_rows",
         tests=(
             "tests/workers/fetch/test_scheduler.py::test_the_bound_is_on_rows_and_on_bytes",
             "tests/workers/fetch/test_running_ahead.py::"
@@ -233,7 +233,7 @@ FEEDING = (
         "the user has taken batches, and the training hangs.",
         file="workers/fetch/channel.py",
         symbol="Channel._wake_fetcher",
-        old="if is_idle and self._policy.pick(now) is not None:",
+        old="if is_idle and self._policy.has_work():",
         new="if False:",
         tests=(f"{_KEYWORDS}[max_buffered_batches]",),
     ),
@@ -266,10 +266,36 @@ FEEDING = (
         "is called: in the order of arrival, too, the training hangs.",
         file="workers/fetch/policy.py",
         symbol="ConcurrencyPolicy.batcher_looks",
-        old="                self._kinds[partition.number] = CallKind.COMPUTES\n",
-        new="                pass\n",
+        old="            self._set_kind(partition, CallKind.COMPUTES)\n",
+        new="            pass\n",
         tests=(
             "tests/workers/fetch/test_channel.py::test_a_quick_call_is_waited_for_only_while_somebody_looks",
+        ),
+    ),
+    Bug(
+        name="a turn is not broken up",
+        harm="One of many quick workers does not return any more, and those after it in its turn "
+        "are called by nobody: the training hangs, though they have rows.",
+        file="workers/fetch/channel.py",
+        symbol="Channel._look",
+        old="            self._take_back(self._round, now)\n",
+        new="            pass\n",
+        tests=(
+            "tests/workers/fetch/test_channel.py::"
+            "test_a_call_that_does_not_return_holds_no_partition_of_its_turn",
+        ),
+    ),
+    Bug(
+        name="a few workers take all room",
+        harm="Some workers are called again and again while the batch waits for others: what they "
+        "give fills the bound, and all others are called one at a time.",
+        file="workers/fetch/policy.py",
+        symbol="ConcurrencyPolicy._in_turn",
+        old="if merged is None or partition.made - merged < ahead[partition.number]:",
+        new="if True:",
+        tests=(
+            "tests/workers/fetch/test_policy.py::"
+            "test_a_partition_is_called_ahead_of_the_merge_by_its_share_of_the_bound",
         ),
     ),
 )

@@ -17,8 +17,8 @@ RESUMING = (
         "resumed run skips all that was prefetched.",
         file="feeder/feeds/device_feed.py",
         symbol="DeviceFeed.__next__",
-        old="after = before[0] + 1, batch.place",
-        new="after = before[0] + 1, (self._ready[-1] if self._ready else batch).place",
+        old="// self._num_devices + 1, batch.place",
+        new="// self._num_devices + 1, (self._ready[-1] if self._ready else batch).place",
         tests=(_GAPS + "test_a_position_is_that_of_the_batch_handed_out_however_many_wait",),
     ),
     Bug(
@@ -114,9 +114,22 @@ RESUMING = (
         ),
     ),
     Bug(
-        name="dealt to the wrong device",
-        harm="After a resume in a later epoch the count of batches begins anew: devices get each "
-        "other's batches.",
+        name="rest of a round dealt again",
+        harm="A run that goes on from one device's position with another number of devices begins "
+        "in the middle of a round: batches that the other devices had come again.",
+        file="workers/stream/rounds.py",
+        symbol="begin",
+        old="first = -rest - skip * num",
+        new="first = -skip * num",
+        tests=(
+            "tests/conformance/test_elastic.py::"
+            "test_every_device_of_every_step_goes_on_after_its_round[stream]",
+        ),
+    ),
+    Bug(
+        name="batches counted anew",
+        harm="After a resume in a later epoch the count of batches begins anew: each is taken for "
+        "another.",
         file="workers/stream/resuming.py",
         symbol="StreamStart.__init__",
         old="(cut.epoch, cut.index, cut.step) if cut",

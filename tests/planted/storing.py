@@ -112,8 +112,8 @@ STORING = (
         "is refused when it is needed.",
         file="feeder/checkpoint/triggers.py",
         symbol="CheckpointTriggers.first_in",
-        old="                    return i + 1, end\n",
-        new="                    return len(batches), end\n",
+        old="                    return i + 1, batch.turn",
+        new="                    return len(batches), batch.turn",
         tests=(_POLICY + "test_the_cut_is_at_the_batch_though_many_were_taken_at_once",),
     ),
     Bug(

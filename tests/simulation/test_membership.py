@@ -11,6 +11,7 @@ import pytest
 from feeder.errors import ProtocolError
 from feeder.service.protocol import membership as ms
 from feeder.service.protocol.membership import TABLE, Membership, Move, State
+from feeder.workers.stream.rounds import Place
 from simulation.diagram import draw
 from simulation.explore import Limits, explore
 
@@ -23,13 +24,14 @@ LONGER = Limits(batches=5, deaths=1, servers=0, rollbacks=0)
 def test_nothing_breaks_where_one_trainer_dies() -> None:
     found = explore(ONE_DEATH)
     assert (found.closed, found.violation) == (True, "")
-    assert found.states > 19_000
+    assert found.states > 10_000
 
 
 @pytest.mark.parametrize("fault", ["servers", "rollbacks", "hangs", "breaks"])
-def test_nor_where_anything_else_happens_as_far_as_is_looked_at(fault: str) -> None:
-    found = explore(NO_FAULT._replace(**{fault: 1}), most=3000)
-    assert not found.violation, found.trace
+def test_nor_where_anything_else_happens(fault: str) -> None:
+    found = explore(NO_FAULT._replace(**{fault: 1}))
+    assert (found.closed, found.violation) == (True, ""), found.trace
+    assert found.states > 5_000
 
 
 # ---- each invariant fails where the code is wrong
@@ -57,7 +59,7 @@ class BeginsAtNewest(Membership):
 class ForgetsWhatWasSent(Membership):
     """A queue goes on where its consumer came from, whatever it was sent since."""
 
-    def note_sent(self, queue: int, num: int, place: ms.Place) -> None:
+    def note_sent(self, queue: int, num: int, place: Place) -> None:
         self.members[queue].sent += num
 
 
@@ -80,6 +82,14 @@ class KeepsLeases(Membership):
         return [one for one in done if not (died and isinstance(one, ms.EndLease))]
 
 
+class AttachesTwice(Membership):
+    """A consumer that can take batches is taken for one that could not."""
+
+    def handle(self, event: Any, now: float) -> list[Any]:
+        done = super().handle(event, now)
+        return done + super().handle(event, now) if isinstance(event, ms.Attaches) else done
+
+
 class NeverLooksAgain(Membership):
     """A consumer that is gone while the others wait changes nothing for them."""
 
@@ -96,6 +106,7 @@ class NeverLooksAgain(Membership):
         (StoresWhatWasSent, "stored", LONGER),
         (KeepsLeases, "holders|slots", ONE_DEATH),
         (NeverLooksAgain, "waits", NO_FAULT._replace(hangs=1)),
+        (AttachesTwice, "table", NO_FAULT),
     ],
 )
 def test_an_invariant_fails_where_a_bug_is_planted(

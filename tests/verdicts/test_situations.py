@@ -162,6 +162,7 @@ def test_source_that_has_nothing() -> None:
     assert verdict.kind == "source-bound"
 
 
+@pytest.mark.usefixtures("exact_bound")
 def test_bursts_that_the_buffer_is_too_small_for() -> None:
     """Ten batches at once and then a long step; the feed could have made them meanwhile."""
     coordinator = make(slow(0.005, rows()), max_buffered_batches=2)

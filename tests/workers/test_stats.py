@@ -238,7 +238,10 @@ def test_a_wait_under_way_is_counted() -> None:
 
 
 def test_a_feed_that_waits_for_its_trainer_says_so() -> None:
-    with make(Pure(10_000, 4), max_buffered_batches=2) as coordinator:
+    def fetch(call: feeder.Call) -> Any:
+        return (np.zeros((4, 2**17), np.uint8),)
+
+    with make(fetch, ["x"], max_buffered_batches=2, epochs=None) as coordinator:
         next(coordinator["train"])
         before, ends = once_it_waits_for_room(coordinator), time.monotonic() + WAIT_S
         while only(coordinator).room_wait_s < before.room_wait_s + 0.02:

@@ -226,7 +226,7 @@ class IndexCalls:
     def _call(self) -> Any:
         spec, index = self._spec, self._index()
         worker_id = spec.worker_id(self._partition, index)
-        call = Call(index, self._epoch, worker_id, spec.batch_size, spec.seed)
+        call = Call(index, self._epoch, worker_id, spec.rows_asked, spec.seed)
         chunk = self._fetch(call)
         if chunk is None:
             return None
@@ -267,6 +267,7 @@ class WorkerCalls:
         self._resumed = resumed
         self._origins = origins_of(spec.fetch, spec.cursor)
         self._sizes = sizes
+        self.next_call = partial(spec.fetch, self._worker_id, spec.rows_asked)
 
     def begin_epoch(self, epoch: int) -> int:
         return 0
@@ -302,10 +303,6 @@ class WorkerCalls:
             raise  # No position could hold it, and that is better known before the first row.
         except Exception:
             return None  # It is missed only where somebody has to go back there.
-
-    @property
-    def next_call(self) -> Callable[[], Any]:
-        return partial(self._spec.fetch, self._worker_id, self._spec.batch_size)
 
     def mark(self) -> bytes:
         self._last_mark = self._encode()
@@ -438,7 +435,7 @@ def _replay(spec: StreamSpec, start: Position, partition: int) -> Iterator[float
         if seen_calls >= calls and seen_ends >= ends:
             break
         try:
-            chunk = spec.fetch(worker_id, spec.batch_size)
+            chunk = spec.fetch(worker_id, spec.rows_asked)
         except StopIteration:
             seen_ends += 1
             if seen_ends > ends:

@@ -15,9 +15,16 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, Protocol, TypeVar
 
-from feeder.workers.errors import ClosedError, FeedError, FetchTimeout, in_words
-from feeder.workers.fetch.policy import CallsReport, ConcurrencyPolicy, Merger
-from feeder.workers.fetch.scheduler import BufferBudget, ChunkList, End, Held, Partition, Scheduler
+from feeder.workers.errors import ClosedError, FetchTimeout, in_words
+from feeder.workers.fetch.policy import ConcurrencyPolicy, Merger
+from feeder.workers.fetch.scheduler import (
+    BufferBudget,
+    ChunkList,
+    Held,
+    Partition,
+    Scheduler,
+    Turn,
+)
 from feeder.workers.fetch.threads import stack
 from feeder.workers.spec import CallNames
 from feeder.workers.stats import Stopwatch, StreamStats
@@ -170,6 +177,8 @@ class Channel:
         # Whether one was woken that has not gone on yet. A fetcher that finds a partition wakes the
         # next, so one at a time is enough, and none is woken for what another will find.
         self._is_coming = False
+        # A turn of several partitions, all quick, that is under way; there is one at a time.
+        self._round: Turn | None = None
         # The batcher thread waits here for a chunk list of a partition that the merge wants.
         self._arrived = threading.Condition(self._lock)
         # Whoever merges waits here for room to assemble a batch.
@@ -186,8 +195,8 @@ class Channel:
 
     # ---- the fetchers' side
 
-    def acquire(self) -> Partition | None:
-        """Wait for a partition that may be called, and hold it; None when no call is left."""
+    def acquire(self) -> Turn | None:
+        """Wait for partitions that may be called, and hold them; None when no call is left."""
         waits = False
         while True:
             with self._lock:
@@ -199,13 +208,17 @@ class Channel:
                 if self.closed or self._scheduler.finished:
                     self._wake_all_fetchers()
                     return None
-                partition = self._policy.pick(now)
-                if partition is not None:
-                    self._budget.begin_list()
-                    limits = self._policy.limits_of(partition)
-                    partition.hold(threading.get_ident(), limits, now)
-                    self._wake_fetcher(now)
-                    return partition
+                self._scheduler.end_pauses(now)
+                partitions = self._policy.pick()
+                if partitions:
+                    self._budget.begin_turn()
+                    limits, ident = self._policy.limits_of(partitions[0]), threading.get_ident()
+                    self._scheduler.hold(partitions, ident, limits, now)
+                    turn = Turn(partitions, *self._policy.turn_limits())
+                    if len(partitions) > 1:
+                        self._round = turn
+                    self._wake_fetcher()
+                    return turn
                 seconds = self._scheduler.next_ready(now)
                 self._num_idle += 1
                 self._stats.idle.change(1, now)
@@ -213,39 +226,24 @@ class Channel:
             with contextlib.suppress(queue.Empty):
                 self._wakes.get(timeout=seconds)
 
-    def release(
-        self,
-        partition: Partition,
-        report: CallsReport,
-        ending: End | FeedError | None = None,
-        put_off_s: float = 0.0,
-    ) -> bool:
-        """Give a partition back with what was got; `put_off_s` seconds pass before its next call.
-        True where the caller is to merge inline before it acquires the next one.
+    def release(self, turn: Turn) -> bool:
+        """Give partitions back with what was got. True where the caller is to merge inline before
+        it acquires the next ones.
 
-        No other fetcher is woken for the sake of this partition: the caller acquires next.
+        No other fetcher is woken for the sake of these partitions: the caller acquires next.
         """
         with self._lock:
             now = time.monotonic()
-            self._budget.end_list(report.calls, report.rows, report.num_bytes)
+            if turn is self._round:
+                self._round = None
+            self._budget.end_turn()
+            last = self._take_back(turn, now)
             self.cuts_short = self.closed or self._budget.is_outgrown
-            if report.rows:
-                self._silence.hungry_since = None
-            begins_epoch = self._scheduler.give_back(
-                partition,
-                ending,
-                ready_at=now + put_off_s if put_off_s else 0.0,
-                gave_rows=report.rows > 0,
-                marked=self._marked,
-            )
-            # All partitions may be called at once, and a stream that has ended lets all go home.
-            if begins_epoch:
-                self._wake_all_fetchers()
             # Nobody collects any more, and rows that are kept would outlive the feed.
             if self.closed:
                 self._scheduler.drop_all()
                 return False
-            merger = self._policy.list_came(partition, report, now)
+            merger = Merger.NOBODY if last is None else self._policy.lists_came(last, now)
             if merger is Merger.NOBODY:
                 return False
             if merger is Merger.BATCHER:
@@ -255,6 +253,28 @@ class Channel:
             self._stop_clocks(now)
             self._policy.inline_begins()
             return True
+
+    def _take_back(self, turn: Turn, now: float) -> Partition | None:
+        """Take back the partitions of a turn that have been called, and those that have not been
+        begun; returns the last one that was called."""
+        last, begins_epoch = None, False
+        calls = rows = num_bytes = 0
+        for last, report, ending, put_off_s in turn.take_done():
+            begins_epoch |= self._scheduler.give_back(
+                last, ending, now + put_off_s if put_off_s else 0.0, report.rows > 0, self._marked
+            )
+            self._policy.note_calls(last, report, now)
+            calls, rows = calls + report.calls, rows + report.rows
+            num_bytes += report.num_bytes
+        while (partition := turn.take_next()) is not None:
+            begins_epoch |= self._scheduler.let_go(partition)
+        self._budget.add_calls(calls, rows, num_bytes)
+        if rows:
+            self._silence.hungry_since = None
+        # All partitions may be called at once, and a stream that has ended lets all go home.
+        if begins_epoch:
+            self._wake_all_fetchers()
+        return last
 
     def pause(self, seconds: float) -> bool:
         """Let time pass; returns at once, with False, when the stream is over."""
@@ -352,7 +372,7 @@ class Channel:
         # All, and not the wanted partition's alone: each further collect would be another wait.
         found = self._scheduler.take_all()
         self._budget.collect()
-        self._wake_fetcher(time.monotonic())
+        self._wake_fetcher()
         return found
 
     def _wait_for(self, partitions: Sequence[Partition]) -> None:
@@ -362,7 +382,7 @@ class Channel:
         policy = self._policy
         policy.batcher_waits()
         self._await(partitions, now)
-        self._wake_fetcher(now)
+        self._wake_fetcher()
         try:
             while not self._inline.take_end():
                 if self.closed:
@@ -381,10 +401,13 @@ class Channel:
 
     def _look(self, now: float) -> None:
         """Look after calls that take long; in the batcher thread, which has waited for its time."""
+        # A quick call would have returned by now: the partitions after it do not wait for it.
+        if self._round is not None and not self._policy.merged_inline:
+            self._take_back(self._round, now)
         # Rows that exist are not held back by the call after them.
         partitions, is_overdue = self._policy.batcher_looks(now)
         # The look may have allowed more calls.
-        self._wake_fetcher(now)
+        self._wake_fetcher()
         found = self._scheduler.take_open(partitions, marked=self._marked)
         for partition in found:
             if any(map(self._has_rows, partition.chunk_lists[-1].chunks)):
@@ -424,10 +447,11 @@ class Channel:
         lock, since they are learnt once."""
         return self._budget.row_bytes
 
-    def learn(self, row_bytes: int) -> None:
-        """All rows of the stream have so many bytes."""
+    def learn(self, row_bytes: int) -> int:
+        """All rows of the stream have so many bytes; returns how many may be buffered."""
         with self._lock:
             self._budget.learn(row_bytes)
+            return self._budget.max_rows
 
     def note_batches(self, *, copied: int, passed: int) -> None:
         """Batches were handed over: so many rows of them were copied, so many passed on."""
@@ -455,7 +479,7 @@ class Channel:
             self._make_use_of_room()
 
     def _make_use_of_room(self) -> None:
-        self._wake_fetcher(time.monotonic())
+        self._wake_fetcher()
         if self._budget.below_bound or self._budget.starving:
             # All: the user's thread may have been interrupted here, and one that it had woken be
             # listed still, who would be woken alone. Nobody waits but whoever makes batches.
@@ -489,10 +513,10 @@ class Channel:
             for condition in (self._arrived, self._room, self._closing):
                 condition.notify_all()
 
-    def _wake_fetcher(self, now: float) -> None:
+    def _wake_fetcher(self) -> None:
         """Wake a fetcher that waits, where there is a partition for it."""
         is_idle = self._num_idle and not self._is_coming
-        if is_idle and self._policy.pick(now) is not None:
+        if is_idle and self._policy.has_work():
             # In this order: after an interrupt between the two nobody would be woken again.
             self._wakes.put(None)
             self._is_coming = True

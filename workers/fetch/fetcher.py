@@ -6,13 +6,12 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Generator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from feeder.workers.errors import FeedError, FetchError, in_words
 from feeder.workers.fetch.calls import PartitionCalls, as_tuple
 from feeder.workers.fetch.channel import Channel
-from feeder.workers.fetch.policy import CallsReport
-from feeder.workers.fetch.scheduler import End, Partition
+from feeder.workers.fetch.scheduler import Called, CallsReport, End, Partition, Turn
 from feeder.workers.spec import CallNames, RunSpec
 from feeder.workers.stats import FetchStats
 from feeder.workers.stream.batch import Call
@@ -25,20 +24,39 @@ logger = logging.getLogger("feeder")
 _NOTHING = CallsReport()
 
 
-class _Calls(NamedTuple):
-    """What a loop of calls came to."""
-
-    calls: int
-    """Calls that gave a chunk."""
-    rows: int
-    num_bytes: int
-    """Bytes of the rows, where they had to be measured."""
-    outcome: object
-    """What came last: `_FULL`, None for "nothing right now", or what the call raised."""
-
+_Calls = tuple[int, int, int, object]
+"""What a loop of calls came to: calls that gave a chunk, rows, and bytes where they had to be
+measured; and what came last: `_FULL`, None for "nothing right now", or what the call raised."""
 
 _FULL = object()
 """The chunk list is full, or the merge waits for it."""
+
+
+class _Laps:
+    """How long each partition's calls take, and for how much of it they wait. Owner: the thread
+    that makes the calls.
+
+    Where one thread calls many partitions in turn, its own time is read only after what may have
+    been a wait: to read it takes as long as a quick call.
+    """
+
+    def __init__(self, tuning: Tuning, are_many: bool) -> None:
+        self._least_s = tuning.quick_wait_s if are_many else 0.0
+        self.at = self._read_at = time.monotonic()
+        """When the last lap ended."""
+        self._computed = time.thread_time()
+
+    def lap(self) -> tuple[float, float]:
+        """Seconds since the last lap, and how many of them the thread waited for something."""
+        before, self.at = self.at, time.monotonic()
+        took = self.at - before
+        if took < self._least_s:
+            return took, 0.0
+        # The thread's own time tells calls that compute from calls that wait.
+        computed = time.thread_time()
+        waited = self.at - self._read_at - (computed - self._computed)
+        self._read_at, self._computed = self.at, computed
+        return took, min(took, waited)
 
 
 class Fetcher:
@@ -74,37 +92,50 @@ class Fetcher:
         """Digests of chunks as they were returned (debug switch), by partition, epoch and call; or
         `OTHER_ROWS`. Fetchers write, the merge takes out."""
 
-    def fill(self, partition: Partition) -> bool:
-        """Make calls on a partition until a chunk list is full, and give the partition back. True
-        where the caller is to merge inline."""
+    def fill(self, turn: Turn) -> bool:
+        """Make calls on each partition of a turn until a chunk list is full, and give all of them
+        back. True where the caller is to merge inline."""
+        # Once known, bytes are counted by rows: the merge may take chunks from under the call.
+        row_bytes, laps = self._channel.row_bytes, _Laps(self._tuning, len(turn.todo) > 1)
+        last, rows, num_bytes = laps.at + self._tuning.quick_list_s, 0, 0
+        while (partition := turn.take_next()) is not None:
+            called = self._call_partition(partition, row_bytes, laps)
+            turn.done.append(called)
+            rows, num_bytes = rows + called[1].rows, num_bytes + called[1].num_bytes
+            is_full = rows >= turn.max_rows or num_bytes >= turn.max_bytes
+            if is_full or laps.at > last or self._channel.cuts_short:
+                break  # The others go back as they are.
+        return self._channel.release(turn)
+
+    def _call_partition(self, partition: Partition, row_bytes: int | None, laps: _Laps) -> Called:
         number, stats = partition.number, self._stats
         calls = self._calls[number]
         try:
-            partition.pass_over(calls.begin_epoch(partition.epoch))
+            if num_done := calls.begin_epoch(partition.epoch):
+                partition.pass_over(num_done)
             if self._fresh[number]:
                 self._put_back(partition, calls)
+                laps.lap()
         except BaseException as error:
             stats.fail(number, in_words(error))
             if not isinstance(error, FeedError):
                 error = self._failed(partition, partition.next, error)
-            return self._channel.release(partition, _NOTHING, error)
-        # Once known, bytes are counted by rows: the merge may take chunks from under the call.
-        first, row_bytes = partition.next, self._channel.row_bytes
-        began = time.monotonic()
-        partition.begin_calls(began)
-        # The thread's own time tells calls that compute from calls that wait.
-        computed = time.thread_time()
-        stats.begin_list(number, began)
-        made = self._call(partition, calls, row_bytes)
-        ended, computed = time.monotonic(), time.thread_time() - computed
-        num_bytes = made.num_bytes if row_bytes is None else made.rows * row_bytes
-        took = ended - began
-        report = CallsReport(made.calls, made.rows, num_bytes, took, took - computed)
-        stats.end_list(number, made.calls, made.rows, num_bytes, ended)
-        if made.calls:
+            return partition, _NOTHING, error, 0.0
+        first = partition.next
+        partition.begin_calls(laps.at)
+        stats.begin_list(number, laps.at)
+        num_calls, rows, num_bytes, outcome = self._call(partition, calls, row_bytes)
+        took, waited = laps.lap()
+        if row_bytes is not None:
+            num_bytes = rows * row_bytes
+        report = CallsReport(num_calls, rows, num_bytes, took, waited)
+        stats.end_list(number, num_calls, rows, num_bytes, laps.at)
+        if num_calls:
             self._failures[number] = 0
             partition.note_chunks()
-        return self._settle(partition, calls, report, first + made.calls, made.outcome)
+        if outcome is _FULL:
+            return partition, report, None, 0.0
+        return self._judge(partition, calls, report, first + num_calls, outcome)
 
     def _put_back(self, partition: Partition, calls: PartitionCalls) -> None:
         """Bring a new fetch function to where the stream goes on."""
@@ -138,7 +169,7 @@ class Fetcher:
             while True:
                 chunk = next_call()
                 if chunk is None:
-                    return _Calls(num_calls, rows, num_bytes, None)
+                    return num_calls, rows, num_bytes, None
                 if type(chunk) is not tuple:
                     # Most functions return a list, and small chunks feel each call of a function.
                     chunk = tuple(chunk) if type(chunk) is list else as_tuple(chunk, names)
@@ -167,30 +198,27 @@ class Fetcher:
                 is_full = rows >= most_rows or num_calls >= most_calls or channel.cuts_short
                 since = partition.wanted_since
                 if is_full or taken or (since is not None and monotonic() - since > grace_s):
-                    return _Calls(num_calls, rows, num_bytes, _FULL)
+                    return num_calls, rows, num_bytes, _FULL
         except BaseException as error:
             # Also what is no Exception: a fetcher that ended of it would be waited for.
-            return _Calls(num_calls, rows, num_bytes, error)
+            return num_calls, rows, num_bytes, error
 
-    def _settle(
+    def _judge(
         self,
         partition: Partition,
         calls: PartitionCalls,
         report: CallsReport,
         call: int,
         outcome: object,
-    ) -> bool:
-        """Give the partition back with what its calls came to; `call` is the next one's number."""
-        channel = self._channel
-        if outcome is _FULL:
-            return channel.release(partition, report)
+    ) -> Called:
+        """How a partition goes on whose last call gave no chunk; `call` is that call's number."""
         if outcome is None:
             self._stats.nothings[partition.number] += 1
             tuning = self._tuning
             put_off_s = partition.back_off(tuning.first_none_pause_s, tuning.last_none_pause_s)
-            return channel.release(partition, report, put_off_s=put_off_s)
+            return partition, report, None, put_off_s
         if isinstance(outcome, StopIteration):
-            return channel.release(partition, report, self._end(partition, calls, call))
+            return partition, report, self._end(partition, calls, call), 0.0
         assert isinstance(outcome, BaseException)
         return self._retry(partition, calls, report, call, outcome)
 
@@ -209,7 +237,7 @@ class Fetcher:
         report: CallsReport,
         call: int,
         error: BaseException,
-    ) -> bool:
+    ) -> Called:
         """A call raised: have it made again, or put its error in its place in the stream."""
         number = partition.number
         failures = self._failures[number]
@@ -225,8 +253,8 @@ class Fetcher:
                 error = undo_error
             else:
                 put_off_s = self._run.retry_backoff_s * 2**failures
-                return self._channel.release(partition, report, put_off_s=put_off_s)
-        return self._channel.release(partition, report, self._failed(partition, call, error))
+                return partition, report, None, put_off_s
+        return partition, report, self._failed(partition, call, error), 0.0
 
     def _failed(self, partition: Partition, call: int, error: BaseException) -> FetchError:
         worker_id, number = self._names.of_call(partition.number, call)

@@ -19,7 +19,13 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from feeder.workers.fetch.scheduler import BufferBudget, ListLimits, Partition, Scheduler
+from feeder.workers.fetch.scheduler import (
+    BufferBudget,
+    CallsReport,
+    ListLimits,
+    Partition,
+    Scheduler,
+)
 from feeder.workers.tuning import Tuning
 
 
@@ -49,21 +55,6 @@ class Merger(enum.Enum):
     """The fetcher that has just given its partition back."""
 
 
-class CallsReport(NamedTuple):
-    """What the calls of one chunk list came to."""
-
-    calls: int = 0
-    """Calls that gave a chunk."""
-    rows: int = 0
-    """Rows of these chunks."""
-    num_bytes: int = 0
-    """Their bytes."""
-    took: float = 0.0
-    """Seconds from the first call to the last one's return."""
-    waited: float = 0.0
-    """Those of them in which the thread did not compute."""
-
-
 class Look(NamedTuple):
     """What the batcher thread does when it has waited for `looks_in` without being woken."""
 
@@ -90,16 +81,22 @@ class ConcurrencyPolicy:
         trials = Trials(tuning)
         self._paces = [Pace(trials, tuning) for _ in scheduler.partitions]
         self._kinds = [CallKind.COMPUTES for _ in scheduler.partitions]
+        # The partitions of two of the kinds, as bits.
+        self._quick = self._waiting = 0
+        # Calls of an epoch that the merge has come to in ticket order; None in order of arrival.
+        self._merged: int | None = None
+        # How many calls each partition may be ahead of these.
+        self._ahead = [math.inf for _ in scheduler.partitions]
         # Whether the batches that were made last went to the user as they were fetched.
         self._passes = False
         # Whether the merge waits, or had to wait for what it collected last.
         self._starved = True
-        # Whether a fetcher has merged since the batcher thread last looked.
-        self._merged_inline = False
         self.awaited: Sequence[Partition] = ()
         """The partitions that the merge waits for; empty while it is busy."""
         self.inline = False
         """Whether a fetcher merges; the batcher thread waits meanwhile."""
+        self.merged_inline = False
+        """Whether a fetcher has merged since the batcher thread last looked."""
         self.looks_in = math.inf
         """After how many seconds the batcher thread looks, unless it is woken before."""
 
@@ -108,6 +105,8 @@ class ConcurrencyPolicy:
     def merge_collects(self, partitions: Sequence[Partition]) -> bool:
         """The merge asks for chunk lists of these partitions; returns whether there are any."""
         self._starved = not any(partition.chunk_lists for partition in partitions)
+        # The merge has nothing of a partition that it asks for, so it tells how far it has come.
+        self._merged = partitions[0].num_collected() if len(partitions) == 1 else None
         return not self._starved
 
     def merge_waits(self, partitions: Sequence[Partition], now: float) -> None:
@@ -122,7 +121,7 @@ class ConcurrencyPolicy:
 
     def inline_begins(self) -> None:
         """A fetcher goes on with the merge, while the batcher thread stays where it waits."""
-        self.inline = self._merged_inline = True
+        self.inline = self.merged_inline = True
         self.looks_in = max(self.looks_in, self._tuning.look_s)
 
     def inline_ends(self) -> None:
@@ -133,21 +132,27 @@ class ConcurrencyPolicy:
         """Batches were handed over; their rows were copied, or passed on as they were."""
         self._passes = passed > 0 and not copied
 
-    def list_came(self, partition: Partition, report: CallsReport, now: float) -> Merger:
-        """A fetcher has given a partition back; returns who merges what has come."""
-        kind = self._kinds[partition.number] = self._classify(partition, report, now)
+    def note_calls(self, partition: Partition, report: CallsReport, now: float) -> None:
+        """A fetcher has given a partition back; its calls came to this."""
+        kind = self._classify(partition, report, now)
+        if kind is not self._kinds[partition.number]:
+            self._set_kind(partition, kind)
+        if report.rows:
+            # Its share of the bound, and one call: in order, each is called for the next round
+            # before this round is over.
+            share_rows = self._budget.max_rows // len(self._scheduler.partitions)
+            self._ahead[partition.number] = 1 + max(1, share_rows * report.calls // report.rows)
+
+    def lists_came(self, partition: Partition, now: float) -> Merger:
+        """A fetcher has given partitions back, this one last; returns who merges what has come."""
         scheduler, budget, tuning = self._scheduler, self._budget, self._tuning
-        came = [wanted for wanted in scheduler.wanted if wanted.chunk_lists]
+        came = scheduler.wanted_bits & scheduler.handed
         if not came:
             return Merger.NOBODY
-        since = came[0].wanted_since
+        kind = self.kind_of(partition)
+        since = scheduler.wanted[0].wanted_since
         is_early = since is not None and now - since <= tuning.grace_s and budget.below_bound
-        if is_early and kind is CallKind.QUICK:
-            # No switch of threads is needed after a quick call. So it is time when no other quick
-            # partition is left to be called before.
-            if self._least_called(now, ahead=False, compute=False, quick=True) is not None:
-                return Merger.NOBODY
-        elif is_early:
+        if is_early and kind is not CallKind.QUICK:
             # Within the grace the batcher thread looks by itself, and to wake it for each batch
             # would cost more than the batch; unless much has come.
             much = budget.ahead_bytes >= tuning.ahead_bytes // 2
@@ -159,6 +164,12 @@ class ConcurrencyPolicy:
         scheduler.want(())
         is_inline = kind is CallKind.QUICK or kind is CallKind.PASSED
         return Merger.FETCHER if is_inline else Merger.BATCHER
+
+    def _set_kind(self, partition: Partition, kind: CallKind) -> None:
+        bit = 1 << partition.number
+        self._kinds[partition.number] = kind
+        self._quick = self._quick | bit if kind is CallKind.QUICK else self._quick & ~bit
+        self._waiting = self._waiting | bit if kind is CallKind.WAITS else self._waiting & ~bit
 
     def _classify(self, partition: Partition, report: CallsReport, now: float) -> CallKind:
         calls, _, num_bytes, took, waited = report
@@ -179,7 +190,7 @@ class ConcurrencyPolicy:
 
     def batcher_waits(self) -> None:
         """It begins to wait."""
-        self._merged_inline = False
+        self.merged_inline = False
         self.looks_in = self._tuning.grace_s
 
     def batcher_woken(self) -> None:
@@ -188,20 +199,19 @@ class ConcurrencyPolicy:
 
     def batcher_looks(self, now: float) -> Look:
         """It was not woken in time."""
-        if self._merged_inline:
+        if self.merged_inline:
             # Merges are made; only calls that have begun before the last look may be held up.
-            self._merged_inline = False
+            self.merged_inline = False
             self.looks_in = self._tuning.look_s
-            return Look(
-                [one for one in self._scheduler.partitions if self._is_slow(one, now)], False
-            )
+            running = self._scheduler.among(self._scheduler.running & ~self._quick)
+            return Look([one for one in running if self._is_slow(one, now)], False)
         self.looks_in = self._tuning.slow_look_s
         if self.inline:
             return Look((), False)
         # Calls that have not returned by now are not quick: others need not wait for them.
-        for partition in self._scheduler.partitions:
-            if partition.running and self.kind_of(partition) is CallKind.QUICK:
-                self._kinds[partition.number] = CallKind.COMPUTES
+        scheduler = self._scheduler
+        for partition in scheduler.among(scheduler.running & self._quick):
+            self._set_kind(partition, CallKind.COMPUTES)
         return Look(self.awaited, True)
 
     def looks_late(self) -> bool:
@@ -213,9 +223,7 @@ class ConcurrencyPolicy:
         self.looks_in = seconds
 
     def _is_slow(self, partition: Partition, now: float) -> bool:
-        is_quick = self.kind_of(partition) is CallKind.QUICK
-        held = partition.running and now - partition.called_at > self._tuning.look_s
-        return held and not is_quick
+        return now - partition.called_at > self._tuning.look_s
 
     # ---- decisions
 
@@ -223,86 +231,115 @@ class ConcurrencyPolicy:
         """What the partition's calls are like, as far as its last chunk list shows."""
         return self._kinds[partition.number]
 
-    def pick(self, now: float) -> Partition | None:
-        """The partition to call now; None where no further call is worth it, or allowed."""
+    def has_work(self) -> bool:
+        """Whether `pick` has something for one more fetcher."""
+        return bool(self._in_turn(self._callable(), 1))
+
+    def pick(self) -> Sequence[Partition]:
+        """The partitions that a fetcher calls now, one after the other; none where no further call
+        is worth it, or allowed."""
+        scheduler = self._scheduler
+        found = self._in_turn(self._callable(), self._tuning.turns_compared)
+        if not found:
+            return ()
+        # Then none falls behind, and in ticket order what is called is what is merged next.
+        least = min(found, key=lambda partition: partition.made)
+        if self.kind_of(least) is not CallKind.QUICK:
+            return (least,)
+        # Only while the batcher thread looks soon: it takes back the partitions after a call that
+        # does not return.
+        if self.looks_late() or not self._budget.may_call():
+            return (least,)
+        # Of quick calls all that there is room for: where each of many workers gives a batch or
+        # two, to ask for the next worker under the lock takes longer than its call.
+        first, most = least.number, max(1, self._room() // self._batch_size)
+        quick = scheduler.ready & self._quick
+        return self._in_turn(quick | 1 << first, most, first)
+
+    def _in_turn(self, partitions: int, most: int, first: int | None = None) -> list[Partition]:
+        """At most so many of these partitions, in turn, that are near enough to the merge. Else a
+        few would take all room, and those whose turn comes before could give one call at a time.
+        """
+        merged, ahead, found = self._merged, self._ahead, []
+        for partition in self._scheduler.in_turn(partitions, first):
+            if merged is None or partition.made - merged < ahead[partition.number]:
+                found.append(partition)
+                if len(found) == most:
+                    break
+        return found
+
+    def _callable(self) -> int:
+        """Of the partitions that may be called those that are worth it now."""
         budget, scheduler = self._budget, self._scheduler
-        wanted = scheduler.wanted
-        hungry = [partition for partition in wanted if not partition.chunk_lists]
+        ready, wanted = scheduler.ready, scheduler.wanted_bits
+        hungry = ready & wanted & ~scheduler.handed
         if not budget.may_call():
             # At the bound only the call whose turn it is may start, and only while a device has no
             # batch. Of several that the merge waits for any will do: one at a time, where bytes
             # are short.
             calling = budget.num_calling
-            is_enough = len(wanted) > 1 and calling and not budget.has_bytes_for(calling)
-            return scheduler.least_called(now, hungry if budget.starving and not is_enough else ())
-        # While the merge waits for one partition the others may run ahead. While it is busy, what
-        # they fetch would only grow cold in memory, and they would take the merge's core.
-        ahead = bool(wanted) or budget.ahead_bytes < self._tuning.ahead_bytes
-        compute = self._starved or self._num_computing() < self._tuning.max_computing
+            is_enough = len(scheduler.wanted) > 1 and calling and not budget.has_bytes_for(calling)
+            return hungry if budget.starving and not is_enough else 0
         # Quick calls are one thread's at a time, which merges after them; as long as the batcher
         # thread soon looks whether they are still quick.
-        is_taken = self.inline or (not self.looks_late() and self._is_running(CallKind.QUICK))
-        quick = bool(self.awaited) and not is_taken
-        first = [one for one in hungry if quick or self.kind_of(one) is not CallKind.QUICK]
-        turn = scheduler.least_called(now, first) if first else None
-        return turn or self._least_called(now, ahead=ahead, compute=compute, quick=quick)
-
-    def _least_called(
-        self, now: float, *, ahead: bool, compute: bool, quick: bool
-    ) -> Partition | None:
-        """Of the partitions that are allowed now, the one that has been called least. `ahead`
-        allows those with something to collect; `quick` and `compute` those of these kinds."""
-        kinds, allowed = self._kinds, []
-        for partition in self._scheduler.partitions:
-            kind = kinds[partition.number]
-            is_allowed = quick if kind is CallKind.QUICK else compute or kind is CallKind.WAITS
-            if is_allowed and (ahead or not partition.chunk_lists):
-                allowed.append(partition)
-        return self._scheduler.least_called(now, allowed) if allowed else None
-
-    def _num_computing(self) -> int:
-        return sum(
-            [
-                partition.running and self.kind_of(partition) is not CallKind.WAITS
-                for partition in self._scheduler.partitions
-            ]
-        )
-
-    def _is_running(self, kind: CallKind) -> bool:
-        return any(
-            partition.running and self.kind_of(partition) is kind
-            for partition in self._scheduler.partitions
-        )
+        is_taken = self.inline or (not self.looks_late() and scheduler.running & self._quick)
+        if is_taken or not self.awaited:
+            ready &= ~self._quick
+        if hungry & ready:
+            return hungry & ready
+        # While the merge waits for one partition the others may run ahead. While it is busy, what
+        # they fetch would only grow cold in memory, and they would take the merge's core.
+        if not wanted and budget.ahead_bytes >= self._tuning.ahead_bytes:
+            ready &= ~scheduler.handed
+        computing = scheduler.running & ~self._waiting
+        if not self._starved and computing.bit_count() >= self._tuning.max_computing:
+            ready &= self._quick | self._waiting
+        return ready
 
     def limits_of(self, partition: Partition) -> ListLimits:
-        """How large the chunk list gets that a fetcher begins now; the fetcher counts among those
-        that call already."""
+        """How large the chunk lists get that a fetcher begins now, this partition's first; the
+        fetcher counts among those that call already."""
         rows, tuning = self._most_rows(partition), self._tuning
         return ListLimits(rows, min(rows, tuning.list_calls), tuning.part_bytes, tuning.grace_s)
+
+    def turn_limits(self) -> tuple[int, int]:
+        """How many rows and bytes come of a turn at most, but for the last partition's."""
+        budget = self._budget
+        most_bytes = min(
+            budget.max_bytes // self._tuning.bound_share, budget.room_bytes(budget.num_calling - 1)
+        )
+        return self._room(), most_bytes
 
     def _most_rows(self, partition: Partition) -> int:
         """Some of a batch where batches are large, several of them where they are small and there
         is room for them beside the chunk lists that others have begun. All chunk lists together
         always have half the bound."""
         batch, budget, tuning = self._batch_size, self._budget, self._tuning
-        partitions = self._scheduler.partitions
         if not budget.has_bytes_for(budget.num_calling - 1):
             return 1  # This is the one call that somebody waits for, above the bound.
         row_bytes = budget.row_bytes
         if row_bytes is None:
             return batch
-        share_bytes = budget.max_bytes // tuning.bound_share // len(partitions)
+        # One thread makes the quick chunk lists of all partitions in turn, and then merges them.
+        num, is_quick = len(self._scheduler.partitions), self.kind_of(partition) is CallKind.QUICK
+        share_bytes = budget.max_bytes // tuning.bound_share // num
         if batch * row_bytes > tuning.part_bytes:
             return max(1, min(tuning.part_bytes, share_bytes) // row_bytes)
         batch_bytes = max(1, batch * row_bytes)
-        is_quick = self.kind_of(partition) is CallKind.QUICK
-        # One thread makes the quick chunk lists of all partitions in turn, and then merges them.
-        most_bytes = tuning.quick_bytes // len(partitions) if is_quick else tuning.list_bytes
+        most_bytes = tuning.quick_bytes // num if is_quick else tuning.list_bytes
         num_batches = min(most_bytes, share_bytes) // batch_bytes
-        begun = sum([one.limits.rows for one in partitions if one.running and one is not partition])
-        room = budget.max_rows - budget.rows - budget.kept_rows - begun
-        share_rows = max(room, budget.max_rows // tuning.bound_share) // len(partitions)
-        return batch * max(1, min(num_batches, tuning.list_batches, share_rows // batch))
+        room, share = self._room(), batch * num
+        # Rounded up where one turn makes the quick chunk lists of all: there the turn's own limit
+        # keeps to the room. Else 64 workers would give a batch each where there is room for 127.
+        share_batches = -(-room // share) if is_quick else room // share
+        return batch * max(1, min(num_batches, tuning.list_batches, share_batches))
+
+    def _room(self) -> int:
+        """Rows that there is room for beside the chunk lists that others have begun; half the bound
+        at least."""
+        budget = self._budget
+        room = budget.room_rows() - self._scheduler.begun_rows
+        return max(room, budget.max_rows // self._tuning.bound_share)
 
 
 # ---- Quick calls: whether a partition's calls take next to no time
@@ -350,7 +387,8 @@ class Pace:
         self._trials = trials
         self._tuning = tuning
         self._is_quick = False
-        self._num_lists = 0
+        # Chunk lists since the last that was long.
+        self._since_long = 0
         # Seconds per call, averaged over the last chunk lists.
         self._call_s = 0.0
 
@@ -362,16 +400,21 @@ class Pace:
             # A quick call cannot take this long, not even one that waits for the interpreter.
             if now >= self._trials.next and took < tuning.quick_wait_s * max(1, num_calls):
                 self._trials.begin(now)
-                self._is_quick, self._num_lists = True, 0
+                self._is_quick, self._since_long = True, tuning.quick_lists
                 self._call_s = tuning.quick_call_s / 2
             return self._is_quick
-        self._num_lists += 1
+        self._since_long += 1
         if num_calls:
             latest = min(took / num_calls, 4 * tuning.quick_call_s)
-            self._call_s += tuning.quick_weight * (latest - self._call_s)
-        # The first chunk list may have been under way beside those of other threads.
-        is_long = took >= tuning.quick_list_s or waited >= tuning.quick_wait_s
-        if (is_long and self._num_lists > 1) or self._call_s >= tuning.quick_call_s:
+            # Of few calls one wait for the interpreter is most of the time.
+            weight = min(1.0, num_calls / tuning.quick_calls) * tuning.quick_weight
+            self._call_s += weight * (latest - self._call_s)
+        is_lost = self._call_s >= tuning.quick_call_s
+        if took >= tuning.quick_list_s or waited >= tuning.quick_wait_s:
+            # Once in a while the machine has something else to do.
+            is_lost |= self._since_long <= tuning.quick_lists
+            self._since_long = 0
+        if is_lost:
             self._is_quick = False
             self._trials.fail(now)
         return self._is_quick

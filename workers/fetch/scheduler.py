@@ -8,8 +8,10 @@ before it.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from heapq import heappop, heappush
+from itertools import chain
 from typing import Any, NamedTuple
 
 from feeder.workers.errors import FeedError
@@ -79,14 +81,12 @@ class Partition:
         "ended",
         "epoch",
         "failure",
-        "halted",
         "ident",
         "limits",
         "made",
         "marks",
         "next",
         "number",
-        "ready_at",
         "running",
         "silent_since",
         "wanted_since",
@@ -101,8 +101,6 @@ class Partition:
         """Calls made in this epoch."""
         self.ended = not live
         """Whether it has ended its epoch."""
-        self.halted = False
-        """Whether its last call failed."""
         self.running = False
         """Whether a fetcher holds it."""
         self.limits = _NO_LIMITS
@@ -111,8 +109,6 @@ class Partition:
         """The thread that holds it."""
         self.called_at = 0.0
         """When that began to call it."""
-        self.ready_at = 0.0
-        """Before this time it is not called (it gave None, or waits for a retry)."""
         self.backoff_s = 0.0
         """How long it was last put off."""
         self.failure: BaseException | None = None
@@ -128,13 +124,10 @@ class Partition:
         self.marks: list[bytes] = []
         """The cursors after those calls, where the feed has cursors."""
 
-    def hold(self, ident: int, limits: ListLimits, now: float) -> None:
-        """A fetcher holds it from now on."""
-        self.running, self.ident, self.limits = True, ident, limits
-        # It counts from the first of several calls that give nothing: each begins anew only where
-        # rows came.
-        if self.silent_since is None:
-            self.silent_since = now
+    def num_collected(self) -> int:
+        """The calls of this epoch whose chunks have been collected."""
+        lists = self.chunk_lists
+        return self.made - (self.next - lists[0].first) if lists else self.made
 
     def pass_over(self, num_calls: int) -> None:
         """Its next calls were made in an earlier run; in the fetcher that holds it."""
@@ -184,8 +177,72 @@ class Partition:
         return ChunkList(self.number, self.epoch, first, chunks, marks if marked else None, ending)
 
 
+def bits_of(partitions: Iterable[Partition]) -> int:
+    """A set of partitions as the bits of a number: partition n is bit n."""
+    bits = 0
+    for partition in partitions:
+        bits |= 1 << partition.number
+    return bits
+
+
+class CallsReport(NamedTuple):
+    """What the calls of one chunk list came to."""
+
+    calls: int = 0
+    """Calls that gave a chunk."""
+    rows: int = 0
+    """Rows of these chunks."""
+    num_bytes: int = 0
+    """Their bytes."""
+    took: float = 0.0
+    """Seconds from the first call to the last one's return."""
+    waited: float = 0.0
+    """Those of them in which the thread did not compute."""
+
+
+Called = tuple[Partition, CallsReport, End | FeedError | None, float]
+"""A partition that a fetcher has called, and what came of it: what its calls came to, what they
+ended with, and how many seconds pass before its next call. A plain tuple: to make one with names
+takes as long as a quick call."""
+
+
+class Turn:
+    """Partitions that a fetcher has acquired: it calls one after the other, and gives all back.
+
+    The fetcher takes partitions from the left of `todo` and appends to `done`. The holder of the
+    channel's lock may empty both at any moment, for each of these is one operation: then a call
+    that does not return holds up no partition but its own.
+    """
+
+    __slots__ = ("done", "max_bytes", "max_rows", "todo")
+
+    def __init__(self, partitions: Iterable[Partition], max_rows: int, max_bytes: int) -> None:
+        self.max_rows = max_rows
+        self.max_bytes = max_bytes
+        """No partition is begun once the others have given so many rows, or so many bytes."""
+        self.todo = deque(partitions)
+        """Not begun."""
+        self.done: deque[Called] = deque()
+        """Called, and not given back yet."""
+
+    def take_next(self) -> Partition | None:
+        """The next partition that is not begun; None where there is none."""
+        try:
+            return self.todo.popleft()
+        except IndexError:
+            return None
+
+    def take_done(self) -> list[Called]:
+        """What has been called since it was taken last; for the holder of the channel's lock."""
+        # The fetcher may append meanwhile: what it appends after the count is taken next time.
+        return [self.done.popleft() for _ in range(len(self.done))]
+
+
 class Scheduler:
     """All partitions of a stream, and which of them may be called.
+
+    Sets of partitions are the bits of a number. To find, to add or to remove one costs the same
+    however many partitions there are, and several rules together are an operation of C.
 
     Owner: the channel, which calls every method under its lock.
     """
@@ -199,9 +256,25 @@ class Scheduler:
         )
         self.wanted: Sequence[Partition] = ()
         """The partitions of which the merge is told when something comes."""
+        self.wanted_bits = 0
+        """The same, as bits."""
+        self.running = 0
+        """The partitions that fetchers hold."""
+        self.handed = 0
+        """The partitions of which something was handed over and not collected yet."""
+        self.begun_rows = 0
+        """Rows that may come of the chunk lists that fetchers have begun."""
         self._layout = partitions
         self._epochs = epochs
         self._max_lists = tuning.max_lists
+        # The partitions that may be called, and perhaps some that are over.
+        self._ready = bits_of(self.partitions)
+        # Those that have as many chunk lists as they may, and nothing else against a call.
+        self._full = 0
+        # When those that are put off may be called, the earliest first.
+        self._put_off: list[tuple[float, int]] = []
+        # The one after the partition that was called last.
+        self._next = 0
         # The smallest index of the epoch that raised StopIteration (pure form).
         self._ends_at: int | None = None
         # After a resume all partitions may have ended the epoch already.
@@ -222,31 +295,54 @@ class Scheduler:
             partition.wanted_since = None
         for partition in partitions:
             partition.wanted_since = since
-        self.wanted = partitions
+        self.wanted, self.wanted_bits = partitions, bits_of(partitions)
 
-    def least_called(self, now: float, partitions: Iterable[Partition]) -> Partition | None:
-        """Of some partitions that may be called the one that has been called least; None where
-        there is none."""
-        if self.finished:
-            return None
-        ready = [partition for partition in partitions if self._may_call(partition, now)]
-        # Then no partition falls behind, and in ticket order what is called is what is merged next.
-        return min(ready, key=lambda partition: partition.made, default=None)
+    @property
+    def ready(self) -> int:
+        """The partitions that may be called, and perhaps some that are over."""
+        return 0 if self.finished else self._ready
+
+    def end_pauses(self, now: float) -> None:
+        """Those that were put off until now may be called. For fetchers alone: an interrupt of the
+        user's thread in between would lose one."""
+        while self._put_off and self._put_off[0][0] <= now:
+            self._offer(self.partitions[heappop(self._put_off)[1]])
+
+    def in_turn(self, partitions: int, first: int | None = None) -> Iterator[Partition]:
+        """Partitions that may be called, in the order of their turns, from number `first` on: by
+        default the one after the last that was called."""
+        first = self._next if first is None else first
+        later = partitions >> first << first
+        for partition in chain(self.among(later), self.among(partitions & ~later)):
+            if self._is_over(partition):
+                self._ready &= ~(1 << partition.number)
+            else:
+                yield partition
 
     def next_ready(self, now: float) -> float | None:
         """Seconds until a partition that is put off may be called; None where there is none."""
-        waits = [
-            partition.ready_at - now
-            for partition in self.partitions
-            if partition.ready_at > now and not partition.running and not self._is_over(partition)
-        ]
-        return min(waits, default=None)
+        return max(0.0, self._put_off[0][0] - now) if self._put_off else None
+
+    def hold(
+        self, partitions: Sequence[Partition], ident: int, limits: ListLimits, now: float
+    ) -> None:
+        """A fetcher holds the partitions from now on, and calls the last one last."""
+        bits = bits_of(partitions)
+        for partition in partitions:
+            partition.running, partition.ident, partition.limits = True, ident, limits
+            # It counts from the first of several calls that give nothing: each begins anew only
+            # where rows came.
+            if partition.silent_since is None:
+                partition.silent_since = now
+        self.running |= bits
+        self._ready &= ~bits
+        self.begun_rows += limits.rows * len(partitions)
+        self._next = (partitions[-1].number + 1) % len(self.partitions)
 
     def give_back(
         self,
         partition: Partition,
         ending: End | FeedError | None,
-        *,
         ready_at: float,
         gave_rows: bool,
         marked: bool,
@@ -256,17 +352,44 @@ class Scheduler:
         # Chunks without rows may come for ever: they do not end a silence.
         if gave_rows:
             partition.silent_since = None
+        bit = 1 << partition.number
         chunk_list = partition.take_open(ending, marked=marked)
         if chunk_list is not None:
-            partition.chunk_lists.append(chunk_list)
+            self._hand_over(partition, chunk_list)
         partition.running, partition.ident = False, None
-        partition.ready_at = ready_at
-        # The error has a place in the stream: nothing that the partition could give comes after it.
-        partition.halted = isinstance(ending, FeedError)
-        if isinstance(ending, End):
+        self.running &= ~bit
+        self.begun_rows -= partition.limits.rows
+        if ending is None and not ready_at:
+            self._offer(partition)
+        elif isinstance(ending, End):
             partition.silent_since = None
             self._end(partition, partition.next)
-        return self._begin_epoch()
+        # The error has a place in the stream: nothing that the partition could give comes after it.
+        elif ending is None:
+            heappush(self._put_off, (ready_at, partition.number))
+        return not self.running and self._begin_epoch()
+
+    def _offer(self, partition: Partition) -> None:
+        bit = 1 << partition.number
+        # Chunk lists without rows count in no other bound.
+        if len(partition.chunk_lists) >= self._max_lists:
+            self._full |= bit
+        else:
+            self._ready |= bit
+
+    def let_go(self, partition: Partition) -> bool:
+        """A fetcher gives a partition back that it has not called; returns whether the epoch has
+        ended for all: others may have ended it meanwhile."""
+        bit = 1 << partition.number
+        partition.running, partition.ident = False, None
+        self.running &= ~bit
+        self.begun_rows -= partition.limits.rows
+        self._ready |= bit
+        return not self.running and self._begin_epoch()
+
+    def _hand_over(self, partition: Partition, chunk_list: ChunkList) -> None:
+        partition.chunk_lists.append(chunk_list)
+        self.handed |= 1 << partition.number
 
     def take_open(self, partitions: Sequence[Partition], *, marked: bool) -> list[Partition]:
         """Take what fetchers have got so far of partitions that they hold; returns those that had
@@ -275,7 +398,7 @@ class Scheduler:
         for partition in partitions:
             chunk_list = partition.take_open(None, marked=marked) if partition.running else None
             if chunk_list is not None:
-                partition.chunk_lists.append(chunk_list)
+                self._hand_over(partition, chunk_list)
                 found.append(partition)
         return found
 
@@ -286,15 +409,23 @@ class Scheduler:
     def take_all(self) -> list[ChunkList]:
         """Everything that was handed over, partition by partition."""
         found: list[ChunkList] = []
-        for partition in self.partitions:
+        for partition in self.among(self.handed):
             found.extend(partition.chunk_lists)
             partition.chunk_lists.clear()
+        self._ready |= self._full
+        self.handed = self._full = 0
         return found
 
     def drop_all(self) -> None:
         """The stream is over: what was handed over is dropped."""
-        for partition in self.partitions:
-            partition.chunk_lists.clear()
+        self.take_all()
+
+    def among(self, bits: int) -> Iterator[Partition]:
+        """The partitions of a set, in the order of their numbers."""
+        while bits:
+            bit = bits & -bits
+            bits ^= bit
+            yield self.partitions[bit.bit_length() - 1]
 
     def _end(self, partition: Partition, call: int) -> None:
         """Call number `call` of a partition raised StopIteration."""
@@ -308,24 +439,21 @@ class Scheduler:
         if self.finished:
             return False
         # All: a fetch function that shuffles at an epoch's end would else mix rows of two epochs.
-        if not all(self._is_over(one) and not one.running for one in self.partitions):
+        if not all(self._is_over(one) for one in self.partitions):
             return False
         self._ends_at = None
         for partition in self.partitions:
             partition.epoch += 1
             partition.made = 0
-            partition.ended = partition.halted = False
+            partition.ended = False
             # Indices begin anew in each epoch; the calls of a worker are counted through.
             if self._layout.pure:
                 partition.next = 0
+        self._put_off.clear()
+        self._full = 0
+        self._ready = bits_of(self.partitions)
+        self._next = 0
         return True
-
-    def _may_call(self, partition: Partition, now: float) -> bool:
-        # Chunk lists without rows count in no other bound.
-        if len(partition.chunk_lists) >= self._max_lists:
-            return False
-        is_held_up = partition.halted or partition.ready_at > now
-        return not (partition.running or is_held_up or self._is_over(partition))
 
     def _is_over(self, partition: Partition) -> bool:
         if partition.ended or self._ends_at is None:
@@ -368,9 +496,12 @@ class BufferBudget:
         num_devices: int,
         list_bytes: int = 0,
         num_partitions: int = 1,
+        least_bytes: int = 0,
     ) -> None:
         self.max_rows = max_rows
+        """Rows that may be buffered; more where they have fewer bytes than `least_bytes`."""
         self.max_bytes = max_bytes
+        self._least_bytes = least_bytes
         self.list_bytes = list_bytes
         """What each fetcher that is calling is taken to add."""
         self._seen_bytes = 0
@@ -401,22 +532,28 @@ class BufferBudget:
     @property
     def below_bound(self) -> bool:
         """Whether batches may be assembled for the sake of batches to come."""
-        return self._has_rows() and self.has_bytes_for(0)
+        return self.room_rows() > 0 and self.has_bytes_for(0)
 
     def may_call(self) -> bool:
         """Whether a fetcher may begin to call for the sake of batches to come, beside those that
         do, each of which is going to add a chunk list. Where nothing is buffered and nobody calls
         one may, however large its chunk."""
-        return self._has_rows() and self.has_bytes_for(self.num_calling)
+        return self.room_rows() > 0 and self.has_bytes_for(self.num_calling)
 
     def has_bytes_for(self, num_calling: int) -> bool:
         """Whether the bound on bytes is not reached with what so many fetchers are going to add."""
+        return self.room_bytes(num_calling) > 0
+
+    def room_bytes(self, num_calling: int) -> int:
+        """Bytes that there is room for beside what so many fetchers are going to add; negative
+        above the bound."""
         # Before the first chunk list its size is a guess; a wrong one is corrected by the first.
         held = self.bytes + self.kept_rows * (self.row_bytes or 0)
-        return held + num_calling * self.list_bytes < self.max_bytes
+        return self.max_bytes - held - num_calling * self.list_bytes
 
-    def _has_rows(self) -> bool:
-        return self.rows + self.kept_rows < self.max_rows
+    def room_rows(self) -> int:
+        """Rows that there is room for; negative above the bound."""
+        return self.max_rows - self.rows - self.kept_rows
 
     @property
     def starving(self) -> bool:
@@ -425,13 +562,16 @@ class BufferBudget:
         and not at the one whose batch is next."""
         return 0 in self.waiting
 
-    def begin_list(self) -> None:
+    def begin_turn(self) -> None:
         """A fetcher begins to call."""
         self.num_calling += 1
 
-    def end_list(self, calls: int, rows: int, num_bytes: int) -> None:
-        """It has handed over what these calls gave."""
+    def end_turn(self) -> None:
+        """It has given its partitions back."""
         self.num_calling -= 1
+
+    def add_calls(self, calls: int, rows: int, num_bytes: int) -> None:
+        """A fetcher has handed over what these calls gave."""
         has_grown = num_bytes > 2 * self.list_bytes
         # A chunk list without a chunk says nothing of how large the next one will be.
         if calls:
@@ -457,6 +597,7 @@ class BufferBudget:
     def learn(self, row_bytes: int) -> None:
         """All rows of the stream have so many bytes."""
         self.row_bytes = row_bytes
+        self.max_rows = max(self.max_rows, self._least_bytes // max(1, row_bytes))
 
     def queue(self, device: int, batches: int) -> None:
         """Batches were put on a device queue."""

@@ -104,6 +104,7 @@ class ArrayRecords:
 
     kind = "arrays"
     skipped = 0
+    may_skip = False
 
     def __init__(self, columns: dict[Any, NDArray[Any]]) -> None:
         if not columns:

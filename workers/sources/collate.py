@@ -56,12 +56,10 @@ def stack_samples(samples: Sequence[Any], names: Callable[[int], str]) -> Column
     """
     # The first sample says what a sample is; another one is named by where it differs.
     first = samples[0]
-    if isinstance(first, Mapping):
-        keys: Sequence[Any] = list(first)
-    elif isinstance(first, (tuple, list)):
-        keys = range(len(first))
-    else:
+    # Arrays, the commonest samples, are told first: to tell a mapping asks its abstract class.
+    if isinstance(first, np.ndarray) or not isinstance(first, (tuple, list, Mapping)):
         return (_column(samples, names, "sample"),)
+    keys: Sequence[Any] = list(first) if isinstance(first, Mapping) else range(len(first))
     if not _are_alike(samples, first):
         for i, sample in enumerate(samples):
             _check(sample, first, keys, names, i)

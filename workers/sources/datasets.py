@@ -173,6 +173,11 @@ class SampleRecords:
         return self._size
 
     @property
+    def may_skip(self) -> bool:
+        """Whether defective records are left out."""
+        return self._faults.may_skip
+
+    @property
     def skipped(self) -> int:
         """Samples that were left out because making them failed."""
         return self._faults.skipped

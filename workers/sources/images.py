@@ -85,6 +85,11 @@ class ImageRecords:
         return len(self._files)
 
     @property
+    def may_skip(self) -> bool:
+        """Whether defective records are left out."""
+        return self._faults.may_skip
+
+    @property
     def skipped(self) -> int:
         """Reads of defective files that were left out."""
         return self._faults.skipped

@@ -21,6 +21,11 @@ class LmdbRecords:
         return len(self._store)
 
     @property
+    def may_skip(self) -> bool:
+        """Whether defective records are left out."""
+        return self._faults.may_skip
+
+    @property
     def skipped(self) -> int:
         """Reads of defective records that were left out."""
         return self._faults.skipped

@@ -177,6 +177,12 @@ class Source:
         return self._plan.sharding.rows(epoch, batch_size)
 
     @property
+    def gives_all_rows(self) -> bool:
+        """Whether each call gives as many rows as it is asked for, the last of an epoch excepted:
+        not where defective records may be left out."""
+        return not getattr(self.records, "may_skip", True)
+
+    @property
     def skipped(self) -> int:
         """Reads of defective records that were left out since the source was made (with
         `on_error="skip"`)."""

@@ -75,6 +75,7 @@ class TokenRecords:
 
     kind = "tokens"
     skipped = 0
+    may_skip = False
 
     def __init__(
         self,

@@ -35,6 +35,7 @@ from feeder.workers.stream.position import (
     Position,
     Span,
 )
+from feeder.workers.stream.rounds import Turns, next_round
 
 Filled = tuple[Arrays, Slot | None]
 """The arrays of a batch, and the slot that its reader gives back (`Batch._slot`)."""
@@ -59,6 +60,7 @@ class Assembler:
         epoch: int,
         index: int,
         step: int,
+        turns: Turns,
         expected: Leftover | None,
     ) -> None:
         self._spec = spec
@@ -68,13 +70,22 @@ class Assembler:
         self._slots = slots
         self._num_devices = num_devices
         self.epoch, self.index, self.step = epoch, index, step
+        self.turn, self._first_round = turns.first, turns.first_round
+        self._ends_after = turns.ends_after
         self._expected = expected
-        self._size = spec.batch_size
+        # The batch that the expected chunk was last in may have been of another run's size.
+        self._compared = turns.older_size or spec.batch_size
+        # The rest of another run's round consists of batches of the size of then. They are nobody's
+        # and need no slot: their rows are counted, and not copied.
+        self._older = turns.older
+        self._size = turns.older_size if turns.older else spec.batch_size
         # Rows that are in the slot at hand, and whether one of the chunks at hand has no row.
         self._filled, self._has_empty = 0, False
         # The slot at hand belongs to the next batch, whichever epoch that is of: rows that were
         # dropped are written over.
         self._slot: Slot | None = None
+        # Those that were at hand when a round began anew, by device: the next batch is of another.
+        self._spare: dict[int, Slot] = {}
         self._last: LazyPosition | None = None
         # Where the rows in the slot at hand end, if all those of their last chunk are in it.
         self._rest: tuple[Span, int] | None = None
@@ -95,7 +106,7 @@ class Assembler:
     @property
     def device(self) -> int:
         """The device that the next batch goes to."""
-        return self.step % self._num_devices
+        return self.turn % self._num_devices
 
     def add(self, merged: MergedChunks) -> Iterator[Batch | None]:
         """The batches that merged chunks complete. None asks the caller to `wait_for_slot`, since
@@ -104,15 +115,16 @@ class Assembler:
         if self._spec.dont_rebatch:
             yield from self._each_chunk(merged, first)
             return
-        rows, size = merged.rows, self._size
+        rows = merged.rows
         # Where each chunk ends, in rows: one bisection per batch finds its last chunk, however
         # small chunks are.
         ends = list(accumulate(rows))
         i, self._has_empty = first, not all(rows)
         while i < len(rows):
+            size = self._size
             # A chunk that is exactly a batch, at a batch's start, need not be copied row by row,
             # and perhaps not at all.
-            if rows[i] == size and not (self._filled or taken):
+            if rows[i] == size and not (self._filled or taken or self._older):
                 while (filled := self._pass_on(merged, i) or self._copy_whole(merged, i)) is None:
                     yield None
                 i += 1
@@ -151,11 +163,12 @@ class Assembler:
         # "carry" has no next epoch to carry into at the end of the stream; to drop the rows there
         # would lose them.
         if rest and (policy in ("keep", "pad") or (policy == "carry" and place.cut().finished)):
-            if policy == "pad":
+            if policy == "pad" and not self._older:
                 self._pad(rest)
             end = self._end_of_rest(place)
             batch = self._emit_slot(end, self._size if policy == "pad" else rest, rest)
             place.step = self.step
+            self._begin_round_at(place)  # Only now its number is known.
             yield batch
         # With "carry" the rest stays in the slot, and the last batch before was not the epoch's
         # last.
@@ -181,11 +194,50 @@ class Assembler:
             self._frame, Span(position, (), (), [], ()), 0, 0, None, position.epoch
         )
         place.step = self.step
+        self._begin_round_at(place)
         return place
 
+    def _begin_round_at(self, place: LazyPosition) -> None:
+        if self._spec.rounds == "epoch":
+            place.frame = self._begun_at(place.step)
+
+    def ends_round(self, epoch: int) -> bool:
+        """Whether a round ends where this epoch begins, though it may not be complete: in each
+        epoch, or where the stream of the run ended of which a round is being dropped."""
+        is_older = self.turn < self._first_round and epoch == self._ends_after
+        return is_older or self._spec.rounds == "epoch"
+
+    def begin_round(self) -> None:
+        """The next batch begins a round, whether or not the one at hand is complete."""
+        if self._older:
+            # Rows that flow into the next epoch were counted and are nowhere.
+            if self._filled:
+                raise ResumeError(
+                    "the position is in the last round of a stream that ended then, with batches "
+                    "of another size, and last_batch is 'carry'; resume from an earlier round"
+                )
+            self._end_older()
+        if self._slot is not None:
+            self._spare[self.device], self._slot = self._slot, None
+        self.turn = next_round(
+            self.turn, self._num_devices, drops=self._spec.last_round == "drop",
+            first=self._first_round,
+        )  # fmt: skip
+        # Where rounds are still to be skipped, the first that counts begins behind them.
+        self._frame = self._begun_at(self.step - min(0, self.turn))
+
+    def _end_older(self) -> None:
+        """The batches from now on have the size of this run."""
+        self._older, self._size = 0, self._spec.batch_size
+
+    def _begun_at(self, step: int) -> Frame:
+        dealing = self._frame.dealing
+        return self._frame._replace(dealing=dealing and dealing.begun_at(step))
+
     def forget(self) -> None:
-        """Let go of the slot that is being written."""
+        """Let go of the slots that are being written."""
         self._slot = None
+        self._spare.clear()
 
     def settle(self) -> tuple[int, int, int, int, int]:
         """What has changed since the last call: by how many rows those have grown that are kept
@@ -209,6 +261,8 @@ class Assembler:
         batch = Batch(
             self.schema.names, arrays, place, epoch, self.index, self.step, rows, slot=slot
         )
+        batch.turn = self.turn
+        self.turn += 1
         self.index = index = self.index + 1
         self.step = place.step = self.step + 1
         # Where the place is the next epoch's start already, the next batch is number 0 there.
@@ -216,6 +270,10 @@ class Assembler:
         if place.partial is None and self._frame.axes is not None:
             place.batch = ref(batch)
         self._last = place
+        if self._older == 1:
+            self._end_older()
+        elif self._older:
+            self._older -= 1
         return batch
 
     def _emit(
@@ -233,8 +291,10 @@ class Assembler:
         return batch
 
     def _emit_slot(self, place: LazyPosition, length: int, rows: int) -> Batch:
-        assert self._slot is not None
-        filled = self._lease(self._slot, length)
+        filled: Filled = (), None
+        if not self._older:
+            assert self._slot is not None
+            filled = self._lease(self._slot, length)
         self._slot, self._filled = None, 0
         return self._emit(filled, place, rows)
 
@@ -263,18 +323,22 @@ class Assembler:
         return self._partial
 
     def repeat(self, batch: Batch, end: LazyPosition) -> Batch | None:
-        """The stream's last batch once more, with no real rows, to fill its last round; None asks
-        the caller to `wait_for_slot`."""
+        """The last batch once more, with no real rows, to fill its round; None asks the caller to
+        `wait_for_slot`. `end` is the end of the stream, or of the epoch."""
         filled = self._copy_arrays(batch.arrays)
         if filled is None:
             return None
         arrays, slot = filled
-        step, self.step = self.step, self.step + 1
-        # A repeated batch stands at the end of the stream, as the last real one does, so that a
-        # resume gives nothing more.
+        # What fills up an epoch takes no numbers from the next: there each batch has the number
+        # that it has with any number of queues.
+        self.step += self._spec.rounds == "stream"
+        # A repeated batch stands where the last real one does, so that a resume gives nothing more.
         place = self.start_of(end.span.start)
-        names, index = self.schema.names, batch.index + 1
-        return Batch(names, arrays, place, batch.epoch, index, step, 0, slot=slot)
+        names, index, step = self.schema.names, batch.index + 1, batch.step + 1
+        repeated = Batch(names, arrays, place, batch.epoch, index, step, 0, slot=slot)
+        repeated.turn = self.turn
+        self.turn += 1
+        return repeated
 
     # ---- rows
 
@@ -288,8 +352,8 @@ class Assembler:
         stop = (ends[j - 1] if j else 0) + last
         # Before anything is counted: where no slot is free the caller comes again with the same
         # arguments.
-        slot = self._take() if stop > start else None
-        if slot is None and stop > start:
+        slot = self._take() if stop > start and not self._older else None
+        if slot is None and stop > start and not self._older:
             return False
         # Chunks that end here are free now, but for the one that the batch before ended in: that
         # may still be asked for.
@@ -297,10 +361,12 @@ class Assembler:
             whole = ends[j - 1] - (ends[i] if taken else ends[i] - rows[i])
             self._freed += whole
             self._freed_later += rows[i] if taken else 0
-        if slot is None:
-            return True
         filled = self._filled
         end = self._filled = filled + stop - start
+        if slot is None:
+            if i < j:
+                _let_go(merged, i, j)
+            return True
         for axis, arrays, target, flat in zip(
             self.schema.axes, merged.columns, slot.arrays, slot.flats, strict=True
         ):
@@ -323,7 +389,9 @@ class Assembler:
         if self._slot is None:
             columns = self.schema.columns
             assert columns is not None
-            self._slot = self._slots.take_slot(self.device, columns, self._size)
+            self._slot = self._spare.pop(self.device, None) or self._slots.take_slot(
+                self.device, columns, self._size
+            )
             self._copied += self._slot is not None
         return self._slot
 
@@ -419,7 +487,7 @@ class Assembler:
         # Once: the comparison is of the first chunk after the resume alone.
         self._expected = None
         partial = self._keep(merged, 0, 0)
-        most = expected.rows if self._spec.dont_rebatch else self._size
+        most = expected.rows if self._spec.dont_rebatch else self._compared
         what = partial.differs_from(expected, most)
         if what:
             raise self._not_deterministic(what, expected)

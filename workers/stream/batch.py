@@ -78,7 +78,7 @@ class Batch(Mapping[str, NDArray[Any]]):
     # A plain class: it is made once per batch, and a frozen dataclass takes ten times as long.
     __slots__ = (
         "__weakref__", "_names", "_slot", "arrays", "epoch", "held_bytes", "index", "kept_rows",
-        "place", "rows", "step",
+        "place", "rows", "step", "turn",
     )  # fmt: skip
 
     arrays: tuple[NDArray[Any], ...]
@@ -97,6 +97,8 @@ class Batch(Mapping[str, NDArray[Any]]):
     """Bytes that its rows count for in the bound until it is handed out."""
     kept_rows: int
     """Rows of a chunk that is kept for the cut before this batch, until this is handed out."""
+    turn: int
+    """Its number among what this run deals out to its queues; negative where it is dropped."""
 
     def __init__(
         self,
@@ -122,6 +124,7 @@ class Batch(Mapping[str, NDArray[Any]]):
         self.rows = rows
         self.held_bytes = 0
         self.kept_rows = 0
+        self.turn = step
 
     @property
     def cut(self) -> Cut:
@@ -133,6 +136,7 @@ class Batch(Mapping[str, NDArray[Any]]):
         batch = Batch(self._names, arrays, self.place, self.epoch, self.index, self.step, self.rows)
         # The slot is not taken over: its memory was given back when the copy was done.
         batch.held_bytes, batch.kept_rows = self.held_bytes, self.kept_rows
+        batch.turn = self.turn
         return batch
 
     def __getitem__(self, name: str) -> NDArray[Any]:

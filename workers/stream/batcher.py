@@ -11,9 +11,11 @@ from feeder.workers.spec import RunSpec, StreamSpec
 from feeder.workers.stats import BatchStats
 from feeder.workers.stream.assembler import Assembler
 from feeder.workers.stream.batch import Batch
+from feeder.workers.stream.buffers import Slots
 from feeder.workers.stream.merge import EpochEnd, Merge, MergedChunks
 from feeder.workers.stream.position import LazyPosition
 from feeder.workers.stream.resuming import StreamStart
+from feeder.workers.stream.rounds import ends_round
 from feeder.workers.tuning import TUNING
 
 
@@ -27,6 +29,9 @@ class DeviceQueue(Protocol):
     def put(self, batches: list[Batch]) -> None:
         """Add batches, waiting for room; raises `ClosedError` where the queue is closed."""
 
+    def grow(self, capacity: int) -> None:
+        """From now on so many batches may wait here, where that is more than before."""
+
     def yield_to_user(self) -> None:
         """Where the user was waiting for what was put last, wait a moment until it is taken."""
 
@@ -35,7 +40,7 @@ class DeviceQueue(Protocol):
 
 
 class RoundRobinRouter:
-    """Hands batches out to device queues: batch `step` goes to queue `step` mod N.
+    """Hands batches out to device queues: the batch of turn t goes to queue t mod N.
 
     Small batches are handed over in groups, since each hand-over wakes another thread, which costs
     more than a small batch. A group ends at 64 batches, at 16 MiB, at half the bound, and before
@@ -50,27 +55,45 @@ class RoundRobinRouter:
         assembler: Assembler,
         spec: StreamSpec,
         run: RunSpec,
+        *,
         made: BatchStats,
         report: Callable[[], None] | None,
-        *,
-        needs_room: bool,
+        slots: Slots,
     ) -> None:
         self._made = made
         self._report = report
-        self._needs_room = needs_room  # Whether what is copied adds to what the bound counts.
+        self._slots = slots
+        # Whether what is copied adds to what the bound counts.
+        self._needs_room = not slots.reserved
         self._queues = queues
         self._channel = channel
         self._assembler = assembler
         # With one device every round is complete, so there is nothing to drop or repeat.
         self._policy = spec.last_round if len(queues) > 1 else "uneven"
+        self._per_epoch = spec.rounds == "epoch"
+        # A batch that is known to end an incomplete round ends it for positions too, so it waits
+        # until that is known.
+        self._keeps_back = self._policy == "pad" or (self._per_epoch and len(queues) > 1)
+        # Whether a round of this epoch was complete; of an epoch that was resumed nobody knows.
+        self._has_round = True
         self._group: list[Batch] = []
+        self._batch_size = spec.batch_size
         self._most_batches = min(TUNING.group_batches, run.max_rows // spec.batch_size // 2)
         self._most_bytes = min(TUNING.group_bytes, run.max_bytes // 2)
         self._max_rows = run.max_rows
         self._bytes, self._goal_bytes, self._num_groups = 0, 1, 0
         self._round: list[Batch] = []  # One that is not complete yet and may have to be dropped.
-        # The last batch so far, where it may have to be repeated (`last_round="pad"`).
+        # The last batch so far, where it may have to be repeated (`last_round="pad"`) or may end a
+        # round that is not complete.
         self._last: Batch | None = None
+
+    def bound(self, max_rows: int) -> None:
+        """The bound on what is buffered is so many rows."""
+        num_batches = max_rows // self._batch_size
+        self._max_rows = max_rows
+        self._most_batches = min(TUNING.group_batches, num_batches // 2)
+        for queue in self._queues:
+            queue.grow(num_batches // len(self._queues))
 
     def route(self, batch: Batch) -> None:
         """Take a batch, which is handed over with its group."""
@@ -79,13 +102,18 @@ class RoundRobinRouter:
             batch.held_bytes = sum(array.nbytes for array in batch.arrays)
         else:
             batch.held_bytes = batch.rows * row_bytes
+        # One without arrays is the rest of another run's round (`Turns.older`).
+        if batch.turn < 0 or not batch.arrays:
+            self._has_round = True  # It may have been dealt out before.
+            self._discard(batch)
+            return
         self._bytes += batch.held_bytes
-        if self._policy == "uneven":
-            self._group.append(batch)
-        elif self._policy == "drop":
+        if self._policy == "drop":
             self._hold(batch)
-        else:
+        elif self._keeps_back:
             self._keep_back(batch)
+        else:
+            self._group.append(batch)
         # Bytes bound what waits here for its group; the count bounds how long a small batch waits.
         if self._bytes >= self._goal_bytes or len(self._group) >= self._most_batches:
             self.flush()
@@ -93,19 +121,26 @@ class RoundRobinRouter:
     def _hold(self, batch: Batch) -> None:
         """Keep a batch until its round is complete."""
         self._round.append(batch)
-        if (batch.step + 1) % len(self._queues) == 0:
+        if ends_round(batch.turn, len(self._queues)):
             self._group += self._round
             self._round = []
+            self._has_round = True
+
+    def _discard(self, batch: Batch) -> None:
+        """Throw a batch away that nobody is to get: its rows are buffered no more."""
+        self._channel.count(-batch.rows, -batch.held_bytes, -batch.kept_rows)
+        if batch.arrays:
+            self._slots.take_back(batch.turn % len(self._queues), batch)
 
     def _keep_back(self, batch: Batch) -> None:
-        """Keep a batch that may have to be repeated until the next one is there: once it is
+        """Keep a batch until the next one is there. One that may have to be repeated: once it is
         handed over, its slot may be written again."""
         if self._last is not None:
             self._group.append(self._last)
         # A batch that ends a round is never repeated, so it goes at once.
-        ends_round = (batch.step + 1) % len(self._queues) == 0
-        self._last = None if ends_round else batch
-        if ends_round:
+        is_complete = ends_round(batch.turn, len(self._queues))
+        self._last = None if is_complete else batch
+        if is_complete:
             self._group.append(batch)
 
     def flush(self) -> None:
@@ -126,10 +161,10 @@ class RoundRobinRouter:
             # One by one in the order of the stream: a device may wait for its batch while the
             # next of another, which is full, cannot be put.
             for batch in group:
-                self._put(batch.step % num, [batch])
+                self._put(batch.turn % num, [batch])
         if group and copied and self._max_rows * row_bytes > TUNING.yield_bytes:
             # Else slots go round that no cache holds, and a copy takes up to three times as long.
-            self._queues[group[-1].step % num].yield_to_user()
+            self._queues[group[-1].turn % num].yield_to_user()
         if self._needs_room:
             self._channel.wait_for_room()
         if self._report is not None:
@@ -160,26 +195,48 @@ class RoundRobinRouter:
         self._group, self._round, self._last = [], [], None
         self._assembler.forget()
 
-    def finish(self, place: LazyPosition) -> None:
-        """The stream has ended at `place`."""
-        num, last = len(self._queues), self._last
+    def end_epoch(self, place: LazyPosition) -> None:
+        """An epoch that a round ends with has ended at `place`. Raises `FeedError` where it gave no
+        queue anything, and would not the next time."""
+        if self._policy == "drop" and not self._has_round:
+            num = len(self._queues)
+            raise FeedError(
+                f"epoch {place.epoch - 1} has fewer batches than the {num} queues, and "
+                "last_round='drop' leaves them out; use last_round='pad', fewer queues, or "
+                "rounds='stream'"
+            )
+        self._has_round = not self._per_epoch
+        self._end_round(place)
+
+    def _end_round(self, place: LazyPosition) -> LazyPosition:
+        """The round at hand gets no more batches of the stream, which stands at `place`; returns
+        where it stands when the round is done with."""
+        num, last, self._last = len(self._queues), self._last, None
         if last is not None:
             self._group.append(last)
             # The other devices of the last round get the last batch again, with no real rows, so
             # that all give equally many batches.
-            while (last.step + 1) % num:
+            while self._policy == "pad" and not ends_round(last.turn, num):
                 repeated = self._assembler.repeat(last, place)
                 if repeated is None:
                     self.wait_for_slot()
                     continue
                 last = repeated
                 self._group.append(last)
-            place = last.place
-        elif self._policy == "drop":
-            # Batches of an incomplete round do not count: the stream ended before them.
-            place.step -= len(self._round)
+            return last.place
+        if self._policy == "drop":
+            # Batches of an incomplete round do not count: the stream ended before them. Within the
+            # stream each keeps the number that it has with any number of queues.
+            if not self._per_epoch:
+                place.step -= len(self._round)
             for batch in self._round:
-                self._channel.count(-batch.rows, -batch.held_bytes, -batch.kept_rows)
+                self._discard(batch)
+            self._round = []
+        return place
+
+    def finish(self, place: LazyPosition) -> None:
+        """The stream has ended at `place`."""
+        place = self._end_round(place)
         self.flush()
         for queue in self._queues:
             queue.finish(place)
@@ -292,11 +349,15 @@ class Batcher:
         self._empty_epoch = True
         for batch in self._assembler.end_epoch(end.position):
             self._router.route(batch)
+        if self._assembler.ends_round(end.position.epoch):
+            self._router.end_epoch(self._assembler.start_of(end.position))
+            self._assembler.begin_round()
 
     def _learn_row_bytes(self) -> None:
         columns = self._assembler.columns
         if self._channel.row_bytes is None and columns is not None and not self._spec.dont_rebatch:
-            self._channel.learn(sum(column.row_bytes for column in columns))
+            row_bytes = sum(column.row_bytes for column in columns)
+            self._router.bound(self._channel.learn(row_bytes))
 
 
 def run_batcher(batcher: Batcher, router: RoundRobinRouter) -> None:

@@ -8,11 +8,14 @@ from `take_slot` to `lease`; from then on the slot's memory is only read.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from numpy.typing import NDArray
 
 from feeder.workers.stream.chunks import Columns
+
+if TYPE_CHECKING:
+    from feeder.workers.stream.batch import Batch
 
 Arrays = tuple[NDArray[Any], ...]
 
@@ -62,3 +65,6 @@ class Slots(Protocol):
 
     def wait_for_slot(self, device: int) -> None:
         """Wait until a slot may be free for what `take_slot` was asked for last."""
+
+    def take_back(self, device: int, batch: Batch) -> None:
+        """A batch is thrown away before anybody was handed it: its slot is free."""

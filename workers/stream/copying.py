@@ -143,8 +143,8 @@ def _copy_seen(
     seen: Callable[[memoryview], None],
 ) -> None:  # fmt: skip
     """Copy arrays to byte `at` of `flat` and on, and call `seen` with the bytes of each as soon as
-    it was copied, while a cache may hold them. The copy and the sum both drop the GIL, and beside
-    a busy Python thread each drop costs a wait, so each is one call per array."""
+    it was copied, while a cache may hold them. The copy drops the GIL, and beside a busy Python
+    thread each drop costs a wait, so it is one call per array. The sum keeps the GIL."""
     target = np.frombuffer(flat, np.uint8)
     for array in arrays:
         # The bytes as they are in the slot: the checksum is of these.

@@ -2,12 +2,15 @@
 
 In ticket order one chunk is taken from each live partition in turn, so the order follows from
 numbers alone. Where every partition has chunks, whole rounds are merged by slices: the chunks of
-partition j go to every W-th place, and the cost per chunk is that of a list assignment.
+partition j go to every W-th place, and the cost per chunk is that of a list assignment. Chunks are
+checked after that, all at once and in the order of the stream: of many partitions that have a chunk
+each, to check one by one would cost more than to merge them.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from typing import Any
 
 from feeder.workers.errors import ChunkError, FeedError
@@ -58,32 +61,28 @@ class EpochEnd:
 
 
 class Head:
-    """What is left of a partition's oldest chunk list, checked, in columns. Owned by the merge."""
+    """What is left of a partition's oldest chunk list, not checked yet. Owned by the merge."""
 
-    __slots__ = ("columns", "ending", "first", "marks", "rows")
+    __slots__ = ("chunks", "ending", "first", "marks")
 
     def __init__(self) -> None:
-        self.columns: Columns = []
-        self.rows: list[int] = []
+        self.chunks: list[Any] = []
         self.first = 0
         self.marks: list[bytes] | None = None
         self.ending: End | FeedError | None = None
 
-    def take_first(self, num: int) -> tuple[Columns, list[int], list[bytes] | None]:
+    def take_first(self, num: int) -> tuple[list[Any], list[bytes] | None]:
         """Its first `num` chunks. Nothing is left behind that refers to them, so that the
         assembler can tell whether anybody else does."""
-        columns, rows, marks = self.columns, self.rows, self.marks
+        chunks, marks = self.chunks, self.marks
         self.first += num
-        if num == len(rows):
-            self.columns, self.rows = [[] for _ in columns], []
-            return columns, rows, marks
-        taken = [column[:num] for column in columns]
-        for column in columns:
-            del column[:num]
-        self.rows = rows[num:]
+        if num == len(chunks):
+            self.chunks = []
+            return chunks, marks
+        self.chunks = chunks[num:]
         if marks is not None:
             self.marks = marks[num:]
-        return taken, rows[:num], marks[:num] if marks is not None else None
+        return chunks[:num], marks[:num] if marks is not None else None
 
 
 class Merge:
@@ -167,8 +166,11 @@ class Merge:
                 # The end of an epoch is known only when a call has raised. By then other partitions
                 # may have gone beyond it; what they gave there is not of this epoch.
                 self._discard_beyond(partition, head)
-            if head.rows:
-                return self._round(partition) or self._single(partition)
+            if head.chunks:
+                merged = self._take(*self._next_ring(partition))
+                if merged is None:
+                    continue  # The first of these chunks is defective.
+                return merged
             if self._is_early(partition, head):
                 continue
             # Taken out first: a raised error must not stay where the next call finds it again.
@@ -186,7 +188,7 @@ class Merge:
             return self._first_partition
         # What has been begun first; then what came first, of this epoch.
         for partition, head in enumerate(self._heads):
-            if head.rows or (head.ending is not None and not self._is_early(partition, head)):
+            if head.chunks or (head.ending is not None and not self._is_early(partition, head)):
                 return partition
         return next((partition for partition in self._arrivals if self._has_come(partition)), None)
 
@@ -218,7 +220,7 @@ class Merge:
     def _load(self, partition: int) -> bool:
         """Make the partition's head hold something; False where nothing of this epoch has come."""
         head, chunk_lists = self._heads[partition], self._chunk_lists[partition]
-        while not head.rows and head.ending is None:
+        while not head.chunks and head.ending is None:
             if not self._has_come(partition):
                 return False
             chunk_list = chunk_lists.popleft()
@@ -233,37 +235,21 @@ class Merge:
         return True
 
     def _open(self, head: Head, chunk_list: ChunkList) -> None:
-        """Check the chunks of a list and make them columns."""
-        # The fetchers do not check chunks, the merge does, in the order of the stream: the schema
-        # is that of the first chunk in this order. Checked where they arrive, of two workers that
-        # disagree now the one and now the other would be blamed.
+        head.chunks, head.first = chunk_list.chunks, chunk_list.first
+        head.marks, head.ending = chunk_list.marks, chunk_list.ending
         error = None if self._prints is None else find_changed(chunk_list, self._prints)
-        partition, first = chunk_list.partition, chunk_list.first
-        chunks = chunk_list.chunks if error is None else chunk_list.chunks[: error.call]
-        head.first, head.marks, head.ending = first, chunk_list.marks, chunk_list.ending
-        if chunks:
-            arranged = self._schema.arrange(chunks)
-            head.columns, head.rows = list(arranged.columns), arranged.rows
-            error = arranged.error or error
-        # Nothing but the columns may refer to an array: the assembler passes an array on only where
-        # its reference count says that nobody else has it.
-        chunk_list.chunks = chunks = []
         if error is not None:
-            # The sound chunks before the defective one are merged first: batches that were good
-            # come, whenever the error is known.
-            head.ending = self._place(error, partition, first)
-        if self._chained and head.rows:
-            # Replay has no cursors. A running digest of what the calls gave takes their place, and
-            # a resume compares it call by call.
-            columns, mark = head.columns, self.position.marks[partition]
-            head.marks = chain_marks(
-                mark, first, len(head.rows), lambda i: tuple(column[i] for column in columns)
-            )
+            self._end_by(error, head, chunk_list.partition, error.call)
 
-    def _place(self, error: ChunkError, partition: int, first: int) -> ChunkError:
-        """The error of chunk number `error.call` of a chunk list, with the worker and the call as
-        the user knows them."""
-        call = self._partitions.number(partition, first + error.call)
+    def _end_by(self, error: ChunkError, head: Head, partition: int, sound: int) -> None:
+        """The partition's chunks come to an end after the first `sound` ones, by an error. Those
+        are merged first: batches that were good come, whenever the error is known."""
+        head.ending = self._place(error, partition, head.first + sound)
+        head.chunks = head.chunks[:sound]
+
+    def _place(self, error: ChunkError, partition: int, call: int) -> ChunkError:
+        """The error of a partition's call, with the worker and the call as the user knows them."""
+        call = self._partitions.number(partition, call)
         worker_id = self._spec.worker_id(partition, call)
         error.worker_id, error.call = worker_id, call
         name = self._first_name(call)
@@ -278,53 +264,67 @@ class Merge:
             return None
         return str(first_name(self._spec.call(self.position.epoch, call)))
 
-    def _round(self, partition: int) -> MergedChunks | None:
-        """As many whole rounds as all live partitions have chunks for; None where that is none."""
-        live, partitions = self.position.live, self._partitions
-        if partitions.arrival or partitions.num_partitions == 1:
-            return None
-        num = partitions.num_partitions
-        order = [(partition + i) % num for i in range(num)]
-        ring = [i for i in order if live[i]]
-        # Before the schema is known the chunks have to be looked at in their order.
-        if len(ring) == 1 or self._schema.columns is None or not all(map(self._load, ring)):
-            return None
-        # From here on every live partition has something. As many rounds as the shortest has chunks
-        # are merged at once.
-        heads = [self._heads[i] for i in ring]
-        num = min(len(head.rows) for head in heads)
-        if num == 0:
-            return None
-        size = len(ring)
-        columns: Columns = [[None] * (num * size) for _ in self._schema.names]
-        rows = [0] * (num * size)
-        marks = []
+    def _next_ring(self, partition: int) -> tuple[list[int], int]:
+        """The partitions from `partition` on whose chunks come next, in turn, and how many chunks
+        of each."""
+        heads, live = self._heads, self.position.live
+        ring, num = [partition], len(heads[partition].chunks)
+        if self._partitions.arrival:
+            return ring, num
+        size = len(live)
+        for i in range(partition + 1, partition + size):
+            other = i % size
+            if not live[other]:
+                continue
+            chunks = heads[other].chunks if self._load(other) else ()
+            if not chunks:
+                return ring, 1  # Its turn comes before any other has a second one.
+            ring.append(other)
+            num = min(num, len(chunks))
+        return ring, num
+
+    def _take(self, ring: list[int], num: int) -> MergedChunks | None:
+        """The first `num` chunks of each partition of the ring, checked, in the order of the
+        stream; those before the first defective one, None where that is none."""
+        heads, size = [self._heads[i] for i in ring], len(ring)
         firsts = [head.first for head in heads]
+        chunks: list[Any] = [None] * (num * size)
+        marks: list[list[bytes] | None] = []
         for j, head in enumerate(heads):
-            taken, of_partition, marks_of_partition = head.take_first(num)
-            rows[j::size] = of_partition
-            marks.append(marks_of_partition)
-            for column, part in zip(columns, taken, strict=True):
-                # Chunk k of partition j is chunk k * size + j of the merged ones: one slice
-                # assignment in place of a loop over chunks.
-                column[j::size] = part
-        return self._merged(Span(self.position, ring, firsts, rows, marks), columns)
-
-    def _single(self, partition: int) -> MergedChunks:
-        """The partition's next chunk, or all it has where no other partition has a turn in
-        between."""
-        head = self._heads[partition]
-        # Where another partition has a turn in between, one chunk is all that may be taken; else
-        # all that is here.
-        alone = self._partitions.arrival or next_live(self.position.live, partition) == partition
-        first = head.first
-        columns, rows, marks = head.take_first(len(head.rows) if alone else 1)
+            # Chunk k of partition j is chunk k * size + j of the merged ones: one slice assignment
+            # in place of a loop over chunks.
+            chunks[j::size], of_partition = head.take_first(num)
+            marks.append(of_partition)
+        # The fetchers do not check chunks, the merge does, in the order of the stream: the schema
+        # is that of the first chunk in this order. Checked where they arrive, of two workers that
+        # disagree now the one and now the other would be blamed.
+        columns, rows, error = self._schema.arrange(chunks)
+        if error is not None:
+            k, j = divmod(len(rows), size)
+            heads[j].first, heads[j].chunks = firsts[j] + k, []
+            self._end_by(error, heads[j], ring[j], 0)
+            if not rows:
+                return None
+        if self._chained:
+            marks = self._chain(ring, firsts, columns, len(rows))
         self._first_partition = None
-        return self._merged(Span(self.position, (partition,), (first,), rows, (marks,)), columns)
+        span = Span(self.position, ring, firsts, rows, marks)
+        self.position = span.position(len(rows))
+        return MergedChunks(span, list(columns), rows)
 
-    def _merged(self, span: Span, columns: Columns) -> MergedChunks:
-        self.position = span.position(len(span.rows))
-        return MergedChunks(span, columns, span.rows)
+    def _chain(
+        self, ring: list[int], firsts: list[int], columns: Sequence[list[Any]], num_chunks: int
+    ) -> list[list[bytes] | None]:
+        """Replay has no cursors. A running digest of what the calls gave takes their place, and a
+        resume compares it call by call."""
+        size, marks = len(ring), self.position.marks
+        return [
+            chain_marks(
+                marks[partition], first, len(range(j, num_chunks, size)),
+                lambda k, j=j: tuple([column[k * size + j] for column in columns]),  # type: ignore[misc]
+            )
+            for j, (partition, first) in enumerate(zip(ring, firsts, strict=True))
+        ]  # fmt: skip
 
     def _end_partition(self, partition: int, end: End) -> None:
         """A partition has ended the epoch."""
@@ -361,17 +361,15 @@ class Merge:
         """Drop a partition's chunks from beyond the smallest index that ended the epoch, errors
         too."""
         assert self._ends_at is not None
-        num = len(head.rows)
+        num = len(head.chunks)
         # The index that raised gave nothing, so `<=` keeps what is before it.
         sound = sum(
             self._partitions.number(partition, head.first + i) <= self._ends_at for i in range(num)
         )
         if sound < num:
-            self.discarded_rows += sum(head.rows[sound:])
-            for column in head.columns:
-                # Their memory is free now, before the epoch ends.
-                del column[sound:]
-            head.rows, head.ending = head.rows[:sound], None
+            self.discarded_rows += self._schema.count_rows(head.chunks[sound:])
+            # Their memory is free now, before the epoch ends.
+            head.chunks, head.ending = head.chunks[:sound], None
         if not sound:
             calls = self.position.calls
             calls = (
@@ -386,9 +384,9 @@ class Merge:
     def _end_epoch(self) -> EpochEnd:
         if self._partitions.pure:
             for head in self._heads:
-                self.discarded_rows += sum(head.rows)
+                self.discarded_rows += self._schema.count_rows(head.chunks)
                 # Chunks beyond the end, and errors of calls beyond it, which a user never hears of.
-                head.columns, head.rows, head.ending = [], [], None
+                head.chunks, head.ending = [], None
         self._ends_at = None
         self.position = self._partitions.next_epoch(self.position)
         return EpochEnd(self.position)

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from feeder.workers.public import public
 from feeder.workers.stream.chunks import slice_rows
 from feeder.workers.stream.digests import digest_chunk, digest_last_rows
+from feeder.workers.stream.rounds import Dealing
 
 # ---- Partial chunks: a batch ended in the middle of each
 
@@ -70,6 +71,10 @@ class Cut:
     rows that the last batch took. It is known while the rows of that batch are in memory, so it
     does not belong to what makes two cuts equal. Where it is not done in the position's epoch, it
     is of the one before, which has ended with it."""
+    dealing: Dealing | None = field(default=None, compare=False)
+    """How batches are dealt out to queues around it: where it lies in the middle of a round, a
+    resume goes on after the round. None where it is not known, as in positions that were written
+    before it was noted; then it counts as from the start of the stream."""
     encode: Callable[[Cut], bytes] = field(compare=False, repr=False)
     """The codec of the feed, which adds the feed's name and fingerprint."""
 
@@ -337,6 +342,8 @@ class Frame(NamedTuple):
     axes: tuple[int, ...] | None = None
     """The axes that are rows, where the last chunk is compared at a resume; else None, as where the
     user may write to a batch, so that it holds other rows when a position is asked for."""
+    dealing: Dealing | None = None
+    """How batches are dealt out to queues; None where that is from the start of the stream."""
 
 
 class HasArrays(Protocol):
@@ -386,6 +393,10 @@ class LazyPosition:
         self.batch: Callable[[], HasArrays | None] | None = None
         """A weak reference to the batch that ended here, where its last chunk is compared."""
 
+    def ends(self, epoch: int) -> bool:
+        """Whether it is known to be the end of that epoch, in which its batch is."""
+        return self.after is not None or self.epoch != epoch
+
     def settled(self) -> LazyPosition:
         """This place, as the start of the next epoch where it is known to be that."""
         return self if self.after is None else self.after.settled()
@@ -400,7 +411,7 @@ class LazyPosition:
             if cut.finished or cut.position.epoch != self.span.start.epoch + 1:
                 return cut
             return replace(cut, checked=self._checked())
-        partitions, encode, epochs, _ = self.frame
+        partitions, encode, epochs, _, dealing = self.frame
         leftover = None if self.partial is None else self._leftover(self.partial)
         return Cut(
             epoch=self.epoch,
@@ -410,6 +421,7 @@ class LazyPosition:
             position=partitions.after(self.span, self.num_chunks),
             leftover=leftover,
             checked=self._checked(),
+            dealing=dealing,
             encode=encode,
         )
 

@@ -78,6 +78,8 @@ class StreamStart:
         checked = go_on.checked if go_on is not None and is_compared else None
         position = cut.position if cut is not None else partitions.origin()
         ended = checked is not None and not partitions.is_done(position, checked.call)
+        # After rounds that were skipped, calls lie between: to go back would make them.
+        is_apart = ended or (checked is not None and checked.call + 1 < position.calls[0])
         # A cursor is of the call that comes first, which would then be another.
         if ended and (position.marks[0] or not position.epoch):
             checked = None
@@ -92,10 +94,10 @@ class StreamStart:
         self._chunk: Any = None
         self._error: BaseException | None = None
         self._is_called = False
-        if again is not None and (ended or (spec.pure and partitions.arrival)):
+        if again is not None and (is_apart or (spec.pure and partitions.arrival)):
             worker_id = spec.worker_id(again.partition, again.call)
             epoch = position.epoch - ended
-            self._apart = again, Call(again.call, epoch, worker_id, spec.batch_size, spec.seed)
+            self._apart = again, Call(again.call, epoch, worker_id, spec.rows_asked, spec.seed)
         elif again is not None:
             self.expected = again
             position = partitions.rewind(position, again)
@@ -178,7 +180,9 @@ class StreamStart:
         partial = PartialChunk(arrays, spec.axes, arranged.rows[0])
         # The seam between two runs: without the comparison half of one chunk would be joined to
         # half of another. Of a chunk that was taken whole, what the last batch had is compared.
-        most = leftover.rows if spec.dont_rebatch else spec.batch_size
+        dealing = None if self._resume is None else self._resume.cut.dealing
+        size = spec.batch_size if dealing is None else dealing.batch_size
+        most = leftover.rows if spec.dont_rebatch else size
         what = partial.differs_from(leftover, most)
         if what:
             raise not_repeatable(call.worker_id, call.index, what)

@@ -38,6 +38,7 @@ def connect(
     credit: int = 0,
     hold: int = 2,
     resume: Any = None,
+    skip: int = 0,
     rejoin: bool = False,
     takeover: bool = False,
     plane: Literal["auto", "shared", "frames"] = "auto",
@@ -68,7 +69,9 @@ def connect(
         hold: Batches that may be kept without being copied, beside the one at hand.
         resume: Where to go on: a state dict, a Snapshot, its bytes, a token, the path of a file, or
             a `CheckpointStore`, its folder or URL for the newest in it. All queues of a feed must
-            start at the same round.
+            start at the same round. A position of any queue, of any number of queues, is one for
+            all: what is left of its round is made and dropped.
+        skip: Leave out so many rounds of all queues there; the same for all queues.
         rejoin: This trainer alone comes back, wherever those of the other queues stand.
         takeover: Take the queue from a consumer that is alive.
         plane: "auto" takes shared memory on the server's host, else frames; "shared" or "frames"
@@ -106,6 +109,7 @@ def connect(
         replica=_count("replica", replica),
         credit=credit,
         hold=hold,
+        skip=_skip(skip, rejoin),
         rejoins=_flag("rejoin", rejoin),
         takes_over=_flag("takeover", takeover),
         plane=plane,
@@ -191,6 +195,15 @@ def _count(name: str, value: Any) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**31:
         raise ConfigError(f"{name} is {value!r}, expected a whole number from 0 on")
     return value
+
+
+def _skip(skip: Any, rejoin: Any) -> int:
+    if skip and rejoin:
+        raise ConfigError(
+            f"skip is {skip!r} with rejoin=True: rounds are left out where all trainers start, and "
+            "not by one that comes back"
+        )
+    return _count("skip", skip)
 
 
 def _queue(addresses: Sequence[Address]) -> int:

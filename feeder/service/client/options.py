@@ -21,6 +21,8 @@ class ConsumerOptions(NamedTuple):
     """Batches that may be on their way; 0 lets the server choose by their size."""
     hold: int
     """Batches that the user may keep, beside those on their way."""
+    skip: int
+    """How many rounds of all queues are left out where it starts."""
     rejoins: bool
     """Whether this consumer comes back alone, wherever the other queues stand."""
     takes_over: bool
@@ -46,6 +48,7 @@ class ConsumerOptions(NamedTuple):
         self,
         *,
         token: bytes | None,
+        skip: int,
         rejoins: bool,
         undecided: bool,
         takes_over: bool,
@@ -60,6 +63,7 @@ class ConsumerOptions(NamedTuple):
             queue=self.queue,
             replica=self.replica,
             token=token,
+            skip=skip,
             credit=self.credit,
             hold=self.hold,
             intent="rejoin" if rejoins else "start",

@@ -25,6 +25,7 @@ from feeder.workers.stream.position import (
     Position,
     Span,
 )
+from feeder.workers.stream.rounds import Dealing
 
 
 class Identity(NamedTuple):
@@ -38,6 +39,26 @@ class Identity(NamedTuple):
     """The declared fields that a position must agree with to fit."""
     epochs: int | None
     """How many epochs it has; None for no end."""
+    began: Cut | None = None
+    """Where the lease began, and how batches are dealt out from there on."""
+
+    @property
+    def may_be_uneven(self) -> bool:
+        """Whether its queues may get unequal numbers of batches."""
+        num = 1 if self.began is None or self.began.dealing is None else self.began.dealing.num
+        ends = self.epochs is not None or self.fingerprint.get("rounds") == "epoch"
+        return num > 1 and ends and self.fingerprint.get("last_round") == "uneven"
+
+    def dealing(self, group: say.Group) -> Dealing | None:
+        """How the batches of a group are dealt out; None where no server has said it."""
+        if self.began is None or (dealing := self.began.dealing) is None:
+            return None
+        # The size of a batch may follow from the number of queues, and have been another before.
+        size = self.fingerprint.get("global_batch_size", 0) // dealing.num or dealing.batch_size
+        start = dealing.start
+        if self.fingerprint.get("rounds") == "epoch" and group.epoch != self.began.epoch:
+            start = group.step - group.index
+        return dealing._replace(batch_size=size).begun_at(start)
 
     @property
     def id(self) -> StreamId:
@@ -54,7 +75,8 @@ def identity_of(opened: say.Opened) -> Identity:
         check_fingerprint(fingerprint)
     except (TypeError, ValueError) as error:
         raise errors.ProtocolError(f"server sent a fingerprint that is none: {error}") from error
-    return Identity(opened.name, opened.number, fingerprint, opened.epochs)
+    identity = Identity(opened.name, opened.number, fingerprint, opened.epochs)
+    return identity._replace(began=RemotePosition(identity, opened.token).cut())
 
 
 class RemotePosition:
@@ -147,7 +169,9 @@ def token_of(
     partitions = Partitions(num_partitions=len(told.live), pure=told.pure, arrival=False)
     # No rows: the consumer has none. The digest alone lets a resume check the chunk it skips into.
     ended_in = PartialChunk((), (), told.chunk_rows, 0, group.digests[at]) if taken else None
-    frame = Frame(partitions, identity.id.encode, identity.epochs, axes if told.pure else None)
+    axes = axes if told.pure else None
+    dealing = identity.dealing(group)
+    frame = Frame(partitions, identity.id.encode, identity.epochs, axes, dealing)
     position = LazyPosition(frame, span, num_chunks, taken, ended_in, group.epoch)
     # A position is the one after a batch, so both count that batch.
     position.index = group.index + at * group.stride + 1

@@ -100,6 +100,9 @@ class ClientSession:
         self._last: Any = None
         self._token = token
         self._has_position = token is not None or options.rejoins
+        # How many rounds are left out at the token: once, as the server's answer says it from then
+        # on.
+        self._skip = options.skip
         # Names this consumer to servers, with a count of its questions: a connection proves
         # nothing, and an older question may arrive after a newer one.
         self._consumer = os.urandom(16)
@@ -170,6 +173,7 @@ class ClientSession:
         """
         self._inbox.clear(number)
         self._last, self._token, self._has_position = None, token, True
+        self._skip = self._options.skip
         self.rejoins, self._has_run, self.has_ended = self._options.rejoins, False, False
         self._ended = ()
         return self._open_anew("another state was loaded")
@@ -230,6 +234,7 @@ class ClientSession:
         self._send(
             self._options.open_message(
                 token=self._token if self._last is None else self._last.token,
+                skip=self._skip if self._last is None else 0,
                 rejoins=self.rejoins,
                 # The user may yet load a state: the feed need not begin for this consumer. Once the
                 # user waits for a batch, or any has come, this is where it starts.
@@ -288,6 +293,7 @@ class ClientSession:
                 self._take_lease(message)
             case say.Spec():
                 # The columns come when the feed begins, so this consumer was part of a start.
+                self._warn_of_uneven()
                 self._has_run = True
                 self._lease.set_spec(message)
             case say.Arena():
@@ -339,12 +345,22 @@ class ClientSession:
         point("consumer.opened")
         self._protocol.on("Attached")
         lease.say_ready()
-        # Where it began is known now, so a later server can be asked for the same.
-        if self._token is None:
-            self._token = opened.token
+        # Where it began is known now, so a later server can be asked for the same. Also where the
+        # user gave a position: that may lie in the middle of a round, and the server's does not.
+        if self._last is None and not self.has_ended:
+            self._token, self._skip = opened.token, 0
         if inbox.num_opened:
             logger.info("consumer: a server is there again")
         inbox.set_lease(lease, start)
+
+    def _warn_of_uneven(self) -> None:
+        """Warn once where trainers that wait for each other at each batch may wait for ever."""
+        if not self._has_run and self._lease.identity.may_be_uneven:
+            logger.warning(
+                "feed %r: its queues get unequal numbers of batches where the last round is not "
+                "complete, and a trainer that waits for all others then waits for ever; "
+                "last_round='drop' or 'pad' gives each queue as many", self._lease.identity.name,
+            )  # fmt: skip
 
     def _take_batches(self, message: say.Batches, frames: list[Any]) -> None:
         batches = self._lease.take_batches(message, frames)

@@ -406,10 +406,19 @@ class ArenaSlots:
 
     def free(self, device: int, slot: ArenaSlot) -> None:
         """The batch in this slot of a queue will not be sent, or not to one of its replicas."""
+        self._give_up(device, slot, Pool.let_go)
+
+    def take_back(self, device: int, batch: Batch) -> None:
+        """A batch is thrown away before anybody was sent it."""
+        self._give_up(device, slot_of(batch), Pool.push)
+
+    def _give_up(
+        self, device: int, slot: ArenaSlot, give: Callable[[Pool, list[ArenaSlot]], None]
+    ) -> None:
         with self._freed:
             pool = self._pools[device]
             if slot.arena.number in pool.slots:
-                pool.let_go([slot])
+                give(pool, [slot])
                 self._wake()
 
     def retire(self, device: int, keep: Callable[[Arena], bool] = lambda arena: False) -> None:

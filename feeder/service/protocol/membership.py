@@ -21,10 +21,11 @@ import math
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 from feeder.errors import FeedError, LeaseLost, ProtocolError, ResumeError
 from feeder.service.protocol.seats import seat_name
+from feeder.workers.stream.rounds import Counting, Place
 
 # After a failover trainers find the new server within a second or so of each other. One that does
 # not may have had everything while no server was there, so the others must not wait for long.
@@ -75,20 +76,25 @@ _HOLDERS = (State.JOINING, State.READY, State.STREAMING)
 Ending = Literal["", "end", "fault"]
 
 
-class Place(Protocol):
-    """A position in the stream. All else about it is opaque here."""
-
-    @property
-    def step(self) -> int:
-        """The number in the stream of the next batch."""
-
-
-class Start(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Start:
     """The position that a consumer comes with."""
 
     step: int
     finished: bool = False
     """Whether no batch follows: `step` is then the stream's number of batches."""
+    epoch: int = 0
+    index: int = 0
+    """Where its next batch is in the stream, as `Place` has it."""
+    nobodys: int = 0
+    """How many batches from there on are nobody's: those of a round of other queues."""
+    into_round: int | None = None
+    """How many batches of its round are before the first one after these; None where the position
+    does not say it, and rounds count from the start of the stream."""
+
+    def first(self, counting: Counting) -> int:
+        """The number of the first batch that is dealt to somebody."""
+        return counting.number(self) + self.nobodys
 
 
 @dataclass(slots=True, kw_only=True)
@@ -122,7 +128,8 @@ class Member:
     start: Start | None = None
     """The position that it came with; None for the start of the feed."""
     step: int = 0
-    """Its next batch, as far as was noted when members were last compared."""
+    """The number of its next batch (`Counting`), as far as was noted when members were last
+    compared."""
     agrees: bool = False
     """Whether its position is known to lie in this feed's stream, and not in another run's."""
     expires: float = 0.0
@@ -172,7 +179,8 @@ class Member:
     @property
     def has_ended(self) -> bool:
         """Whether nobody need come for the queue. It may have a hung consumer then."""
-        return self.state is State.ENDED or (self.hangs and self.had_ended)
+        is_over = self.had_ended or self.has_all
+        return self.state is State.ENDED or (self.hangs and is_over)
 
     @property
     def starts(self) -> bool:
@@ -298,6 +306,9 @@ class StartRun(NamedTuple):
     """The first batch of each seat that its user may not have been handed."""
     lacks_some: bool
     """Whether it begins without seats that are missing."""
+    void: tuple[float, float] = (0, 0)
+    """From which number on, and up to which, there is no batch where all positions are of one
+    round: some say that it is the last of its epoch."""
 
 
 class StopRun(NamedTuple):
@@ -366,21 +377,21 @@ class Membership:
     """The members of one feed, one for each seat: each queue has so many `replicas`. Owned by the
     server's I/O thread; any thread may read a member's fields.
 
-    `origin` is the step at which consumers without a position begin. `goes_back`: whether the feed
-    can be made again at an earlier position. `compares`: whether positions can be compared.
+    `goes_back`: whether the feed can be made again at an earlier position. `compares`: whether
+    positions can be compared. `counting` says which rounds there are before anybody comes.
     """
 
     def __init__(
-        self, num_queues: int, lease_s: float, *, replicas: int = 1, origin: int = 0,
-        goes_back: bool = True, compares: bool = True,
+        self, num_queues: int, lease_s: float, *, replicas: int = 1, goes_back: bool = True,
+        compares: bool = True, counting: Counting | None = None,
     ) -> None:  # fmt: skip
-        self._num_queues = num_queues
         self.replicas = replicas
         """How many consumers are given the batches of each queue."""
         self.members = [self._member(seat) for seat in range(num_queues * replicas)]
+        self.counting = counting or Counting(num_queues)
+        """Which rounds there are, and which queue each batch goes to: as those say who are here."""
         self.lease_s = lease_s
         """Seconds for which a consumer may be silent."""
-        self._origin = origin
         self._goes_back = goes_back
         self._compares = compares
         self._is_halted = False
@@ -428,19 +439,25 @@ class Membership:
                 f"{old.name} is held by {old.who}; {event.who} may have it when that one "
                 "ends, or with takeover=True"
             ))]  # fmt: skip
-        step = 0 if event.start is None else event.start.step
+        number = 0 if event.start is None else event.start.first(self.counting)
+        counting = self._counting_at(number, event.start)
+        stale, error = self._agree_on(counting, number, event)
+        if error is not None:
+            return [Refuse(error)]
         new = self._member(
             event.seat, state=old.state, who=event.who, consumer=event.consumer,
             attempt=event.attempt, rejoins=event.rejoins, undecided=event.undecided,
             start=event.start, agrees=event.is_known, expires=now + self.lease_s,
-            # A member that takes no part leaves nothing behind: what was known before it stays.
-            had_ended=old.had_ended or old.state is State.ENDED,
+            # A member that takes no part leaves nothing behind: what was known before it stays,
+            # also of one that has had everything and was cut off before its goodbye.
+            had_ended=old.had_ended or old.state is State.ENDED or (old.has_lease and old.has_all),
             # Until it says otherwise, a consumer that comes back has batches that its user lacks.
             pending=int(event.rejoins),
         )  # fmt: skip
-        new.step = step if new.finished else self.first_step(step, new.queue)
+        new.step = number if new.finished else self.counting.first(number, new.queue)
         # Who rejoins may stand anywhere. Who is undecided has no position to compare yet.
-        error = None if event.rejoins or event.undecided else self._out_of_step(new)
+        if not (event.rejoins or event.undecided):
+            error = self._out_of_step(new)
         if error is not None:
             return [Refuse(error)]
         self._move(new, Move.ASKS)
@@ -454,7 +471,38 @@ class Membership:
             self._trusts_at = now + self.lease_s
             self._look_by(self._trusts_at)
             done.append(NoteEnded(news, event.who))
+        for seat in stale:
+            name = self.members[seat].name
+            gone = LeaseLost(f"{name} was dealt otherwise than the trainers that start now")
+            done += self._dismiss(Dismissed(seat, gone), now)
         return done
+
+    def _counting_at(self, number: int, start: Start | None) -> Counting:
+        """How rounds are counted as a position says, which has that number."""
+        into = None if start is None else start.into_round
+        return self.counting._replace(begins=0 if into is None else number - into)
+
+    def _agree_on(
+        self, counting: Counting, number: int, event: Asks
+    ) -> tuple[list[int], ResumeError | None]:
+        """Take over how somebody who comes counts rounds, where nobody is here who says otherwise;
+        else the error. Returns also the seats of those that hang and were dealt otherwise."""
+        if (event.start is not None and event.start.finished) or self.counting.agrees(
+            counting, number
+        ):
+            return [], None
+        others = [one for one in self.members if one.seat != event.seat and one.has_lease]
+        decided = [one for one in others if one.lives and not one.undecided]
+        if decided and event.undecided:
+            return [], None  # Where it may begin is looked at when it wants to.
+        if decided:
+            mine = self.members[event.seat].name
+            mine += f"'s checkpoint is of {counting.describe(number)}"
+            return [], self._differ(mine, decided)
+        self.counting = counting
+        for one in others:
+            one.step = counting.first(one.step, one.queue)
+        return [one.seat for one in others if not one.lives], None
 
     def _hear_of_ended(self, seats: Iterable[int]) -> list[int]:
         """Take over what a consumer that comes back knows from a server before this one.
@@ -590,14 +638,16 @@ class Membership:
             self._look_by(at)
             return [StopRun()]
         self._goes_on_at = math.inf
+        void = self._void(here)
         for member in here:
             self._move(member, Move.BEGINS)
             member.had_ended = False
         # Not what was sent: that is not used yet, and a position that is stored must not be ahead
         # of a trainer that dies now.
-        used = {member.seat: _used_step(member) for member in here if not member.has_all}
+        used = {member.seat: self._used_step(member) for member in here if not member.has_all}
         # Who has been sent the end wants nothing more; all others go on after what they were sent.
-        steps = {member.seat: _sent_step(member) for member in here if not member.ending}
+        steps = {member.seat: self._sent_step(member) for member in here if not member.ending}
+        wanted = {seat: self._wanted_step(self.members[seat]) for seat in steps}
         stands = sorted(steps, key=lambda seat: steps[seat])
         if stands:
             oldest = [seat for seat in stands if steps[seat] == steps[stands[0]]]
@@ -606,13 +656,18 @@ class Membership:
             # can be compared.
             self._stands.settle(() if self._compares else tuple(stands[1:]))
         return [StartRun(
-            tuple(stands), self.first_steps(steps), self.first_steps(used), bool(missing)
+            tuple(stands), self.first_steps(wanted), self.first_steps(used), bool(missing), void
         )]  # fmt: skip
 
-    def first_step(self, step: int, queue: int) -> int:
-        """The number of the queue's first batch at or after batch `step` of the stream: batches are
-        dealt to the queues in turn."""
-        return step + (queue - step) % self._num_queues
+    def _void(self, here: list[Member]) -> tuple[float, float]:
+        """Between which numbers no batch may come, now that these begin (`StartRun.void`)."""
+        # Where rounds end with epochs, the last positions of an epoch and the start of the next may
+        # be of one round. Whether they are is known when the stream comes there.
+        if not (self.counting.per_epoch and any(member.starts for member in here)):
+            return 0, 0
+        steps = [one.step for one in here if one.lives and not one.ending]
+        begin = [step - self.counting.turn(step) % self.counting.num for step in steps]
+        return (min(begin), max(begin)) if begin else (0, 0)
 
     def first_steps(self, steps: dict[int, int]) -> list[float]:
         """The number of the first batch that each seat wants.
@@ -621,7 +676,7 @@ class Membership:
         of their own, so all their batches are discarded: infinity.
         """
         return [
-            self.first_step(steps[one.seat], one.queue) if one.seat in steps else math.inf
+            self.counting.first(steps[one.seat], one.queue) if one.seat in steps else math.inf
             for one in self.members
         ]
 
@@ -658,14 +713,19 @@ class Membership:
     def missing(self) -> list[int]:
         """The seats that the feed waits for: nobody holds them, or their holder is undecided while
         another has loaded a state."""
-        # Whose position lies a round behind the start has loaded it. Who is undecided beside such
-        # a one is about to load the same checkpoint, or else would hold all others at the start.
-        begun = self._origin + self._num_queues
-        loaded = any(m.lives and not m.undecided and m.step >= begun for m in self.members)
-        ended = self._ended()
+        # Whose position lies a round behind where one begins who is undecided has loaded it: the
+        # latter is about to load the same checkpoint, or else would hold all others at the start.
+        round_of, ended = self.counting.round, self._ended()
+        newest = max(
+            [round_of(one.step) for one in self.members if one.lives and not one.undecided],
+            default=-math.inf,
+        )
         return [
             member.seat for member in self.members
-            if not (member.lives or member.seat in ended) or (member.undecided and loaded)
+            if (
+                member.undecided and round_of(self._wanted_step(member)) < newest
+                if member.lives else member.seat not in ended
+            )
         ]  # fmt: skip
 
     def news(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -697,7 +757,8 @@ class Membership:
         each used batch would be too often."""
         for member in self.members:
             if member.used_to is not None:
-                member.step = self.first_step(member.used_to.step, member.queue)
+                number = self.counting.number(member.used_to)
+                member.step = self.counting.first(number, member.queue)
 
     def _may_start(self, member: Member) -> bool:
         """Whether a consumer may start where it stands, now that its user asks for a batch. It may
@@ -725,18 +786,38 @@ class Membership:
         """Why a member may not start where it stands, whatever those in `apart_from` stand at."""
         # Trainers that start from checkpoints of different steps would compute with different
         # weights: that is told at once, since no row can show it later.
-        others = {
-            one.name: self._rounds(one) for one in self.members
+        others = [
+            one for one in self.members
             if one.seat != member.seat and one.seat not in apart_from
             and one.lives and not one.undecided
-        }  # fmt: skip
-        mine = self._rounds(member)
-        if all(other & mine for other in others.values()):
+        ]  # fmt: skip
+        if all(self._fit(one, member) for one in others):
             return None
-        stand = ", ".join(f"{name} at round {max(rounds)}" for name, rounds in others.items())
+        return self._differ(self._describe(member), others)
+
+    def _describe(self, member: Member) -> str:
+        """Where a member stands, in words."""
+        where = self.counting.describe(member.step)
+        if member.start is not None and member.used_to is None:
+            return f"{member.name}'s checkpoint is of {where}"
+        return f"{member.name} is at {where}"
+
+    def _differ(self, mine: str, others: Iterable[Member]) -> ResumeError:
+        """The error for a queue whose position is not of the round of the others."""
         return ResumeError(
-            f"{member.name} would start at round {max(mine)}, but {stand}; start all "
-            "trainers from one checkpoint, or rejoin=True for one that goes on alone"
+            f"{mine}, and {', '.join(map(self._describe, others))}; start all trainers from one "
+            "checkpoint, or rejoin=True for one that goes on alone"
+        )
+
+    def _fit(self, one: Member, other: Member) -> bool:
+        """Whether two members may be of one round."""
+        rounds, others = self._rounds(one), self._rounds(other)
+        # The last round of an epoch may be of fewer batches, and then the next epoch begins where
+        # it would go on.
+        return bool(
+            rounds & others
+            or self.counting.after_epoch(one.step) in others
+            or self.counting.after_epoch(other.step) in rounds
         )
 
     def _rounds(self, member: Member) -> set[int]:
@@ -745,23 +826,27 @@ class Membership:
         The last round may be uneven: some queues had a batch in it, and for the others there was
         none. Who has had everything then fits on either side of that round.
         """
-        num, step = self._num_queues, member.step
-        return {step // num, -(-step // num)} if member.finished else {step // num}
+        num, turn = self.counting.num, self.counting.turn(member.step)
+        return {turn // num, -(-turn // num)} if member.finished else {turn // num}
 
+    def _sent_step(self, member: Member) -> int:
+        """Where a queue goes on: after the last batch that it was sent."""
+        at = member.sent_to or member.start
+        return 0 if at is None else self.counting.number(at)
 
-def _sent_step(member: Member) -> int:
-    """Where a queue goes on: after the last batch that it was sent."""
-    at = member.sent_to or member.start
-    return 0 if at is None else at.step
+    def _wanted_step(self, member: Member) -> int:
+        """The number of the first batch there that is dealt to somebody."""
+        if member.sent_to is not None or member.start is None:
+            return self._sent_step(member)
+        return member.start.first(self.counting)
 
-
-def _used_step(member: Member) -> int:
-    """The step up to which the user of a queue has been handed batches, as far as is known."""
-    if member.used_to is not None:
-        return member.used_to.step
-    # A position with which a consumer comes back is where its next batch comes from. Batches
-    # before it may still wait in the consumer, so nothing of the queue counts as used.
-    return 0 if member.rejoins or member.start is None else member.start.step
+    def _used_step(self, member: Member) -> int:
+        """The number up to which the user of a queue was handed batches, as far as is known."""
+        if member.used_to is not None:
+            return self.counting.number(member.used_to)
+        # A position with which a consumer comes back is where its next batch comes from. Batches
+        # before it may still wait in the consumer, so nothing of the queue counts as used.
+        return 0 if member.rejoins or member.start is None else member.start.first(self.counting)
 
 
 def _unfit(member: Member, failure: FeedError) -> FeedError:

@@ -120,6 +120,9 @@ class Open(Message, frozen=True, kw_only=True, omit_defaults=True):
     """Which of the queue's replicas it is; 0 is left out."""
     token: Rows | None
     """Where to go on; None means wherever the queue stands."""
+    # Left out where it is 0, so that a server that does not know it serves all others.
+    skip: Count = 0
+    """How many rounds of all queues are to be left out there."""
     credit: Credit
     """Batches that may be under way; 0 leaves it to the server."""
     hold: Credit

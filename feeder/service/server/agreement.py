@@ -22,6 +22,7 @@ from feeder.service.protocol.membership import Failed
 from feeder.workers.spec import StreamSpec
 from feeder.workers.stream.batch import Batch
 from feeder.workers.stream.position import Cut, LazyPosition
+from feeder.workers.stream.rounds import Counting
 
 
 class Stand(NamedTuple):
@@ -39,8 +40,12 @@ class Agreement:
     what `look` writes only after the run has ended, or finds it a batch late, which does no harm.
     """
 
-    def __init__(self, stands: Sequence[Stand], stream: StreamSpec) -> None:
+    def __init__(
+        self, stands: Sequence[Stand], stream: StreamSpec, counting: Counting | None = None,
+        void: tuple[float, float] = (0, 0),
+    ) -> None:  # fmt: skip
         self._stream = stream
+        self._counting, self._void = counting, void
         # The stream begins at the first one: the oldest.
         self._first, *others = stands
         # Who has not been passed yet, by step. A stream that does not repeat itself passes other
@@ -63,6 +68,8 @@ class Agreement:
         """
         if self.error is not None:
             raise ClosedError("the feed is stopped")
+        if self._void[0] < self._void[1]:
+            self._check_void(batches)
         # With everybody passed only the first batch counts: `_at` tells later whether the run has
         # moved at all, and each of a million batches costs one assignment less.
         for batch in batches if self._ahead else batches[:1]:
@@ -70,6 +77,23 @@ class Agreement:
                 self._compare(stand, batch)
             self._ahead.pop(batch.step, None)
             self._at = batch.place
+
+    def _check_void(self, batches: Sequence[Batch]) -> None:
+        """Look for a batch where all positions are of one round only if there is none."""
+        first, stop = self._void
+        assert self._counting is not None
+        for batch in batches:
+            number = self._counting.number(batch)
+            if first <= number < stop:
+                self.error = ResumeError(
+                    f"the positions are of different rounds: some are of "
+                    f"{self._counting.describe(number)}, and others of a later epoch; start all "
+                    "trainers from one checkpoint"
+                )
+                raise self.error
+            if number >= stop:
+                self._void = (0, 0)
+                return
 
     def _compare(self, stand: Stand, batch: Batch) -> None:
         here = self._at.cut() if isinstance(self._at, LazyPosition) else self._at

@@ -44,9 +44,9 @@ class Desk:
             self.num_queues,
             lease_s,
             replicas=self.replicas,
-            origin=0 if factory.origin is None else factory.origin.cut.step,
             goes_back=factory.goes_back,
             compares=factory.config.stream.repeatable,
+            counting=factory.counting,
         )
         self.leases: list[Lease | None] = [None] * factory.num_seats
         """The lease of each seat; None where nobody holds it."""
@@ -131,8 +131,8 @@ class Desk:
                 )
         seat = seat_of(queue, replica, self.replicas)
         rejoins = message.intent == "rejoin"
-        resume = self.feed.factory.find(message.token, rejoins=rejoins)
-        start = None if resume is None else members.Start(resume.cut.step, resume.cut.finished)
+        resume = self.feed.factory.find(message.token, rejoins=rejoins, skip=message.skip)
+        start = None if resume is None else self._start_at(resume)
         # Who came without a position, or with the one this server began at, had it from here.
         is_known = resume is None or resume is self.feed.factory.origin
         self._handle(members.Asks(
@@ -162,6 +162,14 @@ class Desk:
         self.feed.slots.retire(queue, lambda a: a.num_slots == self.num_slots(queue, a.slot_bytes))
         lease.session.on("Open")
         return lease
+
+    def _start_at(self, resume: Resume) -> members.Start:
+        """What the membership is told of a position."""
+        cut = resume.cut
+        nobodys, into_round = self.feed.factory.positions.within(cut)
+        return members.Start(
+            cut.step, cut.finished, cut.epoch, cut.index, nobodys, into_round
+        )  # fmt: skip
 
     def _end_lease(self, seat: int, *, hangs_up: bool = True) -> None:
         """End a lease: memory that its consumer may still look at is never written again."""
@@ -227,8 +235,10 @@ class Desk:
         return self.membership.are_all_done(time.monotonic())
 
     def _start_run(self, run: members.StartRun) -> None:
-        self.low_watermark.restart_at(run.used_steps, lacks_some=run.lacks_some)
-        factory = self.feed.factory
+        factory, counting = self.feed.factory, self.membership.counting
+        self.low_watermark.restart_at(
+            run.used_steps, lacks_some=run.lacks_some, counting=counting
+        )  # fmt: skip
         stands: list[Stand] = []
         start = None
         for seat in run.stands:
@@ -243,8 +253,8 @@ class Desk:
             stands.append(Stand(seat, f"{member.name} ({member.who})", cut))
         if not stands:
             return self.feed.stop_run()  # Everybody has had everything.
-        self._agreement = Agreement(stands, factory.config.stream)
-        self.feed.start_run(start, run.first_steps, self._agreement.look)
+        self._agreement = Agreement(stands, factory.config.stream, counting, run.void)
+        self.feed.start_run(start, run.first_steps, self._agreement.look, counting)
 
     def state(self) -> StreamState:
         """How far all consumers have used the feed; any thread may ask."""

@@ -104,16 +104,17 @@ class LocalPeers:
                     self._poller.register(descriptor, zmq.POLLIN)
         return found
 
-    def gone(self, ready: dict[Any, int]) -> set[Peer]:
+    def gone(self, ready: dict[Any, int]) -> list[Peer]:
         """The peers that are gone, of those whose descriptors a poll found readable."""
-        peers = set()
+        # In the order of the poll, each once: a set's order differs from process to process.
+        peers: dict[Peer, None] = {}
         for descriptor in ready:
             peer, connection = self._watched.get(descriptor, (None, None))
             # Asked again, since the number may belong to another connection than when the poll
             # returned: descriptors are reused at once.
             if peer is not None and connection is not None and connection.is_gone():
-                peers.add(peer)
-        return peers
+                peers[peer] = None
+        return list(peers)
 
     def has_news(self, ready: dict[Any, int]) -> bool:
         """Whether a poll found somebody at the unix socket."""

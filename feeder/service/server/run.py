@@ -13,11 +13,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
-from feeder.checkpoint.resuming import find_position
+from feeder.checkpoint.resuming import Found, find_position
 from feeder.checkpoint.store import CheckpointStore
-from feeder.config import FeedConfig
+from feeder.config import FeedConfig, deal_to
 from feeder.errors import ConfigError, FeedError, RemoteError, ResumeError, StuckWorkerError
 from feeder.feeds.coordinator import Coordinator
 from feeder.service.faults import point
@@ -35,6 +36,7 @@ from feeder.workers.stats import Stopwatch, StreamStats, num_partitions
 from feeder.workers.stream.batch import Batch
 from feeder.workers.stream.position import Cut, LazyPosition, Partitions
 from feeder.workers.stream.resuming import Resume
+from feeder.workers.stream.rounds import Counting
 
 # ---- Making a feed again, when it has to go back
 
@@ -121,24 +123,41 @@ class FeedFactory:
             )
         config = streams[0].config
         num = len(config.devices) if self._queues is None else self._queues
-        return config._replace(devices=tuple(f"queue:{i}" for i in range(num)))
+        return deal_to(config, tuple(f"queue:{i}" for i in range(num)))
 
-    def begin_at(self, position: Snapshot | bytes) -> None:
-        """Let consumers without a position begin there. Raises `ResumeError`."""
-        origin = self.positions.find_in(position)
-        self.positions.check_round(origin.cut)
-        self.origin = origin
+    def begin_at(self, position: Snapshot | bytes | None, skip: int = 0) -> None:
+        """Let consumers without a position begin so many rounds after it, or after the start of the
+        feed. Raises `ResumeError`."""
+        at = self._start() if position is None else self.positions.find_in(position)
+        if at.cut.dealing is None and position is not None:
+            self.positions.check_round(at.cut)
+        self.origin = self.positions.deal(at, rejoins=False, skip=skip)
 
-    def find(self, token: bytes | None, *, rejoins: bool) -> Resume | None:
-        """Where a consumer begins, given its position or None. Raises `ResumeError`.
+    def find(self, token: bytes | None, *, rejoins: bool, skip: int = 0) -> Resume | None:
+        """Where a consumer begins, given its position or None, and how many rounds later. Raises
+        `ResumeError`.
 
         The stored position is for all who start together. A consumer that comes back alone without
         a position was lost before it had saved one: its model has seen nothing, so it begins at the
         start.
         """
-        if token is None:
-            return None if rejoins else self.origin
-        return self.positions.find_in(unpack_position(token, most_header_bytes=HEADER_BYTES))
+        if token is not None:
+            position = unpack_position(token, most_header_bytes=HEADER_BYTES)
+            found = self.positions.find_in(position)
+            self.positions.tell_of_dealing(found.cut)
+            return self.positions.deal(found, rejoins=rejoins, skip=skip)
+        found_at = None if rejoins else self.origin
+        if not skip:
+            return found_at
+        return self.positions.deal(found_at or self._start(), rejoins=False, skip=skip)
+
+    def _start(self) -> Resume:
+        return Resume(cut=self.start_cut(), rows=(), columns=None)
+
+    @property
+    def counting(self) -> Counting:
+        """How rounds are counted from the origin on."""
+        return self.positions.counting(None if self.origin is None else self.origin.cut)
 
     def start_state(self) -> StreamState:
         """Where consumers without a position begin, with leftover rows where these are known."""
@@ -146,7 +165,7 @@ class FeedFactory:
 
     def state(self, resume: Resume | None, *, with_rows: bool = True) -> StreamState:
         """The state at a position that a consumer came with, or at the start of the stream."""
-        at = resume or Resume(cut=self.start_cut(), rows=(), columns=None)
+        at = resume or self._start()
         return self.positions.state(at.cut, at.rows, at.columns, with_rows=with_rows)
 
     def start_cut(self) -> Cut:
@@ -220,14 +239,17 @@ def make_feed_factories(
     return [FeedFactory(name, coordinator, factory, queues, replicas) for name in names]
 
 
-def begin_at(factories: list[FeedFactory], resume: Any, store: CheckpointStore | None) -> None:
-    """Let consumers without a position begin at the position that `resume` names. Raises
-    `ResumeError` where it does not fit, and `CheckpointError`."""
-    found = find_position(resume, store)
-    if found.position is not None:
-        with found.named():
-            for factory in factories:
-                factory.begin_at(found.position)
+def begin_at(
+    factories: list[FeedFactory], resume: Any, store: CheckpointStore | None, skip: int
+) -> None:
+    """Let consumers without a position begin so many rounds after the position that `resume` names.
+    Raises `ResumeError` where it does not fit, and `CheckpointError`."""
+    found = Found(None, "") if resume is None else find_position(resume, store)
+    with found.named():
+        for factory in factories:
+            rounds = skip + factory.config.skip
+            if found.position is not None or rounds:
+                factory.begin_at(found.position, rounds)
 
 
 def make_coordinator(factory: Callable[[], Any]) -> Coordinator:
@@ -266,8 +288,10 @@ class Outbox:
         check: CheckBatches,
         discard: Callable[[Batch], None],
         starved: Stopwatch,
+        number: Callable[[Batch], int] = attrgetter("step"),
     ) -> None:
         self._first_step = first_step
+        self._number = number
         self._check = check
         self._discard = discard
         self._batches: deque[Batch] = deque()
@@ -298,8 +322,8 @@ class Outbox:
         # Discarded batches are checked too: positions of others may lie among them.
         self._check(batches)
         wanted = batches
-        if batches[0].step < self._first_step:
-            wanted = [batch for batch in batches if batch.step >= self._first_step]
+        if self._number(batches[0]) < self._first_step:
+            wanted = [batch for batch in batches if self._number(batch) >= self._first_step]
             for batch in batches[: len(batches) - len(wanted)]:
                 self._discard(batch)
         with self._lock:
@@ -313,6 +337,9 @@ class Outbox:
         # more, so that one of the two threads sees what the other has done.
         if self.is_urgent:
             self.wake()
+
+    def grow(self, capacity: int) -> None:
+        """Do nothing: slots bound how many batches wait."""
 
     def yield_to_user(self) -> None:
         """Do nothing: the user is in another process, which needs no interpreter of this one."""
@@ -384,6 +411,9 @@ class SharedQueue:
         """Add batches in order, as `Outbox.put` does."""
         for outbox in self._outboxes:
             outbox.put(batches)
+
+    def grow(self, capacity: int) -> None:
+        """Do nothing: slots bound what waits here."""
 
     def yield_to_user(self) -> None:
         """Do nothing: the users are in other processes."""
@@ -475,7 +505,7 @@ class ServedFeed:
         self.slots = slots
         slots.on_spare = self._let_go
         self._wake = wake
-        self._asked: tuple[Resume | None, list[float], CheckBatches] | None = None
+        self._asked: tuple[Resume | None, list[float], CheckBatches, Counting] | None = None
         self._closed = self._has_spare = False
         self._changed = threading.Condition()
         # A run that was told to end and is still to be joined.
@@ -512,16 +542,18 @@ class ServedFeed:
         return self.factory.name
 
     def start_run(
-        self, resume: Resume | None, first_steps: list[float], check: CheckBatches
-    ) -> None:
-        """Ask for a run from another position on; of each seat the batches before its first step
-        are discarded. `check` is called with all batches, in order, before anything else."""
+        self, resume: Resume | None, first_steps: list[float], check: CheckBatches,
+        counting: Counting | None = None,
+    ) -> None:  # fmt: skip
+        """Ask for a run from another position on, which deals as `counting` says; of each seat the
+        batches before its first number are discarded. `check` is called with all batches, in order,
+        before anything else."""
         self.stop_run()
         self.stats.begun += 1
         self.started_at = self.started_at or time.monotonic()
         with self._changed:
             if not self._closed:
-                self._asked = (resume, first_steps, check)
+                self._asked = resume, first_steps, check, counting or self.factory.counting
             self._changed.notify_all()
 
     def stop_run(self) -> None:
@@ -560,43 +592,52 @@ class ServedFeed:
     def run_maker(self) -> None:
         """Thread body: make the runs that are asked for, and give back memory that no arena
         needs."""
-        while True:
+        is_over = False
+        while not is_over:
             with self._changed:
-                self._changed.wait_for(
-                    lambda: self._asked is not None or self._closed or self._has_spare
-                )
-                old, self._old = self._old, None
-                asked, self._asked = self._asked, None
-                number, is_over = self._number, self._closed
-            try:
-                # First: two runs at once would call one fetch function twice at a time.
-                if old is not None:
-                    old.join(_CLOSE_S if self._closed else _JOIN_S)
-                if asked is not None:
-                    if self._may_rewind(number):
-                        self._make(number, *asked)
-                elif is_over:
-                    self.slots.drop()
-                    return
-                else:
-                    self._has_spare = False
-                    self.slots.let_go()
-            except StuckWorkerError as error:
-                self.stuck = error
-                if self._closed:
-                    logger.error(
-                        "%s", str(error)
-                    )  # As text: a record keeps what a traceback holds.
-                    # The stuck threads may still hold slots: only what nobody has is let go of.
-                    self.slots.forget()
-                    return
-                self._fail(number, error)
-            except FeedError as error:
-                self._fail(number, error)
-            except Exception as error:
-                failed = RemoteError(f"feed {self.name!r} could not be made: {in_words(error)}")
-                failed.__cause__ = error
-                self._fail(number, failed)
+                self._changed.wait_for(lambda: self.has_work)
+            is_over = self.make_next()
+
+    @property
+    def has_work(self) -> bool:
+        """Whether there is something for `make_next` to do."""
+        return self._asked is not None or self._closed or self._has_spare
+
+    def make_next(self) -> bool:
+        """Do what has been asked for; returns whether no run will be made any more. The maker's."""
+        with self._changed:
+            old, self._old = self._old, None
+            asked, self._asked = self._asked, None
+            number, is_over = self._number, self._closed
+        try:
+            # First: two runs at once would call one fetch function twice at a time.
+            if old is not None:
+                old.join(_CLOSE_S if self._closed else _JOIN_S)
+            if asked is not None:
+                if self._may_rewind(number):
+                    self._make(number, *asked)
+            elif is_over:
+                self.slots.drop()
+                return True
+            else:
+                self._has_spare = False
+                self.slots.let_go()
+        except StuckWorkerError as error:
+            self.stuck = error
+            if self._closed:
+                # As text: a record keeps what a traceback holds.
+                logger.error("%s", str(error))
+                # The stuck threads may still hold slots: only what nobody has is let go of.
+                self.slots.forget()
+                return True
+            self._fail(number, error)
+        except FeedError as error:
+            self._fail(number, error)
+        except Exception as error:
+            failed = RemoteError(f"feed {self.name!r} could not be made: {in_words(error)}")
+            failed.__cause__ = error
+            self._fail(number, failed)
+        return False
 
     def _may_rewind(self, number: int) -> bool:
         """Wait until the bucket allows another run; False where this one is wanted no more.
@@ -606,16 +647,19 @@ class ServedFeed:
         """
         with self._changed:
             while number == self._number:
-                now = time.monotonic()
-                passed, self._refilled_at = now - self._refilled_at, now
-                self._tokens = min(_REWINDS, self._tokens + passed / _REWIND_INTERVAL_S)
-                if self._tokens >= 1.0:
+                wait_s = self.rewinds_in(time.monotonic())
+                if not wait_s:
                     self._tokens -= 1.0
                     return True
                 self._log.warn("feed %r is begun again too often; it waits", self.name)
-                wait_s = (1.0 - self._tokens) * _REWIND_INTERVAL_S
                 self._changed.wait_for(lambda: number != self._number, wait_s)
             return False
+
+    def rewinds_in(self, now: float) -> float:
+        """In how many seconds the bucket allows another run; 0 where it does now. The maker's."""
+        passed, self._refilled_at = now - self._refilled_at, now
+        self._tokens = min(_REWINDS, self._tokens + passed / _REWIND_INTERVAL_S)
+        return max(0.0, (1.0 - self._tokens) * _REWIND_INTERVAL_S)
 
     def _fail(self, number: int, error: FeedError) -> None:
         with self._changed:
@@ -624,8 +668,9 @@ class ServedFeed:
         self._wake()
 
     def _make(
-        self, number: int, resume: Resume | None, first_steps: list[float], check: CheckBatches
-    ) -> None:
+        self, number: int, resume: Resume | None, first_steps: list[float], check: CheckBatches,
+        counting: Counting,
+    ) -> None:  # fmt: skip
         point("server.rewind")
         config = self.factory.make(resume)
         # Never None: without a position a pipeline does not seek, and this function may have been
@@ -649,7 +694,7 @@ class ServedFeed:
             # One outbox of each queue checks its batches, which are those of all its replicas.
             Outbox(
                 step, check if seat % replicas == 0 else _check_nothing, partial(discard, seat),
-                self.stats.queues[seat].starved,
+                self.stats.queues[seat].starved, counting.number,
             )
             for seat, step in enumerate(first_steps)
         ]  # fmt: skip
@@ -660,9 +705,11 @@ class ServedFeed:
             # on.
             self.counted = StreamStats.of(config.stream, config.run, num)
         self.slots.reopen()
+        positions = self.factory.positions
         pipeline = Pipeline(
             config.stream, config.run, self.name, queues, self.slots,
-            encode=self.factory.positions.id.encode, resume=resume, stats=self.counted,
+            encode=positions.id.encode, resume=resume, stats=self.counted,
+            turns=positions.begin_within(resume.cut, counting),
         )  # fmt: skip
         run = StreamIncarnation(pipeline, outboxes, sent, used)
         for outbox in outboxes:

@@ -64,6 +64,7 @@ def check_arguments(
     lease: float,
     exit_when: str,
     status: str | int | None,
+    skip: int,
 ) -> tuple[list[Address], ServerKeys | None]:
     """Check the arguments of `serve`; returns their addresses and keys, or raises `ConfigError`."""
     if exit_when not in ("never", "acknowledged"):
@@ -72,6 +73,8 @@ def check_arguments(
         raise ConfigError(f"queues is {queues!r}, expected a whole number from 1 to 4096")
     if type(replicas) is not int or not 1 <= replicas <= 1024:
         raise ConfigError(f"replicas is {replicas!r}, expected a whole number from 1 to 1024")
+    if type(skip) is not int or skip < 0:
+        raise ConfigError(f"skip is {skip!r}, expected a whole number >= 0")
     if type(lease) not in (int, float) or not 0 < lease <= 1e9:
         raise ConfigError(f"lease is {lease!r} s, expected more than 0, at most 1e9")
     # Imported where it is wanted: a server without a status page does without an HTTP server.
@@ -135,6 +138,7 @@ class Server:
         checkpoints: Checkpointing | None = None,
         resume: Any = None,
         replicas: int = 1,
+        skip: int = 0,
     ) -> None:
         self._stack = contextlib.ExitStack()
         self._threads = ThreadGroup()
@@ -145,8 +149,8 @@ class Server:
         self._forked = False
         try:
             factories = make_feed_factories(coordinator, factory, queues, replicas)
-            if resume is not None:
-                begin_at(factories, resume, None if checkpoints is None else checkpoints.place)
+            store = None if checkpoints is None else checkpoints.place
+            begin_at(factories, resume, store, skip)
             run_id = os.urandom(16)
             # A fresh fencing token of 16 bytes, so that no lease of an earlier server is mistaken
             # for one of this. And all feeds before the saver: a checkpoint has all of them in it,
@@ -340,6 +344,7 @@ def serve(
     status: str | int | None = None,
     checkpoints: Checkpointing | CheckpointStore | str | os.PathLike[str] | None = None,
     resume: Any = None,
+    skip: int = 0,
 ) -> Server:
     """Serve feeds to consumers in other processes, on this host or others.
 
@@ -367,6 +372,8 @@ def serve(
         resume: Where consumers begin that come without a position of their own, of whatever
             `init_data_input_workers` takes for it; "latest" is the newest of `checkpoints`. What
             a trainer's own checkpoint says goes before it.
+        skip: So many rounds of all queues are left out there. Positions say it from then on, so
+            give it once.
 
     Returns:
         The server, which serves until it is closed. The process is let have up to 65,536
@@ -379,7 +386,7 @@ def serve(
     """
     found, server_keys = check_arguments(
         addresses, queues=queues, replicas=replicas, keys=keys, insecure=insecure, lease=lease,
-        exit_when=exit_when, status=status,
+        exit_when=exit_when, status=status, skip=skip,
     )  # fmt: skip
     if isinstance(feeds, Coordinator):
         factory, coordinator = None, feeds
@@ -393,5 +400,5 @@ def serve(
     return Server(
         coordinator, factory, found, queues=queues, lease_s=lease, exit_when=exit_when,
         status=status, keys=server_keys, resume=resume, checkpoints=check_checkpoints(checkpoints),
-        replicas=replicas,
+        replicas=replicas, skip=skip,
     )  # fmt: skip

@@ -16,6 +16,7 @@ from feeder.service.server.run import FeedFactory
 from feeder.state.snapshot import StreamState
 from feeder.workers.stream.chunks import Columns
 from feeder.workers.stream.position import LazyPosition
+from feeder.workers.stream.rounds import Counting
 
 
 class LowWatermark:
@@ -27,26 +28,32 @@ class LowWatermark:
 
     def __init__(self, factory: FeedFactory) -> None:
         self._positions = factory.positions
-        self._num = len(factory.config.devices)
+        self._counting = factory.counting
         # For each seat the number of rounds of which it has used its batch; infinity at the end.
         self._rounds: list[float] = [0] * factory.num_seats
         # Where those rounds ended that the last seat has used and some other has not. A round ends
         # with the last queue's batch, so only the positions of that queue's last seat are kept.
-        self._ends: deque[LazyPosition] = deque()
+        self._ends: deque[tuple[int, LazyPosition]] = deque()
         self._place: LazyPosition | None = None
         self._columns: Columns | None = None
         # While some consumers are missing their batches are discarded, and nothing is noted.
         self._stands = False
         self._state = factory.start_state()
 
-    def restart_at(self, first_steps: Sequence[float], *, lacks_some: bool = False) -> None:
-        """The feed begins at another position: of each seat the batches before its first step
-        count as used.
+    def restart_at(
+        self, first_steps: Sequence[float], *, lacks_some: bool = False,
+        counting: Counting | None = None,
+    ) -> None:  # fmt: skip
+        """The feed begins at another position: of each seat the batches before its first number
+        count as used. `counting` says which rounds there are.
 
         The position so far stands until a whole round has been used from there on; where the feed
         lacks some consumers, until it begins again with them.
         """
-        self._rounds = [step if step == math.inf else step // self._num for step in first_steps]
+        self._counting = counting or self._counting
+        self._rounds = [
+            step if step == math.inf else self._counting.round(int(step)) for step in first_steps
+        ]
         self._ends.clear()
         self._stands = lacks_some
 
@@ -54,9 +61,13 @@ class LowWatermark:
         """A seat's user has been handed the batches that end at these positions."""
         if self._stands or not places:
             return
-        self._rounds[seat] = (places[-1].step - 1) // self._num + 1
-        if seat == len(self._rounds) - 1:
-            self._ends.extend(places)
+        is_last, counting = seat == len(self._rounds) - 1, self._counting
+        noted = places if is_last else places[-1:]
+        # The rounds before that of the next batch but one: the place is after the last one.
+        rounds = [counting.round(counting.number(place) - 1) + 1 for place in noted]
+        self._rounds[seat] = rounds[-1]
+        if is_last:
+            self._ends.extend(zip(rounds, places, strict=True))
         self._settle(columns)
 
     def leave_out(self, seat: int, columns: Columns | None) -> None:
@@ -67,8 +78,8 @@ class LowWatermark:
 
     def _settle(self, columns: Columns | None) -> None:
         used = min(self._rounds)
-        while self._ends and self._ends[0].step <= used * self._num:
-            self._columns, self._place = columns, self._ends.popleft()
+        while self._ends and self._ends[0][0] <= used:
+            self._columns, (_, self._place) = columns, self._ends.popleft()
 
     def finish_at(self, place: LazyPosition, columns: Columns | None) -> None:
         """All users have been handed everything: the stream has ended at `place`."""

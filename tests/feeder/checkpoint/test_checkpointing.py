@@ -240,6 +240,31 @@ def test_with_several_devices_it_is_stored_when_all_have_come_to_the_end_of_the_
     assert steps(store) == [6, 12]
 
 
+@pytest.mark.parametrize("last_round", ["uneven", "drop", "pad"])
+def test_with_rounds_of_an_epoch_it_is_stored_at_the_end_of_a_round(
+    last_round: str, tmp_path: Path
+) -> None:
+    """Also of one at an epoch's end that has fewer batches: here of 25 batches in an epoch."""
+    store, wanted = Watched(tmp_path), []
+    coordinator = feeder.Coordinator(feeder.Checkpointing(store, every_batches=5))
+    make(
+        Pure(num_calls=33), coordinator=coordinator, devices=3, rounds="epoch",
+        last_round=last_round, epochs=2,
+    )  # fmt: skip
+    num_last = {"uneven": 1, "drop": 0, "pad": 3}[last_round]
+    with coordinator:
+        feeds = [coordinator["train"].on(i) for i in range(3)]
+        for first in range(0, 50, 25):
+            for step in range(first, first + 25, 3):
+                for feed in feeds[: 3 if step < first + 24 else num_last]:
+                    next(feed)
+                is_dealt = step < first + 24 or num_last
+                if is_dealt and (step + 3) // 5 > step // 5:
+                    store.wait()
+                    wanted.append(min(step + 3, first + 25))
+    assert steps(store) == wanted
+
+
 def test_each_feed_is_stored_at_its_own_multiples_with_the_others_as_they_stand(
     tmp_path: Path,
 ) -> None:

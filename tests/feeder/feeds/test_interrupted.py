@@ -148,11 +148,11 @@ def test_a_device_may_take_its_last_batch_back_whatever_the_others_do() -> None:
     )
     for num in range(1, 90):
         progress.handed[0] = num, places[2 * num - 2]
-        progress.note(num, places[2 * num - 1])
+        progress.note(num, 2, places[2 * num - 1])
         progress.handed[1] = num, places[2 * num - 1]
         assert progress.place is places[2 * num - 1]
     # Meanwhile the other is about to be handed its next.
-    progress.note(90, places[179])
+    progress.note(90, 2, places[179])
     progress.handed[0] = 88, places[174]
     assert progress.place is places[175]
     assert len(progress._ends) <= 4

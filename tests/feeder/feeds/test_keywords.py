@@ -43,6 +43,7 @@ def ignoring(keyword: str) -> Init:
     return init
 
 
+@pytest.mark.usefixtures("exact_bound")
 @pytest.mark.parametrize("keyword", CASES)
 def test_a_keyword_does_what_it_says(keyword: str) -> None:
     CASES[keyword](feeder.init_data_input_workers)
@@ -72,10 +73,11 @@ def test_the_defaults_are_those_that_are_promised() -> None:
         if parameter.default is not inspect.Parameter.empty
     }
     assert defaults == {
-        "num_worker_threads": 2, "input_source_name": "train", "max_buffered_batches": 100,
-        "init_fun": None, "external_loggers": None, "dont_rebatch": False, "batch_columns": None,
-        "timeout": 600.0, "max_buffered_bytes": None, "devices": ("cpu",), "seed": 0, "epochs": 1,
-        "last_batch": "keep", "last_round": "uneven", "order": "ticket", "num_threads": None,
+        "batch_size": None, "num_worker_threads": 2, "input_source_name": "train",
+        "max_buffered_batches": 100, "init_fun": None, "external_loggers": None,
+        "dont_rebatch": False, "batch_columns": None, "timeout": 600.0, "max_buffered_bytes": None,
+        "devices": ("cpu",), "seed": 0, "epochs": 1, "last_batch": "keep", "last_round": "uneven",
+        "rounds": "stream", "global_batch_size": None, "order": "ticket", "num_threads": None,
         "retries": 0, "retry_backoff_s": 1.0, "repeatable": True, "writable": False, "version": "",
-        "depth": 0, "resume": None, "coordinator": None,
+        "depth": 0, "resume": None, "skip": 0, "coordinator": None,
     }  # fmt: skip

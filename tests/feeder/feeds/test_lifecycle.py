@@ -85,6 +85,7 @@ def test_positions_may_be_asked_for_at_any_time() -> None:
     assert bytes(coordinator.snapshot()) == bytes(feed.snapshot())
 
 
+@pytest.mark.usefixtures("exact_bound")
 def test_start_and_stop_may_be_said_twice() -> None:
     # More than fits in, so that no thread comes to its end before a batch is taken.
     coordinator = make(Pure(100), max_buffered_batches=1)

@@ -43,6 +43,7 @@ class Endless:
 ROWS = (np.ones(4, np.int64),)
 
 
+@pytest.mark.usefixtures("exact_bound")
 @pytest.mark.parametrize("num_workers", [1, 8])
 @pytest.mark.parametrize("taken", [0, 1, 5])
 def test_fetchers_that_are_blocked_at_the_bound_end(num_workers: int, taken: int) -> None:
@@ -103,6 +104,7 @@ def test_a_user_who_waits_in_another_thread_is_woken(num_devices: int) -> None:
             user.result()
 
 
+@pytest.mark.usefixtures("exact_bound")
 def test_a_batcher_that_waits_for_a_device_is_woken(monkeypatch: pytest.MonkeyPatch) -> None:
     full = threading.Event()
     monkeypatch.setattr("feeder.devices.host._SLOW_S", 0.02)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -44,6 +45,11 @@ DIFFERENCES: dict[str, tuple[dict[str, Any], str]] = {
     "last_batch": ({"last_batch": "drop"}, "last_batch: 'keep' then, 'drop' now"),
     "last_round": ({"last_round": "pad"}, "last_round: 'uneven' then, 'pad' now"),
     "order": ({"order": "arrival"}, "order: 'ticket' then, 'arrival' now"),
+    "rounds": ({"rounds": "epoch"}, "rounds: None then, 'epoch' now"),
+    "global_batch_size": (
+        {"batch_size": None, "global_batch_size": 4},
+        "batch_size: 4 then, None now; global_batch_size: None then, 4 now",
+    ),
     "dont_rebatch": ({"dont_rebatch": True}, "dont_rebatch: False then, True now"),
     "version": ({"version": "b"}, "version: '' then, 'b' now"),
 }  # fmt: skip
@@ -58,7 +64,9 @@ def test_a_field_that_differs_is_told_with_both_values(field: str) -> None:
 
 def test_every_field_of_the_fingerprint_is_tried() -> None:
     (stream,) = make(Pure())["train"].streams
-    assert {*DIFFERENCES, "first_worker_id"} == set(stream.config.fingerprint())
+    only_where_set = {"rounds", "global_batch_size"}
+    wanted = {*stream.config.fingerprint(), *only_where_set}
+    assert {*DIFFERENCES, "first_worker_id"} == wanted
 
 
 def test_all_fields_that_differ_are_told_at_once() -> None:
@@ -195,14 +203,19 @@ def test_a_state_dict_is_loaded_before_the_start_alone() -> None:
             loader.load_state_dict(state)
 
 
-def test_another_number_of_devices_needs_a_position_at_a_whole_round() -> None:
+def test_an_older_position_needs_a_whole_round_of_the_devices_that_there_are() -> None:
+    """It does not say how many there were."""
     snapshot = snapshot_of(Pure(), 3)
-    told = refuse(snapshot, Pure(), devices=2)
+    (stream,) = make(Pure())["train"].streams
+    cut = replace(stream.find_resume(snapshot).cut, dealing=None)
+    token = stream.positions.id._replace(dealing=None).encode(cut)
+    told = refuse(token, Pure(), devices=2)
     assert told == (
         "the position is before batch 3, which is no multiple of 2 devices; resume with a number "
         "of devices that divides it"
     )
-    make(Pure(), devices=3, resume=snapshot)
+    make(Pure(), devices=3, resume=token)
+    make(Pure(), devices=2, resume=snapshot)
 
 
 def columns(*shape: int, dtype: Any = np.int64) -> Any:

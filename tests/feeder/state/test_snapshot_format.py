@@ -119,10 +119,10 @@ def test_a_snapshot_of_a_newer_version_is_refused(version: int) -> None:
 
 def test_a_token_of_a_newer_version_is_refused() -> None:
     token = bytearray(token_bytes())
-    token[2] = 3
+    token[2] = 4
     with pytest.raises(feeder.SnapshotFormatError) as caught:
         by_resume(bytes(token))
-    assert str(caught.value) == "token has version 3, expected at most 2; update feeder"
+    assert str(caught.value) == "token has version 4, expected at most 3; update feeder"
 
 
 def test_a_body_that_makes_no_sense_is_refused_under_a_right_digest() -> None:

@@ -13,7 +13,7 @@ import feeder
 from conformance.served import serving
 from small import Counted, Pure, make
 
-NAME, NUMBER, FINGERPRINT, EPOCH, INDEX, STEP, POSITION, LEFTOVER = range(8)
+NAME, NUMBER, FINGERPRINT, EPOCH, INDEX, STEP, POSITION, LEFTOVER, DEALING = range(9)
 TURN, LIVE, CALLS, ROWS, MARKS, DONE = range(1, 7)
 
 
@@ -34,9 +34,9 @@ def fields_of(factory: Callable[..., feeder.Coordinator]) -> list[Any]:
     return fields
 
 
-def token_of(fields: Any) -> bytes:
+def token_of(fields: Any, version: int = 3) -> bytes:
     body = msgpack.packb(fields)
-    return b"FT\x01" + xxhash.xxh3_64_digest(body) + body
+    return b"FT" + bytes((version,)) + xxhash.xxh3_64_digest(body) + body
 
 
 def put(*path: int, value: Any) -> Callable[[list[Any]], None]:
@@ -73,6 +73,12 @@ WRONG: dict[str, Callable[[list[Any]], None]] = {
     "a leftover of more than there is": put(LEFTOVER, 2, value=99),
     "a leftover of no rows": put(LEFTOVER, 3, value=0),
     "a leftover that is none": put(LEFTOVER, value=[1, 2]),
+    "no dealing": put(DEALING, value=None),
+    "dealt to no queue": put(DEALING, 1, value=0),
+    "dealt from before the start": put(DEALING, 0, value=-1),
+    "batches of no rows": put(DEALING, 2, value=0),
+    "fewer than no rounds skipped": put(DEALING, 3, value=-1),
+    "epochs that are none": put(DEALING, 4, value=-1),
 }
 
 
@@ -89,9 +95,20 @@ def test_a_token_that_is_none_is_a_named_error(
 
 
 @pytest.mark.parametrize("body", [7, None, "abcdefgh", {"a": 1}, [None] * 8])
-def test_nor_are_other_values(body: Any) -> None:
+@pytest.mark.parametrize("version", [1, 2, 3])
+def test_nor_are_other_values(body: Any, version: int) -> None:
     with pytest.raises(feeder.SnapshotFormatError, match="token cannot be read: "):
-        pure(resume=token_of(body))
+        pure(resume=token_of(body, version))
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_an_older_token_has_no_dealing(version: int) -> None:
+    fields = fields_of(pure)
+    with pytest.raises(feeder.SnapshotFormatError, match="token cannot be read: "):
+        pure(resume=token_of(fields, version))
+    del fields[DEALING]
+    with pure(resume=token_of(fields, version)) as coordinator:
+        assert next(coordinator["train"]).step == 7
 
 
 def test_a_position_of_other_partitions_does_not_fit() -> None:

@@ -16,7 +16,7 @@ from feeder import config
 from feeder.workers.fetch.channel import Channel
 from feeder.workers.fetch.fetcher import Fetcher
 from feeder.workers.fetch.policy import CallsReport
-from feeder.workers.fetch.scheduler import BufferBudget, ListLimits, Scheduler
+from feeder.workers.fetch.scheduler import BufferBudget, ListLimits, Scheduler, Turn
 from feeder.workers.stats import StreamStats
 from feeder.workers.stream.position import Partitions
 from small import WAIT_S, Aside, make
@@ -110,17 +110,20 @@ def test_a_list_under_way_ends_where_another_has_outgrown_what_it_was_taken_for(
     scheduler = Scheduler(partitions, partitions.origin(), 1)
     channel = Channel(scheduler, budget, stats, names, (), timeout_s=WAIT_S)
     ahead, behind = scheduler.partitions
-    for partition in (ahead, behind):
-        budget.begin_list()
-        partition.hold(1, ListLimits(64, 64, 10**6, WAIT_S), 0.0)
+    turns = [Turn([partition], 64, 10**6) for partition in (ahead, behind)]
+    for turn in turns:
+        budget.begin_turn()
+        scheduler.hold(list(turn.todo), 1, ListLimits(64, 64, 10**6, WAIT_S), 0.0)
 
     def hand_over() -> None:
         ahead.chunks.append((np.zeros(1),))
-        channel.release(ahead, CallsReport(1, 1, num_bytes))
+        turns[0].take_next()
+        turns[0].done.append((ahead, CallsReport(1, 1, num_bytes), None, 0.0))
+        channel.release(turns[0])
 
     run: Any = SimpleNamespace(debug=False)
     calls: Any = Calls(hand_over)
-    Fetcher(names, run, channel, [calls, calls], stats.fetch).fill(behind)
+    Fetcher(names, run, channel, [calls, calls], stats.fetch).fill(turns[1])
     assert behind.next == made
     assert not channel.cuts_short, "there is room for the next ones"
     channel.close()

@@ -14,8 +14,15 @@ import pytest
 
 import feeder
 from feeder.workers.fetch.channel import Channel, StallDetector
-from feeder.workers.fetch.policy import CallKind, CallsReport
-from feeder.workers.fetch.scheduler import BufferBudget, Held, Partition, Scheduler
+from feeder.workers.fetch.policy import CallKind
+from feeder.workers.fetch.scheduler import (
+    BufferBudget,
+    CallsReport,
+    Held,
+    Partition,
+    Scheduler,
+    Turn,
+)
 from feeder.workers.spec import CallNames
 from feeder.workers.stats import StreamStats
 from feeder.workers.stream.position import Partitions
@@ -25,7 +32,7 @@ from small import WAIT_S, Aside
 NUM_PARTITIONS = 4
 ONE_ROW = CallsReport(1, 1, 8, 0.01, 0.0)
 QUICK = CallsReport(1, 1, 8, 0.0, 0.0)
-PATIENT = Tuning(max_computing=1, grace_s=10 * WAIT_S)
+PATIENT = Tuning(max_computing=1, grace_s=10 * WAIT_S, look_s=10 * WAIT_S)
 """A batcher thread that waits goes on when it is woken, and not before."""
 
 
@@ -62,15 +69,31 @@ def wait_until(condition: Callable[[], Any]) -> None:
         pause.wait(0.001)
 
 
+def acquire_some(channel: Channel) -> Turn:
+    turn = channel.acquire()
+    assert turn is not None
+    return turn
+
+
 def acquire(channel: Channel) -> Partition:
-    partition = channel.acquire()
+    """Acquire one partition."""
+    partition = acquire_some(channel).take_next()
     assert partition is not None
     return partition
 
 
+def give(
+    channel: Channel, partition: Partition, report: CallsReport, put_off_s: float = 0.0
+) -> bool:
+    """Give one partition back."""
+    turn = Turn((), 0, 0)
+    turn.done.append((partition, report, None, put_off_s))
+    return channel.release(turn)
+
+
 def release(channel: Channel, partition: Partition) -> None:
     partition.chunks.append((np.zeros(1),))
-    channel.release(partition, ONE_ROW)
+    give(channel, partition, ONE_ROW)
 
 
 def is_one_idle(channel: Channel) -> bool:
@@ -80,7 +103,8 @@ def is_one_idle(channel: Channel) -> bool:
 
 def be(channel: Channel, kind: CallKind) -> None:
     """All partitions are of a kind."""
-    channel._policy._kinds[:] = [kind] * NUM_PARTITIONS
+    for partition in channel._scheduler.partitions:
+        channel._policy._set_kind(partition, kind)
 
 
 class Fetcher(threading.Thread):
@@ -94,7 +118,8 @@ class Fetcher(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        self.partition = self._channel.acquire()
+        turn = self._channel.acquire()
+        self.partition = None if turn is None else turn.take_next()
         self.has_one.set()
 
 
@@ -136,7 +161,7 @@ def test_a_fetcher_is_woken_for_each_that_finds_a_partition(channel: Channel) ->
     with channel._lock:
         channel._policy.merge_collects([first])
         channel._policy.merge_waits([first], time.monotonic())
-        channel._wake_fetcher(time.monotonic())
+        channel._wake_fetcher()
     assert all(other.has_one.wait(WAIT_S) for other in others)
     numbers = {other.partition.number for other in others if other.partition is not None}
     assert numbers == set(range(NUM_PARTITIONS)) - {first.number}
@@ -145,7 +170,7 @@ def test_a_fetcher_is_woken_for_each_that_finds_a_partition(channel: Channel) ->
 def test_a_fetcher_that_has_waited_for_long_enough_looks_again(channel: Channel) -> None:
     for _ in range(NUM_PARTITIONS):
         partition = acquire(channel)
-        channel.release(partition, CallsReport(took=0.01), put_off_s=0.02)
+        give(channel, partition, CallsReport(took=0.01), put_off_s=0.02)
     assert acquire(channel).number == 0
     assert (channel._num_idle, channel._wakes.qsize()) == (0, 0)
 
@@ -167,13 +192,13 @@ def test_none_is_woken_for_what_one_that_is_coming_will_find(
     channel: Channel,
 ) -> None:
     for partition in channel._scheduler.partitions:
-        partition.hold(0, partition.limits, 0.0)
+        channel._scheduler.hold([partition], 0, partition.limits, 0.0)
     wakes: Any = SlowWakes()
     channel._wakes = wakes
     fetcher = Fetcher(channel)
     wait_until(lambda: is_one_idle(channel))
     for partition in channel._scheduler.partitions:
-        partition.running = False
+        channel._scheduler.let_go(partition)
     channel.count(0, 1)
     channel.count(0, 1)
     assert wakes.num == 1
@@ -208,7 +233,8 @@ def test_a_quick_call_is_waited_for_only_while_somebody_looks(
     monkeypatch.setattr(channel._arrived, "wait", noted)
     merge = Aside(lambda: channel.collect(0))
     assert first.has_one.wait(WAIT_S)
-    # The merge soon sees that this one is not quick, and lets another begin; then it looks no more.
+    # The merge soon sees that this one is not quick, and lets the others of its turn go; then it
+    # looks no more.
     second = acquire(channel)
     assert first.partition is not None
     kinds = [channel._policy.kind_of(partition) for partition in (first.partition, second)]
@@ -225,14 +251,18 @@ def aloof(channel: Channel) -> Channel:
     return channel
 
 
-def merge_inline(channel: Channel, num: int = NUM_PARTITIONS) -> None:
-    """Fetch from partitions, after the last of which the fetcher is told to merge."""
-    told = []
-    for _ in range(num):
-        partition = acquire(channel)
+def call_all(turn: Turn) -> None:
+    """Call all partitions of a turn that are left."""
+    while (partition := turn.take_next()) is not None:
         partition.chunks.append((np.zeros(1),))
-        told.append(channel.release(partition, QUICK))
-    assert told == [False] * (num - 1) + [True]
+        turn.done.append((partition, QUICK, None, 0.0))
+
+
+def merge_inline(channel: Channel) -> None:
+    """Fetch from all quick partitions in one turn, after which the fetcher is told to merge."""
+    turn = acquire_some(channel)
+    call_all(turn)
+    assert channel.release(turn)
 
 
 @pytest.mark.parametrize("tuning", [PATIENT])
@@ -251,8 +281,9 @@ def test_the_merge_is_one_threads_at_a_time(aloof: Channel) -> None:
     partition = acquire(aloof)
     assert partition.number == 1
     aloof._budget.ahead_bytes += aloof._policy._tuning.ahead_bytes
+    aloof._policy._paces[1]._is_quick = False
     partition.chunks.append((np.zeros(1),))
-    assert aloof.release(partition, ONE_ROW) is False
+    assert give(aloof, partition, ONE_ROW) is False
     assert [chunk_list.partition for chunk_list in batcher.result()] == [1]
     aloof.close()
     other.join(WAIT_S)
@@ -296,9 +327,7 @@ def test_a_batcher_that_has_stopped_looking_is_woken_when_it_is_to_look_again(
     batcher = Aside(lambda: aloof.collect(0))
     assert looked.wait(WAIT_S)
     looked.clear()
-    partition = acquire(aloof)
-    partition.chunks.append((np.zeros(1),))
-    assert aloof.release(partition, QUICK) is True
+    merge_inline(aloof)
     with aloof._lock:
         aloof._arrived.notify()
     assert long.wait(WAIT_S)
@@ -330,18 +359,18 @@ def test_beside_an_inline_merge_what_a_slow_call_has_got_before_is_taken_at_each
         return chunk_list
 
     monkeypatch.setattr(Partition, "take_open", noted)
-    aloof._policy._kinds[0] = CallKind.COMPUTES
+    aloof._policy._set_kind(aloof._scheduler.partitions[0], CallKind.COMPUTES)
     slow = acquire(aloof)
     slow.begin_calls(time.monotonic())
     slow.chunks.append((np.zeros(1),))
     batcher = Aside(lambda: aloof.collect(1))
-    merge_inline(aloof, NUM_PARTITIONS - 1)
+    merge_inline(aloof)
     with aloof._lock:
         aloof._policy.look_in(0.0)
         aloof._arrived.notify()
         aloof._policy.batcher_woken = lambda: None  # type: ignore[method-assign]
     assert taken.wait(WAIT_S)
-    assert [chunk_list.partition for chunk_list in aloof.collect_inline(1) or ()] == [0, 1, 2, 3]
+    assert [chunk_list.partition for chunk_list in aloof.collect_inline(1) or ()] == [0, 1]
     aloof.close()
     with pytest.raises(feeder.ClosedError):
         batcher.result()
@@ -410,6 +439,30 @@ def test_a_merge_whose_calls_the_bound_holds_back_waits_for_room(
         channel.close()
         with pytest.raises(feeder.ClosedError):
             merge.result()
+
+
+@pytest.mark.parametrize("tuning", [PATIENT])
+def test_a_call_that_does_not_return_holds_no_partition_of_its_turn(channel: Channel) -> None:
+    be(channel, CallKind.QUICK)
+    merge = Aside(lambda: channel.collect(0))
+    turn = acquire_some(channel)
+    first, second = turn.take_next(), turn.take_next()
+    assert first is not None and second is not None
+    first.chunks.append((np.zeros(1),))
+    turn.done.append((first, QUICK, None, 0.0))
+    second.begin_calls(time.monotonic())
+    with channel._lock:
+        channel._look(time.monotonic())
+        channel._arrived.notify()
+    assert [chunk_list.partition for chunk_list in merge.result()] == [0]
+    assert [one.running for one in channel._scheduler.partitions] == [False, True, False, False]
+    assert (turn.take_next(), turn.take_done(), channel._budget.rows) == (None, [], 1)
+    # What the call gives after all is given back like any other.
+    second.chunks.append((np.zeros(1),))
+    turn.done.append((second, QUICK, None, 0.0))
+    channel.release(turn)
+    assert (channel._budget.rows, channel._scheduler.running) == (2, 0)
+    assert channel._budget.num_calling == 0
 
 
 class Waiting:

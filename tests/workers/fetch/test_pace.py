@@ -68,6 +68,7 @@ def test_partitions_are_tried_again_at_the_same_time() -> None:
         assert pace.note(100, 0.0002, 0.0, now)
         assert pace.note(100, 0.0002, 0.0, now)
     for i, pace in enumerate(paces):
+        pace.note(100, 0.004, 0.003, now + 0.03 * i)
         assert not pace.note(100, 0.004, 0.003, now + 0.03 * i)
     again = trials.next
     assert now < again < now + 0.2

@@ -3,13 +3,20 @@ hand."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from feeder.workers.fetch.policy import CallKind, CallsReport, ConcurrencyPolicy, Merger
-from feeder.workers.fetch.scheduler import BufferBudget, ListLimits, Partition, Scheduler
+from feeder.workers.fetch.policy import CallKind, ConcurrencyPolicy, Merger
+from feeder.workers.fetch.scheduler import (
+    BufferBudget,
+    CallsReport,
+    ListLimits,
+    Partition,
+    Scheduler,
+)
 from feeder.workers.stream.position import Partitions
 from feeder.workers.tuning import Tuning
 
@@ -35,19 +42,39 @@ class Stage:
 
     def pick(self) -> Partition | None:
         """A fetcher asks for a partition, and holds it."""
-        partition = self.policy.pick(self.now)
-        if partition is not None:
-            self.budget.begin_list()
-            partition.hold(1, self.policy.limits_of(partition), self.now)
-            partition.begin_calls(self.now)
-        return partition
+        found = self.pick_some()
+        assert len(found) <= 1
+        return found[0] if found else None
+
+    def pick_some(self) -> Sequence[Partition]:
+        """A fetcher asks for partitions, and holds them."""
+        partitions = self.policy.pick()
+        assert self.policy.has_work() is bool(partitions)
+        if partitions:
+            self.budget.begin_turn()
+            limits = self.policy.limits_of(partitions[0])
+            for partition in partitions:
+                self.hold(partition, limits)
+        return partitions
+
+    def hold(self, partition: Partition, limits: ListLimits = LIMITS) -> None:
+        """A fetcher calls a partition."""
+        self.scheduler.hold([partition], 1, limits, self.now)
+        partition.begin_calls(self.now)
 
     def give_back(self, partition: Partition, report: CallsReport = COMPUTES) -> Merger:
         """It gives the partition back after some calls."""
-        partition.chunks.append((np.zeros(1),))
-        self.budget.end_list(report.calls, report.rows, report.num_bytes)
-        self.scheduler.give_back(partition, None, ready_at=0.0, gave_rows=True, marked=False)
-        return self.policy.list_came(partition, report, self.now)
+        return self.give_some_back([partition], report)
+
+    def give_some_back(self, partitions: Sequence[Partition], report: CallsReport) -> Merger:
+        """It gives partitions back, each after some calls."""
+        self.budget.end_turn()
+        for partition in partitions:
+            partition.chunks.append((np.zeros(1),))
+            self.budget.add_calls(report.calls, report.rows, report.num_bytes)
+            self.scheduler.give_back(partition, None, 0.0, True, False)
+            self.policy.note_calls(partition, report, self.now)
+        return self.policy.lists_came(partitions[-1], self.now)
 
     def call(self, report: CallsReport) -> Merger:
         """Both of them."""
@@ -60,8 +87,8 @@ class Stage:
         lists."""
         for partition in self.partitions:
             for _ in range(2):
-                partition.hold(1, LIMITS, self.now)
-                self.budget.begin_list()
+                self.hold(partition)
+                self.budget.begin_turn()
                 self.give_back(partition, report)
         assert {self.policy.kind_of(partition) for partition in self.partitions} == {kind}
         self.collect(0)
@@ -114,20 +141,50 @@ def test_a_partition_with_something_to_collect_is_called_below_8_mib_or_for_a_wa
     for _ in range(NUM_PARTITIONS):
         stage.call(COMPUTES)
     stage.budget.ahead_bytes = TUNING.ahead_bytes - 1
-    assert stage.policy.pick(stage.now) is not None
+    assert stage.policy.pick()
     stage.budget.ahead_bytes = TUNING.ahead_bytes
-    assert stage.policy.pick(stage.now) is None
+    assert not stage.policy.pick()
     stage.scheduler.want(stage.scheduler.partitions_of(0), stage.now)
-    assert stage.policy.pick(stage.now) is not None
+    assert stage.policy.pick()
 
 
-def test_what_the_merge_waits_for_goes_before_what_has_been_called_least() -> None:
+def test_what_the_merge_waits_for_goes_before_whose_turn_it_is_and_the_turns_go_on_from_there() -> (
+    None
+):
     stage = Stage()
     stage.make_all(COMPUTES, CallKind.COMPUTES)
-    stage.partitions[3].made = 9
-    assert not stage.collect(3)
+    assert not stage.collect(2)
+    assert stage.pick() is stage.partitions[2]
     assert stage.pick() is stage.partitions[3]
     assert stage.pick() is stage.partitions[0]
+
+
+def test_of_the_next_few_the_one_is_called_that_has_been_called_least() -> None:
+    stage = Stage(replace(TUNING, turns_compared=3))
+    first, second, third, fourth = stage.partitions
+    first.made, second.made, third.made, fourth.made = 5, 4, 3, 2
+    assert stage.pick() is third
+    assert stage.pick() is fourth
+    assert stage.pick() is second
+
+
+@pytest.mark.parametrize(("rows", "ahead"), [(1, 251), (50, 6), (500, 2)])
+def test_a_partition_is_called_ahead_of_the_merge_by_its_share_of_the_bound(
+    rows: int, ahead: int
+) -> None:
+    """Else a few would take all room, while those whose turn comes before are slow."""
+    stage = Stage(replace(TUNING, max_computing=NUM_PARTITIONS))
+    report = COMPUTES._replace(rows=rows)
+    stage.make_all(report, CallKind.COMPUTES)
+    stage.collect(1)
+    first, second, third, fourth = stage.partitions
+    assert (second.made, stage.pick()) == (2, second)
+    first.made, third.made, fourth.made = 1 + ahead, 2 + ahead, 3 + ahead
+    assert stage.pick() is first
+    assert stage.pick() is None
+    # In order of arrival the merge takes what comes.
+    stage.policy.merge_collects(stage.partitions)
+    assert stage.pick() is third
 
 
 def test_at_the_bound_the_call_whose_turn_it_is_starts_alone_and_while_a_device_starves() -> None:
@@ -153,44 +210,52 @@ def test_where_bytes_are_short_one_of_several_that_are_wanted_is_enough() -> Non
 # ---- quick calls
 
 
-def test_quick_calls_are_made_by_one_thread_which_then_merges() -> None:
+def test_quick_calls_are_made_by_one_thread_in_one_turn_after_which_it_merges() -> None:
     stage = Stage()
     stage.make_all(QUICK, CallKind.QUICK)
-    assert stage.pick() is None  # The merge is busy.
-    assert not stage.collect(0)
-    told = []
-    for _ in range(NUM_PARTITIONS):
-        partition = stage.pick()
-        assert partition is not None and stage.pick() is None
-        told.append(stage.give_back(partition, QUICK))
-    assert told == [Merger.NOBODY] * 3 + [Merger.FETCHER]
+    assert not stage.pick_some()  # The merge is busy.
+    assert not stage.collect(2)
+    partitions = stage.pick_some()
+    assert [partition.number for partition in partitions] == [2, 3, 0, 1]
+    assert not stage.pick_some()
+    assert stage.give_some_back(partitions, QUICK) is Merger.FETCHER
     stage.policy.inline_begins()
-    assert stage.pick() is None
+    assert not stage.pick_some()
     stage.policy.inline_ends()
+    stage.scheduler.take_all()
     stage.policy.merge_waits(stage.scheduler.partitions_of(0), stage.now)
-    assert stage.pick() is not None
+    assert stage.pick_some()
+
+
+def test_a_turn_has_no_more_quick_partitions_than_there_is_room_for_batches() -> None:
+    stage = Stage()
+    stage.make_all(QUICK, CallKind.QUICK)
+    stage.budget.max_rows = 3 * BATCH
+    assert not stage.collect(3)
+    assert [partition.number for partition in stage.pick_some()] == [3, 0, 1]
+
+
+def test_at_the_bound_a_quick_call_is_made_alone() -> None:
+    stage = Stage()
+    stage.make_all(QUICK, CallKind.QUICK)
+    assert not stage.collect(3)
+    stage.budget.add(1000, 0)
+    assert stage.pick() is stage.partitions[3]
 
 
 def test_a_quick_call_that_does_not_return_holds_nobody_up() -> None:
     stage = Stage()
     stage.make_all(QUICK, CallKind.QUICK)
     assert not stage.collect(0)
-    first = stage.pick()
-    assert first is not None and stage.pick() is None
+    first, *others = stage.pick_some()
+    for partition in others:  # As the channel does.
+        stage.scheduler.let_go(partition)
     look = stage.policy.batcher_looks(stage.now + TUNING.grace_s)
     assert look.is_overdue and look.partitions == (first,)
     assert stage.policy.kind_of(first) is CallKind.COMPUTES
-    # Another begins; nobody looks soon whether it is quick, so it holds nobody up either.
-    assert stage.pick() is not None and stage.pick() is not None
-
-
-def test_quick_chunk_lists_of_the_grace_wait_for_each_other_and_later_ones_do_not() -> None:
-    stage = Stage()
-    stage.make_all(QUICK, CallKind.QUICK)
-    assert not stage.collect(0)
-    assert stage.call(QUICK) is Merger.NOBODY
-    stage.now += 1.1 * TUNING.grace_s
-    assert stage.call(QUICK) is Merger.FETCHER
+    assert [stage.policy.kind_of(partition) for partition in others] == [CallKind.QUICK] * 3
+    # Others begin; nobody looks soon whether they are quick, so each holds up nobody either.
+    assert [stage.pick(), stage.pick()] == list(stage.partitions[1:3])
 
 
 def test_chunks_whose_copy_is_long_are_merged_by_the_batcher_thread() -> None:
@@ -285,10 +350,9 @@ def test_beside_inline_merges_it_looks_at_calls_that_have_become_slow() -> None:
     stage.collect(0)
     first, second, third, _ = stage.partitions
     for partition in (first, second, third):
-        partition.hold(1, LIMITS, stage.now)
-    stage.policy._kinds[second.number] = stage.policy._kinds[third.number] = CallKind.COMPUTES
-    for partition in (first, second):
-        partition.begin_calls(stage.now)
+        stage.hold(partition)
+    for partition in (second, third):
+        stage.policy._set_kind(partition, CallKind.COMPUTES)
     stage.policy.inline_begins()
     later = stage.now + 1.1 * TUNING.look_s
     third.begin_calls(later)
@@ -323,9 +387,9 @@ def test_chunk_lists_together_stay_within_the_bound_and_half_of_its_bytes(
     budget.list_bytes = 0
     total = 0
     for partition in stage.partitions:
-        budget.begin_list()
+        budget.begin_turn()
         limits = stage.policy.limits_of(partition)
-        partition.hold(1, limits, stage.now)
+        stage.hold(partition, limits)
         assert limits.rows >= BATCH and limits.rows * row_bytes <= TUNING.list_bytes
         assert limits.calls == min(limits.rows, TUNING.list_calls)
         total += limits.rows

@@ -27,7 +27,7 @@ class Counted:
         with self._called:
             self.calls += 1
             self._called.notify_all()
-        return (np.zeros((32, 100)),)
+        return (np.zeros((32, 1000)),)
 
     def wait_for(self, num_calls: int) -> bool:
         """Wait until so many calls have been made; returns whether they have."""
@@ -57,7 +57,7 @@ def test_memory_is_bounded_however_many_threads_call_a_pure_function() -> None:
 
     def fetch(call: feeder.Call) -> Any:
         never.wait(0.0002)
-        return [np.zeros((1, 8))]
+        return [np.zeros((1, 1000))]
 
     never = threading.Event()
     with make(fetch, ["x"], 4, num_worker_threads=1, num_threads=16, epochs=None,

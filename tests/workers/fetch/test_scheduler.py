@@ -25,8 +25,13 @@ LIMITS = ListLimits(1, 1, 1, 0.0)
 
 
 def pick(scheduler: Scheduler, now: float = 0.0) -> Partition | None:
-    """The partition that has been called least, of all."""
-    return scheduler.least_called(now, scheduler.partitions)
+    """The partition whose turn it is, of all."""
+    scheduler.end_pauses(now)
+    return next(scheduler.in_turn(scheduler.ready), None)
+
+
+def hold(scheduler: Scheduler, partition: Partition) -> None:
+    scheduler.hold([partition], 1, LIMITS, 0.0)
 
 
 def give_back(
@@ -35,7 +40,7 @@ def give_back(
     ending: End | FeedError | None = None,
     ready_at: float = 0.0,
 ) -> bool:
-    return scheduler.give_back(partition, ending, ready_at=ready_at, gave_rows=True, marked=False)
+    return scheduler.give_back(partition, ending, ready_at, True, False)
 
 
 class Fetchers:
@@ -57,7 +62,7 @@ class Fetchers:
             partition = pick(self.scheduler) if len(held) < 3 else None
             if partition is not None and (not held or self.chance.random() < 0.6):
                 assert not partition.running
-                partition.hold(1, LIMITS, 0.0)
+                hold(self.scheduler, partition)
                 held.append(partition)
                 continue
             assert held, "no partition may be called, none is held, and the stream is not over"
@@ -109,22 +114,71 @@ def test_every_index_below_the_end_is_called_once(num_partitions: int, seed: int
         assert len(called) == len(set(called)) <= end + 1 + 3 * num_partitions
 
 
-def test_the_partition_that_has_been_called_least_is_next() -> None:
+def test_partitions_are_called_in_turn() -> None:
     scheduler = make_scheduler(3, pure=False)
     first, second, third = scheduler.partitions
-    first.made, second.made, third.made = 5, 3, 4
+    hold(scheduler, first)
+    give_back(scheduler, first)
     assert pick(scheduler) is second
-    second.hold(1, LIMITS, 0.0)
+    hold(scheduler, second)
     assert pick(scheduler) is third
-    third.hold(1, LIMITS, 0.0)
-    give_back(scheduler, third, FeedError())
+    hold(scheduler, third)
     assert pick(scheduler) is first
-    first.hold(1, LIMITS, 0.0)
-    give_back(scheduler, first, ready_at=7.5)
-    assert pick(scheduler, 7.0) is None
+    give_back(scheduler, second)
+    give_back(scheduler, third, FeedError())
+    assert list(scheduler.in_turn(scheduler.ready)) == [first, second]
+    assert list(scheduler.in_turn(scheduler.ready, 1)) == [second, first]
+
+
+def test_a_partition_that_is_put_off_is_called_when_its_time_has_come() -> None:
+    scheduler = make_scheduler(2, pure=False)
+    for partition, ready_at in zip(scheduler.partitions, (7.5, 7.0), strict=True):
+        hold(scheduler, partition)
+        give_back(scheduler, partition, ready_at=ready_at)
+    assert pick(scheduler, 6.5) is None
+    assert scheduler.next_ready(6.5) == 0.5
+    assert pick(scheduler, 7.0) is scheduler.partitions[1]
     assert scheduler.next_ready(7.0) == 0.5
-    assert pick(scheduler, 7.5) is first
+    assert pick(scheduler, 7.5) is scheduler.partitions[0]
     assert scheduler.next_ready(7.5) is None
+
+
+def test_a_partition_that_was_not_called_is_called_as_before() -> None:
+    scheduler = make_scheduler(2, pure=False)
+    for partition in scheduler.partitions:
+        hold(scheduler, partition)
+    assert (pick(scheduler), scheduler.running, scheduler.begun_rows) == (None, 3, 2)
+    scheduler.let_go(scheduler.partitions[1])
+    assert pick(scheduler) is scheduler.partitions[1]
+    assert (scheduler.partitions[1].running, scheduler.running, scheduler.begun_rows) == (
+        False, 1, 1,
+    )  # fmt: skip
+
+
+def test_what_was_handed_over_is_known_until_it_is_collected() -> None:
+    scheduler = make_scheduler(3, pure=False)
+    for partition in scheduler.partitions[1:]:
+        hold(scheduler, partition)
+        partition.chunks.append((np.zeros(1),))
+    give_back(scheduler, scheduler.partitions[2])
+    assert scheduler.handed == 0b100
+    assert scheduler.take_open(scheduler.partitions, marked=False) == [scheduler.partitions[1]]
+    assert scheduler.handed == 0b110
+    assert [chunk_list.partition for chunk_list in scheduler.take_all()] == [1, 2]
+    assert (scheduler.handed, scheduler.running) == (0, 0b010)
+
+
+def test_the_calls_that_were_collected_are_those_before_the_chunk_lists_at_hand() -> None:
+    scheduler = make_scheduler(1, pure=False)
+    (partition,) = scheduler.partitions
+    for num_collected in (0, 0, 4):
+        hold(scheduler, partition)
+        partition.chunks += [(np.zeros(1),)] * 2
+        give_back(scheduler, partition)
+        assert partition.num_collected() == num_collected
+        if partition.made == 4:
+            scheduler.take_all()
+            assert partition.num_collected() == 4
 
 
 def test_chunk_lists_without_rows_are_bounded_by_their_number() -> None:
@@ -132,20 +186,12 @@ def test_chunk_lists_without_rows_are_bounded_by_their_number() -> None:
     (partition,) = scheduler.partitions
     for _ in range(TUNING.max_lists):
         assert pick(scheduler) is partition
+        hold(scheduler, partition)
         partition.chunks.append((np.zeros(0),))
         give_back(scheduler, partition)
     assert pick(scheduler) is None
     assert len(scheduler.take_all()) == TUNING.max_lists
     assert pick(scheduler) is partition
-
-
-def test_of_some_partitions_the_one_is_called_that_has_been_called_least() -> None:
-    scheduler = make_scheduler(3, pure=False)
-    scheduler.partitions[2].made = 9
-    assert scheduler.least_called(0.0, (scheduler.partitions[2],)) is scheduler.partitions[2]
-    scheduler.partitions[2].hold(1, LIMITS, 0.0)
-    assert scheduler.least_called(0.0, (scheduler.partitions[2],)) is None
-    assert scheduler.least_called(0.0, ()) is None
 
 
 def test_what_the_merge_wants_is_marked_until_it_wants_something_else() -> None:
@@ -156,7 +202,9 @@ def test_what_the_merge_wants_is_marked_until_it_wants_something_else() -> None:
     scheduler.want([second], 4.0)
     assert (first.wanted_since, second.wanted_since) == (None, 4.0)
     scheduler.want(())
-    assert (second.wanted_since, scheduler.wanted) == (None, ())
+    assert (second.wanted_since, scheduler.wanted, scheduler.wanted_bits) == (None, (), 0)
+    scheduler.want([first, second])
+    assert scheduler.wanted_bits == 0b11
 
 
 def test_a_chunk_list_numbers_its_calls_and_waits_for_the_marks() -> None:
@@ -186,15 +234,15 @@ def test_a_chunk_list_numbers_its_calls_and_waits_for_the_marks() -> None:
 def test_no_epoch_begins_before_all_workers_have_ended_the_one_before() -> None:
     scheduler = make_scheduler(2, pure=False, epochs=2)
     first, second = scheduler.partitions
-    first.hold(1, LIMITS, 0.0)
+    hold(scheduler, first)
     assert not give_back(scheduler, first, End(None))
     assert (first.epoch, second.epoch) == (0, 0)
     assert pick(scheduler) is second
-    second.hold(1, LIMITS, 0.0)
+    hold(scheduler, second)
     assert give_back(scheduler, second, End(None))
     assert (first.epoch, second.epoch, first.ended) == (1, 1, False)
     for partition in scheduler.partitions:
-        partition.hold(1, LIMITS, 0.0)
+        hold(scheduler, partition)
     assert not give_back(scheduler, first, End(None))
     assert (first.epoch, scheduler.finished) == (1, False)  # The other is being called.
     give_back(scheduler, second, End(None))
@@ -206,7 +254,7 @@ def test_a_pure_stream_ends_when_nobody_calls_an_index_any_more() -> None:
     scheduler = make_scheduler(2, pure=True, epochs=2)
     first, second = scheduler.partitions
     for partition in scheduler.partitions:
-        partition.hold(1, LIMITS, 0.0)
+        hold(scheduler, partition)
     assert not give_back(scheduler, first, End(None))
     # The index of the other is beyond the end; its call is still under way.
     assert first.epoch == 0
@@ -214,7 +262,21 @@ def test_a_pure_stream_ends_when_nobody_calls_an_index_any_more() -> None:
     assert (first.epoch, second.epoch, second.next) == (1, 1, 0)
 
 
+def test_the_epoch_ends_for_a_partition_that_was_not_called_too() -> None:
+    scheduler = make_scheduler(2, pure=True, epochs=2)
+    first, second = scheduler.partitions
+    scheduler.hold([first, second], 1, LIMITS, 0.0)
+    assert not give_back(scheduler, first, End(None))
+    assert scheduler.let_go(second)
+    assert (first.epoch, second.epoch, scheduler.ready) == (1, 1, 0b11)
+
+
 # ---- what is buffered
+
+
+def end_turn(budget: BufferBudget, calls: int, rows: int, num_bytes: int) -> None:
+    budget.end_turn()
+    budget.add_calls(calls, rows, num_bytes)
 
 
 def test_the_bound_is_on_rows_and_on_bytes() -> None:
@@ -231,6 +293,30 @@ def test_the_bound_is_on_rows_and_on_bytes() -> None:
     unbounded = BufferBudget(10, 10**12, 1)
     unbounded.add(9, 10**12 - 1)
     assert unbounded.below_bound
+
+
+@pytest.mark.parametrize(
+    ("row_bytes", "rows"), [(8, 128), (102, 10), (103, 10), (10**6, 10), (0, 1024)]
+)
+def test_below_some_bytes_the_bound_on_rows_is_as_many_as_have_them(
+    row_bytes: int, rows: int
+) -> None:
+    budget = BufferBudget(10, 10**12, 1, least_bytes=1024)
+    budget.learn(row_bytes)
+    assert budget.room_rows() == rows
+    budget.add(rows - 1, 0)
+    assert budget.below_bound and budget.may_call()
+    budget.add(1, 0)
+    assert not budget.below_bound and not budget.may_call()
+
+
+def test_the_bound_on_bytes_stands_below_them_too() -> None:
+    budget = BufferBudget(10, 100, 1, least_bytes=1024)
+    budget.learn(10)
+    budget.add(9, 90)
+    assert budget.below_bound
+    budget.add(1, 10)
+    assert not budget.below_bound
 
 
 def test_the_most_that_was_ever_buffered_is_kept() -> None:
@@ -266,7 +352,7 @@ def test_calls_under_way_count_as_much_as_the_last_gave() -> None:
     budget = BufferBudget(10, 100, 1)
     budget.num_calling = 64
     assert budget.may_call(), "nothing is known of their size"
-    budget.end_list(1, 0, 40)
+    end_turn(budget, 1, 0, 40)
     budget.add(0, -40)
     may_call = []
     for num_calling in range(4):
@@ -278,7 +364,7 @@ def test_calls_under_way_count_as_much_as_the_last_gave() -> None:
     assert not budget.may_call()
     assert budget.below_bound
     budget.add(-1, -20)
-    budget.end_list(0, 0, 0)
+    end_turn(budget, 0, 0, 0)
     assert budget.list_bytes == 40, "a chunk list without a chunk says nothing of their size"
     budget.num_calling, budget.list_bytes = 0, 1000
     assert budget.may_call(), "one call is always made"
@@ -288,14 +374,14 @@ def test_calls_are_taken_for_as_large_as_the_largest_of_late() -> None:
     """Of 64 calls that give 10 MB and 8 kB in turns half are going to give 10 MB, also where the
     last gave 8 kB."""
     budget = BufferBudget(10, 100, 1, 100)
-    budget.end_list(1, 1, 1)
+    end_turn(budget, 1, 1, 1)
     assert budget.list_bytes == 1, "what was guessed before the first is forgotten"
     for _ in range(8):
-        budget.end_list(1, 1, 40)
-        budget.end_list(1, 1, 1)
+        end_turn(budget, 1, 1, 40)
+        end_turn(budget, 1, 1, 1)
         assert 35 <= budget.list_bytes <= 40
     for _ in range(100):
-        budget.end_list(1, 1, 1)
+        end_turn(budget, 1, 1, 1)
     assert budget.list_bytes == 1
 
 
@@ -304,16 +390,16 @@ def test_small_lists_of_partitions_that_are_behind_do_not_make_a_large_one_forgo
     may begin beside it, however many small ones the others hand over before they come to theirs."""
     num, large, small = 64, 10_000_000, 8_000
     budget = BufferBudget(10**6, 2 * large, 1, small, num)
-    budget.end_list(1, 1, large)
+    end_turn(budget, 1, 1, large)
     budget.add(-1, -large)
     for _ in range(3 * num):
-        budget.end_list(1, 1, small)
+        end_turn(budget, 1, 1, small)
         budget.add(-1, -small)
     budget.num_calling = 0
     while budget.may_call():
-        budget.begin_list()
+        budget.begin_turn()
     assert budget.num_calling == 3
     for _ in range(16 * num * 10):
-        budget.end_list(1, 1, small)
+        end_turn(budget, 1, 1, small)
         budget.add(-1, -small)
     assert budget.list_bytes == small, "in the end it is"

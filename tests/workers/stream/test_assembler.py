@@ -16,6 +16,7 @@ from feeder.workers.stream.batch import Batch
 from feeder.workers.stream.chunks import Schema
 from feeder.workers.stream.merge import MergedChunks
 from feeder.workers.stream.position import Frame, Partitions, Position, Span
+from feeder.workers.stream.rounds import Turns
 
 LANES = Partitions(num_partitions=1, pure=False, arrival=False)
 
@@ -40,7 +41,7 @@ class Stage:
         self.frame = Frame(LANES, lambda cut: b"", self.spec.epochs)
         self.assembler = Assembler(
             self.spec, self.frame, self.schema, slots or HostSlots(), num_devices=num_devices,
-            epoch=0, index=0, step=0, expected=None,
+            epoch=0, index=0, step=0, turns=Turns(0), expected=None,
         )  # fmt: skip
         self.position = LANES.origin()
         self.next_id = 1
@@ -110,11 +111,12 @@ class RoutedSlots(PrivateSlots):
         return slot
 
 
+@pytest.mark.parametrize("rounds", ["stream", "epoch"])
 @pytest.mark.parametrize("seed", range(30))
-def test_a_batch_lies_in_a_slot_of_its_own_device(seed: int) -> None:
+def test_a_batch_lies_in_a_slot_of_its_own_device(seed: int, rounds: str) -> None:
     """Also after rows were dropped, and between chunks that are whole batches."""
     chance, slots = random.Random(seed), RoutedSlots()
-    stage = Stage(slots, num_devices=3, last_batch="drop", epochs=None)
+    stage = Stage(slots, num_devices=3, last_batch="drop", epochs=None, rounds=rounds)
     for _ in range(20):
         batches = [
             batch
@@ -122,8 +124,11 @@ def test_a_batch_lies_in_a_slot_of_its_own_device(seed: int) -> None:
             for batch in stage.run([chance.choice([2, 3, 5]) for _ in range(4)])
         ]
         for batch in batches:
-            assert slots.devices[id(batch.arrays[0])] == batch.step % 3
+            number = batch.step if rounds == "stream" else batch.index
+            assert slots.devices[id(batch.arrays[0])] == number % 3
         stage.end_epoch()
+        if rounds == "epoch":
+            stage.assembler.begin_round()
 
 
 @pytest.mark.parametrize("seed", range(30))

@@ -111,10 +111,11 @@ def test_groups_do_not_grow_while_there_is_nothing_to_hand_over(
     [
         (2**18, {"max_buffered_batches": 2 * NUM_BATCHES}, 16),
         (2**18, {"max_buffered_bytes": 8 * 2**20}, 4),
-        (2048, {"max_buffered_batches": 20}, 10),
-        (2048, {"max_buffered_batches": 1}, 1),
+        (2**18, {"max_buffered_batches": 20}, 10),
+        (2**18, {"max_buffered_batches": 1}, 1),
+        (2**14, {"max_buffered_batches": 1}, 8),
     ],
-    ids=["16 MiB", "half the bytes", "half the batches", "one"],
+    ids=["16 MiB", "half the bytes", "half the batches", "one", "half of 1 MiB"],
 )
 def test_a_group_is_16_mib_and_half_the_bound_at_most(
     row_bytes: int, settings: dict[str, Any], most: int, monkeypatch: pytest.MonkeyPatch

@@ -65,7 +65,8 @@ class Faults:
     def __init__(self, on_error: OnError) -> None:
         if on_error not in get_args(OnError):
             raise ConfigError(f"on_error is {on_error!r}, expected one of {get_args(OnError)!r}")
-        self._skip = on_error == "skip"
+        self.may_skip = on_error == "skip"
+        """Whether defective records are left out."""
         self._lock = Lock()
         self.skipped = 0
         """Reads that were left out."""
@@ -92,7 +93,7 @@ class Faults:
 
     def report(self, name: str, error: Exception) -> None:
         """A record is defective."""
-        if not self._skip:
+        if not self.may_skip:
             reason = isinstance(error, OSError) and error.strerror
             raise RecordError(f"{name}: {reason or error}") from error
         # `+=` is not one operation, and several fetchers skip at once.

@@ -34,9 +34,13 @@ def test_a_feed_of_a_source_has_a_length(last_batch: str, last_round: str) -> No
         assert [len(left), len(right)] == [len([*left]), len([*right])]
 
 
+@pytest.mark.parametrize("rounds", ["stream", "epoch"])
 @pytest.mark.parametrize(("last_batch", "last_round"), POLICIES)
-def test_so_has_one_in_process_on_each_device(last_batch: str, last_round: str) -> None:
+def test_so_has_one_in_process_on_each_device(
+    last_batch: str, last_round: str, rounds: str
+) -> None:
     settings = {"last_batch": last_batch, "last_round": last_round}
+    settings["rounds"] = "stream" if last_batch == "carry" else rounds
     with of_source(devices=("cpu:0", "cpu:1"), max_buffered_batches=200, **settings) as coordinator:
         feed = coordinator["train"]
         lengths = [len(feed.on(0)), len(feed.on(1))]

@@ -8,7 +8,7 @@ from contextlib import ExitStack, suppress
 from itertools import islice
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -21,6 +21,12 @@ from small import WAIT_S, Arrays, Aside, Pure, make
 
 NUM = 200
 """Batches of each of two queues: more than there are slots for a queue that nobody holds."""
+
+
+class At(NamedTuple):
+    """A position in the stream."""
+
+    step: int
 
 
 def two_queues(fetch: Any = None) -> feeder.Coordinator:
@@ -56,9 +62,7 @@ def test_one_that_starts_anew_while_others_go_on_is_refused_and_they_go_on() -> 
         left.snapshot()  # Answered after what it has used was told.
         with reading(server, queue=1) as again:
             for _ in range(2):
-                told = (
-                    r"queue 1 would start at round 0, but queue 0 at round 20; start all trainers"
-                )
+                told = r"queue 1 is at step 0 \(round 0\), and queue 0 is at step 40 \(round 20\)"
                 with pytest.raises(feeder.ResumeError, match=told):
                     next(again)
         rest = Aside(lambda: [batch.step for batch in left])
@@ -76,7 +80,7 @@ def test_nor_does_one_that_has_begun_let_others_in_at_another_round(
     with serving(two_queues, lease=0.5) as server, reading(server, queue=0) as left:
         first = Aside(lambda: next(left).step)
         asked.get(timeout=WAIT_S)
-        with pytest.raises(feeder.ResumeError, match=r"queue 1 would start at round 20, but .* 0;"):
+        with pytest.raises(feeder.ResumeError, match=r"queue 1's checkpoint is of step 40 .* 0\);"):
             feeder.connect(server.addresses[0], queue=1, resume=state)
         with reading(server, queue=1) as right:
             assert (first.result(), next(right).step) == (0, 1)

@@ -107,6 +107,9 @@ class Counting:
         if self.left <= 0:
             self.is_full.set()
 
+    def grow(self, capacity: int) -> None:
+        """It takes any number."""
+
     def finish(self, ending: Any) -> None:
         """The stream is stopped before."""
 

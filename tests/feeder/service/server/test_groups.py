@@ -37,6 +37,9 @@ class Collecting:
     def put(self, batches: list[Batch]) -> None:
         self.batches += batches
 
+    def grow(self, capacity: int) -> None:
+        """It keeps any number."""
+
     def finish(self, ending: Any) -> None:
         self.endings.put(ending)
 
@@ -59,7 +62,9 @@ def collect(form: str, pattern: str, **settings: Any) -> tuple[list[Batch], Grou
         pipeline.join(WAIT_S)
     assert queue.batches and not isinstance(ending, Exception), ending
     grouping = Grouping(config.stream, 1, positions.id.encode, lambda place: place.cut().token())
-    return queue.batches, grouping, Identity("train", 0, positions.fingerprint, EPOCHS)
+    began = positions.id.decode(pipeline.start_cut.token(), EPOCHS)
+    identity = Identity("train", 0, positions.fingerprint, EPOCHS, began)
+    return queue.batches, grouping, identity
 
 
 def grouped(grouping: Grouping, sequence: int, batches: list[Batch]) -> Iterable[Group]:

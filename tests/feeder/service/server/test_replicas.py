@@ -369,7 +369,8 @@ def test_replicas_of_different_steps_do_not_start() -> None:
         reading(server, resume=states[0]),
         pytest.raises(
             feeder.ResumeError,
-            match=r"queue 0, replica 1 would start at round 2, but queue 0, replica 0 at round 1",
+            match="queue 0, replica 1's checkpoint is of step 2 .*, and queue 0, replica 0's "
+            "checkpoint is of step 1 ",
         ),
     ):
         feeder.connect(server.addresses[0], replica=1, resume=states[1])

@@ -78,7 +78,7 @@ def test_nobody_starts_long_before_one_that_had_everything(
     with (
         serving(seven) as server,
         reading(server, queue=1 - queue, resume=ends[1 - queue][-1]),
-        pytest.raises(feeder.ResumeError, match=f"queue {queue} would start at round {num}"),
+        pytest.raises(feeder.ResumeError, match=rf"queue {queue}'s .* \(round {num}\)"),
     ):
         feeder.connect(server.addresses[0], queue=queue, resume=ends[queue][num])
 
@@ -92,7 +92,7 @@ def test_the_rounds_of_queues_that_had_everything() -> None:
         feed.handle(Left(queue), 0.0)
     for queue, step in ((1, 2), (2, 12)):
         (refused,) = feed.handle(Asks(queue, "other", start=Start(step)), 0.0)
-        assert "but queue 0 at round 3" in str(refused.error)
+        assert "queue 0's checkpoint is of step 6 (round 2)" in str(refused.error)
 
 
 # ---- before the first batch
@@ -194,5 +194,5 @@ def test_states_of_different_rounds_are_refused_when_they_are_loaded_too() -> No
     with serving(many) as server, ExitStack() as stack:
         pair = [stack.enter_context(reading(server, queue=i)) for i in range(2)]
         pair[0].load_state_dict(states[9][0])
-        with pytest.raises(feeder.ResumeError, match="would start at round 3, but queue 0 at"):
+        with pytest.raises(feeder.ResumeError, match=r"checkpoint is of step 6 .*, and queue 0"):
             pair[1].load_state_dict(states[2][1])

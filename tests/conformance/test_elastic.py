@@ -1,0 +1,453 @@
+"""One stream, and any number of devices one after another: the order of its batches stays.
+
+A leg is a run with some devices, of whose rounds so many are used. From a position of it, whatever
+holds it and whichever device it is of, the next leg goes on with other devices. What each device
+gets is compared with the naive stream, dealt out in the test.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import random
+import warnings
+from contextlib import ExitStack
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import feeder
+from conformance.served import reading, serving
+from feeder.workers.stream.rounds import Dealing
+from feeds import Record, assert_same, expected, make, note
+from fetches import FORMS
+from freeze.positions import MADE
+from naive import naive_dealing
+from standin.gpu import Machine, installed
+
+NUM_EPOCHS = 3
+LEGS = (8, 4, 2, 16, 3)
+SIZES = (5, 0, 17, 1, 8, 0, 3)
+
+
+def script(worker: int, epoch: int) -> tuple[int, ...]:
+    """Some hundred batches in an epoch, and in none of them a whole number of rounds of all."""
+    return (SIZES * 12)[: 70 + 3 * worker + epoch]
+
+
+def fetch_of(form: str) -> Any:
+    return FORMS[form](script)
+
+
+@pytest.fixture(scope="module")
+def streams() -> dict[str, list[Record]]:
+    """The naive stream of each form."""
+    return {
+        form: expected(FORMS[form](script), pure=form == "pure", epochs=NUM_EPOCHS)
+        for form in FORMS
+    }
+
+
+def position_of(
+    coordinator: feeder.Coordinator, batches: list[feeder.Batch], carrier: str, dice: random.Random
+) -> Any:
+    """A position after a round: of all devices together, or of any of them."""
+    if carrier == "token of any":
+        return dice.choice(batches).cut.token()
+    if carrier == "snapshot":
+        return bytes(coordinator.snapshot())
+    return coordinator.state_dict()
+
+
+@pytest.mark.parametrize("carrier", ["state dict", "snapshot", "token of any"])
+@pytest.mark.parametrize("last_round", ["uneven", "drop", "pad"])
+@pytest.mark.parametrize("rounds", ["stream", "epoch"])
+@pytest.mark.parametrize("form", FORMS)
+def test_the_order_stays_with_any_numbers_of_devices_one_after_another(
+    form: str, rounds: str, last_round: str, carrier: str, streams: dict[str, list[Record]]
+) -> None:
+    stream, dice = streams[form], random.Random(f"{form} {rounds} {last_round} {carrier}")
+    at, resume, got = 0, None, list[Record]()
+    for leg, num in enumerate(LEGS):
+        wanted = naive_dealing(stream, at, num, rounds, last_round)
+        settings = {"devices": num, "rounds": rounds, "last_round": last_round}
+        with make(fetch_of(form), resume=resume, epochs=NUM_EPOCHS, **settings) as coordinator:
+            devices = [coordinator["train"].on(i) for i in range(num)]
+            # The last leg goes to the end; the others stop anywhere, also in another epoch.
+            some = None if leg == len(LEGS) - 1 else dice.randint(1, len(stream) // 5 // num + 1)
+            for end, dealt in islice(wanted, some):
+                batches = [next(device) for device in devices[: len(dealt)]]
+                assert_same([note(batch) for batch in batches], dealt, leg, num, at)
+                got += [batch for batch in dealt if batch[3]]
+                at = end
+            if some is None:
+                assert [next(device, None) for device in devices] == [None] * num
+            else:
+                resume = position_of(coordinator, batches, carrier, dice)
+    # Nothing doubled, and nothing lost but what a round was too short for.
+    assert [batch for batch in stream if batch in got] == got
+    lost = len(stream) - len(got)
+    most = 0 if last_round != "drop" else LEGS[-1] - 1 if rounds == "stream" else 15 * NUM_EPOCHS
+    assert lost <= most
+
+
+@pytest.mark.parametrize("rounds", ["stream", "epoch"])
+def test_every_device_of_every_step_goes_on_after_its_round(
+    rounds: str, streams: dict[str, list[Record]]
+) -> None:
+    """Every batch of an epoch and of the next, of 4 devices, each resumed with 3."""
+    stream = streams["pure"]
+    settings = {"epochs": NUM_EPOCHS, "rounds": rounds}
+    tokens = dict[int, bytes]()
+    with make(fetch_of("pure"), devices=4, **settings) as coordinator:
+        devices = [coordinator["train"].on(i) for i in range(4)]
+        for _, dealt in naive_dealing(stream, 0, 4, rounds, "uneven"):
+            for device in devices[: len(dealt)]:
+                batch = next(device)
+                tokens[batch.step] = batch.cut.token()
+    for end, dealt in naive_dealing(stream, 0, 4, rounds, "uneven"):
+        following = next(naive_dealing(stream, end, 3, rounds, "uneven"), (0, []))[1]
+        for _, _, step, *_ in dealt:
+            with make(fetch_of("pure"), devices=3, resume=tokens[step], **settings) as coordinator:
+                got = [next(coordinator["train"].on(i), None) for i in range(3)]
+            assert_same([note(batch) for batch in got if batch], following, step)
+
+
+@pytest.mark.parametrize("last_round", ["uneven", "pad"])
+@pytest.mark.parametrize("rounds", ["stream", "epoch"])
+def test_epochs_that_are_added_begin_with_a_round(
+    rounds: str, last_round: str, streams: dict[str, list[Record]]
+) -> None:
+    """The last round of a stream ended with it, whichever device's position tells of it."""
+    stream = streams["pure"]
+    settings = {"rounds": rounds, "last_round": last_round}
+    end = sum(1 for epoch, *_ in stream if epoch == 0)
+    assert end % 7 not in (0, 6)
+    with make(fetch_of("pure"), devices=7, **settings) as coordinator:
+        devices = [coordinator["train"].on(i) for i in range(7)]
+        positions = [coordinator.state_dict()]
+        for at, dealt in naive_dealing(stream[:end], 0, 7, rounds, last_round):
+            batches = [next(device) for device in devices[: len(dealt)]]
+            if at == end:
+                positions = [batch.cut.token() for batch in batches]
+        assert [next(device, None) for device in devices] == [None] * 7
+        positions += [coordinator.state_dict(), coordinator.snapshot()]
+    (wanted,) = islice(naive_dealing(stream, end, 3, rounds, last_round), 1)
+    for i, position in enumerate(positions):
+        more = {"epochs": NUM_EPOCHS, **settings}
+        with make(fetch_of("pure"), devices=3, resume=position, **more) as coordinator:
+            got = [next(coordinator["train"].on(i)) for i in range(3)]
+        # Repeated batches at the end of a stream have numbers of their own.
+        assert [batch["id"].tobytes() for batch in got] == [
+            columns[0][2] for *_, columns in wanted[1]
+        ], i
+
+
+@pytest.mark.parametrize("num_devices", [3, 8])
+def test_with_rounds_of_an_epoch_all_devices_have_equally_many_batches(
+    num_devices: int, streams: dict[str, list[Record]]
+) -> None:
+    for last_round in ("drop", "pad"):
+        settings = {"devices": num_devices, "rounds": "epoch", "last_round": last_round}
+        with make(fetch_of("pure"), epochs=NUM_EPOCHS, **settings) as coordinator:
+            feed, counts = coordinator["train"], []
+            steps = [list[int]() for _ in range(num_devices)]
+            for _, dealt in naive_dealing(streams["pure"], 0, num_devices, "epoch", last_round):
+                for device, (epoch, *_) in enumerate(dealt):
+                    batch = next(feed.on(device))
+                    assert batch.epoch == epoch
+                    steps[device].append(epoch)
+            counts = [[each.count(epoch) for epoch in range(NUM_EPOCHS)] for each in steps]
+        assert counts == [counts[0]] * num_devices
+
+
+@pytest.mark.parametrize("last_round", ["uneven", "pad"])
+def test_epochs_of_fewer_batches_than_devices(last_round: str) -> None:
+    """The last devices never get a batch of their own, and positions go on all the same."""
+
+    def fetch(call: feeder.Call) -> Any:
+        if call.index == 2:
+            raise StopIteration
+        return {"id": np.full(8, call.epoch * 10 + call.index)}
+
+    settings = {
+        "input_blob_names": ["id"], "rounds": "epoch", "last_round": last_round, "epochs": 100,
+    }  # fmt: skip
+    with make(fetch, devices=5, **settings) as coordinator:
+        feed = coordinator["train"]
+        for epoch in range(90):
+            for device in range(5 if last_round == "pad" else 2):
+                batch = next(feed.on(device))
+                real = 10 * epoch + min(device, 1)
+                assert (batch["id"][0], batch.rows) == (real, 8 if device < 2 else 0)
+            (stream,) = feed.streams
+            assert len(stream.progress._ends) <= 3
+            state = coordinator.state_dict()
+    with make(fetch, devices=1, resume=state, **settings) as coordinator:
+        assert [int(batch["id"][0]) for batch in coordinator["train"]] == [
+            10 * epoch + i for epoch in range(90, 100) for i in (0, 1)
+        ]
+
+
+def test_epochs_that_would_be_dropped_whole_are_an_error() -> None:
+    def fetch(call: feeder.Call) -> Any:
+        if call.index == 2:
+            raise StopIteration
+        return {"id": np.full(8, call.index)}
+
+    settings = {"input_blob_names": ["id"], "rounds": "epoch", "last_round": "drop"}
+    told = "epoch 1 has fewer batches than the 3 queues"
+    with (
+        make(fetch, devices=3, epochs=None, **settings) as coordinator,
+        pytest.raises(feeder.FeedError, match=told),
+    ):
+        next(coordinator["train"].on(0))
+
+
+def rows_from(num: int, position: Any, **settings: Any) -> list[tuple[int, list[int]]]:
+    """The rows of all rounds from a position on: of each round its first step and its ids."""
+    with make(fetch_of("pure"), devices=num, resume=position, **settings) as coordinator:
+        devices = [coordinator["train"].on(i) for i in range(num)]
+        got = list[list[int]]()
+        while any(batches := [next(device, None) for device in devices]):
+            got.append([int(i) for batch in batches if batch for i in batch["id"]])
+    return got
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize(
+    ("rounds", "last_batch"), [("epoch", "keep"), ("epoch", "pad"), ("stream", "carry")]
+)
+def test_a_global_batch_stays_with_any_number_of_devices(
+    rounds: str, last_batch: str, seed: int
+) -> None:
+    """Whichever device's position tells of a round: what is left of it has the size of then."""
+    dice = random.Random(seed)
+    settings = {
+        "batch_size": None, "global_batch_size": 24, "epochs": 2, "rounds": rounds,
+        "last_batch": last_batch,
+    }  # fmt: skip
+    whole = rows_from(1, None, **settings)
+    state, at = None, 0
+    for num, used in ((8, 5), (4, 9), (2, 31), (12, 7), (3, 20)):
+        tokens = list[bytes]()
+        with make(fetch_of("pure"), devices=num, resume=state, **settings) as coordinator:
+            devices = [coordinator["train"].on(i) for i in range(num)]
+            for _ in range(used):
+                rows, tokens = list[int](), []
+                for device in devices:
+                    if len(rows) < len(whole[at]):
+                        batch = next(device)
+                        rows += batch["id"].tolist()
+                        tokens.append(batch.cut.token())
+                assert rows == whole[at]
+                at += 1
+            state = dice.choice(tokens)
+    assert rows_from(1, state, **settings) == whole[at:]
+
+
+class Drawn:
+    """`fetch(call)`: as many rows as it is asked for, which another object does not give again."""
+
+    def __init__(self, start: int = 0) -> None:
+        self.start = start
+
+    gives_all_rows = True
+
+    def rows(self, epoch: int, batch_size: int) -> int:
+        return 100 * batch_size
+
+    def __call__(self, call: feeder.Call) -> Any:
+        if call.index == 100:
+            raise StopIteration
+        return {"id": np.arange(call.batch_size) + call.batch_size * call.index + self.start}
+
+
+def test_the_last_chunk_of_a_global_batch_is_compared_by_the_batches_of_then() -> None:
+    settings: dict[str, Any] = {
+        "input_blob_names": ["id"], "batch_size": None, "global_batch_size": 24, "epochs": None,
+    }  # fmt: skip
+    with make(Drawn(), devices=2, **settings) as coordinator:
+        for _ in range(2):
+            for device in range(2):
+                batch = next(coordinator["train"].on(device))
+        token = batch.cut.token()
+        assert batch.cut.checked is not None
+    # Also where the next rounds are skipped without being made.
+    for skip, num in ((0, 4), (0, 1), (3, 4)):
+        with make(Drawn(), devices=num, resume=token, skip=skip, **settings) as coordinator:
+            first = next(coordinator["train"].on(0))["id"].tolist()
+            assert first == [24 * (2 + skip) + i for i in range(24 // num)]
+        other = make(Drawn(7), devices=num, resume=token, skip=skip, **settings)
+        with other, pytest.raises(feeder.ResumeError, match=r"call 1.* other rows than before"):
+            next(other["train"].on(0))
+
+
+def test_a_position_of_another_shard_is_refused() -> None:
+    def of_shard(shard_id: int, **settings: Any) -> feeder.Coordinator:
+        source = feeder.sources.arrays(np.arange(100), num_shards=2, shard_id=shard_id)
+        return make(source, input_blob_names=["id"], **settings)
+
+    with of_shard(0, devices=2) as coordinator:
+        batch = next(coordinator["train"].on(0))
+        positions = coordinator.state_dict(), batch.cut.token()
+    for position, told in zip(
+        positions, ("shard_id: 0 then, 1 now", "other settings"), strict=True
+    ):
+        with pytest.raises(feeder.ResumeError, match=told):
+            of_shard(1, devices=3, resume=position)
+
+
+@pytest.mark.parametrize("queue", range(4))
+def test_a_position_of_any_queue_goes_on_in_process(
+    queue: int, streams: dict[str, list[Record]]
+) -> None:
+    settings = {"epochs": NUM_EPOCHS}
+    with (
+        serving(lambda: make(fetch_of("pure"), **settings), queues=4) as server,
+        ExitStack() as stack,
+    ):
+        consumers = [stack.enter_context(reading(server, queue=i)) for i in range(4)]
+        for _ in range(3):
+            for consumer in consumers:
+                next(consumer)
+        state = consumers[queue].state_dict()
+    (wanted,) = islice(naive_dealing(streams["pure"], 12, 3, "stream", "uneven"), 1)
+    with make(fetch_of("pure"), devices=3, resume=state, **settings) as coordinator:
+        got = [note(next(coordinator["train"].on(i))) for i in range(3)]
+    assert_same(got, wanted[1], queue)
+
+
+def test_another_global_batch_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    with make(fetch_of("pure"), devices=2) as coordinator:
+        for device in range(2):
+            next(coordinator["train"].on(device))
+        state = coordinator.state_dict()
+    with caplog.at_level(logging.INFO, "feeder"):
+        make(fetch_of("pure"), devices=2, resume=state)
+        assert not caplog.records
+        make(fetch_of("pure"), devices=3, resume=state)
+    (record,) = caplog.records
+    assert record.getMessage() == (
+        "feed 'train' goes on with 3 devices of 8 rows each, 24 rows in a round; before there were "
+        "2 of 8, 16 in a round: the global batch has changed, global_batch_size= would keep it"
+    )
+
+
+Read = set[tuple[int, int]]
+
+
+def of_samples(read: Read, **settings: Any) -> feeder.Coordinator:
+    """A feed of 400 samples; notes of which epoch and number it made each."""
+
+    def take(info: feeder.sources.SampleInfo) -> np.ndarray:
+        read.add((info.epoch_idx, info.idx_in_epoch))
+        return np.array([info.epoch_idx, info.idx_in_epoch])
+
+    return make(
+        feeder.sources.samples(take, 400), input_blob_names=["id"], batch_size=7,
+        epochs=NUM_EPOCHS, last_round="pad", **settings,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("skip", [1, 7, 40])
+@pytest.mark.parametrize("rounds", ["stream", "epoch"])
+def test_what_a_source_skips_is_not_made(rounds: str, skip: int) -> None:
+    with of_samples(set()) as coordinator:
+        stream = [note(batch) for batch in coordinator["train"]]
+    with of_samples(set(), devices=2, rounds=rounds) as coordinator:
+        devices = [coordinator["train"].on(i) for i in range(2)]
+        tokens = [next(devices[step % 2]).cut.token() for step in range(7)]
+    # Step 6 is the first of its round.
+    (*_, (at, _)) = islice(naive_dealing(stream, 8, 3, rounds, "pad"), skip)
+    (wanted,) = islice(naive_dealing(stream, at, 3, rounds, "pad"), 1)
+    read: Read = set()
+    settings = {"devices": 3, "rounds": rounds, "resume": tokens[-1], "skip": skip}
+    with of_samples(read, **settings) as coordinator:
+        before = coordinator.state_dict()
+        got = [note(next(coordinator["train"].on(i))) for i in range(3)]
+        after = coordinator["train"].snapshot()
+    assert_same(got, wanted[1], skip)
+    # The last call before the position is made again and compared.
+    skipped = {(epoch, 7 * index + i) for epoch, index, *_ in stream[7:at] for i in range(7)}
+    assert not skipped & read
+    # As it was given before anything was handed out; from then on it tells what was left out.
+    assert dealing_of(before) == Dealing(0, 2, 7, 0, NUM_EPOCHS)
+    assert dealing_of(after) == Dealing(0, 3, 7, skip, NUM_EPOCHS).begun_at(at)
+    with of_samples(set(), devices=1, rounds=rounds, resume=after, skip=2) as coordinator:
+        next(coordinator["train"])
+        assert dealing_of(coordinator.state_dict()) == Dealing(0, 1, 7, skip + 2)
+
+
+def dealing_of(position: Any) -> Dealing | None:
+    """What a position says of how batches are dealt out."""
+    if isinstance(position, dict):
+        position = feeder.Snapshot.from_bytes(position["feeder"])
+    (state,) = position.states
+    stream = of_samples(set(), rounds=state.fingerprint.get("rounds", "stream"))["train"].streams[0]
+    return stream.find_resume(position).cut.dealing
+
+
+def test_what_may_leave_records_out_is_made_and_dropped() -> None:
+    made = []
+
+    def take(info: feeder.sources.SampleInfo) -> np.ndarray:
+        made.append(info.idx_in_epoch)
+        if info.idx_in_epoch == 3:
+            raise ValueError("defective")
+        return np.array(info.idx_in_epoch)
+
+    source = feeder.sources.samples(take, 50, on_error="skip")
+    with make(source, input_blob_names=["id"], batch_size=4, skip=3) as coordinator:
+        assert next(coordinator["train"])["id"].tolist() == [13, 14, 15, 16]
+    assert set(made) >= set(range(16))
+
+
+def test_gpus_get_slots_back_from_what_is_dropped() -> None:
+    """More batches are dropped than there are slots: of rounds before, and of each epoch."""
+    settings = {"rounds": "epoch", "last_round": "drop", "skip": 30, "epochs": NUM_EPOCHS}
+    with (
+        installed(Machine()),
+        make(fetch_of("pure"), devices=("cuda:0", "cuda:1"), depth=3, **settings) as coordinator,
+    ):
+        devices = [coordinator["train"].on(i) for i in range(2)]
+        steps = [batch.step for pair in zip(*devices, strict=True) for batch in pair]
+    with make(fetch_of("pure"), devices=2, **settings) as coordinator:
+        devices = [coordinator["train"].on(i) for i in range(2)]
+        assert steps == [batch.step for pair in zip(*devices, strict=True) for batch in pair]
+
+
+OLDER = json.loads((Path(__file__).parent / "positions" / "tokens-1-2.json").read_text())
+PLACES = [(name, places) for name in MADE for places in OLDER[name]]
+
+
+@pytest.mark.parametrize(("name", "places"), PLACES)
+def test_positions_of_before_dealing_was_noted_are_resumed(
+    name: str, places: str, tmp_path: Path
+) -> None:
+    num = int(places.split()[0])
+    held = OLDER[name][places]
+    with MADE[name](tmp_path) as undisturbed:
+        train = undisturbed[next(iter(undisturbed))]
+        devices = [train.on(i) for i in range(len(train.devices))]
+        whole = [note(next(devices[step % len(devices)])) for step in range(num + 2)]
+    for kind, data in held.items():
+        # A token is of its batch, perhaps in the middle of a round, and holds no rows.
+        is_token = kind.startswith("token")
+        is_refused = is_token and (num % len(devices) or "not repeatable" in name)
+        if kind == "token of valid" or is_refused:
+            continue
+        step = num - num % len(devices)
+        (tmp_path / kind).mkdir()
+        coordinator = MADE[name](tmp_path / kind)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", feeder.ReplayWarning)
+            coordinator.load_state_dict({"feeder": bytes.fromhex(data)})
+        with coordinator:
+            train = coordinator[next(iter(coordinator))]
+            devices = [train.on(i) for i in range(len(train.devices))]
+            got = [note(next(devices[i % len(devices)])) for i in range(num + 2 - step)]
+        assert_same(got, whole[step:], name, kind)

@@ -1,0 +1,74 @@
+"""Who has had everything is not waited for, however its connection ends."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from feeder.service.protocol import membership as ms
+
+LEASE_S = 30.0
+
+
+class At(NamedTuple):
+    """A position."""
+
+    step: int
+
+
+def come(feed: ms.Membership, queue: int, number: int, **how: Any) -> list[Any]:
+    """A consumer comes for a queue and can take batches."""
+    feed.handle(ms.Asks(queue, f"trainer {queue}", bytes([queue, number]), number, **how), 0.0)
+    return feed.handle(ms.Attaches(queue), 0.0)
+
+
+def three() -> ms.Membership:
+    """Three consumers, of which the one of queue 0 has had everything."""
+    feed = ms.Membership(3, LEASE_S)
+    for queue in range(3):
+        come(feed, queue, 0)
+    feed.handle(ms.Sent(0, 1, At(1)), 1.0)
+    feed.handle(ms.Finished(0, "end"), 1.0)
+    feed.handle(ms.Heard(0, begun=True, uses=True), 1.0)
+    feed.handle(ms.Used(0, 1, 0, At(1)), 1.0)
+    assert feed.missing() == []
+    return feed
+
+
+def dies_and_comes_back(feed: ms.Membership, queue: int) -> list[Any]:
+    """A trainer dies; one that comes back has the feed begin again."""
+    feed.handle(ms.Died(queue), 2.0)
+    return come(feed, queue, 1, start=ms.Start(queue), rejoins=True)
+
+
+def begins(done: list[Any]) -> bool:
+    return any(isinstance(one, ms.StartRun) for one in done)
+
+
+def test_who_had_everything_and_was_cut_off_as_it_came_back_is_not_waited_for() -> None:
+    feed = three()
+    start = ms.Start(3, finished=True)
+    feed.handle(ms.Asks(0, "trainer 0", bytes([0, 0]), 1, start, rejoins=True), 1.0)
+    feed.handle(ms.Died(0), 1.0)
+    assert feed.missing() == []
+    assert begins(dies_and_comes_back(feed, 1))
+
+
+def test_who_had_everything_and_is_silent_is_not_waited_for() -> None:
+    feed = three()
+    for queue in (1, 2):
+        feed.handle(ms.Heard(queue), LEASE_S)
+    feed.handle(ms.Ticked(), LEASE_S + 2.0)
+    assert feed.members[0].state is ms.State.LOST
+    assert feed.missing() == []
+    assert begins(dies_and_comes_back(feed, 1))
+
+
+def test_an_undecided_one_that_is_gone_is_not_waited_for() -> None:
+    feed = three()
+    feed.handle(ms.Left(0), 1.0)
+    # The others are known to have gone on: whoever is undecided may be about to load a state.
+    feed.handle(ms.Used(1, 1, 0, At(8)), 1.0)
+    feed.handle(ms.Asks(0, "another", bytes([9, 0]), 0, None, False, True), 1.0)
+    feed.handle(ms.Died(0), 1.0)
+    assert feed.missing() == []
+    assert begins(dies_and_comes_back(feed, 2))

@@ -1,0 +1,129 @@
+"""Any numbers of queues one after another, servers that are lost, consumers that come back in the
+middle of a round: each queue gets what the naive feeder deals."""
+
+from __future__ import annotations
+
+import tempfile
+from contextlib import ExitStack
+from itertools import islice
+from typing import Any
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import feeder
+from feeds import Record, assert_same, make, note, note_naive
+from naive import naive_dealing, naive_stream
+from property.test_elastic_properties import Calls
+
+LEG = st.tuples(
+    st.integers(1, 5),  # queues
+    st.integers(1, 4),  # rounds that are used
+    st.integers(0, 99),  # whose state is for all
+    st.sampled_from(("", "server lost", "one comes back", "all come back")),
+    st.integers(0, 2),  # rounds that are skipped first
+)
+
+
+class Leg:
+    """A server and a consumer of each queue."""
+
+    def __init__(self, stack: ExitStack, factory: Any, num: int, state: Any, skip: int) -> None:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="feeder-"))
+        self._stack, self._factory, self._num = stack, factory, num
+        self._address = f"ipc://{folder}/feed.sock"
+        self.serve()
+        self.queues = [self._connect(i, resume=state, skip=skip) for i in range(num)]
+
+    def serve(self) -> None:
+        """Serve, or serve again."""
+        self._server = feeder.serve(self._factory, self._address, queues=self._num)
+        self._stack.callback(self._server.close)
+
+    def _connect(self, queue: int, **settings: Any) -> feeder.Consumer:
+        return self._stack.enter_context(feeder.connect(self._address, queue=queue, **settings))
+
+    def lose_server(self) -> None:
+        """Another server takes the place of this one; consumers find it."""
+        self._server.close()
+        self.serve()
+
+    def come_back(self, queue: int) -> None:
+        """The trainer of a queue ends, and comes back with its own state."""
+        state = self.queues[queue].state_dict()
+        self.queues[queue].close()
+        self.queues[queue] = self._connect(queue, resume=state, rejoin=True)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    epochs=st.lists(st.lists(st.integers(0, 7), min_size=1, max_size=12), min_size=1, max_size=4),
+    batch_size=st.integers(1, 4),
+    is_source=st.booleans(),
+    legs=st.lists(LEG, min_size=1, max_size=4),
+    rounds=st.sampled_from(("stream", "epoch")),
+    last_round=st.sampled_from(("uneven", "drop", "pad")),
+    last_batch=st.sampled_from(("keep", "drop", "pad", "carry")),
+)
+def test_every_queue_is_dealt_what_the_naive_feeder_deals(
+    epochs: list[list[int]], batch_size: int, is_source: bool, legs: list[tuple[Any, ...]],
+    rounds: str, last_round: str, last_batch: str,
+) -> None:  # fmt: skip
+    if rounds == "epoch" and last_batch == "carry":
+        last_batch = "keep"
+    # An epoch without a batch, or without a round, is an error of its own.
+    num_batches = max(num for num, *_ in legs) if last_round == "drop" else 1
+    epochs = [[num_batches * batch_size, *sizes] for sizes in epochs]
+    size = batch_size if is_source else None
+    naive = naive_stream(
+        Calls(epochs, size), ("id",), pure=True, batch_size=batch_size, num_workers=2,
+        epochs=len(epochs), last_batch=last_batch,
+    )  # fmt: skip
+    stream: list[Record] = [note_naive(batch) for batch in naive]
+    plain = {
+        "input_blob_names": ["id"], "batch_size": batch_size, "epochs": len(epochs),
+        "num_worker_threads": 2, "rounds": rounds, "last_round": last_round,
+        "last_batch": last_batch,
+    }  # fmt: skip
+    at, state = 0, None
+    for num, used, whose, event, skip in legs:
+        # What rounds of an epoch lead to cannot be told without making them.
+        skip = skip if rounds == "stream" else 0
+        wanted = naive_dealing(stream, at, num, rounds, last_round)
+        for end, _ in islice(wanted, skip):
+            at = end
+        with ExitStack() as stack:
+            leg = Leg(stack, lambda: make(Calls(epochs, size), **plain), num, state, skip)
+            batches: list[feeder.Batch] = []
+            num_begun = 0
+            for i, (end, dealt) in enumerate(islice(wanted, used)):
+                batches = []
+                for queue in range(len(dealt)):
+                    # In the middle of the round, once all have had a batch: before, the feed waits
+                    # for those who may still load a state, and one thread reads all queues here.
+                    is_first = i == queue == 0 and event != "server lost"
+                    is_safe = num_begun == num or is_first
+                    if i == whose % used and queue == whose % len(dealt) and is_safe:
+                        happen(event, leg, queue)
+                    batches.append(next(leg.queues[queue]))
+                    num_begun = max(num_begun, queue + 1)
+                assert_same([note(batch) for batch in batches], dealt, num, used, at, event)
+                at = end
+            if at == len(stream) or not batches:
+                assert [next(queue, None) for queue in leg.queues] == [None] * num
+                if not batches:
+                    return
+            if whose % 3:
+                state = batches[whose % len(batches)].cut.token()
+            else:
+                state = leg.queues[whose % len(batches)].state_dict()
+
+
+def happen(event: str, leg: Leg, queue: int) -> None:
+    if event == "server lost":
+        leg.lose_server()
+    elif event == "one comes back":
+        leg.come_back(queue)
+    elif event == "all come back":
+        for each in range(len(leg.queues)):
+            leg.come_back(each)

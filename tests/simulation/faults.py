@@ -1,0 +1,161 @@
+"""What a run is like, and what goes wrong in it, all of it drawn from a seed before it begins."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from simulation.stream import Feed
+
+
+class Fault(NamedTuple):
+    """Something goes wrong."""
+
+    at: float
+    """Seconds after the beginning."""
+    kind: str
+    queue: int = 0
+    """Whom it happens to."""
+    seconds: float = 0.0
+    """For how long, or after what time somebody does something about it."""
+    share: float = 0.0
+    """A number from 0 to 1 for what else is to be chosen."""
+
+    def __str__(self) -> str:
+        return (
+            f"{self.at:.3f} s: {self.kind}, queue {self.queue}, {self.seconds:.3f} s, "
+            f"{self.share:.2f}"
+        )
+
+
+KINDS = {
+    "kill trainer": 6,
+    "stop trainer": 3,
+    "trainer leaves": 2,
+    "break": 5,
+    "break again": 3,
+    "break late": 3,
+    "break above": 2,
+    "break below": 2,
+    "slow": 2,
+    "cut off": 2,
+    "kill server": 5,
+    "close server": 1,
+    "stop server": 2,
+    "second server": 1,
+    "roll back": 9,
+    "usurp": 2,
+    "stray": 2,
+    "store": 2,
+    "other run": 3,
+    "ask": 2,
+    "no memory": 1,
+}
+"""The kinds of faults, and how often each comes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One run. The seed draws the delays in it."""
+
+    seed: str
+    feed: Feed
+    lease_s: float = 2.0
+    credits: tuple[int, ...] = (0, 0)
+    hold: int = 2
+    planes: tuple[str, ...] = ("auto", "auto")
+    save_every: int = 2
+    """Rounds between two checkpoints."""
+    think_s: float = 0.02
+    """Seconds that a trainer takes for a batch, at most."""
+    paces: tuple[int, ...] = (1, 1)
+    """How many times longer each trainer takes."""
+    delay_s: float = 0.005
+    make_s: float = 0.003
+    addresses: int = 1
+    exit_when: str = "never"
+    undecided: bool = False
+    """Whether trainers load their state after they have connected."""
+    quiet_s: float = 2.0
+    """When all faults are over."""
+    faults: tuple[Fault, ...] = ()
+
+    @property
+    def bound_s(self) -> float:
+        """Within so many seconds after the last fault everybody is done."""
+        waits = 60.0 if self.addresses == 1 else 90.0
+        return waits + 25 * self.lease_s + 0.2 * self.feed.num_batches
+
+    @property
+    def has_silence(self) -> bool:
+        """Whether a living trainer may be silent for as long as a lease, or lose its connection."""
+        kinds = {fault.kind for fault in self.faults}
+        return self.undecided or bool(kinds - {"stray", "ask", "kill trainer"})
+
+    def __str__(self) -> str:
+        feed = self.feed
+        lines = [
+            f"seed {self.seed}: {feed.queues} queues, {feed.num_batches} batches of "
+            f"{feed.batch_size} rows, chunks of {feed.chunk_rows}, {feed.epochs} epochs, "
+            f"last_batch={feed.last_batch}, lease {self.lease_s} s, credits {self.credits}, "
+            f"hold {self.hold}, planes {self.planes}, {self.addresses} addresses, "
+            f"exit_when={self.exit_when}, undecided={self.undecided}",
+            *(f"  fault at {fault}" for fault in self.faults),
+        ]
+        return "\n".join(lines)
+
+
+def draw(seed: int | str) -> Plan:
+    """The plan of a seed."""
+    chance = random.Random(f"plan {seed}")
+    queues = chance.choice((1, 2, 2, 2, 3, 3, 4))
+    size, chunk = chance.choice(((2, 2), (2, 3), (3, 2), (2, 5), (4, 1)))
+    epochs = chance.choice((1, 1, 2))
+    rounds = chance.randint(4, 14)
+    batches = rounds * queues
+    feed = Feed(
+        queues=queues, calls=max(1, batches * size // chunk // epochs), chunk_rows=chunk,
+        batch_size=size, epochs=epochs, last_batch=chance.choice(("keep", "keep", "drop")),
+        writable=chance.random() < 0.1,
+    )  # fmt: skip
+    think_s = chance.choice((0.002, 0.02, 0.05))
+    lease_s = chance.choice((0.8, 1.5, 3.0))
+    # How long the work takes about; faults come in this time, or just after.
+    work_s = 0.1 + rounds * think_s * chance.choice((0.3, 0.7, 0.7, 3.0))
+    # A few kinds in each run, as in swarm testing (Groce and others, 2012): faults that have to
+    # come together do so more often than where all kinds come.
+    names, weights = list(KINDS), list(KINDS.values())
+    kinds = chance.choices(names, weights, k=chance.choice((1, 2, 3, 6)))
+    faults = []
+    at = chance.random() * work_s
+    for _ in range(chance.choice((0, 1, 2, 2, 3, 3, 4, 6, 9))):
+        # Some come together, and some while all begin.
+        how = chance.random()
+        if how < 0.3:
+            at += 0.05 * chance.random()
+        else:
+            at = chance.random() * (work_s if how < 0.85 else 0.15)
+        seconds = chance.choice((0.01, 0.1, 0.5, lease_s, 1.5 * lease_s))
+        faults.append(Fault(
+            at=at, kind=chance.choice(kinds), queue=chance.randrange(queues),
+            seconds=seconds * (0.5 + chance.random()), share=chance.random(),
+        ))  # fmt: skip
+    return Plan(
+        seed=str(seed),
+        feed=feed,
+        lease_s=lease_s,
+        credits=tuple(chance.choice((0, 1, 2, 3, 6)) for _ in range(queues)),
+        hold=chance.choice((0, 1, 2, 4)),
+        planes=tuple(chance.choice(("auto", "auto", "frames")) for _ in range(queues)),
+        save_every=chance.choice((1, 2, 3, 5)),
+        think_s=think_s,
+        paces=tuple(chance.choice((1, 1, 1, 4)) for _ in range(queues)),
+        delay_s=chance.choice((0.0005, 0.005, 0.03)),
+        make_s=chance.choice((0.0005, 0.003, 0.03)),
+        addresses=chance.choice((1, 1, 2)),
+        exit_when=chance.choice(("never", "acknowledged")),
+        undecided=chance.random() < 0.35,
+        quiet_s=max((fault.at + fault.seconds for fault in faults), default=0.0),
+        faults=tuple(sorted(faults)),
+    )

@@ -1,0 +1,885 @@
+"""A model of one served feed around the real membership, in pieces that know little of each other.
+
+The pieces are the server and, for each queue, a trainer with the messages on their way from and to
+it. They are as small as can be: a stream of a few batches, made as far as there are slots, and one
+trainer for each queue. Nothing but these goes from one piece to another:
+
+- a `Call`: what a trainer does to the server, or what the server does by itself
+- deeds: what an answer to a call does to the trainers
+- a `View`: what a trainer's moves depend on at the server
+
+So what a piece does next is found once for each state of that piece, however many states of the
+others there are beside it. Nothing here changes a piece that it was given.
+
+There is no clock: what time brings is a move that may come at any moment. Connections and processes
+are known by their age, that is, by how many came after them: two states that differ in how often
+something has happened, and in nothing else, are one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, fields
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+from feeder.errors import ProtocolError
+from feeder.service.protocol import membership as ms
+
+LEASE_S = 30.0
+CREDIT = 1
+SLOTS = 2
+# Members are known by a byte that says which process they are. The newest has this one.
+NEWEST = 100
+
+
+class Limits(NamedTuple):
+    """How large the service is, and how many faults it may suffer."""
+
+    queues: int = 2
+    batches: int = 3
+    deaths: int = 2
+    servers: int = 1
+    rollbacks: int = 1
+    hangs: int = 0
+    breaks: int = 0
+
+
+FAULTS = ("deaths", "servers", "rollbacks", "hangs", "breaks")
+
+
+class At(NamedTuple):
+    """A position: the number of the next batch."""
+
+    step: int
+
+
+class Violation(Exception):
+    """An invariant does not hold."""
+
+
+Message = tuple[Any, ...]
+Way = tuple[Message, ...]
+"""Messages on their way in one direction of a connection, the first first."""
+Deed = tuple[Any, ...]
+"""What is done to a trainer: a name and what belongs to it."""
+Call = tuple[Any, ...]
+"""What happens to a server: a name and what belongs to it."""
+NO_CALL: Call = ("nothing",)
+
+
+@dataclass(slots=True)
+class Trainer:
+    """A trainer's process, its consumer, and the messages on their way from and to it."""
+
+    queue: int
+    state: str = "down"  # down, opening, streaming, idle (looks for a server), failed, done
+    comes_back: bool = False
+    """Whether its process was begun with rejoin=True."""
+    was_put_back: bool = False
+    """Whether the whole job was put back to an older checkpoint."""
+    used: int = 0
+    """Batches of its queue that its user has been handed, in all."""
+    has_end: bool = False
+    rejoins: bool = False
+    start: int = 0
+    """The batch of its queue at which its process began."""
+    received: int = 0
+    base: int = 0
+    """Batches that had been received when its lease began."""
+    lease: int = -1
+    begun: bool = False
+    has_run: bool = False
+    has_opened: bool = False
+    ended: tuple[int, ...] = ()
+    """The queues that have had everything, as the server has said."""
+    up: dict[int, Way] = field(default_factory=dict)
+    """Messages to the server, by the age of their connection."""
+    down: Way = ()
+    """Messages to the trainer. What a connection that is gone still holds is read by nobody."""
+    desk: tuple[int, int] | None = None
+    """The lease that the server holds for its queue: age of the connection, number. The trainer
+    does not know it, nor these two."""
+    is_up: bool = True
+    """Whether there is a server."""
+    is_safe: bool = False
+    """Whether no fault can come any more."""
+
+    def copy(self) -> Trainer:
+        """The same, to be changed."""
+        new = Trainer(*_OF_TRAINER(self))
+        new.up = self.up.copy()
+        return new
+
+    def key(self) -> tuple[Any, ...]:
+        """What tells two trainers of a queue apart. Left out is what nothing depends on until it is
+        written again."""
+        lasting = (
+            self.state, self.comes_back, self.was_put_back, self.used, self.has_end, self.desk,
+            self.is_up, self.is_safe,
+            tuple(sorted((age, said) for age, said in self.up.items() if said)), self.down,
+        )  # fmt: skip
+        # The next process begins with what lasts.
+        if self.state in ("down", "failed", "done"):
+            return lasting
+        # Who comes back, or has begun, is decided, wherever it started.
+        start = 0 if self.comes_back or self.begun else self.start
+        # Each is a reason to come back, and is read for nothing else.
+        reasons = None if self.rejoins else (self.has_run, self.has_opened)
+        # The next lease has a base of its own.
+        base = self.base if self.state == "streaming" else 0
+        return (
+            *lasting, self.rejoins, start, self.received, base, self.lease, self.begun, reasons,
+            self.ended,
+        )  # fmt: skip
+
+    def says(self, message: Message, age: int = 0) -> None:
+        """Send a message to the server."""
+        self.up[age] = (*self.up.get(age, ()), message)
+
+    def hears(self, message: Message) -> None:
+        """A message to it is on its way."""
+        self.down = (*self.down, message)
+
+
+_OF_TRAINER = attrgetter(*Trainer.__slots__)
+_MEMBER = [one.name for one in fields(ms.Member)]
+_OF_MEMBER = attrgetter(*_MEMBER)
+
+
+class Lease(NamedTuple):
+    """A lease as the server's desk knows it."""
+
+    age: int
+    """Age of its connection."""
+    number: int
+    under_way: tuple[int, ...] = ()
+
+
+class View(NamedTuple):
+    """What a trainer's moves depend on at the server."""
+
+    is_lost: bool = False
+    is_undecided: bool = False
+    missing: tuple[int, ...] = ()
+
+
+class Standing(NamedTuple):
+    """Where a server thinks that the consumer of a queue stands."""
+
+    lease: Lease | None
+    """The lease, without what is under way."""
+    step: float
+    """The next batch that it would send; infinity after the last."""
+
+
+@dataclass(slots=True)
+class Server:
+    """A server: its membership, its leases and its run."""
+
+    num_batches: int
+    membership: ms.Membership
+    leases: list[Lease | None]
+    # The run: the next batch to be made, the first one that each queue wants, those not sent yet.
+    head: int
+    firsts: tuple[float, ...]
+    boxes: list[tuple[int, ...]]
+    taken: list[int]
+    """Slots of each queue that are not free."""
+
+    @property
+    def members(self) -> list[ms.Member]:
+        """Its members, one for each queue."""
+        return self.membership.members
+
+    @property
+    def waits(self) -> bool:
+        """Whether its feed waits for queues that may have ended, and for so long only."""
+        return self.membership._goes_on_at < math.inf
+
+    def copy(self) -> Server:
+        """The same, to be changed."""
+        # `copy.copy` and `dataclasses.replace` would take most of an exploration's time.
+        old = self.membership
+        membership = type(old).__new__(type(old))
+        membership.__dict__.update(old.__dict__)
+        membership.members = [
+            ms.Member(**dict(zip(_MEMBER, _OF_MEMBER(one), strict=True))) for one in old.members
+        ]
+        # Positions always agree here: what a run began with is asked for by nobody.
+        membership._stands = None
+        return Server(
+            self.num_batches, membership, self.leases.copy(), self.head, self.firsts,
+            self.boxes.copy(), self.taken.copy(),
+        )  # fmt: skip
+
+    def key(self) -> tuple[Any, ...]:
+        """What tells two servers apart."""
+        # Only where batches are still to be made does it matter who wants them.
+        is_making = 0 <= self.head < self.num_batches
+        firsts = tuple(max(first, self.head) for first in self.firsts) if is_making else ()
+        run = self.head, firsts, tuple(self.boxes), tuple(self.taken)
+        members = tuple([_member_key(one) for one in self.members])
+        return members, self.membership._is_halted, self.waits, tuple(self.leases), run
+
+    def view(self, queue: int) -> View:
+        """What the trainer of a queue can see of it."""
+        missing, member = self.membership.missing(), self.members[queue]
+        if not member.has_lease:
+            return View(missing=tuple(missing))
+        return View(not member.lives, member.undecided, tuple(missing))
+
+    def standing(self, queue: int) -> Standing:
+        """Where it thinks that the consumer of a queue stands. Raises `Violation`."""
+        lease, member, box = self.leases[queue], self.members[queue], self.boxes[queue]
+        under_way = () if lease is None else lease.under_way
+        if self.taken[queue] != len(box) + len(under_way):
+            raise Violation(
+                f"slots: {self.taken[queue]} of queue {queue} are taken, and there are {len(box)} "
+                f"batches to be sent and {len(under_way)} under way"
+            )
+        if member.has_lease != (lease is not None):
+            raise Violation(f"holders: queue {queue} has a lease and no member, or none and one")
+        if lease is None or member.ending:
+            return Standing(lease and lease._replace(under_way=()), math.inf)
+        membership = self.membership
+        step = membership.counting.first(membership._sent_step(member), queue)
+        return Standing(lease._replace(under_way=()), step)
+
+    def grow_old(self, queue: int, connections: int, processes: int) -> None:
+        """Newer connections and processes of a queue's trainer have come."""
+        member, lease = self.members[queue], self.leases[queue]
+        if member.has_lease:
+            member.attempt -= connections
+            member.consumer = bytes([queue, member.consumer[1] - processes])
+        if lease is not None:
+            self.leases[queue] = lease._replace(age=lease.age + connections)
+
+
+def _member_key(one: ms.Member) -> tuple[Any, ...]:
+    # No time is in it, nor what only tells whose position is the stream's.
+    # From whom an end is known is read by no event here.
+    key = one.state, one.hangs, one.had_ended, one.undecided
+    if not one.has_lease:
+        return key
+    return (
+        *key, one.consumer, one.attempt, one.rejoins, one.start, one.step, one.out_of_step_since,
+        one.sent, one.sent_to, one.used, one.used_to, one.pending, one.ending,
+    )  # fmt: skip
+
+
+class Move(NamedTuple):
+    """Something that a trainer may do next."""
+
+    name: str
+    trainer: Trainer | Violation
+    """The trainer after it."""
+    call: Call = NO_CALL
+    fault: str = ""
+    """The field of `Limits` that bounds how often it happens."""
+    after: tuple[int, ...] = ()
+    """It happens only once the trainer of one of these queues is done; nothing: at any time."""
+
+
+class Choice(NamedTuple):
+    """Something that the server may do next, or that may be done to all."""
+
+    name: str
+    call: Call
+    fault: str = ""
+    at_round: int = -1
+    """It happens only where this is a round that all trainers have a checkpoint of; -1: always."""
+
+
+Do = Callable[[Trainer], Call | None]
+
+
+class Trainers:
+    """What the trainers of a feed do."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+
+    def share(self, queue: int) -> int:
+        """How many batches a queue has in all."""
+        limits = self.limits
+        return len(range(queue, limits.batches, limits.queues))
+
+    def first(self, queue: int, *, is_safe: bool) -> Trainer:
+        """A trainer before anything has happened."""
+        one = Trainer(queue, is_safe=is_safe)
+        self.settle(one)
+        return one
+
+    def moves(self, one: Trainer, view: View) -> Iterator[Move]:
+        """All that a trainer may do next."""
+        found = [*self._comings(one, view), *self._goings(one, view), *self._hearings(one)]
+        for name, do, *rest in found:
+            new = one.copy()
+            try:
+                call = do(new) or NO_CALL
+            except Violation as error:
+                yield Move(name, error, NO_CALL, *rest)
+            else:
+                # What is heard may give a lease or end one: all is settled after that.
+                if call[0] != "hear":
+                    self.settle(new)
+                yield Move(name, new, call, *rest)
+
+    def settle(self, one: Trainer) -> None:
+        """Let happen at once what differs in nothing, whenever it happens.
+
+        Each step that is taken here is silent: nobody but this trainer sees it. And it is
+        confluent: whatever else may happen before it may also happen after it, with one outcome, in
+        which such steps may at the most have become void. So the state before it and the state
+        after it are branching bisimilar, and need not be told apart, neither for what holds in each
+        state nor for what can still be reached (Groote and van de Pol, "State space reduction
+        using partial tau-confluence", MFCS 2000).
+        """
+        # The server drops what belongs to no lease that it holds over that connection. Such a lease
+        # comes only from a question over the same connection, which is heard later.
+        for age, said in list(one.up.items()):
+            while said and _is_void(said[0], age, one.desk):
+                said = said[1:]
+            one.up[age] = said
+        while self._takes_at_once(one):
+            call = self._take(one)
+            # A server that is lost has no lease any more whose connection could grow older.
+            assert call is None or one.desk is None
+        # A trainer without a queue asks for it in any case, and what it says does not change while
+        # it waits. If it may die first, it may also not ask.
+        if one.is_safe and one.is_up:
+            if one.state == "idle":
+                self._ask(one)
+            elif one.state == "down" or (one.state == "failed" and not one.down):
+                self._launch(one)
+
+    def _takes_at_once(self, one: Trainer) -> bool:
+        """Whether the next message may be heard at once. Whatever the server says meanwhile comes
+        after that message."""
+        if not one.down:
+            return False
+        kind, *rest = one.down[0]
+        is_mine = bool(rest) and rest[0] == one.lease
+        if kind in ("batch", "end") and not is_mine:
+            # It is dropped; the lease becomes another only with a later message.
+            return True
+        if kind == "batch":
+            # Only its user sees that it is there. Whoever dies or is put back loses it all the
+            # same; only a connection that breaks loses it and spares its consumer.
+            return self.limits.breaks == 0
+        # A trainer that may die first may also never hear it.
+        if not one.is_safe:
+            return False
+        # What its user is handed meanwhile is told, or lost with the process.
+        is_unhanded = one.begun and one.used < one.received
+        if one.state == "streaming" and kind in ("fault", "lost"):
+            # The user may still begin, be handed what is there, or be done.
+            return one.begun and not is_unhanded and not one.has_end
+        return kind in ("end", "lost") or one.state == "failed" or not is_unhanded
+
+    def _comings(self, one: Trainer, view: View) -> Iterator[tuple[Any, ...]]:
+        who = f"trainer {one.queue}"
+        if one.state == "idle" and one.is_up:
+            yield f"{who} asks", self._ask
+        ended = one.state == "down" or (one.state == "failed" and not one.down)
+        if ended and one.is_up:
+            yield f"{who} is launched", self._launch
+        if one.state == "streaming" and not one.begun:
+            yield f"user {one.queue} begins", self._begin
+        if one.state == "streaming" and self._would_be_news(one, view):
+            yield f"{who} renews", self._tell
+        unhanded = one.begun and one.used < one.received
+        if unhanded and one.state not in ("down", "failed", "done"):
+            yield f"user {one.queue} is handed a batch", self._use
+
+    def _would_be_news(self, one: Trainer, view: View) -> bool:
+        # Consumers renew their leases all the time; only where something waits for it matters.
+        if one.desk != (0, one.lease) or one.up.get(0):
+            return False
+        return view.is_lost or (view.is_undecided and one.begun)
+
+    def _goings(self, one: Trainer, view: View) -> Iterator[tuple[Any, ...]]:
+        who, streams = f"trainer {one.queue}", one.state == "streaming"
+        if one.has_end and one.begun and one.used == one.received and streams:
+            yield f"{who} says goodbye", self._say_bye
+        waits = streams and not one.rejoins and not one.down and not any(one.up.values())
+        if waits and view.missing:
+            # Who starts waits for all others, however long, and its user is told for whom. Where
+            # one of those has had everything and will not come, that ends the wait which can know
+            # it: whoever began the trainers. Who does so too early lets a trainer die.
+            yield (
+                f"{who} is begun again, to come back", self._end_process,
+                "", view.missing,
+            )  # fmt: skip
+        if streams or one.state == "opening":
+            yield f"{who} dies", self._end_process, "deaths"
+        if streams:
+            yield f"connection {one.queue} breaks", self._break, "breaks"
+
+    def _hearings(self, one: Trainer) -> Iterator[tuple[Any, ...]]:
+        for age, said in one.up.items():
+            if said and one.is_up:
+                old = f" over connection -{age}" if age else ""
+                name = f"server hears {said[0][0]} of {one.queue}{old}"
+                yield name, lambda t, age=age: self._is_heard(t, age)
+        if one.down:
+            yield f"trainer {one.queue} hears {one.down[0][0]}", self._take
+
+    def check(self, one: Trainer, standing: Standing) -> None:
+        """Raises `Violation` where a server thinks that a trainer stands elsewhere."""
+        queue, lease = one.queue, standing.lease
+        if lease is None or lease.age or lease.number != one.lease or one.state != "streaming":
+            return
+        if one.has_end or standing.step == math.inf:
+            return
+        coming = sum(said[:2] == ("batch", lease.number) for said in one.down)
+        expected = queue + self.limits.queues * (one.received + coming)
+        if standing.step != expected:
+            raise Violation(
+                f"positions: queue {queue} expects batch {expected}, and the server stands at "
+                f"{standing.step}"
+            )
+
+    def _ask(self, one: Trainer) -> None:
+        one.state = "opening"
+        one.rejoins = one.rejoins or one.has_run or one.has_end or bool(one.ended)
+        if one.has_end:
+            start = ms.Start(self.limits.batches, True)
+        elif one.received:
+            start = ms.Start(one.queue + self.limits.queues * (one.received - 1) + 1)
+        else:
+            start = None
+        has_position = one.comes_back or one.start > 0
+        undecided = not (has_position or one.begun or one.received > one.start)
+        one.says(("open", 0, start, one.rejoins, undecided, one.ended))
+
+    def _launch(self, one: Trainer) -> None:
+        """A new process, where the old one stood when it died."""
+        new = Trainer(
+            one.queue, comes_back=one.comes_back, was_put_back=one.was_put_back, used=one.used,
+            has_end=one.has_end and one.used == self.share(one.queue), rejoins=one.comes_back,
+            start=one.used, received=one.used, up=one.up, down=one.down, desk=one.desk,
+            is_up=one.is_up, is_safe=one.is_safe,
+        )  # fmt: skip
+        for name in Trainer.__slots__:
+            setattr(one, name, getattr(new, name))
+        self._ask(one)
+
+    def _begin(self, one: Trainer) -> None:
+        one.begun = True
+        self._tell(one)
+
+    def _tell(self, one: Trainer) -> None:
+        used = one.used - one.base
+        one.says(("used", one.lease, max(0, used), max(0, -used), one.begun))
+
+    def _use(self, one: Trainer) -> None:
+        one.used += 1
+        if one.state == "streaming":
+            self._tell(one)
+
+    def _say_bye(self, one: Trainer) -> None:
+        if one.used != self.share(one.queue):
+            raise Violation(f"rows: queue {one.queue} ended after {one.used} batches")
+        one.says(("bye", one.lease))
+        one.says(("gone",))
+        one.down = ()
+        one.state = "done"
+
+    def _end_process(self, one: Trainer) -> Call:
+        call = self._cut(one, 1)
+        one.state, one.comes_back = "down", True
+        return call
+
+    def _break(self, one: Trainer) -> Call:
+        one.state, one.lease = "idle", -1
+        return self._cut(one, 0)
+
+    def _cut(self, one: Trainer, processes: int) -> Call:
+        """The connection is gone; what was said over it before is still heard."""
+        # Also where no server is there: another may still hear what was asked meanwhile.
+        if one.state != "done":
+            one.says(("gone",))
+        return self._grow_old(one, processes)
+
+    def _grow_old(self, one: Trainer, processes: int) -> Call:
+        one.up = {
+            age + 1: tuple([_of_older(message, processes) for message in said])
+            for age, said in one.up.items()
+        }
+        one.down = ()
+        if one.desk is not None:
+            one.desk = one.desk[0] + 1, one.desk[1]
+        return "grow_old", one.queue, 1, processes
+
+    def _is_heard(self, one: Trainer, age: int) -> Call:
+        message, *left = one.up[age]
+        one.up[age] = tuple(left)
+        return "hear", one.queue, age, message
+
+    def _take(self, one: Trainer) -> Call | None:
+        """A trainer hears a message."""
+        (kind, *rest), *left = one.down
+        one.down = tuple(left)
+        if kind == "lost":
+            one.lease = -1
+            if one.state in ("opening", "streaming"):
+                one.state = "idle"
+            return self._cut(one, 0)
+        if kind == "opened" and one.state == "opening":
+            self._take_lease(one, rest[0])
+        elif kind == "fault":
+            self._take_fault(one, *rest)
+        elif rest[0] == one.lease:
+            self._take_batch(one, kind, *rest[1:])
+        return None
+
+    def _take_batch(self, one: Trainer, kind: str, step: int = -1) -> None:
+        if kind == "batch":
+            if step != one.queue + self.limits.queues * one.received:
+                raise Violation(
+                    f"rows: queue {one.queue} was sent batch {step} after {one.received} of its own"
+                )
+            one.received += 1
+            one.has_run = True
+        elif kind == "end":
+            if one.received != self.share(one.queue):
+                raise Violation(f"rows: queue {one.queue} was ended after {one.received} batches")
+            one.has_end = True
+
+    def _take_lease(self, one: Trainer, lease: int) -> None:
+        one.state, one.lease, one.base, one.has_opened = "streaming", lease, one.received, True
+        one.says(("attached", lease))
+        # Who brought a position has nothing more to load.
+        one.begun = one.begun or one.comes_back or one.start > 0
+        self._tell(one)
+
+    def _take_fault(self, one: Trainer, lease: int, is_resume: bool) -> None:
+        if one.state == "opening" and lease < 0:
+            if is_resume and one.has_opened and not one.rejoins:
+                one.rejoins = True
+                self._ask(one)
+            else:
+                self._fail(one, is_resume)
+        elif lease == one.lease:
+            self._fail(one, is_resume)
+
+    def _fail(self, one: Trainer, is_resume: bool) -> None:
+        """A named error ends the process; the next one does as the error says."""
+        one.state, one.lease = "failed", -1
+        one.comes_back = one.comes_back or is_resume
+
+    # ---- what is done to trainers
+
+    def after(self, one: Trainer, deeds: tuple[Deed, ...]) -> Trainer:
+        """The trainer after what was done to it."""
+        new = one.copy()
+        for name, *rest in deeds:
+            getattr(self, f"_{name}")(new, *rest)
+        self.settle(new)
+        return new
+
+    def _say(self, one: Trainer, age: int, message: Message) -> None:
+        # A connection that is gone takes nothing any more.
+        if age == 0 and one.state != "done":
+            one.hears(message)
+
+    def _note_lease(self, one: Trainer, age: int, number: int) -> None:
+        one.desk = None if number < 0 else (age, number)
+
+    def _note_answer(self, one: Trainer) -> None:
+        """What was heard has been answered."""
+
+    def _tell_ended(self, one: Trainer, ended: tuple[int, ...]) -> None:
+        # This news follows on what opened its lease.
+        is_opening = one.state == "opening" and one.desk is not None and one.desk[0] == 0
+        if one.state == "streaming" or is_opening:
+            one.ended = ended
+
+    def _count_used(self, one: Trainer, num: int) -> None:
+        # Trainers that were put back stand behind what they had used once.
+        if num > one.used and not one.was_put_back:
+            raise Violation(
+                f"stored: queue {one.queue} counts as having used {num} batches, and its user was "
+                f"handed {one.used}"
+            )
+
+    def _note_server(self, one: Trainer) -> None:
+        one.is_up = True
+
+    def _lose_server(self, one: Trainer) -> None:
+        one.up.clear()
+        one.desk, one.is_up = None, False
+        if one.state in ("opening", "streaming"):
+            one.hears(("lost",))
+
+    def _put_back(self, one: Trainer, at_round: int) -> None:
+        self._end_process(one)
+        one.comes_back, one.used, one.has_end, one.was_put_back = False, at_round, False, True
+
+    def _note_safety(self, one: Trainer) -> None:
+        one.is_safe = True
+
+
+def _of_older(message: Message, processes: int) -> Message:
+    """The message, where so many newer processes have come."""
+    return ("open", message[1] + processes, *message[2:]) if message[0] == "open" else message
+
+
+def _is_void(message: Message, age: int, desk: tuple[int, int] | None) -> bool:
+    """Whether a server that holds this lease drops the message."""
+    if message[0] == "open":
+        return False
+    is_mine = desk is not None and desk[0] == age
+    return not is_mine or (message[0] != "gone" and desk != (age, message[1]))
+
+
+class Servers:
+    """What the servers of a feed do. `membership` makes the membership of each."""
+
+    def __init__(
+        self, limits: Limits, membership: Callable[..., ms.Membership] = ms.Membership
+    ) -> None:
+        self.limits = limits
+        self._membership = membership
+
+    def choices(self, server: Server | None) -> Iterator[Choice]:
+        """All that may happen next, apart from what the trainers do."""
+        for at_round in range(self.limits.batches // self.limits.queues + 1):
+            call = "put_back", at_round
+            yield Choice(f"all go back to round {at_round}", call, "rollbacks", at_round)
+        if server is None:
+            yield Choice("a server comes", ("come",))
+            return
+        for queue, lease in enumerate(server.leases):
+            if lease is not None:
+                yield from self._choices_of(server, queue)
+        if server.waits:
+            yield Choice("the wait is over", ("wait_over",))
+        yield Choice("the server dies", ("die",), "servers")
+
+    def _choices_of(self, server: Server, queue: int) -> Iterator[Choice]:
+        member = server.members[queue]
+        takes = member.has_attached and not member.ending
+        if takes and server.boxes[queue] and member.sent - member.used < CREDIT:
+            yield Choice(f"server sends to {queue}", ("send", queue))
+        if takes and not server.boxes[queue] and server.head == self.limits.batches:
+            yield Choice(f"server sends the end to {queue}", ("end", queue))
+        if member.lives:
+            yield Choice(f"lease {queue} runs out", ("expire", queue), "hangs")
+        since = member.out_of_step_since
+        if since is not None and since >= 0.0:
+            yield Choice(f"{queue} has waited for a lease", ("pass_lease", queue))
+
+    def after(self, server: Server | None, call: Call) -> tuple[Server | None, list[list[Deed]]]:
+        """The server after a call, and what it does to each trainer."""
+        answer = _Answer(self.limits, server and server.copy())
+        name, *rest = call
+        try:
+            if name == "come":
+                answer.server = self.first()
+                answer.come()
+            elif name != "nothing":
+                getattr(answer, name)(*rest)
+            answer.settle()
+        except ProtocolError as error:
+            raise Violation(f"table: {error}") from error
+        return answer.server, answer.deeds
+
+    def first(self) -> Server:
+        """A server before anything has happened."""
+        num = self.limits.queues
+        membership = self._membership(num, LEASE_S)
+        return Server(self.limits.batches, membership, [None] * num, -1, (), [()] * num, [0] * num)
+
+
+class _Answer:
+    """A server while it answers one call, and what it does to the trainers meanwhile."""
+
+    def __init__(self, limits: Limits, server: Server | None) -> None:
+        self.limits = limits
+        self.server = server
+        self.deeds: list[list[Deed]] = [[] for _ in range(limits.queues)]
+
+    @property
+    def _up(self) -> Server:
+        assert self.server is not None
+        return self.server
+
+    # ---- calls
+
+    def grow_old(self, queue: int, connections: int, processes: int) -> None:
+        if self.server is not None:
+            self.server.grow_old(queue, connections, processes)
+
+    def put_back(self, at_round: int) -> None:
+        for queue, deeds in enumerate(self.deeds):
+            self.grow_old(queue, 1, 1)
+            deeds.append(("put_back", at_round))
+
+    def come(self) -> None:
+        for deeds in self.deeds:
+            deeds.append(("note_server",))
+
+    def die(self) -> None:
+        self.server = None
+        for deeds in self.deeds:
+            deeds.append(("lose_server",))
+
+    def send(self, queue: int) -> None:
+        up, lease = self._up, self._up.leases[queue]
+        assert lease is not None
+        step, *left = up.boxes[queue]
+        up.boxes[queue] = tuple(left)
+        up.leases[queue] = lease._replace(under_way=(*lease.under_way, step))
+        up.membership.note_sent(queue, 1, At(step + 1))
+        self._say(queue, lease.age, ("batch", lease.number, step))
+
+    def end(self, queue: int) -> None:
+        self._up.membership.note_ending(queue, "end")
+        self._say_end(queue)
+
+    def wait_over(self) -> None:
+        self._tell(ms.Ticked(), ms.RETURN_S)
+
+    def expire(self, queue: int) -> None:
+        self._up.members[queue].expires = -1.0
+        self._tell(ms.Ticked())
+
+    def pass_lease(self, queue: int) -> None:
+        self._up.members[queue].out_of_step_since = -LEASE_S
+
+    def hear(self, queue: int, age: int, message: Message) -> None:
+        self._hear(queue, age, *message)
+        self.deeds[queue].append(("note_answer",))
+
+    def _hear(self, queue: int, age: int, kind: str, *rest: Any) -> None:
+        lease = self._up.leases[queue]
+        is_mine = lease is not None and lease.age == age
+        if kind == "open":
+            self._open(queue, age, *rest)
+        elif kind == "gone":
+            if is_mine:
+                self._tell(ms.Died(queue))
+        # What belongs to an earlier lease is dropped.
+        elif not is_mine or lease is None or rest[0] != lease.number:
+            return
+        elif kind == "attached":
+            self._tell(ms.Attaches(queue))
+        elif kind == "bye":
+            self._tell(ms.Left(queue))
+        elif kind == "used":
+            self._use(queue, lease, *rest[1:])
+
+    def _open(
+        self, queue: int, age: int, process: int, start: ms.Start | None, rejoins: bool,
+        undecided: bool, ended: tuple[int, ...],
+    ) -> None:  # fmt: skip
+        mine = self._up.leases[queue]
+        if mine is not None and mine.age == age:
+            raise Violation(f"holders: who holds queue {queue} asks for it")
+        done = self._tell(ms.Asks(
+            queue, f"trainer {queue}", bytes([queue, NEWEST - process]), -age, start, rejoins,
+            undecided, False, ended, start is None,
+        ))  # fmt: skip
+        refused = [one.error for one in done if isinstance(one, ms.Refuse)]
+        if refused:
+            is_resume = isinstance(refused[0], ms.ResumeError)
+            return self._say(queue, age, ("fault", -1, is_resume))
+        if self._up.leases[queue] is not None:
+            raise Violation(f"holders: queue {queue} has two")
+        number = (1 if mine is None else mine.number + 1) % 4
+        self._up.leases[queue] = Lease(age, number)
+        self.deeds[queue].append(("note_lease", age, number))
+        self._say(queue, age, ("opened", number))
+        self._perform(ms.TellWaiting())
+
+    def _use(self, queue: int, lease: Lease, sequence: int, pending: int, begun: bool) -> None:
+        up = self._up
+        member = up.members[queue]
+        num = sequence - member.used
+        place = At(lease.under_way[num - 1] + 1) if num else member.used_to
+        self._tell(ms.Used(queue, sequence, pending, place, begun))
+        if up.leases[queue] is lease:
+            up.leases[queue] = lease._replace(under_way=lease.under_way[num:])
+            up.taken[queue] -= num
+
+    # ---- what the server does as the membership says
+
+    def _tell(self, event: Any, now: float = 0.0) -> list[Any]:
+        done = self._up.membership.handle(event, now)
+        for one in done:
+            self._perform(one)
+        return done
+
+    def _perform(self, one: Any) -> None:
+        match one:
+            case ms.SendAway(queue, error, _):
+                lease = self._up.leases[queue]
+                if lease is None:
+                    raise Violation(f"holders: nobody holds queue {queue} who could be sent away")
+                is_resume = isinstance(error, ms.ResumeError)
+                self._say(queue, lease.age, ("fault", lease.number, is_resume))
+                self._end_lease(queue)
+            case ms.EndLease(queue):
+                self._end_lease(queue)
+            case ms.SendEnd(queue):
+                self._say_end(queue)
+            case ms.StartRun():
+                self._stop()
+                self._start(one)
+            case ms.StopRun():
+                self._stop()
+            case ms.TellWaiting():
+                _, ended = self._up.membership.news()
+                for queue, lease in enumerate(self._up.leases):
+                    if lease is not None:
+                        self.deeds[queue].append(("tell_ended", ended))
+
+    def _say(self, queue: int, age: int, message: Message) -> None:
+        self.deeds[queue].append(("say", age, message))
+
+    def _say_end(self, queue: int) -> None:
+        lease = self._up.leases[queue]
+        assert lease is not None
+        self._say(queue, lease.age, ("end", lease.number))
+
+    def _end_lease(self, queue: int) -> None:
+        lease = self._up.leases[queue]
+        if lease is None:
+            raise Violation(f"holders: the lease of queue {queue} ended twice")
+        self._up.taken[queue] -= len(lease.under_way)
+        self._up.leases[queue] = None
+        self.deeds[queue].append(("note_lease", 0, -1))
+
+    def _stop(self) -> None:
+        up = self._up
+        for queue, box in enumerate(up.boxes):
+            up.taken[queue] -= len(box)
+            up.boxes[queue] = ()
+        up.head, up.firsts = -1, ()
+
+    def _start(self, run: ms.StartRun) -> None:
+        for queue, step in enumerate(run.used_steps):
+            if step < math.inf:
+                num = (int(step) - queue) // self.limits.queues
+                self.deeds[queue].append(("count_used", num))
+        if run.stands:
+            self._up.head = self._up.membership._sent_step(self._up.members[run.stands[0]])
+            self._up.firsts = tuple(run.first_steps)
+
+    def settle(self) -> None:
+        """Make batches as far as there are slots: nobody sees them before they are sent."""
+        up = self.server
+        if up is None:
+            return
+        while 0 <= up.head < self.limits.batches:
+            queue = up.head % self.limits.queues
+            if up.head >= up.firsts[queue]:
+                if up.taken[queue] >= SLOTS:
+                    return
+                up.taken[queue] += 1
+                up.boxes[queue] = (*up.boxes[queue], up.head)
+            up.head += 1

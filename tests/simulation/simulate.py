@@ -1,0 +1,213 @@
+"""Runs worlds by their seeds: `scripts/simulate --seed S --runs N`."""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import logging
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, NamedTuple
+from unittest.mock import patch
+
+import zmq
+
+from feeder import waking
+from feeder.devices import host
+from feeder.service.client import consumer
+from feeder.service.client import io_loop as client_loop
+from feeder.service.client import lease as client_lease
+from feeder.service.net import guard
+from feeder.service.server import io_loop as server_loop
+from feeder.service.server import run as served
+from simulation import network, server, stream
+from simulation.faults import Plan, draw
+from simulation.job import Job
+from simulation.shrink import shrink
+from simulation.world import BEGIN, Violation, World, WouldWaitError, virtual_time
+
+SETTLE_S = 30.0
+"""Seconds after the end of all trainers until everything is free."""
+
+
+class Outcome(NamedTuple):
+    """What became of a run."""
+
+    plan: Plan
+    num_events: int
+    seconds: float
+    """Seconds of virtual time."""
+    violation: str
+    history: list[tuple[float, str, str]]
+
+    @property
+    def invariant(self) -> str:
+        """The invariant that does not hold."""
+        return self.violation.split(":")[0]
+
+
+def would_wait(*args: Any) -> Any:
+    """Stands for a wait of the user's thread."""
+    raise WouldWaitError
+
+
+class NoThreads:
+    """Stands for a `ThreadGroup`: the world has one thread."""
+
+    def start(self, name: str, run: Callable[..., None], *args: Any) -> None:
+        pass
+
+    def close(self, seconds: float) -> None:
+        pass
+
+
+class NoInspector:
+    """Stands for what the system knows of sockets."""
+
+    def close(self) -> None:
+        pass
+
+
+class NoSocket:
+    """Stands for `SocketRef`."""
+
+    @staticmethod
+    def at(descriptor: int) -> None:
+        return None
+
+
+@contextmanager
+def simulated() -> Iterator[None]:
+    """Sockets, polls, threads, clocks and random numbers are those of the current world."""
+    replaced: list[tuple[Any, str, Any]] = [
+        (zmq, "Poller", network.Poller),
+        (server_loop, "read_event", server.next_event),
+        (server_loop, "ConnectionGuard", network.Guard),
+        (guard, "SocketRef", NoSocket),
+        (guard, "SocketInspector", NoInspector),
+        (guard, "are_few_left", lambda descriptor: False),
+        (served, "Pipeline", stream.Pipeline),
+        (client_loop, "Waker", network.Waker),
+        (client_loop, "wait_for", lambda waker, seconds: None),
+        (consumer, "ThreadGroup", NoThreads),
+        (client_lease, "attach", network.attach),
+        (host.HostQueue, "_wait_for_batch", would_wait),
+        (waking.OneShotEvent, "wait", would_wait),
+    ]
+    logger = logging.getLogger("feeder")
+    is_disabled = logger.disabled
+    with ExitStack() as stack:
+        for where, name, new in replaced:
+            stack.enter_context(patch.object(where, name, new))
+        stack.enter_context(virtual_time())
+        logger.disabled = True
+        gc.disable()
+        try:
+            yield
+        finally:
+            World("no more")  # Else the last world would be kept, with its memory.
+            gc.enable()
+            gc.collect()
+            logger.disabled = is_disabled
+
+
+def run(plan: Plan, *, records: bool = False) -> Outcome:
+    """Run a world, within `simulated`."""
+    world = World(plan.seed, records=records)
+    violation = ""
+    job = Job(plan)
+    try:
+        ends = BEGIN + plan.quiet_s + plan.bound_s
+        if not world.run(lambda: job.is_over and job.is_quiet, ends):
+            raise Violation(f"waits: {waiting(job)}")
+        finish(world, job)
+    except Violation as error:
+        violation = str(error)
+    job.forget()
+    return Outcome(plan, world.num_events, world.now - BEGIN, violation, world.history or [])
+
+
+def waiting(job: Job) -> str:
+    """Who has not come to an end."""
+    told = []
+    for rank in job.ranks:
+        if not rank.is_done:
+            process = rank.process
+            what = "has no process" if process is None else process.loop._session.describe_wait()
+            told.append(f"trainer {rank.queue} is not done: {what}")
+    return "; ".join(told)
+
+
+def finish(world: World, job: Job) -> None:
+    """All trainers are gone: everything is free."""
+    job.end_others()
+    alive = [one for one in job.servers if not one.is_dead]
+
+    def is_free() -> bool:
+        return all(one.is_dead or not any(one.desk.leases) for one in alive)
+
+    if not world.run(is_free, world.now + SETTLE_S + 2 * job.plan.lease_s):
+        raise Violation("slots: a lease outlives its trainer")
+    for one in alive:
+        if not one.is_dead:
+            one.check_slots()
+
+
+def replay(seed: int | str) -> Outcome:
+    """The run of a seed, with its history."""
+    return run(draw(seed), records=True)
+
+
+def show(outcome: Outcome, most: int = 120) -> str:
+    """A failed run, readable: what it was, and what happened last."""
+    lines = [f"{at - BEGIN:9.4f}  {who:14} {what}" for at, who, what in outcome.history]
+    left_out = max(0, len(lines) - most)
+    head = [f"... {left_out} lines before"] if left_out else []
+    return "\n".join(
+        [str(outcome.plan), *head, *lines[left_out:], f"VIOLATION {outcome.violation}"]
+    )
+
+
+def campaign(seeds: Iterable[int]) -> Iterator[Outcome]:
+    """Run these seeds."""
+    with simulated():
+        for i, seed in enumerate(seeds):
+            yield run(draw(seed))
+            if i % 20 == 19:
+                gc.collect()
+
+
+def main() -> int:
+    """Return 1 where an invariant did not hold."""
+    parser = argparse.ArgumentParser(prog="scripts/simulate", description=__doc__)
+    parser.add_argument("--seed", type=int, default=0, help="the first seed (0)")
+    parser.add_argument("--runs", type=int, default=1000, help="how many seeds (1000)")
+    parser.add_argument("--history", action="store_true", help="print what happened in one run")
+    wish = parser.parse_args()
+    if wish.history:
+        with simulated():
+            print(show(replay(wish.seed), most=100_000))
+        return 0
+    began = time.process_time()
+    num = num_events = 0
+    failed: list[Outcome] = []
+    for outcome in campaign(range(wish.seed, wish.seed + wish.runs)):
+        num, num_events = num + 1, num_events + outcome.num_events
+        if outcome.violation:
+            failed.append(outcome)
+            print(f"seed {outcome.plan.seed}: {outcome.violation}", flush=True)
+    took = time.process_time() - began
+    with simulated():
+        for outcome in failed[:1]:
+            print(show(shrink(outcome, lambda plan: run(plan, records=True))))
+    print(
+        f"{num} runs, {num_events} events ({num_events // num} a run), {len(failed)} violations, "
+        f"{took:.1f} s of CPU time ({num * 60 / took:.0f} runs a minute)"
+    )
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,276 @@
+"""The feed of a world: the real assembler over a small pure function, driven one turn at a time.
+
+`Pipeline` stands for `feeder.workers.pipeline.Pipeline`, whose threads fetch and merge. Here one
+event makes the batches of a few calls. Slots are the real ones, in real shared memory.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Generator, Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+import feeder
+from feeder.service.memory.arena import ArenaSlots
+from feeder.service.server.run import FeedFactory
+from feeder.workers.errors import ClosedError, FeedError
+from feeder.workers.fetch.scheduler import Held
+from feeder.workers.spec import RunSpec, StreamSpec
+from feeder.workers.stats import StreamStats
+from feeder.workers.stream.assembler import Assembler
+from feeder.workers.stream.batch import Batch, Call
+from feeder.workers.stream.batcher import DeviceQueue, RoundRobinRouter
+from feeder.workers.stream.chunks import Schema
+from feeder.workers.stream.merge import MergedChunks
+from feeder.workers.stream.position import Cut, Frame, Partitions, Span
+from feeder.workers.stream.resuming import Resume, StreamStart
+from feeder.workers.stream.rounds import Turns
+from simulation.world import World
+
+if TYPE_CHECKING:
+    from simulation.server import ServerProcess
+
+NAME = "train"
+
+
+class Feed(NamedTuple):
+    """What defines a stream."""
+
+    queues: int
+    calls: int
+    """Calls in each epoch."""
+    chunk_rows: int
+    batch_size: int
+    epochs: int
+    last_batch: str
+    writable: bool = False
+    run: int = 0
+    """Streams of other runs have the same settings and other rows."""
+
+    @property
+    def num_batches(self) -> int:
+        """Batches of the whole stream."""
+        return len(rows_of(self))
+
+
+@cache
+def rows_of(feed: Feed) -> list[bytes]:
+    """The rows of each batch of the stream, as a naive loop makes them."""
+    batches: list[bytes] = []
+    for epoch in range(feed.epochs):
+        rows = np.concatenate([_chunk(feed, epoch, index) for index in range(feed.calls)])
+        size = feed.batch_size
+        parts = [rows[at : at + size] for at in range(0, len(rows), size)]
+        if feed.last_batch == "drop" and len(parts[-1]) < size:
+            parts.pop()
+        batches += [part.tobytes() for part in parts]
+    return batches
+
+
+def _chunk(feed: Feed, epoch: int, index: int) -> Any:
+    first = ((feed.run * 100 + epoch) * 1000 + index) * feed.chunk_rows
+    return np.arange(first, first + feed.chunk_rows, dtype=np.int64)
+
+
+@cache
+def _template(feed: Feed) -> FeedFactory:
+    def fetch(call: Call) -> Any:
+        if call.index >= feed.calls:
+            raise StopIteration
+        return (_chunk(feed, call.epoch, call.index),)
+
+    coordinator = feeder.init_data_input_workers(
+        ["x"], fetch, feed.batch_size, 1, NAME, devices=feed.queues, epochs=feed.epochs,
+        last_batch=feed.last_batch, writable=feed.writable, coordinator=feeder.Coordinator(),
+    )  # fmt: skip
+    factory = FeedFactory(NAME, coordinator, None, feed.queues)
+    factory.make(None)  # From here on it gives the same settings each time.
+    return factory
+
+
+def factory_of(feed: Feed) -> FeedFactory:
+    """A factory of the feed, as a new server makes it."""
+    return copy.copy(_template(feed))
+
+
+class Slots(ArenaSlots):
+    """The real slots. Where the batcher would wait it is told to, and is told when to go on."""
+
+    def __init__(
+        self, server: ServerProcess, num_devices: int, num_slots: Callable[[int, int], int]
+    ) -> None:
+        super().__init__(num_devices, num_slots)
+        self.server = server
+        self.waiter: Callable[[], None] | None = None
+
+    def must_wait(self, device: int, go_on: Callable[[], None]) -> bool:
+        """What `wait_for_slot` does, but for the waiting."""
+        pool, num_bytes = self._pools[device], self._known[2].num_bytes
+        with self._freed:
+            if self._closed or not pool.is_exhausted(num_bytes):
+                return False
+            self._waiting, self.waiter = device, go_on
+            return True
+
+    def _wake(self) -> None:
+        super()._wake()
+        waiter, self.waiter = self.waiter, None
+        if waiter is not None:
+            waiter()
+
+
+class Channel:
+    """Stands for the channel between fetchers and batcher."""
+
+    def __init__(self) -> None:
+        self.row_bytes: int | None = None
+        self.closed = False
+
+    def run_steps(self, steps: Generator[float, None, Any]) -> Any:
+        try:
+            while True:
+                next(steps)
+        except StopIteration as end:
+            return end.value
+
+    def wait_for(self, is_there: Callable[[], bool], seconds: float) -> bool:
+        return is_there()
+
+    def tell(self) -> None:
+        pass
+
+    def count(self, rows: int, num_bytes: int, kept: int = 0) -> None:
+        pass
+
+    def queue(self, device: int, num: int) -> None:
+        pass
+
+    def note_batches(self, *, copied: int, passed: int) -> None:
+        pass
+
+    def hand_out(self, device: int, held: Held) -> None:
+        pass
+
+
+class Pipeline:
+    """Makes the batches of a stream, a few calls in each event."""
+
+    def __init__(
+        self, spec: StreamSpec, run: RunSpec, name: str, queues: Sequence[DeviceQueue],
+        slots: Slots, *, encode: Callable[[Cut], bytes], resume: Resume | None,
+        stats: StreamStats, turns: Turns | None = None,
+    ) -> None:  # fmt: skip
+        turns = turns or Turns(0 if resume is None else resume.cut.step)
+        self._spec, self._slots = spec, slots
+        self._partitions = partitions = Partitions(num_partitions=1, pure=True, arrival=False)
+        self._begin = begin = StreamStart(spec, run, partitions, resume, stats.fetch)
+        frame = Frame(partitions, encode, spec.epochs, spec.axes, turns.dealing)
+        self.schema = Schema(spec.names, spec.axes, known=begin.columns)
+        self.channel: Any = Channel()
+        self._assembler = Assembler(
+            spec, frame, self.schema, slots, num_devices=len(queues), epoch=begin.epoch,
+            index=begin.index, step=begin.step, turns=turns, expected=begin.expected,
+        )  # fmt: skip
+        self._router = RoundRobinRouter(
+            queues, self.channel, self._assembler, spec, run, made=stats.made, report=None,
+            slots=slots,
+        )  # fmt: skip
+        self._server = slots.server
+        self._draws = World.current.draws(f"{self._server.name} run {self._server.next_run()}")
+        self._work = self._make()
+        self._is_over = False
+
+    def start(self) -> None:
+        self._soon()
+
+    def close(self) -> None:
+        self.channel.closed = True
+
+    def join(self, deadline_s: float) -> None:
+        self._is_over = True
+        self._work.close()
+
+    def forget(self) -> None:
+        self._router.forget()
+
+    def _soon(self) -> None:
+        seconds = self._server.plan.make_s * self._draws.random()
+        World.current.after(seconds, self._server.turn_of, self._turn)
+
+    def _turn(self) -> None:
+        """One event of the batcher: what `run_batcher` does."""
+        if self._is_over:
+            return
+        try:
+            device = next(self._work)
+        except (ClosedError, StopIteration):
+            self._is_over = True
+            return
+        except FeedError as error:
+            self._is_over = True
+            self._fail(error)
+            return
+        if device is None or not self._slots.must_wait(device, self._soon):
+            self._soon()
+
+    def _fail(self, error: FeedError) -> None:
+        try:
+            self._router.fail(error)
+        except ClosedError:
+            return
+
+    def _make(self) -> Generator[int | None, None, None]:
+        """What `Batcher.run` does; gives the device for whose slots it waits, or None."""
+        spec, assembler, router = self._spec, self._assembler, self._router
+        self._begin.call_apart(self.channel)
+        leftover = self._begin.leftover_chunks(self.schema, self.channel)
+        if leftover is not None:
+            yield from self._take(leftover)
+        position = self._begin.position
+        epochs = spec.epochs
+        assert epochs is not None
+        while position.epoch < epochs:
+            if self.channel.closed:
+                raise ClosedError("the feed is stopped")
+            first, chunks, ended = position.calls[0], [], False
+            for index in range(first, first + self._draws.randint(1, 4)):
+                try:
+                    chunks.append(spec.fetch(Call(index, position.epoch, 0, spec.rows_asked, 0)))
+                except StopIteration:
+                    ended = True
+                    break
+            if chunks:
+                arranged = self.schema.arrange(chunks)
+                span = Span(position, (0,), (first,), arranged.rows, (None,))
+                num = len(arranged.rows)
+                yield from self._take(MergedChunks(span, arranged.columns, arranged.rows))
+                position = span.position(num)
+            if ended:
+                position = self._partitions.next_epoch(position)
+                for batch in assembler.end_epoch(position):
+                    router.route(batch)
+                if assembler.ends_round(position.epoch):
+                    router.end_epoch(assembler.start_of(position))
+                    assembler.begin_round()
+            router.flush()
+            yield None
+        router.finish(assembler.start_of(position))
+
+    def _take(self, merged: MergedChunks) -> Generator[int, None, None]:
+        columns = self.schema.columns
+        if self.channel.row_bytes is None and columns is not None:
+            self.channel.row_bytes = sum(column.row_bytes for column in columns)
+        for batch in self._assembler.add(merged):
+            if batch is None:
+                self._router.flush()
+                yield self._assembler.device
+            else:
+                self._router.route(batch)
+
+
+def content(batch: Batch) -> bytes:
+    """The real rows of a batch."""
+    return bytes(batch.arrays[0][: batch.rows].tobytes())

@@ -1,0 +1,70 @@
+"""Whole services in one thread with a virtual clock: nothing breaks, and each check can fail."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from simulation.catalogue import BUGS
+from simulation.faults import Fault, Plan, draw
+from simulation.planted import planted, search
+from simulation.shrink import shrink
+from simulation.simulate import campaign, replay, run, show, simulated
+from simulation.stream import Feed
+
+RUNS = 500
+CALM = Plan(seed="calm", feed=Feed(2, 60, 2, 2, 1, "keep"), credits=(2, 2))
+BY_NAME = {bug.name: bug for bug in BUGS}
+
+
+def test_nothing_breaks_whatever_goes_wrong() -> None:
+    num_events = 0
+    for outcome in campaign(range(RUNS)):
+        assert not outcome.violation, f"scripts/simulate --seed {outcome.plan.seed} --history"
+        num_events += outcome.num_events
+    assert num_events > 200 * RUNS
+
+
+@pytest.mark.parametrize(
+    ("name", "invariant"),
+    [
+        ("begins at the newest", "rows"),
+        ("two holders", "holders"),
+        ("what was made and not sent keeps slots", "slots"),
+        ("a position before the first batch moves", "positions"),
+        ("what is pending counts as used", "stored"),
+        ("waits for one that had all", "waits"),
+        ("the base of a lease", "errors"),
+    ],
+)
+def test_a_bug_is_found_by_what_it_breaks(name: str, invariant: str) -> None:
+    found = search(BY_NAME[name], 2000)
+    assert found.outcome is not None
+    assert found.outcome.invariant == invariant
+
+
+def test_a_seed_gives_one_history() -> None:
+    with simulated():
+        first, second = replay(5), replay(5)
+    assert first.history == second.history
+    assert first.num_events == second.num_events
+
+
+def test_a_failing_run_is_shrunk_to_the_faults_that_it_takes() -> None:
+    noise = tuple(Fault(0.1 * i, "ask", i % 2) for i in range(1, 5))
+    faults = tuple(sorted((*noise, Fault(0.15, "kill server", seconds=0.1))))
+    plan = replace(CALM, quiet_s=0.5, faults=faults)
+    with planted(BY_NAME["asks for what it came with"]), simulated():
+        found = run(plan)
+        assert found.invariant == "rows"
+        small = shrink(found, lambda one: run(one, records=True))
+    assert [fault.kind for fault in small.plan.faults] == ["kill server"]
+    assert small.plan.feed.calls < plan.feed.calls
+    assert "is handed batch" in show(small)
+    assert show(small).endswith(f"VIOLATION {small.violation}")
+
+
+def test_faults_of_all_kinds_come() -> None:
+    kinds = {fault.kind for seed in range(300) for fault in draw(seed).faults}
+    assert len(kinds) >= 18

@@ -1,0 +1,428 @@
+"""A trainer's process: the real consumer and its real I/O loop, and a user who checks all."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from feeder.errors import (
+    ClosedError,
+    ConfigError,
+    FeedError,
+    LeaseLost,
+    ProtocolError,
+    RemoteError,
+    ResumeError,
+)
+from feeder.service.client.consumer import Consumer
+from feeder.service.client.inbox import Loading
+from feeder.service.client.io_loop import ClientLoop
+from feeder.service.client.options import ConsumerOptions
+from feeder.service.client.session import SnapshotRequest
+from feeder.service.protocol.coding import decode
+from feeder.state.snapshot import Snapshot
+from feeder.state.state_dict import STATE_KEY
+from feeder.workers.stream.batch import Batch
+from simulation.network import Link
+from simulation.server import told
+from simulation.stream import NAME, content, factory_of, rows_of
+from simulation.world import Violation, World, WouldWaitError
+
+if TYPE_CHECKING:
+    from simulation.job import Job
+
+DEFECTS = ProtocolError, RemoteError
+"""Errors that no trainer may get: both sides are ours, and nothing here damages a message."""
+
+
+def step_of(job: Job, position: bytes) -> int:
+    """The step that a saved position names; the number of batches at the end."""
+    factory = factory_of(job.plan.feed)
+    resume = factory.find(position, rejoins=True)
+    assert resume is not None
+    return resume.cut.step
+
+
+class TrainerProcess:
+    """One process of a trainer. It lives, may be stopped and continued, and ends once."""
+
+    def __init__(
+        self, job: Job, queue: int, number: int, *, position: bytes | None = None,
+        step: int = 0, rejoins: bool = False, takes_over: bool = False, loads: bool = False,
+        is_stray: bool = False, is_foreign: bool = False,
+    ) -> None:  # fmt: skip
+        self.world = world = World.current
+        self.job, self.queue = job, queue
+        self.name = f"trainer {queue}.{number}"
+        self._draws = world.draws(self.name)
+        plan = job.plan
+        self.position, self.step, self.rejoins = position, step, rejoins
+        """Where it begins; `step` is that of its next batch."""
+        self.begins_at = step
+        self.is_stray, self.is_foreign = is_stray, is_foreign
+        """Whether it is a second process for its queue, which nobody wants; whether its position is
+        one of another run."""
+        self.was_connected = False
+        self._rows = rows_of(plan.feed)
+        self._think_s = plan.think_s * plan.paces[queue]
+        self.is_paused = self.is_dead = self.is_cut_off = False
+        self.breaks_early = False
+        """Whether its next connection breaks as soon as it stands."""
+        self.breaks_late = False
+        """Whether its connection breaks after the last batch, about when it says goodbye."""
+        self.error: FeedError | None = None
+        self.has_all = False
+        self._turn_at = math.inf
+        self._user_waits = self._user_is_due = False
+        self.links: list[Link] = []
+        self._loads = loads and position is not None
+        self._has_loaded = False
+        self._held: deque[tuple[Batch, bytes]] = deque()
+        self._request: SnapshotRequest | None = None
+        self._asked_step = self._asked_at = 0.0
+        self._asked_handed = 0
+        self.has_no_memory = False
+        """Whether it cannot map shared memory."""
+        addresses = [job.addresses[i] for i in range(plan.addresses)]
+        options = ConsumerOptions(
+            addresses=tuple(addresses), feed=NAME, queue=queue, credit=plan.credits[queue],
+            hold=plan.hold, rejoins=rejoins, takes_over=takes_over,
+            plane=plan.planes[queue],  # type: ignore[arg-type]
+            checksum="auto", writable=False, timeout_s=10.0, reconnect_s=600.0, who=self.name,
+            skip=0,
+        )  # fmt: skip
+        connect: Any = self._connect
+        self.loop = loop = ClientLoop(
+            options, connect, None if self._loads else position, lambda: None
+        )
+        waker: Any = loop.waker
+        waker.notify = self.notify
+        loop._lose_over = self._lose_over  # type: ignore[method-assign]
+        self.consumer: Consumer | None = None
+        self.is_ending = False
+        job.add(self)
+        self.notify()
+
+    def note(self, what: str) -> None:
+        if self.world.history is not None:
+            self.world.note(self.name, what)
+
+    def _connect(self, address: str) -> Link:
+        link = Link(self, address, len(self.links))
+        if self.world.history is not None:
+            self.note(f"connects as {link.name} to {address}")
+        self.links.append(link)
+        return link
+
+    @property
+    def link(self) -> Link | None:
+        """The connection that it uses now."""
+        return self.links[-1] if self.links and not self.links[-1].is_closed else None
+
+    # ---- the I/O thread
+
+    def notify(self) -> None:
+        """Something is there to be looked at."""
+        self._turn_by(self.world.now + 0.0001 * self._draws.random())
+
+    def _turn_by(self, when: float) -> None:
+        if when < self._turn_at and not self.is_dead:
+            self._turn_at = when
+            self.world.at(when, self._turn, when)
+
+    def _turn(self, when: float) -> None:
+        if self.is_dead or when != self._turn_at:
+            return
+        self._turn_at = math.inf
+        if self.is_paused:
+            return  # `go_on` looks again.
+        loop = self.loop
+        if self.world.history is not None:
+            self._note_messages()
+        try:
+            loop._step()
+        except ConfigError as error:
+            self._finish(error)
+        except Exception as error:
+            raise Violation(f"errors: {self.name} failed: {error!r}") from error
+        else:
+            if loop._over:
+                self._finish(ClosedError("the consumer is closed"))
+        if not self.is_dead:
+            self._look()
+            nearest = loop._next_deadline()
+            if nearest < math.inf and not loop._over:
+                self._turn_by(max(nearest, self.world.now + 0.0005))
+
+    def _lose_over(self, error: FeedError, *, is_last: bool) -> None:
+        """A message of the server cannot be taken."""
+        if isinstance(error, ProtocolError):
+            raise Violation(f"errors: {self.name} cannot take what it hears: {error}")
+        ClientLoop._lose_over(self.loop, error, is_last=is_last)
+
+    def _note_messages(self) -> None:
+        link = self.link
+        for data, _ in () if link is None else link.inbox:
+            self.note(f"hears {told(decode(data, from_consumer=False))}")
+
+    def _finish(self, failure: FeedError) -> None:
+        """The end of `ClientLoop.run`."""
+        loop = self.loop
+        loop._over = True
+        loop._close_connection()
+        loop._ending = failure
+        loop._run_last_tasks(failure)
+        if self.is_ending:
+            self._end(is_closed=True)
+
+    def _look(self) -> None:
+        """Whether the user's thread can go on."""
+        inbox = self.loop.inbox
+        if self.consumer is None:
+            if inbox.has_opened or inbox.failure is not None:
+                self._connected()
+        elif self._user_waits:
+            batches = inbox.batches
+            if len(batches) or batches.ending is not None or self._is_loading:
+                self._user_by(0.0)
+        request = self._request
+        if request is not None:
+            if request._answer is not None:
+                self._take_snapshot(request._answer)
+            elif self.world.now > self._asked_at + 60.0 and not self.is_paused:
+                raise Violation(f"waits: {self.name} has had no answer for a snapshot in 60 s")
+
+    @property
+    def _is_loading(self) -> bool:
+        """Whether a state was being loaded, and that is done."""
+        inbox, ready = self.loop.inbox, self.consumer and self.consumer._ready
+        if not isinstance(ready, Loading) or inbox.num_restarts < ready.number:
+            return False
+        return inbox.has_opened or inbox.failure is not None
+
+    # ---- the user's thread
+
+    def _connected(self) -> None:
+        try:
+            self.consumer = Consumer(self.loop)
+        except FeedError as error:
+            return self._fail(error)
+        self.note("is connected")
+        self.was_connected = True
+        first_s = self._think_s * self._draws.random()
+        late = 0.5 if self._loads else 0.1
+        self._user_by(first_s * 20 if self._draws.random() < late else first_s)
+
+    def _load(self) -> None:
+        """Load the state, after batches of another place may have come already."""
+        assert self.consumer is not None
+        self._has_loaded = True
+        try:
+            self.consumer.load_state_dict({STATE_KEY: self.position})
+        except WouldWaitError:
+            self._user_waits = True
+        except FeedError as error:
+            self._fail(error)
+        else:
+            self._user_by(0.0)
+
+    def _user_by(self, seconds: float) -> None:
+        if not self._user_is_due:
+            self._user_is_due, self._user_waits = True, False
+            self.world.after(seconds, self._user_turn)
+
+    def _user_turn(self) -> None:
+        self._user_is_due = False
+        if self.is_dead or self.is_ending or self.has_all:
+            return
+        if self.is_paused:
+            self._user_waits = True
+            return
+        consumer = self.consumer
+        assert consumer is not None
+        if self._loads and not self._has_loaded:
+            return self._load()
+        self._check_start()
+        try:
+            batch = next(consumer)
+        except WouldWaitError:
+            self._user_waits = True
+            return
+        except StopIteration:
+            return self._take_end()
+        except FeedError as error:
+            return self._fail(error)
+        self._take(batch)
+        think_s = self._think_s * self._draws.random()
+        self._user_by(think_s * 20 if self._draws.random() < 0.02 else think_s)
+
+    def _take(self, batch: Batch) -> None:
+        plan, step = self.job.plan, self.step
+        if self.world.history is not None:
+            self.note(f"is handed batch {batch.step}")
+        if self.is_foreign:
+            raise Violation(f"positions: {self.name} came with one of another run, and is served")
+        if batch.step != step:
+            raise Violation(f"rows: {self.name} was handed batch {batch.step}, expected {step}")
+        rows = self._rows[step]
+        if content(batch) != rows:
+            raise Violation(f"rows: batch {step} of {self.name} holds other rows")
+        held = self._held
+        held.append((batch, rows))
+        self._check_held()
+        while len(held) > plan.hold + 2 or (held and self._draws.random() < 0.6):
+            held.popleft()
+        self.step = step + plan.feed.queues
+        self.job.handed(self)
+        if self.breaks_late and self.link is not None and self.step >= plan.feed.num_batches:
+            late_s = 10 * self._think_s * self._draws.random()
+            self.world.after(late_s, self.link.break_off)
+        if self._draws.random() < 0.1 or self.step // plan.feed.queues % plan.save_every == 0:
+            self._save()
+        if self._draws.random() < self.job.asks:
+            self.ask()
+
+    def _check_held(self) -> None:
+        """What it still looks at has not changed: nobody else acts on its slots."""
+        for batch, rows in self._held:
+            if content(batch) != rows:
+                raise Violation(f"slots: batch {batch.step} changed under {self.name}")
+
+    def _save(self) -> None:
+        assert self.consumer is not None
+        position = self.consumer.state_dict()[STATE_KEY]
+        last = self.step - self.job.plan.feed.queues
+        step = step_of(self.job, position)
+        if step != last + 1:
+            raise Violation(f"positions: after batch {last} the position of {self.name} is {step}")
+        self.job.save(self, position)
+
+    def _check_start(self) -> None:
+        """Before the first batch its position is the one that it came with."""
+        if self.step != self.begins_at or self.consumer is None or self._loads:
+            return
+        position = self.consumer.state_dict()[STATE_KEY]
+        expected = self.job.origin_step if self.position is None and not self.rejoins else 0
+        if self.position is not None:
+            expected = step_of(self.job, self.position)
+        found = step_of(self.job, position)
+        if found != expected:
+            raise Violation(
+                f"positions: {self.name} came with {expected}, and before its first batch its "
+                f"position is {found}"
+            )
+
+    def ask(self) -> None:
+        """Ask for a snapshot."""
+        if self.consumer is not None and self._request is None and not self.is_ending:
+            self._asked_step, self._asked_at = self.step, self.world.now
+            self._asked_handed = self.loop.inbox.handed
+            self._request = self.loop.request_snapshot()
+
+    def _take_snapshot(self, answer: bytes | RemoteError) -> None:
+        self._request = None
+        if isinstance(answer, RemoteError):
+            return
+        (state,) = Snapshot.from_bytes(answer).states
+        found = factory_of(self.job.plan.feed).positions.find(state).cut
+        stood = self._asked_step - self.job.plan.feed.queues + 1
+        steps = {stood, self.step - self.job.plan.feed.queues + 1}
+        # Where no batch is left of its queue, the end is the same place for it.
+        num = self.job.plan.feed.num_batches
+        if found.finished and self._asked_step >= num:
+            return
+        if self._asked_handed and found.step not in range(min(steps), max(steps) + 1):
+            raise Violation(
+                f"positions: a snapshot of {self.name} is of {found.step}, expected {steps}"
+            )
+
+    def _take_end(self) -> None:
+        if self.step < self.job.plan.feed.num_batches:
+            raise Violation(f"rows: {self.name} was told the end before batch {self.step}")
+        self.note("has had everything")
+        self.has_all = True
+        assert self.consumer is not None
+        self.job.save(self, self.consumer.state_dict()[STATE_KEY])
+        # Some have work to do before they close it.
+        late_s = 20 * self._think_s * self._draws.random() if self._draws.random() < 0.5 else 0.0
+        self.world.after(late_s, self._leave_at_end)
+
+    def _leave_at_end(self) -> None:
+        if self.is_paused:
+            self.world.after(0.1, self._leave_at_end)
+        else:
+            self.leave()
+
+    def leave(self) -> None:
+        """Close the consumer; the process ends when its I/O thread has."""
+        if not self.is_ending and not self.is_dead:
+            self.is_ending = True
+            self._check_held()
+            self._held.clear()
+            if self.consumer is None:
+                return self.kill()
+            self.consumer.close()
+            self.notify()
+
+    def _fail(self, error: FeedError) -> None:
+        """The user gets an error, and the process ends."""
+        self.note(f"gets {type(error).__name__}: {error}")
+        self.error = error
+        self._check_error(error)
+        if isinstance(error, DEFECTS):
+            raise Violation(f"errors: {self.name} got {type(error).__name__}: {error}")
+        self.is_ending = True
+        self._held.clear()
+        if self.consumer is None:
+            # `connect` has closed what it had made.
+            self.loop.call_soon(self.loop.stop)
+        else:
+            self.consumer.close()
+        self.notify()
+
+    def _check_error(self, error: FeedError) -> None:
+        """An error has a reason that the trainer's owner can see."""
+        if not self.was_connected or self.is_stray or self.is_foreign:
+            return
+        rank = self.job.ranks[self.queue]
+        if isinstance(error, LeaseLost) and not rank.may_be_fenced:
+            raise Violation(f"holders: {self.name} lost its queue, which nobody took: {error}")
+        # A state that is loaded after connecting may be refused as one that was connected with.
+        is_known = self.position is not None and not self._loads
+        if isinstance(error, ResumeError) and is_known and not self.job.has_foreign:
+            raise Violation(f"errors: {self.name} was given the queue, and is refused: {error}")
+
+    # ---- what happens to it
+
+    def pause(self) -> None:
+        self.is_paused = True
+
+    def go_on(self) -> None:
+        if not self.is_dead:
+            self.is_paused = False
+            self.notify()
+            if self._user_waits:
+                self._user_by(0.0)
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self._check_held()
+        self._held.clear()
+        for link in self.links:
+            link.close()
+        lease = self.loop.inbox.lease
+        if lease is not None:
+            lease.data_path.close()
+        self._end()
+
+    def _end(self, *, is_closed: bool = False) -> None:
+        if self.is_dead:
+            return
+        self.is_dead = True
+        self.note("is gone")
+        if is_closed and self._request is not None and self._request._answer is None:
+            raise Violation(f"waits: {self.name} has no answer for a snapshot, and is closed")
+        if self.consumer is not None:
+            self.consumer._forgotten.detach()
+        self.job.ended(self)
