@@ -61,9 +61,10 @@ def check(arguments: argparse.Namespace) -> int:
     # As the server does it, so that what passes here starts there: modules are imported, data is
     # opened, and only the sockets are missing.
     coordinator = build_coordinator(settings)
+    told = {key: one.value for key, one in settings.server.items()}
     with locating(settings.server):
-        check_arguments(**{key: one.value for key, one in settings.server.items()})
-        make_feed_factories(coordinator, None, settings.server["queues"].value)
+        check_arguments(**told)
+        make_feed_factories(coordinator, None, told["queues"], told["replicas"])
     build_checkpointing(settings.checkpoint)
     for name in coordinator:
         (stream,) = coordinator[name].streams

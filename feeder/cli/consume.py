@@ -38,6 +38,13 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     )
     add("--feed", default="", metavar="NAME", help="may be left out where there is but one")
     add("--queue", type=count(0), metavar="N", help="of the feed (default: the launcher's rank)")
+    add(
+        "--replica",
+        type=count(0),
+        default=0,
+        metavar="R",
+        help="which of the trainers that share the queue (default: 0)",
+    )
     add("--limit", type=count(1), metavar="N", help="stop after N batches")
     add("--every", type=count(1), metavar="N", help="print step and digest after each N batches")
     add(
@@ -71,6 +78,7 @@ def main(arguments: argparse.Namespace) -> int:
         arguments.addresses or None,
         feed=arguments.feed,
         queue=arguments.queue,
+        replica=arguments.replica,
         credit=arguments.credit,
         plane=arguments.plane,
         checksum=arguments.checksum,

@@ -33,6 +33,14 @@ _FLAGS: dict[str, tuple[str, dict[str, Any]]] = {
             "help": "queues of each feed (default: as many as it has devices)",
         },
     ),
+    "--replicas": (
+        "server.replicas",
+        {
+            "metavar": "R",
+            "type": count(1, 1024),
+            "help": "trainers that are given the batches of each queue (default: 1)",
+        },
+    ),
     "--keys": (
         "server.keys",
         {"metavar": "DIR", "help": "of feeder keygen: only its clients come in"},

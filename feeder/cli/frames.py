@@ -70,7 +70,7 @@ def _queues(interval: Interval) -> Table:
     for queue in interval.queues:
         after = queue.after
         table.add_row(
-            str(after.queue),
+            after.name,
             _bar(after.waiting, after.capacity),
             f"{queue.batches / interval.seconds:.1f}",
             f"{queue.wait:.0%}",

@@ -163,8 +163,10 @@ def check(found: Any, name: str) -> None:
 
 def ready_lines(server: Server) -> list[str]:
     """A line for each address: what is served there."""
+    shared = f" with {server.replicas} replicas" if server.replicas > 1 else ""
     feeds = [
-        f"{name!r}, {num} queue{'s' * (num != 1)}" for name, num in sorted(server.queues.items())
+        f"{name!r}, {num} queue{'s' * (num != 1)}{shared}"
+        for name, num in sorted(server.queues.items())
     ]
     what = f"feed{'s' * (len(feeds) != 1)} {'; '.join(feeds)}"
     lines = [f"serving {what}, at {address}" for address in server.addresses]

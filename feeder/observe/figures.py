@@ -76,11 +76,14 @@ class ConsumerFigures(FiguresStruct, frozen=True, kw_only=True):
     """Seconds since it was last heard of (may fall)."""
 
 
-class QueueFigures(FiguresStruct, frozen=True, kw_only=True):
-    """One device queue: what was handed to its trainer, and what waits there."""
+class QueueFigures(FiguresStruct, frozen=True, kw_only=True, omit_defaults=True):
+    """One device queue: what was handed to its trainer, and what waits there. A queue that trainers
+    share is there once for each of them."""
 
     queue: int
     """Its number among those of the feed."""
+    replica: int | None = None
+    """Which of the trainers that share it; None, and left out, where there is one."""
     device: str
     batches: int
     """Batches handed to the trainer."""
@@ -100,6 +103,11 @@ class QueueFigures(FiguresStruct, frozen=True, kw_only=True):
     """Batches that came with bytes that were not sent."""
     consumer: ConsumerFigures | None
     """None in process, and where nobody holds the queue."""
+
+    @property
+    def name(self) -> str:
+        """Its number, and the replica's after a point where it is shared."""
+        return str(self.queue) if self.replica is None else f"{self.queue}.{self.replica}"
 
 
 class ServiceFigures(FiguresStruct, frozen=True, kw_only=True):
@@ -131,7 +139,7 @@ class FeedFigures(FiguresStruct, frozen=True, kw_only=True):
     last_error: str
     """The last error of a call, in one line; empty where none has raised."""
     missing: tuple[int, ...]
-    """Queues that nobody holds and the feed waits for."""
+    """Those of `queues` that nobody holds and the feed waits for, by their place there."""
     age_s: float
     """Seconds since it was started."""
     position_age_s: float
@@ -203,7 +211,7 @@ def flatten(feed: FeedFigures) -> dict[str, Any]:
             flat[f"worker/{worker.worker}/{name}"] = getattr(worker, name)
     for queue in feed.queues:
         for name in ("batches", "rows", "bytes", "waiting", "wait_s"):
-            flat[f"queue/{queue.queue}/{name}"] = getattr(queue, name)
+            flat[f"queue/{queue.name}/{name}"] = getattr(queue, name)
     return flat
 
 
@@ -221,7 +229,7 @@ class Condition(NamedTuple):
     failure: BaseException | None = None
     """Why it failed."""
     missing: Sequence[int] = ()
-    """Queues that it waits for."""
+    """The places of the queues that it waits for."""
 
 
 def build_feed_figures(

@@ -54,8 +54,8 @@ class Interval:
         olds = {} if before is None else {old.worker: old for old in before.workers}
         self.workers = [_worker(olds.get(new.worker), new) for new in after.workers]
         """Each worker's part."""
-        seen = {} if before is None else {old.queue: old for old in before.queues}
-        self.queues = [_queue(seen.get(new.queue), new, self.seconds) for new in after.queues]
+        seen = {} if before is None else {old.name: old for old in before.queues}
+        self.queues = [_queue(seen.get(new.name), new, self.seconds) for new in after.queues]
         """Each queue's part."""
         self.errors = self._of_workers("errors")
         """Calls that raised."""

@@ -56,7 +56,7 @@ def _workers(name: str) -> Callable[[FeedFigures], Values]:
 def _queues(name: str) -> Callable[[FeedFigures], Values]:
     def values(feed: FeedFigures) -> Values:
         for queue in feed.queues:
-            yield (feed.name, str(queue.queue)), getattr(queue, name)
+            yield (feed.name, queue.name), getattr(queue, name)
 
     return values
 
@@ -65,7 +65,7 @@ def _consumers(name: str) -> Callable[[FeedFigures], Values]:
     def values(feed: FeedFigures) -> Values:
         for queue in feed.queues:
             if queue.consumer is not None:
-                yield (feed.name, str(queue.queue)), getattr(queue.consumer, name)
+                yield (feed.name, queue.name), getattr(queue.consumer, name)
 
     return values
 

@@ -88,13 +88,14 @@ def _over(interval: Interval) -> Verdict | None:
 
 def _waiting(interval: Interval) -> Verdict | None:
     """It has not begun, or has made batches for consumers that are gone."""
-    feed, missing = interval.after, interval.after.missing
+    feed = interval.after
+    missing = [feed.queues[place] for place in feed.missing]
     if feed.state != "waiting":
-        missing = tuple(q.queue for q in feed.queues if q.queue in missing and q.waiting)
+        missing = [queue for queue in missing if queue.waiting]
         if not missing:
             return None
     if missing:
-        named = ", ".join(map(str, missing))
+        named = ", ".join(queue.name for queue in missing)
         return Verdict(
             kind="waiting",
             why=f"for a consumer on queue {named}",
@@ -179,7 +180,7 @@ def _transport(interval: Interval) -> Verdict | None:
     if queue.checked >= _CHECKING:
         return Verdict(
             kind="checksum-bound",
-            why=f"checksums take {queue.checked:.0%} of the time on queue {queue.after.queue}",
+            why=f"checksums take {queue.checked:.0%} of the time on queue {queue.after.name}",
             advice='connect with checksum="sampled", or "off"',
         )
     consumer = queue.after.consumer
@@ -188,7 +189,7 @@ def _transport(interval: Interval) -> Verdict | None:
     speed = queue.batches / interval.seconds * interval.batch_bytes
     return Verdict(
         kind="network-bound",
-        why=f"queue {queue.after.queue} gets {size(speed)}/s while batches wait at the server",
+        why=f"queue {queue.after.name} gets {size(speed)}/s while batches wait at the server",
         advice="run the server on the trainer's host, raise credit=, or send less per row",
     )
 
@@ -292,4 +293,4 @@ def _hungriest(interval: Interval) -> QueuePart | None:
 
 
 def _list(queues: list[QueuePart]) -> str:
-    return "queue " + ", ".join(str(queue.after.queue) for queue in queues)
+    return "queue " + ", ".join(queue.after.name for queue in queues)

@@ -10,6 +10,7 @@ import contextlib
 import logging
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -19,12 +20,12 @@ QUEUED_MESSAGES = 4
 """Messages that a hand-written sender and its receiver each queue: of 19.8 MB more are no help."""
 
 
-def serve(name: str, address: str) -> None:
+def serve(name: str, address: str, replicas: str = "1") -> None:
     """A feeder's server."""
     import feeder
     from factories import LOADS, make
 
-    with feeder.serve(partial(make, LOADS[name]), address) as server:
+    with feeder.serve(partial(make, LOADS[name]), address, replicas=int(replicas)) as server:
         _tell(server.addresses[0])
         _wait_for_parent()
 
@@ -89,6 +90,22 @@ def hold(address: str) -> None:
         del batch
 
 
+def read(address: str, replica: str) -> None:
+    """A consumer that reads one element of each batch, for as long as its parent lives."""
+    import feeder
+    from contenders import COLUMN
+
+    consumer = feeder.connect(address, replica=int(replica))
+
+    def go_on() -> None:
+        for batch in consumer:
+            batch[COLUMN].item(0)
+
+    threading.Thread(target=go_on, daemon=True).start()
+    _tell(address)
+    _wait_for_parent()
+
+
 def annoy(kind: str, address: str) -> None:
     """A peer that misbehaves, from the first refusal on."""
     from annoying import annoying, go_on
@@ -114,6 +131,7 @@ ROLES: Mapping[str, Callable[..., None]] = {
     "answer": answer,
     "pipe": pipe,
     "hold": hold,
+    "read": read,
     "annoy": annoy,
 }
 

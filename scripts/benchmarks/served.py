@@ -6,7 +6,7 @@ import importlib
 import importlib.util
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import cache, partial
 from multiprocessing.connection import Connection
 from typing import Any
@@ -19,6 +19,7 @@ import feeder
 from children import Child, address_for
 from contenders import COLUMN, Contender, Take
 from factories import LOADS
+from feeder.service.client.monitor import Monitor
 from fetches import NUM_WORKERS, Array, Load, constant
 from roles import QUEUED_MESSAGES
 
@@ -31,9 +32,13 @@ def has_torch() -> bool:
     return importlib.util.find_spec("torch") is not None
 
 
-def served(name: str, scheme: str = "ipc", *, reads: bool = False, **options: Any) -> Contender:
+def served(
+    name: str, scheme: str = "ipc", *, reads: bool = False, replicas: int = 1,
+    arena_bytes: dict[int, int] | None = None, **options: Any,
+) -> Contender:  # fmt: skip
     """A server in a process of its own, read here: one element of every batch, or all of it, then
-    it is dropped.
+    it is dropped. More `replicas` read in processes of their own; `arena_bytes` is told how much
+    shared memory that took.
 
     `options` are those of `feeder.connect`.
     """
@@ -42,9 +47,12 @@ def served(name: str, scheme: str = "ipc", *, reads: bool = False, **options: An
     def running() -> Iterator[Take]:
         with (
             address_for(scheme) as address,
-            Child("serve", name, address) as server,
+            Child("serve", name, address, str(replicas)) as server,
+            ExitStack() as stack,
             connect(server.address, **options) as consumer,
         ):
+            for replica in range(1, replicas):
+                stack.enter_context(Child("read", server.address, str(replica)))
             _check(name, next(consumer)[COLUMN])
 
             def take() -> None:
@@ -54,6 +62,11 @@ def served(name: str, scheme: str = "ipc", *, reads: bool = False, **options: An
                 xxhash.xxh3_64_intdigest(next(consumer)[COLUMN])
 
             yield read if reads else take
+            if arena_bytes is not None:
+                with Monitor(server.address) as monitor:
+                    (feed,) = monitor.fetch().feeds
+                assert feed.service is not None
+                arena_bytes[replicas] = feed.service.arena_bytes
 
     return running
 

@@ -17,6 +17,7 @@ from command import run_cases
 from harness import Settings
 from hostile import beside_hostile
 from latencies import connecting, failover, killed_consumer, readiness
+from replicas import shared_queue
 from report import Report
 from throughput import checksums, images_frames, images_shared, small_shared, vectors_shared
 
@@ -25,6 +26,7 @@ CASES: Mapping[str, Callable[[Settings], Report]] = {
     "images-frames": images_frames,
     "vectors-shared": vectors_shared,
     "small-shared": small_shared,
+    "replicas": shared_queue,
     "checksums": checksums,
     "busy": consumers_beside_busy,
     "connect": connecting,

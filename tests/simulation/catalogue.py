@@ -63,7 +63,7 @@ MEMBERSHIP = (
         "Who has had everything and said goodbye is waited for.",
         _MEMBERSHIP,
         "Membership._leave",
-        "move = Move.ENDS if self.members[event.queue].has_all else Move.LEAVES",
+        "move = Move.ENDS if self.members[event.seat].has_all else Move.LEAVES",
         "move = Move.LEAVES",
     ),
     _bug(
@@ -132,8 +132,8 @@ POSITIONS = (
         "A run begins at the newest position: those behind it lose rows.",
         _MEMBERSHIP,
         "Membership._begin",
-        "stands = sorted(steps, key=lambda queue: steps[queue])",
-        "stands = sorted(steps, key=lambda queue: -steps[queue])",
+        "stands = sorted(steps, key=lambda seat: steps[seat])",
+        "stands = sorted(steps, key=lambda seat: -steps[seat])",
     ),
     _bug(
         "what was sent is forgotten",
@@ -148,8 +148,8 @@ POSITIONS = (
         "The stored position is ahead of a slow trainer: what dies with it is lost.",
         _MEMBERSHIP,
         "Membership._begin",
-        "used = {member.queue: self._used_step(member)",
-        "used = {member.queue: self._sent_step(member)",
+        "used = {member.seat: self._used_step(member)",
+        "used = {member.seat: self._sent_step(member)",
     ),
     _bug(
         "who comes back has used all before",
@@ -308,8 +308,8 @@ SLOTS = (
         "what was made and not sent keeps slots",
         "Batches of a run that was stopped keep their slots.",
         _ARENA,
-        "ArenaSlots.reopen",
-        "pool.free[number][:] = [slot for slot in reversed(slots) if not slot.sent]",
+        "Pool.reopen",
+        "self.free[number][:] = [slot for slot in reversed(slots) if not slot.sent]",
         "pass",
     ),
     _bug(

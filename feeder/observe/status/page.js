@@ -130,13 +130,17 @@ function curve(svg, shares) {
   svg.querySelector(".area").setAttribute("d", line ? `${line}L300,100L0,100Z` : "");
 }
 
+function nameOf(queue) {
+  return queue.replica === undefined ? String(queue.queue) : `${queue.queue}.${queue.replica}`;
+}
+
 function drawQueues(body, feed, old, seconds) {
   rows(body, feed.queues.length, 5);
   feed.queues.forEach((queue, i) => {
-    const was = old?.queues.find((other) => other.queue === queue.queue);
+    const was = old?.queues.find((other) => nameOf(other) === nameOf(queue));
     const cells = body.rows[i].cells;
     const taken = queue.batches - (was ? was.batches : 0);
-    say(cells[0], String(queue.queue));
+    say(cells[0], nameOf(queue));
     bar(cells[1], per(queue.waiting, queue.capacity), queue.capacity ? `${queue.waiting} of ${queue.capacity}` : `${queue.waiting}`);
     say(cells[2], short(per(taken, seconds)));
     say(cells[3], percent(per(queue.wait_s - (was ? was.wait_s : 0), seconds)));

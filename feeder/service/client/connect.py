@@ -32,6 +32,7 @@ def connect(
     *,
     feed: str = "",
     queue: int | None = None,
+    replica: int = 0,
     device: str = "cpu",
     stream: Any = None,
     credit: int = 0,
@@ -57,6 +58,8 @@ def connect(
         queue: Which of the feed's queues; by default FEEDER_QUEUE, else the number that the
             launcher gave (torchrun, Slurm, Kubernetes): among those of this node where the server
             is on this host, else among all; else 0.
+        replica: Which of the trainers that share the queue, where the server has `replicas`; name
+            the queue too then, since launchers number trainers and know of no queue.
         device: Where batches are handed out: "cpu", or a GPU such as "cuda:0", which copies them
             from shared memory itself where its driver allows that.
         stream: The stream that the GPU's work on batches goes to: one of CuPy or PyTorch, or any
@@ -103,6 +106,7 @@ def connect(
         addresses=tuple(map(str, found)),
         feed=_name(feed),
         queue=_queue(found) if queue is None else _count("queue", queue),
+        replica=_count("replica", replica),
         credit=credit,
         hold=hold,
         skip=_skip(skip, rejoin),

@@ -26,6 +26,7 @@ from feeder.service.client.io_loop import ClientLoop
 from feeder.service.client.lease import ClientLease
 from feeder.service.faults import point
 from feeder.service.memory import forking
+from feeder.service.protocol.seats import seat_name, seat_of
 from feeder.state.snapshot import Snapshot
 from feeder.state.state_dict import STATE_KEY, unpack_state_dict
 from feeder.workers.fetch.threads import ThreadGroup
@@ -354,4 +355,6 @@ class Consumer:
     def __repr__(self) -> str:
         options = self._loop.options
         way = f"{self.plane}, {self.path}" if self.path else self.plane
-        return f"<Consumer of queue {options.queue} of {options.feed or 'the feed'!r}, {way}>"
+        replicas = self._lease.opened.replicas
+        seat = seat_name(seat_of(options.queue, options.replica, replicas), replicas)
+        return f"<Consumer of {seat} of {options.feed or 'the feed'!r}, {way}>"

@@ -41,6 +41,8 @@ class ConsumerOptions(NamedTuple):
     """Name of this consumer, for messages to people."""
     why_frames: str = "frames were asked for"
     """Why batches come in frames, where `plane` is "frames"; the server shows it."""
+    replica: int = 0
+    """Which of the queue's replicas it is."""
 
     def open_message(
         self,
@@ -59,6 +61,7 @@ class ConsumerOptions(NamedTuple):
             version=say.PROTOCOL_VERSION,
             feed=self.feed,
             queue=self.queue,
+            replica=self.replica,
             token=token,
             skip=skip,
             credit=self.credit,

@@ -19,6 +19,7 @@ from feeder.service.client.remote import RemotePosition, columns_in, error_of
 from feeder.service.faults import point
 from feeder.service.memory.fdpass import Attachment
 from feeder.service.protocol import messages as say
+from feeder.service.protocol.seats import seat_names
 from feeder.service.protocol.session import CONSUMER, Session
 from feeder.waking import OneShotEvent
 
@@ -108,7 +109,7 @@ class ClientSession:
         self._attempt = self._num_opens = 0
         # Of the lease in force: its fencing token, and the receipt of the last snapshot.
         self._generation = self._receipt = b""
-        # Queues that the feed waits for, and queues that have had everything. A new server cannot
+        # Seats that the feed waits for, and seats that have had everything. A new server cannot
         # know the latter, as their trainers may be gone: consumers tell it.
         self._waiting: tuple[int, ...] = ()
         self._ended: tuple[int, ...] = ()
@@ -149,7 +150,8 @@ class ClientSession:
     def describe_wait(self) -> str:
         """Say what a user who waits for a batch is waiting for. From any thread."""
         if self._waiting:
-            return f"the feed waits for a consumer on queue {', '.join(map(str, self._waiting))}"
+            replicas = 1 if (lease := self._inbox.lease) is None else lease.opened.replicas
+            return f"the feed waits for a consumer on {seat_names(self._waiting, replicas)}"
         if self.state == "streaming":
             return "the server has none yet"
         return f"no server at {', '.join(self._options.addresses)} ({self.state})"

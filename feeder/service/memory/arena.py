@@ -1,7 +1,8 @@
 """The slots of a served feed: for each queue its arenas, in memory that the queue's consumer reads.
 
 A slot is free again when its consumer says so, and for no other reason: the server does not count
-references of its own. The arenas of a consumer that is gone are dropped whole and never written
+references of its own. The replicas of a shared queue read one and the same slot, which is free when
+all of them have said so. The arenas of a consumer that is gone are dropped whole and never written
 again, so that a late reader sees old bytes and not torn ones.
 """
 
@@ -39,11 +40,14 @@ class Pool:
     without it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, replicas: int) -> None:
+        self._replicas = replicas
         self.slots: dict[int, list[ArenaSlot]] = {}
         self.free: dict[int, list[ArenaSlot]] = {}
         self.retired: set[int] = set()
         self.num_retirements = 0
+        # Whether more slots are needed than there are, since consumers keep those.
+        self.is_short = False
         # Where there is one arena: its free slots, and how large they are. The batcher takes from
         # these without the lock, since taking off a list is one operation under the interpreter's.
         self.only: list[ArenaSlot] = []
@@ -51,10 +55,11 @@ class Pool:
 
     def add(self, arena: Arena) -> None:
         """Add an arena, all of whose slots are free."""
-        slots = [ArenaSlot(arena, i) for i in range(arena.num_slots)]
+        slots = [ArenaSlot(arena, i, self._replicas) for i in range(arena.num_slots)]
         self.slots[arena.number] = slots
         # The first slot is taken first: it is the one that has memory already.
         self.free[arena.number] = free = slots[::-1]
+        self.is_short = False
         is_only = len(self.free) == 1
         self.only, self.only_bytes = (free, arena.slot_bytes) if is_only else ([], 0)
 
@@ -69,13 +74,15 @@ class Pool:
     def is_exhausted(self, num_bytes: int) -> bool:
         """Whether slots of so many bytes exist and none of them is free. Else no slot has to come
         back: one is free, or an arena is to be made."""
+        if self.is_short:
+            return False
         fitting = [n for n, slots in self.slots.items() if slots[0].arena.slot_bytes >= num_bytes]
         return bool(fitting) and not any(self.free[number] for number in fitting)
 
-    def find(self, numbers: Iterable[int]) -> list[ArenaSlot] | None:
+    def find(self, numbers: Iterable[int], replica: int) -> list[ArenaSlot] | None:
         """Return the slots of these numbers, without those of retired arenas.
 
-        None where the consumer was not sent one of them, or names one twice: freed twice, a slot
+        None where this replica was not sent one of them, or names one twice: freed twice, a slot
         would be written while somebody reads it.
         """
         wanted = [n for n in numbers if n // SLOTS_PER_ARENA not in self.retired]
@@ -85,14 +92,35 @@ class Pool:
             slots = [self.slots[n // SLOTS_PER_ARENA][n % SLOTS_PER_ARENA] for n in wanted]
         except (KeyError, IndexError):
             return None
-        return slots if all([slot.sent for slot in slots]) else None
+        bit = 1 << replica
+        return slots if all([slot.sent & bit for slot in slots]) else None
+
+    def let_go(self, slots: list[ArenaSlot], had: int = 0) -> None:
+        """One replica wants these slots no more: those are free that no other one wants. `had` is
+        the replica's bit in `sent`; 0 where it was not sent them."""
+        if self._replicas > 1:
+            for slot in slots:
+                if had:
+                    slot.sent &= ~had
+                slot.left -= 1
+            slots = [slot for slot in slots if not slot.left]
+        self.push(slots)
 
     def push(self, slots: Iterable[ArenaSlot]) -> None:
         """Put slots back that nobody writes or reads any more."""
         for slot in slots:
             # Before it is on the list: the batcher may take it from `only` at once.
-            slot.sent = False
+            slot.sent, slot.left = 0, self._replicas
             self.free[slot.arena.number].append(slot)
+
+    def reopen(self) -> None:
+        """Free the slots that no replica was sent. Of all others, only those that were sent one
+        have to let go of it."""
+        for number, slots in self.slots.items():
+            for slot in slots:
+                slot.left = slot.sent.bit_count() or self._replicas
+            # The first ones are taken first: they have memory behind them already.
+            self.free[number][:] = [slot for slot in reversed(slots) if not slot.sent]
 
     def retire(self) -> None:
         """Give all arenas up: none of their slots is taken again."""
@@ -103,6 +131,7 @@ class Pool:
         self.only, self.only_bytes = [], 0
         self.slots.clear()
         self.free.clear()
+        self.is_short = False
 
     @property
     def num_leased(self) -> int:
@@ -144,7 +173,7 @@ class ArenaSlots:
 
     `take_slot` and `wait_for_slot` are called by the thread that merges; all else by any thread.
     `num_slots(device, slot_bytes)` says how many slots an arena has, when it is made; an arena has
-    at most `max_arena_bytes`.
+    at most `max_arena_bytes`. Each queue has so many `replicas`.
 
     The lock of `_freed` guards the pools and `_closed`; it is held for lists and counts alone, and
     never while memory is asked for. The reserve belongs to the thread that starts the feed, then to
@@ -159,6 +188,7 @@ class ArenaSlots:
         num_devices: int,
         num_slots: Callable[[int, int], int],
         *,
+        replicas: int = 1,
         max_arena_bytes: int = MAX_ARENA_BYTES,
     ) -> None:
         self._num_slots = num_slots
@@ -167,7 +197,7 @@ class ArenaSlots:
         # The queue for whose slots the batcher waits. Whoever frees a slot looks at this without
         # the lock, since nearly always nobody waits.
         self._waiting: int | None = None
-        self._pools = [Pool() for _ in range(num_devices)]
+        self._pools = [Pool(replicas) for _ in range(num_devices)]
         # Memory for the first arena of each queue, and memory that turned out to be too much for
         # one: to give it back takes 5 ms, so that waits until a consumer is being fed.
         self._reserve: dict[int, Pages] = {}
@@ -257,14 +287,14 @@ class ArenaSlots:
         return slot
 
     def _find(self, device: int, num_bytes: int) -> ArenaSlot | None:
-        """A free slot, of a new arena where those that are there are too small."""
+        """A free slot, of a new arena where those that are there are too small, or too few."""
         pool = self._pools[device]
         while True:
             with self._freed:
                 if self._closed:
                     raise ClosedError("the feed is stopped")
                 slot = pool.pop(num_bytes)
-                if slot is not None or pool.most_bytes >= num_bytes:
+                if slot is not None or (pool.most_bytes >= num_bytes and not pool.is_short):
                     return slot
                 consumer = pool.num_retirements
             self._open(device, pool, num_bytes, consumer)
@@ -281,11 +311,13 @@ class ArenaSlots:
                 self.waited.stop(time.monotonic())
 
     def _open(self, device: int, pool: Pool, num_bytes: int, consumer: int) -> None:
-        """Make an arena, at least twice as large as those that were too small.
+        """Make an arena, at least twice as large as those that were too small; where they were too
+        few, one more like them.
 
         Twice, so that a feed whose batches grow makes few arenas.
         """
-        size = max(num_bytes, 2 * pool.most_bytes)
+        known = pool.most_bytes
+        size = known if known >= num_bytes else max(num_bytes, 2 * known)
         if size * self._num_wanted(device, size) > self._max_arena_bytes:
             size = num_bytes
         # Slots begin at multiples of the alignment, so that columns do in each of them.
@@ -324,22 +356,23 @@ class ArenaSlots:
         """Set what is done with a queue's batches from now on, as its consumer wants it."""
         self._wanted[device] = wanted
 
-    def release(self, device: int, slot_numbers: Iterable[int]) -> None:
-        """Free slots that the consumer has given back; those of retired arenas are ignored.
+    def release(self, device: int, slot_numbers: Iterable[int], replica: int = 0) -> None:
+        """Take slots that a consumer has given back; those of retired arenas are ignored. A slot is
+        free when no other replica has it to come or has it still.
 
-        Raises `ProtocolError`, and frees none, where one is not with this queue's consumer. It does
-        not wake the batcher: see `wake`.
+        Raises `ProtocolError`, and takes none, where one is not with this consumer. It does not
+        wake the batcher: see `wake`.
         """
         # Checked as a whole first: a message that is refused must have changed nothing.
         with self._freed:
             pool = self._pools[device]
-            slots = pool.find(slot_numbers)
+            slots = pool.find(slot_numbers, replica)
             if slots is None:
                 raise ProtocolError(
                     f"slots {[*slot_numbers][:8]!r} of queue {device} were released, but not all "
                     "of them are with its consumer; expected each slot once"
                 )
-            pool.push(slots)
+            pool.let_go(slots, 1 << replica)
         if self._spare:
             # Only now: slots that come back show that a consumer has its first batch.
             self.on_spare()
@@ -356,21 +389,37 @@ class ArenaSlots:
             with self._freed:
                 self._wake()
 
+    @property
+    def waiting(self) -> int | None:
+        """The queue for one of whose slots the batcher waits; None while it waits for none."""
+        return self._waiting
+
+    def grow(self, device: int) -> None:
+        """Have one more arena made for a queue whose consumers keep all slots."""
+        with self._freed:
+            self._pools[device].is_short = True
+            self._wake()
+
     def _wake(self) -> None:
         self._waiting = None
         self._freed.notify_all()
 
     def free(self, device: int, slot: ArenaSlot) -> None:
-        """The batch in this slot of a queue will not be sent."""
-        with self._freed:
-            pool = self._pools[device]
-            if slot.arena.number in pool.slots:
-                pool.push([slot])
-                self._wake()
+        """The batch in this slot of a queue will not be sent, or not to one of its replicas."""
+        self._give_up(device, slot, Pool.let_go)
 
     def take_back(self, device: int, batch: Batch) -> None:
         """A batch is thrown away before anybody was sent it."""
-        self.free(device, slot_of(batch))
+        self._give_up(device, slot_of(batch), Pool.push)
+
+    def _give_up(
+        self, device: int, slot: ArenaSlot, give: Callable[[Pool, list[ArenaSlot]], None]
+    ) -> None:
+        with self._freed:
+            pool = self._pools[device]
+            if slot.arena.number in pool.slots:
+                give(pool, [slot])
+                self._wake()
 
     def retire(self, device: int, keep: Callable[[Arena], bool] = lambda arena: False) -> None:
         """Drop the arenas of a queue, whose consumer is gone: nothing in them is written again.
@@ -415,6 +464,4 @@ class ArenaSlots:
         with self._freed:
             self._closed = False
             for pool in self._pools:
-                for number, slots in pool.slots.items():
-                    # The first ones are taken first: they have memory behind them already.
-                    pool.free[number][:] = [slot for slot in reversed(slots) if not slot.sent]
+                pool.reopen()

@@ -14,7 +14,7 @@ import logging
 import mmap
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -252,6 +252,13 @@ NOTHING = Wanted()
 """Each column is copied, and that is all."""
 
 
+def wanted_by_all(wishes: Sequence[Wanted]) -> Wanted:
+    """What serves all consumers of a queue: sums where one wants them, and columns in the slot
+    where one reads the slot."""
+    both = Wanted(any(one.sums for one in wishes), all(one.keeps for one in wishes))
+    return NOTHING if both == NOTHING else both
+
+
 class Sum:
     """A full checksum in the making. Owned by the thread that copies the batch.
 
@@ -280,25 +287,28 @@ class ArenaSlot:
     """Memory for one batch, in an arena.
 
     One owner at a time: the batcher from `take` until the batch is put into the outbox, then the
-    I/O thread, and with `sent` set the consumer, until it gives the slot back.
+    I/O thread, and with `sent` set the consumers, until the last one gives the slot back.
     """
 
     __slots__ = (
         "_memory", "_places", "_sum", "_views", "arena", "arrays", "checked_s", "checksum",
-        "columns", "elsewhere", "flats", "kept", "memory", "number", "rows", "seen", "sent",
-        "wanted",
+        "columns", "elsewhere", "flats", "kept", "left", "memory", "number", "rows", "seen",
+        "sent", "wanted",
     )  # fmt: skip
 
-    def __init__(self, arena: Arena, index: int) -> None:
+    def __init__(self, arena: Arena, index: int, replicas: int = 1) -> None:
         self.arena = arena
+        self.left = replicas
+        """How many replicas of the queue still want its batch; under the slots' lock."""
         self.number = arena.number * SLOTS_PER_ARENA + index
         self._memory = arena.memory[index * arena.slot_bytes : (index + 1) * arena.slot_bytes]
         self.columns: Columns | None = None
         """The columns that it is laid out for, with the shapes of the batch."""
         self.rows = -1
         """The number of rows that it is laid out for."""
-        self.sent = False
-        """Whether the consumer was sent it and has not given it back; under the slots' lock."""
+        self.sent = 0
+        """The replicas that were sent it and have not given it back, a bit for each. The I/O
+        thread's, until none has it."""
         self.wanted = NOTHING
         """What the consumer of its queue wants."""
         self.kept: Kept = None

@@ -23,7 +23,7 @@ from feeder.service.protocol.fields import (
 )
 from feeder.service.protocol.messages import FROM_CONSUMER, FROM_SERVER, Message
 
-# `Open`, the largest map, has 16 keys.
+# `Open`, the largest map, has 17 keys.
 _MAX_KEYS = 32
 # Of what a peer sent, an error's text repeats at most so many characters: logs stay readable.
 _MAX_SHOWN = 200

@@ -9,6 +9,10 @@ so all queues must stand at the same round. *rejoin*: it goes on within the same
 positions may differ. Whoever comes, the feed begins again at the oldest position of all queues, and
 batches that a queue has had are made again and discarded: a start, a failover and a lost trainer
 are one way.
+
+Where a queue is shared, each of its replicas is a member of its own, in a seat of its own: all that
+is said of a queue here holds for each of its seats. Only which batches a seat is dealt, its queue
+says.
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ from enum import Enum
 from typing import Any, Literal, NamedTuple
 
 from feeder.errors import FeedError, LeaseLost, ProtocolError, ResumeError
+from feeder.service.protocol.seats import seat_name
 from feeder.workers.stream.rounds import Counting, Place
 
 # After a failover trainers find the new server within a second or so of each other. One that does
@@ -94,9 +99,13 @@ class Start:
 
 @dataclass(slots=True, kw_only=True)
 class Member:
-    """What is known of one queue and its consumer. Written by `Membership` alone."""
+    """What is known of one seat and its consumer. Written by `Membership` alone."""
 
+    seat: int
     queue: int
+    """The queue whose batches it is given."""
+    name: str
+    """The seat, in words for messages."""
     state: State = State.ABSENT
     hangs: bool = False
     """Whether its lease has run out. Its connection stands, so it may be heard of again; until then
@@ -189,9 +198,9 @@ class Member:
 
 
 class Asks(NamedTuple):
-    """A consumer asks for a queue."""
+    """A consumer asks for a seat."""
 
-    queue: int
+    seat: int
     who: str
     consumer: bytes = b""
     attempt: int = 0
@@ -200,7 +209,7 @@ class Asks(NamedTuple):
     undecided: bool = False
     takes_over: bool = False
     ended: tuple[int, ...] = ()
-    """The queues that have had everything, as it was told by a server before this one."""
+    """The seats that have had everything, as it was told by a server before this one."""
     is_known: bool = False
     """Whether it had its position, or that it has none, from this server."""
 
@@ -208,13 +217,13 @@ class Asks(NamedTuple):
 class Attaches(NamedTuple):
     """A member can take batches."""
 
-    queue: int
+    seat: int
 
 
 class Used(NamedTuple):
     """A member says that it lives, and how far its user is."""
 
-    queue: int
+    seat: int
     num: int = 0
     """How many of its batches its user was handed."""
     pending: int = 0
@@ -227,19 +236,19 @@ class Used(NamedTuple):
 class Died(NamedTuple):
     """The connection of a member is dead."""
 
-    queue: int
+    seat: int
 
 
 class Left(NamedTuple):
     """A member says goodbye."""
 
-    queue: int
+    seat: int
 
 
 class Dismissed(NamedTuple):
     """A member has done, or wants, what ends its lease."""
 
-    queue: int
+    seat: int
     error: FeedError
 
 
@@ -248,7 +257,7 @@ class Failed(NamedTuple):
 
     error: FeedError
     differs: int | None = None
-    """The queue whose position differs from the first one's, where that is why."""
+    """The seat whose position differs from the first one's, where that is why."""
     at_start: bool = False
     """Whether it failed at once, perhaps because of the position that it began at."""
 
@@ -269,7 +278,7 @@ class Refuse(NamedTuple):
 class SendAway(NamedTuple):
     """Send a consumer an error and end its lease."""
 
-    queue: int
+    seat: int
     error: FeedError
     fences: bool = False
     """Whether another consumer takes its place."""
@@ -278,26 +287,26 @@ class SendAway(NamedTuple):
 class EndLease(NamedTuple):
     """End the lease of a consumer that is gone."""
 
-    queue: int
+    seat: int
 
 
 class SendEnd(NamedTuple):
     """Send a consumer the end: it came with it."""
 
-    queue: int
+    seat: int
 
 
 class StartRun(NamedTuple):
     """Begin the run at the position of the first of `stands`; where nobody stands, end it."""
 
     stands: tuple[int, ...]
-    """The queues that go on, by their position, the oldest first."""
+    """The seats that go on, by their position, the oldest first."""
     first_steps: list[float]
-    """The first batch that each queue wants; all before it are discarded."""
+    """The first batch that each seat wants; all before it are discarded."""
     used_steps: list[float]
-    """The first batch of each queue that its user may not have been handed."""
+    """The first batch of each seat that its user may not have been handed."""
     lacks_some: bool
-    """Whether it begins without queues that are missing."""
+    """Whether it begins without seats that are missing."""
     void: tuple[float, float] = (0, 0)
     """From which number on, and up to which, there is no batch where all positions are of one
     round: some say that it is the last of its epoch."""
@@ -308,26 +317,26 @@ class StopRun(NamedTuple):
 
 
 class TellWaiting(NamedTuple):
-    """Tell all consumers who is waited for and which queues have ended."""
+    """Tell all consumers which seats are waited for and which have ended."""
 
 
 class NoteHung(NamedTuple):
     """A consumer was silent for too long."""
 
-    queue: int
+    seat: int
 
 
 class NoteEnded(NamedTuple):
-    """Queues are known to have ended, by hearsay."""
+    """Seats are known to have ended, by hearsay."""
 
-    queues: list[int]
+    seats: list[int]
     who: str
 
 
 class NoteLacking(NamedTuple):
-    """The run begins without these queues."""
+    """The run begins without these seats."""
 
-    queues: list[int]
+    seats: list[int]
     waited_s: float
 
 
@@ -339,14 +348,14 @@ class Stands:
     num_oldest: int
     """How many of them stand at the oldest step."""
     passed: tuple[int, ...] = ()
-    """The queues whose positions the stream has passed, and which equal its own there."""
+    """The seats whose positions the stream has passed, and which equal its own there."""
 
     def settle(self, passed: tuple[int, ...]) -> None:
         """Note who is now known to stand in the feed's stream: everybody who agrees with a member
         that is known to, and everybody at all where all were passed and nobody disagrees."""
         self.passed = passed
         first, *others = self.members
-        agreed = [first, *(member for member in others if member.queue in passed)]
+        agreed = [first, *(member for member in others if member.seat in passed)]
         if len(agreed) == len(self.members) or any(member.agrees for member in agreed):
             for member in agreed:
                 member.agrees = True
@@ -357,8 +366,8 @@ class Stands:
         if failure.differs is not None:
             # Two positions differ, and either may be the wrong one. Where somebody agrees with the
             # first, only the other is in doubt.
-            both = {failure.differs} if self.passed else {failure.differs, self.members[0].queue}
-            suspects = [member for member in self.members if member.queue in both]
+            both = {failure.differs} if self.passed else {failure.differs, self.members[0].seat}
+            suspects = [member for member in self.members if member.seat in both]
         elif failure.at_start and any(member.agrees for member in self.members):
             # Others are known to stand elsewhere, so the run need not begin here.
             suspects = self.members[: self.num_oldest]
@@ -366,18 +375,20 @@ class Stands:
 
 
 class Membership:
-    """The members of one feed, one for each queue. Owned by the server's I/O thread; any thread may
-    read a member's fields.
+    """The members of one feed, one for each seat: each queue has so many `replicas`. Owned by the
+    server's I/O thread; any thread may read a member's fields.
 
     `goes_back`: whether the feed can be made again at an earlier position. `compares`: whether
     positions can be compared. `counting` says which rounds there are before anybody comes.
     """
 
     def __init__(
-        self, num_queues: int, lease_s: float, *, goes_back: bool = True, compares: bool = True,
-        counting: Counting | None = None,
+        self, num_queues: int, lease_s: float, *, replicas: int = 1, goes_back: bool = True,
+        compares: bool = True, counting: Counting | None = None,
     ) -> None:  # fmt: skip
-        self.members = [Member(queue=queue) for queue in range(num_queues)]
+        self.replicas = replicas
+        """How many consumers are given the batches of each queue."""
+        self.members = [self._member(seat) for seat in range(num_queues * replicas)]
         self.counting = counting or Counting(num_queues)
         """Which rounds there are, and which queue each batch goes to: as those say who are here."""
         self.lease_s = lease_s
@@ -400,11 +411,15 @@ class Membership:
         done: list[Any] = _HANDLERS[type(event)](self, event, now)
         return done
 
+    def _member(self, seat: int, **known: Any) -> Member:
+        name = seat_name(seat, self.replicas)
+        return Member(seat=seat, queue=seat // self.replicas, name=name, **known)
+
     def _move(self, member: Member, move: Move) -> None:
         moves = TABLE[member.state]
         if move not in moves:
             raise ProtocolError(
-                f"queue {member.queue} {move.value} while {member.state.value}, expected one of "
+                f"{member.name} {move.value} while {member.state.value}, expected one of "
                 f"{', '.join(sorted(one.value for one in moves))}"
             )
         member.state = moves[move]
@@ -413,7 +428,7 @@ class Membership:
 
     def _ask(self, event: Asks, now: float) -> list[Any]:
         self._note_steps()
-        old = self.members[event.queue]
+        old = self.members[event.seat]
         is_same = old.has_lease and old.consumer == event.consumer
         if is_same and old.attempt > event.attempt:
             # ZeroMQ may deliver a question of a former connection after one of a later connection.
@@ -422,7 +437,7 @@ class Membership:
             ]
         if old.lives and not (event.takes_over or is_same):
             return [Refuse(LeaseLost(
-                f"queue {event.queue} is held by {old.who}; {event.who} may have it when that one "
+                f"{old.name} is held by {old.who}; {event.who} may have it when that one "
                 "ends, or with takeover=True"
             ))]  # fmt: skip
         number = 0 if event.start is None else event.start.first(self.counting)
@@ -430,8 +445,8 @@ class Membership:
         stale, error = self._agree_on(counting, number, event)
         if error is not None:
             return [Refuse(error)]
-        new = Member(
-            queue=event.queue, state=old.state, who=event.who, consumer=event.consumer,
+        new = self._member(
+            event.seat, state=old.state, who=event.who, consumer=event.consumer,
             attempt=event.attempt, rejoins=event.rejoins, undecided=event.undecided,
             start=event.start, agrees=event.is_known, expires=now + self.lease_s,
             # A member that takes no part leaves nothing behind: what was known before it stays,
@@ -440,26 +455,27 @@ class Membership:
             # Until it says otherwise, a consumer that comes back has batches that its user lacks.
             pending=int(event.rejoins),
         )  # fmt: skip
-        new.step = number if new.finished else self.counting.first(number, event.queue)
+        new.step = number if new.finished else self.counting.first(number, new.queue)
         # Who rejoins may stand anywhere. Who is undecided has no position to compare yet.
         if not (event.rejoins or event.undecided):
             error = self._out_of_step(new)
         if error is not None:
             return [Refuse(error)]
         self._move(new, Move.ASKS)
-        self.members[event.queue] = new
+        self.members[event.seat] = new
         self._look_by(new.expires)
         done: list[Any] = []
         if old.has_lease:
-            taken = LeaseLost(f"queue {old.queue} was taken over by {event.who}")
-            done.append(SendAway(old.queue, taken, fences=not is_same))
+            taken = LeaseLost(f"{old.name} was taken over by {event.who}")
+            done.append(SendAway(old.seat, taken, fences=not is_same))
         if event.rejoins and (news := self._hear_of_ended(event.ended)):
             self._trusts_at = now + self.lease_s
             self._look_by(self._trusts_at)
             done.append(NoteEnded(news, event.who))
-        for queue in stale:
-            gone = LeaseLost(f"queue {queue} was dealt otherwise than the trainers that start now")
-            done += self._dismiss(Dismissed(queue, gone), now)
+        for seat in stale:
+            name = self.members[seat].name
+            gone = LeaseLost(f"{name} was dealt otherwise than the trainers that start now")
+            done += self._dismiss(Dismissed(seat, gone), now)
         return done
 
     def _counting_at(self, number: int, start: Start | None) -> Counting:
@@ -471,66 +487,67 @@ class Membership:
         self, counting: Counting, number: int, event: Asks
     ) -> tuple[list[int], ResumeError | None]:
         """Take over how somebody who comes counts rounds, where nobody is here who says otherwise;
-        else the error. Returns also the queues of those that hang and were dealt otherwise."""
+        else the error. Returns also the seats of those that hang and were dealt otherwise."""
         if (event.start is not None and event.start.finished) or self.counting.agrees(
             counting, number
         ):
             return [], None
-        others = [one for one in self.members if one.queue != event.queue and one.has_lease]
+        others = [one for one in self.members if one.seat != event.seat and one.has_lease]
         decided = [one for one in others if one.lives and not one.undecided]
         if decided and event.undecided:
             return [], None  # Where it may begin is looked at when it wants to.
         if decided:
-            mine = f"queue {event.queue}'s checkpoint is of {counting.describe(number)}"
+            mine = self.members[event.seat].name
+            mine += f"'s checkpoint is of {counting.describe(number)}"
             return [], self._differ(mine, decided)
         self.counting = counting
         for one in others:
             one.step = counting.first(one.step, one.queue)
-        return [one.queue for one in others if not one.lives], None
+        return [one.seat for one in others if not one.lives], None
 
-    def _hear_of_ended(self, queues: Iterable[int]) -> list[int]:
+    def _hear_of_ended(self, seats: Iterable[int]) -> list[int]:
         """Take over what a consumer that comes back knows from a server before this one.
 
         It is believed of queues that nobody holds, so that nobody waits for trainers that left
         while no server was there. A holder knows better itself.
         """
-        known = [self.members[queue] for queue in queues if queue < len(self.members)]
+        known = [self.members[seat] for seat in seats if seat < len(self.members)]
         news = [member for member in known if Move.TOLD in TABLE[member.state]]
         for member in news:
             self._move(member, Move.TOLD)
             member.is_hearsay = True
-        return [member.queue for member in news]
+        return [member.seat for member in news]
 
     def _attach(self, event: Attaches, now: float) -> list[Any]:
-        member = self.members[event.queue]
+        member = self.members[event.seat]
         self._renew(member, now)
         self._move(member, Move.ATTACHES)
         done: list[Any] = []
         if member.finished:
             # It has received everything before: it need not wait until the others have.
             member.ending = "end"
-            done.append(SendEnd(member.queue))
+            done.append(SendEnd(member.seat))
         return done + self._begin(now)
 
     # ---- going
 
     def _die(self, event: Died, now: float) -> list[Any]:
         # A trainer that ends without a goodbye after its last batch has not failed anybody.
-        if self.members[event.queue].has_all:
+        if self.members[event.seat].has_all:
             return self._leave(event, now)
-        return self._lose(EndLease(event.queue), now)
+        return self._lose(EndLease(event.seat), now)
 
     def _dismiss(self, event: Dismissed, now: float) -> list[Any]:
-        return self._lose(SendAway(event.queue, event.error), now)
+        return self._lose(SendAway(event.seat, event.error), now)
 
     def _leave(self, event: Left | Died, now: float) -> list[Any]:
-        move = Move.ENDS if self.members[event.queue].has_all else Move.LEAVES
-        return [*self._lose(EndLease(event.queue), now, move), TellWaiting()]
+        move = Move.ENDS if self.members[event.seat].has_all else Move.LEAVES
+        return [*self._lose(EndLease(event.seat), now, move), TellWaiting()]
 
     def _lose(self, one: EndLease | SendAway, now: float, move: Move = Move.DIES) -> list[Any]:
-        member = self.members[one.queue]
+        member = self.members[one.seat]
         self._move(member, Move.ENDS if member.had_ended else move)
-        self.members[one.queue] = gone = Member(queue=one.queue, state=member.state)
+        self.members[one.seat] = gone = self._member(one.seat, state=member.state)
         if member.had_ended and move is Move.DIES:
             # It had come for a queue that had ended, and its process may live and come again: the
             # end is the last word once it has had the time.
@@ -540,23 +557,23 @@ class Membership:
 
     # ---- what members are sent and say
 
-    def note_sent(self, queue: int, num: int, place: Place) -> None:
+    def note_sent(self, seat: int, num: int, place: Place) -> None:
         """Batches go out to a member, the last one up to `place`."""
-        member = self.members[queue]
+        member = self.members[seat]
         member.sent += num
         member.sent_to = place
 
-    def note_ending(self, queue: int, ending: Ending) -> None:
+    def note_ending(self, seat: int, ending: Ending) -> None:
         """A member is sent the end of the stream, or an error in its place."""
-        self.members[queue].ending = ending
+        self.members[seat].ending = ending
 
     def _use(self, event: Used, now: float) -> list[Any]:
-        member = self.members[event.queue]
+        member = self.members[event.seat]
         may_start = event.begun and self._may_start(member)
         if event.begun and not may_start:
             error = self._refusal(member, now)
             if error is not None:
-                return self._lose(SendAway(event.queue, error), now)
+                return self._lose(SendAway(event.seat, error), now)
         member.used, member.used_to, member.pending = event.num, event.place, event.pending
         is_news = self._renew(member, now)
         if member.undecided and (may_start or event.num > 0):
@@ -583,7 +600,7 @@ class Membership:
         for member in self.members:
             if member.lives and member.expires <= now:
                 member.hangs = True
-                done += [NoteHung(member.queue), *self._look_again(now)]
+                done += [NoteHung(member.seat), *self._look_again(now)]
         if now >= self._goes_on_at:
             done.append(NoteLacking(self.missing(), self._wait_s))
             done += self._begin(now, without_missing=True)
@@ -633,14 +650,14 @@ class Membership:
             member.had_ended = False
         # Not what was sent: that is not used yet, and a position that is stored must not be ahead
         # of a trainer that dies now.
-        used = {member.queue: self._used_step(member) for member in here if not member.has_all}
+        used = {member.seat: self._used_step(member) for member in here if not member.has_all}
         # Who has been sent the end wants nothing more; all others go on after what they were sent.
-        steps = {member.queue: self._sent_step(member) for member in here if not member.ending}
-        wanted = {queue: self._wanted_step(self.members[queue]) for queue in steps}
-        stands = sorted(steps, key=lambda queue: steps[queue])
+        steps = {member.seat: self._sent_step(member) for member in here if not member.ending}
+        wanted = {seat: self._wanted_step(self.members[seat]) for seat in steps}
+        stands = sorted(steps, key=lambda seat: steps[seat])
         if stands:
-            oldest = [queue for queue in stands if steps[queue] == steps[stands[0]]]
-            self._stands = Stands([self.members[queue] for queue in stands], len(oldest))
+            oldest = [seat for seat in stands if steps[seat] == steps[stands[0]]]
+            self._stands = Stands([self.members[seat] for seat in stands], len(oldest))
             # A stream that does not repeat itself passes other positions than before: there nothing
             # can be compared.
             self._stands.settle(() if self._compares else tuple(stands[1:]))
@@ -659,26 +676,26 @@ class Membership:
         return (min(begin), max(begin)) if begin else (0, 0)
 
     def first_steps(self, steps: dict[int, int]) -> list[float]:
-        """The number of the first batch that each queue wants.
+        """The number of the first batch that each seat wants.
 
-        Queues in `steps` go on there. The others have had everything, or will come with a position
+        Seats in `steps` go on there. The others have had everything, or will come with a position
         of their own, so all their batches are discarded: infinity.
         """
         return [
-            self.counting.first(steps[queue], queue) if queue in steps else math.inf
-            for queue in range(len(self.members))
+            self.counting.first(steps[one.seat], one.queue) if one.seat in steps else math.inf
+            for one in self.members
         ]
 
     # ---- whose position is the stream's
 
-    def vouch(self, queue: int) -> None:
+    def vouch(self, seat: int) -> None:
         """A member's position is one that it was given here."""
-        self.members[queue].agrees = True
+        self.members[seat].agrees = True
 
-    def note_passed(self, queues: tuple[int, ...]) -> None:
-        """The run has passed the positions of these queues, and each equals the stream's there."""
+    def note_passed(self, seats: tuple[int, ...]) -> None:
+        """The run has passed the positions of these seats, and each equals the stream's there."""
         if self._stands is not None:
-            self._stands.settle(queues)
+            self._stands.settle(seats)
 
     def _fail(self, event: Failed, now: float) -> list[Any]:
         """Send away those whose positions are why the run has failed, where others can go on
@@ -687,20 +704,20 @@ class Membership:
             return []
         doubted = [
             one for one in self._stands.doubted(event)
-            if self.members[one.queue] is one and one.has_lease
+            if self.members[one.seat] is one and one.has_lease
         ]  # fmt: skip
         if not any(one.has_lease and not one.ending and one not in doubted for one in self.members):
             return []
         self._stands = None
         done: list[Any] = []
         for one in doubted:
-            done += self._lose(SendAway(one.queue, _unfit(one, event.error)), now)
+            done += self._lose(SendAway(one.seat, _unfit(one, event.error)), now)
         return done + (self._begin(now) if doubted else [])
 
     # ---- who is waited for
 
     def missing(self) -> list[int]:
-        """The queues that the feed waits for: nobody holds them, or their holder is undecided while
+        """The seats that the feed waits for: nobody holds them, or their holder is undecided while
         another has loaded a state."""
         # Whose position lies a round behind where one begins who is undecided has loaded it: the
         # latter is about to load the same checkpoint, or else would hold all others at the start.
@@ -710,24 +727,24 @@ class Membership:
             default=-math.inf,
         )
         return [
-            member.queue for member in self.members
+            member.seat for member in self.members
             if (
                 member.undecided and round_of(self._wanted_step(member)) < newest
-                if member.lives else member.queue not in ended
+                if member.lives else member.seat not in ended
             )
         ]  # fmt: skip
 
     def news(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The queues that the feed waits for, and the queues that have ended."""
-        have_all = {member.queue for member in self.members if member.has_lease and member.has_all}
+        """The seats that the feed waits for, and the seats that have ended."""
+        have_all = {member.seat for member in self.members if member.has_lease and member.has_all}
         return tuple(self.missing()), tuple(sorted(self._ended() | have_all))
 
     def _ended(self) -> set[int]:
-        """The queues that have ended; none where somebody wants the feed to run again."""
+        """The seats that have ended; none where somebody wants the feed to run again."""
         # A trainer that starts anew trains with all queues: a past end says nothing about that run.
         if any(member.starts for member in self.members):
             return set()
-        return {member.queue for member in self.members if member.has_ended}
+        return {member.seat for member in self.members if member.has_ended}
 
     def are_all_done(self, now: float) -> bool:
         """Whether the users of all queues have been handed everything. An end that is known by
@@ -765,7 +782,7 @@ class Membership:
         others may be about to be replaced, too.
         """
         # Who has been sent the end leaves by itself: then another pass over the stream begins.
-        leaving = [one.queue for one in self.members if one.has_lease and one.ending]
+        leaving = [one.seat for one in self.members if one.has_lease and one.ending]
         error = self._out_of_step(member, leaving)
         since = now if member.out_of_step_since is None else member.out_of_step_since
         member.out_of_step_since = None if error is None else since
@@ -777,7 +794,7 @@ class Membership:
         # weights: that is told at once, since no row can show it later.
         others = [
             one for one in self.members
-            if one.queue != member.queue and one.queue not in apart_from
+            if one.seat != member.seat and one.seat not in apart_from
             and one.lives and not one.undecided
         ]  # fmt: skip
         if all(self._fit(one, member) for one in others):
@@ -788,8 +805,8 @@ class Membership:
         """Where a member stands, in words."""
         where = self.counting.describe(member.step)
         if member.start is not None and member.used_to is None:
-            return f"queue {member.queue}'s checkpoint is of {where}"
-        return f"queue {member.queue} is at {where}"
+            return f"{member.name}'s checkpoint is of {where}"
+        return f"{member.name} is at {where}"
 
     def _differ(self, mine: str, others: Iterable[Member]) -> ResumeError:
         """The error for a queue whose position is not of the round of the others."""
@@ -815,7 +832,7 @@ class Membership:
         The last round may be uneven: some queues had a batch in it, and for the others there was
         none. Who has had everything then fits on either side of that round.
         """
-        num, turn = len(self.members), self.counting.turn(member.step)
+        num, turn = self.counting.num, self.counting.turn(member.step)
         return {turn // num, -(-turn // num)} if member.finished else {turn // num}
 
     def _sent_step(self, member: Member) -> int:
@@ -842,7 +859,7 @@ def _unfit(member: Member, failure: FeedError) -> FeedError:
     """The error for a consumer with whose position the feed cannot go on."""
     if isinstance(failure, ResumeError):
         return failure
-    return ResumeError(f"the feed cannot go on at the position of queue {member.queue}: {failure}")
+    return ResumeError(f"the feed cannot go on at the position of {member.name}: {failure}")
 
 
 _HANDLERS: dict[type, Any] = {

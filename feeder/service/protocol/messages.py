@@ -106,8 +106,9 @@ class Offer(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The consumer presents it there, once: so the server knows whose connection it is."""
 
 
+# Where no queue is shared, the messages say nothing of replicas.
 class Open(Message, frozen=True, kw_only=True, omit_defaults=True):
-    """A consumer asks for a queue."""
+    """A consumer asks for a queue, or for one replica of it."""
 
     version: Count
     """`PROTOCOL_VERSION` of the consumer."""
@@ -115,6 +116,8 @@ class Open(Message, frozen=True, kw_only=True, omit_defaults=True):
     """Name of the feed; empty means the only one."""
     queue: Count
     """Number of the queue."""
+    replica: Count = 0
+    """Which of the queue's replicas it is; 0 is left out."""
     token: Rows | None
     """Where to go on; None means wherever the queue stands."""
     # Left out where it is 0, so that a server that does not know it serves all others.
@@ -136,7 +139,7 @@ class Open(Message, frozen=True, kw_only=True, omit_defaults=True):
     """How often this consumer has asked before. ZeroMQ may deliver an old question after a new one;
     the lower attempt is refused."""
     ended: Counts
-    """Queues that are known to have had everything: a server that was just started cannot know."""
+    """Seats that are known to have had everything: a server that was just started cannot know."""
     who: Name
     """The consumer in words, for logs and errors."""
     boot_id: Name
@@ -206,7 +209,7 @@ class Spec(Message, frozen=True, kw_only=True):
     columns: Annotated[tuple[ColumnSpec, ...], Meta(min_length=1, max_length=MAX_ITEMS)]
 
 
-class Opened(Message, frozen=True, kw_only=True):
+class Opened(Message, frozen=True, kw_only=True, omit_defaults=True):
     """The consumer holds the queue."""
 
     generation: Generation
@@ -230,6 +233,8 @@ class Opened(Message, frozen=True, kw_only=True):
     """Where this queue stands."""
     writable: bool
     """Whether the feed's batches are to be the user's own, to write into."""
+    replicas: Positive = 1
+    """How many consumers are given the batches of each queue; 1 is left out."""
 
 
 class Arena(Message, frozen=True, kw_only=True):
@@ -242,13 +247,13 @@ class Arena(Message, frozen=True, kw_only=True):
 
 
 class Waiting(Message, frozen=True, kw_only=True):
-    """Where the other queues stand."""
+    """Where the other seats stand: queue * replicas + replica."""
 
     generation: Generation
     queues: Counts
-    """Queues that the feed waits for: nobody holds them."""
+    """Seats that the feed waits for: nobody holds them."""
     ended: Counts
-    """Queues whose consumers have had everything, and need not be there any more."""
+    """Seats whose consumers have had everything, and need not be there any more."""
 
 
 class State(Message, frozen=True, kw_only=True):

@@ -28,7 +28,7 @@ from feeder.workers.stream.rounds import Counting
 class Stand(NamedTuple):
     """A consumer, and the position from which it wants the stream. Immutable."""
 
-    queue: int
+    seat: int
     who: str
     cut: Cut
 
@@ -98,12 +98,12 @@ class Agreement:
     def _compare(self, stand: Stand, batch: Batch) -> None:
         here = self._at.cut() if isinstance(self._at, LazyPosition) else self._at
         if self._is_same(here, stand.cut, batch):
-            self._passed.append(stand.queue)
+            self._passed.append(stand.seat)
             return
-        first, self._differs = self._first, stand.queue
+        first, self._differs = self._first, stand.seat
         self.error = ResumeError(
-            f"the positions of queue {first.queue} ({first.who}) and queue {stand.queue} "
-            f"({stand.who}) are not of one stream: from the one batch {batch.step} begins at "
+            f"the positions of {first.who} and {stand.who} are not of one stream: from the one "
+            f"batch {batch.step} begins at "
             f"{_describe(here)}, and the other says {_describe(stand.cut)}; resume from a "
             "checkpoint of this run"
         )
@@ -116,7 +116,7 @@ class Agreement:
         return key(one, self._stream) == key(other, self._stream)
 
     def news(self) -> tuple[int, ...]:
-        """The queues that have been passed and stand in the stream, where they are more than was
+        """The seats that have been passed and stand in the stream, where they are more than was
         last told; else none."""
         if len(self._passed) == self._num_told:
             return ()

@@ -67,7 +67,8 @@ class News(NamedTuple):
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Lease:
-    """A consumer's right to the batches of one queue, and what has gone back and forth under it.
+    """A consumer's right to the batches of one queue, as one of its replicas, and what has gone
+    back and forth under it.
 
     Owned by the server's I/O thread, which alone writes it. One exception: the batcher's thread
     asks `num_slots` when an arena is made, which fills in `credit` or `excess`; both are single
@@ -75,8 +76,12 @@ class Lease:
     """
 
     peer: Peer
+    seat: int
+    """Number of its seat."""
     queue: int
     """Number of the queue."""
+    replica: int
+    """Which of the queue's replicas it is."""
     generation: bytes
     """The fencing token: 16 random bytes of the server's run and a counter. A message that carries
     another one is from a lease that is over."""
@@ -166,11 +171,11 @@ class Lease:
         if self.last_waiting[0]:
             self.last_waiting = (), self.last_waiting[1]  # Batches say that nobody is waited for.
         self.under_way.extend(batches)
-        self.membership.note_sent(self.queue, len(batches), batches[-1].place)
+        self.membership.note_sent(self.seat, len(batches), batches[-1].place)
 
     def finish(self, ending: Literal["end", "fault"]) -> None:
         """Note that nothing more goes out."""
-        self.membership.note_ending(self.queue, ending)
+        self.membership.note_ending(self.seat, ending)
 
     def take_used(self, num: int) -> News:
         """Take out the first `num` batches under way: the user has been handed them, or never will
@@ -351,7 +356,7 @@ class Delivery:
             self._stream, len(factory.config.devices), factory.positions.id.encode, self._token
         )
         # Sent since the last `settle`.
-        self._sent: list[tuple[StreamIncarnation, int, list[Batch]]] = []
+        self._sent: list[tuple[StreamIncarnation, Lease, list[Batch]]] = []
         self.columns: Columns | None = None
         """The feed's columns; None before the first batch."""
         self.judged: FeedError | None = None
@@ -363,7 +368,7 @@ class Delivery:
     def pump(self, lease: Lease, run: StreamIncarnation) -> bool:
         """Send a consumer the batches that it has credit for, and then what comes after them; False
         where the consumer is gone."""
-        outbox = run.outboxes[lease.queue]
+        outbox = run.outboxes[lease.seat]
         self.columns = run.pipeline.schema.columns
         while (lease.room > 0 or not lease.credit) and len(outbox):
             # Left to the server, credit goes by the size of batches, which is known only now.
@@ -442,14 +447,15 @@ class Delivery:
         message = say.Batches(generation=lease.generation, groups=tuple(groups))
         # Noted before the message leaves: what may be on its way belongs to the consumer, also
         # where the process dies or the send fails.
+        bit = 1 << lease.replica
         for slot in slots:
-            slot.sent = True
+            slot.sent |= bit
         lease.note(batches, run)
         point("server.before_send")
         frames = () if lease.shared else pieces(slots[0].memories(batches[0].arrays))
         is_sent = self._send(lease.peer, message, frames)
         point("server.sent")
-        self._sent.append((run, lease.queue, batches))
+        self._sent.append((run, lease, batches))
         return is_sent
 
     def _checksums(self, lease: Lease, slots: list[ArenaSlot]) -> list[int]:
@@ -464,7 +470,7 @@ class Delivery:
             checksum(slot.memory, mode) if made is None else made
             for slot, made in zip(slots, known, strict=True)
         ]
-        stats = self._feed.stats.queues[lease.queue]
+        stats = self._feed.stats.queues[lease.seat]
         stats.checked_s += before_s + time.monotonic() - began
         return found
 
@@ -541,8 +547,8 @@ class Delivery:
         # A consumer refuses a larger message, and its connection would be lost with it.
         if data is not None and len(data) > say.ROWS_BYTES:
             logger.warning(
-                "feed %r, queue %d: a snapshot of %d bytes is not sent, expected at most %d",
-                self._feed.name, lease.queue, len(data), say.ROWS_BYTES,
+                "feed %r, %s: a snapshot of %d bytes is not sent, expected at most %d",
+                self._feed.name, lease.member.name, len(data), say.ROWS_BYTES,
             )  # fmt: skip
             data = None
         receipt = lease.answers.make(os.urandom(RECEIPT_BYTES))
@@ -550,13 +556,16 @@ class Delivery:
         return self._send(lease.peer, message, ())
 
     def settle(self) -> None:
-        """Count what has been sent as buffered no longer: from here on credit bounds it. Apart from
-        the sending, since this wakes fetchers, which then take the interpreter."""
+        """Count what has been sent, to all replicas of a queue, as buffered no longer: from here on
+        credit bounds it. Apart from the sending, since this wakes fetchers, which then take the
+        interpreter."""
         sent, self._sent = self._sent, []
-        for run, queue, batches in sent:
+        for run, lease, batches in sent:
+            num = run.sent[lease.queue].advance(lease.replica, len(batches))
+            batches = batches[:num]
             rows = sum([batch.rows for batch in batches])
             num_bytes = sum([batch.held_bytes for batch in batches])
-            run.pipeline.channel.hand_out(queue, Held(len(batches), rows, num_bytes, 0))
+            run.pipeline.channel.hand_out(lease.queue, Held(num, rows, num_bytes, 0))
 
     def let_go(self, lease: Lease, news: News) -> None:
         """Let go of what used batches kept: chunks for snapshots at their positions, and the slots
@@ -566,10 +575,14 @@ class Delivery:
         # copies.
         if not lease.shared and batches:
             numbers = [slot_of(batch).number for batch in batches]
-            self._feed.slots.release(lease.queue, numbers)
+            self._feed.slots.release(lease.queue, numbers, lease.replica)
+        if news.run is None:
+            return
         # Stale batches were counted by a run that is gone.
-        kept_rows = sum([batch.kept_rows for batch in batches[news.num_stale :]])
-        if kept_rows and news.run is not None:
+        used = batches[news.num_stale :]
+        num = news.run.used[lease.queue].advance(lease.replica, len(used))
+        kept_rows = sum([batch.kept_rows for batch in used[:num]])
+        if kept_rows:
             news.run.pipeline.channel.hand_out(lease.queue, Held(0, 0, 0, kept_rows))
 
 

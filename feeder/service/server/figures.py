@@ -54,7 +54,7 @@ def feed_figures(desk: Desk, now: float) -> FeedFigures:
         condition,
         feed.counted,
         None if run is None else run.pipeline.budget,
-        [_queue(desk, number, now) for number in range(desk.num_queues)],
+        [_queue(desk, seat, now) for seat in range(len(desk.leases))],
         now,
         blocked_s=feed.slots.waited.seconds(now),
         service=_service(desk),
@@ -89,17 +89,19 @@ def _service(desk: Desk) -> ServiceFigures:
     )
 
 
-def _queue(desk: Desk, number: int, now: float) -> QueueFigures:
-    stats, lease, run = desk.feed.stats.queues[number], desk.leases[number], desk.feed.run
+def _queue(desk: Desk, seat: int, now: float) -> QueueFigures:
+    stats, lease, run = desk.feed.stats.queues[seat], desk.leases[seat], desk.feed.run
+    number, replica = divmod(seat, desk.replicas)
     # Credit under way counts as waiting: the consumer has it before its user asks.
     in_flight = 0 if lease is None else len(lease.under_way)
     return QueueFigures(
         queue=number,
+        replica=None if desk.replicas == 1 else replica,
         device=desk.feed.factory.config.devices[number],
         batches=stats.used.batches,
         rows=stats.used.rows,
         bytes=stats.used.bytes,
-        waiting=in_flight + (0 if run is None else len(run.outboxes[number])),
+        waiting=in_flight + (0 if run is None else len(run.outboxes[seat])),
         capacity=desk.feed.slots.num_slots(number),
         wait_s=stats.wait_s(now),
         starved_s=stats.starved.seconds(now),

@@ -9,9 +9,11 @@ from typing import Any, cast
 from feeder.devices.layout import credit_for
 from feeder.errors import ConfigError, FeedError, ProtocolError
 from feeder.service.faults import point
+from feeder.service.memory.memfd import wanted_by_all
 from feeder.service.net.listener import Peer
 from feeder.service.protocol import membership as members
 from feeder.service.protocol import messages as say
+from feeder.service.protocol.seats import seat_names, seat_of
 from feeder.service.ratelimited_log import plain
 from feeder.service.server.agreement import Agreement, Stand, key
 from feeder.service.server.delivery import Delivery, Lease, News, Send, make_fault
@@ -36,20 +38,23 @@ class Desk:
         self._send = send
         factory = feed.factory
         self.num_queues = len(factory.config.devices)
+        self.replicas = factory.replicas
+        """How many consumers are given the batches of each queue."""
         self.membership = members.Membership(
             self.num_queues,
             lease_s,
+            replicas=self.replicas,
             goes_back=factory.goes_back,
             compares=factory.config.stream.repeatable,
             counting=factory.counting,
         )
-        self.leases: list[Lease | None] = [None] * self.num_queues
-        """The lease of each queue; None where nobody holds it."""
+        self.leases: list[Lease | None] = [None] * factory.num_seats
+        """The lease of each seat; None where nobody holds it."""
         self._delivery = Delivery(feed, send)
         self.low_watermark = LowWatermark(factory)
         """How far all consumers have used the feed."""
         self._agreement: Agreement | None = None
-        # Per queue: the last consumer known to stand in the stream, and the positions from which
+        # Per seat: the last consumer known to stand in the stream, and the positions from which
         # it may come back.
         self._left: dict[int, tuple[bytes, set[tuple[Any, ...]]]] = {}
         # The position of a consumer that came back with the end of the stream.
@@ -69,17 +74,17 @@ class Desk:
         match one:
             case members.Refuse(error):
                 raise error
-            case members.SendAway(queue, error, fences):
+            case members.SendAway(seat, error, fences):
                 self.feed.stats.fenced += fences
-                lease = self.leases[queue]
+                lease = self.leases[seat]
                 assert lease is not None
                 self._send(lease.peer, make_fault(lease.generation, error, None), ())
                 # Its connection is left to it: a hang-up would come before the error.
-                self._end_lease(queue, hangs_up=False)
-            case members.EndLease(queue):
-                self._end_lease(queue)
-            case members.SendEnd(queue):
-                lease = self.leases[queue]
+                self._end_lease(seat, hangs_up=False)
+            case members.EndLease(seat):
+                self._end_lease(seat)
+            case members.SendEnd(seat):
+                lease = self.leases[seat]
                 assert lease is not None
                 self._finished = lease.resume
                 self._delivery.send_end(lease, self.start_token(lease))
@@ -95,60 +100,66 @@ class Desk:
     def _log(self, one: Any) -> None:
         name = self.feed.name
         match one:
-            case members.NoteHung(queue):
+            case members.NoteHung(seat):
                 self.feed.stats.expired += 1
+                member = self.membership.members[seat]
                 logger.warning(
-                    "feed %r: %s, queue %d, was not heard of for %.0f s; its connection is alive, "
-                    "so it hangs", name, self.membership.members[queue].who, queue,
-                    self.membership.lease_s,
+                    "feed %r: %s, %s, was not heard of for %.0f s; its connection is alive, "
+                    "so it hangs", name, member.who, member.name, self.membership.lease_s,
                 )  # fmt: skip
-            case members.NoteEnded(queues, who):
-                logger.info(
-                    "feed %r: %s says that queues %r have had everything", name, who, queues
-                )
-            case members.NoteLacking(queues, waited_s):
+            case members.NoteEnded(seats, who):
+                named = seat_names(seats, self.replicas)
+                logger.info("feed %r: %s says that all has been had of %s", name, who, named)
+            case members.NoteLacking(seats, waited_s):
                 logger.warning(
-                    "feed %r: nobody came for queues %r in %.0f s; it goes on without them until "
-                    "somebody does", name, queues, waited_s,
+                    "feed %r: nobody came for %s in %.0f s; it goes on without them until "
+                    "somebody does", name, seat_names(seats, self.replicas), waited_s,
                 )  # fmt: skip
 
     # ---- coming and going
 
     def open(self, peer: Peer, message: say.Open) -> Lease:
         """Give a consumer its queue, or raise `LeaseLost`, `ResumeError` or `ConfigError`."""
-        queue, num = message.queue, self.num_queues
-        if queue >= num:
-            raise ConfigError(
-                f"queue is {queue}, but feed {self.feed.name!r} has {num}; expected 0 to {num - 1}"
-            )
+        queue, replica = message.queue, message.replica
+        for kind, number, num in (
+            ("queue", queue, self.num_queues), ("replica", replica, self.replicas),
+        ):  # fmt: skip
+            if number >= num:
+                raise ConfigError(
+                    f"{kind} is {number}, but feed {self.feed.name!r} has {num}; expected 0 to "
+                    f"{num - 1}"
+                )
+        seat = seat_of(queue, replica, self.replicas)
         rejoins = message.intent == "rejoin"
         resume = self.feed.factory.find(message.token, rejoins=rejoins, skip=message.skip)
         start = None if resume is None else self._start_at(resume)
         # Who came without a position, or with the one this server began at, had it from here.
         is_known = resume is None or resume is self.feed.factory.origin
         self._handle(members.Asks(
-            queue, plain(message.who), message.consumer, message.attempt, start, rejoins,
+            seat, plain(message.who), message.consumer, message.attempt, start, rejoins,
             message.undecided, message.takeover, message.ended, is_known,
         ))  # fmt: skip
         self.feed.stats.count_open(rejoins=rejoins)
-        lease = self.leases[queue] = Lease(
+        lease = self.leases[seat] = Lease(
             peer=peer,
+            seat=seat,
             queue=queue,
+            replica=replica,
             # Fences off every earlier lease, also those of other servers at this address.
             generation=self._run_id + self.feed.stats.opened.to_bytes(8, "big"),
             membership=self.membership,
-            member=self.membership.members[queue],
+            member=self.membership.members[seat],
             credit=message.credit,
             hold=message.hold,
             checksum=message.checksum,
             resume=resume,
         )
-        consumer, keys = self._left.get(queue, (b"", set()))
+        consumer, keys = self._left.get(seat, (b"", set()))
         stream = self.feed.factory.config.stream
         if consumer == message.consumer and resume and key(resume.cut, stream) in keys:
-            self.membership.vouch(queue)
+            self.membership.vouch(seat)
         # Also where nobody held the queue: its arena may be of a size that this lease cannot use.
-        self.feed.slots.retire(queue, lambda a: a.num_slots == lease.num_slots(a.slot_bytes))
+        self.feed.slots.retire(queue, lambda a: a.num_slots == self.num_slots(queue, a.slot_bytes))
         lease.session.on("Open")
         return lease
 
@@ -160,15 +171,16 @@ class Desk:
             cut.step, cut.finished, cut.epoch, cut.index, nobodys, into_round
         )  # fmt: skip
 
-    def _end_lease(self, queue: int, *, hangs_up: bool = True) -> None:
+    def _end_lease(self, seat: int, *, hangs_up: bool = True) -> None:
         """End a lease: memory that its consumer may still look at is never written again."""
-        lease, self.leases[queue] = self.leases[queue], None
+        lease, self.leases[seat] = self.leases[seat], None
         assert lease is not None
         self._note_places(lease)
         lease.is_over = True
-        self.feed.stats.queues[queue].starved.stop(time.monotonic())
-        # The arena goes as a whole. A late reader then sees old bytes, and never torn ones.
-        self.feed.slots.retire(queue, lambda arena: lease.shared)
+        self.feed.stats.queues[seat].starved.stop(time.monotonic())
+        # The arena goes as a whole. A late reader then sees old bytes, and never torn ones; other
+        # replicas go on reading what is in it.
+        self.feed.slots.retire(lease.queue, lambda arena: lease.shared)
         if lease.connection is not None and hangs_up:
             lease.connection.close()
         self._delivery.let_go(lease, lease.take_used(len(lease.under_way)))
@@ -177,42 +189,45 @@ class Desk:
         """Remember from where a consumer whose lease ends may come back: it is then known to stand
         in the stream."""
         stream, member = self.feed.factory.config.stream, lease.member
-        self._left.pop(lease.queue, None)
-        if not (member.agrees and stream.repeatable and self.num_queues > 1):
+        self._left.pop(lease.seat, None)
+        if not (member.agrees and stream.repeatable and len(self.leases) > 1):
             return
         # Every position that it may hold: those of batches it was sent, and the one it came with.
         places = [lease.place_after(member.used), *[batch.place for batch in lease.under_way]]
         cuts = [place.cut() for place in places if place is not None]
         cuts += [] if lease.resume is None else [lease.resume.cut]
-        self._left[lease.queue] = member.consumer, {key(cut, stream) for cut in cuts}
+        self._left[lease.seat] = member.consumer, {key(cut, stream) for cut in cuts}
 
     def lose(self, lease: Lease) -> None:
         """The connection of a lease's consumer is dead."""
         if not lease.is_over:
-            who = lease.member.who
-            logger.info("feed %r: %s, queue %d, is gone", self.feed.name, who, lease.queue)
-            self._handle(members.Died(lease.queue))
+            member = lease.member
+            logger.info("feed %r: %s, %s, is gone", self.feed.name, member.who, member.name)
+            self._handle(members.Died(lease.seat))
 
     def _dismiss(self, lease: Lease, error: FeedError) -> None:
         """End a lease for what its consumer has done, or wants."""
         if not lease.is_over:
-            self._handle(members.Dismissed(lease.queue, error))
+            self._handle(members.Dismissed(lease.seat, error))
 
     def attach(self, lease: Lease, message: say.Attached) -> None:
         """A consumer is ready for batches; raises `ProtocolError` where it cannot be."""
         lease.session.on("Attached")
         lease.shared = message.plane == "shared"
-        self.feed.slots.prepare(lease.queue, lease.wanted)
+        # Who has not attached yet may still turn to frames.
+        ready = [one for one in self._of_queue(lease.queue) if one.member.has_attached]
+        wanted = wanted_by_all([lease.wanted, *[one.wanted for one in ready]])
+        self.feed.slots.prepare(lease.queue, wanted)
         if lease.shared and lease.connection is None:
             raise ProtocolError("plane is 'shared', but no connection to the unix socket was made")
         if message.reason:
-            logger.info("feed %r, queue %d: frames, because %s", self.feed.name, lease.queue,
+            logger.info("feed %r, %s: frames, because %s", self.feed.name, lease.member.name,
                         plain(message.reason))  # fmt: skip
-        self._handle(members.Attaches(lease.queue))
+        self._handle(members.Attaches(lease.seat))
 
     def leave(self, lease: Lease) -> None:
         """A consumer says goodbye."""
-        self._handle(members.Left(lease.queue))
+        self._handle(members.Left(lease.seat))
 
     @property
     def acknowledged(self) -> bool:
@@ -226,15 +241,16 @@ class Desk:
         )  # fmt: skip
         stands: list[Stand] = []
         start = None
-        for queue in run.stands:
-            lease = self.leases[queue]
+        for seat in run.stands:
+            lease = self.leases[seat]
             assert lease is not None
             # After the last batch that it was sent.
             place = lease.member.sent_to
             at = lease.resume if place is None else self._delivery.resume_after(cast("Any", place))
             start = start if stands else at
             cut = factory.start_cut() if at is None else at.cut
-            stands.append(Stand(queue, lease.member.who, cut))
+            member = lease.member
+            stands.append(Stand(seat, f"{member.name} ({member.who})", cut))
         if not stands:
             return self.feed.stop_run()  # Everybody has had everything.
         self._agreement = Agreement(stands, factory.config.stream, counting, run.void)
@@ -252,8 +268,13 @@ class Desk:
     def num_slots(self, queue: int, slot_bytes: int) -> int:
         """How many slots of this size an arena of the queue needs; the batcher's thread asks, since
         only then is the size of a batch known."""
-        lease = self.leases[queue]
-        return credit_for(slot_bytes) if lease is None else lease.num_slots(slot_bytes)
+        leases = self._of_queue(queue)
+        return max([one.num_slots(slot_bytes) for one in leases], default=credit_for(slot_bytes))
+
+    def _of_queue(self, queue: int) -> list[Lease]:
+        """The leases of a queue's replicas."""
+        leases = self.leases[queue * self.replicas :][: self.replicas]
+        return [lease for lease in leases if lease is not None]
 
     def expire(self, now: float) -> float:
         """Let newcomers have the queues of consumers that were silent for too long, and begin
@@ -271,28 +292,28 @@ class Desk:
     def use(self, lease: Lease, message: say.Used) -> None:
         """Note what a consumer reports: batches that its user was handed, slots that are free
         again, or only that it lives."""
-        queue, sequence, member = lease.queue, message.sequence, lease.member
+        seat, sequence, member = lease.seat, message.sequence, lease.member
         if not member.used <= sequence <= member.sent:
             raise ProtocolError(
                 f"used {sequence} batches, expected from {member.used} to {member.sent}"
             )
         num, now = sequence - member.used, time.monotonic()
         place = lease.place_after(sequence)
-        self._handle(members.Used(queue, sequence, message.pending, place, message.begun), now)
+        self._handle(members.Used(seat, sequence, message.pending, place, message.begun), now)
         if lease.is_over:
             return
         if message.slots:
             if not lease.shared:
                 raise ProtocolError("slots are released that were never given")
-            self.feed.slots.release(queue, message.slots)
+            self.feed.slots.release(lease.queue, message.slots, lease.replica)
             point("server.released")
         news = lease.take_used(num)
         places = [batch.place for batch in news.batches]
-        self.feed.stats.queues[queue].add_report(message.report, news.batches, now)
-        self.low_watermark.note(queue, places, self._delivery.columns)
+        self.feed.stats.queues[seat].add_report(message.report, news.batches, now)
+        self.low_watermark.note(seat, places, self._delivery.columns)
         self._unsettled.append((lease, news))
         if member.has_all:
-            self.low_watermark.leave_out(queue, self._delivery.columns)
+            self.low_watermark.leave_out(seat, self._delivery.columns)
 
     def snapshot(self, lease: Lease, message: say.Snapshot) -> None:
         """Answer a consumer that asks for its position with leftover rows."""
@@ -330,10 +351,25 @@ class Desk:
                 self._delivery.let_go(lease, news)
             # A lease that releases what it does not have ends alone.
             except ProtocolError as error:
-                logger.exception("feed %r, queue %d", self.feed.name, lease.queue)
+                logger.exception("feed %r, %s", self.feed.name, lease.member.name)
                 self._dismiss(lease, error)
         self._delivery.settle()
+        if self.replicas > 1:
+            self._look_for_kept()
         self.feed.make_use_of_room()
+
+    def _look_for_kept(self) -> None:
+        """Have more slots made where replicas keep different batches, so many in all that no slot
+        is left for the next one."""
+        # Memory is for one consumer, since replicas mostly keep the same. Who has been handed all
+        # that it was sent keeps what it has not given back. The last one is not reported while it
+        # is at hand; of the others a report comes twice a second at least.
+        queue, run = self.feed.slots.waiting, self.feed.run
+        if queue is None or run is None:
+            return
+        has_more = any(map(len, run.outboxes[queue * self.replicas :][: self.replicas]))
+        if not (has_more or any(len(lease.under_way) > 1 for lease in self._of_queue(queue))):
+            self.feed.slots.grow(queue)
 
     def _pump(self, lease: Lease) -> None:
         run, failure = self.feed.run, self.feed.failure

@@ -357,6 +357,7 @@ class ServerLoop:
             epochs=factory.config.stream.epochs,
             token=desk.start_token(lease),
             writable=factory.config.run.writable,
+            replicas=factory.replicas,
         )
         lease.session.on("Opened")
         if not self.send(peer, answer, ()):

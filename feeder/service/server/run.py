@@ -56,8 +56,11 @@ class FeedFactory:
         coordinator: Coordinator,
         factory: Callable[[], Any] | None,
         queues: int | None,
+        replicas: int = 1,
     ) -> None:
         self.name = name
+        self.replicas = replicas
+        """How many consumers are given the batches of each queue."""
         self._user_factory = factory
         self._queues = queues
         # Made already and not used yet: a factory is slow to call twice for one start.
@@ -67,9 +70,10 @@ class FeedFactory:
         self.origin: Resume | None = None
         """Where consumers without a position begin; None for the start of the feed."""
         _check_names(name, self.config.stream.names)
-        if len(self.config.devices) > MAX_ITEMS:
+        if self.num_seats > MAX_ITEMS:
+            num, shared = len(self.config.devices), f" with {replicas} replicas" * (replicas > 1)
             raise ConfigError(
-                f"feed {name!r} has {len(self.config.devices)} queues, expected at most {MAX_ITEMS}"
+                f"feed {name!r} has {num} queues{shared}, expected at most {MAX_ITEMS}"
             )
         if self.config.stream.order == "arrival" and len(self.config.devices) > 1:
             raise ConfigError(
@@ -98,6 +102,11 @@ class FeedFactory:
     def config(self) -> FeedConfig:
         """The feed's settings."""
         return self.positions.config
+
+    @property
+    def num_seats(self) -> int:
+        """How many consumers it has: one for each replica of each queue."""
+        return len(self.config.devices) * self.replicas
 
     @property
     def goes_back(self) -> bool:
@@ -220,13 +229,14 @@ def _check_names(feed: str, columns: Sequence[str]) -> None:
 
 
 def make_feed_factories(
-    coordinator: Coordinator, factory: Callable[[], Any] | None, queues: int | None
-) -> list[FeedFactory]:
+    coordinator: Coordinator, factory: Callable[[], Any] | None, queues: int | None,
+    replicas: int = 1,
+) -> list[FeedFactory]:  # fmt: skip
     """A `FeedFactory` for each feed of a coordinator. Raises `ConfigError`."""
     names = list(coordinator)
     if not names:
         raise ConfigError("the coordinator has no feed to serve; add one first")
-    return [FeedFactory(name, coordinator, factory, queues) for name in names]
+    return [FeedFactory(name, coordinator, factory, queues, replicas) for name in names]
 
 
 def begin_at(
@@ -260,8 +270,12 @@ CheckBatches = Callable[[list[Batch]], None]
 """Checks batches before they are queued (`Agreement.look`); what it raises ends the run."""
 
 
+def _check_nothing(batches: list[Batch]) -> None:
+    """Another outbox has checked these batches."""
+
+
 class Outbox:
-    """Batches of one queue that are not sent yet. It never waits, since slots bound their number.
+    """Batches for one seat that are not sent yet. It never waits, since slots bound their number.
 
     `put` and `finish` are the batcher's; `pop_batches`, `ending` and `starve` the I/O thread's;
     `close` may be anybody's. The lock guards `_batches`, `_ending`, `_closed` and the stopwatch,
@@ -378,6 +392,58 @@ class Outbox:
             self._batches.clear()
 
 
+class SharedQueue:
+    """The outboxes of one shared queue, as one device queue: each replica gets every batch.
+
+    The batches are the same objects, so their memory is there once.
+    """
+
+    def __init__(self, outboxes: Sequence[Outbox]) -> None:
+        self._outboxes = outboxes
+
+    @property
+    def waited_since(self) -> float | None:
+        """Since when a replica has had nothing left to use; None while all have something."""
+        waits = [outbox.waited_since for outbox in self._outboxes]
+        return min((since for since in waits if since is not None), default=None)
+
+    def put(self, batches: list[Batch]) -> None:
+        """Add batches in order, as `Outbox.put` does."""
+        for outbox in self._outboxes:
+            outbox.put(batches)
+
+    def grow(self, capacity: int) -> None:
+        """Do nothing: slots bound what waits here."""
+
+    def yield_to_user(self) -> None:
+        """Do nothing: the users are in other processes."""
+
+    def finish(self, ending: LazyPosition | FeedError) -> None:
+        """Note what comes after all batches: the end of the stream, or an error."""
+        for outbox in self._outboxes:
+            outbox.finish(ending)
+
+
+class Laggard:
+    """How many batches of a run the last replica of a queue is past: what all are past is counted
+    out once. Any thread; the lock guards the counts."""
+
+    def __init__(self, replicas: int) -> None:
+        self._past = [0] * replicas
+        self._lock = threading.Lock()
+
+    def advance(self, replica: int, num: int) -> int:
+        """A replica is past `num` more batches; returns how many of these, the first ones, all are
+        past now."""
+        past = self._past
+        if len(past) == 1:
+            return num
+        with self._lock:
+            mine, past[replica] = past[replica], past[replica] + num
+            # None of these was counted before, since this replica was not past it.
+            return max(0, min(past) - mine)
+
+
 logger = logging.getLogger("feeder")
 
 # A run can end only when the user's fetch function returns. While serving that may take its time,
@@ -391,12 +457,19 @@ _REWIND_INTERVAL_S = 0.5
 
 
 class StreamIncarnation:
-    """The stream of a feed from one position on, with an outbox for each queue. Immutable."""
+    """The stream of a feed from one position on, with an outbox for each seat. Immutable, but for
+    the counts of `sent` and `used`."""
 
-    def __init__(self, pipeline: Pipeline, outboxes: list[Outbox]) -> None:
+    def __init__(
+        self, pipeline: Pipeline, outboxes: list[Outbox], sent: list[Laggard], used: list[Laggard]
+    ) -> None:
         self.pipeline = pipeline
         self.outboxes = outboxes
-        """One for each queue."""
+        """One for each seat."""
+        self.sent = sent
+        """Of each queue, how many of its batches have been sent."""
+        self.used = used
+        """And how many have been used."""
 
     @property
     def failure(self) -> FeedError | None:
@@ -444,7 +517,7 @@ class ServedFeed:
         config = factory.config
         self.counted = StreamStats.of(config.stream, config.run, len(config.devices))
         """Counters of its streams, one after the other: they go on when the feed is begun again."""
-        self.stats = FeedStats(len(config.devices))
+        self.stats = FeedStats(factory.num_seats)
         """Counters of its consumers. (Written by the I/O thread.)"""
         self.started_at: float | None = None
         """When it was begun for the first time."""
@@ -472,7 +545,7 @@ class ServedFeed:
         self, resume: Resume | None, first_steps: list[float], check: CheckBatches,
         counting: Counting | None = None,
     ) -> None:  # fmt: skip
-        """Ask for a run from another position on, which deals as `counting` says; of each queue the
+        """Ask for a run from another position on, which deals as `counting` says; of each seat the
         batches before its first number are discarded. `check` is called with all batches, in order,
         before anything else."""
         self.stop_run()
@@ -604,31 +677,41 @@ class ServedFeed:
         # called before.
         resume = resume or Resume(cut=self.factory.start_cut())
 
-        def discard(queue: int, batch: Batch) -> None:
+        num, replicas = len(config.devices), self.factory.replicas
+        sent, used = ([Laggard(replicas) for _ in range(num)] for _ in range(2))
+
+        def discard(seat: int, batch: Batch) -> None:
             # As if it had been sent and used: its slot is free, and its rows are buffered no more.
+            queue, replica = divmod(seat, replicas)
             self.slots.free(queue, slot_of(batch))
-            held = Held(1, batch.rows, batch.held_bytes, batch.kept_rows)
+            is_sent, is_used = (counts[queue].advance(replica, 1) for counts in (sent, used))
+            held = Held(
+                is_sent, is_sent * batch.rows, is_sent * batch.held_bytes, is_used * batch.kept_rows
+            )
             pipeline.channel.hand_out(queue, held)
 
         outboxes = [
+            # One outbox of each queue checks its batches, which are those of all its replicas.
             Outbox(
-                step, check, partial(discard, queue), self.stats.queues[queue].starved,
-                counting.number,
+                step, check if seat % replicas == 0 else _check_nothing, partial(discard, seat),
+                self.stats.queues[seat].starved, counting.number,
             )
-            for queue, step in enumerate(first_steps)
+            for seat, step in enumerate(first_steps)
         ]  # fmt: skip
+        shared = [outboxes[at : at + replicas] for at in range(0, len(outboxes), replicas)]
+        queues = [SharedQueue(of_queue) for of_queue in shared] if replicas > 1 else outboxes
         if len(self.counted.partitions) != num_partitions(config.stream, config.run):
             # A factory may give another number of threads each time, and then counters cannot go
             # on.
-            self.counted = StreamStats.of(config.stream, config.run, len(outboxes))
+            self.counted = StreamStats.of(config.stream, config.run, num)
         self.slots.reopen()
         positions = self.factory.positions
         pipeline = Pipeline(
-            config.stream, config.run, self.name, outboxes, self.slots,
+            config.stream, config.run, self.name, queues, self.slots,
             encode=positions.id.encode, resume=resume, stats=self.counted,
             turns=positions.begin_within(resume.cut, counting),
         )  # fmt: skip
-        run = StreamIncarnation(pipeline, outboxes)
+        run = StreamIncarnation(pipeline, outboxes, sent, used)
         for outbox in outboxes:
             outbox.wake = self._wake
         # Threads first, `self.run` after: the I/O thread takes what it finds there as a run that

@@ -58,6 +58,7 @@ def check_arguments(
     addresses: str | Sequence[str] | None,
     *,
     queues: int | None,
+    replicas: int,
     keys: str | os.PathLike[str] | None,
     insecure: bool,
     lease: float,
@@ -70,6 +71,8 @@ def check_arguments(
         raise ConfigError(f"exit_when is {exit_when!r}, expected 'never' or 'acknowledged'")
     if queues is not None and (type(queues) is not int or not 1 <= queues <= 4096):
         raise ConfigError(f"queues is {queues!r}, expected a whole number from 1 to 4096")
+    if type(replicas) is not int or not 1 <= replicas <= 1024:
+        raise ConfigError(f"replicas is {replicas!r}, expected a whole number from 1 to 1024")
     if type(skip) is not int or skip < 0:
         raise ConfigError(f"skip is {skip!r}, expected a whole number >= 0")
     if type(lease) not in (int, float) or not 0 < lease <= 1e9:
@@ -134,6 +137,7 @@ class Server:
         status: str | int | None = None,
         checkpoints: Checkpointing | None = None,
         resume: Any = None,
+        replicas: int = 1,
         skip: int = 0,
     ) -> None:
         self._stack = contextlib.ExitStack()
@@ -144,7 +148,7 @@ class Server:
         self._saver: Saver | None = None
         self._forked = False
         try:
-            factories = make_feed_factories(coordinator, factory, queues)
+            factories = make_feed_factories(coordinator, factory, queues, replicas)
             store = None if checkpoints is None else checkpoints.place
             begin_at(factories, resume, store, skip)
             run_id = os.urandom(16)
@@ -182,6 +186,8 @@ class Server:
         forking.add_server(self)
         self.queues = {name: desk.num_queues for name, desk in self._desks.items()}
         """The number of queues of each feed, by its name."""
+        self.replicas = self._feeds[0].factory.replicas
+        """How many consumers are given the batches of each queue."""
         self._loop = ServerLoop(
             self._desks, listeners, descriptors, self._waker, exit_when=exit_when
         )
@@ -211,6 +217,7 @@ class Server:
         slots = ArenaSlots(
             len(factory.config.devices),
             lambda queue, slot_bytes: desks[factory.name].num_slots(queue, slot_bytes),
+            replicas=factory.replicas,
         )
         feed = ServedFeed(factory, slots, self._waker.wake)
         desks[factory.name] = Desk(
@@ -329,6 +336,7 @@ def serve(
     addresses: str | Sequence[str] | None = None,
     *,
     queues: int | None = None,
+    replicas: int = 1,
     keys: str | os.PathLike[str] | None = None,
     insecure: bool = False,
     lease: float = 30.0,
@@ -349,6 +357,8 @@ def serve(
             default a unix socket in a directory of this user's own.
         queues: Queues of each feed, batch `step` goes to queue `step` modulo their number; by
             default as many as the feed has devices.
+        replicas: Trainers that are given the batches of each queue, all of them the same: those
+            that work on one batch together. On one host they share one copy.
         keys: A directory of `feeder keygen`: TCP is encrypted, and its clients alone come in.
         insecure: Listen where other hosts can reach it without keys.
         lease: Seconds after which a consumer that is not heard of may be replaced.
@@ -375,8 +385,8 @@ def serve(
         CheckpointError: `resume` cannot be read, or somebody else writes to `checkpoints`.
     """
     found, server_keys = check_arguments(
-        addresses, queues=queues, keys=keys, insecure=insecure, lease=lease, exit_when=exit_when,
-        status=status, skip=skip,
+        addresses, queues=queues, replicas=replicas, keys=keys, insecure=insecure, lease=lease,
+        exit_when=exit_when, status=status, skip=skip,
     )  # fmt: skip
     if isinstance(feeds, Coordinator):
         factory, coordinator = None, feeds
@@ -390,5 +400,5 @@ def serve(
     return Server(
         coordinator, factory, found, queues=queues, lease_s=lease, exit_when=exit_when,
         status=status, keys=server_keys, resume=resume, checkpoints=check_checkpoints(checkpoints),
-        skip=skip,
+        replicas=replicas, skip=skip,
     )  # fmt: skip

@@ -27,8 +27,8 @@ class Counted(Protocol):
 
 
 class QueueStats:
-    """Counters of one queue, whoever holds it. They never fall, since Prometheus takes a counter
-    that falls for a restart.
+    """Counters of one queue, or of one of its replicas, whoever holds it. They never fall, since
+    Prometheus takes a counter that falls for a restart.
 
     Written by the server's I/O thread; only `starved` also by the batcher, under the `Outbox`'s
     lock.
@@ -78,9 +78,9 @@ class QueueStats:
 class FeedStats:
     """Counters of one feed. Owned by the server's I/O thread."""
 
-    def __init__(self, num_queues: int) -> None:
-        self.queues = [QueueStats() for _ in range(num_queues)]
-        """The counters of each queue."""
+    def __init__(self, num_seats: int) -> None:
+        self.queues = [QueueStats() for _ in range(num_seats)]
+        """The counters of each queue, or of each replica of each."""
         self.opened = 0
         """How often a consumer was given a queue."""
         self.reopened = 0

@@ -1,5 +1,5 @@
 """How far a served feed has been used by all: the newest round of which every queue has used its
-batch.
+batch, and of a shared queue each of its replicas.
 
 A server stores this position, and trainers that come without one begin there. Only what users were
 handed counts, never what was sent: a stored position may stand still for a while, and is never
@@ -28,12 +28,11 @@ class LowWatermark:
 
     def __init__(self, factory: FeedFactory) -> None:
         self._positions = factory.positions
-        self._num = len(factory.config.devices)
         self._counting = factory.counting
-        # For each queue the number of rounds of which it has used its batch; infinity at the end.
-        self._rounds: list[float] = [0] * self._num
-        # Where those rounds ended that the last queue has used and some other has not. A round ends
-        # with the last queue's batch, so only that queue's positions are kept.
+        # For each seat the number of rounds of which it has used its batch; infinity at the end.
+        self._rounds: list[float] = [0] * factory.num_seats
+        # Where those rounds ended that the last seat has used and some other has not. A round ends
+        # with the last queue's batch, so only the positions of that queue's last seat are kept.
         self._ends: deque[tuple[int, LazyPosition]] = deque()
         self._place: LazyPosition | None = None
         self._columns: Columns | None = None
@@ -45,7 +44,7 @@ class LowWatermark:
         self, first_steps: Sequence[float], *, lacks_some: bool = False,
         counting: Counting | None = None,
     ) -> None:  # fmt: skip
-        """The feed begins at another position: of each queue the batches before its first number
+        """The feed begins at another position: of each seat the batches before its first number
         count as used. `counting` says which rounds there are.
 
         The position so far stands until a whole round has been used from there on; where the feed
@@ -58,23 +57,23 @@ class LowWatermark:
         self._ends.clear()
         self._stands = lacks_some
 
-    def note(self, queue: int, places: Sequence[LazyPosition], columns: Columns | None) -> None:
-        """A queue's user has been handed the batches that end at these positions."""
+    def note(self, seat: int, places: Sequence[LazyPosition], columns: Columns | None) -> None:
+        """A seat's user has been handed the batches that end at these positions."""
         if self._stands or not places:
             return
-        is_last, counting = queue == self._num - 1, self._counting
+        is_last, counting = seat == len(self._rounds) - 1, self._counting
         noted = places if is_last else places[-1:]
         # The rounds before that of the next batch but one: the place is after the last one.
         rounds = [counting.round(counting.number(place) - 1) + 1 for place in noted]
-        self._rounds[queue] = rounds[-1]
+        self._rounds[seat] = rounds[-1]
         if is_last:
             self._ends.extend(zip(rounds, places, strict=True))
         self._settle(columns)
 
-    def leave_out(self, queue: int, columns: Columns | None) -> None:
-        """A queue's user has been handed everything."""
+    def leave_out(self, seat: int, columns: Columns | None) -> None:
+        """A seat's user has been handed everything."""
         if not self._stands:
-            self._rounds[queue] = math.inf
+            self._rounds[seat] = math.inf
             self._settle(columns)
 
     def _settle(self, columns: Columns | None) -> None:

@@ -29,7 +29,14 @@ CASES: dict[str, tuple[Any, str, str]] = {
     "no batch in the first second": (feed(age_s=0.5), "starting", "no batch"),
     "not started": (feed(state="waiting", age_s=0.0), "waiting", "it is not started"),
     "a queue without a consumer": (
-        feed(state="waiting", missing=(1, 3), service=service()), "waiting", "on queue 1, 3",
+        feed(state="waiting", missing=(1, 3), service=service(),
+             queues=tuple(map(queue, range(4)))),
+        "waiting", "on queue 1, 3",
+    ),
+    "a replica without a consumer": (
+        feed(state="waiting", missing=(1, 2), service=service(),
+             queues=tuple(queue(i // 2, replica=i % 2) for i in range(4))),
+        "waiting", "on queue 0.1, 1.0",
     ),
     "its consumer is gone, and batches lie there for it": (
         running(taking(50, 0.0, waiting=9), missing=(0,), service=service(), room_wait_s=9.0),

@@ -274,6 +274,55 @@ def test_a_release_of_what_the_consumer_has_not_changes_nothing(wrong: str) -> N
     assert slots.num_leased == 2
 
 
+def send(slot: ArenaSlot, *replicas: int) -> ArenaSlot:
+    for replica in replicas:
+        slot.sent |= 1 << replica
+    return slot
+
+
+def test_a_shared_slot_is_free_when_all_replicas_have_let_go_of_it() -> None:
+    slots = make(1, replicas=3)
+    slot = send(take(slots), 0, 2)
+    slots.release(0, [slot.number], 2)
+    send(slot, 1)
+    slots.release(0, [slot.number], 0)
+    assert slots.take_slot(0, COLUMNS, 4) is None
+    slots.release(0, [slot.number], 1)
+    assert take(slots) is slot and not slot.sent
+    # The next batch is wanted by all again, and one of them is not sent it.
+    slots.free(0, slot)
+    slots.release(0, [send(slot, 1).number], 1)
+    assert slots.take_slot(0, COLUMNS, 4) is None
+    slots.release(0, [send(slot, 2).number], 2)
+    assert take(slots) is slot
+
+
+@pytest.mark.parametrize("replica", [0, 2])
+def test_a_replica_releases_only_what_it_has(replica: int) -> None:
+    """One has given it back, and the other has not been sent it."""
+    slots = make(1, replicas=3)
+    slot = send(take(slots), 0, 1)
+    slots.release(0, [slot.number], 0)
+    with pytest.raises(ProtocolError, match="not all of them are with its consumer"):
+        slots.release(0, [slot.number], replica)
+    slots.release(0, [slot.number], 1)
+    slots.release(0, [send(slot, 2).number], 2)
+    assert take(slots) is slot
+
+
+def test_of_a_run_that_has_ended_only_those_are_waited_for_who_were_sent_the_slot() -> None:
+    slots = make(3, replicas=2)
+    both, one, nobody = send(take(slots), 0, 1), send(take(slots), 1), take(slots)
+    slots.release(0, [both.number], 0)
+    slots.close()
+    slots.reopen()
+    assert take(slots) is nobody and slots.take_slot(0, COLUMNS, 4) is None
+    slots.release(0, [one.number], 1)
+    assert take(slots) is one
+    slots.release(0, [both.number], 1)
+    assert take(slots) is both
+
+
 def test_who_finds_no_free_slot_is_told_so_and_may_wait() -> None:
     slots = make(1)
     batch = lend(slots)

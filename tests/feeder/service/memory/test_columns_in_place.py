@@ -15,7 +15,7 @@ from zmq.utils import garbage
 import feeder
 from conformance.served import reading, serving
 from feeder.service.memory.arena import ArenaSlots
-from feeder.service.memory.memfd import ArenaSlot, Arrays, Wanted
+from feeder.service.memory.memfd import NOTHING, ArenaSlot, Arrays, Wanted, wanted_by_all
 from feeder.service.protocol.batches import checksum
 from feeder.workers.stream import copying
 from feeder.workers.stream.chunks import Column
@@ -194,3 +194,17 @@ def test_batches_outlive_their_consumer_and_its_server() -> None:
     del consumer, server
     gc.collect()
     assert all(np.array_equal(batches[i]["image"], chunk(i)[1]) for i in range(3))
+
+
+@pytest.mark.parametrize(
+    ("wishes", "both"),
+    [
+        ([Wanted(sums=True, keeps=True), NOTHING], Wanted(sums=True)),
+        ([Wanted(keeps=True), Wanted(sums=True, keeps=True)], Wanted(sums=True, keeps=True)),
+        ([Wanted(keeps=True), NOTHING, Wanted(keeps=True)], NOTHING),
+    ],
+)
+def test_what_serves_all_replicas(wishes: list[Wanted], both: Wanted) -> None:
+    """Sums where one wants them, and columns in the slot where one reads it."""
+    assert wanted_by_all(wishes) == both
+    assert (wanted_by_all(wishes) is NOTHING) == (both == NOTHING)

@@ -111,7 +111,7 @@ def groups(draw: st.DrawFn, *, frames: bool = False) -> Group:
 
 MESSAGES: dict[type[Message], st.SearchStrategy[Any]] = {
     Open: st.builds(
-        Open, version=st.just(PROTOCOL_VERSION), feed=NAMES, queue=COUNTS,
+        Open, version=st.just(PROTOCOL_VERSION), feed=NAMES, queue=COUNTS, replica=COUNTS,
         token=st.none() | TOKENS, credit=CREDITS, hold=CREDITS,
         intent=st.sampled_from(["start", "rejoin"]), undecided=st.booleans(),
         takeover=st.booleans(), who=NAMES,
@@ -135,7 +135,7 @@ MESSAGES: dict[type[Message], st.SearchStrategy[Any]] = {
         Opened, generation=GENERATIONS, credit=COUNTS, shared=st.none() | OFFERS,
         lease_s=st.floats(0.001, 1e9),
         length=st.none() | COUNTS, name=NAMES, number=COUNTS, fingerprint=TOKENS,
-        epochs=st.none() | ONE_UP, token=TOKENS, writable=st.booleans(),
+        epochs=st.none() | ONE_UP, token=TOKENS, writable=st.booleans(), replicas=ONE_UP,
     ),
     Spec: SPECS,
     Arena: st.builds(
@@ -258,6 +258,16 @@ def test_every_key_must_be_there_once_and_no_other(message: Message) -> None:
     assert "a key comes twice" in refused(twice, from_consumer=side)
 
 
+@pytest.mark.parametrize(("kind", "key", "alone"), [(Open, "replica", 0), (Opened, "replicas", 1)])
+def test_where_no_queue_is_shared_nothing_is_said_of_replicas(
+    kind: type[Message], key: str, alone: int
+) -> None:
+    (message,) = [one for one in EXAMPLES if type(one) is kind]
+    assert getattr(message, key) == alone and key not in msgpack.unpackb(encode(message))
+    got = decode(changed(kind.__name__, **{key: 3}), from_consumer=comes_from_consumer(message))
+    assert getattr(got, key) == 3 and msgpack.unpackb(encode(got))[key] == 3
+
+
 def name_of_peer(from_consumer: bool) -> str:
     return "consumer" if from_consumer else "server"
 
@@ -298,6 +308,8 @@ BAD: dict[str, tuple[bytes, str]] = {
     "fault with a line end": (changed("Fault", kind="LeaseLost\n"), "regex"),
     "fault with a list": (changed("Fault", fields={"call": [1]}), "got `array`"),
     "negative queue": (changed("Open", queue=-1), ">= 0"),
+    "negative replica": (changed("Open", replica=-1), ">= 0"),
+    "no replicas": (changed("Opened", replicas=0), ">= 1"),
     "huge queue": (changed("Open", queue=2**64 - 1), "<= 9223372036854775807"),
     "intent": (changed("Open", intent="steal"), "steal"),
     "takeover": (changed("Open", takeover=1), "expected `bool`"),

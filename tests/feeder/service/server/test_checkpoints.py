@@ -264,10 +264,12 @@ def test_a_trainer_keeps_its_position_in_a_store_of_its_own(tmp_path: Path) -> N
 # ---- the rules
 
 
-def used_by(num_queues: int) -> tuple[LowWatermark, Callable[[int], LazyPosition]]:
+def used_by(
+    num_queues: int, replicas: int = 1
+) -> tuple[LowWatermark, Callable[[int], LazyPosition]]:
     """Return what notes the use of a feed of so many queues, and what makes the place after each
     of its batches."""
-    factory_of_feed = FeedFactory("train", factory()(), None, num_queues)
+    factory_of_feed = FeedFactory("train", factory()(), None, num_queues, replicas)
     with factory()() as coordinator:
         places = [batch.place for batch in coordinator["train"]]
 
@@ -293,6 +295,17 @@ def test_the_slowest_queue_tells_the_round() -> None:
             break
     used.note(0, [place(9)], columns)
     assert step_of(used) == 9
+
+
+def test_the_slowest_replica_tells_the_round() -> None:
+    used, place = used_by(2, replicas=2)
+    used.restart_at([0, 0, 1, 1])
+    for seat in (3, 0, 2):
+        used.note(seat, [place(seat // 2 + 2 * number) for number in range(3)], None)
+        assert step_of(used) == 0
+    for number in range(3):
+        used.note(1, [place(2 * number)], None)
+        assert step_of(used) == 2 * number + 2
 
 
 def test_what_was_used_stands_until_a_round_has_been_used_from_the_new_place_on() -> None:

@@ -94,7 +94,7 @@ def test_a_lease_that_was_renewed_in_time_outlives_a_stall_of_the_server(
 
 def test_a_feed_that_is_closed_is_not_begun_again() -> None:
     config = factory()["train"].streams[0].config
-    feed_factory: Any = SimpleNamespace(name="train", config=config)
+    feed_factory: Any = SimpleNamespace(name="train", config=config, num_seats=1)
     feed = ServedFeed(feed_factory, SimpleNamespace(drop=lambda: None), lambda: None)  # type: ignore[arg-type]
     feed.close()
     feed.start_run(None, [0], lambda batches: None)
@@ -105,7 +105,7 @@ def test_a_feed_that_is_closed_is_not_begun_again() -> None:
 def test_a_feed_that_is_begun_again_too_often_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(served_feeds, "time", SimpleNamespace(monotonic=lambda: 100.0))
     config = factory()["train"].streams[0].config
-    feed_factory: Any = SimpleNamespace(name="train", config=config)
+    feed_factory: Any = SimpleNamespace(name="train", config=config, num_seats=1)
     feed = ServedFeed(feed_factory, SimpleNamespace(), lambda: None)  # type: ignore[arg-type]
     assert [feed._may_rewind(0) for _ in range(8)] == [True] * 8
     waiting = threading.Thread(target=lambda: outcome.append(feed._may_rewind(0)))
