@@ -369,7 +369,7 @@ def test_replicas_of_different_steps_do_not_start() -> None:
         reading(server, resume=states[0]),
         pytest.raises(
             feeder.ResumeError,
-            match="queue 0, replica 1's checkpoint is of step 2 .*, and queue 0, replica 0's "
+            match=r"queue 0, replica 1's checkpoint is of step 2 .*, and queue 0, replica 0's "
             "checkpoint is of step 1 ",
         ),
     ):
