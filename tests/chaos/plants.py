@@ -19,9 +19,9 @@ def drop_offset() -> None:
 
     take_up = Assembler._take_up
 
-    def forgetful(self: Any, run: Any) -> int:
-        take_up(self, run)
-        return 0
+    def forgetful(self: Any, run: Any) -> tuple[int, int]:
+        first, _ = take_up(self, run)
+        return first, 0
 
     Assembler._take_up = forgetful  # type: ignore[method-assign]
 

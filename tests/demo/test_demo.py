@@ -202,7 +202,9 @@ def test_processes_end_with_their_supervisor(tmp_path: Path) -> None:
         assert [child.read() for child in trainers] == [{"event": "start", "step": 0}] * 2
         assert [child.end() for child in trainers] == [1, 1]
         assert server.end() == 0
-        assert [child.last_words() for child in (server, *trainers)] == ["", "", ""]
+        said = [child.last_words() for child in (server, *trainers)]
+        # Its last round has a batch for one trainer alone, which the log of that one may say.
+        assert all(not words or "its queues get unequal numbers" in words for words in said), said
     finally:
         for child in (server, *trainers):
             child.close()

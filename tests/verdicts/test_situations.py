@@ -65,7 +65,7 @@ def test_fewer_threads_than_workers() -> None:
 
 def test_one_slow_worker() -> None:
     def fetch(worker_id: int, batch_size: int) -> Any:
-        return slow(0.05 if worker_id == 3 else 0.002, rows())(worker_id)
+        return slow(0.06 if worker_id == 3 else 0.002, rows())(worker_id)
 
     with training(make(fetch, num_worker_threads=4), 0.0) as read:
         verdict = look(read)

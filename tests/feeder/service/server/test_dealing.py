@@ -224,7 +224,7 @@ def test_one_that_hangs_is_sent_away_where_others_are_dealt_otherwise() -> None:
         feed.handle(Attaches(queue), 0.0)
     feed.handle(Ticked(), 31.0)
     done = asks(feed, 0, 9, 0, takes_over=True)
-    assert [(one.queue, type(one.error)) for one in done if isinstance(one, SendAway)] == [
+    assert [(one.seat, type(one.error)) for one in done if isinstance(one, SendAway)] == [
         (0, feeder.LeaseLost),
         (1, feeder.LeaseLost),
     ]
