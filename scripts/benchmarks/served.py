@@ -19,7 +19,6 @@ import feeder
 from children import Child, address_for
 from contenders import COLUMN, Contender, Take
 from factories import LOADS
-from feeder.service.client.monitor import Monitor
 from fetches import NUM_WORKERS, Array, Load, constant
 from roles import QUEUED_MESSAGES
 
@@ -63,6 +62,9 @@ def served(
 
             yield read if reads else take
             if arena_bytes is not None:
+                # Not above: `bench pair` runs this beside commits that have no such module.
+                from feeder.service.client.monitor import Monitor
+
                 with Monitor(server.address) as monitor:
                     (feed,) = monitor.fetch().feeds
                 assert feed.service is not None
