@@ -167,7 +167,8 @@ class Pipeline:
         self._spec, self._slots = spec, slots
         self._partitions = partitions = Partitions(num_partitions=1, pure=True, arrival=False)
         self._begin = begin = StreamStart(spec, run, partitions, resume, stats.fetch)
-        frame = Frame(partitions, encode, spec.epochs, spec.axes, turns.dealing)
+        axes = None if run.writable else spec.axes
+        frame = Frame(partitions, encode, spec.epochs, axes, turns.dealing)
         self.schema = Schema(spec.names, spec.axes, known=begin.columns)
         self.channel: Any = Channel()
         self._assembler = Assembler(

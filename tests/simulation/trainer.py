@@ -303,9 +303,13 @@ class TrainerProcess:
         if self.step != self.begins_at or self.consumer is None or self._loads:
             return
         position = self.consumer.state_dict()[STATE_KEY]
-        expected = self.job.origin_step if self.position is None and not self.rejoins else 0
+        expected = 0
         if self.position is not None:
             expected = step_of(self.job, self.position)
+        elif not self.rejoins:
+            if self.job.ranks[self.queue].process is not self:
+                return  # Another one has its place: the servers may have begun elsewhere meanwhile.
+            expected = self.job.origin_step
         found = step_of(self.job, position)
         if found != expected:
             raise Violation(
