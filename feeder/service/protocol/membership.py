@@ -21,9 +21,30 @@ import math
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from feeder.errors import FeedError, LeaseLost, ProtocolError, ResumeError
+from feeder.service.protocol.events import (
+    Asks,
+    Attaches,
+    Died,
+    Dismissed,
+    EndLease,
+    Failed,
+    Left,
+    NoteEnded,
+    NoteHung,
+    NoteLacking,
+    Refuse,
+    SendAway,
+    SendEnd,
+    Start,
+    StartRun,
+    StopRun,
+    TellWaiting,
+    Ticked,
+    Used,
+)
 from feeder.service.protocol.seats import seat_name
 from feeder.workers.stream.rounds import Counting, Place
 
@@ -74,27 +95,6 @@ TABLE: dict[State, dict[Move, State]] = {
 _HOLDERS = (State.JOINING, State.READY, State.STREAMING)
 
 Ending = Literal["", "end", "fault"]
-
-
-@dataclass(frozen=True, slots=True)
-class Start:
-    """The position that a consumer comes with."""
-
-    step: int
-    finished: bool = False
-    """Whether no batch follows: `step` is then the stream's number of batches."""
-    epoch: int = 0
-    index: int = 0
-    """Where its next batch is in the stream, as `Place` has it."""
-    nobodys: int = 0
-    """How many batches from there on are nobody's: those of a round of other queues."""
-    into_round: int | None = None
-    """How many batches of its round are before the first one after these; None where the position
-    does not say it, and rounds count from the start of the stream."""
-
-    def first(self, counting: Counting) -> int:
-        """The number of the first batch that is dealt to somebody."""
-        return counting.number(self) + self.nobodys
 
 
 @dataclass(slots=True, kw_only=True)
@@ -192,152 +192,6 @@ class Member:
     def finished(self) -> bool:
         """Whether it came with the end of the stream."""
         return self.start is not None and self.start.finished
-
-
-# ---- What happens.
-
-
-class Asks(NamedTuple):
-    """A consumer asks for a seat."""
-
-    seat: int
-    who: str
-    consumer: bytes = b""
-    attempt: int = 0
-    start: Start | None = None
-    rejoins: bool = False
-    undecided: bool = False
-    takes_over: bool = False
-    ended: tuple[int, ...] = ()
-    """The seats that have had everything, as it was told by a server before this one."""
-    is_known: bool = False
-    """Whether it had its position, or that it has none, from this server."""
-
-
-class Attaches(NamedTuple):
-    """A member can take batches."""
-
-    seat: int
-
-
-class Used(NamedTuple):
-    """A member says that it lives, and how far its user is."""
-
-    seat: int
-    num: int = 0
-    """How many of its batches its user was handed."""
-    pending: int = 0
-    place: Place | None = None
-    """The position after these."""
-    begun: bool = False
-    """Whether its user has asked for a batch."""
-
-
-class Died(NamedTuple):
-    """The connection of a member is dead."""
-
-    seat: int
-
-
-class Left(NamedTuple):
-    """A member says goodbye."""
-
-    seat: int
-
-
-class Dismissed(NamedTuple):
-    """A member has done, or wants, what ends its lease."""
-
-    seat: int
-    error: FeedError
-
-
-class Failed(NamedTuple):
-    """The run has failed."""
-
-    error: FeedError
-    differs: int | None = None
-    """The seat whose position differs from the first one's, where that is why."""
-    at_start: bool = False
-    """Whether it failed at once, perhaps because of the position that it began at."""
-
-
-class Ticked(NamedTuple):
-    """Time has passed."""
-
-
-# ---- What the server is to do.
-
-
-class Refuse(NamedTuple):
-    """Refuse who asks."""
-
-    error: FeedError
-
-
-class SendAway(NamedTuple):
-    """Send a consumer an error and end its lease."""
-
-    seat: int
-    error: FeedError
-    fences: bool = False
-    """Whether another consumer takes its place."""
-
-
-class EndLease(NamedTuple):
-    """End the lease of a consumer that is gone."""
-
-    seat: int
-
-
-class SendEnd(NamedTuple):
-    """Send a consumer the end: it came with it."""
-
-    seat: int
-
-
-class StartRun(NamedTuple):
-    """Begin the run at the position of the first of `stands`; where nobody stands, end it."""
-
-    stands: tuple[int, ...]
-    """The seats that go on, by their position, the oldest first."""
-    first_steps: list[float]
-    """The first batch that each seat wants; all before it are discarded."""
-    used_steps: list[float]
-    """The first batch of each seat that its user may not have been handed."""
-    lacks_some: bool
-    """Whether it begins without seats that are missing."""
-    void: tuple[float, float] = (0, 0)
-    """From which number on, and up to which, there is no batch where all positions are of one
-    round: some say that it is the last of its epoch."""
-
-
-class StopRun(NamedTuple):
-    """Stop the run."""
-
-
-class TellWaiting(NamedTuple):
-    """Tell all consumers which seats are waited for and which have ended."""
-
-
-class NoteHung(NamedTuple):
-    """A consumer was silent for too long."""
-
-    seat: int
-
-
-class NoteEnded(NamedTuple):
-    """Seats are known to have ended, by hearsay."""
-
-    seats: list[int]
-    who: str
-
-
-class NoteLacking(NamedTuple):
-    """The run begins without these seats."""
-
-    seats: list[int]
-    waited_s: float
 
 
 @dataclass(slots=True)

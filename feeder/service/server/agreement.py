@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from feeder.errors import ClosedError, FeedError, FetchError, ResumeError
-from feeder.service.protocol.membership import Failed
+from feeder.service.protocol.events import Failed
 from feeder.workers.spec import StreamSpec
 from feeder.workers.stream.batch import Batch
 from feeder.workers.stream.position import Cut, LazyPosition

@@ -11,8 +11,9 @@ from feeder.errors import ConfigError, FeedError, ProtocolError
 from feeder.service.faults import point
 from feeder.service.memory.memfd import wanted_by_all
 from feeder.service.net.listener import Peer
-from feeder.service.protocol import membership as members
+from feeder.service.protocol import events
 from feeder.service.protocol import messages as say
+from feeder.service.protocol.membership import Membership
 from feeder.service.protocol.seats import seat_names, seat_of
 from feeder.service.ratelimited_log import plain
 from feeder.service.server.agreement import Agreement, Stand, key
@@ -40,7 +41,7 @@ class Desk:
         self.num_queues = len(factory.config.devices)
         self.replicas = factory.replicas
         """How many consumers are given the batches of each queue."""
-        self.membership = members.Membership(
+        self.membership = Membership(
             self.num_queues,
             lease_s,
             replicas=self.replicas,
@@ -72,27 +73,27 @@ class Desk:
 
     def _perform(self, one: Any) -> None:
         match one:
-            case members.Refuse(error):
+            case events.Refuse(error):
                 raise error
-            case members.SendAway(seat, error, fences):
+            case events.SendAway(seat, error, fences):
                 self.feed.stats.fenced += fences
                 lease = self.leases[seat]
                 assert lease is not None
                 self._send(lease.peer, make_fault(lease.generation, error, None), ())
                 # Its connection is left to it: a hang-up would come before the error.
                 self._end_lease(seat, hangs_up=False)
-            case members.EndLease(seat):
+            case events.EndLease(seat):
                 self._end_lease(seat)
-            case members.SendEnd(seat):
+            case events.SendEnd(seat):
                 lease = self.leases[seat]
                 assert lease is not None
                 self._finished = lease.resume
                 self._delivery.send_end(lease, self.start_token(lease))
-            case members.StartRun():
+            case events.StartRun():
                 self._start_run(one)
-            case members.StopRun():
+            case events.StopRun():
                 self.feed.stop_run()
-            case members.TellWaiting():
+            case events.TellWaiting():
                 self.tell_waiting()
             case _:
                 self._log(one)
@@ -100,17 +101,17 @@ class Desk:
     def _log(self, one: Any) -> None:
         name = self.feed.name
         match one:
-            case members.NoteHung(seat):
+            case events.NoteHung(seat):
                 self.feed.stats.expired += 1
                 member = self.membership.members[seat]
                 logger.warning(
                     "feed %r: %s, %s, was not heard of for %.0f s; its connection is alive, "
                     "so it hangs", name, member.who, member.name, self.membership.lease_s,
                 )  # fmt: skip
-            case members.NoteEnded(seats, who):
+            case events.NoteEnded(seats, who):
                 named = seat_names(seats, self.replicas)
                 logger.info("feed %r: %s says that all has been had of %s", name, who, named)
-            case members.NoteLacking(seats, waited_s):
+            case events.NoteLacking(seats, waited_s):
                 logger.warning(
                     "feed %r: nobody came for %s in %.0f s; it goes on without them until "
                     "somebody does", name, seat_names(seats, self.replicas), waited_s,
@@ -135,7 +136,7 @@ class Desk:
         start = None if resume is None else self._start_at(resume)
         # Who came without a position, or with the one this server began at, had it from here.
         is_known = resume is None or resume is self.feed.factory.origin
-        self._handle(members.Asks(
+        self._handle(events.Asks(
             seat, plain(message.who), message.consumer, message.attempt, start, rejoins,
             message.undecided, message.takeover, message.ended, is_known,
         ))  # fmt: skip
@@ -163,11 +164,11 @@ class Desk:
         lease.session.on("Open")
         return lease
 
-    def _start_at(self, resume: Resume) -> members.Start:
+    def _start_at(self, resume: Resume) -> events.Start:
         """What the membership is told of a position."""
         cut = resume.cut
         nobodys, into_round = self.feed.factory.positions.within(cut)
-        return members.Start(
+        return events.Start(
             cut.step, cut.finished, cut.epoch, cut.index, nobodys, into_round
         )  # fmt: skip
 
@@ -203,12 +204,12 @@ class Desk:
         if not lease.is_over:
             member = lease.member
             logger.info("feed %r: %s, %s, is gone", self.feed.name, member.who, member.name)
-            self._handle(members.Died(lease.seat))
+            self._handle(events.Died(lease.seat))
 
     def _dismiss(self, lease: Lease, error: FeedError) -> None:
         """End a lease for what its consumer has done, or wants."""
         if not lease.is_over:
-            self._handle(members.Dismissed(lease.seat, error))
+            self._handle(events.Dismissed(lease.seat, error))
 
     def attach(self, lease: Lease, message: say.Attached) -> None:
         """A consumer is ready for batches; raises `ProtocolError` where it cannot be."""
@@ -223,18 +224,18 @@ class Desk:
         if message.reason:
             logger.info("feed %r, %s: frames, because %s", self.feed.name, lease.member.name,
                         plain(message.reason))  # fmt: skip
-        self._handle(members.Attaches(lease.seat))
+        self._handle(events.Attaches(lease.seat))
 
     def leave(self, lease: Lease) -> None:
         """A consumer says goodbye."""
-        self._handle(members.Left(lease.seat))
+        self._handle(events.Left(lease.seat))
 
     @property
     def acknowledged(self) -> bool:
         """Whether the users of all queues have been handed everything."""
         return self.membership.are_all_done(time.monotonic())
 
-    def _start_run(self, run: members.StartRun) -> None:
+    def _start_run(self, run: events.StartRun) -> None:
         factory, counting = self.feed.factory, self.membership.counting
         self.low_watermark.restart_at(
             run.used_steps, lacks_some=run.lacks_some, counting=counting
@@ -280,7 +281,7 @@ class Desk:
         """Let newcomers have the queues of consumers that were silent for too long, and begin
         without those that did not come back; returns when to look again."""
         if now >= self.membership.look_at:
-            self._handle(members.Ticked(), now)
+            self._handle(events.Ticked(), now)
         return self.membership.look_at
 
     def start_token(self, lease: Lease) -> bytes:
@@ -299,7 +300,7 @@ class Desk:
             )
         num, now = sequence - member.used, time.monotonic()
         place = lease.place_after(sequence)
-        self._handle(members.Used(seat, sequence, message.pending, place, message.begun), now)
+        self._handle(events.Used(seat, sequence, message.pending, place, message.begun), now)
         if lease.is_over:
             return
         if message.slots:
