@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from hypothesis import HealthCheck, given, settings
@@ -46,48 +46,77 @@ LEG = st.tuples(
 )
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(
+class Dealt(NamedTuple):
+    """A stream, and how it is dealt out."""
+
+    epochs: list[list[int]]
+    """Rows of each call of each epoch."""
+    batch_size: int
+    is_source: bool
+    rounds: str
+    last_round: str
+    last_batch: str
+
+    def with_rounds_for(self, most: int) -> Dealt:
+        """The same with a whole round of so many devices in each epoch where one without is an
+        error: an epoch without a batch always is one."""
+        num_rows = (most if self.last_round == "drop" else 1) * self.batch_size
+        carries = self.rounds == "epoch" and self.last_batch == "carry"
+        return self._replace(
+            epochs=[[num_rows, *sizes] for sizes in self.epochs],
+            last_batch="keep" if carries else self.last_batch,
+        )
+
+    def fetch(self) -> Calls:
+        """Its fetch function, which has made no call yet."""
+        return Calls(self.epochs, self.batch_size if self.is_source else None)
+
+    def stream(self) -> list[Record]:
+        """Its batches."""
+        naive = naive_stream(
+            self.fetch(), ("id",), pure=True, batch_size=self.batch_size, num_workers=2,
+            epochs=len(self.epochs), last_batch=self.last_batch,
+        )  # fmt: skip
+        return [note_naive(batch) for batch in naive]
+
+    def settings(self) -> dict[str, Any]:
+        """The settings of its feed."""
+        return {
+            "input_blob_names": ["id"], "batch_size": self.batch_size,
+            "epochs": len(self.epochs), "num_worker_threads": 2, "rounds": self.rounds,
+            "last_round": self.last_round, "last_batch": self.last_batch,
+        }  # fmt: skip
+
+
+DEALT = st.builds(
+    Dealt,
     epochs=st.lists(st.lists(st.integers(0, 7), min_size=1, max_size=12), min_size=1, max_size=4),
     batch_size=st.integers(1, 4),
     is_source=st.booleans(),
-    legs=st.lists(LEG, min_size=1, max_size=5),
     rounds=st.sampled_from(("stream", "epoch")),
     last_round=st.sampled_from(("uneven", "drop", "pad")),
     last_batch=st.sampled_from(("keep", "drop", "pad", "carry")),
 )
+
+
+@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(dealt=DEALT, legs=st.lists(LEG, min_size=1, max_size=5))
 def test_every_device_is_dealt_what_the_naive_feeder_deals(
-    epochs: list[list[int]], batch_size: int, is_source: bool, legs: list[tuple[int, ...]],
-    rounds: str, last_round: str, last_batch: str,
-) -> None:  # fmt: skip
-    if rounds == "epoch" and last_batch == "carry":
-        last_batch = "keep"
-    # An epoch without a batch, or without a round, is an error of its own.
-    num_batches = max(num for num, *_ in legs) if last_round == "drop" else 1
-    epochs = [[num_batches * batch_size, *sizes] for sizes in epochs]
-    size = batch_size if is_source else None
-    naive = naive_stream(
-        Calls(epochs, size), ("id",), pure=True, batch_size=batch_size, num_workers=2,
-        epochs=len(epochs), last_batch=last_batch,
-    )  # fmt: skip
-    stream: list[Record] = [note_naive(batch) for batch in naive]
-    plain = {
-        "input_blob_names": ["id"], "batch_size": batch_size, "epochs": len(epochs),
-        "num_worker_threads": 2, "rounds": rounds, "last_round": last_round,
-        "last_batch": last_batch,
-    }  # fmt: skip
+    dealt: Dealt, legs: list[tuple[int, ...]]
+) -> None:
+    dealt = dealt.with_rounds_for(max(num for num, *_ in legs))
+    stream, plain = dealt.stream(), dealt.settings()
     at, resume = 0, None
     for num, used, skip, whose in legs:
-        fetch = Calls(epochs, size)
-        wanted = naive_dealing(stream, at, num, rounds, last_round)
+        wanted = naive_dealing(stream, at, num, dealt.rounds, dealt.last_round)
         for end, _ in islice(wanted, skip):
             at = end
-        with make(fetch, devices=num, skip=skip, resume=resume, **plain) as coordinator:
+        with make(dealt.fetch(), devices=num, skip=skip, resume=resume, **plain) as coordinator:
             devices = [coordinator["train"].on(i) for i in range(num)]
             batches = []
-            for end, dealt in islice(wanted, used):
-                batches = [next(device) for device in devices[: len(dealt)]]
-                assert_same([note(batch) for batch in batches], dealt, num, used, skip, at)
+            for end, parts in islice(wanted, used):
+                batches = [next(device) for device in devices[: len(parts)]]
+                assert_same([note(batch) for batch in batches], parts, num, used, skip, at)
                 at = end
             # Where the stream ends in the middle of a round, it has ended for all once they know.
             if at == len(stream):

@@ -12,9 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import feeder
-from feeds import Record, assert_same, make, note, note_naive
-from naive import naive_dealing, naive_stream
-from property.test_elastic_properties import Calls
+from feeds import assert_same, make, note
+from naive import naive_dealing
+from property.test_elastic_properties import DEALT, Dealt
 
 LEG = st.tuples(
     st.integers(1, 5),  # queues
@@ -56,58 +56,35 @@ class Leg:
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(
-    epochs=st.lists(st.lists(st.integers(0, 7), min_size=1, max_size=12), min_size=1, max_size=4),
-    batch_size=st.integers(1, 4),
-    is_source=st.booleans(),
-    legs=st.lists(LEG, min_size=1, max_size=4),
-    rounds=st.sampled_from(("stream", "epoch")),
-    last_round=st.sampled_from(("uneven", "drop", "pad")),
-    last_batch=st.sampled_from(("keep", "drop", "pad", "carry")),
-)
+@given(dealt=DEALT, legs=st.lists(LEG, min_size=1, max_size=4))
 def test_every_queue_is_dealt_what_the_naive_feeder_deals(
-    epochs: list[list[int]], batch_size: int, is_source: bool, legs: list[tuple[Any, ...]],
-    rounds: str, last_round: str, last_batch: str,
-) -> None:  # fmt: skip
-    if rounds == "epoch" and last_batch == "carry":
-        last_batch = "keep"
-    # An epoch without a batch, or without a round, is an error of its own.
-    num_batches = max(num for num, *_ in legs) if last_round == "drop" else 1
-    epochs = [[num_batches * batch_size, *sizes] for sizes in epochs]
-    size = batch_size if is_source else None
-    naive = naive_stream(
-        Calls(epochs, size), ("id",), pure=True, batch_size=batch_size, num_workers=2,
-        epochs=len(epochs), last_batch=last_batch,
-    )  # fmt: skip
-    stream: list[Record] = [note_naive(batch) for batch in naive]
-    plain = {
-        "input_blob_names": ["id"], "batch_size": batch_size, "epochs": len(epochs),
-        "num_worker_threads": 2, "rounds": rounds, "last_round": last_round,
-        "last_batch": last_batch,
-    }  # fmt: skip
+    dealt: Dealt, legs: list[tuple[Any, ...]]
+) -> None:
+    dealt = dealt.with_rounds_for(max(num for num, *_ in legs))
+    stream, plain = dealt.stream(), dealt.settings()
     at, state = 0, None
     for num, used, whose, event, skip in legs:
         # What rounds of an epoch lead to cannot be told without making them.
-        skip = skip if rounds == "stream" else 0
-        wanted = naive_dealing(stream, at, num, rounds, last_round)
+        skip = skip if dealt.rounds == "stream" else 0
+        wanted = naive_dealing(stream, at, num, dealt.rounds, dealt.last_round)
         for end, _ in islice(wanted, skip):
             at = end
         with ExitStack() as stack:
-            leg = Leg(stack, lambda: make(Calls(epochs, size), **plain), num, state, skip)
+            leg = Leg(stack, lambda: make(dealt.fetch(), **plain), num, state, skip)
             batches: list[feeder.Batch] = []
             num_begun = 0
-            for i, (end, dealt) in enumerate(islice(wanted, used)):
+            for i, (end, parts) in enumerate(islice(wanted, used)):
                 batches = []
-                for queue in range(len(dealt)):
+                for queue in range(len(parts)):
                     # In the middle of the round, once all have had a batch: before, the feed waits
                     # for those who may still load a state, and one thread reads all queues here.
                     is_first = i == queue == 0 and event != "server lost"
                     is_safe = num_begun == num or is_first
-                    if i == whose % used and queue == whose % len(dealt) and is_safe:
+                    if i == whose % used and queue == whose % len(parts) and is_safe:
                         happen(event, leg, queue)
                     batches.append(next(leg.queues[queue]))
                     num_begun = max(num_begun, queue + 1)
-                assert_same([note(batch) for batch in batches], dealt, num, used, at, event)
+                assert_same([note(batch) for batch in batches], parts, num, used, at, event)
                 at = end
             if at == len(stream) or not batches:
                 assert [next(queue, None) for queue in leg.queues] == [None] * num

@@ -19,8 +19,9 @@ from feeder.service.server.io_loop import ServerLoop
 from feeder.service.server.run import ServedFeed
 from simulation.faults import Plan
 from simulation.network import DescriptorListener, Router, Waker
+from simulation.process import Process
 from simulation.stream import NAME, Slots, factory_of
-from simulation.world import Violation, World
+from simulation.world import Violation
 
 
 def next_event(monitor: Router) -> Event | None:
@@ -41,16 +42,13 @@ class Log:
         raise Violation(f"errors: {text % error!r}") from error
 
 
-class ServerProcess:
+class ServerProcess(Process):
     """One server: it lives, may be stopped and continued, and dies once."""
 
     def __init__(self, plan: Plan, number: int, address: str, origin: bytes | None) -> None:
-        self.world = world = World.current
+        super().__init__(f"server {number}")
+        world = self.world
         self.plan, self.address = plan, address
-        self.name = f"server {number}"
-        self._draws = world.draws(self.name)
-        self.is_paused = self.is_dead = False
-        self._turn_at = math.inf
         self._makes_at = math.inf
         self._num_runs = 0
         self._late: deque[Any] = deque()
@@ -128,21 +126,7 @@ class ServerProcess:
             self.router.events.append(event)
             self.notify()
 
-    def notify(self) -> None:
-        """Something is there to be looked at."""
-        self._turn_by(self.world.now + 0.0001 * self._draws.random())
-
-    def _turn_by(self, when: float) -> None:
-        if when < self._turn_at and not self.is_dead:
-            self._turn_at = when
-            self.world.at(when, self._turn, when)
-
-    def _turn(self, when: float) -> None:
-        if self.is_dead or when != self._turn_at:
-            return
-        self._turn_at = math.inf
-        if self.is_paused:
-            return  # `go_on` looks again.
+    def _step(self) -> None:
         loop = self.loop
         try:
             loop._step(0)

@@ -25,9 +25,10 @@ from feeder.state.snapshot import Snapshot
 from feeder.state.state_dict import STATE_KEY
 from feeder.workers.stream.batch import Batch
 from simulation.network import Link
+from simulation.process import Process
 from simulation.server import told
 from simulation.stream import NAME, content, factory_of, rows_of
-from simulation.world import Violation, World, WouldWaitError
+from simulation.world import Violation, WouldWaitError
 
 if TYPE_CHECKING:
     from simulation.job import Job
@@ -44,7 +45,7 @@ def step_of(job: Job, position: bytes) -> int:
     return resume.cut.step
 
 
-class TrainerProcess:
+class TrainerProcess(Process):
     """One process of a trainer. It lives, may be stopped and continued, and ends once."""
 
     def __init__(
@@ -52,10 +53,8 @@ class TrainerProcess:
         step: int = 0, rejoins: bool = False, takes_over: bool = False, loads: bool = False,
         is_stray: bool = False, is_foreign: bool = False,
     ) -> None:  # fmt: skip
-        self.world = world = World.current
+        super().__init__(f"trainer {queue}.{number}")
         self.job, self.queue = job, queue
-        self.name = f"trainer {queue}.{number}"
-        self._draws = world.draws(self.name)
         plan = job.plan
         self.position, self.step, self.rejoins = position, step, rejoins
         """Where it begins; `step` is that of its next batch."""
@@ -66,14 +65,13 @@ class TrainerProcess:
         self.was_connected = False
         self._rows = rows_of(plan.feed)
         self._think_s = plan.think_s * plan.paces[queue]
-        self.is_paused = self.is_dead = self.is_cut_off = False
+        self.is_cut_off = False
         self.breaks_early = False
         """Whether its next connection breaks as soon as it stands."""
         self.breaks_late = False
         """Whether its connection breaks after the last batch, about when it says goodbye."""
         self.error: FeedError | None = None
         self.has_all = False
-        self._turn_at = math.inf
         self._user_waits = self._user_is_due = False
         self.links: list[Link] = []
         self._loads = loads and position is not None
@@ -122,21 +120,7 @@ class TrainerProcess:
 
     # ---- the I/O thread
 
-    def notify(self) -> None:
-        """Something is there to be looked at."""
-        self._turn_by(self.world.now + 0.0001 * self._draws.random())
-
-    def _turn_by(self, when: float) -> None:
-        if when < self._turn_at and not self.is_dead:
-            self._turn_at = when
-            self.world.at(when, self._turn, when)
-
-    def _turn(self, when: float) -> None:
-        if self.is_dead or when != self._turn_at:
-            return
-        self._turn_at = math.inf
-        if self.is_paused:
-            return  # `go_on` looks again.
+    def _step(self) -> None:
         loop = self.loop
         if self.world.history is not None:
             self._note_messages()
