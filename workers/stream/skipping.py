@@ -48,7 +48,11 @@ def skip_ahead(spec: StreamSpec, cut: Cut, turns: Turns, num: int) -> tuple[Cut,
     if within:
         return None
     position = cut.position._replace(epoch=epoch, calls=(call,), marks=(None,))
-    # The last chunk before the cut is compared by its call, in the epoch of the position.
-    checked = cut.checked if epoch == cut.position.epoch else None
+    # The last chunk before the cut is compared by its call, in the epoch of the position. One that
+    # ended the epoch before would be taken for a chunk of this one.
+    checked = cut.checked
+    if checked is not None:
+        is_of_epoch = epoch == cut.position.epoch and checked.call < cut.position.calls[0]
+        checked = checked if is_of_epoch else None
     there = replace(cut, epoch=epoch, index=index, step=step, position=position, checked=checked)
     return there, Turns(0, 0, turns.dealing.begun_at(step), older_size=turns.older_size)

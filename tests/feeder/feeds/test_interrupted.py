@@ -372,6 +372,7 @@ def test_a_producer_that_was_to_be_woken_is_not_held_up_by_an_interrupt() -> Non
     assert not is_stuck
 
 
+@pytest.mark.usefixtures("exact_bound")
 def test_who_makes_batches_is_woken_though_another_was_to_be() -> None:
     with factory(max_buffered_batches=1) as coordinator:
         feed, ids = coordinator["train"], list[int]()
