@@ -26,7 +26,7 @@ def serve(name: str, address: str, replicas: str = "1") -> None:
     from factories import LOADS, make
 
     # Named only where it says something: `bench pair` serves by commits that know of none, too.
-    shared = {} if replicas == "1" else {"replicas": int(replicas)}
+    shared: dict[str, Any] = {} if replicas == "1" else {"replicas": int(replicas)}
     with feeder.serve(partial(make, LOADS[name]), address, **shared) as server:
         _tell(server.addresses[0])
         _wait_for_parent()
