@@ -34,8 +34,10 @@ if TYPE_CHECKING:
         StuckWorkerError,
         TransportError,
     )
+    from feeder.executors.options import Processes, RayActors, Threads
     from feeder.feeds.coordinator import Coordinator
     from feeder.feeds.device_feed import DeviceFeed
+    from feeder.feeds.epochs import Epoch
     from feeder.feeds.feed import Feed
     from feeder.service.client.connect import connect
     from feeder.service.client.consumer import Consumer
@@ -62,13 +64,16 @@ __all__ = [
     "Cut",
     "DeviceError",
     "DeviceFeed",
+    "Epoch",
     "Feed",
     "FeedError",
     "FetchError",
     "FetchTimeout",
     "ForkedError",
     "LeaseLost",
+    "Processes",
     "ProtocolError",
+    "RayActors",
     "RemoteError",
     "ReplayWarning",
     "ResumeError",
@@ -76,6 +81,7 @@ __all__ = [
     "Snapshot",
     "SnapshotFormatError",
     "StuckWorkerError",
+    "Threads",
     "TransportError",
     "connect",
     "init_data_input_workers",
@@ -92,9 +98,13 @@ _HOMES = {
     "Coordinator": "feeder.feeds.coordinator",
     "Cut": "feeder.workers.stream.position",
     "DeviceFeed": "feeder.feeds.device_feed",
+    "Epoch": "feeder.feeds.epochs",
     "Feed": "feeder.feeds.feed",
+    "Processes": "feeder.executors.options",
+    "RayActors": "feeder.executors.options",
     "Server": "feeder.service.server.serve",
     "Snapshot": "feeder.state.snapshot",
+    "Threads": "feeder.executors.options",
     "connect": "feeder.service.client.connect",
     "init_data_input_workers": "feeder.api",
     "serve": "feeder.service.server.serve",

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import threading
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ParamSpec, TypeVar
 
 from feeder.errors import ConfigError
+from feeder.executors.options import Processes, RayActors, Threads
 from feeder.feeds.coordinator import Coordinator
 from feeder.workers.public import public
 
@@ -15,7 +17,48 @@ _lock = threading.Lock()
 _default: Coordinator | None = None
 
 
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+_DATA_SET = "give a data set to feeder.adapters.torch.DataLoader, which has it"
+_COUNTERPARTS = {
+    "batch_sampler": f"fetch(call) says which rows a batch has; or {_DATA_SET}",
+    "collate_fn": f"use feeder.sources.records(dataset, collate=...); or {_DATA_SET}",
+    "dataset": "use feeder.sources.records(dataset) as fetch_fun; or give it to "
+    "feeder.adapters.torch.DataLoader",
+    "drop_last": 'use last_batch="drop"',
+    "generator": "use seed=",
+    "multiprocessing_context": "use executor=feeder.Processes(n)",
+    "num_workers": "use num_threads=n, or executor=feeder.Processes(n) for functions that compute "
+    "in Python",
+    "persistent_workers": "leave it out, since workers stay from epoch to epoch",
+    "pin_memory": 'use devices="cuda:0", whose batches come through pinned memory',
+    "prefetch_factor": "use max_buffered_batches=",
+    "sampler": f"fetch(call) draws its rows with call.rng; or {_DATA_SET}",
+    "shuffle": "the order is the one of fetch_fun: sources have random_shuffle=True; or "
+    f"{_DATA_SET}",
+    "worker_init_fn": "use init_fun=; random draws are seeded by call.rng",
+}
+"""Arguments of PyTorch's DataLoader, and what is here in their place."""
+
+
+def _names_counterparts(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Have a call with an argument of DataLoader's raise what is to be given in its place."""
+
+    @functools.wraps(function)
+    def checked(*arguments: _P.args, **named: _P.kwargs) -> _R:
+        for name in _COUNTERPARTS.keys() & named.keys():
+            raise ConfigError(
+                f"{name} is {named[name]!r}: init_data_input_workers has no {name}; "
+                f"{_COUNTERPARTS[name]}"
+            )
+        return function(*arguments, **named)
+
+    return checked
+
+
 @public("feeder")
+@_names_counterparts
 def init_data_input_workers(
     input_blob_names: Sequence[str],
     fetch_fun: Callable[..., Any],
@@ -39,6 +82,8 @@ def init_data_input_workers(
     global_batch_size: int | None = None,
     order: str = "ticket",
     num_threads: int | None = None,
+    executor: Threads | Processes | RayActors | Mapping[str, Any] | str | None = None,
+    rows_per_call: int | None = None,
     retries: int = 0,
     retry_backoff_s: float = 1.0,
     repeatable: bool = True,
@@ -75,10 +120,10 @@ def init_data_input_workers(
         external_loggers: Objects whose ``log(dict)`` gets statistics each minute and at the stop.
         dont_rebatch: Make each chunk with rows a batch, of whatever size.
         batch_columns: The axis of each column that is rows; all 0 by default.
-        timeout: Seconds for which `fetch_fun` may give nothing while a batch is waited for, or
-            another device's user may take nothing.
-        max_buffered_bytes: Bound on the same rows in bytes; whichever is reached first. None is
-            1 GiB, or a quarter of the memory of the container where that is less.
+        timeout: Counts while a batch is waited for: seconds for which `fetch_fun` may give
+            nothing, or the reader of another device may take nothing.
+        max_buffered_bytes: Bound on the same rows in bytes; the bound that is reached first counts.
+            None is 1 GiB, or a quarter of the memory of the container where that is less.
         devices: A number of host queues, or names: ``("cpu:0", "cpu:1")``, or of GPUs:
             ``("cuda:0", "cuda:1")``, whose batches are arrays of CuPy. Batch number `step` goes to
             device `step` modulo their number. A position may be resumed with any number of them:
@@ -101,6 +146,17 @@ def init_data_input_workers(
             index from the end of its epoch on.
         num_threads: Threads that serve the workers; as many as workers by default. Not part of
             the stream.
+        executor: What `fetch_fun` runs on: ``feeder.Threads(n)``, which is the same as
+            `num_threads`; ``feeder.Processes(n)``, for functions that compute in Python;
+            "processes", as many as there are cores, shared out among the ranks of the host
+            (`LOCAL_WORLD_SIZE`); "processes:4"; or ``feeder.RayActors(n)``, for more than one
+            host has cores for, also as "ray:4" or "ray:1-8". Not part of the stream. A function
+            for processes or actors can be pickled, is named by "MODULE:ATTR", or needs
+            cloudpickle.
+        rows_per_call: Rows that each call of ``fetch(call)`` gives, an epoch's last excepted, which
+            may give fewer; a divisor of the rows of a batch. `Call.out` and `Call.empty` then give
+            memory of the batch itself, and what is written there is not copied. Not part of the
+            stream.
         retries: How often a call that raised is made again (not for functions resumed by replay).
         retry_backoff_s: Seconds before the first retry; doubled each further time.
         repeatable: False where `fetch_fun`, put back, would not give the same rows again: then
@@ -108,14 +164,14 @@ def init_data_input_workers(
             can only be put back by calling it again.
         writable: Make the arrays of batches private and writable.
         version: Your own version of `fetch_fun` and its data; a snapshot of another is refused.
-        depth: Batches on each GPU, ahead of the user and beside the three that he may hold without
-            their being copied; and as many pinned ones on the host. 0 goes by their size: 32 MiB,
-            from 4 to 64.
+        depth: Batches that are on each GPU ahead of the user, beside the three that the user may
+            hold without a copy; as many lie in pinned memory of the host. 0 chooses by their size:
+            32 MiB of batches, from 4 to 64.
         resume: Where to go on: a Snapshot, its bytes, a token, a state dict, the path of a file; a
             `CheckpointStore`, or its folder or URL, for the newest in it; or "latest" for the
             newest in the coordinator's own place, and the beginning where nothing is there yet.
-        skip: Go on so many rounds of all devices later, as after rows that spoilt a model. Where
-            the source can tell the position, they are not made.
+        skip: Go on so many rounds of all devices later, for example after rows that spoilt a
+            model. Where the source can tell the place, the batches before it are not made.
         coordinator: The coordinator to add to; by default one for the process, the same at each
             call until it is stopped.
 
@@ -144,4 +200,5 @@ def _default_coordinator() -> Coordinator:
     with _lock:
         if _default is None or _default.closed or _default.forked:
             _default = Coordinator()
+            _default.is_default = True
         return _default

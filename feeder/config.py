@@ -14,14 +14,19 @@ import msgpack
 import numpy as np
 
 from feeder.errors import ConfigError
+from feeder.executors.options import Executor, Processes, RayActors, Threads, executor_of, resolve
 from feeder.state import codec
 from feeder.workers.spec import LastBatch, LastRound, Order, Rounds, RunSpec, StreamSpec
 
 # What a wait of the operating system can still count.
 _MAX_SECONDS = 1e9
+# Far above what any machine runs: a number of too many digits is refused, and takes no memory.
+_MOST_THREADS, _MOST_WORKERS, _MOST_DEVICES = 4096, 2**16, 4096
 # Where a bound on memory is not set: enough for any batch, and small beside a training host's
 # memory.
 _MOST_DEFAULT_BYTES = 2**30
+# So many calls are ahead of processes that have not answered yet.
+_MOST_AHEAD = 64
 # Where the two versions of control groups say how much memory a container may use.
 _LIMITS = ("memory.max", "memory/memory.limit_in_bytes")
 
@@ -59,7 +64,10 @@ class FeedConfig(NamedTuple):
 def make_config(settings: Mapping[str, Any], first_worker_id: int) -> FeedConfig:
     """Check the keyword arguments of `init_data_input_workers`; raises `ConfigError`."""
     names = _names(settings["input_blob_names"])
-    fetch = settings["fetch_fun"]
+    executor = executor_of(settings["executor"])
+    fetch = given = settings["fetch_fun"]
+    if isinstance(fetch, str) and isinstance(executor, Processes | RayActors):
+        fetch = resolve(fetch)
     pure, cursor, seek = _form(fetch)
     devices = _devices(settings["devices"])
     stream = StreamSpec(
@@ -70,7 +78,7 @@ def make_config(settings: Mapping[str, Any], first_worker_id: int) -> FeedConfig
         names=names,
         axes=_axes(settings["batch_columns"], len(names)),
         batch_size=_batch_size(settings, len(devices)),
-        num_workers=_count(settings, "num_worker_threads"),
+        num_workers=_count(settings, "num_worker_threads", most=_MOST_WORKERS),
         first_worker_id=first_worker_id,
         seed=_count(settings, "seed", least=0, most=2**64 - 1),
         epochs=_optional_count(settings, "epochs"),
@@ -83,12 +91,14 @@ def make_config(settings: Mapping[str, Any], first_worker_id: int) -> FeedConfig
         global_batch_size=_optional_count(settings, "global_batch_size"),
     )
     _check_together(stream)
+    run = _run(settings, stream, executor, given)
+    _check_rows_per_call(stream, run.rows_per_call)
     return FeedConfig(
         name=_text(settings, "input_source_name"),
         devices=devices,
         version=_text(settings, "version", empty=True),
         stream=stream,
-        run=_run(settings, stream),
+        run=run,
         max_buffered_batches=_count(settings, "max_buffered_batches"),
         depth=_count(settings, "depth", least=0, most=1024),
         skip=_count(settings, "skip", least=0),
@@ -122,6 +132,36 @@ def _check_together(stream: StreamSpec) -> None:
         )
 
 
+def _check_rows_per_call(stream: StreamSpec, rows: int | None) -> None:
+    """Raise `ConfigError` where it is not known before a call where its rows belong."""
+    if rows is None:
+        return
+    if not stream.pure:
+        raise ConfigError(
+            f"rows_per_call is {rows}: the place of a call's rows is known before the call only "
+            "for fetch(call); leave it out"
+        )
+    if stream.batch_size % rows:
+        raise ConfigError(
+            f"rows_per_call is {rows}, expected a divisor of the {stream.batch_size} rows of a "
+            "batch"
+        )
+    if getattr(stream.fetch, "gives_all_rows", True) is False:
+        raise ConfigError(
+            f"rows_per_call is {rows}, but the source leaves out defective records; leave it out, "
+            "or on_error='skip'"
+        )
+    against = {
+        "dont_rebatch": stream.dont_rebatch and "with dont_rebatch each chunk is a batch",
+        "order": stream.order == "arrival" and "with order='arrival' chunks come in any order",
+        "last_batch": stream.last_batch == "carry"
+        and "with last_batch='carry' rows flow from one epoch into the next",
+    }
+    for name, why in against.items():
+        if why:
+            raise ConfigError(f"rows_per_call is {rows}: {why}; leave it out, or {name}")
+
+
 def _batch_size(settings: Mapping[str, Any], num_devices: int) -> int:
     """Rows per batch, as they are given or as one device's share of a round."""
     if settings["global_batch_size"] is None:
@@ -152,6 +192,7 @@ def deal_to(config: FeedConfig, devices: tuple[str, ...]) -> FeedConfig:
         size = _share(stream.global_batch_size, len(devices))
         run = run._replace(max_rows=config.max_buffered_batches * size)
         stream = stream._replace(batch_size=size)
+        _check_rows_per_call(stream, run.rows_per_call)
     return config._replace(devices=devices, stream=stream, run=run)
 
 
@@ -180,8 +221,10 @@ def _what_it_says(fetch: Any) -> dict[str, Any]:
     return {f"source.{name}": value for name, value in plain.items()}
 
 
-def _run(settings: Mapping[str, Any], stream: StreamSpec) -> RunSpec:
-    num_threads = settings["num_threads"]
+def _run(
+    settings: Mapping[str, Any], stream: StreamSpec, executor: Executor | None,
+    fetch: Any,
+) -> RunSpec:  # fmt: skip
     is_told = settings["max_buffered_bytes"] is not None
     max_bytes = _count(settings, "max_buffered_bytes") if is_told else default_bytes()
     retries = _count(settings, "retries", least=0)
@@ -191,7 +234,7 @@ def _run(settings: Mapping[str, Any], stream: StreamSpec) -> RunSpec:
             "the fetch function has cursor(worker_id) and seek(worker_id, cursor)"
         )
     return RunSpec(
-        num_threads=stream.num_workers if num_threads is None else _count(settings, "num_threads"),
+        num_threads=_num_threads(settings, stream, executor),
         max_rows=_count(settings, "max_buffered_batches") * stream.batch_size,
         max_bytes=max_bytes,
         # A bound that somebody has set holds from the first chunk on. The default lets all workers
@@ -204,7 +247,59 @@ def _run(settings: Mapping[str, Any], stream: StreamSpec) -> RunSpec:
         debug=os.environ.get("FEEDER_DEBUG", "") not in ("", "0"),
         encode_cursor=codec.pack,
         decode_cursor=codec.unpack,
+        executor=_executor(executor, stream, fetch),
+        rows_per_call=_optional_count(settings, "rows_per_call"),
     )
+
+
+def _num_threads(settings: Mapping[str, Any], stream: StreamSpec, executor: Executor | None) -> int:
+    num_threads = settings["num_threads"]
+    if executor is not None and num_threads is not None:
+        raise ConfigError(
+            f"num_threads is {num_threads!r} and executor is {executor!r}, expected one of the two"
+        )
+    if isinstance(executor, Threads):
+        return executor.num
+    if isinstance(executor, Processes | RayActors):
+        # Each process has its next calls before it has answered for these. Of very many, some are
+        # between two tickets at any time; each thread has some 30 KB.
+        num = executor.num if isinstance(executor, Processes) else executor.most
+        most = num + min(num, _MOST_AHEAD)
+        return most if stream.pure else min(most, stream.num_workers)
+    if num_threads is None and stream.num_workers <= _MOST_THREADS:
+        return stream.num_workers
+    if num_threads is None:
+        raise ConfigError(
+            f"num_worker_threads is {stream.num_workers}, and each worker would have a thread, "
+            f"expected at most {_MOST_THREADS}; give num_threads"
+        )
+    return _count(settings, "num_threads", most=_MOST_THREADS)
+
+
+def _executor(executor: Executor | None, stream: StreamSpec, fetch: Any) -> Any:
+    given = fetch if isinstance(fetch, str) else stream.fetch
+    # Else a feed without processes would load them too, and one without actors what these need.
+    if isinstance(executor, Processes):
+        from feeder.executors.processes import ProcessExecutor
+
+        return ProcessExecutor(executor, given)
+    if isinstance(executor, RayActors):
+        from feeder.executors.actors import RayExecutor
+
+        return RayExecutor(executor, given)
+    return None
+
+
+def run_on(config: FeedConfig, given: Any) -> FeedConfig:
+    """The settings of a feed whose fetch function runs on another executor; None leaves them as
+    they are. Raises `ConfigError`."""
+    executor = executor_of(given)
+    if executor is None:
+        return config
+    stream = config.stream
+    num_threads = _num_threads({"num_threads": None}, stream, executor)
+    runs = _executor(executor, stream, stream.fetch)
+    return config._replace(run=config.run._replace(num_threads=num_threads, executor=runs))
 
 
 def default_bytes() -> int:
@@ -309,6 +404,8 @@ def _axes(batch_columns: Any, num: int) -> tuple[int, ...]:
 def _devices(devices: Any) -> tuple[str, ...]:
     if isinstance(devices, str):
         devices = (devices,)
+    if type(devices) is int and devices > _MOST_DEVICES:
+        raise ConfigError(f"devices is {devices}, expected at most {_MOST_DEVICES}")
     if type(devices) is int and devices > 0:
         devices = ("cpu",) if devices == 1 else tuple(f"cpu:{i}" for i in range(devices))
     if not isinstance(devices, Sequence) or not devices:

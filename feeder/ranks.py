@@ -21,7 +21,7 @@ class LauncherNumber(NamedTuple):
     number: int
     """From 0 on."""
     variable: str
-    """The variable's name; "nobody" where there is none, which messages show as it is."""
+    """The variable's name; "no launcher" where there is none, which messages show as it is."""
 
 
 # torchrun's name first: under Slurm it sets its own for the processes that it starts.
@@ -31,7 +31,12 @@ _POD = ("JOB_COMPLETION_INDEX",)
 _NODE = ("GROUP_RANK", "SLURM_NODEID", *_POD)
 _NUM_NODES = ("GROUP_WORLD_SIZE", "SLURM_JOB_NUM_NODES", "SLURM_NNODES")
 
-NOBODY = "nobody"
+# srun's name for the steps that it starts: the name for the whole job is there in its script, too,
+# which runs once.
+_RANKS = ("RANK", "SLURM_PROCID")
+_WORLD_SIZES = ("WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
+
+NO_LAUNCHER = "no launcher"
 
 
 def queue_of(environment: Mapping[str, str], *, is_near: bool) -> LauncherNumber:
@@ -55,6 +60,16 @@ def node_of(environment: Mapping[str, str]) -> LauncherNumber:
 def num_nodes(environment: Mapping[str, str]) -> LauncherNumber:
     """How many nodes, or pods, there are; Kubernetes does not tell."""
     return _first(environment, ("FEEDER_NUM_NODES", *_NUM_NODES)) or _nobody(1)
+
+
+def rank_of(environment: Mapping[str, str]) -> tuple[int, int]:
+    """The rank of this process among all trainers of its job, and their number; 0 of 1 where no
+    launcher tells both."""
+    for rank, size in zip(_RANKS, _WORLD_SIZES, strict=True):
+        found = _first(environment, (rank,)), _first(environment, (size,))
+        if found[0] is not None and found[1] is not None and found[0].number < found[1].number:
+            return found[0].number, found[1].number
+    return 0, 1
 
 
 def is_this_host(host: str) -> bool:
@@ -84,4 +99,4 @@ def _ordinal(environment: Mapping[str, str]) -> LauncherNumber | None:
 
 
 def _nobody(number: int) -> LauncherNumber:
-    return LauncherNumber(number, NOBODY)
+    return LauncherNumber(number, NO_LAUNCHER)

@@ -59,6 +59,9 @@ class Waker:
     then. `clear` is called by the thread that polls, which owns the waker.
     """
 
+    # At the interpreter's exit the names of the module may be gone before the last batch is.
+    _write, _close = staticmethod(os.eventfd_write), staticmethod(os.close)
+
     def __init__(self) -> None:
         self._descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         # Whether a wake-up is on its way: it saves the system call for those that follow it.
@@ -78,7 +81,7 @@ class Waker:
         if not self._awake and not self._is_silent:
             # Two threads may both come here, and write twice: the thread wakes once for both.
             self._awake = True
-            os.eventfd_write(self._descriptor, 1)
+            self._write(self._descriptor, 1)
 
     def clear(self) -> None:
         """Forget wake-ups. To be called before the look for work: work that comes later wakes
@@ -89,4 +92,4 @@ class Waker:
         self._awake = False
 
     def __del__(self) -> None:
-        os.close(self._descriptor)
+        self._close(self._descriptor)

@@ -6,7 +6,6 @@ import gc
 import os
 import signal
 from collections.abc import Iterator
-from dataclasses import replace
 
 import pytest
 from hypothesis import settings
@@ -85,7 +84,7 @@ def old_objects_are_not_collected() -> None:
 @pytest.fixture
 def exact_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     """`max_buffered_batches` bounds batches that have fewer bytes than 1 MiB, too."""
-    monkeypatch.setattr(pipeline, "TUNING", replace(pipeline.TUNING, least_bytes=0))
+    monkeypatch.setattr(pipeline, "TUNING", pipeline.TUNING.replace(least_bytes=0))
 
 
 @pytest.fixture(autouse=True)

@@ -29,7 +29,7 @@ CARRIERS: dict[str, Callable[[Coordinator, Batch], Any]] = {
 
 def note(batch: Batch) -> Record:
     """Write a batch down."""
-    return batch.epoch, batch.index, batch.step, batch.rows, note_columns(batch.arrays)
+    return batch.epoch, batch.index, batch.step, batch.rows, note_columns(batch.arrays())
 
 
 def note_columns(columns: Iterable[np.ndarray]) -> tuple[tuple[str, tuple[int, ...], bytes], ...]:

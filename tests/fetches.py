@@ -43,6 +43,17 @@ PATTERNS: dict[str, Script] = {
 """Chunks of a batch, of one row, smaller and larger than a batch, mixed with empty ones, between
 calls that return None, workers that give nothing in an epoch, epochs shorter than a batch."""
 
+
+class Pattern:
+    """A script by its name, so that a fetch function can be sent to another process."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __call__(self, worker: int, epoch: int) -> Sizes:
+        return PATTERNS[self.name](worker, epoch)
+
+
 NEED_TWO_WORKERS = ("idle", "short")
 """Patterns by which worker 0 alone gives no row in some epochs."""
 
@@ -60,6 +71,11 @@ def shaky(seed: int, longest_s: float = 0.001) -> Callable[[], object]:
             Event().wait(dice.random() * longest_s)
 
     return pause
+
+
+def first_call() -> list[int]:
+    """Return where a worker stands that has not been called."""
+    return [0, 0]
 
 
 def make_rows(worker: int, epoch: int, call: int, rows: int) -> dict[str, np.ndarray]:
@@ -80,7 +96,7 @@ class Replay:
     def __init__(self, script: Script, pause: Callable[[], object] = no_pause) -> None:
         self.script = script
         self.pause = pause
-        self.at: dict[int, list[int]] = defaultdict(lambda: [0, 0])
+        self.at: dict[int, list[int]] = defaultdict(first_call)
         """Of each worker the epoch and the number of the call in it, changed in place."""
 
     def __call__(self, worker_id: int, batch_size: int) -> Any:
@@ -170,4 +186,4 @@ FORMS: dict[str, type[Replay] | type[Pure]] = {"replay": Replay, "seek": Seek, "
 
 def make_fetch(form: str, pattern: str, pause: Callable[[], object] = no_pause) -> Any:
     """Return a new fetch function, which has not been called yet."""
-    return FORMS[form](PATTERNS[pattern], pause)
+    return FORMS[form](Pattern(pattern), pause)

@@ -142,6 +142,26 @@ class Odd(Exception):
     """An error that is none of feeder's."""
 
 
+def make_failing() -> Job:
+    """A job of three nodes, one of which fails in its second epoch as often as the files
+    ``raise-N`` and ``kill-N`` of its folder say, and in which another one waits for it."""
+    job = make_three()
+
+    def fail(workspace: Any) -> None:
+        if workspace["total"][0] != TOTALS[1]:
+            return
+        for file in sorted(Path(os.environ[FOLDER]).glob("*-fail")):
+            file.unlink()
+            if file.name.startswith("kill"):
+                os.kill(os.getpid(), signal.SIGKILL)
+            raise Odd(f"at {file.name}")
+
+    with job.epoch_group:
+        Task(fail, node=NODES[1], name="fail")
+    epoch_limiter(job, NUM_EPOCHS)
+    return job
+
+
 def make_raising() -> Job:
     """A job of three nodes, one of which raises in its second epoch."""
     job = make_three()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from typing import Any
 
+import numpy as np
 import pytest
 
 import feeder
@@ -172,6 +174,44 @@ def num_threads(init: Init) -> None:
     counted = Counted(20)
     assert len(drain(init, note, num_worker_threads=4, num_threads=1)) == 60
     assert len(threads) == 1
+
+
+@case
+def executor(init: Init) -> None:
+    """Is what the function runs on: threads, or processes."""
+    pids = {}
+    for name, given in (("threads", feeder.Threads(2)), ("processes", feeder.Processes(1))):
+        batches = drain(init, pid_of_call, executor=given)
+        pids[name] = {int(batch["id"][0]) for batch in batches}
+    assert pids["threads"] == {os.getpid()}
+    assert len(pids["processes"]) == 1
+    assert pids["processes"] != pids["threads"]
+
+
+def pid_of_call(call: feeder.Call) -> Any:
+    """A function that processes can import."""
+    if call.index == 3:
+        raise StopIteration
+    return [np.full(4, os.getpid())]
+
+
+@case
+def rows_per_call(init: Init) -> None:
+    """Is how many rows each call gives, which may write them where they belong."""
+    places = []
+
+    def fetch(call: feeder.Call) -> Any:
+        if call.index >= 20:
+            raise StopIteration
+        places.append(call.out is not None)
+        array = call.empty((2,), np.int64)
+        array[:] = chunk(0, call.index, 2)[0]
+        return (array,)
+
+    assert ids(drain(init, fetch, rows_per_call=2)) == ids(drain(init, Pure(20, 2)))
+    assert any(places)
+    with pytest.raises(feeder.ChunkError, match="chunk has 3 rows, expected 2"):
+        drain(init, Pure(20, 3), rows_per_call=2)
 
 
 class Unsteady(Pure):

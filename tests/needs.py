@@ -2,6 +2,10 @@
 
 Use `@pytest.mark.needs("name", ...)` on a test, or `needs("name")` in one or at the top of a file.
 
+The tests in `tests/adapters` need frameworks, which are in an environment of their own that
+`scripts/test adapters` makes. Elsewhere they are left out by `needs_framework`, and counted apart;
+where FEEDER_ADAPTERS is "required" they fail.
+
 A GPU is no tool that one could install. The tests in `tests/gpu` are left out where there is none,
 by `needs_gpus`, and counted apart, each reason told; where FEEDER_GPU is "required" they fail.
 """
@@ -22,6 +26,9 @@ MAX_SKIPS = "FEEDER_MAX_SKIPS"
 NO_GPU = "no GPU: "
 GPU = "FEEDER_GPU"
 GPU_TESTS = "tests/gpu/"
+NO_FRAMEWORK = "no framework: "
+ADAPTERS = "FEEDER_ADAPTERS"
+ADAPTER_TESTS = "tests/adapters/"
 FILES = "files that were skipped"
 
 
@@ -32,9 +39,19 @@ def needs(name: str) -> None:
 
 
 def _is_package(name: str) -> bool:
-    spec = importlib.util.find_spec(name)
+    try:
+        spec = importlib.util.find_spec(name)
+    except ModuleNotFoundError:
+        return False  # What the package lies in is not there either.
     # A folder that happens to have the name is found too, as a namespace, which has no origin.
     return spec is not None and spec.origin is not None
+
+
+def needs_framework(*names: str) -> None:
+    """Leave a file of `tests/adapters` out where one of the frameworks is not installed."""
+    missing = [name for name in names if not _is_package(name)]
+    if missing and os.environ.get(ADAPTERS) != "required":
+        pytest.skip(NO_FRAMEWORK + missing[0], allow_module_level=True)
 
 
 def needs_gpus(num: int = 1) -> None:
@@ -70,6 +87,8 @@ class SkipCounter:
         self.reasons: Counter[str] = Counter()
         self.without_gpu: Counter[str] = Counter()
         """Tests of `tests/gpu` that were left out, by why; they do not count as skipped."""
+        self.without_framework: Counter[str] = Counter()
+        """Files of `tests/adapters` that were left out, by why; nor do they."""
         self.files: dict[str, str] = {}
         """Files that were skipped whole, and why."""
 
@@ -92,7 +111,10 @@ class SkipCounter:
         self._count_files(getattr(node, "workeroutput", {}).get(FILES, {}))
 
     def _count_files(self, found: dict[str, str]) -> None:
-        self.reasons.update(found[name] for name in found.keys() - self.files.keys())
+        for name in found.keys() - self.files.keys():
+            reason = found[name]
+            is_adapter = reason.startswith(NO_FRAMEWORK) and name.startswith(ADAPTER_TESTS)
+            (self.without_framework if is_adapter else self.reasons)[reason] += 1
         self.files |= found
 
     def _count(self, report: pytest.TestReport) -> None:
@@ -126,6 +148,10 @@ class SkipCounter:
         if self.without_gpu:
             why = "; ".join(sorted(self.without_gpu))
             yield f"not run, for they need a GPU: {self.without_gpu.total()} ({why})"
+        if self.without_framework:
+            why = "; ".join(sorted(self.without_framework))
+            num = self.without_framework.total()
+            yield f"files not run, for `scripts/test adapters` runs them: {num} ({why})"
         if self.exceeded:
             skips = self.reasons.total()
             yield f"failed: {skips} skipped, where at most {self.max_skips} may be"

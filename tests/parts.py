@@ -87,11 +87,14 @@ def _is_in(name: str, folder: str) -> bool:
 
 
 def some(case: Sequence[Any], *axes: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
-    """Yield combinations of one value of each axis for a test case: each value of each axis comes,
-    beside others in another case. In the full part all combinations come."""
-    if is_full:
-        yield from product(*axes)
-        return
+    """Yield combinations of one value of each axis for a test case: those of `few`, and in the full
+    part all."""
+    return product(*axes) if is_full else few(case, *axes)
+
+
+def few(case: Sequence[Any], *axes: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
+    """Yield as many combinations as the longest axis has values: each value of each axis comes,
+    beside others in another case."""
     shift = crc32(repr(case).encode())
     for i in range(max(map(len, axes))):
         rest, chosen = shift, []
@@ -152,6 +155,31 @@ class Parts:
         class ByUnit(LoadScopeScheduling):  # type: ignore[misc]
             def _split_scope(self, nodeid: str) -> str:
                 return unit_of(nodeid)
+
+            def remove_node(self, node: Any) -> str | None:
+                """Queue again what a process has left, and return the test that it died in."""
+                # The scheduler of xdist would also queue units that are done, for whose end it
+                # then waits for ever, and the test that ended the process.
+                units = self.assigned_work.pop(node)
+                left = {
+                    unit: names
+                    for unit, tests in units.items()
+                    if (names := [name for name, is_done in tests.items() if not is_done])
+                }
+                ended_by = next(iter(left.values()), [None]).pop(0)
+                self.workqueue.update(
+                    {unit: dict.fromkeys(names, False) for unit, names in left.items() if names}
+                )
+                for other in self.assigned_work:
+                    self._reschedule(other)
+                return ended_by
+
+            def _reschedule(self, node: Any) -> None:
+                super()._reschedule(node)
+                # A process begins with a test once it knows the next one; xdist gives a process
+                # that takes another's place one unit, which may be of one test.
+                while not node.shutting_down and self._pending_of(self.assigned_work[node]) < 2:
+                    super()._reschedule(node)
 
         # In the order of the folders: many of the long ones come first, and the rules of the
         # engine, which take no time, last. Else the longest, of few tests each, would be last.

@@ -19,7 +19,7 @@ from feeder import Server
 from feeder.service.net.addresses import parse
 from feeder.service.protocol import messages as say
 from feeder.service.protocol.coding import decode, encode
-from feeder.service.server.group import Desk
+from feeder.service.server.group import ConsumerGroup
 
 WAIT_S = 8.0
 OPEN: dict[str, Any] = {
@@ -175,18 +175,18 @@ class Stalled:
         self.expired: list[int] = []
         """How many leases had run out, at each `Used`."""
         (door,) = server._loop._listeners
-        use, pump = Desk.use, Desk.pump
+        use, pump = ConsumerGroup.use, ConsumerGroup.pump
 
-        def note(desk: Desk, lease: Any, message: say.Used) -> None:
-            self.expired.append(desk.feed.stats.expired)
-            use(desk, lease, message)
+        def note(group: ConsumerGroup, lease: Any, message: say.Used) -> None:
+            self.expired.append(group.feed.stats.expired)
+            use(group, lease, message)
 
-        def hold(desk: Desk) -> None:
+        def hold(group: ConsumerGroup) -> None:
             if self.expired and not self.entered.is_set():
                 self.entered.set()
                 self.go_on.wait(WAIT_S)
                 door.router.poll(WAIT_S * 1000)
-            pump(desk)
+            pump(group)
 
-        monkeypatch.setattr(Desk, "use", note)
-        monkeypatch.setattr(Desk, "pump", hold)
+        monkeypatch.setattr(ConsumerGroup, "use", note)
+        monkeypatch.setattr(ConsumerGroup, "pump", hold)

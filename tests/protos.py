@@ -1,4 +1,4 @@
-"""Caffe's and Caffe2's messages as classes of the protobuf package: the oracle of our parsers."""
+"""Messages of Caffe, Caffe2 and TensorFlow as classes of protobuf: the oracle of our parsers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ try:
 except ImportError:
     pytest.skip(REASON + "protobuf", allow_module_level=True)
 
-__all__ = ["Datum", "DecodeError", "TensorProto", "TensorProtos"]
+__all__ = ["Datum", "DecodeError", "Example", "TensorProto", "TensorProtos"]
 
 Field = descriptor_pb2.FieldDescriptorProto
 
@@ -45,6 +45,11 @@ DATA_TYPES = {
 PACKED = ("float_data", "int32_data", "double_data", "int64_data")
 
 
+# TensorFlow's example.proto and feature.proto; on the wire a map is a list of entries.
+LISTS = {"bytes_list": Field.TYPE_BYTES, "float_list": Field.TYPE_FLOAT,
+         "int64_list": Field.TYPE_INT64}  # fmt: skip
+
+
 def _message(file: Any, name: str, fields: list[tuple[str, int, int, bool]]) -> None:
     message = file.message_type.add(name=name)
     for field, number, kind, repeated in fields:
@@ -54,6 +59,35 @@ def _message(file: Any, name: str, fields: list[tuple[str, int, int, bool]]) -> 
             added.type_name = ".oracle.DataType"
         if name == "TensorProto" and field in PACKED:
             added.options.packed = True
+
+
+def _example(file: Any) -> None:
+    for name, kind in LISTS.items():
+        value = file.message_type.add(name=name).field.add(
+            name="value", number=1, type=kind, label=Field.LABEL_REPEATED
+        )
+        value.options.packed = kind != Field.TYPE_BYTES
+    feature = file.message_type.add(name="Feature")
+    feature.oneof_decl.add(name="kind")
+    for number, name in enumerate(LISTS, 1):
+        feature.field.add(
+            name=name, number=number, type=Field.TYPE_MESSAGE, type_name=f".oracle.{name}",
+            label=Field.LABEL_OPTIONAL, oneof_index=0,
+        )  # fmt: skip
+    for name, field, of, label in (
+        ("Entry", "value", "Feature", Field.LABEL_OPTIONAL),
+        ("Features", "feature", "Entry", Field.LABEL_REPEATED),
+        ("Example", "features", "Features", Field.LABEL_OPTIONAL),
+    ):
+        message = file.message_type.add(name=name)
+        message.field.add(
+            name=field, number=2 if name == "Entry" else 1, type=Field.TYPE_MESSAGE, label=label,
+            type_name=f".oracle.{of}",
+        )  # fmt: skip
+        if name == "Entry":
+            message.field.add(
+                name="key", number=1, type=Field.TYPE_STRING, label=Field.LABEL_OPTIONAL
+            )
 
 
 def _classes() -> dict[str, Any]:
@@ -70,6 +104,7 @@ def _classes() -> dict[str, Any]:
         name="protos", number=1, type=Field.TYPE_MESSAGE, label=Field.LABEL_REPEATED,
         type_name=".oracle.TensorProto",
     )  # fmt: skip
+    _example(file)
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
     return message_factory.GetMessageClassesForFiles(["oracle.proto"], pool)
@@ -79,3 +114,4 @@ _CLASSES = _classes()
 Datum = _CLASSES["oracle.Datum"]
 TensorProto = _CLASSES["oracle.TensorProto"]
 TensorProtos = _CLASSES["oracle.TensorProtos"]
+Example = _CLASSES["oracle.Example"]

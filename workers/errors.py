@@ -116,6 +116,11 @@ class ClosedError(FeedError):
     """A feed, queue or coordinator was used after it was stopped."""
 
 
+class CallLost(Exception):
+    """A call could not be made, or its process ended in it too often: not the fetch function's own
+    exception. It is not made again; users see a `FetchError`."""
+
+
 def in_words(error: BaseException) -> str:
     """The class and the text of an exception."""
     # A user's exception may have a `__str__` that raises: that must not hide the first error.

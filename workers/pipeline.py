@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 from feeder.workers.fetch.calls import add_cursor, begin_anew, make_calls, seek
 from feeder.workers.fetch.channel import Channel
+from feeder.workers.fetch.executor import Execution
 from feeder.workers.fetch.fetcher import Fetcher
 from feeder.workers.fetch.scheduler import BufferBudget, Scheduler
-from feeder.workers.fetch.threads import ThreadGroup
+from feeder.workers.fetch.threads import ThreadGroup, stack
 from feeder.workers.spec import CallNames, RunSpec, StreamSpec
-from feeder.workers.stats import StreamStats, num_partitions
+from feeder.workers.stats import ExecutorCounts, StreamStats, num_partitions
 from feeder.workers.stream.assembler import Assembler
 from feeder.workers.stream.batcher import Batcher, DeviceQueue, RoundRobinRouter, run_batcher
-from feeder.workers.stream.buffers import Slots
+from feeder.workers.stream.buffers import OpenSlots, Slots
 from feeder.workers.stream.chunks import Schema
 from feeder.workers.stream.memory import keep_freed_memory
 from feeder.workers.stream.merge import Merge
+from feeder.workers.stream.placement import Placement
 from feeder.workers.stream.position import Cut, Frame, LazyPosition, Partitions, Position, Span
 from feeder.workers.stream.resuming import Resume, StreamStart
 from feeder.workers.stream.rounds import Dealing, Turns
@@ -52,11 +54,18 @@ class Pipeline:
             pure=spec.pure,
             arrival=spec.order == "arrival",
         )
+        self._execution: Execution | None = None
+        if run.executor is not None:
+            self._execution = run.executor.begin(spec, run)
+            # The functions of the spec are called over there from now on.
+            spec = self._execution.spec
         self._spec, self._run, self._name = spec, run, name
         self._threads = ThreadGroup()
         self._resumed = resume is not None
         self.stats = stats or StreamStats.of(spec, run, len(queues))
         """What is counted; where it is given, from where it stands."""
+        if self._execution is not None:
+            self._execution.watch(self.stats)
         begin = self._begin = StreamStart(spec, run, partitions, resume, self.stats.fetch)
         if resume is not None:
             # Before any thread runs: the fetch function is put back once, by the thread that
@@ -73,10 +82,12 @@ class Pipeline:
         self._queues = queues
         # A batch of another run's size may be larger than all that is buffered otherwise.
         self._most_rows = turns.older_size if turns.older else 0
+        self._places = self._make_places(slots, self.start_cut, turns)
         self._make_fetcher(begin.position)
         assembler = Assembler(
             spec, frame, self.schema, slots, num_devices=len(queues), epoch=begin.epoch,
             index=begin.index, step=begin.step, turns=turns, expected=begin.expected,
+            places=self._places,
         )  # fmt: skip
         self._router = RoundRobinRouter(
             queues, self.channel, assembler, spec, run, made=self.stats.made, report=report,
@@ -84,8 +95,26 @@ class Pipeline:
         )  # fmt: skip
         self._batcher = Batcher(
             spec, self.channel, self._make_merge(begin), assembler, self._router,
-            begin,
+            begin, self._places,
         )  # fmt: skip
+
+    def _make_places(self, slots: Slots, cut: Cut, turns: Turns) -> Placement | None:
+        """Where calls may write their rows; None where nobody knows before they return."""
+        rows = self._run.rows_per_call
+        # Processes write to memory of their own, which is copied to the slot.
+        if rows is None or not slots.opens or self._execution is not None:
+            return None
+        places = Placement(
+            self.schema, cast("OpenSlots", slots), rows_per_call=rows,
+            batch_size=self._spec.batch_size, num_devices=len(self._queues),
+        )  # fmt: skip
+        # The rest of another run's round has batches of its own size. Where the next batch does not
+        # begin with a call, no place is known before the next epoch.
+        first_call, within = divmod(turns.older * turns.older_size, rows)
+        if cut.leftover is None and not within:
+            first_call += cut.position.calls[0]
+            places.begin(places.plan(cut.position.epoch, first_call, turns.first + turns.older))
+        return places
 
     def _frame(self, encode: Callable[[Cut], bytes], dealing: Dealing | None) -> Frame:
         spec = self._spec
@@ -108,8 +137,14 @@ class Pipeline:
             self._queues,
             timeout_s=run.timeout_s,
             tuning=TUNING,
+            waits=self._execution is not None,
+            stack_of=stack if self._execution is None else self._execution.stack,
         )
-        calls = make_calls(spec, run, partitions, start, resumed=self._resumed)
+        calls = (
+            make_calls(spec, run, partitions, start, resumed=self._resumed, places=self._places)
+            if self._execution is None
+            else self._execution.make_calls(partitions, start, resumed=self._resumed)
+        )
         self._fetcher = Fetcher(names, run, self.channel, calls, self.stats.fetch, TUNING)
 
     def _make_merge(self, begin: StreamStart) -> Merge:
@@ -120,10 +155,13 @@ class Pipeline:
             self._spec,
             prints=self._fetcher.prints if self._run.debug else None,
             first_partition=begin.first_partition,
+            rows_per_call=self._run.rows_per_call,
         )
 
     def start(self) -> None:
         """Start the threads."""
+        if self._execution is not None:
+            self._execution.start()
         # Before the first chunk is allocated: what malloc learns counts from then on.
         keep_freed_memory()
         # A function that was used before stands somewhere else; a stream from the origin starts
@@ -153,14 +191,24 @@ class Pipeline:
         # Only this: fetchers and the batcher wait in the channel, or find it closed when they come
         # back.
         self.channel.close()
+        if self._execution is not None:
+            self._execution.interrupt()
 
     def join(self, deadline_s: float) -> None:
         """Wait for the threads; raises `StuckWorkerError` where one does not end."""
-        self._threads.close(deadline_s)
+        try:
+            self._threads.close(deadline_s)
+        finally:
+            if self._execution is not None:
+                self._execution.close()
 
     def forget(self) -> None:
         """Let go of what was made and not handed over, and of its slots; when all has ended."""
         self._router.forget()
+
+    def executor_counts(self) -> ExecutorCounts | None:
+        """The processes that fetch; None where the fetcher threads do."""
+        return None if self._execution is None else self._execution.counts()
 
     def numbers(self, now: float) -> dict[str, Any]:
         """Plain numbers of what the stream has done so far."""

@@ -7,10 +7,13 @@ anything then.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from feeder.workers.stream.batch import Call
 from feeder.workers.stream.position import Partitions
+
+if TYPE_CHECKING:
+    from feeder.workers.fetch.executor import Executor
 
 # The values are part of the fingerprint: a renamed one would refuse every old token.
 LastBatch = Literal["keep", "drop", "pad", "carry"]
@@ -159,3 +162,8 @@ class RunSpec(NamedTuple):
     """Turns a cursor into bytes; called in the fetcher thread."""
     decode_cursor: Callable[[bytes], Any]
     """The reverse of `encode_cursor`."""
+    rows_per_call: int | None = None
+    """Rows that each call of a pure function gives, an epoch's last excepted; None where it may
+    give any number. Known rows have a known place: the call may write them there."""
+    executor: Executor | None = None
+    """Runs the fetch function elsewhere; None where the fetcher threads do."""

@@ -7,6 +7,7 @@ counted with integers alone; time is taken only where somebody waits, or calls.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sized
 from typing import Any, NamedTuple
 
@@ -54,6 +55,45 @@ class Stopwatch:
         return seconds
 
 
+_STEPS = 4
+"""Lengths of waits are counted by quarters of a power of two: a quantile is within 19 %."""
+
+
+class Waits(Stopwatch):
+    """A stopwatch that also tells how long its waits were. Owner and readers as of that."""
+
+    __slots__ = ("_counts",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        # From a microsecond on, up to 2 ** 32 of them.
+        self._counts = [0] * (32 * _STEPS + 1)
+
+    def stop(self, now: float) -> None:
+        """It ends; harmless where it does not run."""
+        since = self.since
+        super().stop(now)
+        if since is not None:
+            self._counts[_step(now - since)] += 1
+
+    def quantile(self, share: float) -> float:
+        """The seconds that this share of the waits took at most; 0 where there was none."""
+        counts = list(self._counts)
+        left = share * sum(counts)
+        for step, count in enumerate(counts):
+            left -= count
+            if count and left <= 1e-9:
+                return float(1e-6 * 2 ** (step / _STEPS))
+        return 0.0
+
+
+def _step(seconds: float) -> int:
+    microseconds = seconds * 1e6
+    if microseconds <= 1.0:
+        return 0
+    return min(32 * _STEPS, math.ceil(_STEPS * math.log2(microseconds)))
+
+
 class Crowd:
     """Seconds that several threads have spent in something, added up.
 
@@ -89,6 +129,25 @@ class PartitionCounts(NamedTuple):
     """Seconds spent in the fetch function, without waiting for room."""
     ended_at: float
     """When the last of them returned."""
+    computed_s: float
+    """Seconds of them in which the thread had a processor."""
+
+
+class ExecutorCounts(NamedTuple):
+    """The processes that fetch functions run in."""
+
+    processes: int
+    """Those that live (may fall)."""
+    busy: int
+    """Those that have something to do (may fall)."""
+    restarts: int
+    """Those that have ended by themselves, and were replaced."""
+    bytes: int
+    """Bytes of the memory in which their chunks come (may fall)."""
+    kind: str = "processes"
+    """What they are: "processes" of this host, or "actors" of a cluster."""
+    nodes: tuple[tuple[str, int], ...] = ()
+    """The nodes of a cluster, and how many are there (may fall)."""
 
 
 class FetchStats:
@@ -99,8 +158,8 @@ class FetchStats:
 
     def __init__(self, num_partitions: int) -> None:
         self._began = [0.0] * num_partitions
-        self._done: list[tuple[int, int, int, float, float]]
-        self._done = [(0, 0, 0, 0.0, 0.0)] * num_partitions
+        self._done: list[tuple[int, int, int, float, float, float]]
+        self._done = [(0, 0, 0, 0.0, 0.0, 0.0)] * num_partitions
         self.errors = [0] * num_partitions
         """Calls that raised, retried or not."""
         self.last_error = ""
@@ -114,13 +173,15 @@ class FetchStats:
         """A partition is called, once or several times."""
         self._began[partition] = now
 
-    def end_list(self, partition: int, calls: int, rows: int, num_bytes: int, now: float) -> None:
+    def end_list(
+        self, partition: int, calls: int, rows: int, num_bytes: int, now: float, computed_s: float
+    ) -> None:
         """Those calls have returned."""
         done = self._done[partition]
         # A plain tuple: to make one with names takes as long as a quick call.
         self._done[partition] = (
             done[0] + calls, done[1] + rows, done[2] + num_bytes,
-            done[3] + now - self._began[partition], now,
+            done[3] + now - self._began[partition], now, done[5] + computed_s,
         )  # fmt: skip
 
     def fail(self, partition: int, error: str) -> None:

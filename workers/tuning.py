@@ -9,17 +9,30 @@ The dates say when a value was measured last. Where no machine is named, it was 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from typing import Any
 
 _KIB = 1024
 _MIB = 1024 * 1024
 
 
-# Nobody prints or compares it, and methods that name so many fields take a while to compile at each
-# import.
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False, eq=False)
 class Tuning:
     """The tuning constants. Frozen, so any thread may read them; a test passes its own."""
+
+    # A plain class: to compile the methods of a dataclass of so many fields takes a millisecond and
+    # more of each import.
+    def __init__(self, **changed: Any) -> None:
+        constants = {name: getattr(Tuning, name) for name in Tuning.__annotations__}
+        if unknown := changed.keys() - constants:
+            raise TypeError(f"no tuning constants: {sorted(unknown)}")
+        # Its own attributes: they are read faster than those of the class.
+        vars(self).update(constants, **changed)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"{name} is a constant: make another Tuning")
+
+    def replace(self, **changed: Any) -> Tuning:
+        """The same with some constants changed."""
+        return Tuning(**{**vars(self), **changed})
 
     # ---- when the merge is woken, and how often it looks by itself
 
@@ -47,7 +60,7 @@ class Tuning:
     # times slower (2026-11-21); such batches, filled, come at 0.73 of their pace without the rule
     # (2026-11-24).
 
-    max_computing: int = field(default_factory=lambda: max(1, len(os.sched_getaffinity(0)) - 1))
+    max_computing: int = max(1, len(os.sched_getaffinity(0)) - 1)
     """So many fetchers compute while the merge is busy: one core is the merge's."""
     # A second fetcher beside the merge costs four tenths of what both get done: 20 MB batches from
     # filled 7-row chunks came at 410/s, and come at 510 to 640/s (2026-11-21). Limited always, and
@@ -94,12 +107,21 @@ class Tuning:
     # With a quarter of the bound 8 KB batches came a fifth slower than with half of it
     # (2026-11-22).
 
+    lists_remembered: int = 16
+    """A large chunk list of a feed is forgotten over so many lists of each partition."""
+    # The reason stands at `BufferBudget.add_calls`. That it is forgotten slowly was measured, the
+    # number was not (2026-11-24).
+
+    outgrown_times: int = 2
+    """A chunk list so many times larger than expected stops calls for which there is no room."""
+    # Lists of one feed differ by less, as a rule; not measured (2026-11-24).
+
     # ---- quick calls: one thread makes them all and merges inline
 
-    quick_call_s: float = 0.000_02
+    quick_call_s: float = 0.000_05
     """A call is quick that takes less than waking another thread."""
-    # Calls of up to 50 us counted as quick made 1 MB batches a tenth to a quarter slower
-    # (2026-11-21).
+    # 64 workers of 8 KB batches take 12.7 us of CPU a batch for 15 with 20 us, which a call reaches
+    # that waits for the interpreter now and then (2026-11-25).
 
     quick_bytes: int = 12 * _MIB
     """The quick chunk lists of all partitions have so many bytes together."""
@@ -141,6 +163,10 @@ class Tuning:
     """After quick calls turned out slow none are tried for so long; doubled up to the second."""
     # A trial that fails costs a chunk list of at most `quick_list_s`: at worst 3 % of the first
     # pause, and 0.1 % of the last (by reckoning, 2026-11-22).
+
+    trial_pauses_held: int = 10
+    """Calls that stayed quick for so many of these pauses begin with the first pause again."""
+    # What held so long was no mistake; not measured (2026-11-21).
 
     # ---- inline merges of arrays that are passed on
 
@@ -217,6 +243,11 @@ class Tuning:
     # memory: 7 to 22 % of a served 20 MB batch. Smaller ones in pieces push others out of the
     # caches (2026-11-23).
 
+    kept_view_times: int = 2
+    """A view of an array that is more than so many times larger is copied, and not sent."""
+    # Sent, it would keep the whole array until its batch is used, and the bound counts the view
+    # alone: memory is bounded by so many times the bound (by reckoning, 2026-11-23).
+
     # ---- memory of chunks (`stream/memory.py`)
 
     pool_from_bytes: int = 512 * _KIB
@@ -228,6 +259,11 @@ class Tuning:
     pool_blocks: int = 4
     """So many free blocks are kept: at most 32 MiB."""
     # Free blocks count in no bound, so they are few; the number was not measured (2026-11-21).
+
+    pool_block_times: int = 2
+    """A free block that is more than so many times too large is left for larger arrays."""
+    # Else it would serve small arrays, and hold memory that counts in no bound; not measured
+    # (2026-11-21).
 
     malloc_shown_bytes: int = 32 * _MIB - 64 * _KIB
     """malloc is shown a block of this size, so that it keeps what is freed."""
@@ -297,6 +333,11 @@ class Tuning:
     """So many shuffled lists, or keyed permutations, of an order are kept."""
     # Calls of two epochs are under way at once where one goes over into the next, and two feeds may
     # share a source (2026-11-21).
+
+    permutations_kept: int = 64
+    """So many permutations of windows are kept, where a shuffle keeps records together."""
+    # Rows of one call lie in a few windows, and calls of some threads in the same ones; not
+    # measured (2026-11-25).
 
     window_block: int = 4096
     window_blocks: int = 32

@@ -214,6 +214,21 @@ def read_entry(reader: Reader, name: str, placed: EntryExtent) -> Entry:
     return raw.tobytes() if placed.dtype is None else restore_array(raw, placed.dtype, placed.shape)
 
 
+_PIECE_BYTES = 1 << 20
+
+
+def verify_entry(reader: Reader, name: str, placed: EntryExtent) -> None:
+    """Read all of an entry, piece by piece, and check it: what is only looked at is never in memory
+    as a whole. Raises as `read_entry` does."""
+    digest, piece = xxhash.xxh3_128(), bytearray(min(_PIECE_BYTES, placed.size))
+    for at in range(0, placed.size, _PIECE_BYTES):
+        view = memoryview(piece)[: placed.size - at]
+        reader.read_into(view, placed.at + at)
+        digest.update(view)
+    if digest.digest() != placed.digest:
+        raise _damaged(reader, f"the digest of its entry {name!r} does not match")
+
+
 def _parse(header: bytes, data_bytes: int) -> tuple[dict[str, EntryExtent], dict[str, Any]]:
     listed, meta = codec.unpack(header)
     at = end = _HEAD_BYTES + len(header)

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
+from feeder.checkpoint.format import MAGIC
 from feeder.checkpoint.names import is_name
 from feeder.errors import CheckpointError, ConfigError
 
@@ -32,9 +33,22 @@ _CUT_LISTING = "list response body"
 # Written beside each object: whose it is.
 _MARK = "feeder-put"
 _ALLOW_HTTP = ("AWS_ALLOW_HTTP", "AZURE_ALLOW_HTTP", "ALLOW_HTTP")
+_WHOLE_BYTES = 64 * 2**20
+"""Up to this size an object is one request. A larger one is uploaded in parts, never joined
+in memory; S3 takes no more than 5 GB in one request."""
+_PIECE_BYTES = 2**20
+_PART_BYTES, _MOST_PARTS = 16 * 2**20, 9_000
+"""Of one part, and how many: S3 takes 10,000."""
 _in_memory: dict[str, Any] = {}
 # The process whose threads do obstore's work: a forked child has none, and would wait for ever.
 _process: int | None = None
+
+
+def _pieces(views: list[memoryview]) -> Iterator[bytes]:
+    """The bytes of an upload, some at a time."""
+    for view in views:
+        for at in range(0, len(view), _PIECE_BYTES):
+            yield bytes(view[at : at + _PIECE_BYTES])
 
 
 class ObjectReader:
@@ -89,17 +103,35 @@ class ObjectFolder:
 
     def create(self, name: str, parts: list[Any]) -> None:
         """Write an object once; durable when it returns."""
-        # One put of one object: a multipart upload cannot be refused where the name is taken.
-        data, mark = b"".join(parts), os.urandom(16).hex()
+        views = [memoryview(part).cast("B") for part in parts if len(memoryview(part).cast("B"))]
+        size, mark = sum(map(len, views)), os.urandom(16).hex()
         with self.calling("write", name) as (obstore, store):
+            if size <= _WHOLE_BYTES:
+                self._claim(obstore, store, name, b"".join(views), mark)
+                return
+            # A multipart upload cannot be refused where the name is taken. So the name is taken
+            # first, by what is no whole checkpoint; the end of the upload puts all in its place.
+            self._claim(obstore, store, name, MAGIC, mark)
             try:
                 obstore.put(
-                    store, name, data, mode="create", use_multipart=False, attributes={_MARK: mark}
-                )
-            except obstore.exceptions.AlreadyExistsError as error:
-                # A call that was made again because its answer was lost finds what it wrote.
-                if obstore.get(store, name).attributes.get(_MARK) != mark:
-                    raise FileExistsError(name) from error
+                    store, name, _pieces(views), use_multipart=True, attributes={_MARK: mark},
+                    chunk_size=max(_PART_BYTES, -(-size // _MOST_PARTS)), max_concurrency=4,
+                )  # fmt: skip
+            except BaseException:
+                with contextlib.suppress(Exception):
+                    obstore.delete(store, name)
+                raise
+
+    def _claim(self, obstore: Any, store: Any, name: str, data: bytes, mark: str) -> None:
+        """Put a small object where there is none yet."""
+        try:
+            obstore.put(
+                store, name, data, mode="create", use_multipart=False, attributes={_MARK: mark}
+            )
+        except obstore.exceptions.AlreadyExistsError as error:
+            # A call that was made again because its answer was lost finds what it wrote.
+            if obstore.get(store, name).attributes.get(_MARK) != mark:
+                raise FileExistsError(name) from error
 
     def remove(self, name: str) -> None:
         """Take an object away."""

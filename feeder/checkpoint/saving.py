@@ -43,7 +43,7 @@ class Termination:
                 "start it there, or leave on_sigterm at False"
             )
         self._before = signal.signal(signal.SIGTERM, self._handle) or signal.SIG_DFL
-        self._installed = True
+        self._installed, self._asked = True, False
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         # It may interrupt whatever the main thread is doing: `ask` must take no lock.
@@ -59,8 +59,9 @@ class Termination:
         os.kill(os.getpid(), signal.SIGTERM)
 
     def restore(self) -> None:
-        """Leave the signal to whoever had it before; nothing outside the main thread, and where
-        somebody else has taken it since."""
+        """Leave the signal to whoever had it before, unless somebody else has taken it since.
+        Outside the main thread, which alone may do so, the next one takes that course."""
+        self._asked = True
         if not self._installed or threading.current_thread() is not threading.main_thread():
             return
         self._installed = False

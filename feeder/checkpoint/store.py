@@ -200,7 +200,7 @@ class CheckpointStore:
         with self._reader(name) as reader:
             header = format.read_header(reader)
             for entry, placed in header.entries.items():
-                format.read_entry(reader, entry, placed)
+                format.verify_entry(reader, entry, placed)
             return Receipt(name=name, num_bytes=reader.size, digest=header.digest)
 
     def exists(self, name: str) -> bool:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Callable
+from typing import Any
 
 from feeder.errors import ConfigError
 
@@ -42,3 +44,11 @@ def seconds(text: str) -> float:
     if not 0.0 < value < float("inf"):
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
     return value
+
+
+def check_resume(where: Any) -> None:
+    """Raise `ConfigError` where a file that is to be gone on from is not there: to start the
+    command again does not help."""
+    is_path = where is not None and "://" not in str(where) and str(where) != "latest"
+    if is_path and not os.path.lexists(where):
+        raise ConfigError(f"--resume is {str(where)!r}, which is not there; name another")

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from feeder.cli import flags
 from feeder.errors import ConfigError
 from feeder.feeds.coordinator import Coordinator
-from feeder.workers.spec import RunSpec
+from feeder.observe.humanize import duration, size
+from feeder.workers.errors import in_words
+from feeder.workers.spec import RunSpec, StreamSpec
+from feeder.workers.stream.batch import Call
+from feeder.workers.stream.chunks import Schema
 
 
 def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
@@ -20,7 +25,8 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     check = words.add_parser(
         "check",
         description="Check a configuration as `feeder serve` does, modules and data included, but "
-        "without listening anywhere; and say what could be better on this machine. The exit "
+        "without listening anywhere; make one call of each feed; and say what could be better on "
+        "this machine. The exit "
         "status is 2 where something is wrong.",
     )
     show = words.add_parser(
@@ -64,16 +70,45 @@ def check(arguments: argparse.Namespace) -> int:
     told = {key: one.value for key, one in settings.server.items()}
     with locating(settings.server):
         check_arguments(**told)
-        make_feed_factories(coordinator, None, told["queues"], told["replicas"])
+        make_feed_factories(coordinator, None, told["queues"], told["replicas"], told["executor"])
     build_checkpointing(settings.checkpoint)
     for name in coordinator:
         (stream,) = coordinator[name].streams
         spec = stream.config.stream
         print(f"feed {name!r}: {', '.join(spec.names)} in batches of {spec.batch_size} rows")
+        print(f"  {call_once(name, spec)}")
     cpus = len(os.sched_getaffinity(0))
     for line in advise(coordinator, memory=memory_bytes(), cpus=cpus):
         print(f"advice: {line}")
     return 0
+
+
+def call_once(name: str, spec: StreamSpec) -> str:
+    """What the first call of a feed gives, in words. Raises `ConfigError` where it gives nothing
+    that a server could serve."""
+    worker_id, began = spec.worker_ids[0], time.monotonic()
+    try:
+        if spec.pure:
+            call = Call(0, 0, worker_id, spec.batch_size, spec.seed)
+            chunk = spec.fetch(call)
+        else:
+            chunk = spec.fetch(worker_id, spec.batch_size)
+    except StopIteration:
+        return "its first call ends the epoch: there are no rows"
+    except Exception as error:  # whatever a user's own function does
+        raise ConfigError(f"feed {name!r}: its first call raised {in_words(error)}") from error
+    took = duration(time.monotonic() - began)
+    schema = Schema(spec.names, spec.axes, ragged=spec.dont_rebatch)
+    raw = tuple(chunk) if isinstance(chunk, list) else chunk
+    if isinstance(raw, Mapping) and set(raw) == set(spec.names):
+        raw = tuple(raw[column] for column in spec.names)
+    arranged = schema.arrange([raw])
+    if arranged.error is not None:
+        raise ConfigError(f"feed {name!r}: its first call: {arranged.error}")
+    columns = ", ".join(f"{one.name} {one.dtype} {one.shape}" for one in schema.columns or ())
+    num_bytes = sum(array.nbytes for arrays in arranged.columns for array in arrays)
+    rows = arranged.rows[0] if arranged.rows else 0
+    return f"its first call took {took} and gave {rows} rows of {columns}, {size(num_bytes)}"
 
 
 # ---- Advice: a configuration is never changed for the machine that it runs on.
@@ -102,6 +137,6 @@ def _advise_memory(runs: dict[str, RunSpec], memory: int) -> Iterator[str]:
     bound = sum(run.max_bytes for run in runs.values())
     if bound > good:
         yield (
-            f"max_buffered_bytes comes to {bound} bytes, and there are {memory}: lower it to "
-            f"{good // len(runs)} a feed, half of the memory"
+            f"max_buffered_bytes comes to {size(bound)}, and there are {size(memory)}: lower it to "
+            f"{good // len(runs)} ({size(good // len(runs))}) a feed, half of the memory"
         )

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from feeder.cli.arguments import address, count
+from feeder.cli.arguments import address, check_resume, count
 from feeder.cli.meter import Meter, show_progress
 from feeder.errors import ClosedError, ConfigError
 
@@ -74,6 +74,7 @@ def main(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"--save is {str(arguments.save)!r}, whose folder is missing")
     if arguments.save is not None and arguments.save.exists() and not arguments.save.is_file():
         raise ConfigError(f"--save is {str(arguments.save)!r}, which is there and no file")
+    check_resume(arguments.resume)
     consumer = feeder.connect(
         arguments.addresses or None,
         feed=arguments.feed,

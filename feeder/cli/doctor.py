@@ -21,7 +21,7 @@ from feeder.cli import gpus
 from feeder.cli.arguments import address
 from feeder.cli.finding import Finding, ok, problem, warning
 from feeder.errors import ConfigError
-from feeder.ranks import NOBODY, LauncherNumber, node_of, num_nodes, queue_of
+from feeder.ranks import NO_LAUNCHER, LauncherNumber, node_of, num_nodes, queue_of
 from feeder.service.net.addresses import check_connects, check_private, parse, private_path
 from feeder.service.net.keys import ClientKeys
 from feeder.service.net.security import (
@@ -229,7 +229,7 @@ def check_place() -> Finding:
 
 def _source(number: LauncherNumber) -> str:
     """Where a number comes from: a launcher's variable, or the default."""
-    return "by default" if number.variable == NOBODY else f"from {number.variable}"
+    return "by default" if number.variable == NO_LAUNCHER else f"from {number.variable}"
 
 
 def check_copy() -> Finding:

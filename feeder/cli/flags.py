@@ -41,6 +41,15 @@ _FLAGS: dict[str, tuple[str, dict[str, Any]]] = {
             "help": "trainers that are given the batches of each queue (default: 1)",
         },
     ),
+    "--executor": (
+        "server.executor",
+        {
+            "metavar": "KIND[:N]",
+            "help": "what fetch functions run on: threads:N, processes:N, processes for as many as "
+            "there are cores, ray:N or ray:MIN-MAX for actors on the host's Ray cluster (default: "
+            "what each feed says)",
+        },
+    ),
     "--keys": (
         "server.keys",
         {"metavar": "DIR", "help": "of feeder keygen: only its clients come in"},

@@ -52,6 +52,8 @@ def _feed(interval: Interval, verdict: Verdict, points: list[Point]) -> Panel:
         f"{interval.taken_per_s:.1f} batches/s, {size(interval.taken_bytes_per_s)}/s, trainer "
         f"waits {interval.starving:.0%}, buffer {feed.buffered_rows} of {feed.limit_rows} rows"
     )
+    waits_s = max((queue.after.wait_p99_s for queue in interval.queues), default=0.0)
+    rates += f"\n{_progress(interval)}99 of 100 waits took {duration(waits_s)} at most"
     said = Text.assemble(
         (verdict.kind, _TONES.get(verdict.kind, "bold yellow")), f"  {plain(verdict.why)}"
     )
@@ -61,8 +63,31 @@ def _feed(interval: Interval, verdict: Verdict, points: list[Point]) -> Panel:
     parts += [Text.assemble(rates, "  ", (_curve(points), "blue")), _queues(interval)]
     if interval.workers:
         parts.append(_workers(interval))
+    if feed.executor is not None:
+        one = feed.executor
+        parts.append(
+            f"{one.kind} {one.busy} of {one.processes} busy, {one.restarts} restarts, "
+            f"{size(one.bytes)} shared"
+        )
+        if one.nodes:
+            parts.append(plain(", ".join(f"{name}: {num}" for name, num in one.nodes)))
     title = Text.assemble((plain(feed.title), "bold"), f" ({feed.state})")
     return Panel(Group(*parts), title=title, title_align="left")
+
+
+def _progress(interval: Interval) -> str:
+    """How far it is in its epoch, and when that ends."""
+    progress = interval.after.progress
+    if progress is None:
+        return ""
+    of_all = f" of {progress.epochs}" if progress.epochs else ""
+    told = f"epoch {progress.epoch + 1}{of_all}: batch {progress.batches}"
+    if progress.length:
+        told += f" of {progress.length} ({progress.batches / progress.length:.0%})"
+        left = progress.length - progress.batches
+        if left > 0 and interval.taken_per_s > 0:
+            told += f", ends in about {duration(left / interval.taken_per_s)}"
+    return f"{told}; "
 
 
 def _queues(interval: Interval) -> Table:

@@ -44,7 +44,7 @@ class Meter:
 
     def add(self, batch: Batch) -> None:
         """Count a batch, and take all its bytes, column after column, into the digest."""
-        for array in batch.arrays:
+        for array in batch.columns:
             # Byte by byte: equal values of another layout or byte order are other bytes.
             data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
             self._digest.update(data)

@@ -8,11 +8,13 @@ import functools
 import inspect
 import os
 import signal
+import socket
 import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from feeder.cli import flags
+from feeder.cli.arguments import check_resume
 from feeder.config_file import objects
 from feeder.errors import ConfigError, FeedError
 
@@ -59,18 +61,35 @@ def target(text: str) -> tuple[str, str]:
 def main(arguments: argparse.Namespace) -> int:
     """Serve until a signal comes or, with --exit-when acknowledged, until all has been used or a
     feed has failed."""
+    with ending_at_once():
+        server = make_server(arguments)
+        try:
+            run(server)
+        except SystemExit:
+            # The signal came just before `run` waits for it.
+            server.close()
+            raise
+    return 0 if server.failure is None else 1
+
+
+def make_server(arguments: argparse.Namespace) -> Server:
+    """The server that the arguments mean; it runs."""
     settings = flags.read(arguments, arguments.config)
     feeds = choose_feeds(arguments.target, settings)
     import feeder
     from feeder.config_file.build import build_checkpointing, locating
+    from feeder.executors.options import RayActors, executor_of
 
     checkpoints = build_checkpointing(settings.checkpoint)
     resume = settings.checkpoint["resume"].value
+    with locating(settings.checkpoint):
+        check_resume(resume)
     told = {key: one.value for key, one in settings.server.items()}
     with locating(settings.server):
-        server = feeder.serve(feeds, **told, checkpoints=checkpoints, resume=resume)
-    run(server)
-    return 0 if server.failure is None else 1
+        if isinstance(executor_of(told["executor"]), RayActors):
+            # Of the cluster that this host belongs to, where no other one is named.
+            os.environ.setdefault("RAY_ADDRESS", "auto")
+        return feeder.serve(feeds, **told, checkpoints=checkpoints, resume=resume)
 
 
 def run(server: Server) -> None:
@@ -89,13 +108,28 @@ def run(server: Server) -> None:
         try:
             for line in ready_lines(server):
                 print(line, flush=True)
-            os.read(stopped, 1)
+            notify("READY=1")
+            # Python writes the number of each signal. With keys SIGHUP means to read them again, as
+            # it does to other services.
+            while os.read(stopped, 1)[0] == signal.SIGHUP and server.read_keys():
+                pass
         finally:
+            notify("STOPPING=1")
             try:
                 server.close()
             finally:
                 # `close` has woken it; where it hangs all the same, it is a daemon.
                 teller.join(1.0)
+
+
+def notify(state: str) -> None:
+    """Tell systemd how the service stands, where systemd has started it (sd_notify(3))."""
+    place = os.environ.get("NOTIFY_SOCKET", "")
+    if place:
+        # A name that begins with @ is of the abstract kind.
+        address = "\0" + place[1:] if place.startswith("@") else place
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+            sock.sendto(state.encode(), address)
 
 
 def choose_feeds(named: tuple[str, str] | None, settings: Settings) -> Any:
@@ -174,6 +208,21 @@ def ready_lines(server: Server) -> list[str]:
 
 
 @contextlib.contextmanager
+def ending_at_once() -> Iterator[None]:
+    """Let SIGTERM end the command in the middle of its start-up, which may take minutes of
+    importing and opening, with the status of a clean stop: nothing is served yet."""
+
+    def end(*_: object) -> None:
+        raise SystemExit(0)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextlib.contextmanager
 def stop_signals() -> Iterator[tuple[int, int]]:
     """A pipe, (read, write), with a byte in it from the first signal on that asks to stop.
 
@@ -183,7 +232,10 @@ def stop_signals() -> Iterator[tuple[int, int]]:
     stopped, stop = os.pipe()
     # Python writes a byte for each signal; a full pipe must not block the handler.
     os.set_blocking(stop, False)
-    before = {number: signal.signal(number, lambda *_: None) for number in STOP_SIGNALS}
+    numbers = [*STOP_SIGNALS]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as `nohup` has it
+        numbers.append(signal.SIGHUP)
+    before = {number: signal.signal(number, lambda *_: None) for number in numbers}
     woken = signal.set_wakeup_fd(stop, warn_on_full_buffer=False)
     try:
         yield stopped, stop

@@ -34,6 +34,10 @@ _WORDS = {
 }
 
 
+_EXECUTOR = dict[str, Any] | str | None
+"""A text as "processes:4", or a table as {processes = 4, preload = ["numpy"]}."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Key:
     """One key that a table may have."""
@@ -111,7 +115,11 @@ def _table(keys: Iterable[Key]) -> dict[str, Key]:
 def feed_keys() -> dict[str, Key]:
     """The keys of [feeds.NAME]: those of `init_data_input_workers`, where the name is that of the
     table, and objects of Python are named MODULE:ATTR."""
-    named = {"init_fun": str | None, "external_loggers": collections.abc.Sequence[str] | None}
+    named = {
+        "init_fun": str | None,
+        "external_loggers": collections.abc.Sequence[str] | None,
+        "executor": _EXECUTOR,
+    }
     without = {"fetch_fun", "input_source_name", "resume", "coordinator"}
     return _table(
         [
@@ -126,7 +134,8 @@ def feed_keys() -> dict[str, Key]:
 @cache
 def server_keys() -> dict[str, Key]:
     """The keys of [server]: those of `serve`."""
-    return _table(_of(serve, {"feeds", "checkpoints", "resume"}, {"keys": str | None}))
+    changed = {"keys": str | None, "executor": _EXECUTOR}
+    return _table(_of(serve, {"feeds", "checkpoints", "resume"}, changed))
 
 
 @cache

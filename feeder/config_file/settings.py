@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from feeder.config_file.keys import REQUIRED, Key, checkpoint_keys, feed_keys, server_keys, unknown
 from feeder.config_file.toml import TomlFile
 from feeder.errors import ConfigError
-from feeder.ranks import NOBODY, node_of, num_nodes
+from feeder.ranks import NO_LAUNCHER, node_of, num_nodes
 
 DEFAULT = "default"
 OPTIONS = "options."
@@ -115,7 +115,7 @@ def _place(table: Table, environment: Mapping[str, str]) -> Table:
             continue
         # A node's number without their number, or the other way round, would give every node the
         # same shard, in silence.
-        alone = (node.variable == NOBODY) != (nodes.variable == NOBODY)
+        alone = (node.variable == NO_LAUNCHER) != (nodes.variable == NO_LAUNCHER)
         if alone or node.number >= nodes.number:
             raise ConfigError(
                 f"{setting.origin}: {key} is {word!r}; the node's number is {node.number} "

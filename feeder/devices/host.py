@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from feeder.waking import OneShotEvent
 from feeder.workers.errors import ClosedError, FeedError
-from feeder.workers.stats import Stopwatch
+from feeder.workers.stats import Stopwatch, Waits
 from feeder.workers.stream.batch import Batch
 from feeder.workers.stream.position import LazyPosition
 
@@ -51,7 +51,7 @@ class HostQueue:
         # The batcher waits here while there is no room.
         self._drained = threading.Condition(self._lock)
         self._batcher_waits = False
-        self.starved = Stopwatch()
+        self.starved = Waits()
         """The user's waits for batches."""
         self.blocked = Stopwatch()
         """The batcher's waits for room."""

@@ -11,9 +11,9 @@ from feeder.devices.cuda.queue import CudaQueue
 from feeder.devices.host import HostQueue
 from feeder.devices.slots import HostSlots, PrivateSlots
 from feeder.errors import ClosedError, ConfigError, FeedError
-from feeder.workers.stream.batch import Batch
 from feeder.workers.stream.buffers import Slot, Slots
 from feeder.workers.stream.chunks import Columns
+from feeder.workers.stream.position import HasColumns
 
 HOLD = 3
 """Batches that the user of a GPU may hold without their being copied, the one at hand included:
@@ -41,7 +41,7 @@ class HostHalf:
     def wait_for_slot(self) -> None:
         """Never needed: where no slot is free one is made."""
 
-    def take_back(self, batch: Batch) -> None:
+    def take_back(self, batch: HasColumns) -> None:
         """Nothing: its memory comes back when its last array is gone."""
 
 
@@ -49,7 +49,8 @@ class RoutedSlots:
     """Slots of devices of several kinds (`feeder.workers.stream.buffers.Slots`): each call goes to
     the slots of its device. Owned by the thread that merges."""
 
-    passes, writable, reserved = False, False, False
+    # A ring of pinned slots is copied from in the order in which its slots were taken.
+    passes, writable, reserved, opens = False, False, False, False
 
     def __init__(self, halves: Sequence[HostHalf | PinnedSlots]) -> None:
         self._halves = halves
@@ -62,7 +63,7 @@ class RoutedSlots:
         """Wait for a slot of that device."""
         self._halves[device].wait_for_slot()
 
-    def take_back(self, device: int, batch: Batch) -> None:
+    def take_back(self, device: int, batch: HasColumns) -> None:
         """A batch of that device is thrown away: its slot is free."""
         self._halves[device].take_back(batch)
 

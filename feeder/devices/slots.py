@@ -2,9 +2,9 @@
 
 A lease is one root array over the slot's memory, and every column is a view of the root. NumPy
 lets a view of a view refer to the array at the bottom, so as long as any array over the slot is
-alive, so is the root; when the root goes, the slot is free. The memory itself belongs to a
-bytearray and not to an array: else the views would refer to that array and not to the root, and
-the slot would be written again under them.
+alive, so is the root; when the root goes, the slot is free. The root is made over a memoryview and
+not over the array that owns the memory: else the views would refer to that array and not to the
+root, and the slot would be written again under them.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 
 from feeder.devices.layout import ALIGNMENT, layout
 from feeder.errors import ConfigError
-from feeder.workers.stream.batch import Batch
-from feeder.workers.stream.buffers import Kept, Seen
+from feeder.workers.stream.buffers import Kept, OpenSlot, Seen
 from feeder.workers.stream.chunks import Columns
+from feeder.workers.stream.position import HasColumns
 
 # Free slots count in no bound, so few are kept: as many as take 16 MiB, which is what the batcher
 # hands over at once, and two more. Of two batches that a user lets go of while a third is being
@@ -53,7 +53,8 @@ class HostSlot:
     """
 
     __slots__ = (
-        "_memory", "_places", "_pool", "_shown", "arrays", "columns", "flats", "num_bytes", "rows"
+        "_memory", "_places", "_pool", "_root", "_shown", "arrays", "columns", "flats", "num_bytes",
+        "rows",
     )  # fmt: skip
 
     kept: Kept = None
@@ -66,12 +67,14 @@ class HostSlot:
         self._pool = pool
         self._places, size = layout(columns, rows)
         self.num_bytes = size
-        # A bytearray and no array: NumPy lets a view refer to the array that owns the memory. That
+        # Through a memoryview: NumPy lets a view refer to the array that owns the memory. That
         # would be this one, and not the lease's root, whose end frees the slot.
-        memory = bytearray(size + ALIGNMENT)
-        start = -np.frombuffer(memory, np.uint8).ctypes.data % ALIGNMENT
-        self._memory = memoryview(memory)[start : start + size]
+        memory = np.empty(size + ALIGNMENT, np.uint8)
+        start = -memory.ctypes.data % ALIGNMENT
+        self._memory = memory.data[start : start + size]
         self._shown = self._memory if pool.writable else self._memory.toreadonly()
+        # The root that calls write through, from `open` to `lease`.
+        self._root: NDArray[Any] | None = None
         self.arrays: Arrays = tuple(
             np.ndarray(shape, dtype, self._memory, offset)
             for shape, dtype, _, offset, _ in self._places
@@ -86,20 +89,40 @@ class HostSlot:
         """All of its memory, to be written by whoever took it."""
         return self._memory
 
+    def open(self) -> Arrays:
+        """Arrays for calls to write to. The slot is not free before the last of them is gone, so a
+        fetch function that keeps one sees the same rows for as long."""
+        self._root = root = np.frombuffer(self._memory, np.uint8)
+        self._pool.watch(root, self)
+        return self._over(root)
+
+    def close(self) -> None:
+        """It will not be leased: it is free when the last of those arrays is gone."""
+        self._root = None
+
     def lease(self, rows: int) -> Arrays:
         """The first `rows` rows of each column, read-only unless the pool is of writable slots;
         the slot is free again when the last array over them is gone."""
         # A root for each lease: its weak reference fires once, for this batch alone.
-        root = np.frombuffer(self._shown, np.uint8)
-        self._pool.watch(root, self)
-        arrays = tuple(
-            [np.ndarray(shape, dtype, root, offset) for shape, dtype, _, offset, _ in self._places]
-        )
+        written, self._root = self._root, None
+        if written is None:
+            root = np.frombuffer(self._shown, np.uint8)
+            self._pool.watch(root, self)
+        else:
+            # It refers to the root that was written through, and that one is watched.
+            shown = written.data if self._pool.writable else written.data.toreadonly()
+            root = np.frombuffer(shown, np.uint8)
+        arrays = self._over(root)
         if rows == self.rows:
             return arrays
         return tuple(
             array[(slice(None),) * axis + (slice(rows),)]
             for array, (_, _, axis, _, _) in zip(arrays, self._places, strict=True)
+        )
+
+    def _over(self, root: NDArray[Any]) -> Arrays:
+        return tuple(
+            [np.ndarray(shape, dtype, root, offset) for shape, dtype, _, offset, _ in self._places]
         )
 
 
@@ -120,7 +143,7 @@ class HostSlots:
     """
 
     # An array that nobody else holds becomes the batch; only what is shared is copied.
-    passes, reserved = True, False
+    passes, reserved, opens = True, False, True
 
     def __init__(self, keep: int = _KEEP_SLOTS, *, writable: bool = False) -> None:
         self.writable = writable
@@ -148,8 +171,12 @@ class HostSlots:
     def wait_for_slot(self, device: int) -> None:
         """Never needed: where no slot is free one is made."""
 
-    def take_back(self, device: int, batch: Batch) -> None:
+    def take_back(self, device: int, batch: HasColumns) -> None:
         """Nothing: its memory comes back when its last array is gone."""
+
+    def put_back(self, device: int, slot: OpenSlot) -> None:
+        """A slot is not used: it comes back when the arrays over it are gone."""
+        slot.close()
 
     def watch(self, root: NDArray[Any], slot: HostSlot) -> None:
         """Take the slot back when `root` is gone."""
@@ -158,8 +185,8 @@ class HostSlots:
         # Somebody has to hold the weak reference, else it goes and never fires.
         self._leases[id(lease)] = lease
 
-    def _give_back(self, lease: weakref.ref[Any]) -> None:
-        assert isinstance(lease, _Lease)
+    def _give_back(self, lease: Any) -> None:
+        # No name of the module: at the interpreter's exit they may be gone before the batches are.
         del self._leases[id(lease)]
         # Beyond that the memory goes back to the system: it counts in no bound.
         if len(self._free) < self._keep:
@@ -175,7 +202,7 @@ class PrivateSlots:
     """Batches that are the user's to write: each has memory of its own. Without any state, so any
     thread may call it."""
 
-    passes, writable, reserved = True, True, False
+    passes, writable, reserved, opens = True, True, False, True
 
     def take_slot(self, device: int, columns: Columns, rows: int) -> PrivateSlot:
         """New memory for a batch of `rows` rows. Raises `ConfigError` where there is none."""
@@ -184,8 +211,11 @@ class PrivateSlots:
     def wait_for_slot(self, device: int) -> None:
         """Never needed: each batch has new memory."""
 
-    def take_back(self, device: int, batch: Batch) -> None:
+    def take_back(self, device: int, batch: HasColumns) -> None:
         """Nothing: its memory comes back when its last array is gone."""
+
+    def put_back(self, device: int, slot: OpenSlot) -> None:
+        """Nothing: its memory goes with its arrays."""
 
 
 class PrivateSlot:
@@ -211,6 +241,13 @@ class PrivateSlot:
             None if axis else memoryview(array.reshape(-1).view(np.uint8))
             for array, axis in zip(self.arrays, self.axes, strict=True)
         )
+
+    def open(self) -> Arrays:
+        """The arrays themselves: nobody else will ever have this memory."""
+        return self.arrays
+
+    def close(self) -> None:
+        """Nothing: its memory goes with its arrays."""
 
     def lease(self, rows: int) -> Arrays:
         """The first `rows` rows of each column."""

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import atexit
 import logging
 import os
 import time
-import weakref
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 from feeder.checkpoint.policy import Checkpointing
 from feeder.checkpoint.resuming import LATEST, Found, find_position
-from feeder.checkpoint.saving import Saver
 from feeder.checkpoint.store import CheckpointStore
 from feeder.config import make_config
-from feeder.errors import ClosedError, ConfigError, FeedError, ForkedError, StuckWorkerError
+from feeder.errors import ClosedError, ConfigError, ForkedError, StuckWorkerError
 from feeder.feeds.feed import Feed, pack_states, resume_streams
+from feeder.feeds.running import STOP_DEADLINE_S, Running, take_snapshot
 from feeder.feeds.stream import Stream
 from feeder.observe.figures import Figures, build_figures
 from feeder.state.snapshot import Snapshot
@@ -28,14 +26,6 @@ if TYPE_CHECKING:
 
 
 logger = logging.getLogger("feeder")
-
-STOP_DEADLINE_S = 5.0
-"""How long a stop waits for fetch functions to return, all together. A thread that is inside a
-user's function cannot be ended; it is named instead, with its stack."""
-
-_SAVE_S = 10.0
-"""How long a stop waits at least for a checkpoint that is being written: a slow disk is no reason
-to lose the last position, a disk that hangs is no reason to hang."""
 
 
 @public("feeder")
@@ -58,16 +48,20 @@ class Coordinator:
         self._feeds: dict[str, Feed] = {}
         self._stopped: set[str] = set()
         self._num_entered = 0
-        self._saver: Saver | None = None
-        if checkpoints is not None:
-            self._saver = Saver(Checkpointing.of(checkpoints), self.snapshot, self._fail)
+        self._running = Running(None if checkpoints is None else Checkpointing.of(checkpoints))
+        self._saver = self._running.saver
         # What "latest" meant when it was first asked for: the feeds of one coordinator go on from
         # one checkpoint.
         self._latest: Found | None = None
         self.closed = False
         """Whether it has been stopped as a whole."""
-        self.forked = False
+        self.is_default = False
+        """Whether it is that of the process, which feeds without a `coordinator=` are added to."""
+
+    @property
+    def forked(self) -> bool:
         """Whether this is a forked child's copy of a running one."""
+        return self._running.forked
 
     # ---- feeds
 
@@ -81,12 +75,15 @@ class Coordinator:
         first = sum(stream.config.stream.num_workers for stream in streams)
         config = make_config(settings, first)
         # One call per device is Caffe2's way to feed several: each adds a stream of its own.
-        taken = [device for device in config.devices if feed and device in feed.devices]
-        if taken:
+        if feed is not None and set(config.devices) & set(feed.devices):
+            if feed.is_over:
+                # As where a notebook's cell is run again: the old one has nothing left to give.
+                self.stop(name)
+                return self.add(settings, resume)
             raise ConfigError(
-                f"feed {name!r} has device {taken[0]!r} already, expected another device or "
-                "another input_source_name; where it takes the old one's place, stop that first, "
-                f"by coordinator.stop({name!r}), or give coordinator=feeder.Coordinator()"
+                f"there is a feed {name!r} already, which {feed.life}: to replace it, as where a "
+                f"notebook's cell is run again, call coordinator.stop({name!r}) before; else give "
+                "the new one another input_source_name, or coordinator=feeder.Coordinator()"
             )
         # All that can fail comes before the feed is noted: a call that raises adds nothing.
         stream = Stream(config, len(streams))
@@ -97,7 +94,7 @@ class Coordinator:
                     resume_streams([stream], found.position)
         if self._saver is not None:
             stream.triggers = self._saver.triggers(len(config.devices))
-        feed = feed or Feed(config.name)
+        feed = feed or Feed(config.name, self._running)
         feed.add(stream)
         self._feeds[config.name] = feed
         self._stopped.discard(config.name)
@@ -153,11 +150,7 @@ class Coordinator:
                 if stream.config.init_fun is not None and not stream.initialised:
                     stream.config.init_fun(self._feeds[name], self)
                     stream.initialised = True
-        # Noted before threads start: an interrupt from here on still finds them at the exit.
-        _keep_track(self)
-        if self._saver is not None and not self._saver.is_running:
-            self._saver.start()
-        start_all([s for s in self._streams() if not s.started], STOP_DEADLINE_S)
+        self._running.start([s for s in self._streams() if not s.started])
 
     def stop(
         self, input_source_name: str | None = None, *, deadline_s: float = STOP_DEADLINE_S
@@ -178,30 +171,24 @@ class Coordinator:
         feeds = list(self._feeds.values()) if name is None else [self[name]]
         self._stopped.update(feed.name for feed in feeds)
         self.closed = self.closed or name is None
-        if self.forked:
-            return
-        # All are woken before one is waited for, so that they end at the same time.
-        for feed in feeds:
-            feed.close()
-        end = time.monotonic() + deadline_s
-        stuck = []
-        for stream in (stream for feed in feeds for stream in feed.streams):
-            try:
-                stream.join(max(0.0, end - time.monotonic()))
-            except StuckWorkerError as error:
-                stuck.append(error)
-        if self._saver is not None and self.closed:
-            try:
-                self._saver.close(max(_SAVE_S, end - time.monotonic()))
-            except StuckWorkerError as error:
-                stuck.append(error)
-        if stuck:
-            threads = [thread for error in stuck for thread in error.names]
-            raise StuckWorkerError("\n".join(map(str, stuck)), names=threads)
+        streams = [stream for feed in feeds for stream in feed.streams]
+        try:
+            self._running.stop(streams, deadline_s, is_all=self.closed)
+        finally:
+            for feed in feeds:
+                feed.drop()
 
     def __enter__(self) -> Coordinator:
-        self.start()
-        self._num_entered += 1
+        entered = self._num_entered
+        try:
+            self.start()
+            self._num_entered = entered + 1
+        except BaseException:
+            # Nobody leaves a block that was not entered: not after Ctrl-C either, at any line.
+            self._num_entered = entered
+            if not entered:
+                self.stop()
+            raise
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
@@ -216,20 +203,11 @@ class Coordinator:
                 raise
             logger.error("%s", stuck)
 
-    def after_fork(self) -> None:
-        """This is a forked child: nothing of the parent's can be used here."""
-        self.forked = True
-        if self._saver is not None:
-            self._saver.after_fork()
-        for feed in self._feeds.values():
-            feed.after_fork()
-
     # ---- position
 
     def snapshot(self) -> Snapshot:
         """Where all feeds stand, with their leftover rows. A look-up: nothing waits for it."""
-        streams = [stream for feed in list(self._feeds.values()) for stream in feed.streams]
-        return Snapshot(tuple(stream.state(with_rows=True) for stream in streams))
+        return take_snapshot(self._running.streams)
 
     def checkpoint(
         self,
@@ -269,15 +247,10 @@ class Coordinator:
         out because writing was slower than asking; the last one's name and seconds. Else empty."""
         return {} if self._saver is None else self._saver.stats()
 
-    def _fail(self, error: FeedError) -> None:
-        """Checkpoints cannot be written, and `on_save_error="raise"` lets that end the feeds."""
-        for stream in self._streams():
-            stream.fail(error)
-
     def state_dict(self) -> dict[str, bytes]:
         """The position of all feeds for a trainer's checkpoint: one key. Pure; valid at any
         time, also before the first batch and after the end."""
-        return {STATE_KEY: pack_states([s for f in list(self._feeds.values()) for s in f.streams])}
+        return {STATE_KEY: pack_states(self._running.all_streams())}
 
     def load_state_dict(self, state_dict: dict[str, bytes]) -> None:
         """Go on from a state dict; before the start alone. Raises `ResumeError`."""
@@ -306,67 +279,3 @@ class Coordinator:
 
     def __repr__(self) -> str:
         return f"<Coordinator of {list(self)!r}>"
-
-
-# ---- All coordinators of this process: stopped at its exit, and told of a fork
-
-
-class Stoppable(Protocol):
-    """An object with threads that must have ended when the process does."""
-
-    def stop(self, *, deadline_s: float) -> bool:
-        """End them."""
-
-    def after_fork(self) -> None:
-        """This is a forked child, which has none of them."""
-
-
-class Startable(Protocol):
-    """An object that starts threads."""
-
-    def start(self) -> None:
-        """Start them."""
-
-    def close(self) -> None:
-        """Wake them, so that they end."""
-
-    def join(self, deadline_s: float) -> None:
-        """Wait until they have."""
-
-
-# Weak: a coordinator that nobody holds any more has been stopped, or was never started.
-_running: weakref.WeakSet[Stoppable] = weakref.WeakSet()
-
-
-def start_all(streams: Sequence[Startable], deadline_s: float) -> None:
-    """Start all; where one cannot be started, as where the system has no more threads, none runs
-    on: nobody leaves a `with` that was not entered."""
-    try:
-        for stream in streams:
-            stream.start()
-    except BaseException:
-        for stream in streams:
-            stream.close()
-        for stream in streams:
-            stream.join(deadline_s)
-        raise
-
-
-def _keep_track(runs: Stoppable) -> None:
-    """Stop this one at the process's exit, and tell it of a fork."""
-    _running.add(runs)
-
-
-def _stop_at_exit() -> None:
-    """Daemon threads must not run on into a dying interpreter."""
-    for runs in list(_running):
-        runs.stop(deadline_s=1.0)
-
-
-def _after_fork() -> None:
-    for runs in list(_running):
-        runs.after_fork()
-
-
-atexit.register(_stop_at_exit)
-os.register_at_fork(after_in_child=_after_fork)

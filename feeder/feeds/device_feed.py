@@ -9,7 +9,9 @@ from typing import Any
 
 from feeder.devices.cuda.queue import CudaQueue
 from feeder.errors import ClosedError, ConfigError, read_again, read_by_two
+from feeder.feeds.epochs import Epoch, EpochReader
 from feeder.feeds.length import num_batches
+from feeder.feeds.running import Running
 from feeder.feeds.stream import Stream
 from feeder.workers.fetch.scheduler import Held
 from feeder.workers.public import public
@@ -18,7 +20,7 @@ from feeder.workers.stream.position import LazyPosition
 
 
 @public("feeder")
-class DeviceFeed:
+class DeviceFeed(EpochReader):
     """The batches of one device, in order and once: an iterator, used by one thread at a time.
 
     `next` raises `FeedError` while another thread is in it, and `iter` raises
@@ -27,8 +29,11 @@ class DeviceFeed:
     All fields belong to the thread that is inside `next`; `drop` replaces the deques from others.
     """
 
-    def __init__(self, stream: Stream, device: int) -> None:
+    def __init__(self, stream: Stream, device: int, running: Running) -> None:
         self._stream = stream
+        # Held, so that the threads are not ended while somebody may ask for a batch.
+        self._running = running
+        running.devices.add(self)
         self._device = device
         self._queue = queue = stream.queues[device]
         # A GPU's queue still has to order its copy before the user's work when a batch is handed
@@ -54,6 +59,8 @@ class DeviceFeed:
         self._end_is_told = False
         # Whether a thread is inside `next`.
         self._is_read = False
+        # The epoch of the batch that was handed out last.
+        self._epoch = Epoch(self, -1)
 
     @property
     def device(self) -> str:
@@ -78,13 +85,19 @@ class DeviceFeed:
         try:
             self._is_read = True
             while not (ready := self._ready):
-                self._refill()
+                if (end := self._refill()) is not None:
+                    self._end(end)
+                    self._end_is_told = True
+                    raise StopIteration
             if self._receive is None:
                 batch, is_last = ready[0], len(ready) == 1
             else:
                 batch, is_last = self._receive(ready.popleft()), not ready
             if is_last:
                 self._stream.pipeline.channel.hand_out(self._device, self._held)
+            epoch = self._enter(batch.epoch)
+            epoch.newest = batch.index
+            batch.of = epoch
             handed, device = self._progress.handed, self._device
             before = handed[device]
             after = batch.turn // self._num_devices + 1, batch.place
@@ -108,6 +121,26 @@ class DeviceFeed:
         finally:
             self._is_read = False
 
+    def next_epoch(self) -> int | None:
+        """The epoch of the next batch, which is waited for and not handed out; None after the
+        last. The position stays where it is."""
+        if self._is_read:
+            self._stream.check_usable()
+            raise read_by_two(f"feed {self._stream.config.name!r}")
+        try:
+            self._is_read = True
+            while not self._ready:
+                if self._refill() is not None:
+                    return None
+            return self._ready[0].epoch
+        finally:
+            self._is_read = False
+
+    def _enter(self, number: int) -> Epoch:
+        if self._epoch.number != number:
+            self._epoch = Epoch(self, number)
+        return self._epoch
+
     def __len__(self) -> int:
         """Batches of the whole stream on this device, also after a resume, as if no record were
         left out; `TypeError` where that is not known: it is for sources and a number of epochs."""
@@ -125,15 +158,14 @@ class DeviceFeed:
             raise ConfigError(f"stream is {stream!r}, but {self.device!r} is no GPU; leave it out")
         self._queue.work_on(stream)
 
-    def _refill(self) -> None:
-        """Wait for batches; raises what has taken the place of the next."""
+    def _refill(self) -> LazyPosition | None:
+        """Wait for batches; returns the end of the stream where it has come, and raises an error
+        that has taken the place of the next batch."""
         stream = self._stream
         stream.check_usable()
         got, later, trigger_at = self._later or self._queue.get(), deque[Batch](), 0
         if isinstance(got, LazyPosition):
-            self._end(got)
-            self._end_is_told = True
-            raise StopIteration
+            return got
         if stream.triggers is not None:
             num, trigger_at = stream.triggers.first_in(got)
             if num:
@@ -154,6 +186,7 @@ class DeviceFeed:
             # assignments above, and would have missed these batches.
             self.drop()
             raise ClosedError(f"feed {stream.config.name!r} is stopped")
+        return None
 
     def _end(self, place: LazyPosition) -> None:
         """There are no more batches: the stream has ended at `place`."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from feeder.errors import ConfigError, ResumeError
 from feeder.feeds.device_feed import DeviceFeed
+from feeder.feeds.epochs import Epoch
+from feeder.feeds.running import Running
 from feeder.feeds.stream import Stream
 from feeder.observe.figures import AS_GREATEST, FeedFigures
 from feeder.state.snapshot import Snapshot
@@ -28,15 +30,18 @@ class Feed:
     each device's. The coordinator's thread adds streams before the start; any thread reads.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, running: Running) -> None:
         self.name = name
+        self._running = running
         self._streams: list[Stream] = []
+        # In place of those of a feed of this name that was stopped.
+        running.streams[name] = self._streams
         self._devices: dict[str, DeviceFeed] = {}
 
     def add(self, stream: Stream) -> None:
         """Add the stream of one more call."""
         for i, device in enumerate(stream.config.devices):
-            self._devices[device] = DeviceFeed(stream, i)
+            self._devices[device] = DeviceFeed(stream, i, self._running)
         self._streams.append(stream)
 
     @property
@@ -48,6 +53,17 @@ class Feed:
     def streams(self) -> tuple[Stream, ...]:
         """The streams, in the order in which they were made."""
         return tuple(self._streams)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it will give no more batches: all of them have been handed out, or it has
+        failed."""
+        return all(stream.condition() in ("ended", "failed") for stream in self._streams)
+
+    @property
+    def life(self) -> str:
+        """What it does, for messages."""
+        return "runs" if any(stream.started for stream in self._streams) else "is not started"
 
     def on(self, device: str | int, *, stream: Any = None) -> DeviceFeed:
         """The batches of one device, by its name or its number among the feed's devices.
@@ -73,6 +89,10 @@ class Feed:
 
     def __next__(self) -> Batch:
         return next(self._only())
+
+    def epochs(self) -> Iterator[Epoch]:
+        """The epochs that are left, of a feed with one device; else as of `DeviceFeed`."""
+        return self._only().epochs()
 
     def __len__(self) -> int:
         """Batches of the whole stream, of a feed with one device; else as of `DeviceFeed`."""
@@ -135,15 +155,10 @@ class Feed:
         """Wake everything that waits, so that it ends."""
         for stream in self._streams:
             stream.close()
-        self._drop()
+        self.drop()
 
-    def after_fork(self) -> None:
-        """This is a forked child."""
-        for stream in self._streams:
-            stream.after_fork()
-        self._drop()
-
-    def _drop(self) -> None:
+    def drop(self) -> None:
+        """Let go of batches that wait for their users: the feed is stopped."""
         for device in self._devices.values():
             device.drop()
 

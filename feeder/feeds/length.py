@@ -5,6 +5,7 @@ from __future__ import annotations
 from operator import index
 
 from feeder.config import FeedConfig
+from feeder.observe.figures import ProgressFigures
 from feeder.workers.spec import LastRound
 
 _MANY_EPOCHS = 100_000
@@ -34,6 +35,34 @@ def num_batches(config: FeedConfig, device: int) -> int | None:
     # Rounds end with each epoch, or with the stream.
     totals = batches if stream.rounds == "epoch" else [sum(batches)]
     return sum(_dealt(total, device, num, stream.last_round) for total in totals)
+
+
+def epoch_batches(config: FeedConfig, epoch: int) -> int | None:
+    """Batches of one epoch on all devices; None where nobody knows."""
+    stream, num = config.stream, len(config.devices)
+    rows = getattr(stream.fetch, "rows", None)
+    if stream.dont_rebatch or stream.last_batch == "carry" or not callable(rows):
+        return None
+    try:
+        count = index(rows(epoch, stream.rows_asked))
+    except Exception:
+        return None  # as in `num_batches`
+    size = stream.batch_size
+    total = count // size if stream.last_batch == "drop" else -(-count // size)
+    if stream.rounds != "epoch":
+        return total
+    return sum(_dealt(total, device, num, stream.last_round) for device in range(num))
+
+
+def progress_of(config: FeedConfig, epoch: int, batches: int) -> ProgressFigures:
+    """How far a stream is that has had so many batches of an epoch."""
+    epochs = config.stream.epochs
+    length = None if epochs is not None and epoch >= epochs else epoch_batches(config, epoch)
+    if epochs is not None and epoch >= epochs > 0:
+        # At the very end the next epoch is one that there is not.
+        epoch = epochs - 1
+        batches = length = epoch_batches(config, epoch) or 0
+    return ProgressFigures(epoch=epoch, epochs=epochs, batches=batches, length=length)
 
 
 def _dealt(total: int, device: int, num: int, last_round: LastRound) -> int:

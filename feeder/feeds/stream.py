@@ -14,9 +14,11 @@ from feeder.checkpoint.triggers import CheckpointTriggers
 from feeder.config import FeedConfig
 from feeder.devices.routed import Devices
 from feeder.errors import ClosedError, FeedError, ForkedError, ResumeError
+from feeder.feeds.length import progress_of
 from feeder.observe.figures import (
     Condition,
     FeedFigures,
+    ProgressFigures,
     QueueFigures,
     State,
     build_feed_figures,
@@ -243,7 +245,7 @@ class Stream:
         # The clocks of a stopped stream stand: its rates are those of its life.
         now = now if self._stopped_at is None else self._stopped_at
         condition = Condition(
-            state=self._condition(),
+            state=self.condition(),
             failure=self._failure(),
             started_at=self._started_at,
             asked_at=self._asked_at,
@@ -252,8 +254,17 @@ class Stream:
         blocked_s = sum([queue.blocked.seconds(now) for queue in self.queues])
         return build_feed_figures(
             self.config, self.number, condition, self.counted, self.pipeline.budget, queues, now,
-            blocked_s=blocked_s,
+            blocked_s=blocked_s, executor=self.pipeline.executor_counts(),
+            progress=self._told_progress(),
         )  # fmt: skip
+
+    def _told_progress(self) -> ProgressFigures | None:
+        # A forked child's copy says nothing of the parent's.
+        if self.forked:
+            return None
+        place = self.progress.place
+        at = self.pipeline.start_cut if place is None else place.settled()
+        return progress_of(self.config, at.epoch, at.index)
 
     def _queue(self, device: int, first: int, now: float) -> QueueFigures:
         stats, queue = self.counted, self.queues[device]
@@ -265,10 +276,12 @@ class Stream:
             batches=batches,
             rows=rows,
             bytes=num_bytes,
-            waiting=max(0, stats.queued[device] - batches),
+            # Those that the user's thread has taken together wait too: full, and never fuller.
+            waiting=min(max(0, stats.queued[device] - batches), queue.capacity),
             capacity=queue.capacity,
             wait_s=wait_s,
             starved_s=wait_s,
+            wait_p99_s=queue.starved.quantile(0.99),
             checked_s=0.0,
             corrupt=0,
             consumer=None,
@@ -288,7 +301,8 @@ class Stream:
             for i, queue in enumerate(self.queues)
         )
 
-    def _condition(self) -> State:
+    def condition(self) -> State:
+        """How it stands. Any thread may ask."""
         if self._failure() is not None:
             return "failed"
         if self._had_ended or (not self.stopped and self._has_ended()):

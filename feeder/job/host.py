@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import msgspec
 import numpy as np
 
 from feeder.errors import ConfigError, RemoteError
+from feeder.job.checkpoints.databases import open_database
 from feeder.job.checkpoints.parts import LoadPart, NoteEntries, SavePart, load_part, save_part
 from feeder.job.definition import Condition, Job
 from feeder.job.groups import TaskGroup
@@ -41,6 +43,9 @@ class NodeHost:
         self.workspace = Workspace(job.objects.get(node))
         self._job = job
         self._find_group = find_group
+        # Kept from save to save. A new one looks for what a killed writer has left, which takes a
+        # listing of the parts of all epochs.
+        self._open_database = lru_cache(maxsize=1)(open_database)
         self._has_begun = False
         self.ended = False
         """Whether it has been told to stop everything."""
@@ -73,7 +78,8 @@ class NodeHost:
                 return self.workspace.entry_names()
             case SavePart():
                 return msgspec.to_builtins(
-                    save_part(request, *self.workspace.entries()), builtin_types=(bytes,)
+                    save_part(request, *self.workspace.entries(), self._open_database),
+                    builtin_types=(bytes,),
                 )
             case LoadPart():
                 loaded, receipt = load_part(request)

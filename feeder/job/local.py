@@ -24,6 +24,8 @@ class LocalSession(Session):
     that uses the session owns its fields; nodes' threads put answers into one queue.
     """
 
+    shares_memory = True
+
     def __init__(self) -> None:
         super().__init__()
         self._hosts: dict[str, NodeHost] = {}
@@ -42,6 +44,8 @@ class LocalSession(Session):
         return super().run(work)
 
     def _start(self, job: Job) -> None:
+        # What nodes that were ended had still to say is for nobody.
+        self._answers, self._num_busy = queue.SimpleQueue(), 0
         self._hosts = {node: NodeHost(node, job, self._group) for node in job.nodes()}
 
     def _group(self, key: tuple[str, int]) -> TaskGroup:

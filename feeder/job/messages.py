@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from feeder import errors
+from feeder.checkpoint.format import DamagedError
 from feeder.errors import FeedError, RemoteError
 from feeder.job.checkpoints.parts import LoadPart, NoteEntries, SavePart
 
@@ -93,6 +94,8 @@ def error_of(failed: Failed, node: str) -> FeedError:
     feeder's, else a `RemoteError`; the remote traceback is a note."""
     # Looked up among the names of feeder.errors alone: a node cannot name any other class.
     kind = getattr(errors, failed.kind, None) if failed.kind in errors.__all__ else None
+    # A damaged part, which the runner passes over.
+    kind = DamagedError if failed.kind == DamagedError.__name__ else kind
     if isinstance(kind, type) and issubclass(kind, FeedError):
         error = kind(failed.text)
     else:

@@ -52,6 +52,7 @@ class LocalHostSession(Session):
         return {node: process.pid for node, process in self._nodes.items()}
 
     def _start(self, job: Job) -> None:
+        self._asked.clear()
         for node in job.nodes():
             self._nodes[node] = NodeProcess(self._factory, node, self._folder / node)
 

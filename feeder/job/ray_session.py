@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,6 +18,11 @@ from feeder.job.session import STOP_DEADLINE_S, Session
 from feeder.state import codec
 from feeder.workers.public import public
 from feeder.workers.sources.extras import load
+
+logger = logging.getLogger("feeder")
+
+_TELL_S = 30.0
+"""How often it is said that nodes wait for a place."""
 
 # ---- The actor: one node of a job.
 
@@ -50,7 +57,7 @@ class RaySession(Session):
 
     An actor makes the job itself; what goes to it and comes back is bytes: names, numbers and
     arrays. Where this process is not connected to a cluster yet it connects to `address`, and
-    disconnects at the end.
+    disconnects at the end. One thread uses a session and owns its fields, the actors included.
 
     Args:
         factory: ``"MODULE:ATTR"``, a function without arguments that returns the `Job`, or the
@@ -58,6 +65,7 @@ class RaySession(Session):
         address: The cluster's; None finds or starts one, as ``ray.init`` does.
         options: What each node asks of the cluster, by its name, as ``actor.options`` takes it:
             ``{"trainer_0": {"resources": {"rack_0": 1}}}``.
+        placement_s: For how many seconds the cluster may have no place for a node.
     """
 
     def __init__(
@@ -65,6 +73,8 @@ class RaySession(Session):
         factory: str,
         address: str | None = None,
         options: Mapping[str, Mapping[str, Any]] | None = None,
+        *,
+        placement_s: float = 300.0,
     ) -> None:
         super().__init__()
         self._ray = load("ray", "ray")
@@ -74,6 +84,7 @@ class RaySession(Session):
         self._actors: dict[str, Any] = {}
         self._asked: dict[Any, str] = {}
         self._connected = False
+        self._placement_s = placement_s
 
     def _start(self, job: Job) -> None:
         if not self._ray.is_initialized():
@@ -83,9 +94,34 @@ class RaySession(Session):
         path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)
         environment = {"env_vars": {"PYTHONPATH": path}}
         actor_class = self._ray.remote(NodeActor)
+        self._asked.clear()
         for node in job.nodes():
             options = {**_SPREAD, "runtime_env": environment, **self._options.get(node, {})}
             self._actors[node] = actor_class.options(**options).remote(self._factory, node)
+        self._wait_for_places()
+
+    def _wait_for_places(self) -> None:
+        """Wait until the cluster has a place for every node. Raises `RemoteError` where it has
+        none within `placement_s` seconds."""
+        waiting = {actor.__ray_ready__.remote(): node for node, actor in self._actors.items()}
+        ends = time.monotonic() + self._placement_s
+        while waiting:
+            left_s = ends - time.monotonic()
+            done, _ = self._ray.wait(
+                list(waiting), num_returns=len(waiting), timeout=max(0.0, min(_TELL_S, left_s))
+            )
+            for ready in done:
+                del waiting[ready]  # One that failed says why at its first request.
+            asked = {node: self._options.get(node, {}) for node in waiting.values()}
+            if waiting and left_s <= 0:
+                self._stop()
+                raise RemoteError(
+                    f"the cluster has had no place for nodes {sorted(asked)!r} for "
+                    f"{self._placement_s:.0f} s, which ask for {asked!r}: add machines, or ask for "
+                    "less"
+                )
+            if waiting:
+                logger.warning("nodes %r wait for a place in the cluster", sorted(asked))
 
     def _send(self, node: str, request: Request) -> None:
         self._asked[self._actors[node].answer.remote(encode(request))] = node
@@ -111,5 +147,6 @@ class RaySession(Session):
         # Killed in any case: one that hangs would hold its resources until the cluster ends.
         for actor in self._actors.values():
             self._ray.kill(actor)
+        self._actors.clear()
         if self._connected:
             self._ray.shutdown()

@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from feeder.errors import CheckpointError, ConfigError
+from feeder.checkpoint.format import DamagedError
+from feeder.errors import CheckpointError, ConfigError, ResumeError, StuckWorkerError
 from feeder.job.checkpoints.multinode import LOAD, PARTIAL_LOAD, SAVE, MultiNodeCheckpointManager
 from feeder.job.definition import Job
 from feeder.job.groups import UPLOAD, TaskGroup
 from feeder.job.session import Session
+from feeder.workers.errors import in_words
 from feeder.workers.public import public
 
 logger = logging.getLogger("feeder")
@@ -17,7 +19,10 @@ logger = logging.getLogger("feeder")
 
 @public("feeder.job")
 class UploadTaskGroupBuilder:
-    """Makes the tasks that upload the checkpoints of a job that is done. A base class."""
+    """Makes the tasks that upload the checkpoints of a job that is done. A base class.
+
+    It has no state; the thread that calls `JobRunner.train` calls `build`.
+    """
 
     def build(self, epoch: int, checkpoint_manager: MultiNodeCheckpointManager | None) -> TaskGroup:
         """The tasks, for the last epoch, which may be one that could not be saved
@@ -38,6 +43,8 @@ class JobRunner:
             there is one. That the job was put back to it is noted before it goes on, so that
             later runs, which name none, do not go on from what was saved after it.
         upload_task_group_builder: Makes what is run once when all epochs are done.
+        retries: How often each epoch is done again where a task raises in it or a node dies: all
+            nodes are restarted from the last epoch that was saved. It needs a checkpoint manager.
         on_save_error: "warn": a save that fails is logged and counted (`failed_saves`), and the
             job goes on; "raise": it ends the job. Only what storage does counts as such.
     """
@@ -49,18 +56,27 @@ class JobRunner:
         resume_from_epoch: int | None = None,
         upload_task_group_builder: UploadTaskGroupBuilder | None = None,
         *,
+        retries: int = 0,
         on_save_error: str = "warn",
     ) -> None:
         if not isinstance(job, Job):
             raise ConfigError(f"job is {job!r}, expected a Job")
         if on_save_error not in ("warn", "raise"):
             raise ConfigError(f"on_save_error is {on_save_error!r}, expected 'warn' or 'raise'")
+        if type(retries) is not int or retries < 0:
+            raise ConfigError(f"retries is {retries!r}, expected a whole number from 0 on")
+        if retries and checkpoint_manager is None:
+            raise ConfigError(
+                f"retries is {retries}, and nothing is saved that an epoch could be done again "
+                "from; give the runner a checkpoint manager"
+            )
         self.job = job
         self.checkpoint_manager = checkpoint_manager
         self.resume_from_epoch = resume_from_epoch
         self.upload_task_group_builder = upload_task_group_builder
         self.failed_saves: list[int] = []
         """The epochs that could not be saved."""
+        self._retries = retries
         self._on_save_error = on_save_error
 
     def train(self, session: Session) -> int:
@@ -80,17 +96,54 @@ class JobRunner:
             )
         session.open(self.job)
         epoch, finished = self._begin(session)
+        # How often the epoch after the furthest that was done has failed: where saves fail too, one
+        # is done again from further back, which may not begin the count anew.
+        furthest, failures, error = epoch, 0, None
         while not finished:
-            epoch += 1
-            session.run(self.job.epoch_group)
-            finished_by = self._why_finished(session, epoch)
-            finished = bool(finished_by)
-            if self.checkpoint_manager is not None:
-                self.save_checkpoints(epoch, session, finished_by)
+            try:
+                if error is not None:
+                    epoch, finished = self._go_back(session, epoch, error)
+                    error = None
+                    continue
+                finished = self._run_epoch(session, epoch + 1)
+            except (CheckpointError, ConfigError, ResumeError, StuckWorkerError):
+                raise  # Storage or the job itself: it would be so again.
+            except Exception as failed:
+                failures += 1
+                if failures > self._retries:
+                    raise
+                logger.warning(
+                    "epoch %d has failed, and is done again (%d of %d): %s",
+                    epoch + 1, failures, self._retries, in_words(failed),
+                )  # fmt: skip
+                error = failed
+            else:
+                epoch += 1
+                if epoch > furthest:
+                    furthest, failures = epoch, 0
         self._upload(session, epoch)
         session.run(self.job.download_group)
         session.run(self.job.exit_group)
         return epoch
+
+    def _run_epoch(self, session: Session, epoch: int) -> bool:
+        """Do one epoch and save it; returns whether the job is finished after it."""
+        session.run(self.job.epoch_group)
+        finished_by = self._why_finished(session, epoch)
+        if self.checkpoint_manager is not None:
+            self.save_checkpoints(epoch, session, finished_by)
+        return bool(finished_by)
+
+    def _go_back(self, session: Session, done: int, error: Exception) -> tuple[int, bool]:
+        """Restart all nodes from the last epoch up to `done` that was saved, which is returned,
+        with whether the job is finished after it. Raises `error` where none was saved."""
+        manager = self._manager()
+        session.restart()
+        epoch = self._load_newest(session, done)
+        if epoch is None:
+            raise error
+        manager.report_checkpoint_stats(LOAD)
+        return epoch, self._is_finished(manager.finished_by(epoch), epoch)
 
     def _begin(self, session: Session) -> tuple[int, bool]:
         """Do what comes before the first epoch; returns the epoch to go on from, and whether the
@@ -102,7 +155,10 @@ class JobRunner:
         nodes = self.job.nodes_to_checkpoint()
         manager.set_params(nodes)
         is_asked = self.resume_from_epoch is not None
-        epoch = manager.get_resume_from_epoch_id(self.resume_from_epoch)
+        if is_asked:
+            epoch = manager.get_resume_from_epoch_id(self.resume_from_epoch)
+        else:
+            epoch = self._load_newest(session)
         self.resume_from_epoch = epoch
         # Epoch 0 is saved too: a job that dies in its first epoch begins with the same weights.
         if epoch is None:
@@ -110,16 +166,41 @@ class JobRunner:
             session.run(manager.init(nodes))
             self.save_checkpoints(0, session)
             return 0, False
-        session.run(manager.init(nodes, retrieve_from_epoch=epoch))
-        # Noted before it is loaded: killed at any moment from here on, the next run, which names no
-        # epoch, goes on from the same one and not from what was saved after it.
         if is_asked:
+            session.run(manager.init(nodes, retrieve_from_epoch=epoch))
+            # Noted before it is loaded: killed at any moment from here on, the next run, which
+            # names no epoch, goes on from the same one and not from what was saved after it.
             self._put_back(manager, epoch)
-        session.run(manager.load(epoch))
+            session.run(manager.load(epoch))
         manager.report_checkpoint_stats(LOAD)
         finished = self._is_finished(manager.finished_by(epoch), epoch)
         logger.info("the job goes on from epoch %d%s", epoch, ", its last" if finished else "")
         return epoch, finished
+
+    def _load_newest(self, session: Session, most: int | None = None) -> int | None:
+        """Load the newest epoch up to `most` whose parts are whole, which is returned; None where
+        none was ever saved. Each node checks its own part while it loads it."""
+        manager, nodes = self._manager(), self.job.nodes_to_checkpoint()
+        damaged: list[int] = []
+        later: list[int] = []
+        while (epoch := manager.find_newest([*damaged, *later])) is not None:
+            if most is not None and epoch > most:
+                # Of a run that the user put aside: this one has not come so far.
+                later.append(epoch)
+                continue
+            session.run(manager.init(nodes, retrieve_from_epoch=epoch))
+            try:
+                session.run(manager.load(epoch))
+            except DamagedError as error:
+                logger.warning("passed over: %s", error)
+                damaged.append(epoch)
+                # What other nodes have loaded of it goes.
+                session.open(self.job)
+            else:
+                return epoch
+        if damaged:
+            raise CheckpointError(f"none of the epochs {damaged!r} can be loaded: all are damaged")
+        return None
 
     def _put_back(self, manager: MultiNodeCheckpointManager, epoch: int) -> None:
         """Note an epoch that the user asked for, before anything is done with it."""

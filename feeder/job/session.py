@@ -32,6 +32,9 @@ class Session(ABC):
     One thread uses it and owns its fields; leaving its `with` block closes it.
     """
 
+    shares_memory = False
+    """Whether its nodes are in this process."""
+
     def __init__(self) -> None:
         self.workspace: dict[str, Any] = {}
         """Entries loaded into this process by `JobRunner.load_blobs_from_checkpoints`."""
@@ -55,11 +58,29 @@ class Session(ABC):
             raise ConfigError("the session is of another job; make a session for each")
         self._ask({node: Begin() for node in job.nodes()})
 
+    def restart(self) -> None:
+        """End all nodes, whatever they do, and make them anew, with empty workspaces: also after a
+        node has failed. Raises `StuckWorkerError` where a node does not end."""
+        job = self._opened()
+        if self._closed:
+            self._check_usable()
+        # All of them: the others have done a part of what failed, or wait for who did.
+        self._stop()
+        self._job, self._broken = None, None
+        self.open(job)
+
     def run(self, work: TaskGroup | Operation) -> Any:
         """Run a group of tasks, or what a checkpoint manager gave, on all its nodes, and wait
         until it is done."""
         if isinstance(work, TaskGroup):
             return self._run_group(work)
+        for request in work.requests.values():
+            url = getattr(request, "url", "")
+            if url.startswith("memory:") and not self.shares_memory:
+                raise ConfigError(
+                    f"{url!r} is in the memory of one process, and the nodes of this session have "
+                    "processes of their own: name a folder or an object store"
+                )
         return work.settle(self._ask(work.requests))
 
     def evaluate(self) -> bool:

@@ -15,7 +15,7 @@ import msgspec
 import feeder
 from feeder.workers.errors import in_words
 from feeder.workers.fetch.scheduler import BufferBudget
-from feeder.workers.stats import StreamStats
+from feeder.workers.stats import ExecutorCounts, StreamStats
 
 if TYPE_CHECKING:
     from feeder.config import FeedConfig
@@ -51,6 +51,8 @@ class WorkerFigures(FiguresStruct, frozen=True, kw_only=True):
     """Seconds in the fetch function, without waiting for room."""
     running_s: float
     """For how long the calls under way have lasted (may fall); 0 while there is none."""
+    computed_s: float = 0.0
+    """Seconds of `fetch_s` in which its thread had a processor."""
     wait_s: float
     """Seconds for which the batcher waited for just this worker."""
     errors: int
@@ -97,6 +99,8 @@ class QueueFigures(FiguresStruct, frozen=True, kw_only=True, omit_defaults=True)
     """Seconds for which the trainer waited for batches."""
     starved_s: float
     """Seconds of `wait_s` in which the feed had no batch for it; else batches were on their way."""
+    wait_p99_s: float = 0.0
+    """Seconds that 99 of 100 of these waits took at most (may fall)."""
     checked_s: float
     """Seconds that checksums took, the longer of the two sides."""
     corrupt: int
@@ -125,6 +129,36 @@ class ServiceFigures(FiguresStruct, frozen=True, kw_only=True):
     """Times that the feed was begun again at another place."""
     arena_bytes: int
     """Shared memory in slots (may fall)."""
+
+
+class ExecutorFigures(FiguresStruct, frozen=True, kw_only=True, omit_defaults=True):
+    """The processes that a fetch function runs in, or the actors."""
+
+    processes: int
+    """Those that live (may fall)."""
+    busy: int
+    """Those that have something to do (may fall)."""
+    restarts: int
+    """Those that ended by themselves, and were replaced."""
+    bytes: int
+    """Bytes of the memory in which their chunks come (may fall)."""
+    kind: str = "processes"
+    """What they are: "processes" of this host, or "actors" of a cluster."""
+    nodes: tuple[tuple[str, int], ...] = ()
+    """The nodes of a cluster, and how many of them are there (may fall)."""
+
+
+class ProgressFigures(FiguresStruct, frozen=True, kw_only=True):
+    """How far a stream is in its epoch: by the batches that all devices have been handed."""
+
+    epoch: int
+    """The epoch, from 0 (may fall where a feed goes back)."""
+    epochs: int | None
+    """How many there are; None is without end."""
+    batches: int
+    """Batches of the epoch that were handed out (may fall)."""
+    length: int | None
+    """Batches that the epoch has; None where nobody knows."""
 
 
 class FeedFigures(FiguresStruct, frozen=True, kw_only=True):
@@ -167,6 +201,10 @@ class FeedFigures(FiguresStruct, frozen=True, kw_only=True):
     queues: tuple[QueueFigures, ...]
     service: ServiceFigures | None
     """None in process."""
+    executor: ExecutorFigures | None = None
+    """None where fetcher threads call the function themselves."""
+    progress: ProgressFigures | None = None
+    """None where nobody can tell."""
 
     @property
     def title(self) -> str:
@@ -243,6 +281,8 @@ def build_feed_figures(
     *,
     blocked_s: float,
     service: ServiceFigures | None = None,
+    executor: ExecutorCounts | None = None,
+    progress: ProgressFigures | None = None,
 ) -> FeedFigures:
     """The figures of one stream. `blocked_s`: the batcher's waits for slots and queues; `budget` is
     None where nothing is buffered."""
@@ -273,6 +313,8 @@ def build_feed_figures(
         workers=_make_workers(stats, config.stream.first_worker_id, now),
         queues=tuple(queues),
         service=service,
+        executor=None if executor is None else ExecutorFigures(**executor._asdict()),
+        progress=progress,
     )
 
 
@@ -288,6 +330,7 @@ def _make_workers(stats: StreamStats, first: int, now: float) -> tuple[WorkerFig
                 bytes=done.bytes,
                 fetch_s=done.seconds,
                 running_s=running_s,
+                computed_s=done.computed_s,
                 wait_s=clock.seconds(now),
                 errors=fetch.errors[partition],
                 retries=fetch.retries[partition],

@@ -16,6 +16,8 @@ class WorkerPart(NamedTuple):
     """Seconds in the fetch function, a call under way included."""
     wait_s: float
     """Seconds for which the batcher waited for just this worker."""
+    computed_s: float
+    """Seconds of `fetch_s` in which its thread had a processor."""
 
     @property
     def call_s(self) -> float:
@@ -139,6 +141,16 @@ class Interval:
         return self._share(seconds / max(1, self.after.threads))
 
     @property
+    def calling(self) -> float:
+        """How many calls were under way at a time, on the average."""
+        return sum(worker.fetch_s for worker in self.workers) / self.seconds
+
+    @property
+    def computing(self) -> float:
+        """How many processors they had, on the average."""
+        return sum(worker.computed_s for worker in self.workers) / self.seconds
+
+    @property
     def fetch_s_per_batch(self) -> float:
         """Seconds in the fetch function for a batch."""
         made = max(1.0, self._grown("batches"))
@@ -147,10 +159,11 @@ class Interval:
 
 def _worker(old: WorkerFigures | None, new: WorkerFigures) -> WorkerPart:
     if old is None:
-        return WorkerPart(new.worker, new.calls, new.fetch_s, new.wait_s)
+        return WorkerPart(new.worker, new.calls, new.fetch_s, new.wait_s, new.computed_s)
     return WorkerPart(
-        new.worker, new.calls - old.calls, new.fetch_s - old.fetch_s, new.wait_s - old.wait_s
-    )
+        new.worker, new.calls - old.calls, new.fetch_s - old.fetch_s, new.wait_s - old.wait_s,
+        new.computed_s - old.computed_s,
+    )  # fmt: skip
 
 
 def _queue(old: QueueFigures | None, new: QueueFigures, seconds: float) -> QueuePart:

@@ -70,6 +70,18 @@ def _consumers(name: str) -> Callable[[FeedFigures], Values]:
     return values
 
 
+def _executor(name: str) -> Callable[[FeedFigures], Values]:
+    def values(feed: FeedFigures) -> Values:
+        yield (feed.name,), 0 if feed.executor is None else getattr(feed.executor, name)
+
+    return values
+
+
+def _nodes(feed: FeedFigures) -> Values:
+    for name, num in () if feed.executor is None else feed.executor.nodes:
+        yield (feed.name, name), num
+
+
 def _states(feed: FeedFigures) -> Values:
     for state in STATES:
         yield (feed.name, state), float(feed.state == state)
@@ -96,12 +108,22 @@ METRICS: tuple[Metric, ...] = (
     Metric("feeder_consumer_wait_seconds_total", "counter", _Q, _queues("wait_s"),
            "Time that the trainer waited for batches."),
     Metric("feeder_buffer_wait_seconds_total", "counter", _F, _field("room_wait_s"),
-           "Time that the enqueuer waited for room."),
+           "Time that the batcher waited for room."),
     Metric("feeder_chunk_wait_seconds_total", "counter", _F, _field("chunks_wait_s"),
-           "Time that the enqueuer waited for chunks."),
+           "Time that the batcher waited for chunks."),
     Metric("feeder_fetcher_wait_seconds_total", "counter", _F, _field("idle_s"),
            "Time that fetchers waited, added up over them."),
     Metric("feeder_fetcher_threads", "gauge", _F, _field("threads"), "Fetcher threads."),
+    Metric("feeder_processes", "gauge", _F, _executor("processes"),
+           "Processes that the fetch function runs in."),
+    Metric("feeder_busy_processes", "gauge", _F, _executor("busy"),
+           "Those that have something to do."),
+    Metric("feeder_process_restarts_total", "counter", _F, _executor("restarts"),
+           "Processes that ended by themselves, and were replaced."),
+    Metric("feeder_process_bytes", "gauge", _F, _executor("bytes"),
+           "Memory in which their chunks come."),
+    Metric("feeder_node_actors", "gauge", ("feed", "node"), _nodes,
+           "Actors of the fetch function on a node of the cluster."),
     Metric("feeder_buffered_rows", "gauge", _F, _field("buffered_rows"),
            "Rows between a call's return and the trainer."),
     Metric("feeder_buffered_bytes", "gauge", _F, _field("buffered_bytes"), "Their bytes."),
@@ -121,7 +143,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("feeder_fetch_nothing_total", "counter", _W, _workers("nothings"),
            "Calls that returned None."),
     Metric("feeder_worker_wait_seconds_total", "counter", _W, _workers("wait_s"),
-           "Time that the enqueuer waited for just this worker."),
+           "Time that the batcher waited for just this worker."),
     Metric("feeder_snapshot_age_seconds", "gauge", _F, _field("position_age_s"),
            "Time since the position was last asked for, of the queue where that is longest ago."),
     Metric("feeder_queues", "gauge", _F, _feed(lambda feed: len(feed.queues)),

@@ -9,6 +9,8 @@ is not.
 
 from __future__ import annotations
 
+import math
+import os
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -41,6 +43,10 @@ _SLOWER = 3.0
 _ON_THE_WAY = 0.5
 # Checksums that take a quarter of the time are worth turning down.
 _CHECKING = 0.25
+# Calls that compute in Python have one processor together, however many are under way. Where they
+# have this much of one, and this many times more are under way, they wait for the interpreter.
+_INTERPRETER = (0.7, 1.15)
+_QUEUED = 1.5
 # One call in ten that raises is a fault, and not a hiccup of storage.
 _FAILING = 0.1
 
@@ -259,6 +265,14 @@ def _is_waited_for(interval: Interval, worker: WorkerPart) -> bool:
 
 def _more_of(interval: Interval) -> str:
     feed = interval.after
+    if feed.executor is not None:
+        one = feed.executor
+        return f"make the fetch function faster, or raise the {one.processes} {one.kind}"
+    if _holds_interpreter(interval):
+        return (
+            "the fetch function holds the interpreter: run it in processes, "
+            f"executor=feeder.Processes({_enough(interval)})"
+        )
     if interval.fetching < 0.5:
         return "its threads are idle half of the time: look for what they share, or read ahead"
     if feed.threads < len(feed.workers):
@@ -269,11 +283,24 @@ def _more_of(interval: Interval) -> str:
     )
 
 
+def _holds_interpreter(interval: Interval) -> bool:
+    least, most = _INTERPRETER
+    computing = interval.computing
+    return least <= computing <= most and interval.calling >= _QUEUED * computing
+
+
+def _enough(interval: Interval) -> int:
+    """So many processes as the trainer would use, or as there are processors."""
+    cores = len(os.sched_getaffinity(0))
+    used = interval.computing / max(1e-9, 1.0 - interval.starving)
+    return max(2, min(cores, math.ceil(used)))
+
+
 def _copy(interval: Interval) -> Verdict:
     chunks = f"chunks of {interval.chunk_rows:.3g} rows into batches of {interval.after.batch_size}"
     return Verdict(
         kind="copy-bound",
-        why=f"the enqueuer copies {interval.busy:.0%} of the time, {chunks}, "
+        why=f"the batcher copies {interval.busy:.0%} of the time, {chunks}, "
         f"{size(interval.bytes_per_s)}/s",
         advice="return batch_size rows a call, in arrays that the fetch function keeps no hold of",
     )

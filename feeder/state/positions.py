@@ -136,16 +136,15 @@ class Positions:
         found = skip_ahead(config.stream, resume.cut, turns, num)
         return (resume, turns) if found is None else (resume._replace(cut=found[0]), found[1])
 
-    def deal(self, resume: Resume, *, rejoins: bool, skip: int) -> Resume:
+    def deal(self, resume: Resume, *, skip: int) -> Resume:
         """The place from which a queue goes on, whose cut says how it is dealt out to these queues:
-        after its round, or where its consumer comes back within a run, in the middle of it. Raises
-        `ResumeError`."""
+        after its round. Raises `ResumeError`."""
+        # Also where one consumer comes back alone. Its own position is after its own batch of a
+        # round. A position of another one says that the round has been used, by all.
         cut, config = resume.cut, self.config
         then, now = cut.dealing, (len(config.devices), config.stream.batch_size)
         # A position that does not say how it was dealt counts as from the start of the stream.
         if cut.finished or (then is None and not skip):
-            return resume
-        if rejoins and then is not None and (then.num, then.batch_size) == now:
             return resume
         rounds_end = config.stream.rounds == "epoch"
         has_more = then is not None and then.epochs == cut.epoch + 1 != config.stream.epochs

@@ -24,9 +24,10 @@ import xxhash
 from numpy.typing import NDArray
 
 from feeder import durable
-from feeder.errors import CheckpointError, SnapshotFormatError
+from feeder.errors import CheckpointError, FeedError, SnapshotFormatError
 from feeder.state.fingerprint import check_fingerprint
 from feeder.state.raw_arrays import dtype_fields, is_nameless, pack_array, read_dtype, restore_array
+from feeder.state.token import calls_of
 from feeder.workers.public import public
 from feeder.workers.stream.chunks import Column, Columns
 from feeder.workers.stream.position import Cut
@@ -132,7 +133,8 @@ class Snapshot:
         return cls(_parse(body))
 
     def describe(self) -> str:
-        """A line per stream: where it stands, and what is left over."""
+        """A line per stream: where it stands, and what is left over; of a mixture another one, how
+        much has come of each source."""
         lines = []
         for state in self.states:
             epoch, index, step, left = state.summary
@@ -141,6 +143,8 @@ class Snapshot:
                 f"{state.name}[{state.number}]: next is epoch {epoch}, batch {index} (step "
                 f"{step}), {left} rows left over{held}, token of {len(state.token)} bytes"
             )
+            if mixed := _mixture(state):
+                lines.append(f"  {mixed}")
         return "\n".join(lines)
 
     def __repr__(self) -> str:
@@ -177,6 +181,31 @@ class Snapshot:
 def _shortened(path: str) -> str:
     """A path; the ends of what is longer than a path is, as the text of a position."""
     return path if len(path) <= _LONGEST_PATH else f"{path[:40]}...{path[-40:]}"
+
+
+def _mixture(state: StreamState) -> str:
+    """How much a stream has read of each source of its mixture; empty where that is not known."""
+    prefix = "source."
+    fields = {
+        name.removeprefix(prefix): value
+        for name, value in state.fingerprint.items()
+        if name.startswith(prefix)
+    }
+    if "mix" not in (fields.get("source"), fields.get("of.source")):
+        return ""
+    # Sources are loaded where they are looked at.
+    from feeder.workers.sources.mixture import counts_of_calls
+
+    try:
+        place = calls_of(state.token)
+        counts = place and counts_of_calls(fields, *place, state.fingerprint)
+    # What a stranger wrote, or another version of feeder: the line is left out.
+    except (ArithmeticError, FeedError, LookupError, TypeError, ValueError):
+        return ""
+    if not counts:
+        return ""
+    told = ", ".join(f"{count} of {name!r}" for name, count in counts.items())
+    return f"read in epoch {place and place[0]}: {told}"
 
 
 def summarise(cut: Cut) -> tuple[int, int, int, int]:

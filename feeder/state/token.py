@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from typing import Annotated, Any, NamedTuple, cast
 
-import msgpack
 import msgspec
 import xxhash
 from msgspec import Meta
@@ -47,6 +46,7 @@ _DealtFields = tuple[
     str, _Count, _Digest, _Count, _Count, _Count, _PositionFields, _LeftoverFields | None,
     _DealingFields,
 ]  # fmt: skip
+_encode = msgspec.msgpack.Encoder().encode
 _DECODER: msgspec.msgpack.Decoder[_Fields] = msgspec.msgpack.Decoder(_Fields)
 # A version of its own and not more fields in version 2: tokens of version 2 without them exist, and
 # a reader is to know by the version what it reads.
@@ -78,8 +78,8 @@ class StreamId(NamedTuple):
         dealing = cut.dealing or self.dealing
         if dealing is not None:
             version = TOKEN_VERSION
-            fields.append(list(dealing))
-        body: bytes = msgpack.packb(fields)
+            fields.append(dealing)
+        body = _encode(fields)
         if len(body) > _MAX_BYTES:
             raise ConfigError(
                 f"the cursors of feed {self.name!r} make a token of {len(body)} bytes, expected "
@@ -127,6 +127,13 @@ def name_of(token: bytes) -> tuple[str, int]:
     """Source name and stream number of a token."""
     (name, number, *_), _ = _open(token)
     return name, number
+
+
+def calls_of(token: bytes) -> tuple[int, int] | None:
+    """Of the token of a pure feed the epoch of its calls, and how many it has made there; None
+    where calls behind these are made too."""
+    (_, _, _, _, _, _, (epoch, _, _, calls, _, _, done), _), _ = _open(token)
+    return None if done or len(calls) != 1 else (epoch, calls[0])
 
 
 def _open(token: bytes) -> tuple[_Fields, Dealing | None]:

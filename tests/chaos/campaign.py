@@ -19,7 +19,9 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+from chaos.actors import strike_actors
 from chaos.crew import Crew, Wrong
+from chaos.executors import strike_executors
 from chaos.faults import BLOWS, TRANSPORTS, Fault, Plan, fits
 from chaos.leg import Leg
 from chaos.plants import PLANTS
@@ -134,6 +136,12 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--soak", type=int, metavar="BATCHES", help="instead: reconnect again and again"
     )
+    parser.add_argument(
+        "--executors", type=int, metavar="N", help="instead: kill N processes that fetch"
+    )
+    parser.add_argument(
+        "--actors", type=int, metavar="N", help="instead: kill N Ray actors, nodes and drivers"
+    )
     return parser.parse_args(arguments)
 
 
@@ -144,6 +152,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("told to end"))
     if options.soak is not None:
         return soak(options.soak)
+    if options.executors is not None:
+        return strike_executors(options.executors, options.seed)
+    if options.actors is not None:
+        return strike_actors(options.actors, options.seed)
     transports = TRANSPORTS if options.transport == "all" else (options.transport,)
     campaign = Campaign(options.seed, transports, options.plant, options.only, options.verbose)
     started = time.monotonic()

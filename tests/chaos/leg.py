@@ -100,11 +100,13 @@ class Leg:
 
     def _usurp(self, fault: Fault, whom: str) -> None:
         """A trainer is taken for dead and replaced, and wakes up."""
-        crew, old = self.crew, self.crew.trainers[fault.queue]
+        crew = self.crew
+        crew.settle()
+        # Only now: one that has ended meanwhile is gone, and so is its descriptor.
+        old = crew.trainers[fault.queue]
         if old is None:
             return
         self.done[fault.name] += 1
-        crew.settle()
         old.signal(signal.SIGSTOP)
         new = crew.start_trainer(fault.queue, takeover=True)
         crew.watch.wait(lambda: new.said("at") or crew.is_over, RECOVER_S, "take-over")

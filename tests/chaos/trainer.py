@@ -78,13 +78,13 @@ class Trainer:
 
     def look_at(self, batch: Any) -> Record:
         """Write a batch down, keep it for a while, and see that those kept stay what they were."""
-        found = digest(batch.arrays)
+        found = digest(batch.arrays())
         record = Record(batch.step, batch.epoch, batch.index, batch.rows, found)
         self.ledger.write(self.records, record)
         self.kept.append((batch, found))
         if len(self.kept) > self.settings.num_kept:
             old, was = self.kept.popleft()
-            assert digest(old.arrays) == was, f"batch {old.step} was changed while it was kept"
+            assert digest(old.arrays()) == was, f"batch {old.step} was changed while it was kept"
         return record
 
     def position(self, consumer: Any, num: int) -> bytes:

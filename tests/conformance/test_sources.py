@@ -12,6 +12,7 @@ import pytest
 from calls import call
 from feeder import ChunkError, Coordinator, init_data_input_workers
 from feeder.workers import sources
+from feeder.workers.stream.placement import Place, writing_to
 from needs import needs
 from protos import Datum, TensorProto, TensorProtos
 from stores import encoded, picture, write_lmdb
@@ -164,6 +165,59 @@ def test_a_feed_goes_on_at_every_cut(
     check_every_cut(lambda: make(tmp_path, **order), names)
 
 
+@pytest.mark.parametrize("order", ORDERS.values(), ids=ORDERS.keys())
+@pytest.mark.parametrize(("make", "names"), SOURCES.values(), ids=SOURCES.keys())
+def test_a_source_that_writes_its_rows_to_the_batch_gives_the_same(
+    tmp_path: Path, make: Make, names: list[str], order: dict[str, Any]
+) -> None:
+    places = {"rows_per_call": BATCH_SIZE, "num_threads": 3}
+    copied, _ = feed(lambda: make(tmp_path, **order), names)
+    written, snapshots = feed(lambda: make(tmp_path, **order), names, **places)
+    assert written == copied
+    for i, snapshot in enumerate(snapshots):
+        settings = places if i % 2 else {}
+        rest, _ = feed(lambda: make(tmp_path, **order), names, resume=snapshot, **settings)
+        assert rest == copied[i + 1 :], i
+
+
+def of_typed_tokens(path: Path, **order: Any) -> Any:
+    np.arange(NUM_RECORDS * 5, dtype=np.uint16).tofile(path / "tokens.bin")
+    return sources.tokens(path / "tokens.bin", 5, np.uint16, as_type=np.int64, **order)
+
+
+def of_jpegs(path: Path, **order: Any) -> Any:
+    needs("PIL")
+    values = [
+        Datum(data=encoded(picture(9, 9, i)), label=i, encoded=True).SerializeToString()
+        for i in range(NUM_RECORDS)
+    ]
+    return sources.caffe_lmdb(write_lmdb(path / "jpegs", values), **order)
+
+
+@pytest.mark.parametrize("shuffled", [False, True])
+@pytest.mark.parametrize(
+    ("make", "num"),
+    [
+        (of_arrays, 2), (of_tokens, 1), (of_typed_tokens, 1), (of_samples, 2), (of_records, 2),
+        (of_caffe, 1), (of_jpegs, 1), (of_caffe2, 2), (of_images, 1),
+    ],
+)  # fmt: skip
+def test_a_source_writes_its_rows_to_their_place(
+    tmp_path: Path, make: Make, num: int, shuffled: bool
+) -> None:
+    """All columns, but for labels that were read from their records anyway."""
+    source = make(tmp_path, random_shuffle=shuffled)
+    plain = source(call(1, BATCH_SIZE))
+    for rows in (BATCH_SIZE, BATCH_SIZE + 1):
+        arrays = tuple(np.zeros((rows, *column.shape[1:]), column.dtype) for column in plain)
+        one = call(1, BATCH_SIZE)
+        with writing_to(Place(["x", "y"][: len(plain)], (0, 0), arrays), one):
+            written = source(one)
+        for i, (column, expected, place) in enumerate(zip(written, plain, arrays, strict=True)):
+            assert column.tobytes() == expected.tobytes()
+            assert np.shares_memory(column, place) or i >= num
+
+
 @pytest.mark.parametrize("last_batch", ["carry", "drop", "pad"])
 def test_last_batches(tmp_path: Path, last_batch: str) -> None:
     order = ORDERS["dali window"]
@@ -268,7 +322,8 @@ def test_rows_of_another_shape_are_named_by_their_record(tmp_path: Path, batch_s
     )
     message = (
         rf"^worker 0, call {8 // batch_size}: column 'image': row shape is \(2, 2, 1\), expected "
-        rf"\(1, 2, 1\); the call's first record is {str(path)!r} at key b'00000008'$"
+        rf"\(1, 2, 1\); where .* dont_rebatch=True makes .*; the call's first "
+        rf"record is {str(path)!r} at key b'00000008'$"
     )
     with coordinator:
         assert sum(next(coordinator["train"]).rows for _ in range(8 // batch_size)) == 8

@@ -165,7 +165,9 @@ def test_without_rebatching_each_chunk_with_rows_is_a_batch(form: str, pattern: 
             batches = list(deal(feed))
         assert all(batch.rows == len(batch["id"]) > 0 for batch in batches)
         assert sorted({batch.rows for batch in batches}) == chunk_sizes(pattern, form)
-        rows = [(batch.epoch, *row) for batch in batches for row in zip(*batch.arrays, strict=True)]
+        rows = [
+            (batch.epoch, *row) for batch in batches for row in zip(*batch.arrays(), strict=True)
+        ]
         assert [(epoch, *map(as_bytes, row)) for epoch, *row in rows] == [
             (epoch, *(column[2] for column in columns)) for epoch, _, _, _, columns in singles
         ]
@@ -204,7 +206,7 @@ def test_rows_may_lie_along_any_axis(form: str, pattern: str) -> None:
     for batch in batches:
         assert batch["vector"].shape == (3, len(batch["id"]))
     sideways = [
-        (*note(batch)[:4], tuple(as_bytes(column.T) for column in batch.arrays))
+        (*note(batch)[:4], tuple(as_bytes(column.T) for column in batch.arrays()))
         for batch in batches
     ]
     assert sideways == [(*head, tuple(c[2] for c in columns)) for *head, columns in stream]

@@ -136,7 +136,7 @@ def test_graceful_stop_with_rows_along_other_axes() -> None:
     assert fetch.announced.wait(WAIT_S)
     for _ in range(2):
         batch = next(coordinator["unittest"])
-        assert [array.shape for array in batch.arrays] == [(20, 32, 33), (20, 32), (32,)]
+        assert [array.shape for array in batch.arrays()] == [(20, 32, 33), (20, 32), (32,)]
         assert (batch["steps"] == batch["label"] * 100 + np.arange(20)[:, None]).all()
         assert (batch["data"] == batch["steps"][:, :, None]).all()
         assert len(set(batch["label"].tolist())) == 32
@@ -175,7 +175,7 @@ def test_input_order_of_two_sources_with_the_same_names() -> None:
         assert all(fetch.announced.wait(WAIT_S) for fetch in sources.values())
         for turn in range(10):
             for name, first in (("train", 1), ("val", 1_000_001)):
-                stamps = [column.flat[0] for column in next(coordinator[name]).arrays]
+                stamps = [column.flat[0] for column in next(coordinator[name]).arrays()]
                 assert stamps == [first + turn] * 3
 
 

@@ -28,6 +28,37 @@ def refuse(fetch: Callable[..., Any] | None = None, **settings: Any) -> str:
     return str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "instead"),
+    [
+        ("batch_sampler", [[0, 1]], "fetch(call) says"),
+        ("collate_fn", list, "feeder.sources.records(dataset, collate=...)"),
+        ("dataset", [1], "feeder.sources.records(dataset)"),
+        ("drop_last", True, 'last_batch="drop"'),
+        ("generator", 3, "seed="),
+        ("multiprocessing_context", "fork", "executor=feeder.Processes(n)"),
+        ("num_workers", 4, "num_threads=n, or executor=feeder.Processes(n)"),
+        ("persistent_workers", True, "leave it out"),
+        ("pin_memory", True, 'devices="cuda:0"'),
+        ("prefetch_factor", 2, "max_buffered_batches="),
+        ("sampler", [0], "call.rng"),
+        ("shuffle", True, "sources have random_shuffle=True"),
+        ("worker_init_fn", print, "init_fun="),
+    ],
+)
+def test_an_argument_of_dataloader_names_what_is_here_in_its_place(
+    name: str, value: Any, instead: str
+) -> None:
+    said = refuse(**{name: value})
+    assert said.startswith(f"{name} is {value!r}: init_data_input_workers has no {name}; ")
+    assert instead in said
+
+
+def test_any_other_argument_is_pythons_error() -> None:
+    with pytest.raises(TypeError, match="unexpected keyword argument 'num_thread'"):
+        feeder.init_data_input_workers(["id"], Counted(), 4, num_thread=2)
+
+
 @pytest.mark.parametrize("value", NO_COUNT, ids=repr)
 @pytest.mark.parametrize("name", [*COUNTS, "max_buffered_bytes"])
 def test_a_count_is_a_whole_number_of_at_least_one(name: str, value: Any) -> None:
@@ -209,9 +240,9 @@ def test_a_second_feed_on_the_same_device_is_refused() -> None:
     with pytest.raises(feeder.ConfigError) as caught:
         make(Counted(), devices=("cpu:1", "cpu:0"), coordinator=coordinator)
     assert str(caught.value) == (
-        "feed 'train' has device 'cpu:0' already, expected another device or another "
-        "input_source_name; where it takes the old one's place, stop that first, by "
-        "coordinator.stop('train'), or give coordinator=feeder.Coordinator()"
+        "there is a feed 'train' already, which is not started: to replace it, as where a "
+        "notebook's cell is run again, call coordinator.stop('train') before; else give the new "
+        "one another input_source_name, or coordinator=feeder.Coordinator()"
     )
     assert coordinator["train"].devices == ("cpu:0",)
     make(Counted(), devices=("cpu:0",), input_source_name="val", coordinator=coordinator)
@@ -219,6 +250,20 @@ def test_a_second_feed_on_the_same_device_is_refused() -> None:
     coordinator.stop("train")
     make(Counted(), devices=("cpu:1", "cpu:0"), coordinator=coordinator)
     assert coordinator["train"].devices == ("cpu:1", "cpu:0")
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"num_threads": 10**7}, {"num_worker_threads": 10**7}, {"num_worker_threads": 5000},
+        {"devices": 10**7},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_absurd_counts_are_refused_before_they_take_memory(settings: Any) -> None:
+    with pytest.raises(feeder.ConfigError, match=r"expected (at most|a whole number <=) \d+"):
+        make(Pure(), **settings)
+    make(Pure(), num_worker_threads=5000, num_threads=8)
 
 
 @pytest.mark.parametrize(

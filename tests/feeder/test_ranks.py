@@ -38,13 +38,13 @@ DEPLOYED = IN_POD | {"HOSTNAME": "trainer-7c9f-24679"}
         (SLURM | TORCHRUN, (1, "LOCAL_RANK"), (5, "RANK")),
         ({"RANK": "5"}, (5, "RANK"), (5, "RANK")),
         ({"LOCAL_RANK": "1"}, (1, "LOCAL_RANK"), (1, "LOCAL_RANK")),
-        (JOB, (0, "nobody"), (3, "JOB_COMPLETION_INDEX")),
-        (POD, (0, "nobody"), (4, "HOSTNAME")),
-        (DEPLOYED, (0, "nobody"), (0, "nobody")),
-        ({"HOSTNAME": "trainer-4"}, (0, "nobody"), (0, "nobody")),
+        (JOB, (0, "no launcher"), (3, "JOB_COMPLETION_INDEX")),
+        (POD, (0, "no launcher"), (4, "HOSTNAME")),
+        (DEPLOYED, (0, "no launcher"), (0, "no launcher")),
+        ({"HOSTNAME": "trainer-4"}, (0, "no launcher"), (0, "no launcher")),
         (TORCHRUN | {"FEEDER_QUEUE": "7"}, (7, "FEEDER_QUEUE"), (7, "FEEDER_QUEUE")),
         ({"RANK": "none", "SLURM_PROCID": "6"}, (6, "SLURM_PROCID"), (6, "SLURM_PROCID")),
-        ({}, (0, "nobody"), (0, "nobody")),
+        ({}, (0, "no launcher"), (0, "no launcher")),
     ],
 )
 def test_the_queue_is_the_number_among_those_who_share_the_server(
@@ -61,7 +61,7 @@ def test_the_queue_is_the_number_among_those_who_share_the_server(
         (SLURM, (1, "SLURM_NODEID"), (3, "SLURM_JOB_NUM_NODES")),
         (POD | {"FEEDER_NUM_NODES": "5"}, (4, "HOSTNAME"), (5, "FEEDER_NUM_NODES")),
         (SLURM | {"FEEDER_NODE": "0"}, (0, "FEEDER_NODE"), (3, "SLURM_JOB_NUM_NODES")),
-        ({}, (0, "nobody"), (1, "nobody")),
+        ({}, (0, "no launcher"), (1, "no launcher")),
     ],
 )
 def test_the_node_is_the_launchers(

@@ -55,7 +55,7 @@ class LateReader:
         runtime, places = self._runtime, []
         for _ in range(self._delays):
             runtime.memsetAsync(self._scratch.address, 0, _DELAY_BYTES, self._stream.ptr)
-        for array in batch.arrays:
+        for array in batch.arrays():
             target = self._host.address + self._at
             kind = runtime.memcpyDeviceToHost
             runtime.memcpyAsync(target, array.data.ptr, array.nbytes, kind, self._stream.ptr)

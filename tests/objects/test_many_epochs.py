@@ -97,6 +97,28 @@ def test_no_file_of_another_epoch_is_opened(
         assert others == []
 
 
+@pytest.mark.parametrize("db_type", ["file", pytest.param("lmdb", marks=pytest.mark.needs("lmdb"))])
+def test_a_folder_is_not_looked_through_again_at_each_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, db_type: str
+) -> None:
+    listed: list[str] = []
+
+    def listing(fs: OsFs, folder: int) -> list[tuple[str, bool]]:
+        found = list_folder(fs, folder)
+        listed.extend(name for name, _ in found)
+        return found
+
+    list_folder = OsFs.list
+    session, _ = with_epochs(10, str(tmp_path), db_type=db_type)
+    with session:
+        manager = MultiNodeCheckpointManager(tmp_path, db_type)
+        session.run(manager.init(NODES))
+        save(session, manager, 10)  # the first of a run looks for what a killed one has left
+        monkeypatch.setattr(OsFs, "list", listing)
+        save(session, manager, 11)
+    assert listed == ["trainer_0.0000000002"]
+
+
 # ---- keep
 
 

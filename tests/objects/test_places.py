@@ -190,3 +190,58 @@ def test_without_the_extra_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "obstore", None)
     with pytest.raises(feeder.ConfigError, match=r"pip install 'feedworks\[objectstore\]'"):
         CheckpointStore("memory://none").names()
+
+
+def test_a_large_checkpoint_is_uploaded_in_parts_with_the_commit_last(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(objects, "_WHOLE_BYTES", 2**20)
+    monkeypatch.setattr(objects, "_PART_BYTES", 5 * 2**20)
+    entries = {"x": np.arange(3 * 2**20, dtype=np.int64), "empty": np.zeros(0), "note": b"small"}
+    with feeder.CheckpointStore(url) as store:
+        receipt = store.put("large", entries)
+        loaded = store.get("large")
+        assert loaded.digest == receipt.digest == store.verify("large").digest
+        assert np.array_equal(loaded.entries["x"], entries["x"])
+        with pytest.raises(feeder.CheckpointError, match="exists; each is written once"):
+            store.put("large", {"x": np.zeros(2**20)})
+        assert np.array_equal(store.get("large", ["x"]).entries["x"], entries["x"])
+
+
+def test_an_upload_that_fails_leaves_no_checkpoint(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if url.startswith("/"):
+        return  # A folder has no uploads.
+    monkeypatch.setattr(objects, "_WHOLE_BYTES", 2**20)
+
+    def failing(views: Any) -> Any:
+        yield bytes(2**20)
+        raise OSError("the line is cut")
+
+    pieces = objects._pieces
+    monkeypatch.setattr(objects, "_pieces", failing)
+    with feeder.CheckpointStore(url) as store:
+        with pytest.raises(feeder.CheckpointError):
+            store.put("large", {"x": np.zeros(2**20)})
+        assert store.names() == []
+        monkeypatch.setattr(objects, "_pieces", pieces)
+        store.put("large", {"x": np.zeros(2**20)})
+        assert store.latest() == "large"
+
+
+def test_a_name_that_is_claimed_for_an_upload_that_was_killed_is_damaged_and_can_be_removed(
+    url: str,
+) -> None:
+    if url.startswith("/"):
+        return
+    with feeder.CheckpointStore(url) as store:
+        store.put("older", {"x": np.zeros(3)})
+        backend = store._backend
+        assert isinstance(backend, objects.ObjectFolder)
+        with backend.calling("write", "z") as (obstore, place):
+            backend._claim(obstore, place, "z", objects.MAGIC, "mark")
+        assert store.names() == ["older", "z"]
+        assert store.latest() == "older"
+        store.remove("z")
+        assert store.names() == ["older"]

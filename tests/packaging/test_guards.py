@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.slow
+# Each runs pytest in a child, with processes of its own.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
 TESTS = Path(__file__).parents[1]
 HEARD = (signal.SIGINT, signal.SIGHUP)
@@ -222,6 +223,18 @@ def test_what_is_skipped_is_counted_once_however_many_processes_share_the_work(r
         assert result.ret != pytest.ExitCode.OK
 
 
+def test_what_is_left_is_run_where_a_test_ends_its_process(run, pytester: pytest.Pytester) -> None:
+    dies = """
+        import os
+        def test_dies(): os._exit(3)
+        def test_goes_on(): pass
+        """
+    pytester.makepyfile(test_z_dies=dies, test_z_last="def test_goes_on_too(): pass")
+    result = run("def test_is_done(): pass", "-n", "1", "test_z_dies.py", "test_z_last.py")
+    result.assert_outcomes(passed=3, failed=1)
+    result.stdout.fnmatch_lines(["*crashed while running*test_dies*"])
+
+
 def test_a_text_that_utf8_cannot_hold_is_reported_by_another_process_too(run) -> None:
     result = run(
         """
@@ -324,3 +337,46 @@ def test_a_gpu_may_be_required(run_gpu_tests, monkeypatch: pytest.MonkeyPatch) -
     result = run_gpu_tests(GPUS)
     result.assert_outcomes(passed=1, failed=2)
     result.stdout.fnmatch_lines(["*FEEDER_GPU is 'required', but the driver is missing*"])
+
+
+ADAPTER = """
+    import needs
+    needs.needs_framework("no_such_framework")
+    import no_such_framework
+"""
+
+
+@pytest.fixture
+def run_adapter_tests(run, pytester: pytest.Pytester):
+    """Return a function that runs a test file of the folder of the adapters' tests."""
+
+    def run_file(source: str, *arguments: str) -> pytest.RunResult:
+        folder = pytester.path / "tests" / "adapters"
+        folder.mkdir(parents=True)
+        (folder / "test_adapter.py").write_text(textwrap.dedent(source))
+        return pytester.runpytest_subprocess(folder, "-p", "no:cacheprovider", *arguments)
+
+    return run_file
+
+
+def test_files_without_their_framework_are_counted_apart(run_adapter_tests) -> None:
+    result = run_adapter_tests(ADAPTER, "--max-skips=0")
+    result.stdout.fnmatch_lines(["files not run, *: 1 (no framework: no_such_framework)"])
+    assert result.ret == pytest.ExitCode.NO_TESTS_COLLECTED
+
+
+def test_no_file_of_another_folder_is_let_off_for_want_of_a_framework(run) -> None:
+    result = run(ADAPTER, "--max-skips=0")
+    result.stdout.fnmatch_lines(["failed: 1 skipped, where at most 0 may be"])
+
+
+def test_no_adapter_is_let_off_for_want_of_anything_else(run_adapter_tests) -> None:
+    result = run_adapter_tests(NEEDY, "--max-skips=0")
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+
+
+def test_frameworks_may_be_required(run_adapter_tests, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEEDER_ADAPTERS", "required")
+    result = run_adapter_tests(ADAPTER)
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines(["*No module named 'no_such_framework'*"])

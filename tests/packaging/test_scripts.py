@@ -96,5 +96,5 @@ def test_without_a_driver_nothing_is_installed_for_gpus(tmp_path: Path) -> None:
 def test_the_usage_of_the_tests_needs_no_environment(tmp_path: Path) -> None:
     done = run(ROOT / "scripts/test", "--help", cwd=tmp_path, FEEDER_VENV="env")
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith("usage: scripts/test [fast | full]")
+    assert done.stdout.startswith("usage: scripts/test [fast | full | adapters]")
     assert not (tmp_path / "env").exists()

@@ -17,8 +17,10 @@ import feeder
 ROOT = Path(__file__).parents[2]
 CORE = {"msgpack", "msgspec", "numpy", "pyzmq", "xxhash"}
 EXTRAS = {
+    "arrow",
+    "adapters", "hf", "jax", "lightning", "tensorflow", "torch",
     "bench", "cli", "cuda12", "cuda13", "demo", "dev", "docs", "images", "lmdb", "metrics",
-    "objectstore", "ray", "test",
+    "objectstore", "peers", "processes", "ray", "test",
 }  # fmt: skip
 
 

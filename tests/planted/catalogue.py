@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from planted.bug import Bug
 from planted.events import EVENTS
+from planted.mixing import MIXING
 from planted.resuming import RESUMING
 from planted.running import RUNNING
 from planted.showing import SHOWING
@@ -12,6 +13,7 @@ from planted.storing import STORING
 _STREAM = "tests/conformance/test_stream.py::test_stream_is_the_naive_one"
 _ASSEMBLER = "tests/workers/stream/test_assembler.py::"
 _KEYWORDS = "tests/feeder/feeds/test_keywords.py::test_a_keyword_does_what_it_says"
+_PLACES = "tests/conformance/test_rows_per_call.py::"
 _GAPS = "tests/feeder/feeds/test_races.py::"
 
 FEEDING = (
@@ -34,7 +36,7 @@ FEEDING = (
         "other is blamed: now the one, now the other.",
         file="workers/pipeline.py",
         symbol="Pipeline._make_fetcher",
-        old="        calls = make_calls(",
+        old="        calls = (\n            make_calls(",
         new="""\
         release, arrange = self.channel.release, self.schema.arrange
 
@@ -43,7 +45,8 @@ FEEDING = (
             return release(partition, *args, **kwargs)
 
         self.channel.release = look_first
-        calls = make_calls(""",
+        calls = (
+            make_calls(""",
         tests=(_GAPS + "test_the_worker_whose_turn_is_later_is_blamed_whichever_came_first",),
     ),
     Bug(
@@ -65,13 +68,58 @@ FEEDING = (
         "is another device's: a server is told to free what that one's consumer never had.",
         file="workers/stream/assembler.py",
         symbol="Assembler._copy_whole",
-        old="        self._slot = None\n        for number",
+        old="        self._slot = None\n        if self._places is None or not",
         new="        slot = self._slots.take_slot(self.device, self.schema.columns, self._size)\n"
-        "        for number",
+        "        if self._places is None or not",
         tests=(
             _ASSEMBLER + "test_a_batch_lies_in_a_slot_of_its_own_device[0-stream]",
             "tests/feeder/service/server/test_leftover_rows.py::"
             "test_a_slot_that_dropped_rows_were_written_to_stays_with_its_queue[frames]",
+        ),
+    ),
+    Bug(
+        name="rest beside calls beyond the end",
+        harm="A call beyond the end of an epoch is still writing when the epoch's last rows are "
+        "handed out: its rows come where the padding was.",
+        file="workers/stream/assembler.py",
+        symbol="Assembler.end_epoch",
+        old="if self._places is not None and not self._older:",
+        new="if False:",
+        tests=(_PLACES + "test_a_call_beyond_the_end_writes_into_no_batch[2-pad]",),
+    ),
+    Bug(
+        name="place of another call",
+        harm="Calls write each other's rows over: some are lost, others come twice.",
+        file="workers/stream/placement.py",
+        symbol="Plan.of_call",
+        old="return self.first_turn + batches, part",
+        new="return self.first_turn + batches, 0",
+        tests=(_PLACES + "test_the_stream_is_the_naive_one",),
+    ),
+    Bug(
+        name="slot that is looked at",
+        harm="A fetch function that keeps an array of an earlier call finds the rows of a later "
+        "one in it: what it returns depends on when its server's consumer gave the slot back.",
+        file="feeder/service/memory/memfd.py",
+        symbol="ArenaSlot.open",
+        old="if self.written() is not None:",
+        new="if False:",
+        tests=(
+            "tests/feeder/feeds/test_rows_per_call.py::"
+            "test_a_server_says_so_where_the_arrays_of_all_calls_are_kept",
+        ),
+    ),
+    Bug(
+        name="too few rows",
+        harm="A call in the middle of an epoch that gives fewer rows than it has to is taken for "
+        "the last one: later rows come at places where others expect theirs.",
+        file="workers/stream/merge.py",
+        symbol="Merge._check_rows",
+        old="rows[i] < expected:",
+        new="rows[i] < 0:",
+        tests=(
+            "tests/feeder/feeds/test_rows_per_call.py::"
+            "test_a_call_that_gives_another_number_of_rows_is_named[1-1-in process]",
         ),
     ),
     Bug(
@@ -300,4 +348,4 @@ FEEDING = (
     ),
 )
 
-BUGS = FEEDING + RESUMING + STORING + RUNNING + SHOWING + EVENTS
+BUGS = FEEDING + MIXING + RESUMING + STORING + RUNNING + SHOWING + EVENTS

@@ -173,8 +173,8 @@ RESUMING = (
         name="any position is one of the stream",
         harm="A trainer that comes back with the checkpoint of another run has the feed begin "
         "there, and the others are given rows of other calls under the right numbers.",
-        file="feeder/service/server/agreement.py",
-        symbol="Agreement._is_same",
+        file="feeder/service/server/position_check.py",
+        symbol="PositionCheck._is_same",
         old="return key(one, self._stream) == key(other, self._stream)",
         new="return True",
         tests=(

@@ -117,6 +117,14 @@ MEMBERSHIP = (
         "return None",
     ),
     _bug(
+        "waits for one that has not asked",
+        "A trainer that comes back waits until one that the feed has run with asks for a batch.",
+        _MEMBERSHIP,
+        "Membership.missing",
+        "max([self.counting.round(one.step) for one in some], default=-math.inf)",
+        "max([self.counting.round(one.step) for one in decided], default=-math.inf)",
+    ),
+    _bug(
         "what is pending counts as used",
         "A server ends while a trainer that came back has batches left to use.",
         _MEMBERSHIP,
@@ -162,8 +170,8 @@ POSITIONS = (
     _bug(
         "any position is one of the stream",
         "A trainer with the checkpoint of another run is served.",
-        "feeder/service/server/agreement.py",
-        "Agreement._is_same",
+        "feeder/service/server/position_check.py",
+        "PositionCheck._is_same",
         "return key(one, self._stream) == key(other, self._stream)",
         "return True",
     ),
@@ -325,9 +333,87 @@ SLOTS = (
         "A slot that is on its way counts as free where the feed begins again.",
         _DELIVERY,
         "Delivery._send_batches",
-        "            slot.sent = True\n",
+        "            slot.sent |= bit\n",
         "            pass\n",
     ),
 )
 
-BUGS = MEMBERSHIP + POSITIONS + FAILOVER + SLOTS
+DEALING = (
+    _bug(
+        "one replica lets go for all",
+        "A slot of a shared queue is free when the first of its replicas gives it back.",
+        _ARENA,
+        "Pool.let_go",
+        "slots = [slot for slot in slots if not slot.left]",
+        "pass",
+    ),
+    _bug(
+        "leaves out twice",
+        "A consumer that skips rounds and has received nothing skips them again after a failover.",
+        _SESSION,
+        "ClientSession._take_lease",
+        "self._token, self._skip = opened.token, 0",
+        "self._token = opened.token",
+    ),
+    _bug(
+        "a round is not rounded up",
+        "With another number of queues the rest of a round is dealt once more.",
+        "feeder/workers/stream/rounds.py",
+        "begin",
+        "rest = 0 if then is None else then.rest(epoch, step)",
+        "rest = 0",
+    ),
+    _bug(
+        "counts rounds from the start",
+        "Batches are dealt as if the number of queues had always been this one.",
+        _MEMBERSHIP,
+        "Membership._counting_at",
+        "return self.counting._replace(begins=0 if into is None else number - into)",
+        "return self.counting",
+    ),
+)
+
+CHECKPOINTS = (
+    _bug(
+        "a file is not synced",
+        "A checkpoint that was said to be there is torn after a loss of power.",
+        "feeder/durable.py",
+        "write",
+        "            fs.fsync(file)\n",
+        "",
+    ),
+    _bug(
+        "a name is not synced",
+        "A checkpoint that was said to be there is gone after a loss of power.",
+        "feeder/durable.py",
+        "write",
+        "        fs.fsync(folder)\n",
+        "",
+    ),
+    _bug(
+        "what is damaged is taken",
+        "A position that the disk has damaged is given to a trainer.",
+        "feeder/checkpoint/format.py",
+        "read_entry",
+        'if xxhash.xxh3_128_digest(raw.data if placed.size else b"") != placed.digest:',
+        "if False:",
+    ),
+    _bug(
+        "no older one is looked for",
+        "Where the newest checkpoint is damaged a trainer has none.",
+        "feeder/checkpoint/store.py",
+        "CheckpointStore.find",
+        "for name in reversed(names):",
+        "for name in names[-1:]:",
+    ),
+    _bug(
+        "one is enough",
+        "All checkpoints but the newest are removed, and that may be damaged.",
+        "feeder/checkpoint/store.py",
+        "CheckpointStore._retire",
+        "for name in found[:-keep]:",
+        "for name in found:",
+    ),
+)
+
+BUGS = MEMBERSHIP + POSITIONS + FAILOVER + SLOTS + DEALING + CHECKPOINTS

@@ -6,7 +6,7 @@ put back to an older checkpoint, each so many times as `Limits` says.
 
 Checked in each state:
 
-- holders: a queue has one holder, and the desk and the membership agree on who has one
+- holders: a queue has one holder, and the group and the membership agree on who has one
 - rows: a trainer is handed its own batches in order, each once
 - positions: the server's idea of a consumer's next batch is the consumer's
 - stored: the position that a server would store is not ahead of a trainer
@@ -171,7 +171,7 @@ class Space:
     def __init__(self, trainers: Trainers, servers: Servers) -> None:
         limits = trainers.limits
         self._trainers, self._servers = trainers, servers
-        self.queues = limits.queues
+        self.num_seats = limits.num_seats
         bases = [getattr(limits, fault) + 1 for fault in FAULTS]
         self._bases = np.array([1, *bases])
         # Faults that are left are one number: so much less is left after a fault of each kind.
@@ -185,26 +185,26 @@ class Space:
         self._safety = self._deeds((("note_safety",),))
         self._server = Register()
         self._server(None)
-        self._trainer = [Register() for _ in range(self.queues)]
+        self._trainer = [Register() for _ in range(self.num_seats)]
         # Of each trainer's state, how many batches were used, and whether it is done.
-        self._about = [Rows(2) for _ in range(self.queues)]
-        # An event: name, fault, the queues of which one must be done, round, call, trainer.
+        self._about = [Rows(2) for _ in range(self.num_seats)]
+        # An event: name, fault, the trainers of which one must be done, round, call, trainer.
         self._events = Rows(6)
         self._lists = Rows(2)
         self._choices = Table(self._find_choices)
-        self._moves = [Table(self._finder(self._find_moves, i)) for i in range(self.queues)]
-        self._seen = [Table(self._finder(self._find_view, i)) for i in range(self.queues)]
-        self._stands = [Table(self._finder(self._find_standing, i)) for i in range(self.queues)]
-        self._checks = [Table(self._finder(self._find_problem, i)) for i in range(self.queues)]
-        self._done = [Table(self._finder(self._find_trainer, i)) for i in range(self.queues)]
+        self._moves = [Table(self._finder(self._find_moves, i)) for i in range(self.num_seats)]
+        self._seen = [Table(self._finder(self._find_view, i)) for i in range(self.num_seats)]
+        self._stands = [Table(self._finder(self._find_standing, i)) for i in range(self.num_seats)]
+        self._checks = [Table(self._finder(self._find_problem, i)) for i in range(self.num_seats)]
+        self._done = [Table(self._finder(self._find_trainer, i)) for i in range(self.num_seats)]
         self._packing = Packing(self._largest)
         # An answer: the server's state after it, the deeds to each trainer.
-        self._answers = Rows(1 + self.queues)
+        self._answers = Rows(1 + self.num_seats)
         self._answer = Table(self._find_answer)
 
     @staticmethod
-    def _finder(function: Callable[[int, int, int], int], queue: int) -> Callable[[int, int], int]:
-        return lambda first, second: function(queue, first, second)
+    def _finder(function: Callable[[int, int, int], int], seat: int) -> Callable[[int, int], int]:
+        return lambda first, second: function(seat, first, second)
 
     # ---- what the real code says, once for each
 
@@ -214,7 +214,7 @@ class Space:
     def _number_trainer(self, one: Trainer | Violation) -> int:
         if isinstance(one, Violation):
             return -1 - self.problems(str(one))
-        numbers, about = self._trainer[one.queue], self._about[one.queue]
+        numbers, about = self._trainer[one.seat], self._about[one.seat]
         number = numbers(one, one.key())
         if number == about.num:
             about.append(one.used, one.state == "done")
@@ -228,7 +228,7 @@ class Space:
     ) -> None:  # fmt: skip
         self._events.append(
             self._names(name), FAULTS.index(fault) + 1 if fault else 0,
-            sum(1 << queue for queue in after), at_round, self._calls(call), trainer,
+            sum(1 << seat for seat in after), at_round, self._calls(call), trainer,
         )  # fmt: skip
 
     def _find_choices(self, server: int, _: int) -> int:
@@ -237,34 +237,34 @@ class Space:
             self._add(name, fault, (), at_round, call, 0)
         return self._note(first)
 
-    def _find_moves(self, queue: int, trainer: int, view: int) -> int:
+    def _find_moves(self, seat: int, trainer: int, view: int) -> int:
         first = self._events.num
-        moves = self._trainers.moves(self._trainer[queue][trainer], self._views[view])
+        moves = self._trainers.moves(self._trainer[seat][trainer], self._views[view])
         for name, one, call, fault, after in moves:
             self._add(name, fault, after, -1, call, self._number_trainer(one))
         return self._note(first)
 
-    def _find_view(self, queue: int, server: int, _: int) -> int:
+    def _find_view(self, seat: int, server: int, _: int) -> int:
         up = self._server[server]
-        return self._views(View() if up is None else up.view(queue))
+        return self._views(View() if up is None else up.view(seat))
 
-    def _find_standing(self, queue: int, server: int, _: int) -> int:
+    def _find_standing(self, seat: int, server: int, _: int) -> int:
         up = self._server[server]
         try:
-            return self._standings(Standing(None, math.inf) if up is None else up.standing(queue))
+            return self._standings(Standing(None, math.inf) if up is None else up.standing(seat))
         except Violation as error:
             return -1 - self.problems(str(error))
 
-    def _find_problem(self, queue: int, standing: int, trainer: int) -> int:
+    def _find_problem(self, seat: int, standing: int, trainer: int) -> int:
         try:
-            self._trainers.check(self._trainer[queue][trainer], self._standings[standing])
+            self._trainers.check(self._trainer[seat][trainer], self._standings[standing])
         except Violation as error:
             return -1 - self.problems(str(error))
         return 0
 
-    def _find_trainer(self, queue: int, trainer: int, deeds: int) -> int:
+    def _find_trainer(self, seat: int, trainer: int, deeds: int) -> int:
         try:
-            new = self._trainers.after(self._trainer[queue][trainer], self._deeds[deeds])
+            new = self._trainers.after(self._trainer[seat][trainer], self._deeds[deeds])
         except Violation as error:
             return -1 - self.problems(str(error))
         return self._number_trainer(new)
@@ -274,7 +274,7 @@ class Space:
             new, deeds = self._servers.after(self._server[server], self._calls[call])
         except Violation as error:
             problem = -1 - self.problems(str(error))
-            return self._answers.append(problem, *[0] * self.queues)
+            return self._answers.append(problem, *[0] * self.num_seats)
         numbers = [self._deeds(tuple(one)) for one in deeds]
         return self._answers.append(self._number_server(new), *numbers)
 
@@ -294,8 +294,8 @@ class Space:
         """The state before anything has happened."""
         server = self._number_server(self._servers.first())
         trainers = [
-            self._number_trainer(self._trainers.first(queue, is_safe=self._left == 0))
-            for queue in range(self.queues)
+            self._number_trainer(self._trainers.first(seat, is_safe=self._left == 0))
+            for seat in range(self.num_seats)
         ]
         return self._packing.pack([np.array([i]) for i in (self._left, server, *trainers)])
 
@@ -329,11 +329,11 @@ class Space:
         _, server, *trainers = parts
         nothing = np.zeros_like(server)
         yield self._follow(parts, self._choices(server, nothing), None)
-        for queue, one in enumerate(trainers):
-            view = self._seen[queue](server, nothing)
-            yield self._follow(parts, self._moves[queue](one, view), queue)
+        for seat, one in enumerate(trainers):
+            view = self._seen[seat](server, nothing)
+            yield self._follow(parts, self._moves[seat](one, view), seat)
 
-    def _follow(self, parts: list[Numbers], lists: Numbers, queue: int | None) -> Steps:
+    def _follow(self, parts: list[Numbers], lists: Numbers, seat: int | None) -> Steps:
         first, num = self._lists[lists].T
         source = np.repeat(np.arange(len(lists)), num)
         event = np.arange(len(source)) + np.repeat(first - (np.cumsum(num) - num), num)
@@ -341,8 +341,8 @@ class Space:
         source, event = source[may], event[may]
         left, server, *trainers = (part[source] for part in parts)
         _, fault, _, _, call, trainer = self._events[event].T
-        if queue is not None:
-            trainers[queue] = trainer
+        if seat is not None:
+            trainers[seat] = trainer
         server, *deeds = self._answers[self._answer(server, call)].T
         broken = np.minimum(server, 0)
         for i, (done, deed) in enumerate(zip(self._done, deeds, strict=True)):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from simulation.stream import Feed
 
@@ -16,7 +16,7 @@ class Fault(NamedTuple):
     """Seconds after the beginning."""
     kind: str
     queue: int = 0
-    """Whom it happens to."""
+    """Whom it happens to: the number of a trainer."""
     seconds: float = 0.0
     """For how long, or after what time somebody does something about it."""
     share: float = 0.0
@@ -41,10 +41,12 @@ KINDS = {
     "slow": 2,
     "cut off": 2,
     "kill server": 5,
-    "close server": 1,
+    "close server": 2,
     "stop server": 2,
     "second server": 1,
     "roll back": 9,
+    "late start": 2,
+    "other number": 4,
     "usurp": 2,
     "stray": 2,
     "store": 2,
@@ -53,6 +55,9 @@ KINDS = {
     "no memory": 1,
 }
 """The kinds of faults, and how often each comes."""
+
+DISK_KINDS = {"power": 10, "die in save": 6, "full disk": 3, "slow disk": 2, "damage": 3}
+"""Those that come as well where positions are saved to disks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +69,10 @@ class Plan:
     lease_s: float = 2.0
     credits: tuple[int, ...] = (0, 0)
     hold: int = 2
+    keeps: bool = False
+    """Whether users keep as many batches as they may."""
+    has_disks: bool = False
+    """Whether positions are saved to checkpoint stores on disks."""
     planes: tuple[str, ...] = ("auto", "auto")
     save_every: int = 2
     """Rounds between two checkpoints."""
@@ -93,13 +102,18 @@ class Plan:
         kinds = {fault.kind for fault in self.faults}
         return self.undecided or bool(kinds - {"stray", "ask", "kill trainer"})
 
+    def of_seat(self, settings: tuple[Any, ...], seat: int) -> Any:
+        """What a trainer has of settings that are one for each."""
+        return settings[seat % len(settings)]
+
     def __str__(self) -> str:
         feed = self.feed
         lines = [
             f"seed {self.seed}: {feed.queues} queues, {feed.num_batches} batches of "
             f"{feed.batch_size} rows, chunks of {feed.chunk_rows}, {feed.epochs} epochs, "
-            f"last_batch={feed.last_batch}, lease {self.lease_s} s, credits {self.credits}, "
-            f"hold {self.hold}, planes {self.planes}, {self.addresses} addresses, "
+            f"{feed.replicas} replicas, last_batch={feed.last_batch}, lease {self.lease_s} s, "
+            f"credits {self.credits}, hold {self.hold}, keeps={self.keeps}, "
+            f"has_disks={self.has_disks}, planes {self.planes}, {self.addresses} addresses, "
             f"exit_when={self.exit_when}, undecided={self.undecided}",
             *(f"  fault at {fault}" for fault in self.faults),
         ]
@@ -112,21 +126,27 @@ def draw(seed: int | str) -> Plan:
     queues = chance.choice((1, 2, 2, 2, 3, 3, 4))
     size, chunk = chance.choice(((2, 2), (2, 3), (3, 2), (2, 5), (4, 1)))
     epochs = chance.choice((1, 1, 2))
-    rounds = chance.randint(4, 14)
+    replicas = chance.choice((1, 1, 1, 2)) if queues < 3 else 1
+    rounds, hold, keeps = chance.randint(4, 14), chance.choice((0, 1, 2, 4)), False
+    if chance.random() < 0.05:
+        # More slots are kept by a user than are left to be sent.
+        rounds, hold, keeps = 24, 14, True
     batches = rounds * queues
+    seats = range(queues * replicas)
     feed = Feed(
         queues=queues, calls=max(1, batches * size // chunk // epochs), chunk_rows=chunk,
         batch_size=size, epochs=epochs, last_batch=chance.choice(("keep", "keep", "drop")),
-        writable=chance.random() < 0.1,
+        writable=chance.random() < 0.1, replicas=replicas,
     )  # fmt: skip
+    has_disks = chance.random() < 0.25
     think_s = chance.choice((0.002, 0.02, 0.05))
     lease_s = chance.choice((0.8, 1.5, 3.0))
     # How long the work takes about; faults come in this time, or just after.
     work_s = 0.1 + rounds * think_s * chance.choice((0.3, 0.7, 0.7, 3.0))
     # A few kinds in each run, as in swarm testing (Groce and others, 2012): faults that have to
     # come together do so more often than where all kinds come.
-    names, weights = list(KINDS), list(KINDS.values())
-    kinds = chance.choices(names, weights, k=chance.choice((1, 2, 3, 6)))
+    weights = {**KINDS, **DISK_KINDS} if has_disks else KINDS
+    kinds = chance.choices([*weights], [*weights.values()], k=chance.choice((1, 2, 3, 6)))
     faults = []
     at = chance.random() * work_s
     for _ in range(chance.choice((0, 1, 2, 2, 3, 3, 4, 6, 9))):
@@ -138,19 +158,21 @@ def draw(seed: int | str) -> Plan:
             at = chance.random() * (work_s if how < 0.85 else 0.15)
         seconds = chance.choice((0.01, 0.1, 0.5, lease_s, 1.5 * lease_s))
         faults.append(Fault(
-            at=at, kind=chance.choice(kinds), queue=chance.randrange(queues),
+            at=at, kind=chance.choice(kinds), queue=chance.choice(seats),
             seconds=seconds * (0.5 + chance.random()), share=chance.random(),
         ))  # fmt: skip
     return Plan(
         seed=str(seed),
         feed=feed,
         lease_s=lease_s,
-        credits=tuple(chance.choice((0, 1, 2, 3, 6)) for _ in range(queues)),
-        hold=chance.choice((0, 1, 2, 4)),
-        planes=tuple(chance.choice(("auto", "auto", "frames")) for _ in range(queues)),
+        credits=(1,) if keeps else tuple(chance.choice((0, 1, 2, 3, 6)) for _ in seats),
+        hold=hold,
+        keeps=keeps,
+        has_disks=has_disks,
+        planes=tuple(chance.choice(("auto", "auto", "frames")) for _ in seats),
         save_every=chance.choice((1, 2, 3, 5)),
         think_s=think_s,
-        paces=tuple(chance.choice((1, 1, 1, 4)) for _ in range(queues)),
+        paces=tuple(chance.choice((1, 1, 1, 4)) for _ in seats),
         delay_s=chance.choice((0.0005, 0.005, 0.03)),
         make_s=chance.choice((0.0005, 0.003, 0.03)),
         addresses=chance.choice((1, 1, 2)),

@@ -4,23 +4,30 @@ here."""
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import NamedTuple
 
-from feeder.errors import ConfigError, ConnectTimeout, LeaseLost, ResumeError
+from feeder.errors import ConfigError, ConnectTimeout, FeedError, ResumeError
+from simulation.disk import Host
 from simulation.faults import Fault, Plan
 from simulation.server import ServerProcess
-from simulation.stream import factory_of
-from simulation.trainer import TrainerProcess, step_of
+from simulation.stream import Deal, factory_of
+from simulation.trainer import TrainerProcess, cut_of
 from simulation.world import BEGIN, Violation, World
 
 CHECK_S = 0.25
 """How often the stored position is looked at."""
+MOST_SEATS = 6
+"""Trainers of the largest job."""
 
 
 class Rank:
     """What is known of one trainer, whichever process it runs in."""
 
-    def __init__(self, queue: int) -> None:
-        self.queue = queue
+    def __init__(self, seat: int, name: str, deal: Deal, host: Host | None) -> None:
+        self.seat, self.name = seat, name
+        self.queue, self.replica = divmod(seat, deal.feed.replicas)
+        self.host = host
+        """Its disk; None where its positions are kept by magic."""
         self.process: TrainerProcess | None = None
         self.num = 0
         self.saved: dict[int, bytes] = {}
@@ -28,12 +35,29 @@ class Rank:
         self.is_done = False
         self.num_errors = 0
         """Errors since it was last handed a batch."""
-        self.most_handed = 0
+        self.most_handed = deal.begins
         """The step after the last batch that any of its processes was handed."""
         self.handed = 0
         """The same, since the job was last put back."""
         self.may_be_fenced = False
         """Whether another process may have taken its queue."""
+        self.lacks_start_s = 0.0
+        """What its next process is to have (`TrainerProcess.lacks_start_s`)."""
+
+    def newest(self) -> bytes | None:
+        """The position that its next process is given; None where there is none."""
+        if self.host is not None:
+            return self.host.newest()
+        return self.saved[max(self.saved)] if self.saved else None
+
+
+class Start(NamedTuple):
+    """Where all trainers began when they last began together."""
+
+    positions: tuple[bytes | None, ...] = ()
+    """The position that each was given."""
+    skip: int = 0
+    """Rounds that were left out there."""
 
 
 class Job:
@@ -44,11 +68,15 @@ class Job:
         self.plan = plan
         self._draws = world.draws("job")
         self.addresses = ("ipc:///first", "ipc:///second")
-        self.ranks = [Rank(queue) for queue in range(plan.feed.queues)]
+        self.deal = Deal(plan.feed)
+        self._num_deals = 0
+        self.ranks = self._make_ranks()
         self.servers: list[ServerProcess] = []
         self.origin: bytes | None = None
         """Where a new server has trainers begin that come without a position."""
-        self.origin_step = 0
+        self.origin_at = self.origin_step = 0
+        """The number of the next batch there, and of the first one that is dealt out."""
+        self._start = Start((None,) * len(self.ranks))
         self.asks = 0.02
         """How often a trainer asks for a snapshot."""
         self.is_quiet = False
@@ -67,6 +95,17 @@ class Job:
         for rank in self.ranks:
             world.after(self._draws.random() * 0.1, self._begin, rank, self._age)
 
+    def _make_ranks(self) -> list[Rank]:
+        """The trainers, in the order of their seats."""
+        self._num_deals += 1
+        ranks = []
+        for seat in range(self.deal.feed.num_seats):
+            name, host = str(seat) + "'" * (self._num_deals - 1), None
+            if self.plan.has_disks:
+                host = Host(self.world.draws(f"disk {name}"))
+            ranks.append(Rank(seat, name, self.deal, host))
+        return ranks
+
     def note(self, what: str) -> None:
         if self.world.history is not None:
             self.world.note("job", what)
@@ -83,29 +122,43 @@ class Job:
         if address in self.world.servers or self.is_over:
             return
         self._num_servers += 1
-        server = ServerProcess(self.plan, self._num_servers, address, self.origin)
+        server = ServerProcess(self.plan, self.deal.feed, self._num_servers, address, self.origin)
         server.note(f"begins at {address}")
         server.at_end = self._check_end
         self.servers.append(server)
 
+    def place(self, position: bytes) -> int:
+        """The number of the first batch at a position that is dealt to somebody: a start leaves
+        batches to nobody."""
+        cut = cut_of(self, position)
+        return cut.step + factory_of(self.deal.feed).positions.within(cut)[0]
+
+    def first_batch(
+        self, rank: Rank, position: bytes | None, *, skip: int = 0, rejoins: bool = False
+    ) -> int:
+        """The number of the first batch that a trainer is to be handed."""
+        deal, step = self.deal, 0 if rejoins else self.origin_step
+        if position is not None:
+            step = max(self.place(position), deal.begins)
+        step = deal.next_round(step)
+        if not rejoins:
+            step += skip * deal.feed.queues
+        return deal.first(step, rank.queue)
+
     def _begin(
-        self, rank: Rank, age: int, position: bytes | None = None, *, rejoins: bool = False,
-        takes_over: bool = False,
+        self, rank: Rank, age: int, position: bytes | None = None, *, skip: int = 0,
+        rejoins: bool = False, takes_over: bool = False,
     ) -> None:  # fmt: skip
         """Begin a trainer's process, unless the job was put back meanwhile."""
         if age != self._age or rank.is_done or rank.process is not None:
             return
-        rank.num += 1
-        if position is not None:
-            step = step_of(self, position)
-        else:
-            step = 0 if rejoins else self.origin_step
-        rank.process = TrainerProcess(
-            self, rank.queue, rank.num, position=position,
-            step=first_step(step, rank.queue, self.plan), rejoins=rejoins,
-            takes_over=takes_over, loads=self.plan.undecided and not rejoins,
+        rank.process = process = TrainerProcess(
+            self, rank, position=position, skip=skip, rejoins=rejoins, takes_over=takes_over,
+            loads=self.plan.undecided and not rejoins,
         )  # fmt: skip
-        rank.process.note(f"begins at batch {rank.process.step}{', rejoins' * rejoins}")
+        if not rejoins:
+            rank.most_handed = max(rank.most_handed, process.begins_at)
+        process.note(f"begins at batch {process.step}{', rejoins' * rejoins}")
 
     def add(self, process: TrainerProcess) -> None:
         """A process begins."""
@@ -128,74 +181,77 @@ class Job:
 
     def handed(self, process: TrainerProcess) -> None:
         """A user was handed a batch."""
-        rank = self.ranks[process.queue]
+        rank = process.rank
         rank.num_errors = 0
         rank.most_handed = max(rank.most_handed, process.step)
         rank.handed = max(rank.handed, process.step)
 
-    def save(self, process: TrainerProcess, position: bytes) -> None:
-        """A trainer has stored its position."""
-        rank = self.ranks[process.queue]
-        if rank.process is process:
-            rank.saved[process.step] = position
+    def save(self, process: TrainerProcess, step: int, position: bytes) -> None:
+        """A trainer has stored its position before a batch."""
+        if process.rank.process is process:
+            process.rank.saved[step] = position
 
     def ended(self, process: TrainerProcess) -> None:
         """A process is gone."""
-        rank = self.ranks[process.queue]
+        rank = process.rank
         if rank.process is not process:
             return  # Another one has its place.
         rank.process = None
-        if process.is_foreign:
-            position = self._quiet_saved(rank)
-            return self._again(rank, 0.1, self._age, position, rejoins=position is not None)
         if process.has_all:
             rank.is_done = True
             self._first_done_at = self._first_done_at or self.world.now
             return
-        error, age = process.error, self._age
+        if process.is_foreign:
+            return self._go_on(rank, 0.1, rejoins=False)
         # Sometimes it takes so long that the others go on.
         wait_s = 0.05 + self._draws.random() * self._draws.choice((1.0, 1.0, 15.0))
-        if error is None:
-            # Killed: the launcher begins it again, where it was saved last.
-            position = self._quiet_saved(rank)
-            return self._again(rank, wait_s, age, position, rejoins=self._rejoins(position))
+        if process.error is None:
+            # Killed: the launcher begins it again, where it was saved last. Whoever had saved
+            # nothing and starts with all others may still be waited for.
+            return self._go_on(rank, wait_s, rejoins=self._draws.random() < 0.7)
+        self._end_with(process.error, process, wait_s)
+
+    def _end_with(self, error: FeedError, process: TrainerProcess, wait_s: float) -> None:
+        """A process has got an error: the launcher begins it again."""
+        rank = process.rank
         rank.num_errors += 1
         if rank.num_errors > 40:
-            raise Violation(f"waits: trainer {rank.queue} gets one error after the other: {error}")
-        position, rejoins = process.position, process.rejoins
-        if process.step > process.begins_at:
-            position, rejoins = self._quiet_saved(rank), True
-        if isinstance(error, LeaseLost):
-            self._again(rank, wait_s, age, position, rejoins=rejoins)
-        elif isinstance(error, ResumeError):
+            raise Violation(f"waits: trainer {rank.name} gets one error after the other: {error}")
+        if isinstance(error, ConfigError):
+            raise Violation(f"errors: {process.name} got {error!r}")
+        rejoins = process.rejoins
+        if isinstance(error, ResumeError):
             if rejoins and not (self.has_foreign or process.is_foreign):
                 raise Violation(f"errors: {process.name} comes back and is refused: {error}")
             # Others may be about to be put back, too; if they are not, it comes back alone.
-            comes_back = rank.num_errors > 3
-            self._again(rank, wait_s, age, position, rejoins=rejoins or comes_back)
-        elif isinstance(error, ConfigError):
-            raise Violation(f"errors: {process.name} got {error!r}")
+            rejoins = rejoins or rank.num_errors > 3
+        elif isinstance(error, ConnectTimeout) and self.is_quiet and self.world.servers:
+            rank.num_errors += 5
+        if process.step > process.begins_at:
+            return self._go_on(rank, wait_s, rejoins=True)
+        self.world.after(wait_s, self._begin_again, process, self._age, rejoins)
+
+    def _begin_again(self, process: TrainerProcess, age: int, rejoins: bool) -> None:
+        """Begin a process as another one was begun."""
+        skip = 0 if rejoins else process.skip
+        self._begin(process.rank, age, process.position, skip=skip, rejoins=rejoins)
+
+    def _go_on(self, rank: Rank, wait_s: float, *, rejoins: bool) -> None:
+        """Begin a process where its trainer was saved last. Where nothing was saved, it starts as
+        it started, or it comes back to the beginning of its queue."""
+        self.world.after(wait_s, self._begin_where_saved, rank, self._age, rejoins)
+
+    def _begin_where_saved(self, rank: Rank, age: int, rejoins: bool) -> None:
+        if age != self._age:
+            return  # The job was put back meanwhile.
+        position, start = rank.newest(), self._start
+        came_with = start.positions[rank.seat]
+        if position is not None:
+            self._begin(rank, age, position, rejoins=True)
+        elif rejoins and came_with is None and not self.deal.begins % self.deal.feed.queues:
+            self._begin(rank, age, rejoins=True)
         else:
-            if isinstance(error, ConnectTimeout) and self.is_quiet and self.world.servers:
-                rank.num_errors += 5
-            self._again(rank, wait_s, age, position, rejoins=rejoins)
-
-    def _rejoins(self, position: bytes | None) -> bool:
-        # Whoever had saved nothing and starts with all others may still be waited for.
-        return position is not None or self._draws.random() < 0.7
-
-    def _again(
-        self, rank: Rank, seconds: float, age: int, position: bytes | None, *, rejoins: bool
-    ) -> None:
-        def begin() -> None:
-            self._begin(rank, age, position, rejoins=rejoins)
-
-        self.world.after(seconds, begin)
-
-    def _quiet_saved(self, rank: Rank) -> bytes | None:
-        if rank.saved:
-            return rank.saved[max(rank.saved)]
-        return None
+            self._begin(rank, age, came_with, skip=start.skip)
 
     # ---- faults
 
@@ -274,9 +330,16 @@ class Job:
     def _do_close_server(self, fault: Fault, rank: Rank, process: object) -> None:
         server = self._server(fault)
         if server is not None and not server.is_paused:
+            server.closes_in_send = self._draws.random() < 0.5
+            if not server.closes_in_send:
+                self._close(server)
+            self.world.after(fault.seconds, self._close, server)
+            self.world.after(fault.seconds, self._begin_server, self._next_address(fault))
+
+    def _close(self, server: ServerProcess) -> None:
+        if not (server.is_dead or server.is_paused):
             server.note("is closed")
             server.close()
-            self.world.after(fault.seconds, self._begin_server, self._next_address(fault))
 
     def _do_stop_server(self, fault: Fault, rank: Rank, process: object) -> None:
         server = self._server(fault)
@@ -289,42 +352,90 @@ class Job:
 
     def _do_roll_back(self, fault: Fault, rank: Rank, process: object) -> None:
         """All trainers go back to a checkpoint that all have."""
-        rounds = self._complete_rounds()
-        at = rounds[int(fault.share * len(rounds))]
-        self._put_back(at, fault.seconds * 0.2)
+        start = self._older(fault.share)
+        step = self.place(start.positions[0]) if start.positions[0] else self.origin_step
+        how = self._draws.random()
+        if how < 0.2:
+            # A state of any rank is valid for all.
+            start = Start((self._draws.choice(start.positions),) * len(self.ranks))
+        elif how < 0.4:
+            skip = self._draws.randint(1, 3)
+            if self.deal.round_of(step) + skip + 1 < self.deal.num_rounds:
+                start = start._replace(skip=skip)
+        self._begin_all(start, fault.seconds * 0.2)
 
-    def _complete_rounds(self) -> list[int]:
-        """The rounds of which all have saved a position; 0 is the beginning."""
-        num = len(self.ranks)
-        sets = [{step // num for step in rank.saved} for rank in self.ranks]
-        ends = -(-self.plan.feed.num_batches // num)
-        found = {at for at in set.intersection(*sets) if at < ends}
-        return sorted(found | {self.origin_step // num})
+    def _do_late_start(self, fault: Fault, rank: Rank, process: object) -> None:
+        """All trainers go back, and one of them is cut off while the others begin."""
+        rank.lacks_start_s = fault.seconds
+        self._begin_all(self._older(fault.share), fault.seconds * 0.2)
 
-    def _put_back(self, at_round: int, seconds: float, *, with_positions: bool = True) -> None:
-        num = len(self.ranks)
-        self.note(f"all go back to round {at_round}")
+    def _older(self, share: float) -> Start:
+        """One of the places at which all can start: the last start, or a checkpoint of all."""
+        deal = self.deal
+        sets = [{deal.round_of(step) for step in rank.saved} for rank in self.ranks]
+        rounds = sorted(at for at in set.intersection(*sets) if at < deal.num_rounds)
+        starts = [self._start]
+        for at in rounds:
+            steps = [deal.start_of(at) + rank.queue for rank in self.ranks]
+            pairs = zip(self.ranks, steps, strict=True)
+            starts.append(Start(tuple(rank.saved[step] for rank, step in pairs)))
+        return starts[int(share * len(starts))]
+
+    def _begin_all(self, start: Start, seconds: float) -> None:
+        """All trainers begin anew, together."""
         self._age += 1
+        self._start = start
         for server in self.servers:
             server.known_ended.clear()
-        for rank in self.ranks:
+        for rank, position in zip(self.ranks, start.positions, strict=True):
             process, rank.process = rank.process, None
             rank.is_done = False
             rank.num_errors = rank.handed = 0
             if process is not None:
                 process.kill()
-            step = num * at_round + rank.queue
-            rank.saved = {s: token for s, token in rank.saved.items() if s <= step}
-            position = rank.saved.get(step) if with_positions else None
+            first = self.first_batch(rank, position)
+            # What was left out is lost with what was saved before.
+            saved = {} if start.skip else rank.saved
+            rank.saved = {step: token for step, token in saved.items() if step <= first}
+            if position is not None and not start.skip:
+                rank.saved[first] = position
+            if rank.host is not None:
+                rank.host.begin_run(None if start.skip else position)
             wait_s = seconds * self._draws.random()
-            self._again(rank, wait_s, self._age, position, rejoins=False)
+            self.note(f"{rank.name} goes back to {first}, and leaves out {start.skip} rounds")
+            self.world.after(wait_s, self._start_one, rank, self._age, position, start.skip)
+
+    def _start_one(self, rank: Rank, age: int, position: bytes | None, skip: int) -> None:
+        self._begin(rank, age, position, skip=skip)
+
+    def _do_other_number(self, fault: Fault, rank: Rank, process: object) -> None:
+        """All are begun again, from a position of any trainer, with another number of queues. A
+        launcher ends all processes of the job before, also those that nobody wanted."""
+        position = self._draws.choice(self._older(fault.share).positions)
+        step = self.origin_step if position is None else self.place(position)
+        begins = self.deal.next_round(step)
+        for one in self.servers:
+            if not one.is_dead:
+                one.kill()
+        for one_rank in self.ranks:
+            one_rank.process = None
+        self.end_others()
+        num = self._draws.randint(1, MOST_SEATS)
+        shared = self._draws.choice((1, 1, 2)) if 2 * num <= MOST_SEATS else 1
+        self.deal = Deal(self.deal.feed._replace(queues=num, replicas=shared), begins)
+        self.note(f"from batch {begins} on there are {num} queues for {shared} trainers each")
+        self.ranks = self._make_ranks()
+        self._begin_all(Start((position,) * len(self.ranks)), fault.seconds * 0.2)
+        self._begin_server(0)
 
     def _do_usurp(self, fault: Fault, rank: Rank, process: TrainerProcess) -> None:
         """Somebody begins a second process for a queue, which takes it over."""
+        position = rank.newest()
+        if position is None:
+            return
         rank.process, rank.may_be_fenced = None, True
         if self._draws.random() < 0.5:
             self.world.after(fault.seconds, process.kill)
-        position = self._quiet_saved(rank)
         self._begin(rank, self._age, position, rejoins=True, takes_over=True)
         new = rank.process
         if new is not None and self._draws.random() < 0.4:
@@ -334,15 +445,12 @@ class Job:
     def _do_stray(self, fault: Fault, rank: Rank, process: TrainerProcess) -> None:
         """Somebody begins a second process for a queue, by mistake. It may have the queue once its
         holder is silent for as long as a lease, or is gone."""
-        rank.num += 1
+        position = rank.newest()
+        if position is None:
+            return
         # A holder that is silent, cut off or between two connections may lose its queue.
         rank.may_be_fenced = rank.may_be_fenced or self.plan.has_silence
-        position = self._quiet_saved(rank)
-        step = 0 if position is None else step_of(self, position)
-        stray = TrainerProcess(
-            self, rank.queue, rank.num, position=position, rejoins=True, is_stray=True,
-            step=first_step(step, rank.queue, self.plan),
-        )  # fmt: skip
+        stray = TrainerProcess(self, rank, position=position, rejoins=True, is_stray=True)
         stray.note("begins, and is not wanted")
         self.world.after(fault.seconds, self._end_stray, stray)
 
@@ -355,52 +463,75 @@ class Job:
         server = self._server(fault)
         if server is None or server.is_paused:
             return
-        position = server.desk.state().token
-        resume = factory_of(self.plan.feed).find(position, rejoins=True)
-        assert resume is not None
-        if resume.cut.finished or resume.cut.step % len(self.ranks):
-            return
+        position = server.group.state().token
+        cut = cut_of(self, position)
+        if cut.finished or cut.step < self.deal.begins:
+            return  # All is done, or nobody has come to this server yet.
         for one in self.servers:
             if not one.is_dead:
                 one.kill()
-        self.origin, self.origin_step = position, resume.cut.step
-        self._put_back(
-            resume.cut.step // len(self.ranks), fault.seconds * 0.2, with_positions=False
-        )
+        self.origin, self.origin_at = position, cut.step
+        self.origin_step = self.deal.next_round(self.place(position))
         for one_rank in self.ranks:
             one_rank.saved = {}
+        self._begin_all(Start((None,) * len(self.ranks)), fault.seconds * 0.2)
         self._begin_server(0)
 
     def _do_other_run(self, fault: Fault, rank: Rank, process: TrainerProcess) -> None:
         """A trainer is begun again with the position of another run."""
-        position = None if not rank.saved else self._of_other_run(self._quiet_saved(rank))
+        position = None
+        if rank.saved:
+            position = self._of_other_run(rank.saved[max(rank.saved)])
         if position is None:
             return
         rank.process, self.has_foreign = None, True
         process.kill()
-        rank.num += 1
-        step = first_step(step_of(self, position), rank.queue, self.plan)
-        rank.process = TrainerProcess(
-            self, rank.queue, rank.num, position=position, step=step, rejoins=True,
-            is_foreign=True,
-        )  # fmt: skip
+        rank.process = TrainerProcess(self, rank, position=position, rejoins=True, is_foreign=True)
         rank.process.note("begins with a position of another run")
 
-    def _of_other_run(self, position: bytes | None) -> bytes | None:
+    def _of_other_run(self, position: bytes) -> bytes | None:
         """The same position, but of a stream with other rows; None where it has no digest."""
-        factory = factory_of(self.plan.feed)
-        resume = factory.find(position, rejoins=True)
-        feed = self.plan.feed
-        if resume is None or resume.cut.leftover is None:
-            return None
-        if resume.cut.index == feed.num_batches // feed.epochs:
+        feed, cut = self.plan.feed, cut_of(self, position)
+        left = cut.leftover
+        if left is None or cut.index == feed.num_batches // feed.epochs:
             return None  # What is left over at the end of an epoch is dropped.
-        left = resume.cut.leftover
-        return replace(resume.cut, leftover=left._replace(digest=left.digest ^ 1)).token()
+        return replace(cut, leftover=left._replace(digest=left.digest ^ 1)).token()
 
     def _do_ask(self, fault: Fault, rank: Rank, process: TrainerProcess) -> None:
         if not process.is_paused:
             process.ask()
+
+    def _do_power(self, fault: Fault, rank: Rank, process: object) -> None:
+        """The power of a trainer's host goes, or of all hosts."""
+        is_of_all = fault.share < 0.3
+        for one in self.ranks if is_of_all else [rank]:
+            if one.host is not None:
+                one.host.lose_power()
+            if one.process is not None:
+                one.process.kill()
+        if is_of_all:
+            self._do_kill_server(fault, rank, process)
+
+    def _do_die_in_save(self, fault: Fault, rank: Rank, process: TrainerProcess) -> None:
+        process.die_in_save(int(fault.share * 30))
+
+    def _do_full_disk(self, fault: Fault, rank: Rank, process: object) -> None:
+        host = rank.host
+        if host is not None:
+            host.is_full = True
+
+            def end() -> None:
+                host.is_full = False
+
+            self.world.after(fault.seconds, end)
+
+    def _do_slow_disk(self, fault: Fault, rank: Rank, process: object) -> None:
+        if rank.host is not None:
+            rank.host.slow_s = 0.3 * fault.seconds
+
+    def _do_damage(self, fault: Fault, rank: Rank, process: object) -> None:
+        if rank.host is not None:
+            rank.host.damage()
 
     def _do_no_memory(self, fault: Fault, rank: Rank, process: TrainerProcess) -> None:
         process.has_no_memory = True
@@ -416,6 +547,8 @@ class Job:
                 server.go_on()
         for rank in self.ranks:
             process = rank.process
+            if rank.host is not None:
+                rank.host.is_full, rank.host.slow_s = False, 0.0
             if process is not None:
                 process.is_cut_off = False
                 process.go_on()
@@ -443,29 +576,29 @@ class Job:
             return
         for rank in ranks:
             stands = 0 if rank.process is None else rank.process.step
-            step = first_step(max(rank.handed, stands), rank.queue, self.plan)
+            step = self.deal.first(max(rank.handed, stands), rank.queue)
             if not rank.is_done and step < num:
                 raise Violation(
-                    f"stored: a server ends, and trainer {rank.queue} was handed batches up to "
+                    f"stored: a server ends, and trainer {rank.name} was handed batches up to "
                     f"{rank.handed} of {num}"
                 )
 
     def _check_stored(self, server: ServerProcess) -> None:
-        place = server.desk.low_watermark._place
+        place = server.group.low_watermark._place
         if place is None:
             return
         step = place.step
         for rank in self.ranks:
-            if step > max(first_step(rank.most_handed, rank.queue, self.plan), self.origin_step):
+            if step > max(self.deal.first(rank.most_handed, rank.queue), self.origin_step):
                 raise Violation(
-                    f"stored: {server.name} would store {step}, and trainer {rank.queue} was "
+                    f"stored: {server.name} would store {step}, and trainer {rank.name} was "
                     f"handed batches up to {rank.most_handed}"
                 )
 
     def _help(self) -> None:
         """Who starts is told for whom it waits. Where those have had everything, people begin it
         again, to come back: nobody else can know."""
-        done = {rank.queue for rank in self.ranks if rank.is_done}
+        done = {rank.seat for rank in self.ranks if rank.is_done}
         for rank in self.ranks:
             process = rank.process
             if process is None or process.is_ending or process.is_dead:
@@ -473,18 +606,16 @@ class Job:
             session = process.loop._session
             if session.waits_for_others and not session.rejoins and done & {*session._waiting}:
                 process.note("waits for queues that are done, and is begun again")
-                position = process.position
-                if process.step > process.begins_at:
-                    position = self._quiet_saved(rank)
                 rank.process = None
                 process.kill()
-                self._again(rank, 0.1, self._age, position, rejoins=True)
+                if process.step > process.begins_at:
+                    self._go_on(rank, 0.1, rejoins=True)
+                else:
+                    self.world.after(0.1, self._begin_again, process, self._age, True)
 
 
-ALWAYS = ("kill server", "close server", "stop server", "second server", "roll back", "store")
-"""Faults that concern no single trainer."""
-
-
-def first_step(step: int, queue: int, plan: Plan) -> int:
-    """The number of a queue's first batch at or after a step."""
-    return step + (queue - step) % plan.feed.queues
+ALWAYS = (
+    "kill server", "close server", "stop server", "second server", "roll back", "store",
+    "late start", "other number", "power", "full disk", "slow disk", "damage",
+)  # fmt: skip
+"""Faults that concern no single process of a trainer."""

@@ -19,9 +19,11 @@ something has happened, and in nothing else, are one.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields
-from operator import attrgetter
+from functools import reduce
+from operator import attrgetter, or_
 from typing import Any, NamedTuple
 
 from feeder.errors import ProtocolError
@@ -39,11 +41,29 @@ class Limits(NamedTuple):
 
     queues: int = 2
     batches: int = 3
+    replicas: int = 1
     deaths: int = 2
     servers: int = 1
     rollbacks: int = 1
     hangs: int = 0
     breaks: int = 0
+
+    @property
+    def num_seats(self) -> int:
+        """Trainers in all."""
+        return self.queues * self.replicas
+
+    def queue(self, seat: int) -> int:
+        """The queue whose batches a trainer is given."""
+        return seat // self.replicas
+
+    def step(self, seat: int, num: int) -> int:
+        """The number of a batch, of which a trainer is given so many before it."""
+        return self.queue(seat) + self.queues * num
+
+    def share(self, seat: int) -> int:
+        """How many batches a trainer is given in all."""
+        return len(range(self.queue(seat), self.batches, self.queues))
 
 
 FAULTS = ("deaths", "servers", "rollbacks", "hangs", "breaks")
@@ -73,7 +93,8 @@ NO_CALL: Call = ("nothing",)
 class Trainer:
     """A trainer's process, its consumer, and the messages on their way from and to it."""
 
-    queue: int
+    seat: int
+    """Its number: with replicas several are given the batches of one queue."""
     state: str = "down"  # down, opening, streaming, idle (looks for a server), failed, done
     comes_back: bool = False
     """Whether its process was begun with rejoin=True."""
@@ -98,7 +119,7 @@ class Trainer:
     """Messages to the server, by the age of their connection."""
     down: Way = ()
     """Messages to the trainer. What a connection that is gone still holds is read by nobody."""
-    desk: tuple[int, int] | None = None
+    group: tuple[int, int] | None = None
     """The lease that the server holds for its queue: age of the connection, number. The trainer
     does not know it, nor these two."""
     is_up: bool = True
@@ -116,7 +137,7 @@ class Trainer:
         """What tells two trainers of a queue apart. Left out is what nothing depends on until it is
         written again."""
         lasting = (
-            self.state, self.comes_back, self.was_put_back, self.used, self.has_end, self.desk,
+            self.state, self.comes_back, self.was_put_back, self.used, self.has_end, self.group,
             self.is_up, self.is_safe,
             tuple(sorted((age, said) for age, said in self.up.items() if said)), self.down,
         )  # fmt: skip
@@ -149,7 +170,7 @@ _OF_MEMBER = attrgetter(*_MEMBER)
 
 
 class Lease(NamedTuple):
-    """A lease as the server's desk knows it."""
+    """A lease as the server's group knows it."""
 
     age: int
     """Age of its connection."""
@@ -186,11 +207,11 @@ class Server:
     firsts: tuple[float, ...]
     boxes: list[tuple[int, ...]]
     taken: list[int]
-    """Slots of each queue that are not free."""
+    """Slots whose batch each trainer has or is to have."""
 
     @property
     def members(self) -> list[ms.Member]:
-        """Its members, one for each queue."""
+        """Its members, one for each trainer."""
         return self.membership.members
 
     @property
@@ -223,38 +244,38 @@ class Server:
         members = tuple([_member_key(one) for one in self.members])
         return members, self.membership._is_halted, self.waits, tuple(self.leases), run
 
-    def view(self, queue: int) -> View:
+    def view(self, seat: int) -> View:
         """What the trainer of a queue can see of it."""
-        missing, member = self.membership.missing(), self.members[queue]
+        missing, member = self.membership.missing(), self.members[seat]
         if not member.has_lease:
             return View(missing=tuple(missing))
         return View(not member.lives, member.undecided, tuple(missing))
 
-    def standing(self, queue: int) -> Standing:
+    def standing(self, seat: int) -> Standing:
         """Where it thinks that the consumer of a queue stands. Raises `Violation`."""
-        lease, member, box = self.leases[queue], self.members[queue], self.boxes[queue]
+        lease, member, box = self.leases[seat], self.members[seat], self.boxes[seat]
         under_way = () if lease is None else lease.under_way
-        if self.taken[queue] != len(box) + len(under_way):
+        if self.taken[seat] != len(box) + len(under_way):
             raise Violation(
-                f"slots: {self.taken[queue]} of queue {queue} are taken, and there are {len(box)} "
+                f"slots: {self.taken[seat]} of queue {seat} are taken, and there are {len(box)} "
                 f"batches to be sent and {len(under_way)} under way"
             )
         if member.has_lease != (lease is not None):
-            raise Violation(f"holders: queue {queue} has a lease and no member, or none and one")
+            raise Violation(f"holders: queue {seat} has a lease and no member, or none and one")
         if lease is None or member.ending:
             return Standing(lease and lease._replace(under_way=()), math.inf)
         membership = self.membership
-        step = membership.counting.first(membership._sent_step(member), queue)
+        step = membership.counting.first(membership._sent_step(member), member.queue)
         return Standing(lease._replace(under_way=()), step)
 
-    def grow_old(self, queue: int, connections: int, processes: int) -> None:
+    def grow_old(self, seat: int, connections: int, processes: int) -> None:
         """Newer connections and processes of a queue's trainer have come."""
-        member, lease = self.members[queue], self.leases[queue]
+        member, lease = self.members[seat], self.leases[seat]
         if member.has_lease:
             member.attempt -= connections
-            member.consumer = bytes([queue, member.consumer[1] - processes])
+            member.consumer = bytes([seat, member.consumer[1] - processes])
         if lease is not None:
-            self.leases[queue] = lease._replace(age=lease.age + connections)
+            self.leases[seat] = lease._replace(age=lease.age + connections)
 
 
 def _member_key(one: ms.Member) -> tuple[Any, ...]:
@@ -301,14 +322,9 @@ class Trainers:
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
 
-    def share(self, queue: int) -> int:
-        """How many batches a queue has in all."""
-        limits = self.limits
-        return len(range(queue, limits.batches, limits.queues))
-
-    def first(self, queue: int, *, is_safe: bool) -> Trainer:
+    def first(self, seat: int, *, is_safe: bool) -> Trainer:
         """A trainer before anything has happened."""
-        one = Trainer(queue, is_safe=is_safe)
+        one = Trainer(seat, is_safe=is_safe)
         self.settle(one)
         return one
 
@@ -340,13 +356,13 @@ class Trainers:
         # The server drops what belongs to no lease that it holds over that connection. Such a lease
         # comes only from a question over the same connection, which is heard later.
         for age, said in list(one.up.items()):
-            while said and _is_void(said[0], age, one.desk):
+            while said and _is_void(said[0], age, one.group):
                 said = said[1:]
             one.up[age] = said
         while self._takes_at_once(one):
             call = self._take(one)
             # A server that is lost has no lease any more whose connection could grow older.
-            assert call is None or one.desk is None
+            assert call is None or one.group is None
         # A trainer without a queue asks for it in any case, and what it says does not change while
         # it waits. If it may die first, it may also not ask.
         if one.is_safe and one.is_up:
@@ -380,28 +396,28 @@ class Trainers:
         return kind in ("end", "lost") or one.state == "failed" or not is_unhanded
 
     def _comings(self, one: Trainer, view: View) -> Iterator[tuple[Any, ...]]:
-        who = f"trainer {one.queue}"
+        who = f"trainer {one.seat}"
         if one.state == "idle" and one.is_up:
             yield f"{who} asks", self._ask
         ended = one.state == "down" or (one.state == "failed" and not one.down)
         if ended and one.is_up:
             yield f"{who} is launched", self._launch
         if one.state == "streaming" and not one.begun:
-            yield f"user {one.queue} begins", self._begin
+            yield f"user {one.seat} begins", self._begin
         if one.state == "streaming" and self._would_be_news(one, view):
             yield f"{who} renews", self._tell
         unhanded = one.begun and one.used < one.received
         if unhanded and one.state not in ("down", "failed", "done"):
-            yield f"user {one.queue} is handed a batch", self._use
+            yield f"user {one.seat} is handed a batch", self._use
 
     def _would_be_news(self, one: Trainer, view: View) -> bool:
         # Consumers renew their leases all the time; only where something waits for it matters.
-        if one.desk != (0, one.lease) or one.up.get(0):
+        if one.group != (0, one.lease) or one.up.get(0):
             return False
         return view.is_lost or (view.is_undecided and one.begun)
 
     def _goings(self, one: Trainer, view: View) -> Iterator[tuple[Any, ...]]:
-        who, streams = f"trainer {one.queue}", one.state == "streaming"
+        who, streams = f"trainer {one.seat}", one.state == "streaming"
         if one.has_end and one.begun and one.used == one.received and streams:
             yield f"{who} says goodbye", self._say_bye
         waits = streams and not one.rejoins and not one.down and not any(one.up.values())
@@ -416,29 +432,29 @@ class Trainers:
         if streams or one.state == "opening":
             yield f"{who} dies", self._end_process, "deaths"
         if streams:
-            yield f"connection {one.queue} breaks", self._break, "breaks"
+            yield f"connection {one.seat} breaks", self._break, "breaks"
 
     def _hearings(self, one: Trainer) -> Iterator[tuple[Any, ...]]:
         for age, said in one.up.items():
             if said and one.is_up:
                 old = f" over connection -{age}" if age else ""
-                name = f"server hears {said[0][0]} of {one.queue}{old}"
+                name = f"server hears {said[0][0]} of {one.seat}{old}"
                 yield name, lambda t, age=age: self._is_heard(t, age)
         if one.down:
-            yield f"trainer {one.queue} hears {one.down[0][0]}", self._take
+            yield f"trainer {one.seat} hears {one.down[0][0]}", self._take
 
     def check(self, one: Trainer, standing: Standing) -> None:
         """Raises `Violation` where a server thinks that a trainer stands elsewhere."""
-        queue, lease = one.queue, standing.lease
+        seat, lease = one.seat, standing.lease
         if lease is None or lease.age or lease.number != one.lease or one.state != "streaming":
             return
         if one.has_end or standing.step == math.inf:
             return
         coming = sum(said[:2] == ("batch", lease.number) for said in one.down)
-        expected = queue + self.limits.queues * (one.received + coming)
+        expected = self.limits.step(seat, one.received + coming)
         if standing.step != expected:
             raise Violation(
-                f"positions: queue {queue} expects batch {expected}, and the server stands at "
+                f"positions: queue {seat} expects batch {expected}, and the server stands at "
                 f"{standing.step}"
             )
 
@@ -448,7 +464,7 @@ class Trainers:
         if one.has_end:
             start = ms.Start(self.limits.batches, True)
         elif one.received:
-            start = ms.Start(one.queue + self.limits.queues * (one.received - 1) + 1)
+            start = ms.Start(self.limits.step(one.seat, one.received - 1) + 1)
         else:
             start = None
         has_position = one.comes_back or one.start > 0
@@ -458,9 +474,9 @@ class Trainers:
     def _launch(self, one: Trainer) -> None:
         """A new process, where the old one stood when it died."""
         new = Trainer(
-            one.queue, comes_back=one.comes_back, was_put_back=one.was_put_back, used=one.used,
-            has_end=one.has_end and one.used == self.share(one.queue), rejoins=one.comes_back,
-            start=one.used, received=one.used, up=one.up, down=one.down, desk=one.desk,
+            one.seat, comes_back=one.comes_back, was_put_back=one.was_put_back, used=one.used,
+            has_end=one.has_end and one.used == self.limits.share(one.seat), rejoins=one.comes_back,
+            start=one.used, received=one.used, up=one.up, down=one.down, group=one.group,
             is_up=one.is_up, is_safe=one.is_safe,
         )  # fmt: skip
         for name in Trainer.__slots__:
@@ -481,8 +497,8 @@ class Trainers:
             self._tell(one)
 
     def _say_bye(self, one: Trainer) -> None:
-        if one.used != self.share(one.queue):
-            raise Violation(f"rows: queue {one.queue} ended after {one.used} batches")
+        if one.used != self.limits.share(one.seat):
+            raise Violation(f"rows: queue {one.seat} ended after {one.used} batches")
         one.says(("bye", one.lease))
         one.says(("gone",))
         one.down = ()
@@ -510,14 +526,14 @@ class Trainers:
             for age, said in one.up.items()
         }
         one.down = ()
-        if one.desk is not None:
-            one.desk = one.desk[0] + 1, one.desk[1]
-        return "grow_old", one.queue, 1, processes
+        if one.group is not None:
+            one.group = one.group[0] + 1, one.group[1]
+        return "grow_old", one.seat, 1, processes
 
     def _is_heard(self, one: Trainer, age: int) -> Call:
         message, *left = one.up[age]
         one.up[age] = tuple(left)
-        return "hear", one.queue, age, message
+        return "hear", one.seat, age, message
 
     def _take(self, one: Trainer) -> Call | None:
         """A trainer hears a message."""
@@ -538,15 +554,15 @@ class Trainers:
 
     def _take_batch(self, one: Trainer, kind: str, step: int = -1) -> None:
         if kind == "batch":
-            if step != one.queue + self.limits.queues * one.received:
+            if step != self.limits.step(one.seat, one.received):
                 raise Violation(
-                    f"rows: queue {one.queue} was sent batch {step} after {one.received} of its own"
+                    f"rows: queue {one.seat} was sent batch {step} after {one.received} of its own"
                 )
             one.received += 1
             one.has_run = True
         elif kind == "end":
-            if one.received != self.share(one.queue):
-                raise Violation(f"rows: queue {one.queue} was ended after {one.received} batches")
+            if one.received != self.limits.share(one.seat):
+                raise Violation(f"rows: queue {one.seat} was ended after {one.received} batches")
             one.has_end = True
 
     def _take_lease(self, one: Trainer, lease: int) -> None:
@@ -587,14 +603,14 @@ class Trainers:
             one.hears(message)
 
     def _note_lease(self, one: Trainer, age: int, number: int) -> None:
-        one.desk = None if number < 0 else (age, number)
+        one.group = None if number < 0 else (age, number)
 
     def _note_answer(self, one: Trainer) -> None:
         """What was heard has been answered."""
 
     def _tell_ended(self, one: Trainer, ended: tuple[int, ...]) -> None:
         # This news follows on what opened its lease.
-        is_opening = one.state == "opening" and one.desk is not None and one.desk[0] == 0
+        is_opening = one.state == "opening" and one.group is not None and one.group[0] == 0
         if one.state == "streaming" or is_opening:
             one.ended = ended
 
@@ -602,7 +618,7 @@ class Trainers:
         # Trainers that were put back stand behind what they had used once.
         if num > one.used and not one.was_put_back:
             raise Violation(
-                f"stored: queue {one.queue} counts as having used {num} batches, and its user was "
+                f"stored: queue {one.seat} counts as having used {num} batches, and its user was "
                 f"handed {one.used}"
             )
 
@@ -611,7 +627,7 @@ class Trainers:
 
     def _lose_server(self, one: Trainer) -> None:
         one.up.clear()
-        one.desk, one.is_up = None, False
+        one.group, one.is_up = None, False
         if one.state in ("opening", "streaming"):
             one.hears(("lost",))
 
@@ -628,12 +644,12 @@ def _of_older(message: Message, processes: int) -> Message:
     return ("open", message[1] + processes, *message[2:]) if message[0] == "open" else message
 
 
-def _is_void(message: Message, age: int, desk: tuple[int, int] | None) -> bool:
+def _is_void(message: Message, age: int, group: tuple[int, int] | None) -> bool:
     """Whether a server that holds this lease drops the message."""
     if message[0] == "open":
         return False
-    is_mine = desk is not None and desk[0] == age
-    return not is_mine or (message[0] != "gone" and desk != (age, message[1]))
+    is_mine = group is not None and group[0] == age
+    return not is_mine or (message[0] != "gone" and group != (age, message[1]))
 
 
 class Servers:
@@ -653,25 +669,25 @@ class Servers:
         if server is None:
             yield Choice("a server comes", ("come",))
             return
-        for queue, lease in enumerate(server.leases):
+        for seat, lease in enumerate(server.leases):
             if lease is not None:
-                yield from self._choices_of(server, queue)
+                yield from self._choices_of(server, seat)
         if server.waits:
             yield Choice("the wait is over", ("wait_over",))
         yield Choice("the server dies", ("die",), "servers")
 
-    def _choices_of(self, server: Server, queue: int) -> Iterator[Choice]:
-        member = server.members[queue]
+    def _choices_of(self, server: Server, seat: int) -> Iterator[Choice]:
+        member = server.members[seat]
         takes = member.has_attached and not member.ending
-        if takes and server.boxes[queue] and member.sent - member.used < CREDIT:
-            yield Choice(f"server sends to {queue}", ("send", queue))
-        if takes and not server.boxes[queue] and server.head == self.limits.batches:
-            yield Choice(f"server sends the end to {queue}", ("end", queue))
+        if takes and server.boxes[seat] and member.sent - member.used < CREDIT:
+            yield Choice(f"server sends to {seat}", ("send", seat))
+        if takes and not server.boxes[seat] and server.head == self.limits.batches:
+            yield Choice(f"server sends the end to {seat}", ("end", seat))
         if member.lives:
-            yield Choice(f"lease {queue} runs out", ("expire", queue), "hangs")
+            yield Choice(f"lease {seat} runs out", ("expire", seat), "hangs")
         since = member.out_of_step_since
         if since is not None and since >= 0.0:
-            yield Choice(f"{queue} has waited for a lease", ("pass_lease", queue))
+            yield Choice(f"{seat} has waited for a lease", ("pass_lease", seat))
 
     def after(self, server: Server | None, call: Call) -> tuple[Server | None, list[list[Deed]]]:
         """The server after a call, and what it does to each trainer."""
@@ -690,9 +706,9 @@ class Servers:
 
     def first(self) -> Server:
         """A server before anything has happened."""
-        num = self.limits.queues
-        membership = self._membership(num, LEASE_S)
-        return Server(self.limits.batches, membership, [None] * num, -1, (), [()] * num, [0] * num)
+        limits, num = self.limits, self.limits.num_seats
+        membership = self._membership(limits.queues, LEASE_S, replicas=limits.replicas)
+        return Server(limits.batches, membership, [None] * num, -1, (), [()] * num, [0] * num)
 
 
 class _Answer:
@@ -701,7 +717,7 @@ class _Answer:
     def __init__(self, limits: Limits, server: Server | None) -> None:
         self.limits = limits
         self.server = server
-        self.deeds: list[list[Deed]] = [[] for _ in range(limits.queues)]
+        self.deeds: list[list[Deed]] = [[] for _ in range(limits.num_seats)]
 
     @property
     def _up(self) -> Server:
@@ -710,13 +726,13 @@ class _Answer:
 
     # ---- calls
 
-    def grow_old(self, queue: int, connections: int, processes: int) -> None:
+    def grow_old(self, seat: int, connections: int, processes: int) -> None:
         if self.server is not None:
-            self.server.grow_old(queue, connections, processes)
+            self.server.grow_old(seat, connections, processes)
 
     def put_back(self, at_round: int) -> None:
-        for queue, deeds in enumerate(self.deeds):
-            self.grow_old(queue, 1, 1)
+        for seat, deeds in enumerate(self.deeds):
+            self.grow_old(seat, 1, 1)
             deeds.append(("put_back", at_round))
 
     def come(self) -> None:
@@ -728,83 +744,83 @@ class _Answer:
         for deeds in self.deeds:
             deeds.append(("lose_server",))
 
-    def send(self, queue: int) -> None:
-        up, lease = self._up, self._up.leases[queue]
+    def send(self, seat: int) -> None:
+        up, lease = self._up, self._up.leases[seat]
         assert lease is not None
-        step, *left = up.boxes[queue]
-        up.boxes[queue] = tuple(left)
-        up.leases[queue] = lease._replace(under_way=(*lease.under_way, step))
-        up.membership.note_sent(queue, 1, At(step + 1))
-        self._say(queue, lease.age, ("batch", lease.number, step))
+        step, *left = up.boxes[seat]
+        up.boxes[seat] = tuple(left)
+        up.leases[seat] = lease._replace(under_way=(*lease.under_way, step))
+        up.membership.note_sent(seat, 1, At(step + 1))
+        self._say(seat, lease.age, ("batch", lease.number, step))
 
-    def end(self, queue: int) -> None:
-        self._up.membership.note_ending(queue, "end")
-        self._say_end(queue)
+    def end(self, seat: int) -> None:
+        self._up.membership.note_ending(seat, "end")
+        self._say_end(seat)
 
     def wait_over(self) -> None:
         self._tell(ms.Ticked(), ms.RETURN_S)
 
-    def expire(self, queue: int) -> None:
-        self._up.members[queue].expires = -1.0
+    def expire(self, seat: int) -> None:
+        self._up.members[seat].expires = -1.0
         self._tell(ms.Ticked())
 
-    def pass_lease(self, queue: int) -> None:
-        self._up.members[queue].out_of_step_since = -LEASE_S
+    def pass_lease(self, seat: int) -> None:
+        self._up.members[seat].out_of_step_since = -LEASE_S
 
-    def hear(self, queue: int, age: int, message: Message) -> None:
-        self._hear(queue, age, *message)
-        self.deeds[queue].append(("note_answer",))
+    def hear(self, seat: int, age: int, message: Message) -> None:
+        self._hear(seat, age, *message)
+        self.deeds[seat].append(("note_answer",))
 
-    def _hear(self, queue: int, age: int, kind: str, *rest: Any) -> None:
-        lease = self._up.leases[queue]
+    def _hear(self, seat: int, age: int, kind: str, *rest: Any) -> None:
+        lease = self._up.leases[seat]
         is_mine = lease is not None and lease.age == age
         if kind == "open":
-            self._open(queue, age, *rest)
+            self._open(seat, age, *rest)
         elif kind == "gone":
             if is_mine:
-                self._tell(ms.Died(queue))
+                self._tell(ms.Died(seat))
         # What belongs to an earlier lease is dropped.
         elif not is_mine or lease is None or rest[0] != lease.number:
             return
         elif kind == "attached":
-            self._tell(ms.Attaches(queue))
+            self._tell(ms.Attaches(seat))
         elif kind == "bye":
-            self._tell(ms.Left(queue))
+            self._tell(ms.Left(seat))
         elif kind == "used":
-            self._use(queue, lease, *rest[1:])
+            self._use(seat, lease, *rest[1:])
 
     def _open(
-        self, queue: int, age: int, process: int, start: ms.Start | None, rejoins: bool,
+        self, seat: int, age: int, process: int, start: ms.Start | None, rejoins: bool,
         undecided: bool, ended: tuple[int, ...],
     ) -> None:  # fmt: skip
-        mine = self._up.leases[queue]
+        mine = self._up.leases[seat]
         if mine is not None and mine.age == age:
-            raise Violation(f"holders: who holds queue {queue} asks for it")
+            raise Violation(f"holders: who holds queue {seat} asks for it")
         done = self._tell(ms.Asks(
-            queue, f"trainer {queue}", bytes([queue, NEWEST - process]), -age, start, rejoins,
+            seat, f"trainer {seat}", bytes([seat, NEWEST - process]), -age, start, rejoins,
             undecided, False, ended, start is None,
         ))  # fmt: skip
         refused = [one.error for one in done if isinstance(one, ms.Refuse)]
         if refused:
             is_resume = isinstance(refused[0], ms.ResumeError)
-            return self._say(queue, age, ("fault", -1, is_resume))
-        if self._up.leases[queue] is not None:
-            raise Violation(f"holders: queue {queue} has two")
+            return self._say(seat, age, ("fault", -1, is_resume))
+        if self._up.leases[seat] is not None:
+            raise Violation(f"holders: queue {seat} has two")
         number = (1 if mine is None else mine.number + 1) % 4
-        self._up.leases[queue] = Lease(age, number)
-        self.deeds[queue].append(("note_lease", age, number))
-        self._say(queue, age, ("opened", number))
+        self._up.leases[seat] = Lease(age, number)
+        self.deeds[seat].append(("note_lease", age, number))
+        self._say(seat, age, ("opened", number))
         self._perform(ms.TellWaiting())
 
-    def _use(self, queue: int, lease: Lease, sequence: int, pending: int, begun: bool) -> None:
+    def _use(self, seat: int, lease: Lease, sequence: int, pending: int, begun: bool) -> None:
         up = self._up
-        member = up.members[queue]
+        member = up.members[seat]
         num = sequence - member.used
         place = At(lease.under_way[num - 1] + 1) if num else member.used_to
-        self._tell(ms.Used(queue, sequence, pending, place, begun))
-        if up.leases[queue] is lease:
-            up.leases[queue] = lease._replace(under_way=lease.under_way[num:])
-            up.taken[queue] -= num
+        self._tell(ms.Used(seat, sequence, pending, place, begun))
+        if up.leases[seat] is lease:
+            up.leases[seat] = lease._replace(under_way=lease.under_way[num:])
+            up.taken[seat] -= num
 
     # ---- what the server does as the membership says
 
@@ -816,17 +832,17 @@ class _Answer:
 
     def _perform(self, one: Any) -> None:
         match one:
-            case ms.SendAway(queue, error, _):
-                lease = self._up.leases[queue]
+            case ms.SendAway(seat, error, _):
+                lease = self._up.leases[seat]
                 if lease is None:
-                    raise Violation(f"holders: nobody holds queue {queue} who could be sent away")
+                    raise Violation(f"holders: nobody holds queue {seat} who could be sent away")
                 is_resume = isinstance(error, ms.ResumeError)
-                self._say(queue, lease.age, ("fault", lease.number, is_resume))
-                self._end_lease(queue)
-            case ms.EndLease(queue):
-                self._end_lease(queue)
-            case ms.SendEnd(queue):
-                self._say_end(queue)
+                self._say(seat, lease.age, ("fault", lease.number, is_resume))
+                self._end_lease(seat)
+            case ms.EndLease(seat):
+                self._end_lease(seat)
+            case ms.SendEnd(seat):
+                self._say_end(seat)
             case ms.StartRun():
                 self._stop()
                 self._start(one)
@@ -834,38 +850,38 @@ class _Answer:
                 self._stop()
             case ms.TellWaiting():
                 _, ended = self._up.membership.news()
-                for queue, lease in enumerate(self._up.leases):
+                for seat, lease in enumerate(self._up.leases):
                     if lease is not None:
-                        self.deeds[queue].append(("tell_ended", ended))
+                        self.deeds[seat].append(("tell_ended", ended))
 
-    def _say(self, queue: int, age: int, message: Message) -> None:
-        self.deeds[queue].append(("say", age, message))
+    def _say(self, seat: int, age: int, message: Message) -> None:
+        self.deeds[seat].append(("say", age, message))
 
-    def _say_end(self, queue: int) -> None:
-        lease = self._up.leases[queue]
+    def _say_end(self, seat: int) -> None:
+        lease = self._up.leases[seat]
         assert lease is not None
-        self._say(queue, lease.age, ("end", lease.number))
+        self._say(seat, lease.age, ("end", lease.number))
 
-    def _end_lease(self, queue: int) -> None:
-        lease = self._up.leases[queue]
+    def _end_lease(self, seat: int) -> None:
+        lease = self._up.leases[seat]
         if lease is None:
-            raise Violation(f"holders: the lease of queue {queue} ended twice")
-        self._up.taken[queue] -= len(lease.under_way)
-        self._up.leases[queue] = None
-        self.deeds[queue].append(("note_lease", 0, -1))
+            raise Violation(f"holders: the lease of queue {seat} ended twice")
+        self._up.taken[seat] -= len(lease.under_way)
+        self._up.leases[seat] = None
+        self.deeds[seat].append(("note_lease", 0, -1))
 
     def _stop(self) -> None:
         up = self._up
-        for queue, box in enumerate(up.boxes):
-            up.taken[queue] -= len(box)
-            up.boxes[queue] = ()
+        for seat, box in enumerate(up.boxes):
+            up.taken[seat] -= len(box)
+            up.boxes[seat] = ()
         up.head, up.firsts = -1, ()
 
     def _start(self, run: ms.StartRun) -> None:
-        for queue, step in enumerate(run.used_steps):
+        for seat, step in enumerate(run.used_steps):
             if step < math.inf:
-                num = (int(step) - queue) // self.limits.queues
-                self.deeds[queue].append(("count_used", num))
+                num = (int(step) - self.limits.queue(seat)) // self.limits.queues
+                self.deeds[seat].append(("count_used", num))
         if run.stands:
             self._up.head = self._up.membership._sent_step(self._up.members[run.stands[0]])
             self._up.firsts = tuple(run.first_steps)
@@ -876,10 +892,25 @@ class _Answer:
         if up is None:
             return
         while 0 <= up.head < self.limits.batches:
-            queue = up.head % self.limits.queues
-            if up.head >= up.firsts[queue]:
-                if up.taken[queue] >= SLOTS:
-                    return
-                up.taken[queue] += 1
-                up.boxes[queue] = (*up.boxes[queue], up.head)
+            seats = self._seats_of(up.head % self.limits.queues)
+            wanting = [seat for seat in seats if up.head >= up.firsts[seat]]
+            if wanting and self._num_slots(seats) >= SLOTS:
+                return
+            for seat in wanting:
+                up.taken[seat] += 1
+                up.boxes[seat] = (*up.boxes[seat], up.head)
             up.head += 1
+
+    def _seats_of(self, queue: int) -> range:
+        replicas = self.limits.replicas
+        return range(queue * replicas, (queue + 1) * replicas)
+
+    def _num_slots(self, seats: range) -> int:
+        """Slots of a queue that are not free. A batch lies in one, for all replicas together; where
+        it was made again, the older one may still be under way."""
+        nums = [Counter(self._held(seat)) for seat in seats]
+        return sum(reduce(or_, nums).values())
+
+    def _held(self, seat: int) -> tuple[int, ...]:
+        lease = self._up.leases[seat]
+        return self._up.boxes[seat] + (() if lease is None else lease.under_way)

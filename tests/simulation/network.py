@@ -20,6 +20,8 @@ from feeder.service.net.connection import Ready
 from feeder.service.net.guard import ConnectionGuard
 from feeder.service.net.listener import Received
 from feeder.service.net.security import Event
+from feeder.service.protocol import messages as say
+from feeder.service.protocol.coding import decode
 from simulation.world import World
 
 if TYPE_CHECKING:
@@ -181,6 +183,9 @@ class Link:
     def why_too_long(self, num_bytes: int) -> str | None:
         return None
 
+    def leads_to_itself(self) -> bool:
+        return self.is_own
+
     def send(self, data: bytes) -> None:
         if self._server is None:
             self._unsent.append(data)
@@ -249,6 +254,10 @@ class Link:
             # Just after it was asked: the question is still on its way.
             self._trainer.breaks_early, self.slow_s = False, 0.05 * self._draws.random()
             self.world.after(0.0005, self.break_off)
+        if self._trainer.breaks_late and self._trainer.has_all and self._draws.random() < 0.5:
+            # It has nothing more to do, and is gone about when it has asked.
+            gone_s = 3 * self._trainer.job.plan.delay_s * self._draws.random()
+            self.world.after(gone_s, self._trainer.leave)
         for data in self._unsent:
             self._send_up(data)
         self._unsent.clear()
@@ -261,12 +270,19 @@ class Link:
         server = self._server
         assert server is not None
         if self.world.now <= self._up_ends and not server.is_dead:
+            if self._trainer.is_dead and isinstance(decode(data, from_consumer=True), say.Open):
+                # It holds the queue until the server knows that the connection is gone.
+                self._trainer.rank.may_be_fenced = True
             frame: Any = Frame(data, self.number)
             server.router.inbox.append(Received(self.identity, frame, frame, 1))
             server.notify()
 
     def send_down(self, data: bytes, frames: list[Any]) -> None:
         """The server sends a message."""
+        late_s = self._trainer.lacks_start_s
+        if late_s and isinstance(decode(data, from_consumer=False), say.Spec):
+            self._trainer.lacks_start_s = 0.0
+            self.break_off(late_s, late_s)
         self._down_at = max(self._down_at, self.world.now + self._delay())
         self.world.at(self._down_at, self._arrive_below, data, frames)
 
@@ -280,7 +296,8 @@ class Link:
 
     def break_off(self, up_s: float = 0.0, down_s: float = 0.0) -> None:
         """It breaks: the server learns of that so many seconds later, and the consumer."""
-        self._down_ends = self.world.now + self._draws.random() * 0.001
+        # What broke before stays broken.
+        self._down_ends = min(self._down_ends, self.world.now + self._draws.random() * 0.001)
         self.world.after(down_s + 0.001, self._break_below)
         self._end_up(up_s)
 
@@ -310,9 +327,10 @@ class Link:
         """The server's process is gone; where it is not killed, all that it has sent arrives."""
         now = self.world.now
         rest = max(0.0, self._down_at - now)
-        self._down_ends = now + rest * (self._draws.random() if is_killed else 1.0)
+        ends = now + rest * (self._draws.random() if is_killed else 1.0)
+        self._down_ends = min(self._down_ends, ends)
         self._up_ends = now
-        self.world.at(self._down_ends + self._delay(), self._break_below)
+        self.world.at(ends + self._delay(), self._break_below)
 
 
 # ---- unix connections, for descriptors

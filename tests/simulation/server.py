@@ -1,4 +1,4 @@
-"""A server's process: the real I/O loop, desk, membership and delivery, turn by turn."""
+"""A server's process: the real I/O loop, group, membership and delivery, turn by turn."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import zmq
 from feeder.errors import FeedError, ProtocolError
 from feeder.service.net.security import Event
 from feeder.service.protocol import messages as say
-from feeder.service.protocol.membership import RETURN_S
-from feeder.service.server.group import Desk
+from feeder.service.protocol.membership import RETURN_S, State
+from feeder.service.server.group import ConsumerGroup
 from feeder.service.server.io_loop import ServerLoop
 from feeder.service.server.run import ServedFeed
 from simulation.faults import Plan
 from simulation.network import DescriptorListener, Router, Waker
 from simulation.process import Process
-from simulation.stream import NAME, Slots, factory_of
+from simulation.stream import NAME, Feed, Slots, factory_of
 from simulation.world import Violation
 
 
@@ -45,7 +45,9 @@ class Log:
 class ServerProcess(Process):
     """One server: it lives, may be stopped and continued, and dies once."""
 
-    def __init__(self, plan: Plan, number: int, address: str, origin: bytes | None) -> None:
+    def __init__(
+        self, plan: Plan, feed: Feed, number: int, address: str, origin: bytes | None
+    ) -> None:
         super().__init__(f"server {number}")
         world = self.world
         self.plan, self.address = plan, address
@@ -58,18 +60,21 @@ class ServerProcess(Process):
         self.descriptors = DescriptorListener(f"{address}.{number}.arenas")
         self.waker = Waker()
         self.waker.notify = self.notify
-        factory = factory_of(plan.feed)
+        factory = factory_of(feed)
         if origin is not None:
             factory.begin_at(origin)
-        slots = Slots(self, plan.feed.queues, self._num_slots)
+        slots = Slots(self, feed, self._num_slots)
         self.feed = ServedFeed(factory, slots, self.waker.wake)
         self.feed.start_run = self._start_run  # type: ignore[method-assign]
         self.slots = slots
         self.known_ended: set[int] = set()
-        """Queues of which it has said that they had ended, since the job was put back."""
+        """Seats of which it has said that they had ended, since the job was put back."""
+        self.closes_in_send = False
+        """Whether it is closed by another thread while its I/O thread sends a batch, after which
+        others and the end are to be sent."""
         self._halted_since: float | None = None
         run_id = world.urandom(16)
-        self.desk = Desk(self.feed, run_id, plan.lease_s, self._send)
+        self.group = ConsumerGroup(self.feed, run_id, plan.lease_s, self._send)
         router = self.router
         listener: Any = SimpleNamespace(
             router=router, monitor=router.events, reader=router, most_bytes=2**20, addresses=[]
@@ -78,7 +83,7 @@ class ServerProcess(Process):
         descriptors: Any = self.descriptors
         waker: Any = self.waker
         self.loop = ServerLoop(
-            {NAME: self.desk}, [listener], descriptors, waker, exit_when=plan.exit_when
+            {NAME: self.group}, [listener], descriptors, waker, exit_when=plan.exit_when
         )
         self.loop._refuse = self._refuse  # type: ignore[method-assign]
         log: Any = Log(self)
@@ -103,14 +108,22 @@ class ServerProcess(Process):
         return self._num_runs
 
     def _num_slots(self, queue: int, slot_bytes: int) -> int:
-        return self.desk.num_slots(queue, slot_bytes)
+        return self.group.num_slots(queue, slot_bytes)
 
     def _send(self, peer: Any, message: say.Message, frames: Any) -> bool:
         if self.world.history is not None:
             link = self.router.links.get(peer.identity)
             to = peer.identity.decode() if link is None else link.name
             self.note(f"says {told(message)} to {to}")
-        return self.loop.send(peer, message, frames)
+        is_sent = self.loop.send(peer, message, frames)
+        if self.closes_in_send and isinstance(message, say.Batches):
+            run = self.feed.run
+            if run is not None and any(len(one) and one.result for one in run.outboxes):
+                # A call to the system, in which other threads run.
+                self.note("is closed meanwhile")
+                self.feed.close()
+                self.loop._stopping = "it was closed"
+        return is_sent
 
     def _refuse(self, peer: Any, error: FeedError) -> None:
         # An older question that comes late is the one mistake that nobody has made.
@@ -132,6 +145,8 @@ class ServerProcess(Process):
             loop._step(0)
         except Exception as error:
             raise Violation(f"errors: {self.name} failed: {error!r}") from error
+        if loop._stopping is not None:
+            return self.close()
         self._check_waits()
         if self.feed.has_work:
             self._make_by(self.world.now)
@@ -205,10 +220,11 @@ class ServerProcess(Process):
 
     def close(self) -> None:
         """It ends as `Server.close` does."""
-        if not self.is_over:
-            self.feed.close()
-            self.loop._stopping = "it was closed"
-        self.loop._step(0)
+        if self.loop._stopping is None:
+            if not self.is_over:
+                self.feed.close()
+                self.loop._stopping = "it was closed"
+            self.loop._step(0)
         self.loop._farewell()
         self.kill(is_killed=False)
 
@@ -222,7 +238,7 @@ class ServerProcess(Process):
 
     def _check_waits(self) -> None:
         """The feed waits for nobody who is there, and for nobody at all for longer than it says."""
-        feed = self.desk.membership
+        feed = self.group.membership
         here = [member for member in feed.members if member.has_lease]
         missing, ended = feed.news()
         # A trainer that starts anew trains with all queues: then a past end says nothing.
@@ -230,6 +246,7 @@ class ServerProcess(Process):
             if self.known_ended.intersection(missing):
                 raise Violation(f"waits: {self.name} waits for {missing}, who had had everything")
             self.known_ended.update(ended)
+            self._check_holders(missing)
         is_held = all(member.has_attached and member.lives for member in here)
         comes_back = all(member.rejoins for member in here)
         if not (feed._is_halted and here and is_held and (comes_back or not missing)):
@@ -242,13 +259,21 @@ class ServerProcess(Process):
                 f"waits: {self.name} has waited for {missing} for {self.world.now - since:.1f} s"
             )
 
+    def _check_holders(self, missing: tuple[int, ...]) -> None:
+        """Where nobody starts, the feed waits for no consumer with which it has run."""
+        for member in self.group.membership.members:
+            if member.seat in missing and member.lives and member.state is State.STREAMING:
+                raise Violation(f"waits: {self.name} waits for {member.who}, with whom it has run")
+
     def _start_run(self, resume: Any, first_steps: Any, check: Any, counting: Any) -> None:
-        feed = self.desk.membership
+        feed = self.group.membership
         # Where the feed runs with a consumer, that its queue had ended before is forgotten.
-        self.known_ended.difference_update(one.queue for one in feed.members if one.has_lease)
+        self.known_ended.difference_update(
+            one.seat for one in feed.members if one.has_lease and not one.finished
+        )
         # Who hangs before it can take batches is not counted on.
         counted = [one for one in feed.members if one.has_attached or one.lives]
-        starting = [one.queue for one in counted if not one.rejoins]
+        starting = [one.seat for one in counted if not one.rejoins]
         if starting and feed.missing():
             raise Violation(f"waits: {self.name} begins without {feed.missing()}: {starting} start")
         ServedFeed.start_run(self.feed, resume, first_steps, check, counting)

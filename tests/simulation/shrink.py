@@ -60,16 +60,14 @@ def simpler(plan: Plan) -> Iterator[Plan]:
         yield replace(plan, feed=feed._replace(epochs=1))
     if (feed.batch_size, feed.chunk_rows) != (2, 2):
         yield replace(plan, feed=feed._replace(batch_size=2, chunk_rows=2))
-    if feed.queues > 2 and all(fault.queue < feed.queues - 1 for fault in plan.faults):
-        num = feed.queues - 1
-        yield replace(
-            plan, feed=feed._replace(queues=num), credits=plan.credits[:num],
-            planes=plan.planes[:num], paces=plan.paces[:num],
-        )  # fmt: skip
+    if feed.replicas > 1:
+        yield replace(plan, feed=feed._replace(replicas=1))
+    if feed.queues > 2:
+        yield replace(plan, feed=feed._replace(queues=feed.queues - 1))
     for name, value in (
         ("addresses", 1), ("undecided", False), ("exit_when", "never"), ("delay_s", 0.0005),
-        ("make_s", 0.0005), ("think_s", 0.002), ("planes", ("frames",) * feed.queues),
-        ("paces", (1,) * feed.queues),
+        ("make_s", 0.0005), ("think_s", 0.002), ("planes", ("frames",)), ("paces", (1,)),
+        ("has_disks", False), ("keeps", False),
     ):  # fmt: skip
         if getattr(plan, name) != value:
             yield replace(plan, **{name: value})

@@ -136,7 +136,7 @@ def waiting(job: Job) -> str:
         if not rank.is_done:
             process = rank.process
             what = "has no process" if process is None else process.loop._session.describe_wait()
-            told.append(f"trainer {rank.queue} is not done: {what}")
+            told.append(f"trainer {rank.name} is not done: {what}")
     return "; ".join(told)
 
 
@@ -146,7 +146,7 @@ def finish(world: World, job: Job) -> None:
     alive = [one for one in job.servers if not one.is_dead]
 
     def is_free() -> bool:
-        return all(one.is_dead or not any(one.desk.leases) for one in alive)
+        return all(one.is_dead or not any(one.group.leases) for one in alive)
 
     if not world.run(is_free, world.now + SETTLE_S + 2 * job.plan.lease_s):
         raise Violation("slots: a lease outlives its trainer")

@@ -47,13 +47,48 @@ class Feed(NamedTuple):
     epochs: int
     last_batch: str
     writable: bool = False
-    run: int = 0
-    """Streams of other runs have the same settings and other rows."""
+    replicas: int = 1
+    """Trainers that are given the batches of each queue."""
 
     @property
     def num_batches(self) -> int:
         """Batches of the whole stream."""
         return len(rows_of(self))
+
+    @property
+    def num_seats(self) -> int:
+        """Trainers in all."""
+        return self.queues * self.replicas
+
+
+class Deal(NamedTuple):
+    """How the batches of a feed are dealt to its queues, as a naive loop does it."""
+
+    feed: Feed
+    begins: int = 0
+    """The number of a batch with which a round begins: the dealing to so many queues began there.
+    """
+
+    def first(self, step: int, queue: int) -> int:
+        """The number of a queue's first batch at or after a step."""
+        return step + (queue - (step - self.begins)) % self.feed.queues
+
+    def round_of(self, step: int) -> int:
+        """The round of a batch."""
+        return (step - self.begins) // self.feed.queues
+
+    def start_of(self, at_round: int) -> int:
+        """The number of the first batch of a round."""
+        return self.begins + at_round * self.feed.queues
+
+    def next_round(self, step: int) -> int:
+        """The number of the first batch of the next round; a step that begins one stays."""
+        return max(self.begins, self.start_of(-((self.begins - step) // self.feed.queues)))
+
+    @property
+    def num_rounds(self) -> int:
+        """Rounds from where it began to the end of the stream, the last one perhaps incomplete."""
+        return -((self.begins - self.feed.num_batches) // self.feed.queues)
 
 
 @cache
@@ -71,7 +106,7 @@ def rows_of(feed: Feed) -> list[bytes]:
 
 
 def _chunk(feed: Feed, epoch: int, index: int) -> Any:
-    first = ((feed.run * 100 + epoch) * 1000 + index) * feed.chunk_rows
+    first = (epoch * 1000 + index) * feed.chunk_rows
     return np.arange(first, first + feed.chunk_rows, dtype=np.int64)
 
 
@@ -86,7 +121,7 @@ def _template(feed: Feed) -> FeedFactory:
         ["x"], fetch, feed.batch_size, 1, NAME, devices=feed.queues, epochs=feed.epochs,
         last_batch=feed.last_batch, writable=feed.writable, coordinator=feeder.Coordinator(),
     )  # fmt: skip
-    factory = FeedFactory(NAME, coordinator, None, feed.queues)
+    factory = FeedFactory(NAME, coordinator, None, feed.queues, feed.replicas)
     factory.make(None)  # From here on it gives the same settings each time.
     return factory
 
@@ -100,9 +135,9 @@ class Slots(ArenaSlots):
     """The real slots. Where the batcher would wait it is told to, and is told when to go on."""
 
     def __init__(
-        self, server: ServerProcess, num_devices: int, num_slots: Callable[[int, int], int]
+        self, server: ServerProcess, feed: Feed, num_slots: Callable[[int, int], int]
     ) -> None:
-        super().__init__(num_devices, num_slots)
+        super().__init__(feed.queues, num_slots, replicas=feed.replicas)
         self.server = server
         self.waiter: Callable[[], None] | None = None
 
@@ -274,4 +309,4 @@ class Pipeline:
 
 def content(batch: Batch) -> bytes:
     """The real rows of a batch."""
-    return bytes(batch.arrays[0][: batch.rows].tobytes())
+    return bytes(batch.arrays()[0][: batch.rows].tobytes())

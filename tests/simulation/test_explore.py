@@ -59,7 +59,7 @@ class Twins(Space):
     def _number_trainer(self, one: Trainer | Violation) -> int:
         number = super()._number_trainer(one)
         if isinstance(one, Trainer):
-            self.trainers.setdefault((one.queue, number), {})[repr(one)] = one
+            self.trainers.setdefault((one.seat, number), {})[repr(one)] = one
         return number
 
 
@@ -95,13 +95,13 @@ def test_what_is_not_told_apart_does_the_same(fault: str) -> None:
     def pairs(keys: Numbers) -> list[tuple[int, int]]:
         return [(key >> 32, key & 0xFFFFFFFF) for key in keys.tolist()]
 
-    for queue in range(space.queues):
-        for number, view in pairs(space._moves[queue]._keys):
-            compare(space.trainers[queue, number], moves, space, space._views[view])
-        for number, deeds in pairs(space._done[queue]._keys):
-            compare(space.trainers[queue, number], space._trainers.after, space._deeds[deeds])
-        for standing, number in pairs(space._checks[queue]._keys):
-            compare(space.trainers[queue, number], check, space, space._standings[standing])
+    for seat in range(space.num_seats):
+        for number, view in pairs(space._moves[seat]._keys):
+            compare(space.trainers[seat, number], moves, space, space._views[view])
+        for number, deeds in pairs(space._done[seat]._keys):
+            compare(space.trainers[seat, number], space._trainers.after, space._deeds[deeds])
+        for standing, number in pairs(space._checks[seat]._keys):
+            compare(space.trainers[seat, number], check, space, space._standings[standing])
     for server, call in pairs(space._answer._keys):
         if server:
             compare(space.servers[server], space._servers.after, space._calls[call])
@@ -119,8 +119,8 @@ def check(trainer: Trainer, space: Space, standing: Standing) -> None:
 
 
 def choices_and_views(server: Server, space: Space) -> list[Any]:
-    queues = range(space.queues)
-    seen = [*map(server.view, queues), *map(server.standing, queues)]
+    seats = range(space.num_seats)
+    seen = [*map(server.view, seats), *map(server.standing, seats)]
     return [*space._servers.choices(server), *seen]
 
 

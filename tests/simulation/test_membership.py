@@ -18,6 +18,7 @@ from simulation.explore import Limits, explore
 README = Path(ms.__file__).parent / "README.md"
 NO_FAULT = Limits(batches=2, deaths=0, servers=0, rollbacks=0)
 ONE_DEATH = NO_FAULT._replace(batches=3, deaths=1)
+SHARED = NO_FAULT._replace(queues=1, replicas=2)
 LONGER = Limits(batches=5, deaths=1, servers=0, rollbacks=0)
 
 
@@ -32,6 +33,13 @@ def test_nor_where_anything_else_happens(fault: str) -> None:
     found = explore(NO_FAULT._replace(**{fault: 1}))
     assert (found.closed, found.violation) == (True, ""), found.trace
     assert found.states > 5_000
+
+
+@pytest.mark.parametrize("fault", ["deaths", "hangs", "rollbacks"])
+def test_nor_where_two_trainers_share_a_queue(fault: str) -> None:
+    found = explore(SHARED._replace(**{fault: 1}))
+    assert (found.closed, found.violation) == (True, ""), found.trace
+    assert found.states > 4_000
 
 
 # ---- each invariant fails where the code is wrong
@@ -97,6 +105,14 @@ class NeverLooksAgain(Membership):
         return []
 
 
+class TakesReplicasForOne(Membership):
+    """The replicas of a queue go on where the first one of them does."""
+
+    def first_steps(self, steps: dict[int, int]) -> list[float]:
+        first = super().first_steps(steps)
+        return [max(first[seat - seat % self.replicas], first[seat]) for seat in range(len(first))]
+
+
 @pytest.mark.parametrize(
     ("planted", "invariant", "limits"),
     [
@@ -107,6 +123,7 @@ class NeverLooksAgain(Membership):
         (KeepsLeases, "holders|slots", ONE_DEATH),
         (NeverLooksAgain, "waits", NO_FAULT._replace(hangs=1)),
         (AttachesTwice, "table", NO_FAULT),
+        (TakesReplicasForOne, "rows", SHARED._replace(deaths=1)),
     ],
 )
 def test_an_invariant_fails_where_a_bug_is_planted(

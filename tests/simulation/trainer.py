@@ -22,8 +22,10 @@ from feeder.service.client.options import ConsumerOptions
 from feeder.service.client.session import SnapshotRequest
 from feeder.service.protocol.coding import decode
 from feeder.state.snapshot import Snapshot
-from feeder.state.state_dict import STATE_KEY
+from feeder.state.state_dict import STATE_KEY, unpack_position
 from feeder.workers.stream.batch import Batch
+from feeder.workers.stream.position import Cut
+from simulation.disk import KilledError
 from simulation.network import Link
 from simulation.process import Process
 from simulation.server import told
@@ -31,45 +33,57 @@ from simulation.stream import NAME, content, factory_of, rows_of
 from simulation.world import Violation, WouldWaitError
 
 if TYPE_CHECKING:
-    from simulation.job import Job
+    from simulation.job import Job, Rank
 
 DEFECTS = ProtocolError, RemoteError
 """Errors that no trainer may get: both sides are ours, and nothing here damages a message."""
 
 
+def cut_of(job: Job, position: bytes) -> Cut:
+    """The place that a saved position means."""
+    found = unpack_position(position)
+    return factory_of(job.deal.feed).positions.find_in(found).cut
+
+
 def step_of(job: Job, position: bytes) -> int:
     """The step that a saved position names; the number of batches at the end."""
-    factory = factory_of(job.plan.feed)
-    resume = factory.find(position, rejoins=True)
-    assert resume is not None
-    return resume.cut.step
+    return cut_of(job, position).step
 
 
 class TrainerProcess(Process):
     """One process of a trainer. It lives, may be stopped and continued, and ends once."""
 
     def __init__(
-        self, job: Job, queue: int, number: int, *, position: bytes | None = None,
-        step: int = 0, rejoins: bool = False, takes_over: bool = False, loads: bool = False,
+        self, job: Job, rank: Rank, *, position: bytes | None = None, skip: int = 0,
+        rejoins: bool = False, takes_over: bool = False, loads: bool = False,
         is_stray: bool = False, is_foreign: bool = False,
     ) -> None:  # fmt: skip
-        super().__init__(f"trainer {queue}.{number}")
-        self.job, self.queue = job, queue
-        plan = job.plan
-        self.position, self.step, self.rejoins = position, step, rejoins
-        """Where it begins; `step` is that of its next batch."""
-        self.begins_at = step
+        rank.num += 1
+        super().__init__(f"trainer {rank.name}.{rank.num}")
+        self.job, self.rank, self.deal = job, rank, job.deal
+        plan, seat = job.plan, rank.seat
+        self.position, self.rejoins = position, rejoins
+        """Where it begins."""
+        self.skip = skip
+        self.step = job.first_batch(rank, position, skip=skip, rejoins=rejoins)
+        """The number of its next batch."""
+        self.begins_at = self.step
         self.is_stray, self.is_foreign = is_stray, is_foreign
         """Whether it is a second process for its queue, which nobody wants; whether its position is
         one of another run."""
         self.was_connected = False
         self._rows = rows_of(plan.feed)
-        self._think_s = plan.think_s * plan.paces[queue]
+        self._think_s = plan.think_s * plan.of_seat(plan.paces, seat)
+        self._store = None if rank.host is None else rank.host.open()
         self.is_cut_off = False
         self.breaks_early = False
         """Whether its next connection breaks as soon as it stands."""
         self.breaks_late = False
         """Whether its connection breaks after the last batch, about when it says goodbye."""
+        self.lacks_start_s = rank.lacks_start_s
+        """Where it is not 0, its connection breaks when the server sends it the first batch. So
+        many seconds later both sides know."""
+        rank.lacks_start_s = 0.0
         self.error: FeedError | None = None
         self.has_all = False
         self._user_waits = self._user_is_due = False
@@ -84,11 +98,11 @@ class TrainerProcess(Process):
         """Whether it cannot map shared memory."""
         addresses = [job.addresses[i] for i in range(plan.addresses)]
         options = ConsumerOptions(
-            addresses=tuple(addresses), feed=NAME, queue=queue, credit=plan.credits[queue],
-            hold=plan.hold, rejoins=rejoins, takes_over=takes_over,
-            plane=plan.planes[queue],  # type: ignore[arg-type]
+            addresses=tuple(addresses), feed=NAME, queue=rank.queue, replica=rank.replica,
+            credit=plan.of_seat(plan.credits, seat), hold=plan.hold, skip=skip, rejoins=rejoins,
+            takes_over=takes_over,
+            plane=plan.of_seat(plan.planes, seat),  # type: ignore[arg-type]
             checksum="auto", writable=False, timeout_s=10.0, reconnect_s=600.0, who=self.name,
-            skip=0,
         )  # fmt: skip
         connect: Any = self._connect
         self.loop = loop = ClientLoop(
@@ -170,7 +184,9 @@ class TrainerProcess(Process):
             batches = inbox.batches
             if len(batches) or batches.ending is not None or self._is_loading:
                 self._user_by(0.0)
-        request = self._request
+        session, request = self.loop._session, self._request
+        if session._requests and not session._is_answered:
+            raise Violation(f"waits: {self.name} waits for a snapshot, which nobody can answer")
         if request is not None:
             if request._answer is not None:
                 self._take_snapshot(request._answer)
@@ -237,11 +253,13 @@ class TrainerProcess(Process):
             return self._take_end()
         except FeedError as error:
             return self._fail(error)
-        self._take(batch)
-        think_s = self._think_s * self._draws.random()
-        self._user_by(think_s * 20 if self._draws.random() < 0.02 else think_s)
+        saving_s = self._take(batch)
+        if not self.is_dead:
+            think_s = self._think_s * self._draws.random()
+            self._user_by(saving_s + (think_s * 20 if self._draws.random() < 0.02 else think_s))
 
-    def _take(self, batch: Batch) -> None:
+    def _take(self, batch: Batch) -> float:
+        """Use a batch; returns how many seconds it takes to save a position."""
         plan, step = self.job.plan, self.step
         if self.world.history is not None:
             self.note(f"is handed batch {batch.step}")
@@ -255,17 +273,21 @@ class TrainerProcess(Process):
         held = self._held
         held.append((batch, rows))
         self._check_held()
-        while len(held) > plan.hold + 2 or (held and self._draws.random() < 0.6):
+        while len(held) > plan.hold + 2 or (held and not plan.keeps and self._draws.random() < 0.6):
             held.popleft()
-        self.step = step + plan.feed.queues
+        self.step = step + self.deal.feed.queues
         self.job.handed(self)
         if self.breaks_late and self.link is not None and self.step >= plan.feed.num_batches:
             late_s = 10 * self._think_s * self._draws.random()
-            self.world.after(late_s, self.link.break_off)
-        if self._draws.random() < 0.1 or self.step // plan.feed.queues % plan.save_every == 0:
-            self._save()
-        if self._draws.random() < self.job.asks:
+            # The server may learn of it after the consumer has asked once more.
+            up_s = self._draws.choice((0.0, 0.1))
+            self.world.after(late_s, self.link.break_off, up_s)
+        saving_s = 0.0
+        if self._draws.random() < 0.1 or self.deal.round_of(self.step) % plan.save_every == 0:
+            saving_s = self._save()
+        if self._draws.random() < self.job.asks and not self.is_dead:
             self.ask()
+        return saving_s
 
     def _check_held(self) -> None:
         """What it still looks at has not changed: nobody else acts on its slots."""
@@ -273,28 +295,65 @@ class TrainerProcess(Process):
             if content(batch) != rows:
                 raise Violation(f"slots: batch {batch.step} changed under {self.name}")
 
-    def _save(self) -> None:
+    def _save(self) -> float:
+        """Save the position; returns how many seconds that takes."""
         assert self.consumer is not None
         position = self.consumer.state_dict()[STATE_KEY]
-        last = self.step - self.job.plan.feed.queues
+        last = self.step - self.deal.feed.queues
         step = step_of(self.job, position)
         if step != last + 1:
             raise Violation(f"positions: after batch {last} the position of {self.name} is {step}")
-        self.job.save(self, position)
+        return self._store_position(position)
+
+    def _store_position(self, position: bytes) -> float:
+        """Store a position; returns how many seconds that takes."""
+        host, opened = self.rank.host, self._store
+        if host is None or opened is None:
+            self.job.save(self, self.step, position)
+        elif self.rank.process is self:
+            try:
+                is_saved = host.save(opened, position)
+            except KilledError:
+                if self._draws.random() < 0.5:
+                    host.lose_power()
+                self.kill()
+                return 0.0
+            if is_saved:
+                # Whoever dies before then cannot know that it is there.
+                seconds = host.slow_s * self._draws.random()
+                self.world.after(seconds, self._has_saved, self.step, position)
+                return seconds
+            self.note("cannot save its position: the disk is full")
+        return 0.0
+
+    def _has_saved(self, step: int, position: bytes) -> None:
+        if not self.is_dead:
+            self.job.save(self, step, position)
+
+    def die_in_save(self, num_calls: int) -> None:
+        """It is killed in its next save, after so many calls to the system, perhaps as the power of
+        its host goes."""
+        if self._store is not None:
+            self._store[1].calls_left = num_calls
 
     def _check_start(self) -> None:
         """Before the first batch its position is the one that it came with."""
         if self.step != self.begins_at or self.consumer is None or self._loads:
             return
-        position = self.consumer.state_dict()[STATE_KEY]
-        expected = 0
-        if self.position is not None:
-            expected = step_of(self.job, self.position)
-        elif not self.rejoins:
-            if self.job.ranks[self.queue].process is not self:
-                return  # Another one has its place: the servers may have begun elsewhere meanwhile.
-            expected = self.job.origin_step
-        found = step_of(self.job, position)
+        if self.rank.process is not self and not (self.position or self.rejoins):
+            return  # Another one has its place: the servers may have begun elsewhere meanwhile.
+        job, position = self.job, self.consumer.state_dict()[STATE_KEY]
+        if self.skip:
+            # What is left out belongs to it.
+            found = self.deal.first(job.place(position), self.rank.queue)
+            expected = self.step
+        else:
+            found, came_with = step_of(job, position), self.position
+            expected = 0
+            if came_with is not None:
+                expected = step_of(job, came_with)
+            elif not self.rejoins:
+                expected = job.origin_at
         if found != expected:
             raise Violation(
                 f"positions: {self.name} came with {expected}, and before its first batch its "
@@ -313,9 +372,10 @@ class TrainerProcess(Process):
         if isinstance(answer, RemoteError):
             return
         (state,) = Snapshot.from_bytes(answer).states
-        found = factory_of(self.job.plan.feed).positions.find(state).cut
-        stood = self._asked_step - self.job.plan.feed.queues + 1
-        steps = {stood, self.step - self.job.plan.feed.queues + 1}
+        num_queues = self.deal.feed.queues
+        found = factory_of(self.deal.feed).positions.find(state).cut
+        stood = self._asked_step - num_queues + 1
+        steps = {stood, self.step - num_queues + 1}
         # Where no batch is left of its queue, the end is the same place for it.
         num = self.job.plan.feed.num_batches
         if found.finished and self._asked_step >= num:
@@ -331,7 +391,7 @@ class TrainerProcess(Process):
         self.note("has had everything")
         self.has_all = True
         assert self.consumer is not None
-        self.job.save(self, self.consumer.state_dict()[STATE_KEY])
+        self._store_position(self.consumer.state_dict()[STATE_KEY])
         # Some have work to do before they close it.
         late_s = 20 * self._think_s * self._draws.random() if self._draws.random() < 0.5 else 0.0
         self.world.after(late_s, self._leave_at_end)
@@ -373,8 +433,7 @@ class TrainerProcess(Process):
         """An error has a reason that the trainer's owner can see."""
         if not self.was_connected or self.is_stray or self.is_foreign:
             return
-        rank = self.job.ranks[self.queue]
-        if isinstance(error, LeaseLost) and not rank.may_be_fenced:
+        if isinstance(error, LeaseLost) and not self.rank.may_be_fenced:
             raise Violation(f"holders: {self.name} lost its queue, which nobody took: {error}")
         # A state that is loaded after connecting may be refused as one that was connected with.
         is_known = self.position is not None and not self._loads

@@ -31,7 +31,7 @@ class LateReader:
     def read(self, batch: Batch, stream: Stream | None = None) -> None:
         """Give the work on a batch to a stream: the current one, where none is named."""
         copies: list[np.ndarray] = []
-        values = [array.values for array in batch.arrays]
+        values = [array.values for array in batch.arrays()]
 
         def work() -> None:
             copies.extend(value.copy() for value in values)
@@ -43,7 +43,7 @@ class LateReader:
             while len(self._kept) > self._random.randint(0, self._most_kept):
                 # Looked at once more, from under everything that came since.
                 _, first, old = self._kept.popleft()
-                again = [array.get() for array in old.arrays]
+                again = [array.get() for array in old.arrays()]
                 assert all(map(np.array_equal, first, again)) and len(first) == len(again)
 
     def read_all(self, batches: Iterable[Batch]) -> list[Record]:

@@ -16,12 +16,21 @@ from typing import Any, Protocol
 
 import xxhash
 
-from feeder.workers.errors import ConfigError, FetchError, FetchTimeout, ResumeError, in_words
+from feeder.workers.errors import (
+    CallLost,
+    ConfigError,
+    FetchError,
+    FetchTimeout,
+    ResumeError,
+    in_words,
+)
+from feeder.workers.fetch.scheduler import ListLimits
 from feeder.workers.spec import RunSpec, StreamSpec
 from feeder.workers.stats import FetchStats
 from feeder.workers.stream.batch import Call
 from feeder.workers.stream.chunks import Schema
 from feeder.workers.stream.digests import digest_chunk
+from feeder.workers.stream.placement import Placement, writing_to
 from feeder.workers.stream.position import Cut, Partitions, Position
 from feeder.workers.tuning import TUNING
 
@@ -153,9 +162,9 @@ class PartitionCalls(Protocol):
         """Bring a new fetch function to where the stream goes on, step by step. After each step the
         caller waits for as many seconds as it gives, and may stop."""
 
-    @property
-    def next_call(self) -> Callable[[], Any]:
-        """Calls the fetch function. It may raise anything, StopIteration at the epoch's end."""
+    def begin_list(self, limits: ListLimits) -> Callable[[], Any]:
+        """A chunk list of at most so much begins. Returns what calls the fetch function, once each
+        time. It may raise anything, StopIteration at the epoch's end."""
 
     def mark(self) -> bytes:
         """The cursor after the last call, as bytes."""
@@ -165,13 +174,14 @@ class PartitionCalls(Protocol):
 
 
 def make_calls(
-    spec: StreamSpec, run: RunSpec, partitions: Partitions, start: Position, *, resumed: bool
-) -> Sequence[PartitionCalls]:
+    spec: StreamSpec, run: RunSpec, partitions: Partitions, start: Position, *, resumed: bool,
+    places: Placement | None = None,
+) -> Sequence[PartitionCalls]:  # fmt: skip
     """The calls of each partition of a stream that begins at `start`; where it is `resumed` a
-    stream may have been there before."""
+    stream may have been there before. `places` says where calls may write their rows."""
     if spec.pure:
         return [
-            IndexCalls(spec, partitions, start, partition)
+            IndexCalls(spec, partitions, start, partition, places)
             for partition in range(partitions.num_partitions)
         ]
     # The bytes of each partition's cursor: a token holds all cursors.
@@ -189,12 +199,15 @@ class IndexCalls:
     """
 
     def __init__(
-        self, spec: StreamSpec, partitions: Partitions, start: Position, partition: int
-    ) -> None:
+        self, spec: StreamSpec, partitions: Partitions, start: Position, partition: int,
+        places: Placement | None = None,
+    ) -> None:  # fmt: skip
         self._fetch = spec.fetch
-        self._spec = spec
+        self._places = places
         self._partitions = partitions
         self._partition = partition
+        self._first_worker_id, self._num_workers = spec.first_worker_id, spec.num_workers
+        self._rows_asked, self._seed = spec.rows_asked, spec.seed
         self._epoch = start.epoch
         self._number = start.calls[partition]
         self._done = frozenset(start.done)
@@ -219,15 +232,22 @@ class IndexCalls:
     def _index(self) -> int:
         return self._partitions.number(self._partition, self._number)
 
-    @property
-    def next_call(self) -> Callable[[], Any]:
+    def begin_list(self, limits: ListLimits) -> Callable[[], Any]:
         return self._call
 
     def _call(self) -> Any:
-        spec, index = self._spec, self._index()
-        worker_id = spec.worker_id(self._partition, index)
-        call = Call(index, self._epoch, worker_id, spec.rows_asked, spec.seed)
-        chunk = self._fetch(call)
+        # As `StreamSpec.call` does, without a call of Python's for each of its numbers.
+        index = self._number * self._partitions.num_partitions + self._partition
+        worker_id = self._first_worker_id + index % self._num_workers
+        call = Call(index, self._epoch, worker_id, self._rows_asked, self._seed)
+        place = None if self._places is None else self._places.place(self._epoch, index)
+        if place is None:
+            chunk = self._fetch(call)
+        else:
+            # Written again by a call that is made again: nobody sees the slot before all calls of
+            # its batch have returned.
+            with writing_to(place, call):
+                chunk = self._fetch(call)
         if chunk is None:
             return None
         self._number += 1
@@ -267,7 +287,9 @@ class WorkerCalls:
         self._resumed = resumed
         self._origins = origins_of(spec.fetch, spec.cursor)
         self._sizes = sizes
-        self.next_call = partial(spec.fetch, self._worker_id, spec.rows_asked)
+
+    def begin_list(self, limits: ListLimits) -> Callable[[], Any]:
+        return partial(self._spec.fetch, self._worker_id, self._spec.rows_asked)
 
     def begin_epoch(self, epoch: int) -> int:
         return 0
@@ -320,14 +342,15 @@ class WorkerCalls:
             raise ConfigError(
                 f"no position can hold the cursor of worker {self._worker_id}: {error}"
             ) from error
-        if len(mark) != self._sizes[self._partition]:
-            self._check_size(len(mark))
+        self._check_size(len(mark))
         return mark
 
     def _check_size(self, num_bytes: int) -> None:
         """Raise `ConfigError` where tokens would become too large: they hold the cursor of each
         worker, and of the one whose rows are left over that before its last call."""
         sizes = self._sizes
+        if num_bytes == sizes[self._partition]:
+            return
         sizes[self._partition] = num_bytes
         if sum(sizes) + max(sizes) > MAX_BYTES:
             raise ConfigError(
@@ -357,9 +380,10 @@ def fetch_again(
             raise not_repeatable(call.worker_id, call.index, "the epoch ended instead") from None
         except BaseException as error:
             stats.fail(partition, in_words(error))
-            if failures >= run.retries or not isinstance(error, Exception):
+            is_lost = isinstance(error, CallLost)
+            if failures >= run.retries or not isinstance(error, Exception) or is_lost:
                 raise FetchError(
-                    f"{made}: fetch function raised {in_words(error)}",
+                    f"{made}: {told_of(error)}",
                     worker_id=call.worker_id,
                     call=call.index,
                 ) from error
@@ -380,6 +404,13 @@ def fetch_again(
         yield pause_s
 
 
+def told_of(error: BaseException) -> str:
+    """What a call came to that gave no chunk."""
+    # The fetch function has not raised anything where its process is gone.
+    is_lost = isinstance(error, CallLost)
+    return str(error) if is_lost else f"fetch function raised {in_words(error)}"
+
+
 def as_tuple(chunk: Any, names: tuple[str, ...]) -> Any:
     """A chunk as a tuple in the order of the input names; left as it is where it cannot be."""
     if isinstance(chunk, (list, tuple)):
@@ -390,20 +421,22 @@ def as_tuple(chunk: Any, names: tuple[str, ...]) -> Any:
 
 
 def chain_marks(
-    mark: bytes | None, first: int, num: int, arrays_of: Callable[[int], tuple[Any, ...]]
+    mark: bytes | None, first: int, columns: Sequence[Sequence[Any]], places: range
 ) -> list[bytes]:
-    """The running digests of a worker after each of `num` calls, the first of them `first`.
+    """The running digests of a worker after each of some calls, the first of them `first`, whose
+    chunks are at these places of the columns.
 
     Of the first calls every one is sampled, later every 256th, so that the cost of a one-row
     chunk is not the digest. Replay compares them; rows are counted beside them for every call.
     """
     marks: list[bytes] = []
     current = mark or b""
-    i = 0
+    i, num = 0, len(places)
     while i < num:
         number = first + i
         if number < _SAMPLED_CALLS or number % _SAMPLE_EVERY == 0:
-            current = _chain(current, number, arrays_of(i))
+            arrays = tuple([column[places[i]] for column in columns])
+            current = _chain(current, number, arrays)
             marks.append(current)
             i += 1
         else:
@@ -447,8 +480,7 @@ def _replay(spec: StreamSpec, start: Position, partition: int) -> Iterator[float
         arranged = schema.arrange([as_tuple(chunk, spec.names)])
         if arranged.error is not None or seen_calls >= calls:
             raise not_repeatable(worker_id, seen_calls, "another chunk than before")
-        arrays = tuple(column[0] for column in arranged.columns)
-        seen_mark = chain_marks(seen_mark, seen_calls, 1, lambda _, arrays=arrays: arrays)[0]  # type: ignore[misc]
+        seen_mark = chain_marks(seen_mark, seen_calls, arranged.columns, range(1))[0]
         seen_calls += 1
         seen_rows += arranged.rows[0]
         if time.monotonic() - shown > TUNING.progress_s:

@@ -59,9 +59,11 @@ class StallDetector:
         names: CallNames,
         users: Sequence[User],
         tuning: Tuning,
+        stack_of: Callable[[int | None], str],
     ) -> None:
         self._scheduler = scheduler
         self._budget = budget
+        self._stack_of = stack_of
         self._timeout_s = timeout_s
         self._names = names
         self._users = users
@@ -113,7 +115,8 @@ class StallDetector:
         )
         error.__cause__ = failure
         if partition.running:
-            error.add_note(f"the call has not returned:\n{stack(partition.ident)}")
+            told = self._stack_of(partition.ident)
+            error.add_note(f"the call has not returned:\n{told}")
         return error
 
 
@@ -156,14 +159,21 @@ class Channel:
         *,
         timeout_s: float,
         tuning: Tuning = TUNING,
+        waits: bool = False,
+        stack_of: Callable[[int | None], str] = stack,
     ) -> None:
+        """`waits`: calls are made in processes, and fetcher threads wait for them. `stack_of` tells
+        the stack of the call that a thread has made."""
         self._scheduler = scheduler
         self._budget = budget
         self._stats = stats
         self._marked = names.spec.seekable
         self._axis = names.spec.axes[0]
-        self._silence = StallDetector(scheduler, budget, timeout_s, names, users, tuning)
-        self._policy = ConcurrencyPolicy(scheduler, budget, names.spec.batch_size, tuning)
+        self._silence = StallDetector(scheduler, budget, timeout_s, names, users, tuning, stack_of)
+        self._users = users
+        self._policy = ConcurrencyPolicy(
+            scheduler, budget, names.spec.batch_size, tuning, waits=waits
+        )
         self._inline = InlineMerge()
         # Clocks of the wait for chunks that is going on.
         self._clocks: Sequence[Stopwatch] = ()
@@ -213,8 +223,9 @@ class Channel:
                 if partitions:
                     self._budget.begin_turn()
                     limits, ident = self._policy.limits_of(partitions[0]), threading.get_ident()
-                    self._scheduler.hold(partitions, ident, limits, now)
+                    # Before they are held, as their rows count among those begun from then on.
                     turn = Turn(partitions, *self._policy.turn_limits())
+                    self._scheduler.hold(partitions, ident, limits, now)
                     if len(partitions) > 1:
                         self._round = turn
                     self._wake_fetcher()
@@ -259,11 +270,12 @@ class Channel:
         begun; returns the last one that was called."""
         last, begins_epoch = None, False
         calls = rows = num_bytes = 0
+        counted_s = self._policy.counted_wait(self._hungry_for(now))
         for last, report, ending, put_off_s in turn.take_done():
             begins_epoch |= self._scheduler.give_back(
                 last, ending, now + put_off_s if put_off_s else 0.0, report.rows > 0, self._marked
             )
-            self._policy.note_calls(last, report, now)
+            self._policy.note_calls(last, report, now, counted_s)
             calls, rows = calls + report.calls, rows + report.rows
             num_bytes += report.num_bytes
         while (partition := turn.take_next()) is not None:
@@ -275,6 +287,11 @@ class Channel:
         if begins_epoch:
             self._wake_all_fetchers()
         return last
+
+    def _hungry_for(self, now: float) -> float:
+        """For how many seconds a user has been waiting for a batch."""
+        waits = [user.waited_since for user in self._users]
+        return max((now - since for since in waits if since is not None), default=0.0)
 
     def pause(self, seconds: float) -> bool:
         """Let time pass; returns at once, with False, when the stream is over."""
@@ -341,6 +358,9 @@ class Channel:
             self._policy.inline_ends()
             if self._policy.looks_late():
                 self._arrived.notify()
+                # Not only when the thread goes on: until it has the interpreter, calls would be
+                # made one by one.
+                self._policy.batcher_woken()
             return None
 
     def finish_inline(self, error: BaseException | None) -> None:
@@ -452,6 +472,18 @@ class Channel:
         with self._lock:
             self._budget.learn(row_bytes)
             return self._budget.max_rows
+
+    def batches_ahead(self, calls_per_batch: int) -> int:
+        """For how many batches slots are taken before their calls are made."""
+        with self._lock:
+            return self._policy.batches_ahead(calls_per_batch)
+
+    def allow(self, allowed: tuple[int, int] | None) -> None:
+        """Let fetchers make those calls that have a place to write to: all of an epoch before this
+        one; None where any may be made."""
+        with self._lock:
+            self._scheduler.allow(allowed)
+            self._wake_fetcher()
 
     def note_batches(self, *, copied: int, passed: int) -> None:
         """Batches were handed over: so many rows of them were copied, so many passed on."""

@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
-from feeder.workers.errors import FeedError, FetchError, in_words
-from feeder.workers.fetch.calls import PartitionCalls, as_tuple
+from feeder.workers.errors import CallLost, ClosedError, FeedError, FetchError, in_words
+from feeder.workers.fetch.calls import PartitionCalls, as_tuple, told_of
 from feeder.workers.fetch.channel import Channel
 from feeder.workers.fetch.scheduler import Called, CallsReport, End, Partition, Turn
 from feeder.workers.spec import CallNames, RunSpec
@@ -84,7 +84,7 @@ class Fetcher:
         self._tuning = tuning
         self._fresh = [True] * len(calls)
         self._failures = [0] * len(calls)
-        self._axis = spec.axes[0]
+        self._axis, self._marked = spec.axes[0], spec.seekable
         # The first call of the run, and the digest of its rows, until it has been made again.
         self._first: tuple[Call, int] | None = None
         self._looks_at_first = spec.pure and spec.repeatable and not run.debug
@@ -117,6 +117,8 @@ class Fetcher:
                 self._put_back(partition, calls)
                 laps.lap()
         except BaseException as error:
+            if self._is_of_the_end(error):
+                return partition, _NOTHING, None, 0.0
             stats.fail(number, in_words(error))
             if not isinstance(error, FeedError):
                 error = self._failed(partition, partition.next, error)
@@ -129,7 +131,7 @@ class Fetcher:
         if row_bytes is not None:
             num_bytes = rows * row_bytes
         report = CallsReport(num_calls, rows, num_bytes, took, waited)
-        stats.end_list(number, num_calls, rows, num_bytes, laps.at)
+        stats.end_list(number, num_calls, rows, num_bytes, laps.at, took - waited)
         if num_calls:
             self._failures[number] = 0
             partition.note_chunks()
@@ -155,14 +157,15 @@ class Fetcher:
     def _call(self, partition: Partition, calls: PartitionCalls, row_bytes: int | None) -> _Calls:
         """Call until the chunk list is full or something else than a chunk comes."""
         # The loop runs once per call, which may take a microsecond: what it needs are locals.
-        channel, next_call, chunks = self._channel, calls.next_call, partition.chunks
+        channel, chunks = self._channel, partition.chunks
         append = chunks.append
-        mark = calls.mark if self._spec.seekable else None
+        mark = calls.mark if self._marked else None
         note_first = self._note_first if self._looks_at_first else None
         note = self._print if self._run.debug else note_first
         axis, names, first, monotonic = self._axis, self._spec.names, partition.next, time.monotonic
         most_rows, most_calls, most_bytes, grace_s = partition.limits
         most_calls = 1 if calls.one_by_one else most_calls
+        next_call = calls.begin_list(partition.limits)
         measure = count_bytes if row_bytes is None else None  # Later the merge may have taken some.
         rows = num_bytes = num_calls = 0
         try:
@@ -239,10 +242,13 @@ class Fetcher:
         error: BaseException,
     ) -> Called:
         """A call raised: have it made again, or put its error in its place in the stream."""
+        if self._is_of_the_end(error):
+            return partition, report, None, 0.0
         number = partition.number
         failures = self._failures[number]
         self._stats.fail(number, in_words(error))
-        if failures < self._run.retries and isinstance(error, Exception):
+        is_lost = isinstance(error, CallLost)
+        if failures < self._run.retries and isinstance(error, Exception) and not is_lost:
             self._failures[number] += 1
             partition.note_failure(error)
             self._stats.retries[number] += 1
@@ -256,10 +262,14 @@ class Fetcher:
                 return partition, report, None, put_off_s
         return partition, report, self._failed(partition, call, error), 0.0
 
+    def _is_of_the_end(self, error: BaseException) -> bool:
+        """Whether a call in a process was cut off because the stream is over: no fault of its."""
+        return isinstance(error, ClosedError) and self._channel.closed
+
     def _failed(self, partition: Partition, call: int, error: BaseException) -> FetchError:
         worker_id, number = self._names.of_call(partition.number, call)
         failed = FetchError(
-            f"worker {worker_id}, call {number}: fetch function raised {in_words(error)}",
+            f"worker {worker_id}, call {number}: {told_of(error)}",
             worker_id=worker_id,
             call=number,
         )

@@ -72,7 +72,13 @@ class ConcurrencyPolicy:
     """
 
     def __init__(
-        self, scheduler: Scheduler, budget: BufferBudget, batch_size: int, tuning: Tuning
+        self,
+        scheduler: Scheduler,
+        budget: BufferBudget,
+        batch_size: int,
+        tuning: Tuning,
+        *,
+        waits: bool = False,
     ) -> None:
         self._scheduler = scheduler
         self._budget = budget
@@ -80,9 +86,13 @@ class ConcurrencyPolicy:
         self._tuning = tuning
         trials = Trials(tuning)
         self._paces = [Pace(trials, tuning) for _ in scheduler.partitions]
-        self._kinds = [CallKind.COMPUTES for _ in scheduler.partitions]
+        # Calls that are made in processes wait, however quick they are there.
+        self._waits = waits
+        kind = CallKind.WAITS if waits else CallKind.COMPUTES
+        self._kinds = [kind for _ in scheduler.partitions]
         # The partitions of two of the kinds, as bits.
-        self._quick = self._waiting = 0
+        self._quick = 0
+        self._waiting = (1 << len(scheduler.partitions)) - 1 if waits else 0
         # Calls of an epoch that the merge has come to in ticket order; None in order of arrival.
         self._merged: int | None = None
         # How many calls each partition may be ahead of these.
@@ -132,9 +142,12 @@ class ConcurrencyPolicy:
         """Batches were handed over; their rows were copied, or passed on as they were."""
         self._passes = passed > 0 and not copied
 
-    def note_calls(self, partition: Partition, report: CallsReport, now: float) -> None:
-        """A fetcher has given a partition back; its calls came to this."""
-        kind = self._classify(partition, report, now)
+    def note_calls(
+        self, partition: Partition, report: CallsReport, now: float, counted_s: float = math.inf
+    ) -> None:
+        """A fetcher has given a partition back; its calls came to this. At most `counted_s` of
+        their waits say something of them (`counted_wait`)."""
+        kind = self._classify(partition, report, now, counted_s)
         if kind is not self._kinds[partition.number]:
             self._set_kind(partition, kind)
         if report.rows:
@@ -142,6 +155,14 @@ class ConcurrencyPolicy:
             # before this round is over.
             share_rows = self._budget.max_rows // len(self._scheduler.partitions)
             self._ahead[partition.number] = 1 + max(1, share_rows * report.calls // report.rows)
+
+    def counted_wait(self, hungry_s: float) -> float:
+        """For how long the calls of a turn that ends now may have waited for something else than
+        the interpreter, where a user has been waiting for a batch for `hungry_s`."""
+        # While no user waits, a user's thread may have the interpreter, and nobody is held up. So
+        # may other calls that compute.
+        num_waiting = (self._scheduler.running & self._waiting).bit_count()
+        return hungry_s if self._budget.num_calling <= num_waiting else 0.0
 
     def lists_came(self, partition: Partition, now: float) -> Merger:
         """A fetcher has given partitions back, this one last; returns who merges what has come."""
@@ -166,17 +187,24 @@ class ConcurrencyPolicy:
         return Merger.FETCHER if is_inline else Merger.BATCHER
 
     def _set_kind(self, partition: Partition, kind: CallKind) -> None:
-        bit = 1 << partition.number
+        bit = partition.bit
         self._kinds[partition.number] = kind
         self._quick = self._quick | bit if kind is CallKind.QUICK else self._quick & ~bit
         self._waiting = self._waiting | bit if kind is CallKind.WAITS else self._waiting & ~bit
 
-    def _classify(self, partition: Partition, report: CallsReport, now: float) -> CallKind:
+    def _classify(
+        self, partition: Partition, report: CallsReport, now: float, counted_s: float
+    ) -> CallKind:
+        if self._waits:
+            return CallKind.WAITS
         calls, _, num_bytes, took, waited = report
         tuning, computed = self._tuning, took - waited
         # While larger chunks are copied the interpreter is free, for another fetcher.
         are_small = num_bytes < tuning.drop_gil_bytes * max(1, calls)
-        if self._paces[partition.number].note(calls, took, waited, now) and are_small:
+        # Of large rows that were written where they belong nothing is copied any more.
+        are_small |= self._are_written and computed < tuning.quick_call_s * calls
+        is_quick = self._paces[partition.number].note(calls, took, waited, now, counted_s)
+        if is_quick and are_small:
             return CallKind.QUICK
         # What fills memory at its full speed waits for a core or the interpreter, if for anything.
         computes = waited < computed or num_bytes > took * tuning.memory_bytes_per_s
@@ -185,6 +213,12 @@ class ConcurrencyPolicy:
         # Calls that compute wait for the interpreter alone, and that for less.
         is_long = waited > max(computed, tuning.waiting_list_s)
         return CallKind.WAITS if is_long else CallKind.COMPUTES
+
+    @property
+    def _are_written(self) -> bool:
+        """Whether calls write their rows where they belong: what they give is read no more, and
+        costs the same whatever its size."""
+        return self._passes and self._scheduler.has_places
 
     # ---- the batcher thread while it waits
 
@@ -254,7 +288,7 @@ class ConcurrencyPolicy:
         # two, to ask for the next worker under the lock takes longer than its call.
         first, most = least.number, max(1, self._room() // self._batch_size)
         quick = scheduler.ready & self._quick
-        return self._in_turn(quick | 1 << first, most, first)
+        return self._in_turn(quick | least.bit, most, first)
 
     def _in_turn(self, partitions: int, most: int, first: int | None = None) -> list[Partition]:
         """At most so many of these partitions, in turn, that are near enough to the merge. Else a
@@ -302,6 +336,18 @@ class ConcurrencyPolicy:
         rows, tuning = self._most_rows(partition), self._tuning
         return ListLimits(rows, min(rows, tuning.list_calls), tuning.part_bytes, tuning.grace_s)
 
+    def batches_ahead(self, calls_per_batch: int) -> int:
+        """For how many batches slots are taken before their calls are made: as many as all
+        fetchers together fill at a time, and no more than there is room for."""
+        budget, tuning, num = self._budget, self._tuning, len(self._scheduler.partitions)
+        batch_bytes = max(1, self._batch_size * (budget.row_bytes or 0))
+        most = min(budget.max_rows // self._batch_size, budget.max_bytes // batch_bytes)
+        in_lists = min(tuning.list_batches, tuning.list_bytes // batch_bytes)
+        if self._quick and self._are_written:
+            in_lists = tuning.list_batches
+        wanted = 1 + -(-num // calls_per_batch) + in_lists
+        return max(1, min(wanted, most - sum(budget.waiting)))
+
     def turn_limits(self) -> tuple[int, int]:
         """How many rows and bytes come of a turn at most, but for the last partition's."""
         budget = self._budget
@@ -323,10 +369,13 @@ class ConcurrencyPolicy:
         # One thread makes the quick chunk lists of all partitions in turn, and then merges them.
         num, is_quick = len(self._scheduler.partitions), self.kind_of(partition) is CallKind.QUICK
         share_bytes = budget.max_bytes // tuning.bound_share // num
-        if batch * row_bytes > tuning.part_bytes:
+        are_written = is_quick and self._are_written
+        if batch * row_bytes > tuning.part_bytes and not are_written:
             return max(1, min(tuning.part_bytes, share_bytes) // row_bytes)
         batch_bytes = max(1, batch * row_bytes)
         most_bytes = tuning.quick_bytes // num if is_quick else tuning.list_bytes
+        if are_written:
+            most_bytes = share_bytes  # No cache has to hold them.
         num_batches = min(most_bytes, share_bytes) // batch_bytes
         room, share = self._room(), batch * num
         # Rounded up where one turn makes the quick chunk lists of all: there the turn's own limit
@@ -369,7 +418,7 @@ class Trials:
         and for twice as long whenever it is the same again soon. Partitions that are quick stay
         so."""
         if now >= self.next:
-            lasted = now - self._began > 10 * self._pause_s
+            lasted = now - self._began > self._tuning.trial_pauses_held * self._pause_s
             longer_s = min(2 * self._pause_s, self._tuning.last_trial_pause_s)
             self._pause_s = self._tuning.first_trial_pause_s if lasted else longer_s
             self.next = now + self._pause_s
@@ -392,9 +441,11 @@ class Pace:
         # Seconds per call, averaged over the last chunk lists.
         self._call_s = 0.0
 
-    def note(self, num_calls: int, took: float, waited: float, now: float) -> bool:
-        """So many calls took so long, waited for so much of it, and ended now; returns whether
-        they count as quick."""
+    def note(
+        self, num_calls: int, took: float, waited: float, now: float, counted_s: float = math.inf
+    ) -> bool:
+        """So many calls took so long, waited for so much of it, of which at most `counted_s` say
+        something of the calls, and ended now; returns whether they count as quick."""
         tuning = self._tuning
         if not self._is_quick:
             # A quick call cannot take this long, not even one that waits for the interpreter.
@@ -403,6 +454,8 @@ class Pace:
                 self._is_quick, self._since_long = True, tuning.quick_lists
                 self._call_s = tuning.quick_call_s / 2
             return self._is_quick
+        excused = max(0.0, waited - counted_s)
+        took, waited = took - excused, waited - excused
         self._since_long += 1
         if num_calls:
             latest = min(took / num_calls, 4 * tuning.quick_call_s)

@@ -7,9 +7,9 @@ before it.
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import chain
 from typing import Any, NamedTuple
@@ -75,6 +75,7 @@ class Partition:
 
     __slots__ = (
         "backoff_s",
+        "bit",
         "called_at",
         "chunk_lists",
         "chunks",
@@ -94,6 +95,8 @@ class Partition:
 
     def __init__(self, number: int, epoch: int, next_call: int, live: bool) -> None:
         self.number = number
+        self.bit = 1 << number
+        """The set of this partition alone."""
         self.epoch = epoch
         self.next = next_call
         """Number of its next call."""
@@ -177,11 +180,15 @@ class Partition:
         return ChunkList(self.number, self.epoch, first, chunks, marks if marked else None, ending)
 
 
+_WORD_BITS = 30  # A number of so many bits is one digit of Python's.
+_WORD = (1 << _WORD_BITS) - 1
+
+
 def bits_of(partitions: Iterable[Partition]) -> int:
     """A set of partitions as the bits of a number: partition n is bit n."""
     bits = 0
     for partition in partitions:
-        bits |= 1 << partition.number
+        bits |= partition.bit
     return bits
 
 
@@ -277,12 +284,31 @@ class Scheduler:
         self._next = 0
         # The smallest index of the epoch that raised StopIteration (pure form).
         self._ends_at: int | None = None
+        # An epoch, and the first call of it that has no place to write to yet.
+        self._allowed: tuple[int, int] | None = None
         # After a resume all partitions may have ended the epoch already.
         self._begin_epoch()
 
     def partitions_of(self, wanted: int | None) -> Sequence[Partition]:
         """The partition of a number, or all of them for None."""
         return self.partitions if wanted is None else (self.partitions[wanted],)
+
+    def allow(self, allowed: tuple[int, int] | None) -> None:
+        """Of an epoch, only the calls before this one may be made (pure form): the others have no
+        place to write to yet. None where all may."""
+        self._allowed = allowed
+
+    @property
+    def has_places(self) -> bool:
+        """Whether calls have places to write to."""
+        return self._allowed is not None
+
+    def num_allowed(self, partition: Partition) -> int:
+        """How many calls of a partition may be made one after the other."""
+        if self._allowed is None or self._allowed[0] != partition.epoch:
+            return sys.maxsize
+        left = self._allowed[1] - self._layout.number(partition.number, partition.next)
+        return max(0, -(-left // self._layout.num_partitions))
 
     @property
     def finished(self) -> bool:
@@ -315,8 +341,8 @@ class Scheduler:
         later = partitions >> first << first
         for partition in chain(self.among(later), self.among(partitions & ~later)):
             if self._is_over(partition):
-                self._ready &= ~(1 << partition.number)
-            else:
+                self._ready &= ~partition.bit
+            elif self._allowed is None or self.num_allowed(partition):
                 yield partition
 
     def next_ready(self, now: float) -> float | None:
@@ -330,6 +356,9 @@ class Scheduler:
         bits = bits_of(partitions)
         for partition in partitions:
             partition.running, partition.ident, partition.limits = True, ident, limits
+            if self._allowed is not None:
+                most = min(limits.calls, self.num_allowed(partition))
+                partition.limits = limits._replace(calls=most)
             # It counts from the first of several calls that give nothing: each begins anew only
             # where rows came.
             if partition.silent_since is None:
@@ -352,13 +381,10 @@ class Scheduler:
         # Chunks without rows may come for ever: they do not end a silence.
         if gave_rows:
             partition.silent_since = None
-        bit = 1 << partition.number
         chunk_list = partition.take_open(ending, marked=marked)
         if chunk_list is not None:
             self._hand_over(partition, chunk_list)
-        partition.running, partition.ident = False, None
-        self.running &= ~bit
-        self.begun_rows -= partition.limits.rows
+        self._release(partition)
         if ending is None and not ready_at:
             self._offer(partition)
         elif isinstance(ending, End):
@@ -370,26 +396,27 @@ class Scheduler:
         return not self.running and self._begin_epoch()
 
     def _offer(self, partition: Partition) -> None:
-        bit = 1 << partition.number
         # Chunk lists without rows count in no other bound.
         if len(partition.chunk_lists) >= self._max_lists:
-            self._full |= bit
+            self._full |= partition.bit
         else:
-            self._ready |= bit
+            self._ready |= partition.bit
 
     def let_go(self, partition: Partition) -> bool:
         """A fetcher gives a partition back that it has not called; returns whether the epoch has
         ended for all: others may have ended it meanwhile."""
-        bit = 1 << partition.number
-        partition.running, partition.ident = False, None
-        self.running &= ~bit
-        self.begun_rows -= partition.limits.rows
-        self._ready |= bit
+        self._release(partition)
+        self._ready |= partition.bit
         return not self.running and self._begin_epoch()
+
+    def _release(self, partition: Partition) -> None:
+        partition.running, partition.ident = False, None
+        self.running ^= partition.bit
+        self.begun_rows -= partition.limits.rows
 
     def _hand_over(self, partition: Partition, chunk_list: ChunkList) -> None:
         partition.chunk_lists.append(chunk_list)
-        self.handed |= 1 << partition.number
+        self.handed |= partition.bit
 
     def take_open(self, partitions: Sequence[Partition], *, marked: bool) -> list[Partition]:
         """Take what fetchers have got so far of partitions that they hold; returns those that had
@@ -422,10 +449,16 @@ class Scheduler:
 
     def among(self, bits: int) -> Iterator[Partition]:
         """The partitions of a set, in the order of their numbers."""
+        partitions, first = self.partitions, 0
+        # Word by word: each operation on a number of many words makes another one.
         while bits:
-            bit = bits & -bits
-            bits ^= bit
-            yield self.partitions[bit.bit_length() - 1]
+            word = bits & _WORD
+            while word:
+                bit = word & -word
+                word ^= bit
+                yield partitions[first + bit.bit_length() - 1]
+            bits >>= _WORD_BITS
+            first += _WORD_BITS
 
     def _end(self, partition: Partition, call: int) -> None:
         """Call number `call` of a partition raised StopIteration."""
@@ -466,16 +499,18 @@ class Scheduler:
 # ---- The bound on what is buffered between the fetch function and the user
 
 
-@dataclass(slots=True)
 class Held:
     """What is buffered until a device's user has it. The channel's lock guards it."""
 
-    batches: int
-    rows: int
-    num_bytes: int
-    kept_rows: int
-    is_out: bool = False
-    """Whether it is counted as handed out."""
+    __slots__ = ("batches", "is_out", "kept_rows", "num_bytes", "rows")
+
+    def __init__(self, batches: int, rows: int, num_bytes: int, kept_rows: int) -> None:
+        self.batches = batches
+        self.rows = rows
+        self.num_bytes = num_bytes
+        self.kept_rows = kept_rows
+        self.is_out = False
+        """Whether it is counted as handed out."""
 
 
 class BufferBudget:
@@ -505,8 +540,7 @@ class BufferBudget:
         self.list_bytes = list_bytes
         """What each fetcher that is calling is taken to add."""
         self._seen_bytes = 0
-        # A large list is forgotten over 16 lists of each partition.
-        self._kept_share = 1 - 1 / (16 * num_partitions)
+        self._kept_share = 1 - 1 / (TUNING.lists_remembered * num_partitions)
         self.num_calling = 0
         """Fetchers that are calling."""
         self.is_outgrown = False
@@ -572,7 +606,7 @@ class BufferBudget:
 
     def add_calls(self, calls: int, rows: int, num_bytes: int) -> None:
         """A fetcher has handed over what these calls gave."""
-        has_grown = num_bytes > 2 * self.list_bytes
+        has_grown = num_bytes > TUNING.outgrown_times * self.list_bytes
         # A chunk list without a chunk says nothing of how large the next one will be.
         if calls:
             # Chunks of one feed may differ much, and some large ones may be under way when a small

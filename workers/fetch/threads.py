@@ -23,7 +23,7 @@ from feeder.workers.tuning import TUNING
 # get the interpreter in the order in which they came, and the busy thread is always in between.
 
 
-_PYTHONS_S = 0.005  # Python's own. Whoever has another one has chosen it.
+_PYTHONS_S = 0.005  # Python's own. A process with another one has chosen it.
 
 
 class SwitchInterval:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeAlias, Unpack
 
@@ -17,7 +17,7 @@ from feeder.workers.public import public
 from feeder.workers.sources.arguments import PathLike
 from feeder.workers.sources.orders.options import OrderOptions
 from feeder.workers.sources.source import Source
-from feeder.workers.sources.stores.reading import Columns
+from feeder.workers.sources.stores.reading import Columns, empty_for, has_place
 from feeder.workers.stream.batch import Call
 
 # Of anything else NumPy says that it would have to be unpickled.
@@ -98,6 +98,24 @@ def _checked(name: Any, array: Any) -> NDArray[Any]:
     return array
 
 
+def _take(column: NDArray[Any], rows: Any) -> NDArray[Any]:
+    taken: NDArray[Any] = column[rows]
+    return taken
+
+
+def _take_into(call: Call, num: int) -> Callable[[NDArray[Any], Any], NDArray[Any]]:
+    def take(column: NDArray[Any], rows: Any) -> NDArray[Any]:
+        target = empty_for(call, (num, *column.shape[1:]), column.dtype)
+        if isinstance(rows, slice) or target.dtype != column.dtype:
+            np.copyto(target, column[rows])
+        else:
+            # All rows are there: `clip` spares the copy by which "raise" leaves nothing half done.
+            np.take(column, rows, axis=0, out=target, mode="clip")
+        return target
+
+    return take
+
+
 class ArrayRecords:
     """Rows of arrays. They are handed on as views where they lie together, else copied. Read-only:
     any thread reads."""
@@ -136,7 +154,9 @@ class ArrayRecords:
         # A slice is a view, which costs nothing; the assembler copies it once. An index array is a
         # copy.
         rows: Any = slice(first, last + 1) if together else indices
-        taken = {name: column[rows] for name, column in self._columns.items()}
+        # Where the rows have a place they are copied there at once, by the fetcher.
+        take = _take_into(call, len(indices)) if has_place(call) else _take
+        taken = {name: take(column, rows) for name, column in self._columns.items()}
         return taken if self._is_named else tuple(taken.values())
 
     def describe(self) -> dict[str, Any]:

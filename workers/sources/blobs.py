@@ -69,7 +69,7 @@ class BlobColumn:
         # Raw pixels need no decoding: one copy for all records.
         shape = self._shape(blobs)
         if shape is not None:
-            return None, (stack_bytes(blobs.data, shape),)
+            return None, (stack_bytes(blobs.data, shape, call),)
         if self._pictures is not None:
             return self._decode(self._pictures, blobs, call, faults)
         if self._max_bytes is not None:
@@ -82,7 +82,7 @@ class BlobColumn:
                 f"{blobs.called(other)}: the file has {sizes[other]} bytes, "
                 f"{blobs.called(0)} has {sizes[0]}: give max_bytes, or decode=True"
             )
-        return None, (stack_bytes(blobs.data, (sizes[0],)),)
+        return None, (stack_bytes(blobs.data, (sizes[0],), call),)
 
     def _shape(self, blobs: Blobs) -> tuple[int, ...] | None:
         shapes = blobs.shapes
@@ -109,7 +109,8 @@ class BlobColumn:
         # No row is left, so nothing is known of the column's shape.
         if not good:
             return good, ()
-        return good, (stack(images, lambda i: blobs.called(good[i]), "image", ONE_SIZE),)
+        image = stack(images, lambda i: blobs.called(good[i]), "image", ONE_SIZE, call)
+        return good, (image,)
 
     def _fill_up(
         self, max_bytes: int, blobs: Blobs, faults: Faults

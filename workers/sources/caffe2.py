@@ -115,7 +115,7 @@ class Caffe2Records(LmdbRecords):
         if not rows:
             return None
         rest = [
-            stack([row[i] for row in rows], lambda i: self.name(records[i]), name)
+            stack([row[i] for row in rows], lambda i: self.name(records[i]), name, call=call)
             for i, name in enumerate(self._layout.names)
         ]
         return (*images, *rest)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from feeder.workers.errors import ConfigError
+from feeder.workers.public import public
 from feeder.workers.sources.stores.reading import Columns, RecordError, stack
+from feeder.workers.stream.batch import Call
 
 Collate: TypeAlias = Callable[[Sequence[Any]], Columns]
 
@@ -24,17 +26,18 @@ def check_collate(collate: Any) -> Collate | None:
 
 
 def make_columns(
-    samples: Sequence[Any], names: Callable[[int], str], collate: Collate | None
-) -> Columns:
-    """Columns of samples: by the user's function, or stacked. `names` calls the i-th sample by
-    its name.
+    samples: Sequence[Any], names: Callable[[int], str], collate: Collate | None,
+    call: Call | None = None,
+) -> Columns:  # fmt: skip
+    """Columns of samples: by the user's function, or stacked, in the place of the call's rows if
+    there is one. `names` calls the i-th sample by its name.
 
     Raises:
         RecordError: a sample is not like the first, or the function made no columns.
     """
     # Stacking is the default, and checks each sample against the first.
     if collate is None:
-        return stack_samples(samples, names)
+        return stack_samples(samples, names, call)
     try:
         columns = collate(samples)
     except StopIteration as error:
@@ -45,8 +48,13 @@ def make_columns(
     return columns
 
 
-def stack_samples(samples: Sequence[Any], names: Callable[[int], str]) -> Columns:
+def stack_samples(
+    samples: Sequence[Any], names: Callable[[int], str], call: Call | None = None
+) -> Columns:
     """Stack samples: mappings by name, tuples and lists by place, anything else as one column.
+    Mappings and named tuples within a sample are columns of their own, by names such as
+    "image.left", as Arrow and Hugging Face's datasets flatten them; `nested` puts them together
+    again.
 
     Each value is what `numpy.asarray` makes an array of: a number, an array, a tensor of another
     library.
@@ -58,15 +66,76 @@ def stack_samples(samples: Sequence[Any], names: Callable[[int], str]) -> Column
     first = samples[0]
     # Arrays, the commonest samples, are told first: to tell a mapping asks its abstract class.
     if isinstance(first, np.ndarray) or not isinstance(first, (tuple, list, Mapping)):
-        return (_column(samples, names, "sample"),)
+        return (_column(samples, names, "sample", call),)
+    samples = flat(samples)
+    first = samples[0]
     keys: Sequence[Any] = list(first) if isinstance(first, Mapping) else range(len(first))
     if not _are_alike(samples, first):
         for i, sample in enumerate(samples):
             _check(sample, first, keys, names, i)
     columns = {
-        key: _column([sample[key] for sample in samples], names, f"column {key!r}") for key in keys
+        key: _column([sample[key] for sample in samples], names, f"column {key!r}", call)
+        for key in keys
     }
     return columns if isinstance(first, Mapping) else tuple(columns.values())
+
+
+def _is_nested(value: Any) -> bool:
+    return isinstance(value, Mapping) or (isinstance(value, tuple) and hasattr(value, "_fields"))
+
+
+def flat(samples: Sequence[Any]) -> Sequence[Any]:
+    """Samples without mappings and named tuples in them, where the first has some."""
+    first = samples[0]
+    is_mapping = isinstance(first, Mapping)
+    if not (is_mapping or isinstance(first, (tuple, list))):
+        return samples
+    if not any(map(_is_nested, first.values() if is_mapping else first)):
+        return samples
+    return [_flat(sample) for sample in samples]
+
+
+def _flat(sample: Any) -> Any:
+    if isinstance(sample, Mapping):
+        return dict(_leaves(sample, ""))
+    if not isinstance(sample, (tuple, list)):
+        return sample
+    return tuple(leaf for value in sample for _, leaf in _leaves_of(value, ""))
+
+
+def _leaves(mapping: Any, prefix: str) -> Iterator[tuple[str, Any]]:
+    fields = mapping.items() if isinstance(mapping, Mapping) else mapping._asdict().items()
+    for name, value in fields:
+        yield from _leaves_of(value, f"{prefix}{name}")
+
+
+def _leaves_of(value: Any, name: str) -> Iterator[tuple[str, Any]]:
+    if _is_nested(value):
+        yield from _leaves(value, f"{name}.")
+    else:
+        yield name, value
+
+
+@public("feeder.sources")
+def nested(columns: Mapping[str, Any]) -> dict[str, Any]:
+    """Columns with names such as "image.left", as of a batch, put together as the samples were:
+    a mapping of mappings.
+
+    Raises:
+        ValueError: a name is that of a column and of a mapping too.
+    """
+    made: dict[str, Any] = {}
+    for name, column in columns.items():
+        *outer, last = name.split(".")
+        inner = made
+        for key in outer:
+            inner = inner.setdefault(key, {})
+            if not isinstance(inner, dict):
+                raise ValueError(f"column {name!r} lies in another column")
+        if last in inner:
+            raise ValueError(f"{name!r} is a column, and other columns lie in it")
+        inner[last] = column
+    return made
 
 
 def _are_alike(samples: Sequence[Any], first: Any) -> bool:
@@ -95,9 +164,11 @@ def _kind(sample: Any) -> str:
     return f"a {type(sample).__name__}" + (f" of {len(sample)}" if sized else "")
 
 
-def _column(values: Sequence[Any], names: Callable[[int], str], column: str) -> Any:
+def _column(
+    values: Sequence[Any], names: Callable[[int], str], column: str, call: Call | None
+) -> Any:
     if set(map(type, values)) == {np.ndarray}:
-        return stack(values, names, column, _CURE)
+        return stack(values, names, column, _CURE, call)
     rows: list[Any] = []
     try:
         for value in values:
@@ -105,4 +176,4 @@ def _column(values: Sequence[Any], names: Callable[[int], str], column: str) -> 
             rows.append(np.asarray(value))
     except (TypeError, ValueError) as error:
         raise RecordError(f"{names(len(rows))}: {column} is no array: {error}") from error
-    return stack(rows, names, column, _CURE)
+    return stack(rows, names, column, _CURE, call)

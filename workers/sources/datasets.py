@@ -5,17 +5,20 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
 from feeder.workers.errors import ConfigError, FeedError
+from feeder.workers.fetch.seeding import RECORD_SEEDS
 from feeder.workers.public import public
 from feeder.workers.sources.arguments import whole
 from feeder.workers.sources.collate import Collate, check_collate, make_columns
 from feeder.workers.sources.orders.options import OrderOptions
 from feeder.workers.sources.source import Source
+from feeder.workers.sources.steps.rows import LEFT_OUT, split
 from feeder.workers.sources.stores.reading import Columns, Faults, OnError, RecordError
 from feeder.workers.stream.batch import Call
 
@@ -81,10 +84,8 @@ def samples(
     if size > sys.maxsize:
         raise ConfigError(f"epoch_size is {size}, expected at most {sys.maxsize}")
 
-    def samples_of(call: Call) -> _CallSamples:
-        return _CallSamples(fn, call)
-
-    return Source(SampleRecords("samples", size, samples_of, collate, on_error), **options)
+    read = SampleRecords("samples", size, partial(_CallSamples, fn), collate, on_error)
+    return Source(read, **options)
 
 
 @public("feeder.sources")
@@ -115,8 +116,15 @@ def records(
             "__getitem__: one that is iterated over is for sources.iterable"
         )
 
-    read = SampleRecords("records", len(dataset), lambda call: dataset, collate, on_error)
+    read = SampleRecords(
+        "records", len(dataset), partial(_for_any_call, dataset), collate, on_error
+    )
     return Source(read, **options)
+
+
+def _for_any_call(dataset: Dataset, call: Call) -> Dataset:
+    """A dataset, which is the same for all calls."""
+    return dataset
 
 
 class _EpochIsOver(Exception):
@@ -153,7 +161,8 @@ class _CallSamples:
 
 class SampleRecords:
     """Samples of what can be indexed, such as a dataset; `samples_of` gives that for a call.
-    Read-only; any fetcher thread calls it."""
+    Read-only; any fetcher thread calls it. `one_by_one`: where the generators are seeded for each
+    record, samples are not taken at once, since a function of the user's makes each."""
 
     def __init__(
         self,
@@ -162,9 +171,12 @@ class SampleRecords:
         samples_of: Callable[[Call], Any],
         collate: Collate | None,
         on_error: OnError,
+        *,
+        one_by_one: bool = False,
     ) -> None:
         self.kind = kind
         self._size = size
+        self._one_by_one = one_by_one
         self._samples_of = samples_of
         self._collate = check_collate(collate)
         self._faults = Faults(on_error)
@@ -186,21 +198,47 @@ class SampleRecords:
         """The sample's number."""
         return f"sample {index}"
 
+    @property
+    def by_sample(self) -> bool:
+        """Whether samples are stacked, and may have to be made alike before."""
+        return self._collate is None
+
     def read(self, indices: NDArray[np.int64], call: Call) -> Columns | None:
-        """Take the samples of a call."""
+        """Take the samples of a call, as columns."""
+        samples, records = self._take(indices, call), indices.tolist()
+        there = [i for i, sample in enumerate(samples) if sample is not LEFT_OUT]
+        # Every sample of the call is defective: the source asks for what columns are like.
+        if not there:
+            return None
+        made = samples if len(there) == len(samples) else [samples[i] for i in there]
+        return make_columns(made, lambda i: self.name(records[there[i]]), self._collate, call)
+
+    def samples(self, indices: NDArray[np.int64], call: Call) -> list[Any]:
+        """Take the samples of a call; `LEFT_OUT` where one is defective."""
+        if self._collate is None:
+            return self._take(indices, call)
+        # What the user's function makes of one sample is one row, else nobody knows whose it is.
+        rows: list[Any] = []
+        for i in range(len(indices)):
+            columns = self.read(indices[i : i + 1], call)
+            made = [LEFT_OUT] if columns is None else split(columns)
+            if len(made) != 1:
+                raise RecordError(
+                    f"{self.name(int(indices[i]))}: collate made {len(made)} rows of 1 sample, "
+                    "which no further step can take apart"
+                )
+            rows += made
+        return rows
+
+    def _take(self, indices: NDArray[np.int64], call: Call) -> list[Any]:
         samples, records = self._samples_of(call), indices.tolist()
         made = self._take_at_once(samples, records)
-        if made is None:
-            made, records = self._take_each(samples, records)
-        # Every sample of the call is defective: the source asks for what columns are like.
-        if not made:
-            return None
-        return make_columns(made, lambda i: self.name(records[i]), self._collate)
+        return self._take_each(samples, records, call) if made is None else made
 
     def _take_at_once(self, samples: Any, records: list[int]) -> list[Any] | None:
         """Samples of a dataset that gives several at a time; None where it does not."""
         take = getattr(samples, "__getitems__", None)
-        if take is None:
+        if take is None or (self._one_by_one and RECORD_SEEDS.are_on):
             return None
         try:
             made: list[Any] = list(take(records))
@@ -216,22 +254,57 @@ class SampleRecords:
             )
         return made
 
-    def _take_each(self, samples: Any, records: list[int]) -> tuple[list[Any], list[int]]:
-        """The sound samples, and their records."""
-        made, good = [], []
+    def _take_each(self, samples: Any, records: list[int], call: Call) -> list[Any]:
+        """The samples, one by one."""
+        made: list[Any] = []
+        seed = RECORD_SEEDS.seed if RECORD_SEEDS.are_on else None
         for record in records:
             try:
+                if seed is not None:
+                    seed(call, record)
                 made.append(samples[record])
-                good.append(record)
             except _EpochIsOver as over:
                 # An exception of our own carries it past `Faults`, which refuses a plain
                 # StopIteration.
                 raise StopIteration from over
             except Exception as error:
                 self._faults.handle(self.name, record, error)
-        return made, good
+                made.append(LEFT_OUT)
+        return made
 
     def describe(self) -> dict[str, Any]:
         """Whether samples are stacked or collated."""
         # The function itself cannot be compared; that there is one can.
         return {"collate": self._collate is not None}
+
+
+# ---- Files of records
+
+
+class RecordFiles(Dataset, Protocol):
+    """Files whose records are found by number."""
+
+    def name(self, record: int) -> str:
+        """Where a record lies."""
+
+    def describe(self) -> dict[str, Any]:
+        """How records are read, and what tells each file from another."""
+
+
+class FileRecords(SampleRecords):
+    """Records of files, as samples. `decodes`: a function of the user's decodes them."""
+
+    def __init__(
+        self, kind: str, files: RecordFiles, on_error: OnError, *, decodes: bool, **fields: Any
+    ) -> None:
+        of_call = partial(_for_any_call, files)
+        super().__init__(kind, len(files), of_call, None, on_error, one_by_one=decodes)
+        self._files, self._fields = files, fields
+
+    def name(self, index: int) -> str:
+        """The file, and where the record begins."""
+        return self._files.name(index)
+
+    def describe(self) -> dict[str, Any]:
+        """How records are read, and of each file how many it has and where they lie."""
+        return {**self._fields, **self._files.describe()}

@@ -111,7 +111,7 @@ class ImageRecords:
                 self._faults.handle(self.name, index, error)
         if not good:
             return None
-        image = stack(images, lambda i: self.name(good[i]), "image", ONE_SIZE)
+        image = stack(images, lambda i: self.name(good[i]), "image", ONE_SIZE, call)
         return image, self._labels[good]
 
     def describe(self) -> dict[str, Any]:

@@ -40,6 +40,8 @@ class IterableSource:
     thread at a time call for a worker, so each worker's state has one owner at a time.
     """
 
+    _has_numbers = False  # of records, that steps could ask for
+
     def __init__(
         self, factory: Callable[..., Any], *, batched: bool, collate: Collate | None
     ) -> None:

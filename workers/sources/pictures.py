@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feeder.workers.errors import ConfigError
+from feeder.workers.fetch.seeding import RECORD_SEEDS
 from feeder.workers.sources.arguments import check_names, flag, whole
 from feeder.workers.sources.extras import find, load
 from feeder.workers.sources.orders.options import ORDER_NAMES, OrderOptions
@@ -37,6 +38,10 @@ class Decoder:
             self._simplejpeg = load("simplejpeg", "images")
         self.name = "pillow" if self._simplejpeg is None else "simplejpeg"
         """Which one decodes JPEGs. Their pixels may differ, so it belongs to the fingerprint."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # By its name: a module cannot be pickled.
+        return Decoder, (self.name,)
 
     def check(self) -> None:
         """Raise a ConfigError where nothing that decodes is installed."""
@@ -137,6 +142,7 @@ class Pictures:
             pixels = pixels[:, ::-1]
         if self.transform is None or rng is None:
             return pixels
+        RECORD_SEEDS.seed(call, record)
         return np.asarray(self.transform(pixels, rng))
 
     def _resized(self, pixels: Pixels) -> Pixels:

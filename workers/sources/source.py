@@ -23,22 +23,43 @@ How a feed drives it
 
     Calls in order cost the batch. A call that lies behind costs a walk from the nearest checkpoint
     before it, of which a source keeps the 64 latest (fewer where the window is huge).
+
+How sources are put together
+    A source is records too: record p is what lies at position p of its order, in the epoch of the
+    call. So a step that needs records (`steps/`) takes sources, and what it makes is a source
+    again, with an order of its own. Steps that make one record of one (map, filter) go down to the
+    records that were there first: what is drawn for a record depends on that record, and shuffling
+    before or after is the same.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import lru_cache
 from threading import Lock
 from typing import Any, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
+from feeder.workers.errors import ConfigError
 from feeder.workers.public import public
+from feeder.workers.sources.arguments import whole
 from feeder.workers.sources.orders.options import OrderOptions, plan_order
 from feeder.workers.sources.orders.orders import Order
-from feeder.workers.sources.stores.reading import Columns, RecordError, Records
+from feeder.workers.sources.steps.each import Filtered, Mapped, Zipped
+from feeder.workers.sources.steps.ragged import Budgeted, Offsets, Padded, check_length
+from feeder.workers.sources.steps.routed import Repeats, Routed, Stretch, concatenated
+from feeder.workers.sources.steps.rows import (
+    Traits,
+    apply,
+    name_in,
+    samples_of,
+    size_of,
+    traits_of,
+)
+from feeder.workers.sources.stores.reading import Columns, OnError, RecordError, Records
 from feeder.workers.stream.batch import Call
 
 
@@ -59,12 +80,27 @@ class Source:
         """`list_shuffle` is for records that DALI would have as a list of files: its
         `random_shuffle` then begins by shuffling the list."""
         self.records = records
-        self._plan = plan_order(len(records), options, list_shuffle=list_shuffle)
+        self._plan = plan_order(size_of(records), options, list_shuffle=list_shuffle)
+        if self.traits.one_per_call and self._plan.sharding.pad_last_batch:
+            raise ConfigError(f"pad_last_batch cannot be had of {records.kind}: its rows vary")
+        self._remember_rows()
         # One for each seed; guarded by the lock while one is made, read without it.
         self._orders: dict[int, Order] = {}
         self._rowless: Columns | None = None
         self._lock = Lock()
         self._carries = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        # In another process the orders are made anew: they follow from the plan.
+        return {**self.__dict__, "_orders": {}, "_rows": None, "_lock": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _lock=Lock())
+        self._remember_rows()
+
+    def _remember_rows(self) -> None:
+        # Calls of two epochs are under way at once where one goes over into the next.
+        self._rows = lru_cache(maxsize=4)(self._plan.sharding.rows)
 
     def carrying(self) -> Source:
         """The same for a feed in which rows flow into the next epoch (`last_batch="carry"`).
@@ -75,6 +111,7 @@ class Source:
         """
         # A shallow copy: records and orders are shared, and so is what they have cached.
         source = copy.copy(self)
+        source._orders, source._lock = self._orders, self._lock
         source._carries = True
         return source
 
@@ -93,17 +130,18 @@ class Source:
 
     def _sound_row(self, call: Call) -> Columns:
         """The first record that can be read: from rows alone is known what the columns are like."""
-        for record in range(len(self.records)):
+        for record in range(size_of(self.records)):
             # From the start, whichever call came first: what a stream is like does not depend on
             # timing.
             columns = self.records.read(np.array([record]), call)
             if columns is not None:
                 return columns
-        raise RecordError(f"{self.first_name(call)}: defective, and so is every other record")
+        why = "left out" if self.traits.filters else "defective"
+        raise RecordError(f"{self.first_name(call)}: {why}, and so is every other record")
 
     def first_name(self, call: Call) -> str:
         """What an error message calls the record that a call begins with."""
-        return self.records.name(int(self.indices(call)[0]))
+        return name_in(self.records, int(self.indices(call)[0]), call)
 
     def indices(self, call: Call) -> NDArray[np.int64]:
         """The records of a call, repeats of the last one included where it is padded.
@@ -127,12 +165,12 @@ class Source:
 
     def _span(self, call: Call) -> tuple[int, int]:
         """The positions of a call's first row, and of the row after its last."""
-        sharding, size = self._plan.sharding, call.batch_size
+        sharding, size = self._plan.sharding, 1 if self.traits.one_per_call else call.batch_size
         start = call.index * size
         if self._carries and not sharding.pad_last_batch:
             # The epoch begins in the middle of a batch: its first call gives what that batch lacks.
             start -= sharding.offset(call.epoch) % size
-        return max(0, start), max(0, min(start + size, sharding.rows(call.epoch, size)))
+        return max(0, start), max(0, min(start + size, self._rows(call.epoch, size)))
 
     def _order(self, seed: int) -> Order:
         # The feed's seed is known with the first call only. Two feeds may share a source.
@@ -159,8 +197,20 @@ class Source:
         self._order(call.seed).seek(cursor)
 
     def __len__(self) -> int:
-        """Records of all shards together."""
+        """Records of all shards together.
+
+        Raises:
+            TypeError: a step of the source says which of them have rows, so that nobody knows.
+        """
+        if self.traits.filters or self.traits.is_last:
+            raise TypeError(
+                f"the number of rows of this source ({self.kind}) is not known before they are read"
+            )
         return self.epoch_size
+
+    def __bool__(self) -> bool:
+        # Else its length would be asked for.
+        return True
 
     @property
     def epoch_size(self) -> int:
@@ -180,7 +230,7 @@ class Source:
     def gives_all_rows(self) -> bool:
         """Whether each call gives as many rows as it is asked for, the last of an epoch excepted:
         not where defective records may be left out."""
-        return not getattr(self.records, "may_skip", True)
+        return not self.traits.may_skip
 
     @property
     def skipped(self) -> int:
@@ -188,17 +238,294 @@ class Source:
         `on_error="skip"`)."""
         return self.records.skipped
 
+    # ---- as records of a step
+
+    @property
+    def kind(self) -> str:
+        """What the user calls the records, such as "caffe_lmdb"."""
+        return self.records.kind
+
+    @property
+    def traits(self) -> Traits:
+        """What a step has to know of the records."""
+        return traits_of(self.records)
+
+    def name(self, index: int) -> str:
+        """What an error message calls what lies at a position."""
+        in_order = self._plan.fingerprint_fields()["shuffle"] == "none"
+        return self.records.name(index) if in_order else f"{self.kind} at position {index}"
+
+    def name_in(self, position: int, call: Call) -> str:
+        """What it calls what lies at a position of the call's epoch."""
+        (record,) = self._order(call.seed).at(call.epoch, np.array([position])).tolist()
+        return name_in(self.records, record, call)
+
+    def read(self, positions: NDArray[np.int64], call: Call) -> Columns | None:
+        """The records at positions of the call's epoch, as columns."""
+        order = self._order(call.seed)
+        return self.records.read(order.at(call.epoch, positions), call)
+
+    def samples(self, positions: NDArray[np.int64], call: Call) -> list[Any]:
+        """The same, sample by sample; `LEFT_OUT` where a record is left out."""
+        return samples_of(self.records, self._order(call.seed).at(call.epoch, positions), call)
+
+    def applied(self, step: Callable[[Records], Records]) -> Source:
+        """The same order, with a step that makes one record of one between it and the records."""
+        return self._with(apply(step, self.records))
+
+    # ---- steps
+
+    def map(self, fn: Callable[..., Any], *, on_error: OnError = "raise") -> Source:
+        """Each record as `fn` makes it.
+
+        What is drawn belongs to the record: shuffling before or after map is the same.
+
+        Args:
+            fn: `fn(record)`, or `fn(record, rng)` where it requires two arguments. A record is a
+                row of the single column, a tuple of one row of each column, or a mapping of them by
+                name. `rng` is a new generator, keyed by (seed, epoch, record) and by how many maps
+                come before. It returns a sample: a tuple by column, a mapping by name that may hold
+                other mappings, or one array or number. Its result depends on its arguments alone.
+            on_error: What to do where `fn` raises ValueError or OSError: "raise", or "skip", which
+                leaves the row out and counts it in `source.skipped`.
+
+        Raises:
+            ConfigError: `fn` is no such function, or the source's rows are not one for each record.
+        """
+        _check_rows(self, "map")
+        return self.applied(lambda records: Mapped(records, fn, on_error))
+
+    def filter(self, fn: Callable[[Any], Any]) -> Source:
+        """The records of which `fn(record)` is true; others have no row.
+
+        A position counts the records before the filter, so resuming is as quick as without one; the
+        number of rows is unknown, and `len` raises TypeError.
+
+        Raises:
+            ConfigError: `fn` is no function, or the source's rows are not one for each record.
+        """
+        _check_rows(self, "filter")
+        return self.applied(lambda records: Filtered(records, fn))
+
+    def take(self, n: int) -> Source:
+        """The first `n` records of each epoch's order; all of them where there are fewer.
+
+        Raises:
+            ConfigError: `n` is no whole number of at least 1, or take cannot follow.
+        """
+        part = as_part(self, "take", counts=True, rows=False)
+        return self._stretch("take", part, 0, min(whole("n", n, 1), part.epoch_size))
+
+    def skip(self, n: int) -> Source:
+        """Each epoch's order without its first `n` records.
+
+        Raises:
+            ConfigError: `n` is no whole number, no record is left, or skip cannot follow.
+        """
+        part = as_part(self, "skip", counts=True, rows=False)
+        first = whole("n", n)
+        if first >= part.epoch_size:
+            raise ConfigError(
+                f"n is {n}, and the source has {part.epoch_size} records: none is left"
+            )
+        return self._stretch("skip", part, first, part.epoch_size - first)
+
+    def _stretch(self, kind: str, part: Source, first: int, size: int) -> Source:
+        return Source(Routed(kind, [part], Stretch(first, size), [None]))
+
+    def concat(self, *others: Source) -> Source:
+        """All records of this source, then those of the others, one after the other.
+
+        Draws and shuffles of the others are keyed by their place too.
+
+        Raises:
+            ConfigError: another is no source, or concat cannot follow.
+        """
+        parts = [as_part(part, "concat") for part in (self, *others)]
+        return Source(concatenated(parts))
+
+    def zip(self, *others: Source) -> Source:
+        """Record i of this source and of each other, with the columns of all: names must differ;
+        without names the columns follow one another. A record that one of them leaves out is left
+        out.
+
+        Raises:
+            ConfigError: another is no source or has another number of records, or zip cannot
+                follow.
+        """
+        return Source(Zipped(*(as_part(part, "zip") for part in (self, *others))))
+
+    def repeat(self, times: int) -> Source:
+        """An epoch of `times` epochs of this source, each with its own shuffle and draws. (For more
+        and more epochs there is `epochs=None` of a feed.)
+
+        Raises:
+            ConfigError: `times` is no whole number of at least 1, or repeat cannot follow.
+        """
+        part = as_part(self, "repeat", rows=False)
+        route = Repeats(part.epoch_size, whole("times", times, 1))
+        return Source(Routed("repeat", [part], route, [None]))
+
+    def shuffle(self, seed: int | None = None, window: int | None = None) -> Source:
+        """The records in random order, another one in each epoch, computed where it is asked.
+
+        Args:
+            seed: Seed of the shuffle; None takes the feed's.
+            window: None shuffles all records. Else the windows of so many records that follow one
+                another come in random order, and so do the records of each, so that reading stays
+                within a window.
+
+        Raises:
+            ConfigError: an argument is wrong, or shuffle cannot follow.
+        """
+        part = as_part(self, "shuffle", rows=False)
+        source = Source(part, random_shuffle=True, seed=seed)
+        if window is not None:
+            source._plan = source._plan.in_windows(whole("window", window, 1))
+        return source
+
+    def shard(
+        self,
+        shard_id: int,
+        num_shards: int,
+        *,
+        stick_to_shard: bool = False,
+        pad_last_batch: bool = False,
+    ) -> Source:
+        """The part of the records that a shard reads, as the options of the same names say.
+
+        Raises:
+            ConfigError: an option is wrong, or the source has shards already.
+        """
+        return Source(
+            as_part(self, "shard", rows=False),
+            shard_id=shard_id,
+            num_shards=num_shards,
+            stick_to_shard=stick_to_shard,
+            pad_last_batch=pad_last_batch,
+        )
+
+    def pad(self, length: int | Mapping[Any, int] | None = None, value: Any = 0) -> Source:
+        """Rows that differ in their first axis, filled up with `value`.
+
+        Args:
+            length: How long rows become; of strings the number of characters. One number for all
+                columns that have an axis, or a mapping that says it for some. None takes the
+                longest row of a call: batches then differ, which needs `dont_rebatch=True`.
+            value: What is put behind a row.
+
+        Raises:
+            ConfigError: the length is wrong, or pad cannot follow. A row that is longer is a
+                RecordError.
+        """
+        _check_rows(self, "pad")
+        return self._with(Padded(self.records, check_length(length), value))
+
+    def offsets(self) -> Source:
+        """Rows that differ in length, one after the other: `values` and `offsets` of each column.
+
+        A call gives one row: of a column x, `x.values` (1, total, ...) and `x.offsets`, int64 of
+        (1, rows + 1), where row i begins and ends. (Without names each column becomes two.) Strings
+        become the bytes of their UTF-8. Needs `dont_rebatch=True`.
+
+        Raises:
+            ConfigError: offsets cannot follow.
+        """
+        _check_rows(self, "offsets")
+        return self._with(Offsets(self.records))
+
+    def batch_by_tokens(
+        self,
+        budget: int,
+        *,
+        window: int = 64,
+        length: Callable[[Any], int] | None = None,
+        value: Any = 0,
+    ) -> Source:
+        """Batches of as many rows as fit: rows × the longest row is at most `budget`.
+
+        Needs `dont_rebatch=True`; the batch size is not looked at. Records are sorted by length and
+        cut into batches within windows, and the batches of a window are shuffled. A position is
+        found at once, and reading begins at its window: a window is the most that is read twice.
+
+        Args:
+            budget: The most tokens that a batch holds, padding included.
+            window: Records of a window. A larger one leaves less padding, and costs a call (some
+                20 µs) for each record that is not the last of a batch.
+            length: The tokens of a record, `length(record)`; None is the length of its first
+                column.
+            value: What rows are padded with.
+
+        Raises:
+            ConfigError: an argument is wrong, or batch_by_tokens cannot follow. A record longer
+                than the budget is a RecordError.
+        """
+        part = as_part(self, "batch_by_tokens")
+        checked = whole("budget", budget, 1), whole("window", window, 1)
+        return Source(Budgeted(part, *checked, length, value))
+
+    def _with(self, records: Records) -> Source:
+        """The same order of other records."""
+        source = copy.copy(self)
+        source.records, source._rowless = records, None
+        return source
+
     def describe(self) -> dict[str, Any]:
         """What must be equal for a position to fit: plain values by name, for the fingerprint."""
-        return {
-            "source": self.records.kind,
-            **self._plan.fingerprint_fields(),
-            **self.records.describe(),
-        }
+        below = self.records.describe()
+        if isinstance(self.records, Source):
+            # An order upon an order: both have the same fields.
+            below = {f"of.{name}": value for name, value in below.items()}
+        return {"source": self.kind, **self._plan.fingerprint_fields(), **below}
 
     def __repr__(self) -> str:
         fields = ", ".join(f"{name}={value!r}" for name, value in self.describe().items())
         return f"<Source {fields}>"
+
+
+def as_part(source: Any, step: str, *, counts: bool = False, rows: bool = True) -> Source:
+    """A source, where a step may follow it.
+
+    Args:
+        source: What the user gave as one.
+        step: What the step is called.
+        counts: Whether the step counts rows, which a filter leaves out.
+        rows: Whether the step needs one row for each record.
+
+    Raises:
+        ConfigError: it is no source, or the step cannot follow.
+    """
+    if not isinstance(source, Source):
+        step = step.rstrip(",")
+        if not getattr(source, "_has_numbers", True):
+            raise ConfigError(
+                f"{step}: sources.iterable has no known length, and no record n: steps are for "
+                "sources that find a record by its number; put such steps into the iterator"
+            )
+        raise ConfigError(
+            f"{step}: {type(source).__name__} is no source, expected one of feeder.sources"
+        )
+    sharding = source._plan.sharding
+    if sharding.num_shards > 1 or sharding.pad_last_batch:
+        raise ConfigError(
+            f"{step} of a source with shards: they come last, with .shard(shard_id, num_shards)"
+        )
+    if rows:
+        _check_rows(source, step)
+    if counts and source.traits.filters:
+        raise ConfigError(
+            f"{step.rstrip(',')}: the source is filtered, and so has no known length; filter after "
+            f"{step.split(',')[0]}"
+        )
+    return source
+
+
+def _check_rows(source: Source, step: str) -> None:
+    if source.traits.is_last:
+        raise ConfigError(
+            f"{step} of {source.kind}, whose rows are not one for each record: {source.kind} comes "
+            f"after {step}"
+        )
 
 
 def _without_rows(columns: Columns) -> Columns:

@@ -14,7 +14,7 @@ from feeder.workers.public import public
 from feeder.workers.sources.arguments import PathLike, list_paths, whole
 from feeder.workers.sources.orders.options import OrderOptions
 from feeder.workers.sources.source import Source
-from feeder.workers.sources.stores.reading import Columns, stack
+from feeder.workers.sources.stores.reading import Columns, empty_for, has_place, stack
 from feeder.workers.stream.batch import Call
 from feeder.workers.stream.chunks import native
 
@@ -135,9 +135,18 @@ class TokenRecords:
             self._files[number][first : first + self._seq_len]
             for number, first in zip(*self._places(indices), strict=True)
         ]
-        column = stack(rows, lambda i: self.name(int(indices[i])), "tokens")
+        is_as_read = self._as_type == self._dtype
+        column = stack(
+            rows, lambda i: self.name(int(indices[i])), "tokens", call=call if is_as_read else None
+        )
+        if is_as_read:
+            return (column,)
         # All rows at once: NumPy drops the GIL for each array that it makes another type of.
-        return (column.astype(self._as_type, copy=False),)
+        if not has_place(call):
+            return (column.astype(self._as_type),)
+        cast = empty_for(call, column.shape, self._as_type)
+        np.copyto(cast, column, casting="unsafe")
+        return (cast,)
 
     def describe(self) -> dict[str, Any]:
         """The sizes of the files, how they are cut, and what another type tokens become."""

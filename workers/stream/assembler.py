@@ -18,15 +18,20 @@ from feeder.workers.fetch.calls import not_repeatable
 from feeder.workers.spec import StreamSpec
 from feeder.workers.stream.batch import Batch
 from feeder.workers.stream.buffers import Arrays, Slot, Slots
-from feeder.workers.stream.chunks import Columns, Schema, columns_like
+from feeder.workers.stream.chunks import Columns, Schema, columns_like, part_of
 from feeder.workers.stream.copying import (
+    DROP_GIL_BYTES,
+    copy_elsewhere,
     copy_part,
     copy_rows,
     is_sole_owner,
     keep_or_copy,
+    lies_at,
+    lies_in,
     pieces_of,
 )
 from feeder.workers.stream.merge import MergedChunks
+from feeder.workers.stream.placement import Placement
 from feeder.workers.stream.position import (
     Frame,
     LazyPosition,
@@ -62,8 +67,16 @@ class Assembler:
         step: int,
         turns: Turns,
         expected: Leftover | None,
+        places: Placement | None = None,
     ) -> None:
         self._spec = spec
+        # Where calls may write their rows into the slots of batches to come, these are its slots.
+        self._places = places
+        # Whether rows were copied into the slot at hand.
+        self._has_copied = False
+        self.is_written = False
+        """Whether the rows of the batch that was made last were written where they are by the calls
+        that gave them, so that to make it took no time."""
         self._frame = frame
         self.schema = schema
         """The columns of the stream."""
@@ -151,9 +164,10 @@ class Assembler:
             i, taken = j, last
             yield self._emit_slot(self._place(merged, j + (last > 0), last), size, size)
 
-    def end_epoch(self, position: Position) -> Iterator[Batch]:
+    def end_epoch(self, position: Position) -> Iterator[Batch | None]:
         """The epoch has ended; `position` is the start of the next. Yields the rest as a batch
-        where the feed's `last_batch` says so; at the end of the stream "carry" keeps it too."""
+        where the feed's `last_batch` says so; at the end of the stream "carry" keeps it too. None
+        asks the caller to `wait_for_slot`, as `add` does."""
         # The chunk that the resumed stream was to begin with has not come: the fetch function does
         # not repeat itself.
         if self._expected is not None:
@@ -163,6 +177,9 @@ class Assembler:
         # "carry" has no next epoch to carry into at the end of the stream; to drop the rows there
         # would lose them.
         if rest and (policy in ("keep", "pad") or (policy == "carry" and place.cut().finished)):
+            if self._places is not None and not self._older:
+                while not self._move_rest(self._places, rest):
+                    yield None
             if policy == "pad" and not self._older:
                 self._pad(rest)
             end = self._end_of_rest(place)
@@ -178,6 +195,32 @@ class Assembler:
                 # That its last batch was the last of the epoch is known only now.
                 self._last.after = place
         self.epoch, self.index = position.epoch, 0
+        self._begin_places()
+
+    def _begin_places(self) -> None:
+        """An epoch, or a round of it, begins with the next call and the next batch."""
+        places = self._places
+        if places is None:
+            return
+        # The slot at hand, of rows that were dropped, goes back with all others.
+        self._slot = None
+        first_call, within = divmod(self._older * self._size, places.rows_per_call)
+        turn = self.turn + self._older
+        places.begin(None if within else places.plan(self.epoch, first_call, turn))
+
+    def _move_rest(self, places: Placement, rest: int) -> bool:
+        """Move an epoch's last rows to a slot that no call writes to; False where none is free."""
+        # Calls beyond the end may still be writing to the rows behind them.
+        slot = places.take_other(self.turn)
+        if slot is None:
+            return False
+        assert self._slot is not None
+        for axis, target, array in zip(
+            self.schema.axes, slot.arrays, self._slot.arrays, strict=True
+        ):
+            copy_rows(target, None, axis, 0, rest, [part_of(array, axis, 0, rest)])
+        self._slot, self._has_copied = slot, True
+        return True
 
     def _end_of_rest(self, place: LazyPosition) -> LazyPosition:
         """Where an epoch's rest ends, which is at the start of the next epoch, `place`; as the end
@@ -217,7 +260,7 @@ class Assembler:
                     "of another size, and last_batch is 'carry'; resume from an earlier round"
                 )
             self._end_older()
-        if self._slot is not None:
+        if self._slot is not None and self._places is None:
             self._spare[self.device], self._slot = self._slot, None
         self.turn = next_round(
             self.turn, self._num_devices, drops=self._spec.last_round == "drop",
@@ -225,6 +268,7 @@ class Assembler:
         )  # fmt: skip
         # Where rounds are still to be skipped, the first that counts begins behind them.
         self._frame = self._begun_at(self.step - min(0, self.turn))
+        self._begin_places()
 
     def _end_older(self) -> None:
         """The batches from now on have the size of this run."""
@@ -236,6 +280,8 @@ class Assembler:
 
     def forget(self) -> None:
         """Let go of the slots that are being written."""
+        if self._places is not None:
+            self._places.forget(self._slot)
         self._slot = None
         self._spare.clear()
 
@@ -294,9 +340,20 @@ class Assembler:
         filled: Filled = (), None
         if not self._older:
             assert self._slot is not None
-            filled = self._lease(self._slot, length)
+            filled = self._finish(self._slot, length)
         self._slot, self._filled = None, 0
         return self._emit(filled, place, rows)
+
+    def _finish(self, slot: Slot, rows: int) -> Filled:
+        """The next batch lies in this slot."""
+        if self._places is not None:
+            self._places.pass_by(self.turn, slot)
+            # What its calls have written is as good as passed on.
+            self.is_written = not self._has_copied
+            self._copied += self._has_copied
+            self._passed += self.is_written
+            self._has_copied = False
+        return self._lease(slot, rows)
 
     def _place(self, merged: MergedChunks, num_chunks: int, taken: int) -> LazyPosition:
         partial = None
@@ -325,7 +382,7 @@ class Assembler:
     def repeat(self, batch: Batch, end: LazyPosition) -> Batch | None:
         """The last batch once more, with no real rows, to fill its round; None asks the caller to
         `wait_for_slot`. `end` is the end of the stream, or of the epoch."""
-        filled = self._copy_arrays(batch.arrays)
+        filled = self._copy_arrays(batch.columns)
         if filled is None:
             return None
         arrays, slot = filled
@@ -367,6 +424,10 @@ class Assembler:
             if i < j:
                 _let_go(merged, i, j)
             return True
+        is_whole = not (taken or last)
+        if self._places is not None and is_whole and self._write(slot, merged, i, j, filled):
+            _let_go(merged, i, j)
+            return True
         for axis, arrays, target, flat in zip(
             self.schema.axes, merged.columns, slot.arrays, slot.flats, strict=True
         ):
@@ -384,9 +445,32 @@ class Assembler:
             _let_go(merged, i, j)
         return True
 
+    def _write(self, slot: Slot, merged: MergedChunks, i: int, j: int, at: int) -> bool:
+        """Write chunks i to j - 1 to the slot from row `at` on, where some lie there already: calls
+        wrote them. False, with nothing changed, where none does."""
+        elsewhere, num = [], 0
+        for axis, arrays, target in zip(self.schema.axes, merged.columns, slot.arrays, strict=True):
+            row = at
+            for array, rows in zip(arrays[i:j], merged.rows[i:j], strict=True):
+                part = part_of(target, axis, row, row + rows)
+                row += rows
+                num += 1
+                if not lies_at(array, part):
+                    elsewhere.append((part, array))
+        # All of them in other memory are copied as ever.
+        if len(elsewhere) == num and not any(lies_in(array, slot) for _, array in elsewhere):
+            self._has_copied = True
+            return False
+        # Labels beside the images, which the calls have written, take no time.
+        self._has_copied |= sum([array.nbytes for _, array in elsewhere]) >= DROP_GIL_BYTES
+        copy_elsewhere(slot, elsewhere)
+        return True
+
     def _take(self) -> Slot | None:
         """The slot of the next batch, perhaps one that dropped rows were written to."""
-        if self._slot is None:
+        if self._slot is None and self._places is not None:
+            self._slot = self._places.take(self.turn)
+        elif self._slot is None:
             columns = self.schema.columns
             assert columns is not None
             self._slot = self._spare.pop(self.device, None) or self._slots.take_slot(
@@ -410,12 +494,13 @@ class Assembler:
         if slot is None:
             return None
         self._slot = None
-        for number, arrays in enumerate(merged.columns):
-            keep_or_copy(slot, number, arrays[i])
-            # The chunk's own reference goes, so that its memory does not wait for the rest of the
-            # merged chunks.
-            arrays[i] = None
-        return self._lease(slot, self._size)
+        if self._places is None or not self._write(slot, merged, i, i + 1, 0):
+            for number, arrays in enumerate(merged.columns):
+                keep_or_copy(slot, number, arrays[i])
+        # The chunk's own references go, so that its memory does not wait for the rest of the
+        # merged chunks.
+        _let_go(merged, i, i + 1)
+        return self._finish(slot, self._size)
 
     def _pad(self, rest: int) -> None:
         """Fill the slot by repeating its last row."""
@@ -437,6 +522,9 @@ class Assembler:
         arrays = tuple([column[i] for column in columns])
         for column in columns:
             column[i] = None
+        if self._places is not None:
+            self._places.pass_by(self.turn, None)
+            self.is_written = False
         self._passed += 1
         return self._own(arrays), None
 
@@ -453,6 +541,8 @@ class Assembler:
             self._copied += 1
             return self._own(tuple([array.copy() for array in arrays])), None
         assert self.schema.columns is not None
+        if self._places is not None:
+            self._places.give_back(self.device)
         # With `dont_rebatch` each chunk has a shape of its own, and a repeated batch perhaps fewer
         # rows.
         columns = columns_like(self.schema.columns, arrays)

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import dis
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 import xxhash
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
+from feeder.workers.errors import FeedError
 from feeder.workers.public import public
 from feeder.workers.stream.buffers import Slot
+from feeder.workers.stream.memory import POOL
 from feeder.workers.stream.position import Cut, LazyPosition
+
+if TYPE_CHECKING:
+    from feeder.workers.stream.placement import Place
 
 # The second word of the Philox key keeps the two families of draws apart.
 _DRAWS_OF_CALL = 1
@@ -35,7 +43,31 @@ class Call(_CallFields):
 
     `index` counts calls from 0 in each epoch, `worker_id` is the index modulo the number of
     workers, `batch_size` is a hint, and `seed` is the feed's.
+
+    With `rows_per_call`, `out` and `empty` give memory of the batch that the call's rows belong to:
+    what is written there is not copied. It is the call's until the call returns.
     """
+
+    _place: Place | None = None  # Set for as long as the fetch function runs (`placement.py`).
+
+    @property
+    def out(self) -> dict[str, NDArray[Any]] | None:
+        """An array of `rows_per_call` rows for each column, by name, to be filled and returned, or
+        their first rows where an epoch ends. None without `rows_per_call`, before the first rows
+        have told what columns there are, and where the place of the rows is not known."""
+        return None if self._place is None else self._place.out
+
+    def empty(self, shape: int | Sequence[int], dtype: DTypeLike) -> NDArray[Any]:
+        """An array with anything in it, as `numpy.empty` makes one: a column of `out` that is like
+        this, if there is one that was not given yet; else memory that is used again. In a process
+        of an executor it lies where the rows are sent from, so that they are not copied there."""
+        size = (shape,) if isinstance(shape, int) else tuple(shape)
+        found = None if self._place is None else self._place.find(size, dtype)
+        return POOL.empty(size, dtype) if found is None else found
+
+    def __reduce__(self) -> Any:
+        # What it writes to is of one process, and its generator follows from its fields.
+        return Call, tuple(self)
 
     @cached_property
     def rng(self) -> np.random.Generator:
@@ -66,6 +98,24 @@ def _generator(seed: int, family: int, epoch: int, item: int) -> np.random.Gener
     return np.random.Generator(np.random.Philox(key=key, counter=counter))
 
 
+class Standing(Protocol):
+    """Where the stream stands after a batch."""
+
+    def cut(self) -> Cut:
+        """The same as the user reads it."""
+
+
+class EpochOfBatch(Protocol):
+    """The epoch of a batch, as its reader knows it."""
+
+    def ends_with(self, batch: Batch) -> bool:
+        """Whether the batch is its last."""
+
+
+# What `x, y = batch` is to the interpreter: else it would get the names of the columns.
+_UNPACKING = {dis.opmap["UNPACK_SEQUENCE"], dis.opmap["UNPACK_EX"]}
+
+
 @public("feeder")
 class Batch(Mapping[str, NDArray[Any]]):
     """Exactly `batch_size` rows: a mapping from column name to array.
@@ -77,12 +127,12 @@ class Batch(Mapping[str, NDArray[Any]]):
 
     # A plain class: it is made once per batch, and a frozen dataclass takes ten times as long.
     __slots__ = (
-        "__weakref__", "_names", "_slot", "arrays", "epoch", "held_bytes", "index", "kept_rows",
-        "place", "rows", "step", "turn",
+        "__weakref__", "_names", "_slot", "columns", "epoch", "held_bytes", "index", "kept_rows",
+        "of", "place", "rows", "step", "turn",
     )  # fmt: skip
 
-    arrays: tuple[NDArray[Any], ...]
-    """The columns in the order of the feed's input names."""
+    columns: tuple[NDArray[Any], ...]
+    """What `arrays` returns."""
     epoch: int
     """The epoch that the batch belongs to."""
     index: int
@@ -97,26 +147,33 @@ class Batch(Mapping[str, NDArray[Any]]):
     """Bytes that its rows count for in the bound until it is handed out."""
     kept_rows: int
     """Rows of a chunk that is kept for the cut before this batch, until this is handed out."""
+    of: EpochOfBatch | None
+    """Its epoch, as whoever hands it out knows it; None before."""
     turn: int
     """Its number among what this run deals out to its queues; negative where it is dropped."""
 
     def __init__(
         self,
-        names: tuple[str, ...],
-        arrays: tuple[NDArray[Any], ...],
-        place: LazyPosition,
-        epoch: int,
-        index: int,
-        step: int,
-        rows: int,
+        names: tuple[str, ...] | Mapping[str, Any],
+        columns: tuple[NDArray[Any], ...] | None = None,
+        place: Any = None,
+        epoch: int = -1,
+        index: int = -1,
+        step: int = -1,
+        rows: int = -1,
         *,
         slot: Slot | None = None,
     ) -> None:
-        self._names = names
+        if columns is None:
+            # Libraries that move data to a device make a new mapping of the same type.
+            moved: Any = names
+            names, columns = tuple(moved), tuple(moved.values())
+        self._names: tuple[str, ...] = names  # type: ignore[assignment]  # a tuple by now
         # Internal: the slot that the reader of this batch gives back (`Slots.reserved`). It is
         # None where the memory comes back by itself, when the last array over it is gone.
         self._slot = slot
-        self.arrays = arrays
+        self.columns = columns
+        self.of = None
         self.place = place
         self.epoch = epoch
         self.index = index
@@ -126,10 +183,30 @@ class Batch(Mapping[str, NDArray[Any]]):
         self.kept_rows = 0
         self.turn = step
 
+    def arrays(self) -> tuple[NDArray[Any], ...]:
+        """The columns in the order of the feed's input names: ``x, y = batch.arrays()``."""
+        return self.columns
+
     @property
     def cut(self) -> Cut:
         """The place in the stream just after this batch."""
+        if self.place is None:
+            raise FeedError(
+                "this batch was made of a mapping, as libraries do that move data to a device, and "
+                "has no place in a stream: ask the batch that the feed gave"
+            )
         return self.place.cut()
+
+    @property
+    def last_of_epoch(self) -> bool:
+        """Whether no other batch of its epoch comes out of the feed or consumer that gave it.
+        Where that is not known yet, the next batch is waited for; for the thread that reads."""
+        if self.of is None:
+            raise FeedError(
+                "whether this batch is the last of its epoch is known to the feed or consumer that "
+                "gave it: ask the batch before it is copied, pickled or moved"
+            )
+        return self.of.ends_with(self)
 
     def with_arrays(self, arrays: tuple[Any, ...]) -> Batch:
         """The same batch in other memory; it counts for as much in the bound."""
@@ -141,11 +218,18 @@ class Batch(Mapping[str, NDArray[Any]]):
 
     def __getitem__(self, name: str) -> NDArray[Any]:
         try:
-            return self.arrays[self._names.index(name)]
+            return self.columns[self._names.index(name)]
         except ValueError:
             raise KeyError(name) from None
 
     def __iter__(self) -> Iterator[str]:
+        caller = sys._getframe(1)
+        if caller.f_code.co_code[caller.f_lasti] in _UNPACKING:
+            names = ", ".join(self._names)
+            raise TypeError(
+                f"a batch is a mapping, and unpacking it would give the names of its columns; "
+                f"write {names} = batch.arrays()"
+            )
         return iter(self._names)
 
     def __len__(self) -> int:
@@ -154,7 +238,7 @@ class Batch(Mapping[str, NDArray[Any]]):
     def __repr__(self) -> str:
         columns = ", ".join(
             f"{name}: {array.dtype}{list(array.shape)}"
-            for name, array in zip(self._names, self.arrays, strict=True)
+            for name, array in zip(self._names, self.columns, strict=True)
         )
         return f"<Batch {self.step} (epoch {self.epoch}, index {self.index}) {columns}>"
 
@@ -162,3 +246,38 @@ class Batch(Mapping[str, NDArray[Any]]):
     # or they are not.
     __eq__ = object.__eq__
     __hash__ = object.__hash__
+
+    def __reduce__(self) -> Any:
+        # Its position goes as a token: what encodes it may be bound to a fetch function.
+        cut = self.place and self.cut
+        cut = cut and replace(cut, encode=_Written(cut.token()))
+        numbers = self.epoch, self.index, self.step, self.rows
+        return _restored, (self._names, self.columns, cut, *numbers)
+
+
+class _Written:
+    """The token of a position that was written before."""
+
+    def __init__(self, token: bytes) -> None:
+        self._token = token
+
+    def __call__(self, cut: Cut) -> bytes:
+        return self._token
+
+
+class _FixedPlace:
+    """The position of a batch that came out of a pickle."""
+
+    def __init__(self, cut: Cut) -> None:
+        self._cut = cut
+
+    def cut(self) -> Cut:
+        """The place as the user is given it."""
+        return self._cut
+
+
+def _restored(
+    names: tuple[str, ...], columns: tuple[Any, ...], cut: Cut | None, *numbers: int
+) -> Batch:
+    """A batch out of a pickle."""
+    return Batch(names, columns, cut and _FixedPlace(cut), *numbers)

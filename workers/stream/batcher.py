@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 from feeder.workers.errors import ClosedError, FeedError, FetchError
@@ -13,6 +13,7 @@ from feeder.workers.stream.assembler import Assembler
 from feeder.workers.stream.batch import Batch
 from feeder.workers.stream.buffers import Slots
 from feeder.workers.stream.merge import EpochEnd, Merge, MergedChunks
+from feeder.workers.stream.placement import Placement
 from feeder.workers.stream.position import LazyPosition
 from feeder.workers.stream.resuming import StreamStart
 from feeder.workers.stream.rounds import ends_round
@@ -99,15 +100,17 @@ class RoundRobinRouter:
         """Take a batch, which is handed over with its group."""
         row_bytes = self._channel.row_bytes
         if row_bytes is None:
-            batch.held_bytes = sum(array.nbytes for array in batch.arrays)
+            batch.held_bytes = sum(array.nbytes for array in batch.columns)
         else:
             batch.held_bytes = batch.rows * row_bytes
         # One without arrays is the rest of another run's round (`Turns.older`).
-        if batch.turn < 0 or not batch.arrays:
+        if batch.turn < 0 or not batch.columns:
             self._has_round = True  # It may have been dealt out before.
             self._discard(batch)
             return
-        self._bytes += batch.held_bytes
+        # Bytes bound how long a group takes to make, and what leaves the caches meanwhile.
+        if not self._assembler.is_written:
+            self._bytes += batch.held_bytes
         if self._policy == "drop":
             self._hold(batch)
         elif self._keeps_back:
@@ -129,7 +132,7 @@ class RoundRobinRouter:
     def _discard(self, batch: Batch) -> None:
         """Throw a batch away that nobody is to get: its rows are buffered no more."""
         self._channel.count(-batch.rows, -batch.held_bytes, -batch.kept_rows)
-        if batch.arrays:
+        if batch.columns:
             self._slots.take_back(batch.turn % len(self._queues), batch)
 
     def _keep_back(self, batch: Batch) -> None:
@@ -256,7 +259,8 @@ class Batcher:
     """Turns chunk lists into batches, and hands these to the router.
 
     One thread at a time runs this: the batcher's thread (`run`), or a fetcher's while it merges
-    inline (`lead`); the channel sees to that. Merge, assembler and router belong to that thread.
+    inline (`merge_inline`); the channel sees to that. Merge, assembler and router belong to that
+    thread.
     """
 
     def __init__(
@@ -267,9 +271,11 @@ class Batcher:
         assembler: Assembler,
         router: RoundRobinRouter,
         start: StreamStart,
+        places: Placement | None = None,
     ) -> None:
         self._spec = spec
         self._channel = channel
+        self._places = places
         self._merge = merge
         self._assembler = assembler
         self._router = router
@@ -289,6 +295,7 @@ class Batcher:
             self._merge_all()
             self._router.flush()
             if not self._merge.finished:
+                self._provide()
                 self._merge.push(self._channel.collect(self._merge.wanted))
         self._router.finish(self._assembler.start_of(self._merge.position))
 
@@ -305,10 +312,22 @@ class Batcher:
                 del chunk_lists
                 self._merge_all()
                 self._router.flush()
+                if not self._merge.finished:
+                    self._provide()
         except BaseException as error:
             self._channel.finish_inline(error)
         else:
             self._channel.finish_inline(None)
+
+    def _provide(self) -> None:
+        """Have slots for the next batches, and let their calls be made, which may write there."""
+        places, channel = self._places, self._channel
+        if places is None:
+            return
+        # What has been made is handed over: a slot may come back only when that was used.
+        while not places.provide(channel.batches_ahead(places.calls_per_batch)):
+            self._router.wait_for_slot()
+        channel.allow(places.allowed(self._merge.next_call))
 
     def _merge_all(self) -> None:
         """Make batches of everything that has been collected."""
@@ -332,8 +351,14 @@ class Batcher:
         self._learn_row_bytes()
         # An epoch without a row in a stream without end would be repeated for ever.
         self._empty_epoch = self._empty_epoch and not any(merged.rows)
-        route = self._router.route
-        for batch in self._assembler.add(merged):
+        self._route(self._assembler.add(merged))
+
+    def _route(self, batches: Iterator[Batch | None]) -> None:
+        route, channel = self._router.route, self._channel
+        for batch in batches:
+            # Here too: chunks that were merged at once may make many batches.
+            if channel.closed:
+                raise ClosedError("the feed is stopped")
             if batch is None:
                 self._router.wait_for_slot()
             else:
@@ -341,14 +366,13 @@ class Batcher:
 
     def _end_epoch(self, end: EpochEnd) -> None:
         epoch = end.position.epoch - 1
-        if self._empty_epoch and self._spec.epochs != 1:
-            raise FetchError(
-                f"epoch {epoch} ended without a row; after raising StopIteration the fetch "
-                "function must start over"
-            )
+        if self._empty_epoch:
+            skipped = getattr(self._spec.fetch, "skipped", None)
+            # One epoch of nothing ends quietly, but not where all that there was is defective.
+            if skipped or self._spec.epochs != 1:
+                raise FetchError(f"epoch {epoch} ended without a row; {_why_empty(skipped)}")
         self._empty_epoch = True
-        for batch in self._assembler.end_epoch(end.position):
-            self._router.route(batch)
+        self._route(self._assembler.end_epoch(end.position))
         if self._assembler.ends_round(end.position.epoch):
             self._router.end_epoch(self._assembler.start_of(end.position))
             self._assembler.begin_round()
@@ -358,6 +382,20 @@ class Batcher:
         if self._channel.row_bytes is None and columns is not None and not self._spec.dont_rebatch:
             row_bytes = sum(column.row_bytes for column in columns)
             self._router.bound(self._channel.learn(row_bytes))
+
+
+def _why_empty(skipped: int | None) -> str:
+    """Why an epoch may have had no row, in the words of who gave them; how many reads a source has
+    left out, None where the rows are a fetch function's."""
+    # A source starts over by itself: there the records are to blame.
+    if skipped is None:
+        return "after raising StopIteration the fetch function must start over"
+    if skipped:
+        return (
+            f"{skipped} reads of defective records were left out, all that there were in this "
+            "shard: look at its records, or have the error raised with on_error='raise'"
+        )
+    return "a filter leaves out every record of this shard"
 
 
 def run_batcher(batcher: Batcher, router: RoundRobinRouter) -> None:

@@ -8,14 +8,12 @@ from `take_slot` to `lease`; from then on the slot's memory is only read.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
 from feeder.workers.stream.chunks import Columns
-
-if TYPE_CHECKING:
-    from feeder.workers.stream.batch import Batch
+from feeder.workers.stream.position import HasColumns
 
 Arrays = tuple[NDArray[Any], ...]
 
@@ -45,6 +43,16 @@ class Slot(Protocol):
         arrays, and of all views of them, is gone."""
 
 
+class OpenSlot(Slot, Protocol):
+    """A slot that fetch functions may write to before it is leased (`placement.py`)."""
+
+    def open(self) -> Arrays | None:
+        """Arrays over it to write to; None where somebody refers to those of the last time."""
+
+    def close(self) -> None:
+        """Nobody writes to those arrays any more, and the slot will not be leased."""
+
+
 class Slots(Protocol):
     """Where the slots of the batches of one stream come from, by device."""
 
@@ -53,6 +61,8 @@ class Slots(Protocol):
     """Whether an array that nobody else holds may be handed on as it is."""
     writable: bool
     """Whether the user may write into such an array."""
+    opens: bool
+    """Whether slots are `OpenSlot`s, of which several may be taken before the first is leased."""
     # Host slots grow in number while the user keeps batches, so there the bound on rows has to hold
     # copies back.
     reserved: bool
@@ -66,5 +76,12 @@ class Slots(Protocol):
     def wait_for_slot(self, device: int) -> None:
         """Wait until a slot may be free for what `take_slot` was asked for last."""
 
-    def take_back(self, device: int, batch: Batch) -> None:
+    def take_back(self, device: int, batch: HasColumns) -> None:
         """A batch is thrown away before anybody was handed it: its slot is free."""
+
+
+class OpenSlots(Slots, Protocol):
+    """Where open slots come from (`Slots.opens`)."""
+
+    def put_back(self, device: int, slot: OpenSlot) -> None:
+        """A slot that was taken is not used: it is free."""

@@ -191,7 +191,8 @@ class Schema:
             return _column_error(column.name, "ndim", array.ndim, len(column.shape) + 1)
         # Ragged chunks are batches by themselves, which nobody joins.
         if shape != column.shape and not self.ragged:
-            return _column_error(column.name, "row shape", shape, column.shape)
+            hint = "; where each call pads its own rows, dont_rebatch=True makes each call a batch"
+            return _column_error(column.name, "row shape", shape, column.shape, hint)
         return None
 
 

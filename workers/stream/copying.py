@@ -87,12 +87,12 @@ def _is_like(array: NDArray[Any], target: NDArray[Any]) -> bool:
 
 
 def _is_part(array: NDArray[Any]) -> bool:
-    """Whether what it is a view of is more than twice as large."""
+    """Whether what it is a view of is much larger."""
     # The array at the bottom holds the memory; a view of a view refers to it.
     base: Any = array
     while isinstance(base.base, np.ndarray):
         base = base.base
-    return bool(base.nbytes > 2 * array.nbytes)
+    return bool(base.nbytes > TUNING.kept_view_times * array.nbytes)
 
 
 def copy_whole(
@@ -204,6 +204,28 @@ def pieces_of(
     if last:
         pieces.append(part_of(arrays[j], axis, 0, last))
     return pieces
+
+
+def lies_at(array: NDArray[Any], target: NDArray[Any]) -> bool:
+    """Whether an array is just this memory, seen in the same way."""
+    # First what tells most arrays apart: one that is no view owns its memory.
+    if array.base is None or array.shape != target.shape or array.strides != target.strides:
+        return False
+    is_there = array.__array_interface__["data"][0] == target.__array_interface__["data"][0]
+    return is_there and array.dtype == target.dtype
+
+
+def copy_elsewhere(slot: Slot, pairs: Sequence[tuple[NDArray[Any], NDArray[Any]]]) -> None:
+    """Copy arrays, each the second of a pair, into parts of a slot. They may lie in other parts."""
+    apart = [(target, array.copy() if lies_in(array, slot) else array) for target, array in pairs]
+    for target, array in apart:
+        _copy(target, array)
+
+
+def lies_in(array: NDArray[Any], slot: Slot) -> bool:
+    """Whether an array may have memory of a slot."""
+    is_view = array.base is not None
+    return is_view and any(np.may_share_memory(array, column) for column in slot.arrays)
 
 
 def _count_references(arrays: Sequence[Any], i: int) -> int:

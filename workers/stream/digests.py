@@ -68,7 +68,7 @@ def hash_chunk(arrays: Any) -> int:
     return hasher.intdigest()
 
 
-@lru_cache(maxsize=256)
+@lru_cache
 def _padding(dtype: np.dtype[Any]) -> NDArray[np.bool_] | None:
     """Which bytes of an item are of no number, so that nobody has set them: between the fields of
     a row, and beside the 80 bits of a long double. None where all are."""

@@ -2,7 +2,8 @@
 
 A dtype is NumPy's text of it (`numpy.dtype.str`); one of ml_dtypes, of which NumPy's text says no
 more than that it has so many bytes, is its name there ("bfloat16"); a structured one is a list of
-its fields as `numpy.dtype.descr` has it, with names in place of such texts.
+its fields as `numpy.dtype.descr` has it, with names in place of such texts, and with a mark in
+front where its rows are `numpy.record`.
 """
 
 from __future__ import annotations
@@ -17,13 +18,20 @@ from feeder.workers.errors import ConfigError
 
 _PACKAGE = "ml_dtypes"
 
+_RECORD = ("", "record")
+"""Stands before the fields of a structure whose rows are `numpy.record`."""
+
 Fields = str | list[Any]
 """A dtype as a plain value."""
 
 
-@lru_cache(maxsize=256)
 def write_dtype(dtype: np.dtype[Any]) -> Fields:
     """A dtype as a plain value. Raises `TypeError` for one that would not be read back as it is."""
+    # A structure of `numpy.record` and one without are equal, and so would be one entry.
+    return _write_plain(dtype) if dtype.names is None else _write(dtype)
+
+
+def _write(dtype: np.dtype[Any]) -> Fields:
     why = ""
     try:
         fields = _fields_of(dtype)
@@ -39,6 +47,9 @@ def write_dtype(dtype: np.dtype[Any]) -> Fields:
     )
 
 
+_write_plain = lru_cache(_write)
+
+
 def read_dtype(fields: Fields) -> np.dtype[Any]:
     """The reverse of `write_dtype`. Raises `ConfigError` where ml_dtypes is needed and is not
     installed, and what NumPy raises for what is no dtype."""
@@ -46,7 +57,8 @@ def read_dtype(fields: Fields) -> np.dtype[Any]:
         return _named(fields) if is_name(fields) else np.dtype(fields)
     names: list[str] = []
     titles, formats, offsets, end = [], [], [], 0
-    for name, of, *shape in fields:
+    is_record = bool(fields) and tuple(fields[0]) == _RECORD
+    for name, of, *shape in fields[is_record:]:
         field = read_dtype(of)
         # A field that is an array of its own.
         field = np.dtype((field, shape[0])) if shape else field
@@ -59,9 +71,10 @@ def read_dtype(fields: Fields) -> np.dtype[Any]:
             # order.
             offsets.append(end)
         end += field.itemsize
-    return np.dtype(
+    read = np.dtype(
         {"names": names, "titles": titles, "formats": formats, "offsets": offsets, "itemsize": end}
     )
+    return np.dtype((np.record, read)) if is_record else read
 
 
 def is_name(text: str) -> bool:
@@ -81,7 +94,8 @@ def is_nameless(fields: Fields) -> bool:
 def _fields_of(dtype: np.dtype[Any]) -> Fields:
     if dtype.names is None:
         return dtype.name if dtype.type.__module__ == _PACKAGE else dtype.str
-    fields: list[Any] = []
+    # Its rows have their fields as attributes; NumPy's `==` does not tell it from one without.
+    fields: list[Any] = [_RECORD] if dtype.type is np.record else []
     end = 0
     for name in dtype.names:
         field, offset, *title = dtype.fields[name]  # type: ignore[index]

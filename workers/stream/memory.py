@@ -14,6 +14,7 @@ root, so that the block would be written again under them.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from math import prod
 from typing import Any
 
@@ -69,19 +70,27 @@ class Pool:
 
     def __init__(self) -> None:
         self._free: deque[Block] = deque(maxlen=_KEEP_BLOCKS)
+        self._lent_empty: Callable[[tuple[int, ...], DTypeLike], NDArray[Any]] | None = None
+
+    def lend_from(self, empty: Callable[[tuple[int, ...], DTypeLike], NDArray[Any]]) -> None:
+        """Make large arrays by another function from now on: in a process that fetches for
+        another one they are made where that one reads them."""
+        self._lent_empty = empty
 
     def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
         """What `numpy.empty` gives: a contiguous array with anything in it."""
         dtype = np.dtype(dtype)
         size = prod(shape) * dtype.itemsize
+        if size >= _LEAST_BYTES and self._lent_empty is not None:
+            return self._lent_empty(shape, dtype)
         if not _LEAST_BYTES <= size <= _MOST_BYTES:
             return np.empty(shape, dtype)
         # A view of the root, never the root itself: the root's end is the end of all views.
         return np.ndarray(shape, dtype, np.asarray(Memory(self._take(size), self._free)))
 
     def _take(self, size: int) -> Block:
-        """A free block that is neither too small nor more than twice too large, the one that came
-        back last, which the cache may still hold; or a new one."""
+        """A free block that is neither too small nor much too large, the one that came back last,
+        which the cache may still hold; or a new one."""
         # At most once around: other threads take and give back meanwhile.
         for _ in range(len(self._free)):
             try:
@@ -89,7 +98,7 @@ class Pool:
             except IndexError:
                 break
             # Else a large block would serve small arrays, and hold memory that counts nowhere.
-            if size <= block.nbytes <= 2 * size:
+            if size <= block.nbytes <= TUNING.pool_block_times * size:
                 return block
             self._free.appendleft(block)
         return np.empty(size, np.uint8)

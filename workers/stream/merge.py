@@ -51,7 +51,7 @@ class MergedChunks:
 
 
 class EpochEnd:
-    """All rows of an epoch have been merged."""
+    """All rows of an epoch have been merged. Written once, by the thread that merges."""
 
     __slots__ = ("position",)
 
@@ -102,12 +102,17 @@ class Merge:
         *,
         prints: Prints | None,
         first_partition: int | None,
+        rows_per_call: int | None = None,
     ) -> None:
         self._partitions = partitions
         self._schema = schema
         self.position = start
         """Where the merged chunks end."""
         self._spec = spec
+        # Where each call gives so many rows: the partition, the number and the rows of the last
+        # call, where that gave fewer. It has to be the epoch's last.
+        self._rows_per_call = rows_per_call
+        self._short: tuple[int, int, int] | None = None
         # Replay compares what calls gave then with what they give now, by a chain of digests.
         self._chained = not (spec.pure or spec.seekable)
         # The debug switch's: what each chunk was when its call returned; None where it is off.
@@ -136,6 +141,12 @@ class Merge:
     def wanted(self) -> int | None:
         """The partition that is waited for; None for any."""
         return self._first_partition if self._partitions.arrival else self.position.turn
+
+    @property
+    def next_call(self) -> int:
+        """The number of the call whose chunk comes next in ticket order."""
+        turn = self.position.turn
+        return self._partitions.number(turn, self.position.calls[turn])
 
     def push(self, chunk_lists: list[ChunkList]) -> None:
         """Add chunk lists as they were collected."""
@@ -299,6 +310,16 @@ class Merge:
         # is that of the first chunk in this order. Checked where they arrive, of two workers that
         # disagree now the one and now the other would be blamed.
         columns, rows, error = self._schema.arrange(chunks)
+        if self._rows_per_call is not None:
+            calls = [(ring[i % size], firsts[i % size] + i // size) for i in range(len(chunks))]
+            num, wrong = self._check_rows(calls, rows)
+            if wrong is not None:
+                columns, rows = tuple([column[:num] for column in columns]), rows[:num]
+                k, j = divmod(num, size)
+                heads[j].first, heads[j].chunks, heads[j].ending = firsts[j] + k, [], wrong
+                if not rows:
+                    return None
+                error = None
         if error is not None:
             k, j = divmod(len(rows), size)
             heads[j].first, heads[j].chunks = firsts[j] + k, []
@@ -312,6 +333,27 @@ class Merge:
         self.position = span.position(len(rows))
         return MergedChunks(span, list(columns), rows)
 
+    def _check_rows(
+        self, calls: list[tuple[int, int]], rows: list[int]
+    ) -> tuple[int, ChunkError | None]:
+        """How many of these calls, by partition and number, gave as many rows as they have to, and
+        what is wrong with another one. `rows` may be fewer: the chunk after them is defective."""
+        expected = self._rows_per_call or 0
+        if self._short is None and rows.count(expected) == len(rows):
+            return len(rows), None
+        short = self._short
+        for i, call in enumerate(calls[: len(rows) + 1]):
+            # A call after one that gave fewer: that one was not the epoch's last.
+            if short is not None:
+                partition, number, num = short
+                return i, self._place(_wrong_rows(num, expected), partition, number)
+            if i < len(rows) and rows[i] > expected:
+                return i, self._place(_wrong_rows(rows[i], expected), *call)
+            if i < len(rows) and rows[i] < expected:
+                short = *call, rows[i]
+        self._short = short
+        return len(rows), None
+
     def _chain(
         self, ring: list[int], firsts: list[int], columns: Sequence[list[Any]], num_chunks: int
     ) -> list[list[bytes] | None]:
@@ -319,12 +361,9 @@ class Merge:
         resume compares it call by call."""
         size, marks = len(ring), self.position.marks
         return [
-            chain_marks(
-                marks[partition], first, len(range(j, num_chunks, size)),
-                lambda k, j=j: tuple([column[k * size + j] for column in columns]),  # type: ignore[misc]
-            )
+            chain_marks(marks[partition], first, columns, range(j, num_chunks, size))
             for j, (partition, first) in enumerate(zip(ring, firsts, strict=True))
-        ]  # fmt: skip
+        ]
 
     def _end_partition(self, partition: int, end: End) -> None:
         """A partition has ended the epoch."""
@@ -387,9 +426,17 @@ class Merge:
                 self.discarded_rows += self._schema.count_rows(head.chunks)
                 # Chunks beyond the end, and errors of calls beyond it, which a user never hears of.
                 head.chunks, head.ending = [], None
-        self._ends_at = None
+        self._ends_at = self._short = None
         self.position = self._partitions.next_epoch(self.position)
         return EpochEnd(self.position)
+
+
+def _wrong_rows(got: int, expected: int) -> ChunkError:
+    return ChunkError(
+        f"chunk has {got} rows, expected {expected}: each call gives rows_per_call rows, an "
+        "epoch's last one excepted, which may give fewer",
+        got=got, expected=expected,
+    )  # fmt: skip
 
 
 def find_changed(chunk_list: ChunkList, prints: Prints) -> ChunkError | None:

@@ -346,11 +346,11 @@ class Frame(NamedTuple):
     """How batches are dealt out to queues; None where that is from the start of the stream."""
 
 
-class HasArrays(Protocol):
-    """A batch, as a position knows it."""
+class HasColumns(Protocol):
+    """A batch, as positions and slots know it."""
 
     @property
-    def arrays(self) -> Sequence[NDArray[Any]]:
+    def columns(self) -> Sequence[NDArray[Any]]:
         """Its columns."""
 
     @property
@@ -390,7 +390,7 @@ class LazyPosition:
         self.step = 0
         self.after: LazyPosition | None = None
         """The start of the next epoch, once this is known to be the end of its own."""
-        self.batch: Callable[[], HasArrays | None] | None = None
+        self.batch: Callable[[], HasColumns | None] | None = None
         """A weak reference to the batch that ended here, where its last chunk is compared."""
 
     def ends(self, epoch: int) -> bool:
@@ -430,7 +430,7 @@ class LazyPosition:
         axes = self.frame.axes
         if batch is None or axes is None or not self.num_chunks:
             return None
-        rows, arrays = self.span.rows[self.num_chunks - 1], batch.arrays
+        rows, arrays = self.span.rows[self.num_chunks - 1], batch.columns
         # Arrays of a GPU stay there.
         if not rows or not all(isinstance(array, np.ndarray) for array in arrays):
             return None

@@ -32,7 +32,8 @@ class Resume(NamedTuple):
 
 class LeftoverSpan(Span):
     """The span of the one chunk left over. After it the stream stands where the cut says, even
-    where calls of smaller indices are still to be made (pure form in order of arrival)."""
+    where calls of smaller indices are still to be made (pure form in order of arrival). Written
+    once, by the thread that starts the stream."""
 
     __slots__ = ("after",)
 

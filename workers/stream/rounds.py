@@ -183,7 +183,7 @@ class Counting(NamedTuple):
             return True
         return (self.turn(number) - other.turn(number)) % self.num == 0
 
-    def describe(self, number: int) -> str:
+    def round_name(self, number: int) -> str:
         """The round of a place in words: where it begins, and which it is."""
         first = self.round(number) * self.num + number - self.turn(number)
         if not self.per_epoch:

@@ -11,7 +11,7 @@ import importlib.util
 import mmap
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -67,9 +67,14 @@ def open_gpu(name: str, ordinal: int) -> CupyDriver:
     return CupyDriver(cupy, name, ordinal)
 
 
-def _is_alive(pid: int) -> bool:
-    """Whether the driver may be called: not in a forked child, nor when the process ends."""
-    return os.getpid() == pid and not sys.is_finalizing()
+def _is_alive(
+    pid: int,
+    getpid: Callable[[], int] = os.getpid,
+    is_finalizing: Callable[[], bool] = sys.is_finalizing,
+) -> bool:
+    """Whether the driver may be called: not in a forked child, nor when the process ends. Then the
+    names of the module may be gone, which is why finalisers have this one as a default."""
+    return getpid() == pid and not is_finalizing()
 
 
 class DeviceMemory:
@@ -82,8 +87,8 @@ class DeviceMemory:
         self._free = runtime.free
         self.address = int(runtime.malloc(num_bytes))
 
-    def __del__(self) -> None:
-        if self.address and _is_alive(self._pid):
+    def __del__(self, is_alive: Callable[..., bool] = _is_alive) -> None:
+        if self.address and is_alive(self._pid):
             self._free(self.address)
 
 
@@ -100,8 +105,8 @@ class Registration:
         runtime.hostRegister(address, memory.nbytes + -memory.nbytes % mmap.PAGESIZE, flags)
         self.address = address
 
-    def __del__(self) -> None:
-        if self.address and _is_alive(self._pid):
+    def __del__(self, is_alive: Callable[..., bool] = _is_alive) -> None:
+        if self.address and is_alive(self._pid):
             self._unregister(self.address)
 
 

@@ -87,13 +87,12 @@ class Leases:
         layout = slot.layout
         return self._driver.arrays(address, layout.num_bytes, root, layout.places, slot.length)
 
-    def _end_slot(self, lease: weakref.ref[Any]) -> None:
-        assert isinstance(lease, Lease)
-        # One operation of a dict: a finaliser may interrupt any line, so it takes no lock.
+    def _end_slot(self, lease: Any) -> None:
+        # One operation of a dict: a finaliser may interrupt any line, so it takes no lock. No name
+        # of the module: at the interpreter's exit they may be gone before the batches are.
         del self._slots[id(lease)]
         self._on_end(lease)
 
-    def _end_own(self, lease: weakref.ref[Any]) -> None:
-        assert isinstance(lease, Lease)
+    def _end_own(self, lease: Any) -> None:
         del self._own[id(lease)]
         self._on_end(lease)

@@ -16,9 +16,9 @@ from feeder.devices.cuda.rules import PINNED, Life
 from feeder.devices.layout import ALIGNMENT, Layout, credit_for, layout
 from feeder.errors import DeviceError, FeedError
 from feeder.workers.stats import Stopwatch
-from feeder.workers.stream.batch import Batch
 from feeder.workers.stream.buffers import Kept, Seen
 from feeder.workers.stream.chunks import Columns
+from feeder.workers.stream.position import HasColumns
 
 Arrays = tuple[NDArray[Any], ...]
 
@@ -202,10 +202,10 @@ class PinnedSlots:
         self._found = self._ring.free.get()
         self.blocked.stop(time.monotonic())
 
-    def take_back(self, batch: Batch) -> None:
+    def take_back(self, batch: HasColumns) -> None:
         """A batch is thrown away: there will be no copy of it to wait for."""
-        assert isinstance(batch.arrays, Packed)
-        batch.arrays.give_back()
+        assert isinstance(batch.columns, Packed)
+        batch.columns.give_back()
 
     def _make(self, num_bytes: int) -> PinnedRing:
         slot_bytes, ring = num_bytes, self._ring

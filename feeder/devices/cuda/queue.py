@@ -16,7 +16,7 @@ from feeder.devices.cuda.rules import DeviceSlot
 from feeder.devices.host import HostQueue
 from feeder.errors import DeviceError, FeedError
 from feeder.workers.fetch.threads import ThreadGroup
-from feeder.workers.stats import Stopwatch
+from feeder.workers.stats import Stopwatch, Waits
 from feeder.workers.stream.batch import Batch
 from feeder.workers.stream.position import LazyPosition
 
@@ -120,12 +120,12 @@ class CudaQueue:
         return self._ready.waited_since
 
     @property
-    def starved(self) -> Stopwatch:
+    def starved(self) -> Waits:
         """The user's waits for a batch."""
         return self._ready.starved
 
     @starved.setter
-    def starved(self, watch: Stopwatch) -> None:
+    def starved(self, watch: Waits) -> None:
         self._ready.starved = watch
 
     @property

@@ -217,6 +217,6 @@ def _follows(transfer: Transfer, packed: Packed, slot: DeviceSlot) -> bool:
 
 def packed_of(batch: Batch) -> Packed:
     """The memory of a batch on the host."""
-    packed = batch.arrays
+    packed = batch.columns
     assert isinstance(packed, Packed)
     return packed

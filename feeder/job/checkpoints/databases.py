@@ -48,7 +48,7 @@ class Database(Protocol):
 
 
 class FileDatabase(CheckpointStore):
-    """Files of the store."""
+    """Files of the store, whose mutex guards what changes."""
 
     def digest_of(self, name: str) -> bytes:
         """The digest that it claims."""

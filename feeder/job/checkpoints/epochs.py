@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from contextlib import closing
 
 from feeder.checkpoint.format import DamagedError
@@ -33,9 +33,11 @@ class Epochs:
 
     # ---- found
 
-    def newest(self) -> Manifest | None:
+    def newest(self, *, verify: bool = True, but: Container[int] = ()) -> Manifest | None:
         """The newest epoch that is complete, every byte of it checked; None where none was ever
-        committed. Damaged ones are named in the log and passed over."""
+        committed. Damaged ones are named in the log and passed over, and so are those of `but`.
+        Without `verify` parts are there and say what they should: who loads one checks its bytes.
+        """
         # Listed before others are looked for, so that no folder is an error of its own.
         names = self._names()
         self.check_others()
@@ -43,7 +45,12 @@ class Epochs:
             # A manifest that is removed meanwhile is no reason to say that there is no folder.
             with skip_damaged():
                 manifest = self._read(name)
-                self.verify(manifest)
+                if manifest.epoch in but:
+                    continue
+                if verify:
+                    self.verify(manifest)
+                else:
+                    self._check_parts(manifest)
                 return manifest
         if names:
             raise CheckpointError(
@@ -201,8 +208,12 @@ class Epochs:
         for name in newest.values():
             try:
                 manifest = Manifest.from_meta(self._store.get(name).meta, name)
-            except DamagedError:
-                continue  # it will be named where its own job looks for it
+            except CheckpointError as error:
+                # One that is damaged, or of a newer version, is its own job's affair, which names
+                # it. One that cannot be read may hold a node of this job.
+                if is_unreadable(error):
+                    raise
+                continue
             nodes = sorted(manifest.parts)
             if set(nodes) & set(self.nodes) and nodes != self.nodes:
                 raise self._others_error(self._store.path_of(name), nodes)

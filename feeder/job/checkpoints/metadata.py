@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Protocol
 
 from feeder.errors import CheckpointError, ConfigError
@@ -76,10 +76,17 @@ class StoreMetadata:
         the job saves, then where it was told to read."""
         if user_epoch is not None:
             return user_epoch
+        return self.newest()
+
+    def newest(self, *, verify: bool = True, but: Container[int] = ()) -> int | None:
+        """The newest epoch, as `Epochs.newest` has it."""
         # All are looked through before one is chosen: an error at the second must not be hidden by
         # what the first holds.
         own, *others = self._known_locations()
-        found = [self._newest(own), *(Epochs(p, self._node_names).newest() for p in others)]
+        found = [
+            self._newest(own, verify=verify, but=but),
+            *(Epochs(p, self._node_names).newest(verify=verify, but=but) for p in others),
+        ]
         return next((manifest.epoch for manifest in found if manifest is not None), None)
 
     def cp_accessible(self, epoch: int | None = None) -> bool:
@@ -104,9 +111,11 @@ class StoreMetadata:
             raise ConfigError("the metadata handler knows no place yet; call set_params first")
         return self._locations
 
-    def _newest(self, location: CheckpointLocation) -> Manifest | None:
+    def _newest(
+        self, location: CheckpointLocation, *, verify: bool, but: Container[int]
+    ) -> Manifest | None:
         try:
-            return Epochs(location, self._node_names).newest()
+            return Epochs(location, self._node_names).newest(verify=verify, but=but)
         except CheckpointError as error:
             if not isinstance(error.__cause__, FileNotFoundError):
                 raise

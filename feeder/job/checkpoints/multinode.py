@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -141,6 +141,16 @@ class MultiNodeCheckpointManager:
         """The epoch to resume from: `user_epoch`, or the newest that is complete and whole; None
         where there is none yet."""
         return self._metadata_handler.last_epoch(user_epoch=user_epoch)
+
+    def find_newest(self, but: Container[int] = ()) -> int | None:
+        """The epoch to go on from, apart from those of `but`; None where there is none yet. Its
+        parts are there; the nodes check their bytes when they load them."""
+        handler = self._metadata_handler
+        # The default one; what another one knows is its own affair.
+        if type(handler).last_epoch is StoreMetadata.last_epoch:
+            return cast("StoreMetadata", handler).newest(verify=False, but=but)
+        epoch = handler.last_epoch()
+        return None if epoch is None or epoch in but else epoch
 
     # ---- run by a session
 

@@ -75,7 +75,12 @@ class Operation:
     """Called with all answers, once there is one of each node; its result is the session's."""
 
 
-def save_part(request: SavePart, entries: Mapping[str, Any], steps: dict[str, int]) -> PartReceipt:
+def save_part(
+    request: SavePart,
+    entries: Mapping[str, Any],
+    steps: dict[str, int],
+    open_database: Callable[[str, str, str], Database] = open_database,
+) -> PartReceipt:
     """Write a part; durable when it returns. What a save that came to nothing has left under its
     name is replaced: no manifest means it. Raises `CheckpointError`."""
     start = time.monotonic_ns()

@@ -98,7 +98,17 @@ function drawFeed(section, feed, verdict, points, figures) {
   drawCharts(section, points);
   drawQueues(at(section, "queues"), feed, old, seconds);
   drawWorkers(at(section, "workers"), feed, old, seconds, SLOW.has(verdict?.kind));
+  say(at(section, "executor"), tellExecutor(feed.executor));
   say(at(section, "service"), tellService(feed.service));
+}
+
+function tellExecutor(executor) {
+  if (!executor) return "";
+  const { kind = "processes", processes, busy, restarts, bytes, nodes = [] } = executor;
+  const where = nodes.map(([name, number]) => `, ${name}: ${number}`).join("");
+  return (
+    `${kind} ${busy} of ${processes} busy, ${restarts} restarts, ${size(bytes)} shared${where}`
+  );
 }
 
 function drawTiles(section, feed, points) {
@@ -109,7 +119,18 @@ function drawTiles(section, feed, points) {
   say(at(section, "waits"), percent(waits));
   say(at(section, "fill"), percent(per(feed.buffered_rows, feed.limit_rows)));
   say(at(section, "handed"), short(handed));
+  say(at(section, "p99"), time(Math.max(0, ...feed.queues.map((queue) => queue.wait_p99_s ?? 0))));
+  drawProgress(section, feed.progress, batches);
   say(at(section, "position"), feed.age_s ? `${time(feed.position_age_s)} ago` : "–");
+}
+
+function drawProgress(section, progress, rate) {
+  const { epoch, epochs, batches, length } = progress ?? {};
+  const known = progress && length > 0;
+  say(at(section, "epoch"), progress ? `${epoch + 1}${epochs ? ` of ${epochs}` : ""}` : "");
+  say(at(section, "progress"), known ? percent(batches / length) : progress ? short(batches) : "–");
+  const left = known ? length - batches : 0;
+  say(at(section, "eta"), left > 0 && rate > 0 ? `ends in about ${time(left / rate)}` : "");
 }
 
 function drawCharts(section, points) {

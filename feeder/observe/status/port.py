@@ -123,7 +123,12 @@ class StatusPort:
     def _take(self, connection: socket.socket) -> None:
         # Counted here and not in its own thread, which may not have begun when the next one comes.
         self._open.enter("reading", connection)
-        self._requests.start("feeder status request", self._serve, connection)
+        try:
+            self._requests.start("feeder status request", self._serve, connection)
+        except RuntimeError:
+            # No thread can be had just now. The next request may be a probe that gets one.
+            self._open.leave(connection)
+            connection.close()
 
     def _serve(self, connection: socket.socket) -> None:
         try:

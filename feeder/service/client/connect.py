@@ -58,8 +58,8 @@ def connect(
         queue: Which of the feed's queues; by default FEEDER_QUEUE, else the number that the
             launcher gave (torchrun, Slurm, Kubernetes): among those of this node where the server
             is on this host, else among all; else 0.
-        replica: Which of the trainers that share the queue, where the server has `replicas`; name
-            the queue too then, since launchers number trainers and know of no queue.
+        replica: Which of the trainers that share the queue, where the server has `replicas`. Give
+            `queue` too then, because launchers number trainers and know nothing of queues.
         device: Where batches are handed out: "cpu", or a GPU such as "cuda:0", which copies them
             from shared memory itself where its driver allows that.
         stream: The stream that the GPU's work on batches goes to: one of CuPy or PyTorch, or any
@@ -69,18 +69,18 @@ def connect(
         hold: Batches that may be kept without being copied, beside the one at hand.
         resume: Where to go on: a state dict, a Snapshot, its bytes, a token, the path of a file, or
             a `CheckpointStore`, its folder or URL for the newest in it. All queues of a feed must
-            start at the same round. A position of any queue, of any number of queues, is one for
-            all: what is left of its round is made and dropped.
+            start at the same round. A position of any queue is valid for all queues, also where
+            there were more or fewer of them: the rest of its round is made and dropped.
         skip: Leave out so many rounds of all queues there; the same for all queues.
-        rejoin: This trainer alone comes back, wherever those of the other queues stand.
+        rejoin: This trainer alone comes back, wherever the trainers of other queues stand.
         takeover: Take the queue from a consumer that is alive.
         plane: "auto" takes shared memory on the server's host, else frames; "shared" or "frames"
             takes no other.
         checksum: "off", "sampled" or "full"; "auto" is sampled over shared memory, full in frames.
-        writable: Whether batches are copied into memory of their own, to be written into, as they
-            are too where the feed was made with `writable=True`. Else the arrays are read-only, and
-            so are their pages: who writes into them past NumPy ends the process. On a GPU every
-            batch is a copy that may be written into.
+        writable: Whether batches are copied into memory of their own, which may be written into.
+            A feed that was made with `writable=True` does so for all consumers. Without it arrays
+            and their pages are read-only: a write past NumPy's check ends the process. On a GPU
+            every batch is a copy that may be written into.
         keys: A directory that `feeder keygen` made for this client, for servers with keys.
         timeout: Seconds that the server may take to answer.
         reconnect: Seconds that the server may be away later before `next()` raises.

@@ -21,6 +21,7 @@ from feeder.errors import (
     read_again,
     read_by_two,
 )
+from feeder.feeds.epochs import Epoch, EpochReader
 from feeder.service.client.inbox import Loading
 from feeder.service.client.io_loop import ClientLoop
 from feeder.service.client.lease import ClientLease
@@ -43,7 +44,7 @@ _ANSWER_S = 10.0
 
 
 @public("feeder")
-class Consumer:
+class Consumer(EpochReader):
     """The batches of one queue of a served feed, in order, once: iterable and iterator.
 
     Made by `feeder.connect`. It is read by one thread at a time: `next` raises `FeedError` while
@@ -73,6 +74,8 @@ class Consumer:
         self._unusable: FeedError | None = None
         self._copies = False
         self._is_read = False
+        # The epoch of the batch that was handed out last.
+        self._epoch = Epoch(self, -1)
         # Whether the user has seen `StopIteration`: iterating again is a mistake from then on.
         self._end_is_told = False
         self._loaded: bytes | None = None
@@ -109,7 +112,10 @@ class Consumer:
         try:
             self._is_read = True
             while not (ready := self._ready):
-                self._refill()
+                if (end := self._refill()) is not None:
+                    self._position = end
+                    self._end_is_told = True
+                    raise StopIteration
             inbox = self._inbox
             lease: Any = inbox.lease
             handed = inbox.handed + 1
@@ -126,6 +132,9 @@ class Consumer:
                 # one come again, and what the server was told cannot be taken back.
                 self._loop.waker.wake()
                 self._told_at = handed - 1
+            epoch = self._enter(batch.epoch)
+            epoch.newest = batch.index
+            batch.of = epoch
             # No call stands between these assignments and the `return`, and Python raises
             # interrupts at calls: a batch that the user never saw does not count, and comes next.
             self._position, inbox.handed = batch.place, handed
@@ -135,8 +144,29 @@ class Consumer:
         finally:
             self._is_read = False
 
-    def _refill(self) -> None:
-        """Wait for batches; raises what came in the place of the next one."""
+    def next_epoch(self) -> int | None:
+        """Return the epoch of the next batch, which is waited for and not handed out; None after
+        the last. The position stays where it is."""
+        if self._is_read:
+            self._check_usable()
+            raise read_by_two("the consumer")
+        try:
+            self._is_read = True
+            while not self._ready:
+                if self._refill() is not None:
+                    return None
+            return self._ready[0].epoch
+        finally:
+            self._is_read = False
+
+    def _enter(self, number: int) -> Epoch:
+        if self._epoch.number != number:
+            self._epoch = Epoch(self, number)
+        return self._epoch
+
+    def _refill(self) -> Any:
+        """Wait for batches; return the end of the stream where it has come, and raise an error that
+        came in the place of the next batch."""
         if self._unusable is not None:
             raise self._unusable
         if isinstance(self._ready, Loading):
@@ -149,9 +179,7 @@ class Consumer:
         # Twice the lease's own: slots that go back report the batches sooner.
         self._tell_every = 2 * self._lease.tell_every
         if not isinstance(got, deque):
-            self._position = got
-            self._end_is_told = True
-            raise StopIteration
+            return got
         rows, counted, queue = sum([batch.rows for batch in got]), self._handed, self._inbox.batches
         taken = counted.after(len(got), rows, self._lease.count_bytes(got, rows))
         # No call stands in between, so an interrupt finds all of it done or nothing: the queue
@@ -159,6 +187,7 @@ class Consumer:
         self._ready = counted.left = got
         counted.taken = taken
         queue.given = None
+        return None
 
     def _land(self, batch: Batch) -> Batch:
         """Return the batch on the GPU, ordered behind its copy on the user's stream."""
@@ -175,7 +204,7 @@ class Consumer:
                 "that is so; drop them, or connect with hold=",
                 self._most_held,
             )
-        arrays = tuple([array.copy() for array in batch.arrays])
+        arrays = tuple([array.copy() for array in batch.columns])
         for array in arrays:
             # As the slot's arrays are: that a batch was copied must not change what it allows.
             array.flags.writeable = False

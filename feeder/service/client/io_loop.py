@@ -265,7 +265,7 @@ class ClientLoop:
                 if self._connection is not connection:
                     return
         except ProtocolError as error:
-            if connection.is_own or (connection.trouble() is not None and connection.is_own):
+            if connection.leads_to_itself():
                 # Its own question came back: the system gave it the port that it connects to.
                 return self._lose("nobody listens there")
             self._lose_over(error, is_last=self._corrupt.ends(self.inbox.received))

@@ -404,7 +404,7 @@ class ClientLease:
         """Return the bytes of batches that have `rows` rows in all."""
         if self._is_uniform:
             return rows * self._row_bytes
-        return sum([array.nbytes for batch in batches for array in batch.arrays])
+        return sum([array.nbytes for batch in batches for array in batch.columns])
 
     def _take(self, group: say.Group, frames: list[Any]) -> Iterator[Batch]:
         names, identity, stride = self._names, self.identity, group.stride

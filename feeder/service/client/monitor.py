@@ -89,7 +89,12 @@ class Monitor:
 
     def _receive(self, connection: Connection) -> Figures | None:
         for data, _ in connection.receive():
-            message = decode(data, from_consumer=False)
+            try:
+                message = decode(data, from_consumer=False)
+            except ProtocolError:
+                if connection.leads_to_itself():
+                    raise TransportError(f"nobody listens at {self.address}") from None
+                raise
             # Raises where the message may not come now, so the cases below are all there are.
             self._session.on(type(message).__name__)
             match message:

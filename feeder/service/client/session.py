@@ -163,7 +163,7 @@ class ClientSession:
         # Nothing carries over: what an older connection still brings is not read.
         self._protocol = Session(CONSUMER)
         self._protocol.on("connect")
-        self._pending, self._num_opens = None, 0
+        self._num_opens = 0
         self._send_open()
 
     def restart(self, number: int, token: bytes) -> bool:
@@ -219,8 +219,6 @@ class ClientSession:
         lease.say_bye(self._inbox.handed)
         lease.data_path.close()
         self.refuse_requests(why)
-        # An answer that still comes is of a lease that is over, and is passed by.
-        self._pending = None
         self._protocol = Session(CONSUMER, "connecting")
         self._send_open()
         return True
@@ -268,12 +266,13 @@ class ClientSession:
 
     def refuse_requests(self, why: str) -> None:
         """Refuse all questions: the server answers no more."""
-        # The pending one stays noted, since its answer may still be on its way.
         self._is_answered = False
         for request in (*self._requests, self._pending):
             if request is not None:
                 request.refuse(why)
         self._requests.clear()
+        # Later questions would wait for its answer, which never comes, instead of being refused.
+        self._pending = None
 
     # ---- said by the server
 

@@ -26,7 +26,9 @@ from feeder.service.memory.memfd import (
 )
 from feeder.workers.stats import Stopwatch
 from feeder.workers.stream.batch import Batch
+from feeder.workers.stream.buffers import OpenSlot
 from feeder.workers.stream.chunks import Columns
+from feeder.workers.stream.position import HasColumns
 
 _PLENTY_BYTES = 100_000
 """Free slots of so many bytes are worth waking the batcher for: to wake a thread takes some 50 µs,
@@ -181,7 +183,7 @@ class ArenaSlots:
     batcher. `_known` and `waited` are the batcher's.
     """
 
-    passes, writable, reserved = False, False, True
+    passes, writable, reserved, opens = False, False, True, True
 
     def __init__(
         self,
@@ -408,9 +410,15 @@ class ArenaSlots:
         """The batch in this slot of a queue will not be sent, or not to one of its replicas."""
         self._give_up(device, slot, Pool.let_go)
 
-    def take_back(self, device: int, batch: Batch) -> None:
+    def take_back(self, device: int, batch: HasColumns) -> None:
         """A batch is thrown away before anybody was sent it."""
+        assert isinstance(batch, Batch)
         self._give_up(device, slot_of(batch), Pool.push)
+
+    def put_back(self, device: int, slot: OpenSlot) -> None:
+        """A slot that was taken holds no batch."""
+        assert isinstance(slot, ArenaSlot)
+        self._give_up(device, slot, Pool.push)
 
     def _give_up(
         self, device: int, slot: ArenaSlot, give: Callable[[Pool, list[ArenaSlot]], None]

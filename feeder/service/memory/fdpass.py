@@ -410,6 +410,21 @@ def _listen(path: Path) -> socket.socket:
     return sock
 
 
+STALE_S = 60.0
+"""From this age on a socket where nobody listens is a killed server's: a younger one may be of a
+server that is about to listen there."""
+
+
+def remove_stale(folder: Path) -> None:
+    """Remove the sockets of killed servers, each of which had a name of its own."""
+    for path in folder.glob("*.arenas"):
+        with contextlib.suppress(OSError):
+            status = os.lstat(path)
+            is_old = time.time() - status.st_mtime > STALE_S
+            if stat.S_ISSOCK(status.st_mode) and is_old and not _is_alive(path):
+                os.unlink(path)
+
+
 def _is_alive(path: Path) -> bool:
     """Whether somebody listens there: at the file of a killed server connecting is refused."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:

@@ -14,6 +14,7 @@ import logging
 import mmap
 import os
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -50,6 +51,10 @@ def _never() -> bool:
     return False
 
 
+def _nothing() -> None:
+    return None
+
+
 class _Once:
     """Whether the warning about seals was logged: once per process, from any thread."""
 
@@ -65,9 +70,13 @@ class Pages:
     and the last mapping elsewhere is.
     """
 
+    descriptor = -1
+    """The memfd; -1 when closed, or where it was refused."""
+    # At the interpreter's exit the names of the module may be gone before this is.
+    _close = staticmethod(os.close)
+
     def __init__(self, num_bytes: int) -> None:
         self.descriptor = os.memfd_create("feeder", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        """The memfd; -1 when closed."""
         self.num_backed = 0
         """Bytes at the beginning that are known to have memory."""
         try:
@@ -150,8 +159,8 @@ class Pages:
                 self._mapping.close()
 
     def __del__(self) -> None:
-        with contextlib.suppress(AttributeError):  # the memfd itself was refused
-            self.close()
+        if self.descriptor >= 0:
+            self._close(self.descriptor)
 
 
 SLOTS_PER_ARENA = 2**16
@@ -293,7 +302,7 @@ class ArenaSlot:
     __slots__ = (
         "_memory", "_places", "_sum", "_views", "arena", "arrays", "checked_s", "checksum",
         "columns", "elsewhere", "flats", "kept", "left", "memory", "number", "rows", "seen",
-        "sent", "wanted",
+        "sent", "wanted", "written",
     )  # fmt: skip
 
     def __init__(self, arena: Arena, index: int, replicas: int = 1) -> None:
@@ -321,6 +330,8 @@ class ArenaSlot:
         """The full checksum of the batch, where it was made while the batch was copied."""
         self.checked_s = 0.0
         """How long the checksum took."""
+        self.written: Callable[[], object] = _nothing
+        """The root of the arrays that calls last wrote to, as long as there are any."""
 
     def arrange(self, columns: Columns, rows: int, places: Layout) -> None:
         """Lay the slot out for batches of so many rows."""
@@ -343,6 +354,20 @@ class ArenaSlot:
             np.ndarray(shape, dtype, readable, offset)
             for shape, dtype, _, offset, _ in places.places
         )
+
+    def open(self) -> Arrays | None:
+        """Arrays for calls to write to; None where somebody still refers to those of the last
+        batch here, who would see them change."""
+        if self.written() is not None:
+            return None
+        root = np.frombuffer(self.memory, np.uint8)
+        self.written = weakref.ref(root)
+        return tuple(
+            [np.ndarray(shape, dtype, root, offset) for shape, dtype, _, offset, _ in self._places]
+        )
+
+    def close(self) -> None:
+        """Nothing: it is free when the slots are opened again."""
 
     def prepare(self, wanted: Wanted) -> None:
         """Make ready for the next batch, as its queue's consumer wants it.

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
+import socket
 import stat
 import weakref
 from pathlib import Path
@@ -100,6 +102,13 @@ def claim(address: Address) -> Claim:
         private_directory()
     lock = _take_lock(address)
     try:
+        # The lock says that nobody serves there. Where somebody does, its lock file was removed
+        # under it, and this is a new one.
+        if _answers(address.path):
+            raise ConfigError(
+                f"address {str(address)!r} is held by a living server whose lock file "
+                f"{address.path + '.lock'!r} was removed: stop that server, or give another address"
+            )
         # Under the lock, so the socket is nobody's. The process id is for people: it says who holds
         # it.
         _remove_socket(address.path)
@@ -111,6 +120,13 @@ def claim(address: Address) -> Claim:
     claimed = Claim(address, lock)
     _held.add(claimed)
     return claimed
+
+
+def _answers(path: str) -> bool:
+    """Whether somebody listens at a unix socket."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+        sock.setblocking(False)
+        return sock.connect_ex(path) in (0, errno.EAGAIN)
 
 
 def _take_lock(address: Address) -> int:

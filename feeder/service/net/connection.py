@@ -170,6 +170,11 @@ class Connection:
                     return error
         return TransportError("the server is gone") if self._hung_up else None
 
+    def leads_to_itself(self) -> bool:
+        """Whether what came is this end's own: what it sends may be there before the event of its
+        connecting is read."""
+        return self.is_own or (self.trouble() is not None and self.is_own)
+
     def abandon_in_child(self) -> None:
         """In a forked child: close its copy, which would outlive a parent that is killed."""
         if self._socket is not None:

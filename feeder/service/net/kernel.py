@@ -22,6 +22,8 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+from feeder.errors import ConfigError
+
 _RECEIVED = struct.Struct("=Q")
 # For SO_LINGER: closing resets the connection, without the minute of TIME_WAIT that keeps its port.
 _RESET = struct.pack("ii", 1, 0)
@@ -181,6 +183,26 @@ _IN_A_CROWD = 512
 """Descriptors that are kept free in any case: ZeroMQ accepts some hundreds of connections before a
 thread that waits for the interpreter learns of the first. An eighth alone was too few (of 200 free
 descriptors a burst of 400 connections takes all)."""
+
+
+_OF_A_SERVER, _OF_A_SEAT = 32, 7
+"""Descriptors that a server takes (23 to 28, by what it listens at), and each of its consumers."""
+
+
+def check_limit(num_seats: int) -> None:
+    """Raise `ConfigError` where this process may not have the descriptors that a server for so
+    many consumers takes."""
+    raise_limit()
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    # The system gives the lowest number that is free, so about as many are open.
+    probe = os.dup(2)
+    os.close(probe)
+    needed = probe + _OF_A_SERVER + _OF_A_SEAT * num_seats
+    if limit != resource.RLIM_INFINITY and limit < needed:
+        raise ConfigError(
+            f"this process may have {limit} descriptors, and a server for {num_seats} consumers "
+            f"needs {needed}: raise the limit (ulimit -n {needed}, or LimitNOFILE={needed})"
+        )
 
 
 def raise_limit() -> None:

@@ -12,16 +12,19 @@ The files have the form that the tools of ZeroMQ read and write.
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import stat
-from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import zmq
 from zmq.utils import z85
 
 from feeder.errors import ConfigError
+
+logger = logging.getLogger("feeder")
 
 SERVER = "server"
 CLIENTS = "clients"
@@ -37,36 +40,45 @@ _CLIENT_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 _LINE = re.compile(rb'^\s*(public|secret)-key\s*=\s*"([^"]*)"\s*$', re.MULTILINE)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerKeys:
+class ServerKeys(NamedTuple):
     """What a server needs; keys are 40 bytes of Z85 text. Immutable."""
 
     public: bytes
     """Its public key, which its clients must know."""
-    # Left out of the repr, which may end up in a log.
-    secret: bytes = field(repr=False)
+    secret: bytes
     """Its secret key."""
     allowed: frozenset[bytes]
     """The public keys of the clients that may connect."""
+    clients: Path | None = None
+    """The folder that they were read from; None where they were not."""
+
+    def __repr__(self) -> str:
+        # Without the secret: it may end up in a log.
+        return f"ServerKeys(public={self.public!r}, allowed={self.allowed!r})"
 
     @classmethod
     def from_directory(cls, directory: str | os.PathLike[str]) -> ServerKeys:
         """Read the server's pair and the allow-list, `clients/*.key`, of a directory."""
         folder = Path(directory)
+        clients = folder / CLIENTS
+        for one in (folder, clients):
+            _check_folder(one)
         public, secret = read_secret(folder / (SERVER + SECRET))
-        return cls(public=public, secret=secret, allowed=read_allowed(folder / CLIENTS))
+        return cls(public=public, secret=secret, allowed=read_allowed(clients), clients=clients)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClientKeys:
+class ClientKeys(NamedTuple):
     """What a consumer needs; keys are 40 bytes of Z85 text. Immutable."""
 
     public: bytes
     """Its public key, which the server must allow."""
-    secret: bytes = field(repr=False)
+    secret: bytes
     """Its secret key."""
     server: bytes
     """The public key that the server must prove to have."""
+
+    def __repr__(self) -> str:
+        return f"ClientKeys(public={self.public!r}, server={self.server!r})"
 
     @classmethod
     def from_directory(
@@ -74,8 +86,76 @@ class ClientKeys:
     ) -> ClientKeys:
         """Read a client's pair and `server.key` of a directory; no name: its only client."""
         folder = Path(directory)
+        _check_folder(folder)
         public, secret = read_secret(folder / ((name or _only_client(folder)) + SECRET))
         return cls(public=public, secret=secret, server=read_public(folder / (SERVER + PUBLIC)))
+
+
+class AllowedClients:
+    """The clients that may connect, as their folder has them now.
+
+    The thread that answers for newcomers asks it for each of them, and it reads the folder again
+    where that has changed; any thread may have it read. A key that is gone or cannot be read lets
+    nobody in, also where it was the last one. A folder that cannot be read leaves the list as it
+    was, and into one that anybody may write no client is new. The keys are replaced as a whole.
+    """
+
+    def __init__(self, keys: ServerKeys) -> None:
+        self._keys, self._folder = keys.allowed, keys.clients
+        self._seen = self._look()
+
+    def get(self, key: bytes) -> bool:
+        """Whether a client with this public key may connect."""
+        if self._folder is not None and self._look() != self._seen:
+            self.read()
+        return key in self._keys
+
+    def read(self) -> None:
+        """Read the folder again."""
+        if self._folder is None:
+            return
+        # First: what changes while it is read is seen as a change the next time.
+        self._seen = self._look()
+        if isinstance(self._seen, str):
+            logger.error("the clients that may connect stay those of before: %s", self._seen)
+            return
+        found = set()
+        for path in sorted(self._folder.glob(f"*{PUBLIC}")):
+            try:
+                found.add(read_public(path))
+            except ConfigError as error:
+                logger.error("a client may not connect, since its key cannot be read: %s", error)
+        keys = frozenset(found)
+        try:
+            _check_folder(self._folder)
+        except ConfigError as error:
+            logger.error("no new client may connect: %s", error)
+            keys &= self._keys
+        added, gone = len(keys - self._keys), len(self._keys - keys)
+        self._keys = keys
+        logger.info("%d clients may connect: %d are new, %d are gone", len(keys), added, gone)
+
+    def _look(self) -> Any:
+        """What changes when a file of the folder does."""
+        try:
+            with os.scandir(self._folder or ".") as files:
+                stats = [(file.name, file.stat()) for file in files]
+            return sorted((name, one.st_ino, one.st_mtime_ns, one.st_size) for name, one in stats)
+        except OSError as error:
+            return str(error)
+
+
+def _check_folder(folder: Path) -> None:
+    """Raise `ConfigError` where anybody may put a key into a folder."""
+    try:
+        mode = stat.S_IMODE(folder.stat().st_mode)
+    except OSError:
+        return  # Whoever reads the files in it says more.
+    if mode & stat.S_IWOTH:
+        raise ConfigError(
+            f"key folder {str(folder)!r} has mode {mode:04o}: anybody on this host may let a "
+            f"client in; look at its keys, then chmod o-w {str(folder)!r}"
+        )
 
 
 def _only_client(folder: Path) -> str:

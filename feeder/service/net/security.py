@@ -11,13 +11,13 @@ import itertools
 import os
 import struct
 from types import TracebackType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import zmq
 
 from feeder.errors import AuthError, ConfigError
 from feeder.service.net.addresses import Address
-from feeder.service.net.keys import ClientKeys, ServerKeys
+from feeder.service.net.keys import AllowedClients, ClientKeys, ServerKeys
 from feeder.service.protocol.fields import ROWS_BYTES
 
 if TYPE_CHECKING:
@@ -112,8 +112,10 @@ class Security:
         # Every socket that may be open; see `_make_socket`.
         self._sockets: list[Socket] = []
         self._authenticator: ThreadAuthenticator | None = None
+        self.allowed = AllowedClients(keys) if isinstance(keys, ServerKeys) else None
+        """A server's clients that may connect, where it has keys."""
         if isinstance(keys, ServerKeys) if is_server is None else is_server:
-            self._authenticator = _start_authenticator(self.context, keys)
+            self._authenticator = _start_authenticator(self.context, self.allowed)
 
     def __enter__(self) -> Security:
         return self
@@ -204,16 +206,17 @@ class Security:
 
 
 def _start_authenticator(
-    context: zmq.Context[Socket], keys: ServerKeys | ClientKeys | None
+    context: zmq.Context[Socket], allowed: AllowedClients | None
 ) -> ThreadAuthenticator:
     """Start the thread that says who may connect: anybody where plain, the list with CURVE."""
     # Imported here, since it brings asyncio along, which consumers do not need.
     from zmq.auth.thread import ThreadAuthenticator
 
     authenticator = ThreadAuthenticator(context)
-    allowed = keys.allowed if isinstance(keys, ServerKeys) else frozenset[bytes]()
     # Set, not loaded from files by it: it would read a directory whose modes nobody has checked.
-    authenticator.certs[DOMAIN] = dict.fromkeys(allowed, True)
+    # It asks for each newcomer whether its key is in there.
+    certs: dict[str, Any] = authenticator.certs
+    certs[DOMAIN] = {} if allowed is None else allowed
     authenticator.start()
     return authenticator
 

@@ -112,7 +112,8 @@ class Member:
     it is waited for as if nobody held the queue, and anybody may have that."""
     had_ended: bool = False
     """Whether the queue had ended before its consumer came. That counts again where the consumer
-    goes before the feed has run with it, and is forgotten where the feed runs."""
+    goes before the feed has run with it, and is forgotten where the feed runs, unless it came
+    with the end of the stream."""
     is_hearsay: bool = False
     """Whether that it has ended may be out of date: another queue's consumer says so, or somebody
     has come for it since and is gone."""
@@ -146,8 +147,8 @@ class Member:
     used_to: Place | None = None
     """The position after them: a snapshot may still be asked for there."""
     pending: int = 0
-    """Batches of its earlier leases that its user has not been handed yet, as it last said. Who has
-    received everything has not used it."""
+    """Batches of its earlier leases that its user has not been handed yet, as it last said: batches
+    that a consumer has received are not used yet."""
     ending: Ending = ""
     """What was sent after its last batch, if anything was."""
 
@@ -196,7 +197,7 @@ class Member:
 
 @dataclass(slots=True)
 class Stands:
-    """The members that a run began with, by their positions."""
+    """The members that a run began with, by their positions. Owned by the I/O thread."""
 
     members: list[Member]
     num_oldest: int
@@ -310,7 +311,7 @@ class Membership:
             pending=int(event.rejoins),
         )  # fmt: skip
         new.step = number if new.finished else self.counting.first(number, new.queue)
-        # Who rejoins may stand anywhere. Who is undecided has no position to compare yet.
+        # A member that rejoins may stand anywhere; an undecided one has no position to compare yet.
         if not (event.rejoins or event.undecided):
             error = self._out_of_step(new)
         if error is not None:
@@ -352,7 +353,7 @@ class Membership:
             return [], None  # Where it may begin is looked at when it wants to.
         if decided:
             mine = self.members[event.seat].name
-            mine += f"'s checkpoint is of {counting.describe(number)}"
+            mine += f"'s checkpoint is of {counting.round_name(number)}"
             return [], self._differ(mine, decided)
         self.counting = counting
         for one in others:
@@ -481,8 +482,8 @@ class Membership:
         """Begin the run where every queue is there, or without those that are missing; else stop
         it."""
         missing = self.missing()
-        # Who hangs before it can take batches is not counted on, unless the feed could not go back
-        # for it later.
+        # A member that hangs before it can take batches is not counted on, unless the feed could
+        # not go back for it later.
         here = [
             member for member in self.members if member.has_lease
             and (member.has_attached or member.lives or not self._goes_back)
@@ -501,11 +502,12 @@ class Membership:
         void = self._void(here)
         for member in here:
             self._move(member, Move.BEGINS)
-            member.had_ended = False
+            # Who came with the end takes nothing of the run.
+            member.had_ended = member.had_ended and member.finished
         # Not what was sent: that is not used yet, and a position that is stored must not be ahead
         # of a trainer that dies now.
         used = {member.seat: self._used_step(member) for member in here if not member.has_all}
-        # Who has been sent the end wants nothing more; all others go on after what they were sent.
+        # A member that was sent the end wants no more; all others go on after what they were sent.
         steps = {member.seat: self._sent_step(member) for member in here if not member.ending}
         wanted = {seat: self._wanted_step(self.members[seat]) for seat in steps}
         stands = sorted(steps, key=lambda seat: steps[seat])
@@ -575,17 +577,22 @@ class Membership:
         another has loaded a state."""
         # Whose position lies a round behind where one begins who is undecided has loaded it: the
         # latter is about to load the same checkpoint, or else would hold all others at the start.
-        round_of, ended = self.counting.round, self._ended()
-        newest = max(
-            [round_of(one.step) for one in self.members if one.lives and not one.undecided],
-            default=-math.inf,
+        # Where the feed has run with it, others may also have gone on from there and come back:
+        # they were given batches without its asking for any, and are so again.
+        ended = self._ended()
+        decided = [one for one in self.members if one.lives and not one.undecided]
+        newest, newest_start = (
+            max([self.counting.round(one.step) for one in some], default=-math.inf)
+            for some in (decided, [one for one in decided if one.starts])
         )
+
+        def lags(member: Member) -> bool:
+            than = newest_start if member.state is State.STREAMING else newest
+            return member.undecided and self.counting.round(self._wanted_step(member)) < than
+
         return [
             member.seat for member in self.members
-            if (
-                member.undecided and round_of(self._wanted_step(member)) < newest
-                if member.lives else member.seat not in ended
-            )
+            if (lags(member) if member.lives else member.seat not in ended)
         ]  # fmt: skip
 
     def news(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -635,7 +642,7 @@ class Membership:
         position: without the error all would wait for ever. It is not sent at once, since the
         others may be about to be replaced, too.
         """
-        # Who has been sent the end leaves by itself: then another pass over the stream begins.
+        # A member that was sent the end leaves by itself: then another pass over the stream begins.
         leaving = [one.seat for one in self.members if one.has_lease and one.ending]
         error = self._out_of_step(member, leaving)
         since = now if member.out_of_step_since is None else member.out_of_step_since
@@ -657,7 +664,7 @@ class Membership:
 
     def _describe(self, member: Member) -> str:
         """Where a member stands, in words."""
-        where = self.counting.describe(member.step)
+        where = self.counting.round_name(member.step)
         if member.start is not None and member.used_to is None:
             return f"{member.name}'s checkpoint is of {where}"
         return f"{member.name} is at {where}"
@@ -666,7 +673,7 @@ class Membership:
         """The error for a queue whose position is not of the round of the others."""
         return ResumeError(
             f"{mine}, and {', '.join(map(self._describe, others))}; start all trainers from one "
-            "checkpoint, or rejoin=True for one that goes on alone"
+            "checkpoint and with one skip, or rejoin=True for one that goes on alone"
         )
 
     def _fit(self, one: Member, other: Member) -> bool:

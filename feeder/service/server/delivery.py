@@ -253,7 +253,7 @@ class Grouping:
             first.step,
             self._num_queues,
             first.rows,
-            first.arrays[0].shape[columns[0].axis],
+            first.columns[0].shape[columns[0].axis],
             tuple([slot.number for slot in slots]) if shared else (-1,),
             tuple(checksums),
             shapes,
@@ -452,7 +452,7 @@ class Delivery:
             slot.sent |= bit
         lease.note(batches, run)
         point("server.before_send")
-        frames = () if lease.shared else pieces(slots[0].memories(batches[0].arrays))
+        frames = () if lease.shared else pieces(slots[0].memories(batches[0].columns))
         is_sent = self._send(lease.peer, message, frames)
         point("server.sent")
         self._sent.append((run, lease, batches))

@@ -13,11 +13,13 @@ from collections import deque
 from concurrent.futures import Future, InvalidStateError
 
 from feeder.errors import ClosedError, FeedError
+from feeder.feeds.length import progress_of
 from feeder.observe.figures import (
     Condition,
     ConsumerFigures,
     FeedFigures,
     Figures,
+    ProgressFigures,
     QueueFigures,
     ServiceFigures,
     State,
@@ -30,19 +32,19 @@ from feeder.service.protocol import messages as say
 from feeder.service.protocol.fields import RECEIPT_BYTES
 from feeder.service.protocol.session import SERVER, Receipts, Session
 from feeder.service.server.delivery import Lease
-from feeder.service.server.group import Desk
+from feeder.service.server.group import ConsumerGroup
 
-# ---- From the state of a desk to figures.
+# ---- From the state of a consumer group to figures.
 
 
-def feed_figures(desk: Desk, now: float) -> FeedFigures:
+def feed_figures(group: ConsumerGroup, now: float) -> FeedFigures:
     """The figures of a feed and of its consumers."""
-    feed, run = desk.feed, desk.feed.run
-    failure = _failure(desk)
+    feed, run = group.feed, group.feed.run
+    failure = _failure(group)
     # A feed that has failed waits for nobody: that its queues are empty is not the news.
-    missing = () if failure is not None else tuple(desk.membership.missing())
+    missing = () if failure is not None else tuple(group.membership.missing())
     condition = Condition(
-        state=_state(desk, failure),
+        state=_state(group, failure),
         failure=failure,
         missing=missing,
         started_at=feed.started_at,
@@ -54,64 +56,78 @@ def feed_figures(desk: Desk, now: float) -> FeedFigures:
         condition,
         feed.counted,
         None if run is None else run.pipeline.budget,
-        [_queue(desk, seat, now) for seat in range(len(desk.leases))],
+        [_queue(group, seat, now) for seat in range(len(group.leases))],
         now,
         blocked_s=feed.slots.waited.seconds(now),
-        service=_service(desk),
+        service=_service(group),
+        executor=None if run is None else run.pipeline.executor_counts(),
+        progress=_progress(group),
     )
 
 
-def _failure(desk: Desk) -> FeedError | None:
+def _progress(group: ConsumerGroup) -> ProgressFigures | None:
+    place, factory = group.low_watermark.place, group.feed.factory
+    if place is None:
+        return None
+    at = place.settled()
+    return progress_of(factory.config, at.epoch, at.index)
+
+
+def _failure(group: ConsumerGroup) -> FeedError | None:
     # All queues end with the same error; one that ended before the failure knows nothing of it.
-    feed = desk.feed
+    feed = group.feed
     endings = [] if feed.run is None else [outbox.result for outbox in feed.run.outboxes]
     found = [feed.failure, *endings]
     return next((error for error in found if isinstance(error, FeedError)), None)
 
 
-def _state(desk: Desk, failure: FeedError | None) -> State:
+def _state(group: ConsumerGroup, failure: FeedError | None) -> State:
     if failure is not None:
         return "failed"
-    if desk.acknowledged:
+    if group.acknowledged:
         return "ended"
-    return "waiting" if desk.feed.run is None else "running"
+    return "waiting" if group.feed.run is None else "running"
 
 
-def _service(desk: Desk) -> ServiceFigures:
-    stats = desk.feed.stats
+def _service(group: ConsumerGroup) -> ServiceFigures:
+    stats = group.feed.stats
     return ServiceFigures(
         opened=stats.opened,
         reopened=stats.reopened,
         fenced=stats.fenced,
         expired=stats.expired,
         rewinds=max(0, stats.begun - 1),
-        arena_bytes=desk.feed.slots.num_bytes,
+        arena_bytes=group.feed.slots.num_bytes,
     )
 
 
-def _queue(desk: Desk, seat: int, now: float) -> QueueFigures:
-    stats, lease, run = desk.feed.stats.queues[seat], desk.leases[seat], desk.feed.run
-    number, replica = divmod(seat, desk.replicas)
+def _queue(group: ConsumerGroup, seat: int, now: float) -> QueueFigures:
+    stats, lease, run = group.feed.stats.queues[seat], group.leases[seat], group.feed.run
+    number, replica = divmod(seat, group.replicas)
     # Credit under way counts as waiting: the consumer has it before its user asks.
     in_flight = 0 if lease is None else len(lease.under_way)
+    waiting = in_flight + (0 if run is None else len(run.outboxes[seat]))
+    # Batches that lie elsewhere than in slots wait too: a queue is full, and never fuller.
+    capacity = group.feed.slots.num_slots(number)
     return QueueFigures(
         queue=number,
-        replica=None if desk.replicas == 1 else replica,
-        device=desk.feed.factory.config.devices[number],
+        replica=None if group.replicas == 1 else replica,
+        device=group.feed.factory.config.devices[number],
         batches=stats.used.batches,
         rows=stats.used.rows,
         bytes=stats.used.bytes,
-        waiting=in_flight + (0 if run is None else len(run.outboxes[seat])),
-        capacity=desk.feed.slots.num_slots(number),
+        waiting=min(waiting, capacity) if capacity else waiting,
+        capacity=capacity,
         wait_s=stats.wait_s(now),
         starved_s=stats.starved.seconds(now),
+        wait_p99_s=stats.starved.quantile(0.99),
         checked_s=stats.most_checked_s,
         corrupt=stats.corrupt,
-        consumer=None if lease is None else _consumer(desk, lease, now),
+        consumer=None if lease is None else _consumer(group, lease, now),
     )
 
 
-def _consumer(desk: Desk, lease: Lease, now: float) -> ConsumerFigures:
+def _consumer(group: ConsumerGroup, lease: Lease, now: float) -> ConsumerFigures:
     # No data path is chosen before `Attached`.
     plane = "" if not lease.member.has_attached else "shared" if lease.shared else "frames"
     return ConsumerFigures(
@@ -121,7 +137,7 @@ def _consumer(desk: Desk, lease: Lease, now: float) -> ConsumerFigures:
         credit=lease.credit,
         in_flight=len(lease.under_way),
         # The lease is renewed by whatever is heard, so it says when that was.
-        silent_s=max(0.0, now - (lease.member.expires - desk.membership.lease_s)),
+        silent_s=max(0.0, now - (lease.member.expires - group.membership.lease_s)),
     )
 
 
@@ -137,8 +153,8 @@ class Monitors:
     one popleft.
     """
 
-    def __init__(self, desks: dict[str, Desk]) -> None:
-        self._desks = desks
+    def __init__(self, groups: dict[str, ConsumerGroup]) -> None:
+        self._groups = groups
         self._sessions: dict[Peer, tuple[Session, Receipts]] = {}
         self._asked: deque[Future[Figures]] = deque()
         # The last figures, when they were made, and their JSON once a monitor has asked.
@@ -174,7 +190,7 @@ class Monitors:
     def figures(self, now: float) -> Figures:
         """The figures of all feeds, at most `_FRESH_S` old."""
         if self._figures is None or now - self._made_at >= _FRESH_S:
-            feeds = [feed_figures(desk, now) for desk in self._desks.values()]
+            feeds = [feed_figures(group, now) for group in self._groups.values()]
             self._figures, self._made_at = build_figures(feeds, now), now
             self._data = None
         return self._figures

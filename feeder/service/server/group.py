@@ -16,8 +16,8 @@ from feeder.service.protocol import messages as say
 from feeder.service.protocol.membership import Membership
 from feeder.service.protocol.seats import seat_names, seat_of
 from feeder.service.ratelimited_log import plain
-from feeder.service.server.agreement import Agreement, Stand, key
 from feeder.service.server.delivery import Delivery, Lease, News, Send, make_fault
+from feeder.service.server.position_check import PositionCheck, Stand, key
 from feeder.service.server.run import ServedFeed
 from feeder.service.server.watermark import LowWatermark
 from feeder.state.snapshot import StreamState
@@ -26,7 +26,7 @@ from feeder.workers.stream.resuming import Resume
 logger = logging.getLogger("feeder")
 
 
-class Desk:
+class ConsumerGroup:
     """The consumers of one feed, each with a lease; the place where all events about them arrive.
 
     Owned by the server's I/O thread, and nothing in it waits. `num_slots` is the batcher's and
@@ -54,7 +54,7 @@ class Desk:
         self._delivery = Delivery(feed, send)
         self.low_watermark = LowWatermark(factory)
         """How far all consumers have used the feed."""
-        self._agreement: Agreement | None = None
+        self._position_check: PositionCheck | None = None
         # Per seat: the last consumer known to stand in the stream, and the positions from which
         # it may come back.
         self._left: dict[int, tuple[bytes, set[tuple[Any, ...]]]] = {}
@@ -66,7 +66,7 @@ class Desk:
     def _handle(self, event: Any, now: float | None = None) -> None:
         """Tell the membership what has happened, and do what follows."""
         now = time.monotonic() if now is None else now
-        if self._agreement is not None and (passed := self._agreement.news()):
+        if self._position_check is not None and (passed := self._position_check.news()):
             self.membership.note_passed(passed)
         for one in self.membership.handle(event, now):
             self._perform(one)
@@ -134,7 +134,7 @@ class Desk:
         rejoins = message.intent == "rejoin"
         resume = self.feed.factory.find(message.token, rejoins=rejoins, skip=message.skip)
         start = None if resume is None else self._start_at(resume)
-        # Who came without a position, or with the one this server began at, had it from here.
+        # A consumer without a position, or with the one this server began at, had it from here.
         is_known = resume is None or resume is self.feed.factory.origin
         self._handle(events.Asks(
             seat, plain(message.who), message.consumer, message.attempt, start, rejoins,
@@ -215,7 +215,7 @@ class Desk:
         """A consumer is ready for batches; raises `ProtocolError` where it cannot be."""
         lease.session.on("Attached")
         lease.shared = message.plane == "shared"
-        # Who has not attached yet may still turn to frames.
+        # A consumer that has not attached yet may still turn to frames.
         ready = [one for one in self._of_queue(lease.queue) if one.member.has_attached]
         wanted = wanted_by_all([lease.wanted, *[one.wanted for one in ready]])
         self.feed.slots.prepare(lease.queue, wanted)
@@ -254,8 +254,8 @@ class Desk:
             stands.append(Stand(seat, f"{member.name} ({member.who})", cut))
         if not stands:
             return self.feed.stop_run()  # Everybody has had everything.
-        self._agreement = Agreement(stands, factory.config.stream, counting, run.void)
-        self.feed.start_run(start, run.first_steps, self._agreement.look, counting)
+        self._position_check = PositionCheck(stands, factory.config.stream, counting, run.void)
+        self.feed.start_run(start, run.first_steps, self._position_check.check, counting)
 
     def state(self) -> StreamState:
         """How far all consumers have used the feed; any thread may ask."""
@@ -330,8 +330,8 @@ class Desk:
         failure = self.feed.ended_with
         # Before a failure is sent to anybody: where one consumer's position is the reason, it alone
         # is sent away and the others go on.
-        if failure is not None and self._agreement is not None:
-            self._handle(self._agreement.failed(failure))
+        if failure is not None and self._position_check is not None:
+            self._handle(self._position_check.failed(failure))
         self._delivery.judged = failure
         for lease in self.leases:
             if lease is not None and lease.excess is not None:
@@ -362,9 +362,9 @@ class Desk:
     def _look_for_kept(self) -> None:
         """Have more slots made where replicas keep different batches, so many in all that no slot
         is left for the next one."""
-        # Memory is for one consumer, since replicas mostly keep the same. Who has been handed all
-        # that it was sent keeps what it has not given back. The last one is not reported while it
-        # is at hand; of the others a report comes twice a second at least.
+        # Memory is for one consumer, since replicas mostly keep the same batches. A replica that
+        # was handed all that it was sent keeps the slots that it has not given back. It does not
+        # report the batch at hand; the others it reports twice a second at least.
         queue, run = self.feed.slots.waiting, self.feed.run
         if queue is None or run is None:
             return

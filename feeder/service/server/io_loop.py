@@ -1,4 +1,4 @@
-"""The server's I/O thread: it owns every socket and hands each message to the desk of its feed."""
+"""The server's I/O thread: it owns every socket and hands each message to its consumer group."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from feeder.service.protocol.coding import decode, encode
 from feeder.service.ratelimited_log import RateLimitedLog
 from feeder.service.server.delivery import Lease, make_fault
 from feeder.service.server.figures import Monitors
-from feeder.service.server.group import Desk
+from feeder.service.server.group import ConsumerGroup
 from feeder.state import codec
 from feeder.waking import Waker
 
@@ -37,8 +37,8 @@ class ExitCondition:
     connected knows. Owned by the I/O thread; any thread may read `failure` after the server's end.
     """
 
-    def __init__(self, desks: Mapping[str, Desk], exit_when: str) -> None:
-        self._desks = desks
+    def __init__(self, groups: Mapping[str, ConsumerGroup], exit_when: str) -> None:
+        self._groups = groups
         self._ends = exit_when == "acknowledged"
         self.is_over = False
         """Whether consumers have had everything that they can have."""
@@ -49,17 +49,17 @@ class ExitCondition:
         """Find out whether the server is over now."""
         if not self._ends:
             return
-        desks = self._desks.values()
-        if all(desk.acknowledged for desk in desks):
+        groups = self._groups.values()
+        if all(group.acknowledged for group in groups):
             self.is_over = True
             return
-        told = [desk.feed.reported for desk in desks]
+        told = [group.feed.reported for group in groups]
         # A position that does not fit is the failure of the consumer that brought it, and ends
         # nothing.
         failures = [error for error in told if error and not isinstance(error, ResumeError)]
         # Queues that nobody holds are not waited for: after a failure a trainer that was to come
         # for them may never come, and batches that cannot be made would be waited for in silence.
-        leases = [lease for desk in desks for lease in desk.leases if lease is not None]
+        leases = [lease for group in groups for lease in group.leases if lease is not None]
         if failures and all(lease.member.is_settled for lease in leases):
             self.is_over, self.failure = True, failures[0]
 
@@ -159,14 +159,14 @@ class ServerLoop:
     """
 
     def __init__(
-        self, desks: dict[str, Desk], listeners: list[Listener], descriptors: DescriptorListener,
-        waker: Waker, *, exit_when: str,
+        self, groups: dict[str, ConsumerGroup], listeners: list[Listener],
+        descriptors: DescriptorListener, waker: Waker, *, exit_when: str,
     ) -> None:  # fmt: skip
-        self._desks = desks
+        self._groups = groups
         self._listeners = listeners
         self.waker = waker
-        # Which lease a connection speaks for. The desk may have ended it already: then `is_over`.
-        self._leases: dict[Peer, tuple[Desk, Lease]] = {}
+        # Which lease a connection speaks for. The group may have ended it already: then `is_over`.
+        self._leases: dict[Peer, tuple[ConsumerGroup, Lease]] = {}
         self._stopping: str | None = None
         self._log = RateLimitedLog()
         most_bytes = [listener.most_bytes for listener in listeners]
@@ -179,9 +179,9 @@ class ServerLoop:
             self._poller.register(listener.monitor, zmq.POLLIN)
         self._poller.register(waker.fileno(), zmq.POLLIN)
         self._local_peers = LocalPeers(descriptors, self._poller)
-        self.monitors = Monitors(desks)
+        self.monitors = Monitors(groups)
         """Those who look at the figures."""
-        self.exit_condition = ExitCondition(desks, exit_when)
+        self.exit_condition = ExitCondition(groups, exit_when)
         """Whether the server ends by itself."""
 
     def stop(self, reason: str) -> None:
@@ -226,8 +226,8 @@ class ServerLoop:
         # After the messages: what a consumer said before it died counts.
         for peer in self._local_peers.gone(ready):
             self._lose(peer)
-        for desk in self._desks.values():
-            desk.pump()
+        for group in self._groups.values():
+            group.pump()
         self._look_at_clock(now)
 
     def _timeout(self) -> int:
@@ -236,12 +236,12 @@ class ServerLoop:
 
     def _look_at_clock(self, now: float) -> None:
         """Do what is due at `now`; whoever spoke before then has been heard."""
-        deadlines = [desk.expire(now) for desk in self._desks.values()]
+        deadlines = [group.expire(now) for group in self._groups.values()]
         self._expires_at = min(self._local_peers.expire(now), self._guard.check(now), *deadlines)
         if now >= self._tell_at:
             self._tell_at = now + _TELL_S
-            for desk in self._desks.values():
-                desk.tell_waiting()
+            for group in self._groups.values():
+                group.tell_waiting()
         self.exit_condition.update()
 
     # ---- sending
@@ -295,16 +295,16 @@ class ServerLoop:
             return
         if guarded.num_opens == 0:
             raise ProtocolError(f"{type(message).__name__} came from one that did not say Open")
-        desk, lease = self._leases.get(peer, (None, None))
+        group, lease = self._leases.get(peer, (None, None))
         generation: bytes = message.generation  # type: ignore[attr-defined]
         # Connections prove nothing, generations do: what belongs to an earlier lease is dropped.
         is_over = lease is None or lease.generation != generation or lease.is_over
         if isinstance(message, say.Bye):
             # Before the lease ends: then the unix connection hangs up, and the peer with it.
             self.send(peer, say.Farewell(generation=generation, reason="goodbye"), ())
-        if is_over or desk is None or lease is None:
+        if is_over or group is None or lease is None:
             return
-        # `Desk.attach` moves the session itself, once it has admitted the connection.
+        # `ConsumerGroup.attach` moves the session itself, once it has admitted the connection.
         if not isinstance(message, say.Attached):
             lease.session.on(type(message).__name__)
         match message:
@@ -312,16 +312,16 @@ class ServerLoop:
                 # The consumer connected to the unix socket before it sent this, so it can be
                 # admitted now, whatever order the poll found them in.
                 self._admit()
-                desk.attach(lease, message)
+                group.attach(lease, message)
                 point("server.attached")
             case say.Used():
-                desk.use(lease, message)
+                group.use(lease, message)
                 point("server.used")
             case say.Snapshot():
-                desk.snapshot(lease, message)
+                group.snapshot(lease, message)
             case say.Bye():
                 self._forget(peer)
-                desk.leave(lease)
+                group.leave(lease)
 
     def _greet(self, peer: Peer, message: say.Message, guarded: GuardedPeer) -> None:
         if isinstance(message, say.Look) and guarded.num_opens:
@@ -341,21 +341,21 @@ class ServerLoop:
         if guarded.num_opens > say.MAX_OPENS:
             raise ProtocolError(f"a queue was asked for {say.MAX_OPENS} times; connect anew")
         point("server.open")
-        desk = self._find(message.feed)
-        lease = desk.open(peer, message)
-        self._leases[peer] = desk, lease
-        factory = desk.feed.factory
+        group = self._find(message.feed)
+        lease = group.open(peer, message)
+        self._leases[peer] = group, lease
+        factory = group.feed.factory
         answer = say.Opened(
             generation=lease.generation,
             credit=lease.credit,
             shared=self._local_peers.offer(peer, message.boot_id),
-            lease_s=desk.membership.lease_s,
+            lease_s=group.membership.lease_s,
             length=num_batches(factory.config, lease.queue),
             name=factory.name,
             number=0,
             fingerprint=codec.pack(factory.positions.fingerprint),
             epochs=factory.config.stream.epochs,
-            token=desk.start_token(lease),
+            token=group.start_token(lease),
             writable=factory.config.run.writable,
             replicas=factory.replicas,
         )
@@ -365,15 +365,15 @@ class ServerLoop:
             # and is not told again.
             self._lose(peer)
         point("server.opened")
-        desk.tell_waiting()
+        group.tell_waiting()
 
-    def _find(self, name: str) -> Desk:
-        if name in self._desks:
-            return self._desks[name]
-        if not name and len(self._desks) == 1:
-            return next(iter(self._desks.values()))
+    def _find(self, name: str) -> ConsumerGroup:
+        if name in self._groups:
+            return self._groups[name]
+        if not name and len(self._groups) == 1:
+            return next(iter(self._groups.values()))
         raise ConfigError(
-            f"feed is {name!r}, expected one of {sorted(self._desks)!r}; name it with feed="
+            f"feed is {name!r}, expected one of {sorted(self._groups)!r}; name it with feed="
         )
 
     def _refuse(self, peer: Peer, error: FeedError) -> None:
@@ -423,8 +423,8 @@ class ServerLoop:
         if found is not None:
             # Before it is closed: closed descriptors cannot be taken off a poll any more.
             self._forget(peer)
-            desk, lease = found
-            desk.lose(lease)
+            group, lease = found
+            group.lose(lease)
             if lease.connection is not None:
                 lease.connection.close()
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from feeder.checkpoint.resuming import Found, find_position
 from feeder.checkpoint.store import CheckpointStore
-from feeder.config import FeedConfig, deal_to
+from feeder.config import FeedConfig, deal_to, run_on
 from feeder.errors import ConfigError, FeedError, RemoteError, ResumeError, StuckWorkerError
 from feeder.feeds.coordinator import Coordinator
 from feeder.service.faults import point
@@ -57,8 +57,10 @@ class FeedFactory:
         factory: Callable[[], Any] | None,
         queues: int | None,
         replicas: int = 1,
+        executor: Any = None,
     ) -> None:
         self.name = name
+        self._executor = executor
         self.replicas = replicas
         """How many consumers are given the batches of each queue."""
         self._user_factory = factory
@@ -112,7 +114,9 @@ class FeedFactory:
     def goes_back(self) -> bool:
         """Whether the feed can be made again at an earlier position."""
         stream = self.config.stream
-        return self._user_factory is not None or stream.pure or stream.seekable
+        # New processes begin with the function as it was given.
+        is_renewed = self._user_factory is not None or self.config.run.executor is not None
+        return is_renewed or stream.pure or stream.seekable
 
     def _config(self, coordinator: Coordinator) -> FeedConfig:
         streams = coordinator[self.name].streams
@@ -123,7 +127,8 @@ class FeedFactory:
             )
         config = streams[0].config
         num = len(config.devices) if self._queues is None else self._queues
-        return deal_to(config, tuple(f"queue:{i}" for i in range(num)))
+        config = deal_to(config, tuple(f"queue:{i}" for i in range(num)))
+        return run_on(config, self._executor)
 
     def begin_at(self, position: Snapshot | bytes | None, skip: int = 0) -> None:
         """Let consumers without a position begin so many rounds after it, or after the start of the
@@ -131,7 +136,7 @@ class FeedFactory:
         at = self._start() if position is None else self.positions.find_in(position)
         if at.cut.dealing is None and position is not None:
             self.positions.check_round(at.cut)
-        self.origin = self.positions.deal(at, rejoins=False, skip=skip)
+        self.origin = self.positions.deal(at, skip=skip)
 
     def find(self, token: bytes | None, *, rejoins: bool, skip: int = 0) -> Resume | None:
         """Where a consumer begins, given its position or None, and how many rounds later. Raises
@@ -145,11 +150,11 @@ class FeedFactory:
             position = unpack_position(token, most_header_bytes=HEADER_BYTES)
             found = self.positions.find_in(position)
             self.positions.tell_of_dealing(found.cut)
-            return self.positions.deal(found, rejoins=rejoins, skip=skip)
+            return self.positions.deal(found, skip=skip)
         found_at = None if rejoins else self.origin
         if not skip:
             return found_at
-        return self.positions.deal(found_at or self._start(), rejoins=False, skip=skip)
+        return self.positions.deal(found_at or self._start(), skip=skip)
 
     def _start(self) -> Resume:
         return Resume(cut=self.start_cut(), rows=(), columns=None)
@@ -230,13 +235,13 @@ def _check_names(feed: str, columns: Sequence[str]) -> None:
 
 def make_feed_factories(
     coordinator: Coordinator, factory: Callable[[], Any] | None, queues: int | None,
-    replicas: int = 1,
+    replicas: int = 1, executor: Any = None,
 ) -> list[FeedFactory]:  # fmt: skip
     """A `FeedFactory` for each feed of a coordinator. Raises `ConfigError`."""
     names = list(coordinator)
     if not names:
         raise ConfigError("the coordinator has no feed to serve; add one first")
-    return [FeedFactory(name, coordinator, factory, queues, replicas) for name in names]
+    return [FeedFactory(name, coordinator, factory, queues, replicas, executor) for name in names]
 
 
 def begin_at(
@@ -260,6 +265,14 @@ def make_coordinator(factory: Callable[[], Any]) -> Coordinator:
             f"{getattr(factory, '__name__', factory)!r} returned {type(made).__name__}, expected "
             "a Coordinator, as init_data_input_workers returns it"
         )
+    if made.is_default:
+        # It would find the feed of its last call there, at the second connection.
+        made.stop()
+        raise ConfigError(
+            f"{getattr(factory, '__name__', factory)!r} adds its feeds to the coordinator of the "
+            "process, and is called again when a feed goes back: give init_data_input_workers "
+            "coordinator=feeder.Coordinator()"
+        )
     return made
 
 
@@ -267,7 +280,7 @@ def make_coordinator(factory: Callable[[], Any]) -> Coordinator:
 
 
 CheckBatches = Callable[[list[Batch]], None]
-"""Checks batches before they are queued (`Agreement.look`); what it raises ends the run."""
+"""Checks batches before they are queued (`PositionCheck.check`); what it raises ends the run."""
 
 
 def _check_nothing(batches: list[Batch]) -> None:
@@ -395,7 +408,8 @@ class Outbox:
 class SharedQueue:
     """The outboxes of one shared queue, as one device queue: each replica gets every batch.
 
-    The batches are the same objects, so their memory is there once.
+    The batches are the same objects, so their memory is there once. The batcher's thread puts
+    batches in. The object never changes, and each outbox has a lock of its own.
     """
 
     def __init__(self, outboxes: Sequence[Outbox]) -> None:
@@ -630,6 +644,9 @@ class ServedFeed:
                 # The stuck threads may still hold slots: only what nobody has is let go of.
                 self.slots.forget()
                 return True
+            # A call that has not returned may still write to its slot.
+            for queue in range(len(self.factory.config.devices)):
+                self.slots.retire(queue)
             self._fail(number, error)
         except FeedError as error:
             self._fail(number, error)

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import Any
@@ -17,11 +17,12 @@ from feeder.checkpoint.policy import Checkpointing
 from feeder.checkpoint.saving import Saver
 from feeder.checkpoint.store import CheckpointStore
 from feeder.errors import ConfigError, FeedError, ForkedError, RemoteError
+from feeder.executors.options import Processes, RayActors, Threads, executor_of
 from feeder.feeds.coordinator import Coordinator
 from feeder.observe.figures import Figures
 from feeder.service.memory import forking
 from feeder.service.memory.arena import ArenaSlots
-from feeder.service.memory.fdpass import DescriptorListener
+from feeder.service.memory.fdpass import DescriptorListener, remove_stale
 from feeder.service.net.addresses import (
     Address,
     check_binds,
@@ -30,10 +31,11 @@ from feeder.service.net.addresses import (
     private_file,
 )
 from feeder.service.net.claims import claim
+from feeder.service.net.kernel import check_limit
 from feeder.service.net.keys import ServerKeys
 from feeder.service.net.listener import open_listeners
 from feeder.service.net.security import Security
-from feeder.service.server.group import Desk
+from feeder.service.server.group import ConsumerGroup
 from feeder.service.server.io_loop import ServerLoop
 from feeder.service.server.run import (
     FeedFactory,
@@ -65,6 +67,7 @@ def check_arguments(
     exit_when: str,
     status: str | int | None,
     skip: int,
+    executor: Any,
 ) -> tuple[list[Address], ServerKeys | None]:
     """Check the arguments of `serve`; returns their addresses and keys, or raises `ConfigError`."""
     if exit_when not in ("never", "acknowledged"):
@@ -75,6 +78,7 @@ def check_arguments(
         raise ConfigError(f"replicas is {replicas!r}, expected a whole number from 1 to 1024")
     if type(skip) is not int or skip < 0:
         raise ConfigError(f"skip is {skip!r}, expected a whole number >= 0")
+    executor_of(executor)
     if type(lease) not in (int, float) or not 0 < lease <= 1e9:
         raise ConfigError(f"lease is {lease!r} s, expected more than 0, at most 1e9")
     # Imported where it is wanted: a server without a status page does without an HTTP server.
@@ -139,16 +143,18 @@ class Server:
         resume: Any = None,
         replicas: int = 1,
         skip: int = 0,
+        executor: Any = None,
     ) -> None:
         self._stack = contextlib.ExitStack()
         self._threads = ThreadGroup()
         self._waker = Waker()
         self._over = threading.Event()
-        self._desks: dict[str, Desk] = {}
+        self._groups: dict[str, ConsumerGroup] = {}
         self._saver: Saver | None = None
         self._forked = False
         try:
-            factories = make_feed_factories(coordinator, factory, queues, replicas)
+            factories = make_feed_factories(coordinator, factory, queues, replicas, executor)
+            check_limit(sum(one.num_seats for one in factories))
             store = None if checkpoints is None else checkpoints.place
             begin_at(factories, resume, store, skip)
             run_id = os.urandom(16)
@@ -171,6 +177,7 @@ class Server:
         # of a living server is not.
         claims = [self._stack.enter_context(claim(address)) for address in addresses]
         security = self._stack.enter_context(Security(keys, is_server=True))
+        self._allowed = security.allowed
         listeners = open_listeners(security, addresses)
         for held in claims:
             held.protect()
@@ -184,21 +191,25 @@ class Server:
         }
         self._places.add(descriptors.path)
         forking.add_server(self)
-        self.queues = {name: desk.num_queues for name, desk in self._desks.items()}
+        self.queues = {name: group.num_queues for name, group in self._groups.items()}
         """The number of queues of each feed, by its name."""
         self.replicas = self._feeds[0].factory.replicas
         """How many consumers are given the batches of each queue."""
         self._loop = ServerLoop(
-            self._desks, listeners, descriptors, self._waker, exit_when=exit_when
+            self._groups, listeners, descriptors, self._waker, exit_when=exit_when
         )
         self.status_url = self._show_status(status)
         """The address of the status page; None where there is none."""
-        for feed in self._feeds:
-            # Memory is written to now, and not in the first consumer's time: 8 of the 18 ms from
-            # its `connect` to its first batch of 20 MB. A consumer cannot come before this is done.
-            feed.slots.reserve()
-            self._threads.start(f"feeder {feed.name} maker", feed.run_maker)
-        self._threads.start("feeder server", self._run)
+        try:
+            for feed in self._feeds:
+                # Memory is written to now, and not in the first consumer's time: 8 of the 18 ms
+                # from its `connect` to its first batch of 20 MB. A consumer cannot come before.
+                feed.slots.reserve()
+                self._threads.start(f"feeder {feed.name} maker", feed.run_maker)
+            self._threads.start("feeder server", self._run)
+        except BaseException:
+            self.close()
+            raise
 
     def _keep(self, checkpoints: Checkpointing) -> Saver:
         """Start a thread that stores the committed position of all feeds."""
@@ -208,19 +219,19 @@ class Server:
         return saver
 
     def _position(self) -> Snapshot:
-        return Snapshot(tuple(desk.state() for desk in self._desks.values()))
+        return Snapshot(tuple(group.state() for group in self._groups.values()))
 
     def _feed(self, factory: FeedFactory, run_id: bytes, lease_s: float) -> ServedFeed:
-        # Two calls upwards: slots ask the desk for their number when the first batch shows its
-        # size, and desks send through the loop, which is made after them.
-        desks = self._desks
+        # Two calls upwards: slots ask the group for their number when the first batch shows its
+        # size, and groups send through the loop, which is made after them.
+        groups = self._groups
         slots = ArenaSlots(
             len(factory.config.devices),
-            lambda queue, slot_bytes: desks[factory.name].num_slots(queue, slot_bytes),
+            lambda queue, slot_bytes: groups[factory.name].num_slots(queue, slot_bytes),
             replicas=factory.replicas,
         )
         feed = ServedFeed(factory, slots, self._waker.wake)
-        desks[factory.name] = Desk(
+        groups[factory.name] = ConsumerGroup(
             feed, run_id, lease_s,
             lambda peer, message, frames: self._loop.send(peer, message, frames),
         )  # fmt: skip
@@ -231,6 +242,7 @@ class Server:
         first address, which one server holds at a time, so a file that a killed server left is its
         own."""
         name = xxhash.xxh3_64_hexdigest(self.addresses[0].encode())
+        remove_stale(private_file(f"{name}.arenas").parent)
         listener = DescriptorListener(str(private_file(f"{name}.arenas")))
         self._stack.callback(listener.close)
         return listener
@@ -272,6 +284,14 @@ class Server:
     def abandon_in_child(self) -> None:
         """This is a forked child: the sockets and the threads are the parent's."""
         self._forked = True
+
+    def read_keys(self) -> bool:
+        """Read again which clients may connect, and return whether there are keys. A server does so
+        by itself when a newcomer comes after a change; those that are connected stay."""
+        self._check_forked()
+        if self._allowed is not None:
+            self._allowed.read()
+        return self._allowed is not None
 
     def _check_forked(self) -> None:
         if self._forked:
@@ -345,6 +365,7 @@ def serve(
     checkpoints: Checkpointing | CheckpointStore | str | os.PathLike[str] | None = None,
     resume: Any = None,
     skip: int = 0,
+    executor: Threads | Processes | RayActors | Mapping[str, Any] | str | None = None,
 ) -> Server:
     """Serve feeds to consumers in other processes, on this host or others.
 
@@ -357,26 +378,28 @@ def serve(
             default a unix socket in a directory of this user's own.
         queues: Queues of each feed, batch `step` goes to queue `step` modulo their number; by
             default as many as the feed has devices.
-        replicas: Trainers that are given the batches of each queue, all of them the same: those
-            that work on one batch together. On one host they share one copy.
+        replicas: How many trainers are given each batch of a queue, because they work on one batch
+            together. On one host they share one copy.
         keys: A directory of `feeder keygen`: TCP is encrypted, and its clients alone come in.
         insecure: Listen where other hosts can reach it without keys.
         lease: Seconds after which a consumer that is not heard of may be replaced.
         exit_when: "never", or "acknowledged": `wait` returns when every batch has been used, or
-            when a feed has failed and nobody who is connected has more to come.
+            when a feed has failed and no connected consumer has more batches to come.
         status: ``[HOST:]PORT`` of a page that shows what the feeds do, with `/metrics`, `/healthz`
             and `/readyz`; this host alone where no host is given. None by default.
         checkpoints: Where the newest round that all consumers have used is stored: a
             `Checkpointing` with `every_s`, or a store, path or URL for every 30 s. It is stored
             at the end too.
-        resume: Where consumers begin that come without a position of their own, of whatever
-            `init_data_input_workers` takes for it; "latest" is the newest of `checkpoints`. What
-            a trainer's own checkpoint says goes before it.
-        skip: So many rounds of all queues are left out there. Positions say it from then on, so
+        resume: Where consumers without a position of their own begin: whatever
+            `init_data_input_workers` takes as `resume`; "latest" is the newest of `checkpoints`.
+            A trainer's own position goes before it.
+        skip: So many rounds of all queues are left out there. Later positions contain the skip, so
             give it once.
+        executor: What the fetch functions of all feeds run on, in place of what each feed says:
+            as for `init_data_input_workers`.
 
     Returns:
-        The server, which serves until it is closed. The process is let have up to 65,536
+        The server, which serves until it is closed. It raises the limit of its process to 65,536
         descriptors, where the system allows it.
 
     Raises:
@@ -386,7 +409,7 @@ def serve(
     """
     found, server_keys = check_arguments(
         addresses, queues=queues, replicas=replicas, keys=keys, insecure=insecure, lease=lease,
-        exit_when=exit_when, status=status, skip=skip,
+        exit_when=exit_when, status=status, skip=skip, executor=executor,
     )  # fmt: skip
     if isinstance(feeds, Coordinator):
         factory, coordinator = None, feeds
@@ -400,5 +423,5 @@ def serve(
     return Server(
         coordinator, factory, found, queues=queues, lease_s=lease, exit_when=exit_when,
         status=status, keys=server_keys, resume=resume, checkpoints=check_checkpoints(checkpoints),
-        replicas=replicas, skip=skip,
+        replicas=replicas, skip=skip, executor=executor,
     )  # fmt: skip

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from feeder.service.protocol.messages import Report
-from feeder.workers.stats import BatchStats, Stopwatch
+from feeder.workers.stats import BatchStats, Waits
 
 
 class Counted(Protocol):
@@ -37,7 +37,7 @@ class QueueStats:
     def __init__(self) -> None:
         self.used = BatchStats()
         """Batches handed to the user."""
-        self.starved = Stopwatch()
+        self.starved = Waits()
         """Times in which the consumer had used all that it was sent, and nothing more was there."""
         self.checked_s = 0.0
         """Seconds that checksums took here."""

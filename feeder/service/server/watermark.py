@@ -85,6 +85,12 @@ class LowWatermark:
         """All users have been handed everything: the stream has ended at `place`."""
         self._columns, self._place = columns, place
 
+    @property
+    def place(self) -> LazyPosition | None:
+        """The position; None before the first batch that all have used since the feed began there.
+        Any thread."""
+        return self._place
+
     def state(self) -> StreamState:
         """The position with its leftover rows. Any thread."""
         # Made when somebody asks: to encode one costs more than to use a small batch.

@@ -389,7 +389,7 @@ def test_a_second_process_that_writes_there_is_refused_at_the_start(tmp_path: Pa
 def test_a_stop_does_not_wait_for_a_disk_for_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("feeder.feeds.coordinator._SAVE_S", 0.1)
+    monkeypatch.setattr("feeder.feeds.running._SAVE_S", 0.1)
     store = Watched(tmp_path)
     with with_policy(store) as coordinator:
         store.gate.clear()

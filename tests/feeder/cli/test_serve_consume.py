@@ -7,10 +7,12 @@ import ctypes
 import os
 import re
 import select
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -78,6 +80,11 @@ def make_bad():
         return fetch(call)
 
     return feeder.init_data_input_workers(["x", "y"], fail, 8, coordinator=feeder.Coordinator())
+
+
+def make_for_ever():
+    print("being made", flush=True)
+    threading.Event().wait()
 
 
 def make_nothing():
@@ -194,13 +201,52 @@ def test_serve_says_where_and_ends_with_0_at_a_signal(folder: Path) -> None:
             assert process.stderr.read() == ""
 
 
+def blocks(task: Path, number: signal.Signals) -> bool:
+    """Whether a thread blocks a signal."""
+    (mask,) = re.findall(r"^SigBlk:\s*(\w+)$", (task / "status").read_text(), re.MULTILINE)
+    return bool(int(mask, 16) >> (number - 1) & 1)
+
+
 def test_serve_ends_whatever_thread_the_signal_comes_to() -> None:
     """The system chooses one; under a debugger it is not the main thread."""
     with serving("make") as (process, _):
-        others = [int(name) for name in os.listdir(f"/proc/{process.pid}/task")]
-        others.remove(process.pid)
-        assert ctypes.CDLL(None).tgkill(process.pid, min(others), signal.SIGTERM) == 0
+        tasks = Path(f"/proc/{process.pid}/task")
+        # Threads of ZeroMQ block all signals: one that is sent to such a thread alone waits there.
+        others = [
+            int(task.name)
+            for task in tasks.iterdir()
+            if int(task.name) != process.pid and not blocks(task, signal.SIGTERM)
+        ]
+        assert ctypes.CDLL(None).tgkill(process.pid, others[0], signal.SIGTERM) == 0
         assert process.wait(END_S) == 0
+
+
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)], ids=["SIGTERM", "SIGINT"]
+)
+def test_serve_ends_at_a_signal_while_it_starts(number: signal.Signals, status: int) -> None:
+    with started("serve", "served_feeds:make_for_ever") as process:
+        assert read_line(process) == "being made\n"
+        process.send_signal(number)
+        assert process.wait(END_S) == status
+        assert process.stderr is not None
+        assert process.stderr.read() == ""
+
+
+@pytest.mark.parametrize("kind", ["a file", "abstract"])
+def test_serve_tells_systemd_when_it_is_ready_and_when_it_ends(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    place = str(folder / "notify") if kind == "a file" else f"@feeder-notify-{os.getpid()}"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as told:
+        told.bind(place.replace("@", "\0"))
+        told.settimeout(READY_S)
+        monkeypatch.setenv("NOTIFY_SOCKET", place)
+        with serving("make") as (process, _):
+            assert told.recv(100) == b"READY=1"
+            process.terminate()
+            assert told.recv(100) == b"STOPPING=1"
+            assert process.wait(END_S) == 0
 
 
 def test_serve_listens_at_every_address() -> None:
@@ -427,6 +473,57 @@ def test_serve_lets_in_clients_with_keys_alone(
         assert "give keys to both or to neither" in capsys.readouterr().out
 
 
+def test_keys_are_read_again_when_they_change_and_at_sighup(folder: Path) -> None:
+    assert cli.main(["keygen", "keys", "--name=first"]) == 0
+    with serving("make", "--bind=tcp://127.0.0.1:0", "--keys=keys") as (process, line):
+        address = line.split()[-1]
+        shutil.copytree("keys", "late")
+        assert cli.main(["keygen", "late", "--name=second"]) == 0
+        os.unlink("late/first.key_secret")
+        done = run("consume", address, "--keys=late")
+        assert done.returncode == 1
+        assert "it does not know this client's key" in done.stderr
+        shutil.copy("late/clients/second.key", "keys/clients")
+        assert digest_in(run("consume", address, "--keys=late")) == digest(in_process())
+        os.unlink("keys/clients/second.key")
+        assert run("consume", address, "--keys=late").returncode == 1
+        # A list that nobody could connect with is not taken.
+        os.rename("keys/clients", "keys/away")
+        process.send_signal(signal.SIGHUP)
+        assert run("consume", address, "--keys=keys").returncode == 0
+        process.terminate()
+        assert process.wait(END_S) == 0
+    with serving("make") as (process, _):
+        process.send_signal(signal.SIGHUP)
+        assert process.wait(END_S) == 0
+
+
+@pytest.mark.parametrize("which", ["keys", "keys/clients"])
+def test_a_key_folder_that_anybody_may_write_to_is_refused(folder: Path, which: str) -> None:
+    assert cli.main(["keygen", "keys"]) == 0
+    os.chmod(which, 0o777)
+    done = run("serve", "served_feeds:make", "--bind=tcp://127.0.0.1:0", "--keys=keys")
+    assert done.returncode == 2
+    assert f"key folder '{which}' has mode 0777: anybody on this host may let" in done.stderr
+
+
+def test_what_killed_servers_left_is_removed_by_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    # A short path: of a long one the socket would lie in /tmp, among those of other servers.
+    with tempfile.TemporaryDirectory(prefix="fd") as runtime:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", runtime)
+        for name in ("first", "second"):
+            with serving("make", f"--bind=ipc://{name}") as (process, _):
+                process.kill()
+                process.wait(END_S)
+        old, new = sorted(Path(runtime, "feeder").glob("*.arenas"))
+        os.utime(old, (1, 1))
+        with serving("make", "--bind=ipc://third") as (process, _):
+            # The young one may be of a server that is about to listen.
+            assert (old.exists(), new.exists()) == (False, True)
+            process.terminate()
+            assert process.wait(END_S) == 0
+
+
 def test_serve_is_ready_soon(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It takes not much longer than Python with what every server imports: twice as long where
     the machine does nothing else. What is compiled is kept, as where the library is installed."""
@@ -564,7 +661,7 @@ def test_consume_tells_an_error_of_the_feed_and_saves() -> None:
     [
         (["--feed=other"], 2, "other"),
         (["--queue=5"], 2, "queue is 5"),
-        (["--resume=missing"], 1, "'missing'"),
+        (["--resume=missing"], 2, "--resume is 'missing', which is not there"),
         (["--save=no/such/folder"], 2, "whose folder is missing"),
         (["--save=/dev/null"], 2, "is there and no file"),
         (["--resume=/dev/zero"], 1, "are no snapshot"),
@@ -579,6 +676,35 @@ def test_consume_tells_what_it_cannot_have(words: list[str], status: int, says: 
     (line,) = done.stderr.splitlines()
     assert line.startswith("feeder: ")
     assert says in line
+
+
+def test_serve_with_a_missing_resume_is_status_2(folder: Path) -> None:
+    done = run("serve", "served_feeds:make", "--resume=missing")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "--resume is 'missing', which is not there" in done.stderr
+
+
+def test_serve_tells_in_a_line_how_many_descriptors_it_needs(folder: Path) -> None:
+    words = command("serve", "served_feeds:make", "--queues=9")
+    done = subprocess.run(
+        ["sh", "-c", 'ulimit -Sn 40; ulimit -Hn 40; exec "$@"', "sh", *words],
+        capture_output=True, text=True, timeout=END_S,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (2, "")
+    (line,) = done.stderr.splitlines()
+    told = re.search(r"may have 40 descriptors, and a server for 9 consumers needs (\d+):", line)
+    assert told is not None, line
+    limit = told[1]
+    with (
+        subprocess.Popen(
+            ["sh", "-c", f'ulimit -Sn {limit}; ulimit -Hn {limit}; exec "$@"', "sh", *words],
+            stdout=subprocess.PIPE, text=True,
+        ) as process,
+    ):  # fmt: skip
+        try:
+            assert read_line(process).startswith("serving feed")
+        finally:
+            process.kill()
 
 
 @pytest.mark.parametrize("word", ["nonsense", "--limit=0", "--plane=air", "--credit=9999"])
@@ -636,7 +762,7 @@ def test_rates_are_of_the_time_between_two_samples() -> None:
 
 def test_meter_digests_arrays_of_every_layout() -> None:
     class Fake:
-        arrays = (
+        columns = (
             np.arange(12).reshape(3, 4).T,
             np.array(["2020-01-01", "2021-01-01"], "datetime64[D]"),
             np.zeros((0, 3), np.float32),
@@ -645,7 +771,7 @@ def test_meter_digests_arrays_of_every_layout() -> None:
 
     seen = meter.Meter()
     seen.add(Fake())  # type: ignore[arg-type]
-    whole = b"".join(array.tobytes() for array in Fake.arrays)
+    whole = b"".join(array.tobytes() for array in Fake.columns)
     assert seen.hexdigest() == xxhash.xxh3_128_hexdigest(whole)
     assert (seen.bytes, seen.rows, seen.batches) == (len(whole), 4, 1)
 

@@ -18,6 +18,7 @@ from feeder.config_file.keys import checkpoint_keys, feed_keys, server_keys
 from feeder.config_file.settings import Setting, Settings, show
 from feeder.config_file.toml import parse_toml, read_toml
 from feeder.errors import ConfigError
+from feeder.observe.humanize import size
 from feedfiles import FEED, folder, read
 
 __all__ = ["folder"]
@@ -295,12 +296,12 @@ def advice(text: str, *, memory: int = 1000, cpus: int = 2) -> list[str]:
 def test_bounds_that_exceed_memory_are_advised_against() -> None:
     assert advice("max_buffered_bytes = 500\n") == []
     assert advice("max_buffered_bytes = 501\n") == [
-        "max_buffered_bytes comes to 501 bytes, and there are 1000: lower it to 500 a feed, half "
-        "of the memory"
+        "max_buffered_bytes comes to 501 B, and there are 1 kB: lower it to 500 (500 B) a feed, "
+        "half of the memory"
     ]
     assert advice("", memory=2 * default_bytes()) == []
     (line,) = advice("", memory=2 * default_bytes() - 2)
-    assert line.startswith(f"max_buffered_bytes comes to {default_bytes()} bytes")
+    assert line.startswith(f"max_buffered_bytes comes to {size(default_bytes())}, and there are ")
 
 
 def test_many_threads_on_few_cpus_are_advised_against() -> None:

@@ -22,7 +22,7 @@ from conformance.served import TRANSPORTS, served
 from feeder.devices.host import HostQueue
 from feeder.feeds.device_feed import DeviceFeed
 from feeder.feeds.stream import Progress, Stream
-from feeder.service.server.group import Desk
+from feeder.service.server.group import ConsumerGroup
 from feeder.waking import OneShotEvent, Waker
 from feeder.workers.fetch.channel import Channel
 from feeder.workers.stats import Handed, Stopwatch
@@ -163,14 +163,14 @@ def test_the_server_is_told_of_what_the_loop_has_alone(
     monkeypatch: pytest.MonkeyPatch, transport: str
 ) -> None:
     told, is_told = list[int](), threading.Semaphore(0)
-    use = Desk.use
+    use = ConsumerGroup.use
 
-    def note(desk: Desk, lease: Any, message: Any) -> None:
-        use(desk, lease, message)
+    def note(group: ConsumerGroup, lease: Any, message: Any) -> None:
+        use(group, lease, message)
         told.append(message.sequence)
         is_told.release()
 
-    monkeypatch.setattr(Desk, "use", note)
+    monkeypatch.setattr(ConsumerGroup, "use", note)
     with reading(transport) as (batches, _):
         ids: list[int] = []
         for num in (7, 3, 6, 8, 5):

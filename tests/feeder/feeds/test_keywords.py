@@ -78,6 +78,7 @@ def test_the_defaults_are_those_that_are_promised() -> None:
         "dont_rebatch": False, "batch_columns": None, "timeout": 600.0, "max_buffered_bytes": None,
         "devices": ("cpu",), "seed": 0, "epochs": 1, "last_batch": "keep", "last_round": "uneven",
         "rounds": "stream", "global_batch_size": None, "order": "ticket", "num_threads": None,
+        "executor": None, "rows_per_call": None,
         "retries": 0, "retry_backoff_s": 1.0, "repeatable": True, "writable": False, "version": "",
         "depth": 0, "resume": None, "skip": 0, "coordinator": None,
     }  # fmt: skip

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import gc
+import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import feeder
 from feeder.devices import host
 from feeder.waking import OneShotEvent
+from feeder.workers.stats import Waits
 from small import WAIT_S, Aside, Counted, Held, Pure, chunk, ids, make
+
+PACKAGE = str(Path(feeder.__file__).parent)
 
 
 def feeder_threads() -> list[str]:
@@ -350,3 +357,164 @@ def test_the_end_is_told_to_all_who_wait_for_it(monkeypatch: pytest.MonkeyPatch)
     for aside in waiting:
         with pytest.raises(feeder.FeedError, match="over"):
             aside.result()
+
+
+@contextlib.contextmanager
+def interrupted(nth: int) -> Iterator[list[str]]:
+    """Raise KeyboardInterrupt where the nth function of feeder's own begins, which is where Python
+    looks for signals; the names of the functions are put down."""
+    begun: list[str] = []
+
+    def trace(frame: Any, event: str, argument: Any) -> None:
+        code = frame.f_code
+        # An interrupt in a generator that is being closed is lost, and the block is entered. One
+        # just after a file of the store was opened costs a descriptor, and no thread.
+        is_ours = code.co_filename.startswith(PACKAGE) and code.co_name != "<genexpr>"
+        is_ours = is_ours and not code.co_filename.endswith(("durable.py", "local.py"))
+        if is_ours and len(begun) < nth:
+            begun.append(code.co_qualname)
+            if len(begun) == nth:
+                raise KeyboardInterrupt
+
+    before = sys.gettrace()
+    gc.disable()  # An interrupt in a finaliser is lost, too.
+    sys.settrace(trace)
+    try:
+        yield begun
+    finally:
+        sys.settrace(before)
+        gc.enable()
+
+
+def test_an_interrupt_anywhere_in_a_blocks_beginning_leaves_no_thread(tmp_path: Path) -> None:
+    """Python has no block to leave where `__enter__` did not return."""
+    nth = 0
+    while True:
+        nth += 1
+        checkpoints = feeder.Checkpointing(tmp_path / "checkpoints", every_s=60)
+        coordinator = feeder.Coordinator(checkpoints=checkpoints)
+        make(Counted(), coordinator=coordinator)
+        with interrupted(nth) as begun:
+            try:
+                coordinator.__enter__()
+            except KeyboardInterrupt:
+                entered = False
+            else:
+                entered = True
+        if entered:
+            break
+        assert feeder_threads() == [], begun[-1]
+        with pytest.raises(feeder.ClosedError):
+            next(coordinator["train"])
+    coordinator.stop()
+    assert nth > 20
+
+
+def test_what_cannot_begin_is_stopped_where_its_block_is_not_entered() -> None:
+    def fail(feed: feeder.Feed, coordinator: feeder.Coordinator) -> None:
+        raise Trouble
+
+    first = feeder.init_data_input_workers(["id"], Pure(), 4, init_fun=fail)
+    with pytest.raises(Trouble), first:
+        pass
+    # The cell of a notebook is mended, and run again.
+    with feeder.init_data_input_workers(["id"], Pure(), 4) as second:
+        assert second is not first
+        assert ids(second["train"]) == ids_of_a_fresh_feed()
+
+
+@pytest.mark.parametrize("kept", ["nothing", "a cycle"])
+def test_a_coordinator_that_is_dropped_without_a_stop_ends_its_threads(
+    tmp_path: Path, kept: str
+) -> None:
+    checkpoints = feeder.Checkpointing(tmp_path / "checkpoints", every_s=60)
+    coordinator = feeder.Coordinator(checkpoints=checkpoints)
+    make(Pure(), epochs=None, coordinator=coordinator)
+    coordinator.start()
+    threads = [t for t in threading.enumerate() if t.name.startswith("feeder ")]
+    assert len(threads) >= 3
+    if kept == "a cycle":
+        coordinator.itself = coordinator  # type: ignore[attr-defined]
+    del coordinator
+    gc.collect()
+    for thread in threads:
+        thread.join(WAIT_S)
+        assert not thread.is_alive(), thread.name
+
+
+@pytest.mark.parametrize("held", ["feed", "device", "iterator"])
+def test_threads_go_on_while_somebody_may_ask_for_a_batch(held: str) -> None:
+    coordinator = make(Pure(), epochs=None)
+    coordinator.start()
+    feed: Any = coordinator["train"]
+    feed = {"feed": feed, "device": feed.on(0), "iterator": iter(feed)}[held]
+    del coordinator
+    gc.collect()
+    assert [next(feed).step for _ in range(300)] == list(range(300))
+    threads = [t for t in threading.enumerate() if t.name.startswith("feeder ")]
+    del feed
+    for thread in threads:
+        thread.join(WAIT_S)
+        assert not thread.is_alive(), thread.name
+
+
+def test_a_feed_that_is_over_is_replaced_as_where_a_cell_is_run_again() -> None:
+    with make(Pure()) as coordinator:
+        first = ids(coordinator["train"])
+        with pytest.raises(feeder.ConfigError, match="which is not started: to replace it"):
+            make(Pure(), input_source_name="val", coordinator=coordinator)
+            make(Pure(), input_source_name="val", coordinator=coordinator)
+        make(Pure(), coordinator=coordinator)
+        with pytest.raises(feeder.ConfigError, match="which is not started: to replace it"):
+            make(Pure(), coordinator=coordinator)
+        coordinator.start()
+        next(coordinator["train"])
+        with pytest.raises(feeder.ConfigError, match="feed 'train' already, which runs: to rep"):
+            make(Pure(), coordinator=coordinator)
+        assert ids(coordinator["train"]) == first[4:]
+        make(Pure(), coordinator=coordinator)
+        coordinator.start()
+        assert ids(coordinator["train"]) == first
+
+
+def test_a_queue_is_never_told_to_be_fuller_than_full() -> None:
+    """What a user's thread has taken at once, and not handed out yet, waits as well."""
+    coordinator = make(Pure())
+    (stream,) = coordinator["train"].streams
+    stream.counted.queued[0] += 2 * stream.queues[0].capacity
+    (queue,) = coordinator.figures().feeds[0].queues
+    assert queue.waiting == queue.capacity
+
+
+def test_figures_tell_how_far_the_epoch_is() -> None:
+    source = feeder.sources.arrays(np.arange(20))
+    coordinator = feeder.init_data_input_workers(
+        ["x"], source, 8, epochs=2, coordinator=feeder.Coordinator()
+    )
+
+    def told() -> Any:
+        progress = coordinator.figures().feeds[0].progress
+        assert progress is not None
+        return progress.epoch, progress.batches, progress.length, progress.epochs
+
+    with coordinator:
+        seen = [told()]
+        for _ in coordinator["train"]:
+            seen.append(told())
+        seen.append(told())
+    assert [s[2:] for s in seen] == [(3, 2)] * 8
+    # The end of an epoch is the start of the next, once it is known to be one.
+    assert [s[:2] for s in seen[:3]] == [(0, 0), (0, 1), (0, 2)]
+    assert seen[3][:2] in [(0, 3), (1, 0)]
+    assert [s[:2] for s in seen[4:]] == [(1, 1), (1, 2), (1, 3), (1, 3)]
+
+
+def test_the_waits_of_a_stopwatch_have_quantiles() -> None:
+    waits = Waits()
+    assert waits.quantile(0.99) == 0.0
+    for number in range(200):
+        waits.start(10.0)
+        waits.stop(10.0 + (5.0 if number >= 196 else 0.001))
+    assert 0.001 <= waits.quantile(0.5) <= 0.0012
+    assert 0.001 <= waits.quantile(0.98) <= 0.0012
+    assert 5.0 <= waits.quantile(0.99) <= 6.0

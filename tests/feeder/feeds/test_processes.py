@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import builtins
+import dis
+import importlib
+import pkgutil
 import subprocess
 import sys
 import time
 
 import pytest
 
+import feeder
 from project import ROOT
 
 EXIT_S = 4.0
@@ -206,3 +211,66 @@ tell(time.monotonic())
 
 def test_an_exit_with_an_error_keeps_its_code() -> None:
     assert run("make().start(); tell('begun'); sys.exit(3)", code=3) == ["begun"]
+
+
+KEEP = """
+import ctypes
+
+def some(batches):
+    return [batch for _, batch in zip(range(3), batches)]
+
+def started(**settings):
+    coordinator = make(coordinator=feeder.Coordinator(), **settings)
+    coordinator.start()
+    return coordinator
+
+def served(address):
+    server = feeder.serve(lambda: make(coordinator=feeder.Coordinator()), address, queues=1)
+    consumer = feeder.connect(server.addresses[0], queue=0, hold=8)
+    return server, consumer, *some(consumer)
+
+np.kept = kept = []
+KEPT
+# As libraries written in C do, which refer to modules for good: then the names of each module go
+# before the process ends, those of modules that were imported last go first, and what others keep
+# goes after them.
+for module in list(sys.modules.values()):
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(module))
+del kept
+"""
+KEPT_AT_EXIT = {
+    "batches": "c = started(); kept += [c, *some(c['train'])]",
+    "batches of their own": "c = started(writable=True); kept += [c, *some(c['train'])]",
+    "batches from processes": "c = started(executor=feeder.Processes(1)); "
+                              "kept += [c, *some(c['train'])]",
+    "batches in shared memory": "kept += served(f'ipc://exit{os.getpid()}')",
+    "batches in shared memory alone": "server, *rest = served(f'ipc://exit{os.getpid()}')\n"
+                                      "kept += rest[1:]\n"
+                                      "rest[0].close(); server.close(); del server, rest",
+    "batches from tcp": "kept += served('tcp://127.0.0.1:0')",
+    "what wakes a thread": "from feeder.waking import Waker; kept.append(Waker())",
+    "shared memory": "from feeder.service.memory.memfd import Pages; kept.append(Pages(4096))",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kept", KEPT_AT_EXIT.values(), ids=KEPT_AT_EXIT.keys())
+def test_what_outlives_the_modules_at_an_exit_goes_without_a_word(kept: str) -> None:
+    assert run(KEEP.replace("KEPT", kept)) == []
+
+
+def test_no_finaliser_needs_a_name_of_its_module() -> None:
+    """At the interpreter's exit a module's names may be gone before the last object is."""
+    found = []
+    for module in pkgutil.walk_packages(feeder.__path__, "feeder."):
+        if module.name.startswith(("feeder.adapters.", "feeder.__main__")):
+            continue
+        for owner in vars(importlib.import_module(module.name)).values():
+            if isinstance(owner, type) and "__del__" in vars(owner):
+                names = {
+                    step.argval
+                    for step in dis.get_instructions(vars(owner)["__del__"])
+                    if step.opname == "LOAD_GLOBAL"
+                }
+                found.append(owner.__name__)
+                assert names <= set(dir(builtins)), f"{module.name}: {owner.__name__}.__del__"
+    assert {"Memory", "Pages", "Waker"} <= set(found)

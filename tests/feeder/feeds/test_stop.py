@@ -217,7 +217,7 @@ def test_a_stop_tells_that_a_fetch_did_not_return(caplog: pytest.LogCaptureFixtu
 
 
 def test_the_with_block_tells_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("feeder.feeds.coordinator.STOP_DEADLINE_S", 1.0)
+    monkeypatch.setattr("feeder.feeds.coordinator.STOP_DEADLINE_S", 3.0)
     fetch = Held()
     coordinator = make(fetch, input_source_name="val", num_worker_threads=1)
     with pytest.raises(feeder.StuckWorkerError) as caught, coordinator:
@@ -225,7 +225,7 @@ def test_the_with_block_tells_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
     fetch.release()
     assert caught.value.names == ("feeder val fetcher 0",)
     first, *stack = str(caught.value).splitlines()
-    assert first.startswith("1 threads did not end within 1.0")
+    assert first.startswith("1 threads did not end within 3.0")
     assert first.endswith(" s: ['feeder val fetcher 0']")
     assert stack[0] == "feeder val fetcher 0:"
     assert stack[-1].strip().endswith(("waiter.acquire(True, timeout)", "^^^^"))
@@ -236,7 +236,7 @@ def test_the_with_block_tells_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_error_in_the_with_block_goes_before_a_stuck_fetch(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("feeder.feeds.coordinator.STOP_DEADLINE_S", 1.0)
+    monkeypatch.setattr("feeder.feeds.coordinator.STOP_DEADLINE_S", 3.0)
     fetch = Held()
     coordinator = make(fetch, num_worker_threads=1)
     with caplog.at_level(logging.ERROR, "feeder"), pytest.raises(ZeroDivisionError), coordinator:
@@ -250,7 +250,7 @@ def test_an_error_in_the_with_block_goes_before_a_stuck_fetch(
 def test_a_stuck_feed_does_not_keep_the_others_from_ending(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("feeder.feeds.coordinator.STOP_DEADLINE_S", 1.0)
+    monkeypatch.setattr("feeder.feeds.coordinator.STOP_DEADLINE_S", 3.0)
     fetch = Held()
     coordinator = make(fetch, num_worker_threads=1)
     make(Held(1000), input_source_name="val", coordinator=coordinator)

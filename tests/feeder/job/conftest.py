@@ -96,8 +96,8 @@ PLACES = {"threads": Threads, "processes": Processes, "ray": Actors}
 
 
 @pytest.fixture(
-    # A cluster goes as soon as the tests of jobs have ended.
-    scope="package",
+    # A cluster goes before others want one. A "package" without __init__.py is the whole session.
+    scope="module",
     params=[
         "threads",
         "processes",

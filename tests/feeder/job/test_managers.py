@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import tracemalloc
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -542,3 +543,30 @@ def test_the_default_handler_says_what_can_be_loaded_and_saved(tmp_path: Path) -
     blocked = manager_in(folder / "trainer_0.1")
     blocked.set_params(NODES)
     assert blocked.cp_accessible() is False
+
+
+def test_a_stray_manifest_of_another_job_does_not_stop_this_one(tmp_path: Path) -> None:
+    """It may be of a newer version, or senseless: its own job names it."""
+    run_three(tmp_path)
+    with feeder.CheckpointStore(tmp_path, writer="another") as store:
+        store.put("manifests/other.g1.4", {}, meta={"manifest": 99, "what": "a newer version"})
+        store.put("manifests/third.g1.2", {}, meta={"manifest": 1, "generation": "senseless"})
+    manager = MultiNodeCheckpointManager(tmp_path)
+    manager.set_params(jobs.NODES)
+    assert manager.get_resume_from_epoch_id() == jobs.NUM_EPOCHS
+
+
+def run_three(folder: Path) -> None:
+    with LocalSession() as session:
+        JobRunner(jobs.make_three(), MultiNodeCheckpointManager(folder)).train(session)
+
+
+def test_what_is_only_verified_is_never_in_memory_as_a_whole(tmp_path: Path) -> None:
+    with feeder.CheckpointStore(tmp_path) as store:
+        store.put("large", {"x": np.zeros(64 * 2**20, np.uint8)})
+    tracemalloc.start()
+    try:
+        store.verify("large")
+        assert tracemalloc.get_traced_memory()[1] < 4 * 2**20
+    finally:
+        tracemalloc.stop()

@@ -10,8 +10,17 @@ import pytest
 
 import feeder
 import jobs
-from feeder.job import JobRunner, MultiNodeCheckpointManager, StoreMetadata
-from jobs import NODES, NUM_EPOCHS, TOTALS
+from feeder.job import (
+    JobRunner,
+    LocalSession,
+    MultiNodeCheckpointManager,
+    Session,
+    StoreMetadata,
+    ray_session,
+)
+from feeder.job.checkpoints.epochs import Epochs
+from feeder.job.checkpoints.parts import LoadPart, Operation
+from jobs import FOLDER, NODES, NUM_EPOCHS, TOTALS
 
 
 def totals(session: Any) -> list[int]:
@@ -188,3 +197,117 @@ def test_the_time_and_size_of_every_part_are_reported(place: Any, tmp_path: Path
         assert sizes == {name: Path(name).stat().st_size for name in names[epoch]}
     read = manager.reports["checkpoint_partial_load"]
     assert [read[name].num_bytes for name in names[2]] == [0, 8, 0]
+
+
+def failing(folder: Path, *how: str) -> None:
+    for number, one in enumerate(how):
+        (folder / f"{one}{number}-fail").touch()
+
+
+@pytest.mark.parametrize("how", ["raise", "kill"])
+def test_a_node_that_fails_is_restarted_from_the_last_epoch(
+    place: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    if how == "kill" and type(place).__name__ == "Threads":
+        how = "raise"  # a thread has no process of its own
+    monkeypatch.setenv(FOLDER, str(tmp_path))
+    failing(tmp_path, how, how)
+    manager = MultiNodeCheckpointManager(tmp_path / "checkpoints")
+    runner = JobRunner(jobs.make_failing(), manager, retries=2)
+    with place.session("make_failing", tmp_path) as session:
+        assert runner.train(session) == NUM_EPOCHS
+        totals = [int(session.fetch(node, ["total"])["total"][0]) for node in NODES]
+    assert totals == [TOTALS[-1]] * 3
+    assert not list(tmp_path.glob("*-fail"))
+
+
+def test_an_epoch_is_done_again_so_often_and_no_more(
+    place: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(FOLDER, str(tmp_path))
+    failing(tmp_path, "raise", "raise")
+    manager = MultiNodeCheckpointManager(tmp_path / "checkpoints")
+    runner = JobRunner(jobs.make_failing(), manager, retries=1)
+    with (
+        place.session("make_failing", tmp_path) as session,
+        pytest.raises((jobs.Odd, feeder.RemoteError), match="at raise1-fail"),
+    ):
+        runner.train(session)
+    assert manager.get_resume_from_epoch_id() == 1
+
+
+def test_a_retry_does_not_go_on_from_an_epoch_that_was_put_aside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where it cannot be noted that the job was put back, its later epochs are still there."""
+    monkeypatch.setenv(FOLDER, str(tmp_path))
+    manager = MultiNodeCheckpointManager(tmp_path / "checkpoints")
+    with LocalSession() as session:
+        assert JobRunner(jobs.make_failing(), manager).train(session) == NUM_EPOCHS
+    failing(tmp_path, "raise")
+    monkeypatch.setattr(manager, "put_back", lambda epoch: None)
+    monkeypatch.setattr(manager, "cp_accessible", lambda *given: False)
+    done: list[int] = []
+    runner = JobRunner(jobs.make_failing(), manager, resume_from_epoch=1, retries=1)
+    run_epoch = runner._run_epoch
+
+    def noted(session: Session, epoch: int) -> bool:
+        done.append(epoch)
+        return run_epoch(session, epoch)
+
+    monkeypatch.setattr(runner, "_run_epoch", noted)
+    with LocalSession() as session:
+        assert runner.train(session) == NUM_EPOCHS
+    assert done == [2, *range(2, NUM_EPOCHS + 1)]
+
+
+def test_retries_need_something_to_go_back_to() -> None:
+    with pytest.raises(feeder.ConfigError, match="give the runner a checkpoint manager"):
+        JobRunner(jobs.make_three(), retries=1)
+
+
+def test_memory_of_one_process_is_refused_for_nodes_in_others(place: Any, tmp_path: Path) -> None:
+    load = LoadPart(url="memory://here", db_type="file", name="trainer_0.1", digest=b"")
+    with place.session("make_three", tmp_path) as session:
+        if session.shares_memory:
+            return  # Its nodes are in this process.
+        session.open(jobs.make_three())
+        with pytest.raises(feeder.ConfigError, match="in the memory of one process"):
+            session.run(Operation(requests={NODES[0]: load}, settle=lambda answers: None))
+
+
+def test_a_node_that_no_machine_has_a_place_for_is_told_and_given_up(
+    place: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    if type(place).__name__ != "Actors":
+        return  # Threads and processes have their place.
+    monkeypatch.setattr(ray_session, "_TELL_S", 6.0)
+    options = {NODES[1]: {"resources": {"nowhere": 1}}}
+    with (
+        feeder.job.RaySession("jobs:make_three", options=options, placement_s=15.0) as session,
+        pytest.raises(feeder.RemoteError, match=r"no place for nodes \['trainer_1'\] for 15 s"),
+    ):
+        JobRunner(jobs.make_three()).train(session)
+    assert "nodes ['trainer_1'] wait for a place in the cluster" in caplog.text
+
+
+def test_nodes_check_their_parts_while_they_load_and_pass_over_a_damaged_epoch(
+    place: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with place.session("make_three", tmp_path) as session:
+        assert JobRunner(jobs.make_three(), manager_in(tmp_path)).train(session) == NUM_EPOCHS
+    part = tmp_path / "checkpoints" / f"{NODES[1]}.{NUM_EPOCHS}"
+    data = bytearray(part.read_bytes())
+    data[-1] ^= 1
+    part.write_bytes(data)
+
+    def not_here(*arguments: Any) -> None:
+        raise AssertionError("the process that runs the job reads the parts")
+
+    monkeypatch.setattr(Epochs, "verify", not_here)
+    with place.session("make_three", tmp_path) as session:
+        runner = JobRunner(jobs.make_three(), manager_in(tmp_path))
+        assert runner.train(session) == NUM_EPOCHS
+        assert totals(session) == [TOTALS[-1]] * 3
+    assert runner.resume_from_epoch == NUM_EPOCHS - 1
+    assert "passed over: " in caplog.text

@@ -11,6 +11,7 @@ import pytest
 from prometheus_client import REGISTRY
 
 import feeder
+from feeder.observe.figures import ExecutorFigures
 from feeder.observe.prometheus import BUILD, METRICS, VERDICT, expose, names
 from feeder.observe.verdict import KINDS
 from figures import consumer, feed, figures, queue, service, worker
@@ -36,7 +37,7 @@ def test_a_running_feed_shows_every_metric_that_needs_no_server() -> None:
         "feeder_leases_fenced_total", "feeder_leases_expired_total", "feeder_rewinds_total",
         "feeder_arena_bytes",
     }  # fmt: skip
-    assert found == names() - served
+    assert found == names() - served - {"feeder_node_actors"}
     rows = "feeder_rows_total", frozenset({("feed", "train"), ("queue", "0")})
     assert parse(text)[rows] == 28.0
 
@@ -46,6 +47,9 @@ def test_values_are_those_of_the_figures() -> None:
         queues=(queue(0, batches=7, wait_s=1.5, consumer=consumer(in_flight=3)), queue(1)),
         workers=(worker(0, calls=5), worker(1, calls=6, fetch_s=2.5)),
         service=service(rewinds=4),
+        executor=ExecutorFigures(
+            processes=4, busy=3, restarts=2, bytes=1024, kind="actors", nodes=(("host/1", 4),)
+        ),
         state="failed",
     )
     value = shown(made, kinds={"train": "failed"})
@@ -55,6 +59,11 @@ def test_values_are_those_of_the_figures() -> None:
     assert value("feeder_fetch_seconds_total", feed="train", worker="1") == 2.5
     assert value("feeder_consumers", feed="train") == 1.0
     assert value("feeder_rewinds_total", feed="train") == 4.0
+    assert value("feeder_processes", feed="train") == 4.0
+    assert value("feeder_busy_processes", feed="train") == 3.0
+    assert value("feeder_process_restarts_total", feed="train") == 2.0
+    assert value("feeder_process_bytes", feed="train") == 1024.0
+    assert value("feeder_node_actors", feed="train", node="host/1") == 4.0
     assert value("feeder_feed_state", feed="train", state="failed") == 1.0
     assert value("feeder_feed_state", feed="train", state="running") == 0.0
     assert value(VERDICT, feed="train", kind="failed") == 1.0

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from feeder.observe.figures import ExecutorFigures
 from feeder.observe.humanize import duration
 from feeder.observe.interval import Interval
 from feeder.observe.verdict import KINDS, STARVING, judge
@@ -67,6 +68,25 @@ CASES: dict[str, tuple[Any, str, str]] = {
     "one has taken nothing since there is nothing": (
         running(taking(50, 8.0), taking(0, 9.9, 1), chunks_wait_s=9.0),
         "fetch-bound", "worker 0",
+    ),
+    "two calls at a time, with one processor together": (
+        running(taking(50, 5.0), chunks_wait_s=9.0, threads=2,
+                workers=(worker(0, fetch_s=9.5, computed_s=4.9),
+                         worker(1, fetch_s=9.5, computed_s=4.9))),
+        "fetch-bound", "a call): the fetch function holds the interpreter: run it in processes, "
+        "executor=feeder.Processes(2)",
+    ),
+    "processes that are all busy": (
+        running(taking(50, 5.0), chunks_wait_s=9.0, threads=2,
+                workers=(worker(0, fetch_s=9.5), worker(1, fetch_s=9.5)),
+                executor=ExecutorFigures(processes=2, busy=2, restarts=0, bytes=0)),
+        "fetch-bound", "raise the 2 processes",
+    ),
+    "actors that are all busy": (
+        running(taking(50, 5.0), chunks_wait_s=9.0, threads=2,
+                workers=(worker(0, fetch_s=9.5), worker(1, fetch_s=9.5)),
+                executor=ExecutorFigures(processes=8, busy=8, restarts=0, bytes=0, kind="actors")),
+        "fetch-bound", "raise the 8 actors",
     ),
     "8 KB batches by the thousand": (
         running(queue(batches=100_000, bytes=100_000 * 8192, wait_s=4.0), bytes=100_000 * 8192,

@@ -67,7 +67,8 @@ BAD = {
     ),
     "another row shape": Bad(
         (images(3, 5), LABELS),
-        "column 'image': row shape is (5,), expected (2,)", "image", (5,), (2,),
+        "column 'image': row shape is (5,), expected (2,); where each call pads its own rows, "
+        "dont_rebatch=True makes each call a batch", "image", (5,), (2,),
     ),
     "another number of axes": Bad(
         (images(3, 2), np.ones((3, 1), np.int64)),
@@ -317,4 +318,29 @@ def test_an_exception_without_words_is_told_by_its_class() -> None:
         make(fetch, ["x"], 8) as coordinator,
         pytest.raises(feeder.FetchError, match="Unspeakable, of which the text cannot be had"),
     ):
+        next(coordinator["train"])
+
+
+@pytest.mark.parametrize(
+    ("left_out", "epochs"), [("skipped", None), ("skipped", 1), ("filtered", None)]
+)
+def test_a_shard_whose_records_are_all_left_out_blames_no_fetch_function(
+    left_out: str, epochs: int | None
+) -> None:
+    def sound(record: Any) -> Any:
+        if record < 10:
+            raise ValueError("defective")
+        return record
+
+    records = feeder.sources.arrays(np.arange(20))
+    if left_out == "skipped":
+        source = records.map(sound, on_error="skip").shard(0, 2, stick_to_shard=True)
+        says = r"^epoch 0 ended without a row; \d+ reads of defective records were left out, all "
+    else:
+        source = records.filter(lambda record: record >= 10).shard(0, 2, stick_to_shard=True)
+        says = r"^epoch 0 ended without a row; a filter leaves out every record of this shard$"
+    coordinator = feeder.init_data_input_workers(
+        ["x"], source, 4, epochs=epochs, coordinator=feeder.Coordinator()
+    )
+    with coordinator, pytest.raises(feeder.FetchError, match=says):
         next(coordinator["train"])

@@ -85,8 +85,7 @@ class Calls:
     def put_back(self) -> tuple[float, ...]:
         return ()
 
-    @property
-    def next_call(self) -> Callable[[], Any]:
+    def begin_list(self, limits: Any) -> Callable[[], Any]:
         return self._call
 
     def _call(self) -> Any:

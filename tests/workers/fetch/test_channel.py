@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,6 +18,7 @@ from feeder.workers.fetch.scheduler import (
     BufferBudget,
     CallsReport,
     Held,
+    ListLimits,
     Partition,
     Scheduler,
     Turn,
@@ -290,6 +290,50 @@ def test_the_merge_is_one_threads_at_a_time(aloof: Channel) -> None:
 
 
 @pytest.mark.parametrize("tuning", [PATIENT])
+def test_a_turn_of_quick_calls_has_all_room_that_there_was_for_it(aloof: Channel) -> None:
+    """Partitions that find no room were acquired in vain."""
+    batcher = Aside(lambda: aloof.collect(0))
+    turn = acquire_some(aloof)
+    assert len(turn.todo) == NUM_PARTITIONS
+    assert turn.max_rows == aloof._budget.max_rows
+    aloof.close()
+    with pytest.raises(feeder.ClosedError):
+        batcher.result()
+
+
+@pytest.mark.parametrize("tuning", [PATIENT])
+def test_a_batcher_that_was_woken_to_look_counts_as_looking_at_once(aloof: Channel) -> None:
+    """Until it has the interpreter quick calls would be made one by one."""
+    batcher = Aside(lambda: aloof.collect(0))
+    merge_inline(aloof)
+    with aloof._lock:
+        aloof._policy.look_in(20 * WAIT_S)
+        wait, aloof._arrived.notify = aloof._arrived.notify, lambda n=1: None  # type: ignore[method-assign]
+    assert aloof.collect_inline(0)
+    assert aloof.collect_inline(0) is None
+    assert len(acquire_some(aloof).todo) == NUM_PARTITIONS
+    aloof._arrived.notify = wait  # type: ignore[method-assign]
+    aloof.close()
+    with pytest.raises(feeder.ClosedError):
+        batcher.result()
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_how_long_quick_calls_wait_counts_while_a_user_waits(channel: Channel, waits: bool) -> None:
+    user: Any = SimpleNamespace(waited_since=time.monotonic() - 1.0 if waits else None)
+    channel._users = (SimpleNamespace(waited_since=None), user)  # type: ignore[arg-type]
+    long = CallsReport(1, 1, 8, 0.004, 0.004)
+    for report in (QUICK, long, long):
+        partition = channel._scheduler.partitions[0]
+        channel._scheduler.hold([partition], 1, ListLimits(1, 1, 1, 0.0), 0.0)
+        channel._budget.begin_turn()
+        partition.chunks.append((np.zeros(1),))
+        give(channel, partition, report)
+    kind = CallKind.WAITS if waits else CallKind.QUICK
+    assert channel._policy.kind_of(partition) is kind
+
+
+@pytest.mark.parametrize("tuning", [PATIENT])
 def test_what_ends_an_inline_merge_is_raised_in_the_batcher(aloof: Channel) -> None:
     batcher = Aside(lambda: aloof.collect(0))
     merge_inline(aloof)
@@ -339,14 +383,14 @@ def test_a_batcher_that_has_stopped_looking_is_woken_when_it_is_to_look_again(
         batcher.result()
 
 
-@pytest.mark.parametrize("tuning", [replace(PATIENT, ahead_bytes=2)])
+@pytest.mark.parametrize("tuning", [PATIENT.replace(ahead_bytes=2)])
 def test_much_that_has_come_wakes_a_batcher_that_would_look_by_itself(aloof: Channel) -> None:
     batcher = Aside(lambda: aloof.collect(0))
     release(aloof, acquire(aloof))
     assert [chunk_list.partition for chunk_list in batcher.result()] == [0]
 
 
-@pytest.mark.parametrize("tuning", [replace(PATIENT, look_s=0.0)])
+@pytest.mark.parametrize("tuning", [PATIENT.replace(look_s=0.0)])
 def test_beside_an_inline_merge_what_a_slow_call_has_got_before_is_taken_at_each_look(
     aloof: Channel, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,7 +7,6 @@ import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,7 +25,7 @@ ALWAYS, NEVER = 1e9, 0.0
 
 def tune(monkeypatch: pytest.MonkeyPatch, **tuning: float) -> None:
     """Feeds that are made from now on run with other tuning constants."""
-    monkeypatch.setattr(pipeline, "TUNING", replace(pipeline.TUNING, **tuning))
+    monkeypatch.setattr(pipeline, "TUNING", pipeline.TUNING.replace(**tuning))
 
 
 @pytest.fixture(params=[ALWAYS, NEVER], ids=["quick", "slow"])
@@ -126,7 +125,7 @@ def test_who_fetches_makes_batches_that_are_passed_on(
     tune(monkeypatch, quick_call_s=NEVER, passed_call_s=ALWAYS if inline else NEVER)
     with make(fetch, num_worker_threads=2, max_buffered_batches=8) as coordinator:
         feed = coordinator["train"]
-        assert [int(next(feed).arrays[0][0, 0]) for _ in range(200)] == [0, 1] * 100
+        assert [int(next(feed).arrays()[0][0, 0]) for _ in range(200)] == [0, 1] * 100
     more, fewer = ("fetcher", "enqueuer") if inline else ("enqueuer", "fetcher")
     assert putters[more] > putters[fewer]
 

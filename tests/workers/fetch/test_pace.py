@@ -38,6 +38,14 @@ def test_what_computes_may_take_longer_than_what_waits() -> None:
     assert quick_share(chunk_lists, waited=True) < 0.01
 
 
+def test_a_wait_that_says_nothing_of_the_calls_does_not_count() -> None:
+    pace = Pace(Trials(TUNING), TUNING)
+    long = 2 * QUICK_LIST_S
+    assert all(pace.note(100, long, long - 0.0002, 1000.0 + i, 0.0) for i in range(100))
+    pace.note(100, long, long - 0.0002, 2000.0, QUICK_WAIT_S)
+    assert not pace.note(100, long, long - 0.0002, 2000.0, QUICK_WAIT_S)
+
+
 def test_calls_of_a_millisecond_are_not_tried() -> None:
     """While one is made in the belief that it is quick, other workers wait for it."""
     assert quick_share([(1, 1.1 * QUICK_WAIT_S)] * 10_000) == 0.0

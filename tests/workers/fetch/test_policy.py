@@ -4,7 +4,6 @@ hand."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -119,7 +118,7 @@ def test_before_the_merge_has_anything_all_may_compute() -> None:
 
 @pytest.mark.parametrize("most", [1, 2, 3])
 def test_beside_a_busy_merge_some_compute(most: int) -> None:
-    stage = Stage(replace(TUNING, max_computing=most))
+    stage = Stage(TUNING.replace(max_computing=most))
     stage.make_all(COMPUTES, CallKind.COMPUTES)
     assert [stage.pick() is not None for _ in range(NUM_PARTITIONS)].count(True) == most
     # A merge that has to wait lets all of them go on.
@@ -136,7 +135,7 @@ def test_beside_a_busy_merge_any_number_wait() -> None:
 def test_a_partition_with_something_to_collect_is_called_below_8_mib_or_for_a_waiting_merge() -> (
     None
 ):
-    stage = Stage(replace(TUNING, max_computing=NUM_PARTITIONS))
+    stage = Stage(TUNING.replace(max_computing=NUM_PARTITIONS))
     stage.make_all(COMPUTES, CallKind.COMPUTES)
     for _ in range(NUM_PARTITIONS):
         stage.call(COMPUTES)
@@ -160,7 +159,7 @@ def test_what_the_merge_waits_for_goes_before_whose_turn_it_is_and_the_turns_go_
 
 
 def test_of_the_next_few_the_one_is_called_that_has_been_called_least() -> None:
-    stage = Stage(replace(TUNING, turns_compared=3))
+    stage = Stage(TUNING.replace(turns_compared=3))
     first, second, third, fourth = stage.partitions
     first.made, second.made, third.made, fourth.made = 5, 4, 3, 2
     assert stage.pick() is third
@@ -173,7 +172,7 @@ def test_a_partition_is_called_ahead_of_the_merge_by_its_share_of_the_bound(
     rows: int, ahead: int
 ) -> None:
     """Else a few would take all room, while those whose turn comes before are slow."""
-    stage = Stage(replace(TUNING, max_computing=NUM_PARTITIONS))
+    stage = Stage(TUNING.replace(max_computing=NUM_PARTITIONS))
     report = COMPUTES._replace(rows=rows)
     stage.make_all(report, CallKind.COMPUTES)
     stage.collect(1)
@@ -256,6 +255,34 @@ def test_a_quick_call_that_does_not_return_holds_nobody_up() -> None:
     assert [stage.policy.kind_of(partition) for partition in others] == [CallKind.QUICK] * 3
     # Others begin; nobody looks soon whether they are quick, so each holds up nobody either.
     assert [stage.pick(), stage.pick()] == list(stage.partitions[1:3])
+
+
+@pytest.mark.parametrize(
+    ("hungry_s", "others", "kind"),
+    [
+        (1.0, None, CallKind.WAITS),
+        # While nobody waits for a batch, the user's thread may have the interpreter.
+        (0.0, None, CallKind.QUICK),
+        # So may calls that compute, and those that wait for something else do not have it.
+        (1.0, CallKind.COMPUTES, CallKind.QUICK),
+        (1.0, CallKind.WAITS, CallKind.WAITS),
+    ],
+)
+def test_quick_calls_may_wait_for_the_interpreter(
+    hungry_s: float, others: CallKind | None, kind: CallKind
+) -> None:
+    stage = Stage()
+    stage.make_all(QUICK, CallKind.QUICK)
+    first, second = stage.partitions[:2]
+    if others is not None:
+        stage.policy._set_kind(second, others)
+        stage.hold(second)
+        stage.budget.begin_turn()
+    long = QUICK._replace(took=0.0042, waited=0.004)
+    for _ in range(2):
+        counted_s = stage.policy.counted_wait(hungry_s)
+        stage.policy.note_calls(first, long, stage.now, counted_s)
+    assert stage.policy.kind_of(first) is kind
 
 
 def test_chunks_whose_copy_is_long_are_merged_by_the_batcher_thread() -> None:
@@ -413,3 +440,40 @@ def test_of_large_batches_a_chunk_list_is_a_part() -> None:
     assert stage.policy.limits_of(stage.partitions[0]).rows > BATCH
     stage.budget.learn(2**20 + 1)
     assert stage.policy.limits_of(stage.partitions[0]).rows == BATCH - 1
+
+
+MARKS = CallsReport(1, BATCH, 20_000_000, 0.000_008, 0.0)
+FILLS = CallsReport(1, BATCH, 20_000_000, 0.000_8, 0.0)
+
+
+@pytest.mark.parametrize("has_places", [False, True])
+@pytest.mark.parametrize("copied", [0, 1])
+def test_calls_that_write_large_rows_where_they_belong_may_be_quick(
+    has_places: bool, copied: int
+) -> None:
+    """Their rows are read no more; a function that fills them takes too long for it."""
+    stage = Stage()
+    if has_places:
+        stage.scheduler.allow((0, 10**6))
+    stage.policy.batches_made(copied=copied, passed=1)
+    is_quick = has_places and not copied
+    for report, quick in ((MARKS, is_quick), (FILLS, False), (QUICK, True)):
+        stage.policy.note_calls(stage.partitions[0], report, stage.now)
+        assert (stage.policy.kind_of(stage.partitions[0]) is CallKind.QUICK) is quick
+
+
+def test_slots_are_taken_for_what_fetchers_fill_at_a_time_and_fit_into_the_bound() -> None:
+    stage = Stage()
+    ahead = stage.policy.batches_ahead
+    stage.budget.learn(1_000_000)  # 4 MB a batch, four of which are a chunk list.
+    assert (ahead(1), ahead(3), ahead(10)) == (1 + 4 + 4, 1 + 2 + 4, 1 + 1 + 4)
+    stage.budget.queue(0, 247)
+    assert ahead(1) == 3
+    stage.budget.queue(0, 100)
+    assert ahead(1) == 1, "the next batch always gets a slot"
+    stage.budget.queue(0, -347)
+    # Quick ones give many batches at a time.
+    stage.scheduler.allow((0, 10**6))
+    stage.policy.batches_made(copied=0, passed=1)
+    stage.policy.note_calls(stage.partitions[0], MARKS, stage.now)
+    assert ahead(1) == 1 + 4 + TUNING.list_batches

@@ -403,3 +403,27 @@ def test_small_lists_of_partitions_that_are_behind_do_not_make_a_large_one_forgo
         end_turn(budget, 1, 1, small)
         budget.add(-1, -small)
     assert budget.list_bytes == small, "in the end it is"
+
+
+def test_only_calls_of_batches_that_have_a_slot_are_made() -> None:
+    """Of two partitions the calls 0, 2, 4 and 1, 3, 5: those before call 3 of epoch 0 may be made,
+    and all of another epoch."""
+    layout = Partitions(num_partitions=2, pure=True, arrival=False)
+    scheduler = Scheduler(layout, layout.spread(layout.origin()), 2)
+    one, other = scheduler.partitions
+    assert not scheduler.has_places
+    scheduler.allow((0, 3))
+    assert scheduler.has_places
+    assert [scheduler.num_allowed(partition) for partition in (one, other)] == [2, 1]
+    scheduler.hold([one, other], 1, ListLimits(100, 100, 100, 0.0), 0.0)
+    assert [partition.limits.calls for partition in (one, other)] == [2, 1]
+    for partition, calls in ((one, 2), (other, 1)):
+        partition.chunks.extend([()] * calls)
+        scheduler.give_back(partition, None, 0.0, True, False)
+    assert list(scheduler.in_turn(scheduler.ready)) == []
+    scheduler.allow((0, 4))
+    assert list(scheduler.in_turn(scheduler.ready)) == [other]
+    scheduler.allow((1, 0))
+    assert set(scheduler.in_turn(scheduler.ready)) == {one, other}
+    scheduler.allow(None)
+    assert set(scheduler.in_turn(scheduler.ready)) == {one, other}

@@ -125,7 +125,7 @@ def test_a_batch_lies_in_a_slot_of_its_own_device(seed: int, rounds: str) -> Non
         ]
         for batch in batches:
             number = batch.step if rounds == "stream" else batch.index
-            assert slots.devices[id(batch.arrays[0])] == number % 3
+            assert slots.devices[id(batch.arrays()[0])] == number % 3
         stage.end_epoch()
         if rounds == "epoch":
             stage.assembler.begin_round()

@@ -68,7 +68,11 @@ def error_of(arranged: Arranged) -> str:
 
 def test_only_ragged_columns_may_change_their_row_shape() -> None:
     for ragged, told in (
-        (False, "column 'image': row shape is (5,), expected (3,)"),
+        (
+            False,
+            "column 'image': row shape is (5,), expected (3,); where each call pads its own rows,"
+            " dont_rebatch=True makes each call a batch",
+        ),
         (True, "None"),
     ):
         one = schema(ragged=ragged)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypedDict, get_args
 
 from feeder.workers.errors import ConfigError
@@ -10,6 +10,7 @@ from feeder.workers.public import public
 from feeder.workers.sources.arguments import check_names, flag, whole
 from feeder.workers.sources.orders.orders import (
     DALI_LIST_SEED,
+    BlockOrder,
     Order,
     PermutedOrder,
     ReshuffledOrder,
@@ -72,6 +73,12 @@ class OrderPlan:
     list_shuffle: bool
     """Whether DALI shuffles the list of records itself before it draws from it (its readers of
     files do)."""
+    window: int | None = None
+    """Records of a window, where a shuffle keeps together what lies together."""
+
+    def in_windows(self, window: int) -> OrderPlan:
+        """The same shuffle within windows of so many records."""
+        return replace(self, window=window)
 
     def make(self, seed: int) -> Order:
         """The order, with the feed's seed where the options name none."""
@@ -81,6 +88,8 @@ class OrderPlan:
             return ReshuffledOrder(self.sharding, self.shuffle_after_epoch_seed, compound)
         if not self.random_shuffle:
             return SequentialOrder(self.sharding)
+        if self.window is not None:
+            return BlockOrder(self.sharding, seed, self.window)
         if self.order == "feeder":
             return PermutedOrder(self.sharding, seed)
         # As DALI's readers of files do; its readers of databases do not.
@@ -104,6 +113,8 @@ class OrderPlan:
             described["seed"] = self.seed
             if self.order == "dali":
                 described["initial_fill"] = self.initial_fill
+            if self.window is not None:
+                described["window"] = self.window
         return described
 
     def _shuffle(self) -> str:

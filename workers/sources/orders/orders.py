@@ -18,6 +18,7 @@ from functools import lru_cache
 from threading import Lock
 
 import numpy as np
+import xxhash
 from numpy.typing import NDArray
 
 from feeder.workers.errors import ResumeError
@@ -28,6 +29,7 @@ from feeder.workers.sources.orders.shuffles import shuffle_again
 from feeder.workers.tuning import TUNING
 
 _KEPT_LISTS = TUNING.lists_kept
+_KEPT_BLOCKS = TUNING.permutations_kept
 
 # The seed that DALI shuffles its lists of files with, so that all shards do it alike.
 DALI_LIST_SEED = 524287
@@ -43,6 +45,21 @@ class Order(ABC):
     def indices(self, epoch: int, start: int, stop: int) -> NDArray[np.int64]:
         """The records at positions `start` to `stop` - 1 of an epoch; `stop` is at most
         `sharding.length(epoch)`."""
+
+    def at(self, epoch: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The records at any positions of an epoch: at once where they follow each other, and
+        else stretch by stretch."""
+        starts = np.flatnonzero(np.diff(positions, prepend=positions[0] - 2) != 1).tolist()
+        first, last = int(positions[0]), int(positions[-1])
+        if len(starts) == 1:
+            return self.indices(epoch, first, last + 1)
+        stops = [*starts[1:], len(positions)]
+        return np.concatenate(
+            [
+                self.indices(epoch, int(positions[start]), int(positions[start]) + stop - start)
+                for start, stop in zip(starts, stops, strict=True)
+            ]
+        )
 
     def cursor(self, epoch: int, position: int) -> bytes:
         """What a fresh order must be given, by `seek`, to reach this position at once; empty
@@ -63,11 +80,18 @@ class Order(ABC):
 
 
 class SequentialOrder(Order):
-    """The records of the epoch's shard as they lie."""
+    """The records of the epoch's shard as they lie. Never changes, so any thread may ask it."""
+
+    def __init__(self, sharding: Sharding) -> None:
+        super().__init__(sharding)
+        self._first = lru_cache(maxsize=_KEPT_LISTS)(sharding.first)
 
     def indices(self, epoch: int, start: int, stop: int) -> NDArray[np.int64]:
-        first = self.sharding.first(epoch)
+        first = self._first(epoch)
         return np.arange(first + start, first + stop, dtype=np.int64)
+
+    def at(self, epoch: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        return positions + self.sharding.first(epoch)
 
 
 class PermutedOrder(Order):
@@ -75,7 +99,8 @@ class PermutedOrder(Order):
 
     Every epoch permutes all records and each shard takes its share of the positions, so that
     shards are disjoint and their contents change. With `stick_to_shard` the records of the one
-    shard are permuted among themselves.
+    shard are permuted among themselves. Any thread may ask it: the permutations that are kept lie
+    in an `lru_cache`, which has a lock of its own.
     """
 
     def __init__(self, sharding: Sharding, seed: int) -> None:
@@ -97,6 +122,62 @@ class PermutedOrder(Order):
             return permutation(start, stop) + first
         return permutation(first + start, first + stop)
 
+    def at(self, epoch: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        first, permutation = self.sharding.first(epoch), self._permutation(epoch)
+        if self.sharding.stick_to_shard:
+            return permutation.at(positions) + first
+        return permutation.at(positions + first)
+
+
+class BlockOrder(Order):
+    """Windows of `window` records that lie together come in random order, and so do the records of
+    each window: what is read lies together. The last window has what is left, and comes at a random
+    place among the others.
+
+    Computed where it is asked, from one permutation of the windows and one of each. Any thread may
+    ask it: the permutations that are kept lie in an `lru_cache`. It knows no shards.
+    """
+
+    def __init__(self, sharding: Sharding, seed: int, window: int) -> None:
+        super().__init__(sharding)
+        self._seed, self._window = seed, window
+        self._whole, self._rest = divmod(sharding.num_records, window)
+        self._permutation = lru_cache(maxsize=_KEPT_BLOCKS)(self._permute)
+
+    def _permute(self, epoch: int, block: int | None) -> Permutation:
+        if block is None:
+            return Permutation(max(1, self._whole), f"{self._seed}/{epoch}/windows")
+        size = self._window if block < self._whole else self._rest
+        return Permutation(size, f"{self._seed}/{epoch}/window/{block}")
+
+    def _place_of_rest(self, epoch: int) -> int:
+        """How many whole windows come before what is left."""
+        if not self._rest:
+            return self._whole
+        digest: int = xxhash.xxh3_64_intdigest(f"{self._seed}/{epoch}/rest".encode())
+        return digest % (self._whole + 1)
+
+    def indices(self, epoch: int, start: int, stop: int) -> NDArray[np.int64]:
+        return self.at(epoch, np.arange(start, stop, dtype=np.int64))
+
+    def at(self, epoch: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        window, before = self._window, self._place_of_rest(epoch)
+        is_rest = (positions >= before * window) & (positions < before * window + self._rest)
+        # Without what is left, all windows are of one size.
+        moved = np.where(positions < before * window, positions, positions - self._rest)
+        numbers, inside = np.divmod(moved, window)
+        numbers[is_rest] = self._whole
+        inside[is_rest] = positions[is_rest] - before * window
+        whole = ~is_rest
+        if whole.any():
+            numbers[whole] = self._permutation(epoch, None).at(numbers[whole])
+        found = np.empty_like(positions)
+        for number in np.unique(numbers).tolist():
+            chosen = numbers == number
+            images = self._permutation(epoch, number).at(inside[chosen])
+            found[chosen] = number * window + images
+        return found
+
 
 class ReshuffledOrder(Order):
     """DALI's `shuffle_after_epoch`: the list of records is shuffled for every epoch, and each
@@ -105,7 +186,8 @@ class ReshuffledOrder(Order):
     Each epoch shuffles the sorted list, as DALI does with `enable_checkpointing`; with `compound`
     it shuffles the list of the epoch before, as DALI does without. A list takes 8 bytes and about
     0.2 µs per record. Reaching epoch e with `compound` takes e + 1 of them, at about 0.01 µs: each
-    is made of the one before, which no cursor of a few bytes can hold.
+    is made of the one before, which no cursor of a few bytes can hold. The lists that are kept are
+    guarded by the order's own lock, so any thread may ask.
     """
 
     def __init__(self, sharding: Sharding, seed: int, compound: bool) -> None:

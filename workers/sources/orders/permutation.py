@@ -67,9 +67,20 @@ class Permutation:
             images[begin - start : end - start] = self._block(number)[begin - first : end - first]
         return images
 
+    def at(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The images of any positions."""
+        images = np.empty(len(positions), dtype=np.int64)
+        for start in range(0, len(positions), _BLOCK):
+            part = slice(start, start + _BLOCK)
+            images[part] = self._walk(positions[part].astype(np.uint64))
+        return images
+
     def _images(self, number: int) -> NDArray[np.uint64]:
         start, stop = number * _BLOCK, min((number + 1) * _BLOCK, self._size)
-        cells = self._encrypt(np.arange(start, stop, dtype=np.uint64))
+        return self._walk(np.arange(start, stop, dtype=np.uint64))
+
+    def _walk(self, positions: NDArray[np.uint64]) -> NDArray[np.uint64]:
+        cells = self._encrypt(positions)
         outside = np.flatnonzero(cells >= self._size)
         while len(outside):
             cells[outside] = self._encrypt(cells[outside])

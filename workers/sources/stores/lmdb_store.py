@@ -43,9 +43,14 @@ class LmdbStore:
         if flag("verify", verify):
             for path in listed:
                 _verify(path)
+        self._paths = listed
         self._folders = [_open(path) for path in listed]
         # The folders are one list: record i is found by bisection.
         self._ends = np.cumsum([folder.size for folder in self._folders])
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # An environment cannot be shared between processes; its pages are.
+        return LmdbStore, (self._paths,)
 
     def __len__(self) -> int:
         return int(self._ends[-1])

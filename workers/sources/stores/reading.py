@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from threading import Lock
-from typing import Any, Literal, Protocol, TypeAlias, get_args
+from typing import Any, Literal, Protocol, TypeAlias, TypeGuard, get_args
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from feeder.workers.errors import ConfigError, FeedError
 from feeder.workers.public import public
@@ -33,8 +33,9 @@ class RecordError(ValueError):
 class Records(Protocol):
     """A fixed number of records, read in any order, by any thread."""
 
-    kind: str
-    """What the user calls them, such as "caffe_lmdb"."""
+    @property
+    def kind(self) -> str:
+        """What the user calls them, such as "caffe_lmdb"."""
 
     @property
     def skipped(self) -> int:
@@ -71,6 +72,12 @@ class Faults:
         self.skipped = 0
         """Reads that were left out."""
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_lock": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _lock=Lock())
+
     def handle(self, name: Callable[[int], str], index: int, error: Exception) -> None:
         """What reading one record raised: it is raised as a RecordError that names the record, or
         passed over."""
@@ -101,11 +108,27 @@ class Faults:
             self.skipped += 1
 
 
+def empty_for(call: Call | None, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
+    """Memory for a column: the place of the call's rows where they lie together, else memory that
+    came back, since fresh memory costs as much in page faults as the copy."""
+    if has_place(call):
+        array = call.empty(shape, dtype)
+        if array.flags.c_contiguous:
+            return array
+    return POOL.empty(shape, dtype)
+
+
+def has_place(call: Call | None) -> TypeGuard[Call]:
+    """Whether the rows of a call have a place in their batch."""
+    return call is not None and call.out is not None
+
+
 def stack(
-    rows: Sequence[NDArray[Any]], names: Callable[[int], str], column: str, cure: str = ""
-) -> NDArray[Any]:
-    """Rows as one new array; `names` calls the i-th by its name. `cure` is what makes rows of
-    different shapes alike.
+    rows: Sequence[NDArray[Any]], names: Callable[[int], str], column: str, cure: str = "",
+    call: Call | None = None,
+) -> NDArray[Any]:  # fmt: skip
+    """Rows as one new array, in the place of the call's rows if there is one; `names` calls the
+    i-th by its name. `cure` is what makes rows of different shapes alike.
 
     Raises:
         RecordError: a row has another shape or dtype than the first.
@@ -118,13 +141,12 @@ def stack(
         or [row.shape for row in rows].count(shape) < len(rows)
     ):
         _refuse_unlike(rows, names, column, cure)
-    if len(rows) * rows[0].nbytes <= _JOINED_BYTES:
+    if len(rows) * rows[0].nbytes <= _JOINED_BYTES and not has_place(call):
         try:
             return np.ndarray((len(rows), *shape), dtype, bytearray().join(rows))
         except (BufferError, ValueError, TypeError):
             pass  # Not contiguous, or of a dtype that the buffer protocol does not know.
-    # Memory that came back: fresh memory costs as much in page faults as the copy.
-    stacked = POOL.empty((len(rows), *shape), dtype)
+    stacked = empty_for(call, (len(rows), *shape), dtype)
     copy_rows(stacked, octets(stacked), 0, 0, len(rows), [row[np.newaxis] for row in rows])
     return stacked
 
@@ -183,12 +205,15 @@ class EvenRows(Sequence[memoryview]):
         return np.ndarray((len(self),), row, self._joined, self._start, (self._record_bytes,))
 
 
-def stack_bytes(rows: Sequence[memoryview], shape: tuple[int, ...]) -> NDArray[np.uint8]:
-    """Rows of equally many bytes as one new array, each row of the shape."""
+def stack_bytes(
+    rows: Sequence[memoryview], shape: tuple[int, ...], call: Call | None = None
+) -> NDArray[np.uint8]:
+    """Rows of equally many bytes as one new array, each row of the shape; in the place of the
+    call's rows if there is one."""
     size = len(rows[0])
-    if size <= JOIN_BYTES and not isinstance(rows, EvenRows):
+    if size <= JOIN_BYTES and not isinstance(rows, EvenRows) and not has_place(call):
         return np.ndarray((len(rows), *shape), np.uint8, bytearray().join(rows))
-    stacked = POOL.empty((len(rows), *shape), np.uint8)
+    stacked = empty_for(call, (len(rows), *shape), np.uint8)
     if isinstance(rows, EvenRows):
         stacked.reshape(len(rows), size)[:] = rows.octets()
     elif (cut := _as_cut(rows, size)) is not None:

@@ -58,7 +58,7 @@ def test_it_says_on_what_way_its_batches_come(way: Way) -> None:
         for step in range(NUM_BATCHES):
             batch = next(consumer)
             assert_is(batch, step)
-            assert {type(array) for array in batch.arrays} == {DeviceArray}
+            assert {type(array) for array in batch.arrays()} == {DeviceArray}
         assert consumer.path == consumer.stats()["path"] == way.path
         assert repr(consumer).endswith(f"{way.settings['plane']}, {way.path}>")
 

@@ -278,8 +278,9 @@ def test_arrays_lie_where_they_were_copied_to_and_refer_to_the_root(driver: Any)
 def test_a_forked_child_leaves_its_parents_memory_alone(
     cupy: Any, driver: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    held = [driver.alloc_device(10), driver.register(memoryview(bytearray(10)))]
-    monkeypatch.setattr(cupydriver.os, "getpid", lambda: -1)
+    with monkeypatch.context() as in_parent:
+        in_parent.setattr(cupydriver.os, "getpid", lambda: -1)
+        held = [driver.alloc_device(10), driver.register(memoryview(bytearray(10)))]
     held.clear()
     gc.collect()
     assert cupy.cuda.runtime.named("free", "hostUnregister") == []

@@ -71,8 +71,8 @@ def test_batches_are_arrays_of_the_device(machine: Machine) -> None:
         feed = coordinator["train"]
         assert feed.devices == ("cuda:0",)
         batches = [next(feed) for _ in range(3)]
-        assert [type(array) for batch in batches for array in batch.arrays] == [DeviceArray] * 6
-        assert [(array.dtype, array.shape) for array in batches[0].arrays] == [
+        assert [type(array) for batch in batches for array in batch.arrays()] == [DeviceArray] * 6
+        assert [(array.dtype, array.shape) for array in batches[0].arrays()] == [
             (np.int64, (ROWS,)), (np.uint8, (ROWS, WIDTH)),
         ]  # fmt: skip
         for step, batch in enumerate(batches):
@@ -82,7 +82,7 @@ def test_batches_are_arrays_of_the_device(machine: Machine) -> None:
 def test_columns_are_aligned(machine: Machine) -> None:
     with wide(rows=ROWS) as coordinator:
         for batch in coordinator["train"]:
-            assert [array.values.ctypes.data % 64 for array in batch.arrays] == [0, 0]
+            assert [array.values.ctypes.data % 64 for array in batch.arrays()] == [0, 0]
 
 
 def test_a_batch_is_one_copy_and_small_ones_share_one(machine: Machine) -> None:
@@ -404,7 +404,7 @@ def test_a_user_who_waits_is_woken_by_a_stop(machine: Machine) -> None:
         feed = coordinator["train"]
         taker = Aside(lambda: list(feed))
         assert fetch.entered.wait(WAIT_S)
-        Aside(lambda: coordinator["train"].close()).result()
+        Aside(lambda: coordinator["train"].streams[0].close()).result()
         with pytest.raises(feeder.ClosedError):
             taker.result()
         fetch.release()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
 import feeder
@@ -199,3 +201,39 @@ def test_rates_of_large_numbers_are_readable(browser: Browser) -> None:
         browser.wait_for("document.querySelector('[data-is=batches]').textContent === '12.3 k'")
         assert browser.text("[data-is=bytes]") == "3.00 GB"
         assert "7 of 10" in browser.text("[data-is=queues]")
+
+
+def test_it_shows_how_far_the_epoch_is_and_when_it_ends(browser: Browser) -> None:
+    over = threading.Event()
+    source = feeder.sources.arrays(np.arange(4000))
+    coordinator = feeder.Coordinator()
+    feeder.init_data_input_workers(["x"], source, 4, epochs=3, coordinator=coordinator)
+    told = "document.querySelector('[data-feed=train] [data-is=%s]').textContent"
+    with coordinator, coordinator.serve_status() as port:
+        trainer = slow_trainer(coordinator["train"], over)
+        try:
+            browser.open(port.url)
+            browser.wait_for("document.querySelectorAll('.feed').length === 1")
+            browser.wait_for(f"{told % 'eta'}.startsWith('ends in about ')")
+            assert browser.run(told % "epoch") == "1 of 3"
+            assert browser.run(told % "progress").endswith(" %")
+            assert re.fullmatch(r"[\d.]+ (µs|ms|s)", browser.run(told % "p99"))
+        finally:
+            over.set()
+            trainer.join(WAIT_S)
+
+
+def test_it_is_dark_where_the_system_is(browser: Browser) -> None:
+    ground = "getComputedStyle(document.body).backgroundColor"
+    seen = {}
+    with StatusPort(0, lambda: figures(feed())) as port:
+        try:
+            for scheme in ("light", "dark"):
+                features = [{"name": "prefers-color-scheme", "value": scheme}]
+                browser.open(port.url)
+                browser.tell("Emulation.setEmulatedMedia", features=features)
+                browser.wait_for("document.querySelectorAll('.feed').length === 1")
+                seen[scheme] = [int(part) for part in re.findall(r"\d+", browser.run(ground))[:3]]
+        finally:
+            browser.tell("Emulation.setEmulatedMedia", features=[])
+    assert min(seen["light"]) > 200 and max(seen["dark"]) < 60

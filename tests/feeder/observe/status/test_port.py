@@ -369,6 +369,21 @@ def test_a_probe_is_answered_beside_many_answers_that_take_long() -> None:
         assert get(port.url, "/healthz").status == 200
 
 
+def test_where_no_thread_can_be_had_later_requests_are_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with StatusPort(0, lambda: figures(feed())) as port:
+        with monkeypatch.context() as patch:
+
+            def refuse(thread: threading.Thread) -> None:
+                raise RuntimeError("can't start new thread")
+
+            patch.setattr(threading.Thread, "start", refuse)
+            with pytest.raises(OSError):
+                get(port.url, "/healthz")
+        assert get(port.url, "/healthz").status == 200
+
+
 @pytest.mark.parametrize("phase", ["reading", "answering", "probing"])
 def test_the_oldest_connection_of_a_phase_goes(phase: Any) -> None:
     connections = port_module._Connections()

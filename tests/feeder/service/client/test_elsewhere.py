@@ -13,8 +13,10 @@ import zmq
 import feeder
 from feeder.service.client import failover
 from feeder.service.client.failover import Failover
+from feeder.service.client.monitor import Monitor
 from feeder.service.net import connection as connection_module
 from feeder.service.net.addresses import Address
+from feeder.service.net.connection import Connection, Ready
 from small import WAIT_S, Aside, Pure, make
 
 NUM = 20
@@ -131,6 +133,25 @@ def test_who_finds_nobody_but_itself_is_told_that_nobody_answers(
     monkeypatch.setattr(connection_module, "connect", connect)
     with pytest.raises(feeder.ConnectTimeout, match="no answer from tcp://127"):
         feeder.connect(f"tcp://127.0.0.1:{free_port()}", timeout=1.0)
+
+
+def test_so_is_a_monitor_whose_own_question_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be there before the event of the connecting is read, and is no server's answer."""
+
+    def connect(dealer: zmq.Socket[bytes], address: Address) -> None:
+        place = str(address).removeprefix("tcp://")
+        dealer.connect(f"tcp://{place};{place}")
+
+    def poll(connection: Connection, timeout_s: float) -> Ready:
+        return Ready(bool(connection._dealer.poll(1000 * timeout_s)), False)
+
+    monkeypatch.setattr(connection_module, "connect", connect)
+    monkeypatch.setattr(Connection, "poll", poll)
+    with (
+        Monitor(f"tcp://127.0.0.1:{free_port()}") as monitor,
+        pytest.raises(feeder.TransportError, match="nobody listens at tcp://127"),
+    ):
+        monitor.fetch(WAIT_S)
 
 
 # ---- without a position

@@ -33,7 +33,7 @@ from feeder.service.protocol.membership import (
     StopRun,
     Ticked,
 )
-from feeder.service.server.group import Desk
+from feeder.service.server.group import ConsumerGroup
 from feeder.service.server.io_loop import ServerLoop
 from peers import OPEN, RawPeer, peer_of, used
 from small import Aside, Heard, Pure, make
@@ -75,7 +75,7 @@ def test_who_ends_while_no_server_is_there_holds_nobody_back(
     monkeypatch.setattr(membership, "RETURN_S", 60.0 if knows else 0.2)
     if not knows:
         # As one whose server was killed before it had heard of the end.
-        monkeypatch.setattr(Desk, "tell_waiting", lambda desk: None)
+        monkeypatch.setattr(ConsumerGroup, "tell_waiting", lambda group: None)
     address = f"ipc://{tmp_path}/feed"
     for other in end_one_of_two(address, knows):
         with feeder.serve(two_queues, address):
@@ -125,18 +125,18 @@ def test_who_comes_back_with_its_last_batches_unused_holds_the_end_up(
 ) -> None:
     """Else its server ends, and who would start from its checkpoint finds none."""
     has_come, told = Event(), SimpleQueue[int]()
-    take_end, use = ClientSession._take_end, Desk.use
+    take_end, use = ClientSession._take_end, ConsumerGroup.use
 
     def note_end(talk: ClientSession, message: say.End) -> None:
         take_end(talk, message)
         has_come.set()
 
-    def note_use(desk: Desk, lease: Any, message: say.Used) -> None:
+    def note_use(group: ConsumerGroup, lease: Any, message: say.Used) -> None:
         told.put(message.pending)
-        use(desk, lease, message)
+        use(group, lease, message)
 
     monkeypatch.setattr(ClientSession, "_take_end", note_end)
-    monkeypatch.setattr(Desk, "use", note_use)
+    monkeypatch.setattr(ConsumerGroup, "use", note_use)
     # As servers that are killed.
     monkeypatch.setattr(ServerLoop, "_farewell", lambda serving: None)
     address, settings = f"ipc://{tmp_path}/feed", {"exit_when": "acknowledged"}

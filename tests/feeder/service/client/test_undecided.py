@@ -16,7 +16,7 @@ import feeder
 from conformance.served import reading, serving
 from feeder.service.protocol import messages as say
 from feeder.service.protocol.membership import Asks, Attaches, Died, Left, Membership, Start
-from feeder.service.server.group import Desk
+from feeder.service.server.group import ConsumerGroup
 from small import WAIT_S, Arrays, Aside, Pure, make
 
 NUM = 200
@@ -35,14 +35,14 @@ def two_queues(fetch: Any = None) -> feeder.Coordinator:
 
 def note_asked(patch: pytest.MonkeyPatch, asked: SimpleQueue[None]) -> None:
     """Have each time noted that a consumer says that its user waits for its first batch."""
-    use = Desk.use
+    use = ConsumerGroup.use
 
-    def note(desk: Desk, lease: Any, message: say.Used) -> None:
-        use(desk, lease, message)
+    def note(group: ConsumerGroup, lease: Any, message: say.Used) -> None:
+        use(group, lease, message)
         if message.begun and not message.sequence:
             asked.put(None)
 
-    patch.setattr(Desk, "use", note)
+    patch.setattr(ConsumerGroup, "use", note)
 
 
 @pytest.fixture

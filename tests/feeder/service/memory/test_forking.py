@@ -22,7 +22,7 @@ from conformance.served import reading, serving
 from feeder.service.client.lease import DataPath
 from feeder.service.memory import forking
 from feeder.service.protocol import messages as say
-from feeder.service.server.group import Desk
+from feeder.service.server.group import ConsumerGroup
 from small import Aside, make
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
@@ -59,13 +59,13 @@ def check(*batches: feeder.Batch) -> None:
 def told(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The slots that consumers have told to be free."""
     slots: list[int] = []
-    use = Desk.use
+    use = ConsumerGroup.use
 
-    def note(desk: Desk, lease: Any, message: say.Used) -> None:
+    def note(group: ConsumerGroup, lease: Any, message: say.Used) -> None:
         slots.extend(message.slots)
-        use(desk, lease, message)
+        use(group, lease, message)
 
-    monkeypatch.setattr(Desk, "use", note)
+    monkeypatch.setattr(ConsumerGroup, "use", note)
     return slots
 
 

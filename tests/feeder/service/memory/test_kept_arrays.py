@@ -21,7 +21,7 @@ from feeder import Call, Coordinator
 from feeder.service.client import lease as lease_module
 from feeder.service.memory.arena import ArenaSlots
 from feeder.service.protocol import messages as say
-from feeder.service.server.group import Desk
+from feeder.service.server.group import ConsumerGroup
 from feeder.workers.pipeline import Pipeline
 from feeds import make
 from peers import WAIT_S, peer_of
@@ -168,7 +168,7 @@ def test_batch_that_is_kept_is_never_written_again(transport: str) -> None:
 def test_arrays_are_read_only(transport: str) -> None:
     with served(transport, factory) as seen:
         batch = next(seen)
-        for array in batch.arrays:
+        for array in batch.arrays():
             with pytest.raises(ValueError, match="read-only"):
                 array[0] = 0
             with pytest.raises(ValueError, match="WRITEABLE"):
@@ -274,13 +274,13 @@ def test_consumer_of_another_user_gets_no_shared_memory() -> None:
 def test_a_slot_that_is_let_go_of_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """And not when the consumer says that it lives: the server may have nowhere to write."""
     told = SimpleQueue[tuple[int, ...]]()
-    use = Desk.use
+    use = ConsumerGroup.use
 
-    def note(desk: Desk, lease: Any, message: say.Used) -> None:
-        use(desk, lease, message)
+    def note(group: ConsumerGroup, lease: Any, message: say.Used) -> None:
+        use(group, lease, message)
         told.put(message.slots)
 
-    monkeypatch.setattr(Desk, "use", note)
+    monkeypatch.setattr(ConsumerGroup, "use", note)
     monkeypatch.setattr(lease_module, "_TELL_S", 300.0)
     with serving(factory, lease=900) as server, reading(server, credit=2) as consumer:
         batch = next(consumer)

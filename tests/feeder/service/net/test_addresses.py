@@ -352,3 +352,15 @@ def test_a_child_that_outlives_a_killed_server_does_not_hold_the_address() -> No
         claim(default_address()).close()
         server.stdin.close()
         assert server.stdout.readline() == "the child ends\n"
+
+
+def test_a_server_whose_lock_file_was_removed_keeps_its_address(tmp_path: Path) -> None:
+    address = parse(f"ipc://{tmp_path}/a.sock")
+    with socket.socket(socket.AF_UNIX) as server, claim(address):
+        server.bind(address.path)
+        server.listen()
+        os.unlink(f"{address.path}.lock")
+        for _ in range(2):
+            with pytest.raises(ConfigError, match="held by a living server whose lock file"):
+                claim(address)
+        assert os.path.exists(address.path)

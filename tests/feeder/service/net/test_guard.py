@@ -29,7 +29,7 @@ from feeder.service.net.listener import FrameReader, Peer
 from feeder.service.net.security import Event
 from feeder.service.protocol import messages as say
 from feeder.service.ratelimited_log import RateLimitedLog
-from feeder.service.server.group import Desk
+from feeder.service.server.group import ConsumerGroup
 from feeds import make
 from fetches import BATCH_SIZE, make_rows
 from peers import OPEN, WAIT_S, RawPeer, is_hung_up, raw_socket
@@ -499,14 +499,14 @@ def test_who_never_ends_a_message_is_hung_up_on_and_nobody_else(
 ) -> None:
     monkeypatch.setattr(guard_module, "_UNREAD_S", 0.2)
     lost, is_lost = list[str](), threading.Event()
-    lose = Desk.lose
+    lose = ConsumerGroup.lose
 
-    def note(desk: Desk, lease: Any) -> None:
-        lose(desk, lease)
+    def note(group: ConsumerGroup, lease: Any) -> None:
+        lose(group, lease)
         lost.append(lease.member.who)
         is_lost.set()
 
-    monkeypatch.setattr(Desk, "lose", note)
+    monkeypatch.setattr(ConsumerGroup, "lose", note)
     with (
         serving(factory, scheme, queues=2) as server,
         reading(server) as consumer,

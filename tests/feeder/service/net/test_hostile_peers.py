@@ -22,8 +22,6 @@ from feeder.service.net.security import MAX_POSITION_BYTES, MAX_REQUEST_BYTES
 from feeder.service.protocol import messages as say
 from feeder.service.protocol.coding import encode
 from feeder.service.server import delivery as lease_module
-from feeder.state import snapshot as snapshot_module
-from feeder.state import token as token_module
 from feeds import make
 from fetches import BATCH_SIZE, make_rows
 from peers import (
@@ -401,8 +399,7 @@ BOMBS = {
 def test_a_position_of_many_small_values_is_not_unpacked(
     monkeypatch: pytest.MonkeyPatch, peer: Peer, bomb: bytes
 ) -> None:
-    for module in (token_module, snapshot_module):
-        monkeypatch.setattr(module.msgpack, "unpackb", small_only(msgpack.unpackb))
+    monkeypatch.setattr(msgpack, "unpackb", small_only(msgpack.unpackb))
     peer.say(changed(token=bomb))
     peer.is_refused("SnapshotFormatError", "expected at most")
 

@@ -19,7 +19,15 @@ import zmq.auth
 from feeder.errors import AuthError, ConfigError
 from feeder.service.net import security as security_module
 from feeder.service.net.addresses import Address, default_address, parse
-from feeder.service.net.keys import ClientKeys, ServerKeys, make_keys, read_allowed, read_secret
+from feeder.service.net.keys import (
+    AllowedClients,
+    ClientKeys,
+    ServerKeys,
+    make_keys,
+    read_allowed,
+    read_public,
+    read_secret,
+)
 from feeder.service.net.security import (
     HWM_SLACK,
     Event,
@@ -434,3 +442,28 @@ def test_a_missing_key_file_is_told(tmp_path: Path) -> None:
     make_keys(tmp_path, "b")
     with pytest.raises(ConfigError, match="keys of 'a' and 'b'"):
         ClientKeys.from_directory(tmp_path)
+
+
+def test_a_client_is_kept_out_whose_key_is_gone_also_the_last(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("first", "second"):
+        make_keys(tmp_path, name)
+    folder = tmp_path / "clients"
+    first, second = (read_public(folder / f"{name}.key") for name in ("first", "second"))
+    allowed = AllowedClients(ServerKeys.from_directory(tmp_path))
+    assert allowed.get(first)
+    assert allowed.get(second)
+    # One that cannot be read keeps out its own client alone.
+    (folder / "first.key").write_text("nonsense")
+    assert not allowed.get(first)
+    assert allowed.get(second)
+    assert "a client may not connect, since its key cannot be read" in caplog.text
+    # Into a folder that anybody may write nobody comes, but those still go.
+    os.chmod(folder, 0o777)
+    make_keys(tmp_path, "third")
+    assert not allowed.get(read_public(folder / "third.key"))
+    assert allowed.get(second)
+    for path in folder.iterdir():
+        path.unlink()
+    assert not allowed.get(second)

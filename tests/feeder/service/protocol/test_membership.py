@@ -54,6 +54,15 @@ def test_who_had_everything_and_was_cut_off_as_it_came_back_is_not_waited_for() 
     assert begins(dies_and_comes_back(feed, 1))
 
 
+def test_nor_where_it_was_cut_off_once_it_could_take_batches() -> None:
+    feed = three()
+    start = ms.Start(3, finished=True)
+    come(feed, 0, 1, start=start, rejoins=True, takes_over=True)
+    feed.handle(ms.Died(0), 1.0)
+    assert feed.missing() == []
+    assert begins(dies_and_comes_back(feed, 1))
+
+
 def test_who_had_everything_and_is_silent_is_not_waited_for() -> None:
     feed = three()
     for queue in (1, 2):
@@ -73,3 +82,25 @@ def test_an_undecided_one_that_is_gone_is_not_waited_for() -> None:
     feed.handle(ms.Died(0), 1.0)
     assert feed.missing() == []
     assert begins(dies_and_comes_back(feed, 2))
+
+
+def test_who_comes_back_does_not_wait_for_one_that_has_not_asked_and_is_part_of_the_run() -> None:
+    feed = ms.Membership(2, LEASE_S)
+    come(feed, 0, 0, undecided=True)
+    assert begins(come(feed, 1, 0, undecided=True))
+    for queue in range(2):
+        feed.note_sent(queue, 1, At(queue + 1))
+    feed.handle(ms.Used(1, 1, 0, At(2), begun=True), 1.0)
+    feed.handle(ms.Died(1), 2.0)
+    assert begins(come(feed, 1, 1, start=ms.Start(6), rejoins=True))
+
+
+def test_who_starts_where_a_state_says_waits_until_the_others_have_loaded_theirs() -> None:
+    feed = ms.Membership(2, LEASE_S)
+    for queue in range(2):
+        come(feed, queue, 0, undecided=True)
+    feed.handle(ms.Left(1), 1.0)
+    assert not begins(come(feed, 1, 1, start=ms.Start(6)))
+    assert feed.missing() == [0]
+    feed.handle(ms.Left(0), 1.0)
+    assert begins(come(feed, 0, 1, start=ms.Start(6)))

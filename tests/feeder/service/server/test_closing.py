@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +14,7 @@ import feeder
 from conformance.served import TRANSPORTS, serving
 from feeder.service.server import run as served_feeds
 from feeder.service.server.run import Outbox
+from feeder.workers.fetch.threads import ThreadGroup
 from feeder.workers.stats import Stopwatch
 from feeds import make
 from leaks import held
@@ -102,3 +104,24 @@ def test_an_outbox_that_is_closed_with_batches_has_not_come_to_the_end() -> None
         assert outbox.ending is (ending if taken else None)
         outbox.close()
         assert outbox.ending is None and outbox.result is ending
+
+
+@pytest.mark.parametrize("nth", [1, 2, 3])
+def test_an_interrupt_while_a_server_starts_its_threads_leaves_none(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, nth: int
+) -> None:
+    """Nobody has a server to close where `serve` did not return."""
+    start, num = ThreadGroup.start, 0
+
+    def interrupted(group: ThreadGroup, name: str, *what: Any) -> None:
+        nonlocal num
+        start(group, name, *what)
+        num += 1
+        if num == nth:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(ThreadGroup, "start", interrupted)
+    before = set(threading.enumerate())
+    with pytest.raises(KeyboardInterrupt):
+        feeder.serve(endless, f"ipc://{tmp_path}/socket", checkpoints=tmp_path / "checkpoints")
+    assert set(threading.enumerate()) == before

@@ -217,6 +217,19 @@ def test_who_comes_back_is_dealt_to_as_those_who_are_here() -> None:
     assert (run.stands, run.first_steps) == ((0, 1, 2), [7, 8, 9])
 
 
+def test_who_comes_back_from_a_position_within_a_round_begins_where_the_others_did() -> None:
+    """One rank's state is for all. It lies within a round that all of them have used."""
+    token = token_at(3, num_devices=4)
+    with serving(factory(), queues=4) as server, ExitStack() as stack:
+        first = [stack.enter_context(reading(server, queue=i, resume=token)) for i in range(3)]
+        with reading(server, queue=3, resume=token) as lost:
+            assert [next(queue).step for queue in (*first, lost)] == [4, 5, 6, 7]
+        # It had saved nothing of its own.
+        last = stack.enter_context(reading(server, queue=3, resume=token, rejoin=True))
+        assert [next(last).step for _ in range(2)] == [7, 11]
+        assert next(first[0]).step == 8
+
+
 def test_one_that_hangs_is_sent_away_where_others_are_dealt_otherwise() -> None:
     feed = Membership(2, 30.0)
     for queue in range(2):

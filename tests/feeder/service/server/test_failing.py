@@ -16,7 +16,7 @@ import small
 from conformance.served import reading, serving
 from feeder.service.server import io_loop as serving_module
 from feeder.service.server.delivery import Delivery
-from feeder.service.server.group import Desk
+from feeder.service.server.group import ConsumerGroup
 from feeds import make
 
 END_S = 20.0
@@ -278,11 +278,11 @@ def test_what_the_server_does_wrong_for_one_consumer_ends_no_other(
 def test_a_server_whose_own_thread_fails_says_so(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def broken(desk: Desk) -> None:
+    def broken(group: ConsumerGroup) -> None:
         raise ZeroDivisionError("a bug")
 
     with serving(lambda: failing(lambda call: [np.full(4, call.index)], epochs=None)) as server:
-        monkeypatch.setattr(Desk, "pump", broken)
+        monkeypatch.setattr(ConsumerGroup, "pump", broken)
         # It may have been given its queue before.
         with suppress(feeder.FeedError):
             feeder.connect(server.addresses[0], timeout=0.5).close()

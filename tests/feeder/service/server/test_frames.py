@@ -119,7 +119,7 @@ def test_a_spoiled_batch_is_refused_and_comes_again(
         for step, batch in enumerate(consumer):
             assert batch.step == step
             assert all(
-                np.array_equal(*pair) for pair in zip(batch.arrays, columns(step), strict=True)
+                np.array_equal(*pair) for pair in zip(batch.arrays(), columns(step), strict=True)
             )
         assert step == STEPS - 1
         stats = consumer.stats()

@@ -16,7 +16,7 @@ from conformance.served import reading, serving
 from feeder.service.client import lease as lease_module
 from feeder.service.protocol import messages as say
 from feeder.service.server import run as served_feeds
-from feeder.service.server.group import Desk
+from feeder.service.server.group import ConsumerGroup
 from feeder.service.server.run import ServedFeed
 from feeds import make
 from fetches import BATCH_SIZE, make_fetch, make_rows
@@ -41,7 +41,7 @@ def test_a_hung_consumer_loses_its_queue_after_its_lease_and_not_before() -> Non
             peer.hear(say.Batches)
             with pytest.raises(feeder.LeaseLost, match="somebody"):
                 feeder.connect(server.addresses[0])
-            server._desks["train"].membership.lease_s = LEASE_S
+            server._groups["train"].membership.lease_s = LEASE_S
             peer.say(used(generation, 0))
             assert heard.event.wait(WAIT_S)
             with reading(server) as consumer:
@@ -54,14 +54,14 @@ def test_a_hung_consumer_loses_its_queue_after_its_lease_and_not_before() -> Non
 
 def test_a_consumer_that_rests_keeps_its_queue(monkeypatch: pytest.MonkeyPatch) -> None:
     renewed = threading.Semaphore(0)
-    use = Desk.use
+    use = ConsumerGroup.use
 
-    def count(self: Desk, lease: Any, message: say.Used) -> None:
+    def count(self: ConsumerGroup, lease: Any, message: say.Used) -> None:
         use(self, lease, message)
         if not message.slots and message.sequence == 1:
             renewed.release()
 
-    monkeypatch.setattr(Desk, "use", count)
+    monkeypatch.setattr(ConsumerGroup, "use", count)
     monkeypatch.setattr(lease_module, "_TELL_S", 0.1)
     with serving(factory, lease=1.0) as server, reading(server) as consumer:
         next(consumer)
@@ -78,11 +78,11 @@ def test_a_lease_that_was_renewed_in_time_outlives_a_stall_of_the_server(
     with serving(factory) as server, peer_of(server.addresses[0]) as peer:
         generation = peer.opens(feed="").generation
         stalled = Stalled(monkeypatch, server)
-        server._desks["train"].membership.lease_s = LEASE_S
+        server._groups["train"].membership.lease_s = LEASE_S
         peer.say(used(generation, 0))
         assert stalled.entered.wait(WAIT_S)
         peer.say(used(generation, 0))
-        lease = server._desks["train"].leases[0]
+        lease = server._groups["train"].leases[0]
         assert lease is not None
         while time.monotonic() < lease.member.expires:
             threading.Event().wait(0.01)

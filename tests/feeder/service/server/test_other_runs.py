@@ -16,7 +16,7 @@ import xxhash
 
 import feeder
 from conformance.served import reading, serving
-from feeder.service.server.agreement import Agreement, Stand
+from feeder.service.server.position_check import PositionCheck, Stand
 from small import Aside, Counted, Pure, Seekable, ids, make
 
 NUM = 100
@@ -229,16 +229,16 @@ def test_the_end_of_an_epoch_may_have_names_that_lie_further_apart() -> None:
         stream = coordinator["train"].streams[0].config.stream
     first, late = replace(cut, epoch=0, index=3, step=3), replace(cut, epoch=2, index=0, step=3)
     for one, other in ((first, late), (late, first)):
-        agreement = Agreement([Stand(0, "", one), Stand(1, "", other)], stream)
+        check = PositionCheck([Stand(0, "", one), Stand(1, "", other)], stream)
         batch: Any = SimpleNamespace(step=3, index=0, place=late)
-        agreement.look([batch])
-        assert agreement.news() == (1,)
-        assert agreement.news() == ()
-    agreement = Agreement([Stand(0, "", first), Stand(1, "", late)], stream)
+        check.check([batch])
+        assert check.news() == (1,)
+        assert check.news() == ()
+    check = PositionCheck([Stand(0, "", first), Stand(1, "", late)], stream)
     batch = SimpleNamespace(step=3, index=3, place=late)
     for error in (feeder.ResumeError, feeder.ClosedError):  # It is told once.
         with pytest.raises(error):
-            agreement.look([batch])
+            check.check([batch])
 
 
 def test_of_three_that_a_server_does_not_know_the_one_that_differs_is_told() -> None:

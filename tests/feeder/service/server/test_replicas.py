@@ -111,7 +111,7 @@ def test_a_replica_runs_ahead_within_the_slots_and_no_further(stream: list[Recor
     ):
         ahead = [note(next(fast))]
         behind = [note(next(slow))]
-        num_slots = server._desks["train"].feed.slots.num_slots(0)
+        num_slots = server._groups["train"].feed.slots.num_slots(0)
         assert 0 < num_slots < len(stream) - 2
         reader = threading.Thread(target=lambda: ahead.extend(map(note, fast)))
         reader.start()
@@ -191,8 +191,8 @@ def test_the_feed_begins_once_all_replicas_are_there() -> None:
         serving(factory, queues=2, replicas=2) as server,
         sharing(server, (0, 0), (0, 1), (1, 0)) as (one, two, three),
     ):
-        assert server._desks["train"].membership.missing() == [3]
-        assert server._desks["train"].feed.run is None
+        assert server._groups["train"].membership.missing() == [3]
+        assert server._groups["train"].feed.run is None
         with reading(server, queue=1, replica=1) as four:
             assert [next(each).step for each in (one, two, three, four)] == [0, 0, 1, 1]
 

@@ -15,7 +15,7 @@ from feeder.service.protocol import membership
 from feeder.service.protocol import messages as say
 from feeder.service.protocol.membership import Asks, Left, Membership, Refuse, Start, State
 from feeder.service.server.delivery import Delivery
-from feeder.service.server.group import Desk
+from feeder.service.server.group import ConsumerGroup
 from peers import OPEN, peer_of
 from small import WAIT_S, Aside, Pure, make
 
@@ -101,15 +101,15 @@ def test_the_rounds_of_queues_that_had_everything() -> None:
 def heard(patch: pytest.MonkeyPatch, num: int) -> threading.Event:
     """Set once consumers have said so often from now on that they live."""
     event, said = threading.Event(), []
-    use = Desk.use
+    use = ConsumerGroup.use
 
-    def note(desk: Desk, lease: Any, message: say.Used) -> None:
-        use(desk, lease, message)
+    def note(group: ConsumerGroup, lease: Any, message: say.Used) -> None:
+        use(group, lease, message)
         said.append(message)
         if len(said) >= num:
             event.set()
 
-    patch.setattr(Desk, "use", note)
+    patch.setattr(ConsumerGroup, "use", note)
     return event
 
 

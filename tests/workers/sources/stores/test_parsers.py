@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import numpy as np
@@ -11,9 +12,10 @@ from hypothesis import strategies as st
 
 from feeder.workers.sources.stores import datum as datums
 from feeder.workers.sources.stores.datum import Sample, SampleParser, parse_datum
+from feeder.workers.sources.stores.example import parse_example
 from feeder.workers.sources.stores.tensors import BYTE, FLOAT, INT32, INT64, STRING, parse_tensors
 from feeder.workers.sources.stores.wire import WireError, fields, packed_varints
-from protos import Datum, DecodeError, TensorProtos
+from protos import Datum, DecodeError, Example, TensorProtos
 
 int32s = st.integers(-(2**31), 2**31 - 1)
 int64s = st.integers(-(2**63), 2**63 - 1)
@@ -353,3 +355,57 @@ def test_a_truncated_record_is_not_taken_for_one_that_ends_with_its_data() -> No
         parsed = parser.parse([memoryview(whole), memoryview(whole[:-2])])
         assert [bytes(data) for data in parsed.data] == [b"abcdef"]
         assert list(parsed.errors) == [1]
+
+
+# ---- tf.train.Example
+
+Features = dict[str, tuple[str, list[Any]] | None]
+LISTS = {"bytes_list": st.binary(max_size=8), "float_list": floats, "int64_list": int64s}
+features_of_examples = st.dictionaries(
+    st.text(max_size=5),
+    st.none()
+    | st.sampled_from([*LISTS]).flatmap(
+        lambda kind: st.tuples(st.just(kind), st.lists(LISTS[kind], max_size=4))
+    ),
+    max_size=5,
+)
+
+
+def example_of(features: Features) -> bytes:
+    message = Example()
+    message.features.SetInParent()
+    for name, kind in features.items():
+        entry = message.features.feature.add(key=name)
+        entry.value.SetInParent()
+        if kind is not None:
+            values = getattr(entry.value, kind[0])
+            values.SetInParent()
+            values.value.extend(kind[1])
+    return bytes(message.SerializeToString())
+
+
+@settings(max_examples=200)
+@given(features_of_examples)
+def test_examples(features: Features) -> None:
+    made = parse_example(example_of(features))
+    assert list(made) == sorted(features)
+    for name, given_kind in features.items():
+        kind, values = given_kind or ("float_list", [])
+        if kind == "bytes_list":
+            assert made[name] == (values[0] if len(values) == 1 else values)
+        else:
+            assert made[name].dtype == ("f4" if kind == "float_list" else "i8")
+            assert made[name].tolist() == values
+
+
+@settings(max_examples=300)
+@given(damaged(features_of_examples.map(example_of)) | st.binary(max_size=30))
+def test_damaged_examples_are_read_or_refused_by_name(data: bytes) -> None:
+    try:
+        made = parse_example(data)
+    except ValueError:
+        return
+    # Where both libraries read it, they read the same features.
+    with contextlib.suppress(DecodeError):
+        theirs = Example.FromString(data)
+        assert {*made} >= {entry.key for entry in theirs.features.feature if entry.HasField("key")}

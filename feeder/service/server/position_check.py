@@ -33,11 +33,11 @@ class Stand(NamedTuple):
     cut: Cut
 
 
-class Agreement:
+class PositionCheck:
     """Compares the stream of one run with the positions that its consumers came with.
 
-    `look` is called by the run's batcher alone. Everything else is the I/O thread's, which reads
-    what `look` writes only after the run has ended, or finds it a batch late, which does no harm.
+    `check` is called by the run's batcher alone. Everything else is the I/O thread's, which reads
+    what `check` writes only after the run has ended, or finds it a batch late, which does no harm.
     """
 
     def __init__(
@@ -48,8 +48,8 @@ class Agreement:
         self._counting, self._void = counting, void
         # The stream begins at the first one: the oldest.
         self._first, *others = stands
-        # Who has not been passed yet, by step. A stream that does not repeat itself passes other
-        # positions than before, so there nothing can be compared.
+        # The consumers that have not been passed yet, by step. A stream that does not repeat itself
+        # passes other positions than before, so there nothing can be compared.
         self._ahead: dict[int, list[Stand]] = {}
         for stand in others if stream.repeatable else ():
             self._ahead.setdefault(stand.cut.step, []).append(stand)
@@ -60,7 +60,7 @@ class Agreement:
         self.error: ResumeError | None = None
         """Why two of the positions cannot be of one stream."""
 
-    def look(self, batches: Sequence[Batch]) -> None:
+    def check(self, batches: Sequence[Batch]) -> None:
         """Compare the positions of consumers that begin with one of these batches, which come next.
 
         Raises `ResumeError` where one stands elsewhere than the stream, and `ClosedError` from then
@@ -87,7 +87,7 @@ class Agreement:
             if first <= number < stop:
                 self.error = ResumeError(
                     f"the positions are of different rounds: some are of "
-                    f"{self._counting.describe(number)}, and others of a later epoch; start all "
+                    f"{self._counting.round_name(number)}, and others of a later epoch; start all "
                     "trainers from one checkpoint"
                 )
                 raise self.error

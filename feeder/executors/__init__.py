@@ -1,0 +1,1 @@
+"""What fetch functions run on: threads of this process, or processes of their own."""

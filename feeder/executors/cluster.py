@@ -1,0 +1,237 @@
+"""Ray, as far as an executor uses it: actors are started, asked and killed, and room is reckoned.
+
+No other module of the executors names Ray; it is imported when a feed is made that asks for actors.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import socket
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from feeder.errors import ConfigError
+from feeder.executors.actor import Greeting, Invitation
+from feeder.executors.options import RayActors
+from feeder.workers.sources.extras import load
+
+OLDEST = (2, 40)
+"""The version that the extra `ray` asks for."""
+
+_KNOCK_S = 5.0
+"""How long the cluster's head may take to let this process in."""
+
+_LOOK_S = 1.0
+"""How long a stack is waited for."""
+
+
+def load_ray() -> Any:
+    """Ray. Raises `ConfigError` where it is not installed, or is too old."""
+    ray = load("ray", "ray")
+    found = tuple(int(part) for part in re.findall(r"\d+", ray.__version__)[:2])
+    if found < OLDEST:
+        raise ConfigError(
+            f"Ray is {ray.__version__}, expected {'.'.join(map(str, OLDEST))} or newer: "
+            "pip install -U 'feedworks[ray]'"
+        )
+    return ray
+
+
+def _knock(address: str) -> None:
+    """Raise `OSError` where nobody listens: Ray would end this process."""
+    host, _, port = address.rpartition(":")
+    if host and port.isdecimal():
+        socket.create_connection((host, int(port)), _KNOCK_S).close()
+
+
+class Cluster:
+    """The cluster that this process is connected to. Any thread."""
+
+    def __init__(self, options: RayActors) -> None:
+        self._options = options
+        self._ray = load_ray()
+        self._class: Any = None
+
+    def check(self) -> None:
+        """See to it that this process is connected: by itself, or here where `RAY_ADDRESS` says
+        to which cluster. Raises `ConfigError`."""
+        if self._ray.is_initialized():
+            return
+        if not os.environ.get("RAY_ADDRESS"):
+            raise ConfigError(
+                "executor is feeder.RayActors, and this process is connected to no Ray cluster: "
+                "call ray.init() first, or name the cluster in RAY_ADDRESS"
+            )
+        address = os.environ["RAY_ADDRESS"]
+        try:
+            _knock(address)
+            self._ray.init(address="auto", log_to_driver=False, configure_logging=False)
+        except Exception as error:
+            raise ConfigError(
+                f"the Ray cluster of RAY_ADDRESS={address} cannot be reached: {error}; start one "
+                "(ray start --head), or correct the address"
+            ) from error
+
+    def host(self) -> str:
+        """The address of this host, as the cluster's hosts know it."""
+        return str(self._ray.util.get_node_ip_address())
+
+    def put(self, value: Any) -> Any:
+        """Keep a value in the object store; its reference."""
+        return self._ray.put(value)
+
+    # ---- actors
+
+    def start(self) -> Any:
+        """Ask for an actor; its handle."""
+        if self._class is None:
+            self._class = _actor_class(self._ray)
+        options = self._options
+        told = dict(options.resources or {})
+        asked: dict[str, Any] = {"num_cpus": options.num_cpus}
+        if "GPU" in told:
+            asked["num_gpus"] = told.pop("GPU")
+        if "memory" in told:
+            asked["memory"] = told.pop("memory")
+        if options.runtime_env is not None:
+            asked["runtime_env"] = dict(options.runtime_env)
+        path = [place for place in sys.path if isinstance(place, str)]
+        return self._class.options(
+            **asked,
+            resources=told,
+            scheduling_strategy="SPREAD" if options.placement == "spread" else "DEFAULT",
+            # Tickets are asked for again by us: a call that Ray made again would be made twice.
+            max_restarts=0,
+            max_task_retries=0,
+        ).remote(path, options.runtime_env is not None)
+
+    def hello(self, handle: Any, told: Callable[[Any, BaseException | None], None]) -> None:
+        """Ask who an actor is; `told` is called with a `Greeting` or with what went wrong."""
+        self._when(handle.hello.remote(), lambda found: Greeting(*found), told)
+
+    def serve(
+        self, handle: Any, invitation: Invitation, told: Callable[[Any, BaseException | None], None]
+    ) -> None:
+        """Have an actor come here; `told` is called when it has left."""
+        self._when(handle.serve.remote(*invitation), lambda found: found, told)
+
+    def load(
+        self,
+        handle: Any,
+        data: bytes,
+        buffers: Any,
+        told: Callable[[Any, BaseException | None], None],
+    ) -> None:
+        """Give an actor its function, where tickets are calls of it."""
+        self._when(handle.load.remote(data, buffers), lambda found: found, told)
+
+    def answer(
+        self, handle: Any, data: bytes, told: Callable[[Any, BaseException | None], None]
+    ) -> None:
+        """Have a ticket answered by a call of the actor."""
+        self._when(handle.answer.remote(data), lambda found: found, told)
+
+    def stack(self, handle: Any) -> str:
+        """Where an actor is in its call; empty where it does not say."""
+        with contextlib.suppress(Exception):
+            asked = handle.stack.options(concurrency_group="look").remote()
+            return str(self._ray.get(asked, timeout=_LOOK_S))
+        return ""
+
+    def kill(self, handle: Any) -> None:
+        """End an actor; harmless where it has ended, or the cluster has."""
+        with contextlib.suppress(Exception):
+            self._ray.kill(handle)
+
+    def _when(
+        self,
+        ref: Any,
+        made: Callable[[Any], Any],
+        told: Callable[[Any, BaseException | None], None],
+    ) -> None:
+        def done(future: Any) -> None:
+            error = future.exception()
+            told(None if error is not None else made(future.result()), error)
+
+        # The reference lives as long as its future does, which Ray holds until it is done.
+        ref.future().add_done_callback(done)
+
+    # ---- what is told
+
+    def how(self, error: BaseException | None) -> tuple[str, bool]:
+        """How an actor ended, in some words; and whether its whole node has."""
+        if error is None:
+            return "has left", False
+        text = str(error)
+        cause = getattr(error, "cause", None)
+        if isinstance(cause, BaseException):
+            return f"raised {type(cause).__name__}: {cause}", False
+        detail = re.search(r"Worker exit detail: (.*?)(?:\. Some common causes|\n|$)", text)
+        reason = re.search(r"The actor is dead because (.*?)(?:\n|$)", text)
+        said = detail or reason
+        found = said.group(1) if said else " ".join(text.split())
+        # Ray's own sentences of a node that is gone.
+        is_node = bool(re.search(r"\bnode\b.*\b(died|dead|failed|terminated|removed)", text, re.I))
+        return f"has ended: {found[:300].rstrip('. ')}", is_node
+
+    def shortage(self) -> str:
+        """What the cluster lacks for one more actor."""
+        options = self._options
+        asked = {"CPU": float(options.num_cpus), **dict(options.resources or {})}
+        try:
+            has, free = self._ray.cluster_resources(), self._ray.available_resources()
+        except Exception as error:
+            return f"the cluster does not say what it has: {error}"
+        parts = [
+            f"{name}: {num:g} asked for each, {free.get(name, 0.0):g} of {has.get(name, 0.0):g} "
+            "free"
+            for name, num in asked.items()
+            if num
+        ]
+        missing = [name for name, num in asked.items() if num > free.get(name, 0.0)]
+        lacks = f"; it lacks {', '.join(missing)}" if missing else ""
+        return f"the cluster has {'; '.join(parts) or 'no limit for them'}{lacks}"
+
+
+def _actor_class(ray: Any) -> Any:
+    """The actor, as Ray starts it. Made inside a function, it travels by value: so it can tell
+    where feeder is found before it is imported."""
+
+    class FeederActor:
+        def __init__(self, path: list[str], own_first: bool) -> None:
+            import os
+            import sys
+
+            own = list(sys.path)
+            first, second = (own, path) if own_first else (path, own)
+            sys.path[:] = [*first, *(place for place in second if place not in first)]
+            sys.path_importer_cache.clear()
+            os.environ.setdefault("OMP_NUM_THREADS", "1")
+            from feeder.executors.actor import Actor
+
+            self._actor = Actor()
+
+        def hello(self) -> Any:
+            import ray
+
+            return tuple(self._actor.hello(ray.get_runtime_context().get_node_id()))
+
+        def serve(self, *told: Any) -> None:
+            from feeder.executors.actor import Invitation
+
+            self._actor.serve(Invitation(*told))
+
+        def load(self, data: bytes, buffers: Any) -> None:
+            self._actor.load(data, buffers)
+
+        def answer(self, data: bytes) -> Any:
+            return self._actor.answer(data)
+
+        def stack(self) -> str:
+            return self._actor.stack()
+
+    # Of its own: `serve` does not return.
+    return ray.remote(concurrency_groups={"look": 1})(FeederActor)

@@ -1,0 +1,289 @@
+"""Which actor has which ticket: rules without a thread, a socket or a clock.
+
+A ticket is a bundle of calls. It is issued to an actor, and issued again to another one where the
+first takes far longer than others do; after a death whoever asked asks again. The first answer that
+comes from an actor which is not fenced is the ticket's; every later one is dropped.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Callable, Hashable
+from itertools import count
+from typing import Any
+
+_QUICK_S = 0.02
+"""An answer within this time is a quick one, and its actor gets its next ticket ahead: to send
+tickets to another host and back takes a twentieth of it (2026-11-25)."""
+
+_LEAST_ANSWERS = 20
+"""So many answers say how long a ticket takes."""
+
+_LATE_TIMES, _LEAST_LATE_S = 3.0, 0.05
+"""A ticket is issued again after so many times what 99 of 100 tickets take, and not before so long:
+what is done twice takes an actor from other tickets."""
+
+_REMEMBERED = 512
+"""Answers that say how long a ticket takes."""
+
+_COUNTED_EVERY = 32
+"""After so many answers it is reckoned again: to sort 512 numbers takes 30 us."""
+
+
+class Ticket:
+    """A bundle of calls, from the time when it is asked for. Owner: the ledger's.
+
+    `home`: the worker that it is a ticket of, whose tickets go where its state is; None where any
+    actor will do. `turn`: the stream needs the smallest first. `is_repeatable`: two actors may
+    have it at the same time.
+    """
+
+    def __init__(
+        self, payload: Any, home: Hashable | None, turn: tuple[int, ...], *, is_repeatable: bool
+    ) -> None:
+        self.payload = payload
+        self.home = home
+        self.turn = turn
+        self.is_repeatable = is_repeatable
+        self.attempts: set[int] = set()
+        """Generations of the actors that have it."""
+        self.is_done = False
+        """Whether an answer came."""
+        self.is_waiting = False
+        """Whether it waits to be issued."""
+
+
+class _Actor:
+    """What the ledger knows of an actor."""
+
+    def __init__(self, generation: int) -> None:
+        self.generation = generation
+        # By number, in the order in which they were sent: ticket, and when.
+        self.open: dict[int, tuple[Ticket, float]] = {}
+        self.num_tickets = 0
+        self.heard_at = 0.0
+        self.is_quick = False
+        self.is_retired = False
+        self.is_busy = False
+        self.num_homes = 0
+
+    def head_since(self) -> float | None:
+        """Since when it has been at its oldest ticket."""
+        for _, sent_at in self.open.values():
+            return max(sent_at, self.heard_at)
+        return None
+
+
+class Ledger:
+    """Tickets and actors. Owner: the lock of the pool, which brings the time along.
+
+    An actor's generation is the number under which it was started: a later one in the same place
+    is another actor. One that was removed is fenced: its answers are strangers'.
+
+    `moves`: whether workers may go to another actor while theirs lives.
+    """
+
+    def __init__(self, *, moves: bool) -> None:
+        self._moves = moves
+        self._actors: dict[int, _Actor] = {}
+        # Those that may be sent a ticket: without one, and with one that they answer quickly. A
+        # dict is a set that keeps its order.
+        self._idle: dict[int, None] = {}
+        self._ahead: dict[int, None] = {}
+        self._num_opened = count()
+        self._waiting: list[tuple[tuple[int, ...], int, Ticket]] = []
+        self._homeless: list[Ticket] = []
+        self._homes: dict[Hashable, int] = {}
+        self._took: deque[float] = deque(maxlen=_REMEMBERED)
+        self._num_came = 0
+        self._late_s: float | None = None
+        self.num_busy = 0
+        """Actors that have something to do."""
+        self.num_again = 0
+        """Tickets that were issued again because they were late."""
+
+    # ---- actors
+
+    def add(self, generation: int) -> None:
+        """An actor is ready."""
+        self._actors[generation] = _Actor(generation)
+        self._file(self._actors[generation])
+
+    def remove(self, generation: int) -> list[tuple[Ticket, int]]:
+        """An actor is dead, or fenced. Returns the tickets that nobody else has, each with its
+        place in the actor's queue: 0 is the one that it was at."""
+        actor = self._actors.pop(generation, None)
+        if actor is None:
+            return []
+        self._idle.pop(generation, None)
+        self._ahead.pop(generation, None)
+        self.num_busy -= actor.is_busy
+        lost = []
+        for place, (ticket, _) in enumerate(actor.open.values()):
+            ticket.attempts.discard(generation)
+            if not (ticket.is_done or ticket.attempts or ticket.is_waiting):
+                lost.append((ticket, place))
+        return lost
+
+    def retire(self, generation: int) -> None:
+        """Send an actor no more tickets; workers leave it where they may."""
+        actor = self._actors[generation]
+        actor.is_retired = True
+        self._file(actor)
+
+    def is_idle(self, generation: int) -> bool:
+        """Whether an actor has no ticket."""
+        actor = self._actors.get(generation)
+        return actor is None or not actor.open
+
+    def has_homes(self, generation: int) -> bool:
+        """Whether a worker's state is in an actor."""
+        return generation in self._homes.values()
+
+    @property
+    def generations(self) -> list[int]:
+        """The actors that are ready, oldest first."""
+        return list(self._actors)
+
+    # ---- tickets
+
+    def open(self, ticket: Ticket) -> None:
+        """Somebody asks."""
+        if ticket.home is None:
+            self._wait(ticket)
+        else:
+            self._homeless.append(ticket)
+
+    def issue(self, now: float, send: Callable[[Ticket, int, int], None]) -> None:
+        """Send what may be sent: calls ``send(ticket, generation, number)``."""
+        while self._homeless and self._actors:
+            ticket = self._homeless.pop()
+            self._give(ticket, self._home_of(ticket.home), now, send)
+        later = []
+        while self._waiting and (self._idle or self._ahead):
+            entry = heapq.heappop(self._waiting)
+            ticket = entry[-1]
+            if ticket.is_done:
+                continue
+            actor = self._free_actor(ticket)
+            if actor is None:
+                later.append(entry)  # Those that have room have it already.
+                continue
+            ticket.is_waiting = False
+            self._give(ticket, actor, now, send)
+        for entry in later:
+            heapq.heappush(self._waiting, entry)
+
+    def came(self, generation: int, number: int, now: float) -> tuple[Ticket, bool] | None:
+        """An answer came: its ticket, and whether it is the first. None where it is a fenced
+        actor's, or nobody has asked for it."""
+        actor = self._actors.get(generation)
+        found = None if actor is None else actor.open.get(number)
+        if actor is None or found is None:
+            return None
+        ticket, _ = found
+        since = actor.head_since()
+        took = 0.0 if since is None else now - since
+        del actor.open[number]
+        actor.heard_at = now
+        actor.is_quick = took < _QUICK_S
+        self._file(actor)
+        ticket.attempts.discard(generation)
+        is_first, ticket.is_done = not ticket.is_done, True
+        if is_first:
+            self._learn(took)
+        return ticket, is_first
+
+    def late(self, now: float) -> None:
+        """Have tickets of actors that are far slower than others issued again."""
+        if self._late_s is None:
+            return
+        for actor in self._actors.values():
+            since = actor.head_since()
+            if since is None or now - since < self._late_s:
+                continue
+            for ticket, _ in actor.open.values():
+                is_single = ticket.is_repeatable and len(ticket.attempts) == 1
+                if is_single and not (ticket.is_waiting or ticket.is_done):
+                    self.num_again += 1
+                    self._wait(ticket)
+
+    def stuck(self, now: float, start_s: float) -> list[int]:
+        """Actors that are still at a ticket which another one has answered, and have been for
+        longer than a new actor takes to come, `start_s`."""
+        if self._late_s is None:
+            return []
+        least_s, found = max(self._late_s, start_s), []
+        for actor in self._actors.values():
+            since = actor.head_since()
+            if since is not None and now - since >= least_s:
+                ticket, _ = next(iter(actor.open.values()))
+                if ticket.is_done:
+                    found.append(actor.generation)
+        return found
+
+    @property
+    def late_s(self) -> float | None:
+        """After how long a ticket is late; None while that is not known."""
+        return self._late_s
+
+    def _wait(self, ticket: Ticket) -> None:
+        ticket.is_waiting = True
+        heapq.heappush(self._waiting, (ticket.turn, next(self._num_opened), ticket))
+
+    def _give(
+        self, ticket: Ticket, actor: _Actor, now: float, send: Callable[[Ticket, int, int], None]
+    ) -> None:
+        actor.num_tickets += 1
+        actor.open[actor.num_tickets] = ticket, now
+        ticket.attempts.add(actor.generation)
+        self._file(actor)
+        send(ticket, actor.generation, actor.num_tickets)
+
+    def _free_actor(self, ticket: Ticket) -> _Actor | None:
+        """One with room; the first of those without a ticket."""
+        for group in (self._idle, self._ahead):
+            for generation in group:
+                if generation not in ticket.attempts:
+                    return self._actors[generation]
+        return None
+
+    def _home_of(self, worker: Hashable) -> _Actor:
+        """The actor of a worker: the one that has its state, else the one with the fewest."""
+        home = self._actors.get(self._homes.get(worker, -1))
+        others = [one for one in self._actors.values() if not one.is_retired]
+        least = min(others or self._actors.values(), key=lambda one: one.num_homes)
+        if home is not None:
+            # One more than the least is even enough: else it would go to and fro.
+            is_crowded = home.is_retired or home.num_homes > least.num_homes + 1
+            if not (self._moves and is_crowded):
+                return home
+            home.num_homes -= 1
+        least.num_homes += 1
+        self._homes[worker] = least.generation
+        return least
+
+    def _file(self, actor: _Actor) -> None:
+        """Note whether an actor may be sent a ticket."""
+        generation, load = actor.generation, len(actor.open)
+        # Counted, and not looked for: it is asked at each answer, and there may be thousands.
+        self.num_busy += bool(load) - actor.is_busy
+        actor.is_busy = bool(load)
+        self._idle.pop(generation, None)
+        self._ahead.pop(generation, None)
+        if actor.is_retired:
+            return
+        if not load:
+            self._idle[generation] = None
+        elif load == 1 and actor.is_quick:
+            self._ahead[generation] = None
+
+    def _learn(self, took: float) -> None:
+        self._took.append(took)
+        self._num_came += 1
+        if len(self._took) >= _LEAST_ANSWERS and (
+            self._late_s is None or self._num_came % _COUNTED_EVERY == 0
+        ):
+            usual = sorted(self._took)[int(0.99 * (len(self._took) - 1))]
+            self._late_s = max(_LEAST_LATE_S, _LATE_TIMES * usual)

@@ -1,0 +1,470 @@
+"""Fetch functions in processes: the executor of a feed, and the calls of a stream that it runs.
+
+A fetcher thread asks for as many calls as its chunk list has room for. They are made in one
+process, in order, and come back together; the thread then takes them one by one, as if each had
+been made when it was asked for. A process that ends is replaced, and what it was asked is asked
+again, from where the last chunk came.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from feeder.executors import pickles
+from feeder.executors.options import Processes, RayActors
+from feeder.executors.pool import Lost, Pool
+from feeder.executors.wire import END, ERROR, NOTHING, Ask, Calls, Load
+from feeder.state import codec
+from feeder.workers.errors import CallLost, ClosedError, ConfigError
+from feeder.workers.fetch.calls import IndexCalls, PartitionCalls, WorkerCalls, has_cursor
+from feeder.workers.fetch.scheduler import ListLimits
+from feeder.workers.spec import RunSpec, StreamSpec
+from feeder.workers.stats import ExecutorCounts, StreamStats
+from feeder.workers.stream.batch import Call
+from feeder.workers.stream.position import Partitions, Position
+
+_LEAST_DEATHS = 2
+"""A call whose process ends is made again so often at least. Memory may have been short for a
+moment; a call that ends each process it is made in would do so for ever."""
+
+_ONE_CALL = ListLimits(1, 1, 1, 0.0)
+
+
+class Numbered(Protocol):
+    """A process, or what stands for one."""
+
+    number: int
+    """Counted through all that have been started: a worker's last call was made in one."""
+
+
+class Asks(Protocol):
+    """The processes of an execution, wherever they are; `Pool` says what each method does."""
+
+    def start(self, num: int, load: Callable[[], tuple[Load, int]]) -> None: ...
+    def interrupt(self) -> None: ...
+    def close(self) -> None: ...
+    def ask(self, ticket: Any, place: int | None, prepare: Callable[[Numbered], None]) -> Any: ...
+    def stack(self, ident: int | None) -> str: ...
+    def counts(self) -> ExecutorCounts: ...
+
+
+class ProcessExecutor:
+    """Runs the fetch function of one feed in processes, new ones for each of its streams. Frozen.
+
+    Raises `ConfigError` where the function cannot be sent to a process.
+    """
+
+    def __init__(self, options: Processes | RayActors, fetch: Any) -> None:
+        self._parcel = pickles.pack_function(fetch)
+        self.options = options
+        """What was asked for."""
+
+    def begin(self, spec: StreamSpec, run: RunSpec) -> ProcessExecution:
+        """A stream begins."""
+        return ProcessExecution(self, spec, run)
+
+    def load_of(
+        self, spec: StreamSpec, rows_per_call: int | None, begins: list[Any] | None
+    ) -> Load:
+        """What a new process is told first."""
+        parcel, options = self._parcel, self.options
+        return Load(
+            function=parcel.data,
+            is_path=parcel.is_path,
+            sizes=parcel.sizes,
+            names=list(spec.names),
+            axes=list(spec.axes),
+            rows_per_call=rows_per_call,
+            pure=spec.pure,
+            seekable=spec.seekable,
+            seed_globals=options.seed_globals,
+            first_worker_id=spec.first_worker_id,
+            num_workers=spec.num_workers,
+            seed=spec.seed,
+            log_level=logging.getLogger().getEffectiveLevel(),
+            begins=begins,
+        )
+
+    def place_buffers(self) -> int:
+        """The descriptor that comes along; the caller closes it."""
+        return pickles.place_buffers(self._parcel.buffers)
+
+
+class ProcessExecution:
+    """The fetch function of one stream, in processes. Fetcher threads call it."""
+
+    def __init__(self, executor: ProcessExecutor, spec: StreamSpec, run: RunSpec) -> None:
+        self._executor = executor
+        self._given = spec
+        self.run = run
+        self._pool = self._make_pool()
+        # Which process a worker's calls are made in; of a pure function any.
+        self._num = self._places()
+        self._begins: list[Any] | None = None
+        # The large arrays of the function: all processes share one copy.
+        self._buffers = -1
+        self._workers = {
+            worker_id: _Worker(worker_id, number % self._num)
+            for number, worker_id in enumerate(spec.worker_ids)
+        }
+        self.spec = spec._replace(
+            fetch=_PureFunction(self) if spec.pure else _WorkerFunction(self),
+            cursor=self._ask_cursor if spec.seekable else None,
+            seek=self._seek if spec.seekable else None,
+        )
+
+    def _make_pool(self) -> Asks:
+        options = self._executor.options
+        assert isinstance(options, Processes)
+        return Pool(options)
+
+    def _places(self) -> int:
+        """How many processes a worker may be in, each worker in the one of its number."""
+        return most_of(self._given, self._executor.options)
+
+    # ---- life
+
+    def start(self) -> None:
+        """Start the processes, in the background."""
+        self._buffers = self._executor.place_buffers()
+        self._pool.start(most_of(self._given, self._executor.options), self._load)
+
+    def watch(self, stats: StreamStats) -> None:
+        """There are as many processes as were asked for."""
+
+    def _load(self) -> tuple[Load, int]:
+        return (
+            self._executor.load_of(self._given, self.run.rows_per_call, self._begins),
+            self._buffers,
+        )
+
+    def interrupt(self) -> None:
+        """End what is waited for."""
+        self._pool.interrupt()
+
+    def close(self) -> None:
+        """End all processes."""
+        self._pool.close()
+        if self._buffers >= 0:
+            os.close(self._buffers)
+            self._buffers = -1
+
+    def stack(self, ident: int | None) -> str:
+        """The Python stacks of the process that a thread waits for."""
+        return self._pool.stack(ident)
+
+    def counts(self) -> ExecutorCounts:
+        """The processes, those of the stream."""
+        return self._pool.counts()
+
+    def make_calls(
+        self, partitions: Partitions, start: Position, *, resumed: bool
+    ) -> Sequence[PartitionCalls]:
+        """The calls of each partition."""
+        numbers = range(partitions.num_partitions)
+        if self._given.seekable:
+            # Else all calls are made again, from the first one on.
+            for worker, num_calls in zip(self._workers.values(), start.calls, strict=True):
+                worker.num_chunks = num_calls
+        if self.spec.pure:
+            return [_RemoteIndexCalls(self, partitions, start, number) for number in numbers]
+        sizes = [0] * partitions.num_partitions
+        return [_RemoteWorkerCalls(self, start, number, resumed, sizes) for number in numbers]
+
+    # ---- round trips
+
+    def call_index(self, first: int, stride: int, epoch: int, size: int, limits: ListLimits) -> Any:
+        """Make calls of a pure function; returns a `Made`. Raises `CallLost`, and `Lost` where the
+        process ended in these calls."""
+        ticket = Calls(
+            first, stride, epoch, 0, size, limits.calls, limits.rows, limits.num_bytes, None, []
+        )
+        return self._ask(ticket, None, _as_it_is)
+
+    def call_worker(self, worker_id: int, size: int, limits: ListLimits) -> Any:
+        """Make calls of one worker, in its own process."""
+        worker = self._workers[worker_id]
+        ticket = Calls(
+            worker.num_chunks, 1, 0, worker_id, size, limits.calls, limits.rows, limits.num_bytes,
+            None, [],
+        )  # fmt: skip
+        made = self._ask(
+            ticket, worker.place, lambda process: worker.prepare(process, ticket, size)
+        )
+        worker.num_chunks += len(made.chunks)
+        worker.num_ends += made.outcome == END
+        if self._given.seekable and made.cursors:
+            worker.cursor = made.cursors[-1]
+        return made
+
+    def _ask(self, ticket: Any, place: int | None, prepare: Callable[[Numbered], None]) -> Any:
+        while True:
+            try:
+                return self._pool.ask(ticket, place, prepare)
+            except Lost as lost:
+                # Else it ended before it came to these calls, and not for them.
+                if lost.num_begun:
+                    raise
+
+    def cursor_after(self, call: Call) -> Any:
+        """The cursor of a pure function after a call."""
+        fetch: Any = self._given.fetch
+        if self._given.ignores_worker_ids:
+            # A source tells it from numbers alone.
+            return fetch.cursor(call)
+        try:
+            return self._answer(Ask(0, None, list(call), None, []), None, _as_it_is)
+        except ClosedError:
+            return None  # Nobody is there to be asked. Where it is missed, a resume takes longer.
+
+    def begin_with(self, call: Call, cursor: Any) -> None:
+        """Give a pure function the cursor before its first call; each new process gets it."""
+        fetch: Any = self._given.fetch
+        if self._given.ignores_worker_ids:
+            fetch.seek(call, cursor)
+        self._begins = [list(call), cursor]
+
+    def _ask_cursor(self, worker_id: int) -> Any:
+        worker = self._workers[worker_id]
+        ticket = Ask(worker_id, None, None, None, [])
+        return self._answer(ticket, worker.place, lambda to: worker.prepare(to, ticket, 0))
+
+    def _seek(self, worker_id: int, cursor: Any) -> None:
+        worker = self._workers[worker_id]
+        worker.cursor = packed = codec.pack(cursor)
+        self._answer(Ask(worker_id, packed, None, None, []), worker.place, worker.is_in)
+
+    def _answer(self, ticket: Ask, place: int | None, prepare: Callable[[Numbered], None]) -> Any:
+        answered = self._ask(ticket, place, prepare)
+        if answered.error:
+            raise pickles.load(answered.error)
+        return pickles.load(answered.cursor) if answered.cursor else None
+
+
+def most_of(spec: StreamSpec, options: Processes | RayActors) -> int:
+    """How many processes a stream has use for."""
+    most = options.num if isinstance(options, Processes) else options.most
+    if has_cursor(spec) and not spec.ignores_worker_ids:
+        # Its cursor is what it has come to by its own calls.
+        return 1
+    return most if spec.pure else min(most, spec.num_workers)
+
+
+def _as_it_is(process: Numbered) -> None:
+    """Any process will do."""
+
+
+class _Worker:
+    """One worker of `fetch(worker_id, batch_size)`. Owner: the fetcher that holds its partition."""
+
+    def __init__(self, worker_id: int, place: int) -> None:
+        self.worker_id = worker_id
+        self.place = place
+        self.num_chunks = 0
+        """Chunks that came since the start of the stream."""
+        self.num_ends = 0
+        """Ends of epochs that came."""
+        self.cursor: bytes | None = None
+        """After the last chunk that came, or where it was put since."""
+        self._process = 0
+
+    def is_in(self, process: Numbered) -> None:
+        """Its state is in this process from now on."""
+        self._process = process.number
+
+    def prepare(self, process: Numbered, ticket: Calls | Ask, size: int) -> None:
+        """Have it put back in a process that has not made its last call."""
+        is_new, self._process = process.number != self._process, process.number
+        ticket.restore = None
+        if not is_new:
+            return
+        if self.cursor is not None:
+            ticket.restore = self.cursor
+        elif self.num_chunks or self.num_ends:
+            ticket.restore = [size, self.num_chunks, self.num_ends]
+
+
+class _PureFunction:
+    """Stands for a pure fetch function: each call is a round trip. What a source tells of itself
+    without a call it tells here."""
+
+    def __init__(self, execution: ProcessExecution) -> None:
+        self._execution = execution
+
+    def __call__(self, call: Call) -> Any:
+        execution = self._execution
+        return _only(
+            lambda: execution.call_index(call.index, 1, call.epoch, call.batch_size, _ONE_CALL),
+            execution.run,
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        found = getattr(self._execution._given.fetch, name)
+        if name == "cursor":
+            return self._execution.cursor_after
+        return self._execution.begin_with if name == "seek" else found
+
+
+class _WorkerFunction:
+    """Stands for a fetch function of workers."""
+
+    def __init__(self, execution: ProcessExecution) -> None:
+        self._execution = execution
+
+    def __call__(self, worker_id: int, batch_size: int) -> Any:
+        execution = self._execution
+        return _only(lambda: execution.call_worker(worker_id, batch_size, _ONE_CALL), execution.run)
+
+
+def _only(ask: Callable[[], Any], run: RunSpec) -> Any:
+    """The chunk of one call, or what it raised."""
+    deaths = 0
+    while True:
+        try:
+            made = ask()
+            break
+        except Lost as lost:
+            deaths = _count_death(deaths, lost, run)
+    if made.chunks:
+        return made.chunks[0]
+    if made.outcome == END:
+        raise StopIteration
+    if made.outcome == ERROR:
+        raise pickles.load(made.error)
+    return None
+
+
+def _count_death(deaths: int, lost: Lost, run: RunSpec) -> int:
+    """One more process has ended in a call. Raises `CallLost` where it is one too many."""
+    if deaths >= max(_LEAST_DEATHS, run.retries):
+        raise CallLost(f"its process ended {deaths + 1} times, the last time process "
+                       f"{lost.ended.pid} {lost.ended.how}") from None  # fmt: skip
+    return deaths + 1
+
+
+class _Bundle:
+    """Chunks that came together, of one partition. Owner: the fetcher that holds it."""
+
+    def __init__(self, run: RunSpec) -> None:
+        self._run = run
+        self._chunks: deque[Any] = deque()
+        self._cursors: deque[bytes] = deque()
+        self._outcome = 0
+        self._error = b""
+        self._deaths = 0
+        self.cursor: bytes | None = None
+        """The worker's after the chunk that was taken last, or after the end."""
+
+    def take(self, limits: ListLimits, ask: Callable[[ListLimits], Any]) -> Any:
+        """The next chunk, None, or what was raised; asked for where none is left."""
+        while not self._chunks:
+            if self._outcome:
+                return self._finish()
+            try:
+                made = ask(limits)
+            except Lost as lost:
+                # First the calls before the one in which it ended, and then that one alone.
+                before = lost.num_begun - 1
+                limits = limits._replace(calls=max(1, before))
+                if not before:
+                    self._deaths = _count_death(self._deaths, lost, self._run)
+                continue
+            self._deaths = 0
+            self._chunks.extend(made.chunks)
+            self._cursors.extend(made.cursors)
+            self._outcome, self._error = made.outcome, made.error
+        if self._cursors:
+            self.cursor = self._cursors.popleft()
+        return self._chunks.popleft()
+
+    def forget(self) -> None:
+        """Nobody wants what is left of it."""
+        self._chunks.clear()
+        self._outcome = 0
+
+    def _finish(self) -> None:
+        outcome, self._outcome = self._outcome, 0
+        if outcome == NOTHING:
+            return
+        if outcome == END:
+            if self._cursors:
+                self.cursor = self._cursors.popleft()
+            raise StopIteration
+        error = pickles.load(self._error)
+        if isinstance(error, pickles.CursorError):
+            raise ConfigError(f"no position can hold the cursor of a worker: {error}")
+        raise error
+
+
+class _RemoteIndexCalls(IndexCalls):
+    """Calls of `fetch(call)`, several in one round trip."""
+
+    def __init__(
+        self, execution: ProcessExecution, partitions: Partitions, start: Position, partition: int
+    ) -> None:
+        super().__init__(execution.spec, partitions, start, partition)
+        self._execution = execution
+        self._bundle = _Bundle(execution.run)
+        self._limits = _ONE_CALL
+
+    def begin_epoch(self, epoch: int) -> int:
+        if epoch != self._epoch:
+            # Another partition has come to the end, so nobody has asked this one.
+            self._bundle.forget()
+        return super().begin_epoch(epoch)
+
+    def begin_list(self, limits: ListLimits) -> Callable[[], Any]:
+        self._limits = _ONE_CALL if self.one_by_one else limits
+        return self._call
+
+    def _call(self) -> Any:
+        chunk = self._bundle.take(self._limits, self._ask)
+        if chunk is not None:
+            self._number += 1
+        return chunk
+
+    def _ask(self, limits: ListLimits) -> Any:
+        first = self._index()
+        stride = self._partitions.number(self._partition, self._number + 1) - first
+        return self._execution.call_index(first, stride, self._epoch, self._rows_asked, limits)
+
+
+class _RemoteWorkerCalls(WorkerCalls):
+    """Calls of `fetch(worker_id, batch_size)`, several in one round trip."""
+
+    def __init__(
+        self,
+        execution: ProcessExecution,
+        start: Position,
+        partition: int,
+        resumed: bool,
+        sizes: list[int],
+    ) -> None:
+        super().__init__(execution.spec, execution.run, start, partition, resumed, sizes)
+        self._execution = execution
+        self._bundle = _Bundle(execution.run)
+        self._limits = _ONE_CALL
+
+    def begin_list(self, limits: ListLimits) -> Callable[[], Any]:
+        self._limits = limits
+        return self._call
+
+    def _call(self) -> Any:
+        return self._bundle.take(self._limits, self._ask)
+
+    def _ask(self, limits: ListLimits) -> Any:
+        return self._execution.call_worker(self._worker_id, self._spec.rows_asked, limits)
+
+    def mark(self) -> bytes:
+        mark = self._bundle.cursor
+        if mark is None:
+            return super().mark()
+        self._check_size(len(mark))
+        self._last_mark = mark
+        return mark

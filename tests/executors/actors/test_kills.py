@@ -1,0 +1,238 @@
+"""Actors, their node and their driver are killed: the same bits, and nothing is left."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import IO, Any
+
+import pytest
+
+import remote
+from feeder import FetchError, RayActors
+from feeder.executors import scaling
+from feeder.executors.actors import DATA, ActorPool
+from feeder.executors.scaling import Scaling
+from feeds import Record, assert_same, deal, drain, expected, note, running
+from fetches import FORMS, make_fetch
+from lineage import WAIT_S, ends_of
+from project import ROOT, TESTS
+
+pytestmark = pytest.mark.usefixtures("cluster")
+
+TIMEOUT_S = 60.0
+
+
+def pool_of(feed: Any) -> ActorPool:
+    """The actors of a feed."""
+    pool = feed.streams[0].pipeline._execution._pool
+    assert isinstance(pool, ActorPool)
+    return pool
+
+
+def strike(pool: ActorPool, dice: random.Random, whom: str) -> None:
+    """Kill some actors of a feed, by a signal or as Ray does it."""
+    if whom == "ray":
+        with pool._lock:
+            handles = [member.handle for member in pool._members.values()]
+        for handle in dice.sample(handles, min(1, len(handles))):
+            pool.cluster.kill(handle)
+        return
+    pids = pool.pids()
+    for pid in pids if whom == "all" else dice.sample(pids, min(1, len(pids))):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("way", ("mapped", "frames", "store"))
+@pytest.mark.parametrize("form", FORMS)
+def test_killed_again_and_again(form: str, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(DATA, way)
+    stream = expected(make_fetch(form, "ragged"), pure=form == "pure", epochs=3)
+    dice, got, kills = random.Random(form + way), [], 0
+    retries = {} if form == "replay" else {"retries": 1000}
+    with running(
+        make_fetch(form, "ragged"), epochs=3, executor=RayActors(2), timeout=TIMEOUT_S,
+        max_buffered_batches=1, **retries,
+    ) as (coordinator, feed):  # fmt: skip
+        pool = pool_of(feed)
+        for i, batch in enumerate(deal(feed)):
+            got.append(note(batch))
+            if i % 6 == 2:
+                strike(pool, dice, dice.choice(("one", "ray", "all")))
+                kills += 1
+        (figures,) = coordinator.figures().feeds
+    assert_same(got, stream)
+    assert kills >= 3
+    # The last ones may have been killed when nothing was left for others to do.
+    assert figures.executor is not None and figures.executor.restarts >= 1
+
+
+def test_nothing_is_left_when_a_feed_stops() -> None:
+    before = set(os.listdir("/dev/shm"))
+    with running(
+        make_fetch("pure", "ragged"), epochs=None, executor=RayActors(2), timeout=TIMEOUT_S
+    ) as (_, feed):
+        for _ in range(3):
+            next(feed)
+        pids = pool_of(feed).pids()
+        stack = contextlib.ExitStack()
+        ends = stack.enter_context(ends_of(pids))
+    with stack:
+        ends.wait()
+    assert set(os.listdir("/dev/shm")) == before
+
+
+def test_a_node_dies_with_its_actors(cluster: Any) -> None:
+    settings: dict[str, Any] = {"epochs": 40, "num_workers": 6}
+    stream = expected(make_fetch("seek", "ragged"), pure=False, **settings)
+    node = cluster.add_node(num_cpus=2, include_dashboard=False, object_store_memory=80 << 20)
+    name, got, is_struck = node.node_id[:6], [], False
+    try:
+        with running(
+            make_fetch("seek", "ragged", pause), epochs=40, num_worker_threads=6,
+            executor=RayActors(6), timeout=TIMEOUT_S, max_buffered_batches=1, retries=100,
+        ) as (coordinator, feed):  # fmt: skip
+            for batch in deal(feed):
+                got.append(note(batch))
+                (figures,) = coordinator.figures().feeds
+                assert figures.executor is not None and figures.executor.kind == "actors"
+                places = [place for place, _ in figures.executor.nodes]
+                # "Spread" has some of them on each node, once these have come.
+                if not is_struck and any(place.endswith(name) for place in places):
+                    is_struck = True
+                    cluster.remove_node(node, allow_graceful=False)
+        assert is_struck
+        assert_same(got, stream)
+    finally:
+        if not is_struck:
+            cluster.remove_node(node, allow_graceful=False)
+
+
+def pause() -> None:
+    """Have a call last a little: actors come while others work."""
+    threading.Event().wait(0.01)
+
+
+def said_by(output: IO[str]) -> list[str]:
+    """What a driver says, among what Ray may say."""
+    line = next(line for line in output if line.startswith("driver: "))
+    return line.split()[1:]
+
+
+@pytest.mark.parametrize("how", ("SIGKILL", "SIGTERM", "exit"))
+def test_actors_end_with_their_driver(how: str, cluster: Any, tmp_path: Path) -> None:
+    stream = expected(make_fetch("seek", "ragged"), pure=False, epochs=3)
+    env = {**os.environ, "PYTHONPATH": f"{ROOT}:{TESTS}", "RAY_ADDRESS": cluster.address}
+    command = [sys.executable, "-m", "executors.actors.driver", str(tmp_path / "token"), how]
+    with subprocess.Popen(command, env=env, text=True, stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            num, *pids = map(int, said_by(process.stdout))
+            assert pids
+            # A trainer that ends by itself may have ended them before anybody can look.
+            with ends_of([] if how == "exit" else pids) as ends:
+                if how != "exit":
+                    process.send_signal(signal.Signals[how])
+                process.wait(WAIT_S)
+                ends.wait()
+        finally:
+            process.kill()
+    token = (tmp_path / "token").read_bytes()
+    rest = drain(
+        make_fetch("seek", "ragged"), epochs=3, resume=token, executor=RayActors(1),
+        timeout=TIMEOUT_S,
+    )  # fmt: skip
+    assert_same(rest, stream[num:])
+
+
+def test_a_call_that_hangs_is_made_by_another_one(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"epochs": 30, "timeout": TIMEOUT_S}
+    stream, got = drain(remote.plain, **settings), []
+    fetch = remote.HangsOnce(tmp_path / "mark", 100)
+    with running(fetch, executor=RayActors(2), **settings) as (_, feed):
+        pool = pool_of(feed)
+        for batch in feed:
+            got.append(note(batch))
+            if pool._ledger.num_again and not pool.counts().restarts:
+                # Some seconds in all: longer than a new actor takes to come.
+                threading.Event().wait(0.03)
+        assert_same(got, stream)
+        assert pool._ledger.num_again >= 1
+        # It would hang for ever, with all that is sent to it.
+        assert pool.counts().restarts == 1
+    assert (tmp_path / "mark").exists()
+
+
+def test_two_that_differ_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEEDER_DEBUG", "1")
+    # The lie is told in the place of the third epoch's end.
+    fetch = remote.HangsOnce(tmp_path / "mark", 60, lasts_s=2.0, lies=True)
+    with (
+        pytest.raises(FetchError, match=r"gave other rows (in actor|when the same call)"),
+        running(fetch, epochs=None, executor=RayActors(2), timeout=TIMEOUT_S) as (_, feed),
+    ):
+        for _ in feed:
+            pass
+
+
+@pytest.mark.parametrize("way", ("mapped", "frames"))
+def test_one_that_ends_each_actor_is_named(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(DATA, way)
+    with pytest.raises(FetchError, match=r"call 4: its process ended 3 times, the last time"):
+        drain(remote.At(4, remote.die), executor=RayActors(2), timeout=TIMEOUT_S)
+
+
+def test_one_to_eight_to_two_actors_and_processes() -> None:
+    settings: dict[str, Any] = {
+        "epochs": 1, "timeout": TIMEOUT_S, "input_blob_names": ["x"], "max_buffered_batches": 16
+    }  # fmt: skip
+    whole = drain(remote.many, **settings)
+    got: list[Record] = []
+    with running(remote.many, executor=RayActors((1, 8), num_cpus=0), **settings) as (_, feed):
+        pool, steps = pool_of(feed), [1, 8, 2]
+        for batch in feed:
+            got.append(note(batch))
+            if len(pool.pids()) == steps[0]:
+                steps.pop(0)
+                if not steps:
+                    token = batch.cut.token()
+                    break
+                scale(pool, steps[0])
+    assert not steps, "the stream ended before all had come and gone"
+    rest = drain(remote.many, resume=token, executor="processes:2", **settings)
+    assert_same(got + rest, whole)
+
+
+def test_a_feed_takes_as_many_as_its_trainer_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scaling, "_EVERY_S", 0.3)
+    monkeypatch.setattr(scaling, "_PATIENCE", 2)
+    settings: dict[str, Any] = {
+        "epochs": 1, "timeout": TIMEOUT_S, "input_blob_names": ["x"], "max_buffered_batches": 16
+    }  # fmt: skip
+    most, got = 1, []
+    with running(remote.many, executor=RayActors((1, 3), num_cpus=0), **settings) as (_, feed):
+        pool = pool_of(feed)
+        for batch in feed:
+            got.append(note(batch))
+            most = max(most, len(pool.pids()))
+            if most > 1:
+                if len(pool.pids()) == 1:
+                    break
+                # The trainer is slow from now on, and one actor is enough for it.
+                threading.Event().wait(0.02)
+    assert most > 1 and len(got) < 4000
+    assert_same(got, drain(remote.many, most=len(got), **settings))
+
+
+def scale(pool: ActorPool, wanted: int) -> None:
+    """Have so many actors, as the verdict would."""
+    with pool._lock:
+        pool._scaling = Scaling(wanted, wanted)
+        pool._fill_up()

@@ -1,0 +1,235 @@
+"""The rules of tickets: no thread, no socket, no clock."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from feeder.executors.ledger import Ledger, Ticket
+
+
+class Desk:
+    """A ledger, and what it has sent."""
+
+    def __init__(self, *generations: int, moves: bool = True) -> None:
+        self.ledger = Ledger(moves=moves)
+        self.sent: list[tuple[Any, int, int]] = []
+        for generation in generations:
+            self.ledger.add(generation)
+
+    def ask(self, name: str, *turn: int, home: Any = None, now: float = 0.0) -> Ticket:
+        ticket = Ticket(name, home, turn, is_repeatable=home is None)
+        self.ledger.open(ticket)
+        self.issue(now)
+        return ticket
+
+    def issue(self, now: float = 0.0) -> None:
+        self.ledger.issue(now, lambda ticket, *to: self.sent.append((ticket.payload, *to)))
+
+    def answer(self, generation: int, number: int, now: float = 0.0) -> Any:
+        found = self.ledger.came(generation, number, now)
+        self.issue(now)
+        return None if found is None else (found[0].payload, found[1])
+
+
+def test_each_gets_one_and_the_smallest_turn_goes_first() -> None:
+    desk = Desk(1, 2)
+    for name, turn in (("a", 0), ("b", 1), ("d", 3), ("c", 2)):
+        desk.ask(name, turn)
+    assert desk.sent == [("a", 1, 1), ("b", 2, 1)]
+    # A slow one has its next ticket when it has answered; the earliest call comes first.
+    assert desk.answer(2, 1, now=1.0) == ("b", True)
+    assert desk.sent[2:] == [("c", 2, 2)]
+
+
+def test_a_quick_one_gets_its_next_ticket_ahead() -> None:
+    desk = Desk(1)
+    desk.ask("a", 0)
+    desk.answer(1, 1, now=0.001)
+    desk.ask("b", 1)
+    desk.ask("c", 2)
+    desk.ask("d", 3)
+    assert desk.sent[1:] == [("b", 1, 2), ("c", 1, 3)]
+
+
+def test_a_fenced_one_is_not_heard() -> None:
+    desk = Desk(1, 2)
+    ticket = desk.ask("a", 0)
+    assert desk.ledger.remove(1) == [(ticket, 0)]
+    assert desk.answer(1, 1) is None
+    desk.ledger.add(3)
+    # Nor is an answer that nobody has asked for.
+    assert desk.answer(3, 1) is None and desk.answer(2, 7) is None
+    assert desk.ledger.remove(1) == []
+
+
+def slow_desk() -> Desk:
+    """Two actors, of which the first is slow with its ticket, and some answers of others."""
+    desk = Desk(1, 2)
+    desk.ask("slow", 0)
+    for i in range(1, 31):
+        desk.ask(f"{i}", i, now=i * 1.0)
+        assert desk.answer(2, i, now=i + 0.5) == (f"{i}", True)
+    return desk
+
+
+def test_late_is_issued_again_and_the_first_answer_wins() -> None:
+    desk = slow_desk()
+    late_s = desk.ledger.late_s
+    assert late_s == 1.5
+    desk.ledger.late(1.4)
+    desk.issue(1.4)
+    assert desk.sent[-1] == ("30", 2, 30)
+    desk.ledger.late(1.6)
+    desk.issue(31.0)
+    assert desk.sent[-1] == ("slow", 2, 31)
+    assert desk.ledger.num_again == 1
+    # Once, however long it takes.
+    desk.ledger.late(60.0)
+    desk.issue(60.0)
+    assert len(desk.sent) == 32
+    assert desk.answer(2, 31, now=61.0) == ("slow", True)
+    assert desk.answer(1, 1, now=62.0) == ("slow", False)
+
+
+def test_who_hangs_in_what_another_one_has_made_is_told() -> None:
+    desk = slow_desk()
+    desk.ledger.late(31.0)
+    desk.issue(31.0)
+    assert desk.ledger.stuck(31.0, 0.0) == []
+    desk.answer(2, 31, now=32.0)
+    assert desk.ledger.stuck(32.0, 0.0) == [1]
+    # To start another one takes longer than it has hung.
+    assert desk.ledger.stuck(32.0, 33.0) == []
+
+
+def test_late_never_goes_to_the_one_that_has_it() -> None:
+    desk = Desk(1)
+    for i in range(30):
+        desk.ask(f"{i}", i, now=i / 100)
+        desk.answer(1, i + 1, now=i / 100 + 0.001)
+    # It has room for one more, since it has been quick.
+    desk.ask("slow", 30, now=1.0)
+    desk.ledger.late(2.0)
+    desk.issue(2.0)
+    assert desk.sent[-1] == ("slow", 1, 31) and len(desk.sent) == 31
+    desk.ledger.add(2)
+    desk.issue(2.0)
+    assert desk.sent[-1] == ("slow", 2, 1)
+
+
+def test_a_death_leaves_what_another_one_has() -> None:
+    desk = slow_desk()
+    desk.ledger.late(31.0)
+    desk.issue(31.0)
+    assert desk.ledger.remove(1) == []
+    assert [ticket.payload for ticket, _ in desk.ledger.remove(2)] == ["slow"]
+
+
+def test_a_death_while_it_waits_to_be_issued_again() -> None:
+    desk = slow_desk()
+    desk.ask("x", 31, now=31.0)
+    desk.ledger.late(31.0)
+    desk.issue(31.0)
+    assert desk.ledger.remove(1) == []
+    desk.answer(2, 31, now=32.0)
+    assert desk.sent[-1] == ("slow", 2, 32)
+
+
+def test_a_worker_is_not_issued_twice() -> None:
+    desk = slow_desk()
+    desk.ask("of worker 0", home=0, now=40.0)
+    sent = list(desk.sent)
+    desk.ledger.late(1000.0)
+    desk.issue(1000.0)
+    assert [one for one in desk.sent if one not in sent] == [("slow", 2, 31)]
+
+
+def test_workers_stay_and_are_shared_out() -> None:
+    desk = Desk(1, 2)
+    for worker in range(4):
+        desk.ask(f"{worker}", home=worker)
+    assert [to for _, to, _ in desk.sent] == [1, 2, 1, 2]
+    for worker, (generation, number) in enumerate(((1, 1), (2, 1), (1, 2), (2, 2))):
+        desk.answer(generation, number)
+        desk.ask(f"{worker}", home=worker)
+    assert [to for _, to, _ in desk.sent[4:]] == [1, 2, 1, 2]
+
+
+def test_workers_of_a_dead_one_go_elsewhere() -> None:
+    desk = Desk(1, 2)
+    desk.ask("0", home=0)
+    desk.ask("1", home=1)
+    desk.ledger.remove(1)
+    desk.ask("0 again", home=0)
+    assert desk.sent[-1][:2] == ("0 again", 2)
+
+
+def test_where_no_one_is_there_tickets_wait() -> None:
+    desk = Desk()
+    desk.ask("0", home=0)
+    desk.ask("a", 0)
+    assert not desk.sent
+    desk.ledger.add(9)
+    desk.issue()
+    assert {one[:2] for one in desk.sent} == {("0", 9), ("a", 9)} or len(desk.sent) == 1
+
+
+def test_workers_move_to_new_ones_only_where_they_may() -> None:
+    for moves in (True, False):
+        desk = Desk(1, moves=moves)
+        for worker in range(4):
+            desk.ask(f"{worker}", home=worker)
+            desk.answer(1, worker + 1)
+        desk.ledger.add(2)
+        for worker in range(4):
+            desk.ask(f"{worker}", home=worker)
+        moved = [to for _, to, _ in desk.sent[4:]]
+        assert moved.count(2) == (2 if moves else 0)
+        assert desk.ledger.has_homes(2) == moves
+
+
+def test_a_retired_one_gets_no_more() -> None:
+    desk = Desk(1, 2)
+    desk.ask("a", 0)
+    desk.ledger.retire(1)
+    assert not desk.ledger.is_idle(1)
+    desk.ask("b", 1)
+    desk.ask("c", 2)
+    assert desk.answer(1, 1, now=1.0) == ("a", True)
+    assert desk.ledger.is_idle(1)
+    assert [to for _, to, _ in desk.sent] == [1, 2]
+
+
+def test_whatever_happens_each_ticket_is_answered_once() -> None:
+    for seed in range(60):
+        check_at_random(random.Random(seed))
+
+
+def check_at_random(dice: random.Random) -> None:
+    """Deaths, newcomers, answers in any order, late tickets: each is answered exactly once."""
+    desk, now, num_actors, wins = Desk(1, 2, 3), 0.0, 3, 0
+    asked, again = 0, []
+    while wins < 200:
+        now += dice.random()
+        if asked < 200 and dice.random() < 0.6:
+            desk.ask(f"{asked}", asked, now=now)
+            asked += 1
+        if again and dice.random() < 0.5:
+            desk.ask(again.pop(), 0, now=now)
+        alive = desk.ledger.generations
+        if dice.random() < 0.05 and len(alive) > 1:
+            again += [ticket.payload for ticket, _ in desk.ledger.remove(dice.choice(alive))]
+        if dice.random() < 0.1 and len(alive) < 5:
+            num_actors += 1
+            desk.ledger.add(num_actors)
+        desk.ledger.late(now)
+        desk.issue(now)
+        # Also of actors that are dead, and what has been answered.
+        if not desk.sent:
+            continue
+        _, generation, number = dice.choice(desk.sent[-12:])
+        found = desk.answer(generation, number, now)
+        wins += found is not None and found[1]
+    assert asked == 200 and not again
+    assert len({name for name, _, _ in desk.sent}) == 200

@@ -1,0 +1,99 @@
+"""Processes are killed at every point of what they do: the same bits, and nothing is left."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import deadly
+import remote
+from feeder import Processes
+from feeds import assert_same, deal, drain, expected, note, running
+from fetches import FORMS, make_fetch
+from lineage import descendants
+from remote import DeadlyDrawing
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("point", deadly.POINTS)
+def test_killed_at_a_point(form: str, point: str, tmp_path: Path) -> None:
+    stream = expected(make_fetch(form, "ragged"), pure=form == "pure", epochs=3)
+    count = 1 if "function" in point else 3
+    env = {deadly.POINT: point, deadly.MARK: str(tmp_path / "mark"), deadly.COUNT: str(count)}
+    executor = Processes(2, preload=["deadly"], env=env)
+    with running(make_fetch(form, "ragged"), epochs=3, executor=executor) as (_, feed):
+        assert_same([note(batch) for batch in deal(feed)], stream, point)
+    assert (tmp_path / "mark").exists(), "nobody has come by"
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("whom", ("one", "all", "the zygote", "the zygote and all"))
+def test_killed_between_batches(form: str, whom: str) -> None:
+    stream = expected(make_fetch(form, "single"), pure=form == "pure", epochs=3)
+    dice, got = random.Random(whom), []
+    with running(
+        make_fetch(form, "single"), epochs=3, executor=Processes(3), max_buffered_batches=1
+    ) as (_, feed):
+        for i, batch in enumerate(deal(feed)):
+            got.append(note(batch))
+            if i % 4 == 1:
+                strike(whom, dice)
+    assert_same(got, stream)
+
+
+def strike(whom: str, dice: random.Random) -> None:
+    """Kill some of the processes of this one's feed."""
+    zygotes, processes = [], []
+    for pid in descendants(os.getpid()):
+        parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        (zygotes if parent == os.getpid() else processes).append(pid)
+    struck = {
+        "one": dice.sample(processes, min(1, len(processes))),
+        "all": processes,
+        "the zygote": zygotes,
+        "the zygote and all": [*processes, *zygotes],
+    }[whom]
+    for pid in struck:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def test_sixty_four_killed_at_once() -> None:
+    stream = expected(make_fetch("pure", "single"), pure=True, epochs=4)
+    got = []
+    with running(
+        make_fetch("pure", "single"), epochs=4, executor=Processes(64), retries=9,
+        max_buffered_batches=1,
+    ) as (_, feed):  # fmt: skip
+        for i, batch in enumerate(deal(feed)):
+            got.append(note(batch))
+            if i % 8 == 1:
+                strike("all", random.Random(i))
+    assert_same(got, stream)
+
+
+def test_killed_where_its_own_children_live_on(tmp_path: Path) -> None:
+    stream = expected(remote.plain, pure=True, epochs=1)
+    try:
+        # The whole timeout would pass if they held the connection.
+        got = drain(remote.At(4, remote.fork_and_die, tmp_path), executor=Processes(2), timeout=8)
+    finally:
+        for path in tmp_path.iterdir():
+            os.kill(int(path.name), signal.SIGKILL)
+    assert_same(got, stream)
+
+
+def test_what_was_drawn_is_drawn_again_after_a_kill(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"input_blob_names": ["x"], "epochs": 2, "batch_size": 1}
+    streams = []
+    for folder in (None, tmp_path):
+        with running(DeadlyDrawing(folder), executor=Processes(2), **settings) as (_, feed):
+            streams.append([note(batch) for batch in feed])
+    assert_same(streams[1], streams[0])
+    assert len(list(tmp_path.iterdir())) >= 3

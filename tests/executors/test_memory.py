@@ -1,0 +1,235 @@
+"""Memory of chunks is written again when nobody looks at it, at neither end, and not before."""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from feeder import Batch, Processes
+from feeder.executors.blocks import Reader, Writer
+from feeds import assert_same, drain, note, running
+from remote import ROWS, Big, GivesLater, GivesTwice, ManySizes, Small, filled
+
+TWO = {"input_blob_names": ["x", "y"]}
+ONE = {"input_blob_names": ["x"], "batch_size": ROWS}
+
+
+# ---- The two ends, in one process
+
+
+class Ends:
+    """A process's blocks, and the same as the other end sees them."""
+
+    def __init__(self) -> None:
+        self.writer, self.reader = Writer(), Reader()
+
+    def send(self, *chunks: np.ndarray) -> list[np.ndarray]:
+        """Return what comes of an answer with these arrays."""
+        places = [self.writer.place(chunk, number) for number, chunk in enumerate(chunks)]
+        self.reader._dtypes = [chunk.dtype for chunk in chunks]
+        blocks, fresh, descriptors, dropped = self.writer.lend()
+        self.reader.add(fresh, [os.dup(one) for one in descriptors])
+        self.writer.sent()
+        roots = self.reader.open(blocks)
+        arrays = [self.reader.array(place, roots) for place in places]
+        self.reader.drop(dropped)
+        return arrays
+
+    def give_back(self) -> None:
+        """The other end has let go of what it does not look at."""
+        self.writer.free(self.reader.freed())
+
+    @property
+    def num_bytes(self) -> int:
+        return self.reader.num_bytes
+
+
+SIZES = st.sampled_from((0, 1, 63, 64, 65, 4096, 70_000, 500_000, 1_048_576, 3_000_000))
+
+
+Answers = list[tuple[list[int], bool, int]]
+"""Of each answer the sizes of its arrays, whether they lie in a block, and what is let go of."""
+
+
+@settings(max_examples=40)
+@given(
+    st.lists(st.tuples(st.lists(SIZES, min_size=1, max_size=4), st.booleans(), st.integers(0, 9)))
+)
+def test_no_block_is_written_under_an_array(answers: Answers) -> None:
+    ends = Ends()
+    held: dict[int, tuple[np.ndarray, bytes]] = {}
+    kept: list[tuple[np.ndarray, bytes]] = []
+    for number, (sizes, is_made, drop) in enumerate(answers):
+        answer(ends, number, sizes, is_made, held, kept)
+        # The fetch function keeps some of its arrays for a while, whoever looks at the batches.
+        del kept[: -1 - drop % 3]
+        for key in [key for key in held if (key + drop) % 3 == 0]:
+            del held[key]
+        ends.give_back()
+        assert all(array.tobytes() == wanted for array, wanted in (*held.values(), *kept))
+
+
+def answer(
+    ends: Ends, number: int, sizes: list[int], is_made: bool,
+    held: dict[int, tuple[np.ndarray, bytes]], kept: list[tuple[np.ndarray, bytes]],
+) -> None:  # fmt: skip
+    """Send arrays of these sizes, and note what came, and the first of those that were sent."""
+    make = ends.writer.empty if is_made else np.empty
+    chunks = [filled(make((size,), np.uint8), number + i) for i, size in enumerate(sizes)]
+    wanted = [chunk.tobytes() for chunk in chunks]
+    kept.append((chunks[0], wanted[0]))
+    for i, array in enumerate(ends.send(*chunks)):
+        held[10 * number + i] = array, wanted[i]
+
+
+def test_blocks_are_used_again() -> None:
+    ends = Ends()
+    for number in range(200):
+        (array,) = ends.send(filled(ends.writer.empty((2_000_000,), np.uint8), number))
+        assert array[1] == (31 + number * 7919) % 251
+        del array
+        ends.give_back()
+    assert ends.num_bytes < 5_000_000
+
+
+def test_a_chunk_of_the_block_is_not_copied() -> None:
+    ends = Ends()
+    made = ends.writer.empty((4, 250_000), np.uint8)
+    (array,) = ends.send(made)
+    made[2, 7] = 99
+    assert array[2, 7] == 99
+    # One that was made for an earlier answer is: the other end may have had its block already.
+    (again,) = ends.send(made)
+    made[2, 7] = 98
+    assert (array[2, 7], again[2, 7]) == (98, 99)
+
+
+def test_arrays_that_overlap_share_no_memory() -> None:
+    ends = Ends()
+    made = filled(ends.writer.empty((8, 100_000), np.uint8), 1)
+    parts = (made[4:], made[:4], made[2:6], made, made[::2], made[:0], made[7:])
+    arrays = ends.send(*parts)
+    for array, part in zip(arrays, parts, strict=True):
+        assert array.tobytes() == part.tobytes()
+    for i, array in enumerate(arrays):
+        assert not any(np.shares_memory(array, other) for other in arrays[i + 1 :])
+
+
+def test_many_arrays_of_one_answer_need_few_descriptors() -> None:
+    ends = Ends()
+    chunks = [filled(ends.writer.empty((1_100_000,), np.uint8), i) for i in range(300)]
+    places = [ends.writer.place(chunk, 0) for chunk in chunks]
+    blocks, fresh, descriptors, _ = ends.writer.lend()
+    assert len(places) == 300 and len(fresh) == len(blocks) == len(descriptors) < 250
+    ends.writer.sent()
+
+
+# ---- Through a feed
+
+
+def digest_of(batch: Batch) -> int:
+    return hash(note(batch))
+
+
+def keep_some(feed: Any, dice: random.Random) -> Iterator[Batch]:
+    """Yield batches while many of those before are kept, and see that none changes."""
+    kept: list[tuple[Batch, int]] = []
+    for batch in feed:
+        kept.append((batch, digest_of(batch)))
+        yield batch
+        while len(kept) > 12 or (kept and dice.random() < 0.3):
+            held, before = kept.pop(dice.randrange(len(kept)))
+            assert digest_of(held) == before, held.index
+    for held, before in kept:
+        assert digest_of(held) == before, held.index
+
+
+@pytest.mark.parametrize("batch_size", (7, 2000))
+@pytest.mark.parametrize("num", (1, 3))
+def test_batches_that_are_kept_do_not_change(batch_size: int, num: int) -> None:
+    settings: dict[str, Any] = {**TWO, "batch_size": batch_size, "last_batch": "keep"}
+    whole = drain(ManySizes(60, num), **settings)
+    with running(ManySizes(60, num), executor=Processes(num), **settings) as (_, feed):
+        assert_same([note(batch) for batch in keep_some(feed, random.Random(num))], whole)
+
+
+@pytest.mark.parametrize("how", ("the same", "overlap", "halves"))
+def test_an_array_that_is_given_twice(how: str) -> None:
+    settings: dict[str, Any] = {**TWO, "batch_size": ROWS, "writable": True}
+    whole = drain(GivesTwice(how), **settings)
+    with running(GivesTwice(how), executor=Processes(2), **settings) as (_, feed):
+        got = []
+        for batch in feed:
+            got.append(note(batch))
+            before = batch["y"].tobytes()
+            batch["x"][:] = 255
+            assert batch["y"].tobytes() == before
+    assert_same(got, whole)
+
+
+def test_an_array_that_is_given_in_a_later_call() -> None:
+    whole = drain(GivesLater(), num_worker_threads=1, **ONE)
+    with running(GivesLater(), num_worker_threads=1, executor=Processes(1), **ONE) as (_, feed):
+        got = [note(batch) for batch in keep_some(feed, random.Random(1))]
+    assert_same(got, whole)
+
+
+def mapped() -> int:
+    """Return how many blocks this process has mapped."""
+    return Path("/proc/self/maps").read_text().count("/memfd:feeder-chunks")
+
+
+def bytes_of(coordinator: Any) -> int:
+    (figures,) = coordinator.figures().feeds
+    return int(figures.executor.bytes)
+
+
+@pytest.mark.parametrize("num_calls", (10_000,))
+def test_small_chunks_need_a_bounded_number_of_bytes(num_calls: int) -> None:
+    most, rows = 0, 0
+    with running(
+        Small(num_calls), input_blob_names=["x"], batch_size=64, executor=Processes(2),
+        max_buffered_bytes=2**22,
+    ) as (coordinator, feed):  # fmt: skip
+        for batch in feed:
+            rows += batch.rows
+            if batch.index % 50 == 0:
+                most = max(most, bytes_of(coordinator))
+    assert rows == 8 * num_calls
+    assert most < 48 * 2**20
+
+
+def test_large_chunks_that_were_taken_are_freed() -> None:
+    gc.collect()
+    before = mapped()
+    with running(Big(300), executor=Processes(2), max_buffered_bytes=2**22, **ONE) as (
+        coordinator,
+        feed,
+    ):
+        for batch in feed:
+            assert batch["x"][1, 3] == filled(np.empty((ROWS, 2**18), np.uint8), batch.index)[1, 3]
+            del batch
+        assert bytes_of(coordinator) < 100 * 2**20
+        del feed
+    del coordinator
+    gc.collect()
+    assert mapped() <= before
+
+
+def test_batches_that_are_kept_need_no_descriptors() -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    with running(Big(150), executor=Processes(2), **ONE) as (_, feed):
+        kept = list(islice(feed, 120))
+        assert len(os.listdir("/proc/self/fd")) < before + 40
+    for batch in kept:
+        assert batch["x"][1, 3] == filled(np.empty((ROWS, 2**18), np.uint8), batch.index)[1, 3]

@@ -1,0 +1,202 @@
+"""Functions of a script, or of a notebook, run in processes that never run the script."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from project import ROOT, TESTS
+
+WAIT_S = 60.0
+
+HEAD = """
+import numpy as np
+import feeder
+from feeder import Call
+from feeder.workers import sources
+
+print("the script runs")
+
+def run(fetch, names=("x",), executor=feeder.Processes(2), **settings):
+    feeder.init_data_input_workers(
+        list(names), fetch, 4, num_worker_threads=2, timeout=30, executor=executor,
+        coordinator=(coordinator := feeder.Coordinator()), **settings,
+    )
+    with coordinator:
+        return [batch["x"].tolist() for batch in coordinator["train"]]
+"""
+
+TAIL = {
+    "a function": """
+FACTOR = 3
+
+def fetch(call: Call):
+    if call.index == 5:
+        raise StopIteration
+    return [FACTOR * np.arange(2) + 10 * call.index]
+""",
+    "a lambda": """
+fetch = lambda call: next(iter(())) if call.index == 5 else [np.arange(2) + 10 * call.index]
+""",
+    "a closure": """
+def make(factor):
+    def fetch(call: Call):
+        if call.index == 5:
+            raise StopIteration
+        return [factor * np.arange(2) + 10 * call.index]
+    return fetch
+
+fetch = make(7)
+""",
+    "an object with cursors": """
+class Fetch:
+    def __init__(self):
+        self.at = {}
+    def __call__(self, worker_id, batch_size):
+        at = self.at.get(worker_id, 0)
+        if at == 5:
+            raise StopIteration
+        self.at[worker_id] = at + 1
+        return [np.arange(2) + 10 * at + 1000 * worker_id]
+    def cursor(self, worker_id):
+        return self.at.get(worker_id, 0)
+    def seek(self, worker_id, cursor):
+        self.at[worker_id] = cursor
+
+fetch = Fetch()
+again = Fetch()
+""",
+    "a method": """
+class Reader:
+    def read(self, call: Call):
+        if call.index == 5:
+            raise StopIteration
+        return [np.arange(2) + 10 * call.index]
+
+fetch = Reader().read
+""",
+    "a dataset": """
+class Dataset:
+    def __len__(self):
+        return 10
+    def __getitem__(self, i):
+        return (i * i,)
+
+fetch = sources.records(Dataset())
+""",
+    "a partial": """
+import functools
+
+def scaled(factor, call: Call):
+    if call.index == 5:
+        raise StopIteration
+    return [factor * np.arange(2) + 10 * call.index]
+
+fetch = functools.partial(scaled, 5)
+""",
+}
+
+RUN = """
+threads = run(globals().get("again", fetch), executor=None)
+print(run(fetch) == threads != [])
+"""
+
+ERROR = """
+class OwnError(Exception):
+    def __init__(self, first, second):
+        super().__init__(first)
+
+def fetch(call: Call):
+    raise OwnError("of the script", 2)
+
+try:
+    run(fetch)
+except feeder.FetchError as error:
+    print(error)
+"""
+
+
+def run_script(folder: Path, text: str) -> tuple[int, str, str]:
+    """Run a script; returns its exit status and output."""
+    path = folder / "script.py"
+    path.write_text(text)
+    places = [str(ROOT), str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])]
+    done = subprocess.run(
+        [sys.executable, str(path)], env={**os.environ, "PYTHONPATH": ":".join(places)},
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=WAIT_S,
+    )  # fmt: skip
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.needs("cloudpickle")
+@pytest.mark.parametrize("kind", TAIL)
+def test_an_unguarded_script(kind: str, tmp_path: Path) -> None:
+    status, out, err = run_script(tmp_path, HEAD + TAIL[kind] + RUN)
+    assert (status, out, err) == (0, "the script runs\nTrue\n", "")
+
+
+@pytest.mark.parametrize("kind", TAIL)
+def test_without_cloudpickle_the_ways_out_are_told(kind: str, tmp_path: Path) -> None:
+    head = "import sys\nsys.modules['cloudpickle'] = None\n"
+    status, _, err = run_script(tmp_path, head + HEAD + TAIL[kind] + "run(fetch)\n")
+    assert status == 1
+    error = err.splitlines()[-1]
+    assert error.startswith("feeder.ConfigError: fetch_fun ")
+    assert "stands in the script itself, or in a notebook; there are three ways out" in error
+
+
+@pytest.mark.needs("cloudpickle")
+def test_an_exception_of_the_script(tmp_path: Path) -> None:
+    status, out, err = run_script(tmp_path, HEAD + ERROR)
+    assert status == 0, err
+    told = out.splitlines()[-1]
+    assert told.startswith("worker 0, call 0: fetch function raised ")
+    assert told.endswith("OwnError: of the script")
+
+
+@pytest.mark.needs("cloudpickle")
+def test_a_script_that_is_read_from_the_standard_input(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-"], input=HEAD + TAIL["a function"] + RUN, cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"},
+        capture_output=True, text=True, timeout=WAIT_S,
+    )  # fmt: skip
+    assert (done.stdout, done.stderr) == ("the script runs\nTrue\n", "")
+
+
+def test_a_module_beside_the_script(tmp_path: Path) -> None:
+    (tmp_path / "beside.py").write_text(
+        "import numpy as np\n"
+        "def fetch(call):\n"
+        "    if call.index == 5:\n        raise StopIteration\n"
+        "    return [np.arange(2) + 10 * call.index]\n"
+    )
+    for how in ("from beside import fetch\n", "fetch = 'beside:fetch'\n"):
+        text = HEAD + how + "from beside import fetch as again\n" + RUN
+        status, out, err = run_script(tmp_path, text)
+        assert (status, out, err) == (0, "the script runs\nTrue\n", "")
+
+
+NOTEBOOK = """
+import sys, nbclient, nbformat
+cells = [nbformat.v4.new_code_cell(text) for text in sys.argv[1:]]
+notebook = nbformat.v4.new_notebook(cells=cells)
+nbclient.NotebookClient(notebook, timeout=60, kernel_name="python3").execute()
+(printed,) = notebook.cells[-1].outputs
+print(printed["text"])
+"""
+
+
+@pytest.mark.needs("cloudpickle", "nbclient", "ipykernel")
+def test_a_notebook(tmp_path: Path) -> None:
+    path = f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"
+    done = subprocess.run(
+        [sys.executable, "-c", NOTEBOOK, HEAD, TAIL["a function"], RUN],
+        env={**os.environ, "PYTHONPATH": path, "IPYTHONDIR": str(tmp_path)},
+        capture_output=True, text=True, timeout=WAIT_S,
+    )  # fmt: skip
+    assert done.stdout.strip() == "True", done.stderr

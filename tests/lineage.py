@@ -1,0 +1,60 @@
+"""The processes that come from a process, as /proc shows them, and their ends."""
+
+from __future__ import annotations
+
+import os
+import select
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+WAIT_S = 15.0
+"""How long a test waits for an end that has to come; it never takes that long."""
+
+
+def descendants(pid: int) -> list[int]:
+    """Return the ids of all processes that a process and its children have started."""
+    children: dict[int, list[int]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            text = stat.read_text()
+        except (FileNotFoundError, ProcessLookupError):  # it ended meanwhile
+            continue
+        state, parent, *_ = text[text.rindex(")") + 1 :].split()
+        if state != "Z":
+            children.setdefault(int(parent), []).append(int(stat.parent.name))
+    found = list(children.get(pid, []))
+    for one in found:  # it grows meanwhile
+        found += children.get(one, [])
+    return found
+
+
+class Ends:
+    """Processes whose ends are waited for, whoever's children they are."""
+
+    def __init__(self, stack: ExitStack, pids: Iterable[int]) -> None:
+        self._pids: dict[int, int] = {}
+        for pid in pids:
+            descriptor = os.pidfd_open(pid)
+            stack.callback(os.close, descriptor)
+            self._pids[descriptor] = pid
+
+    def wait(self, limit_s: float = WAIT_S) -> None:
+        """Wait until all have ended; raises AssertionError where one has not."""
+        left, until = dict(self._pids), time.monotonic() + limit_s
+        poll = select.poll()
+        for descriptor in left:
+            poll.register(descriptor, select.POLLIN)
+        while left and time.monotonic() < until:
+            for descriptor, _ in poll.poll(1000 * max(0.0, until - time.monotonic())):
+                poll.unregister(descriptor)
+                del left[descriptor]
+        assert not left, f"processes {sorted(left.values())} live on"
+
+
+@contextmanager
+def ends_of(pids: Iterable[int]) -> Iterator[Ends]:
+    """Watch processes that live, so that their ids cannot come to mean others."""
+    with ExitStack() as stack:
+        yield Ends(stack, pids)

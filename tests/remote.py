@@ -1,0 +1,707 @@
+"""Fetch functions that are sent to a process: there they are imported by their names."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import logging
+import os
+import random
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from feeder import Call
+from feeder.workers import sources
+from fetches import make_rows
+
+NUM_CALLS = 20
+"""Calls of an epoch."""
+
+
+def once(path: Path) -> bool:
+    """Whether nobody has come by here before, in whichever process."""
+    with contextlib.suppress(FileExistsError):
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL))
+        return True
+    return False
+
+
+def pause() -> None:
+    """Pause before a call for as long as nobody can foresee."""
+    random_bytes = os.urandom(2)
+    if random_bytes[0] < 80:
+        threading.Event().wait(random_bytes[1] / 256_000)
+
+
+def rows_of(call: Call, num: int = 3) -> dict[str, np.ndarray]:
+    """Return the rows of a call of a pure function, and end its epoch."""
+    if call.index >= NUM_CALLS:
+        raise StopIteration
+    return make_rows(0, call.epoch, call.index, num)
+
+
+def plain(call: Call) -> Any:
+    """Give rows, and do nothing else."""
+    return rows_of(call)
+
+
+def beyond(call: Call) -> Any:
+    """Give rows again beyond the end of the epoch."""
+    if call.index == 5:
+        raise StopIteration
+    return make_rows(0, call.epoch, call.index, 3)
+
+
+def large(call: Call) -> Any:
+    """Give 1 MB, made where it is sent from by every second call."""
+    if call.index >= NUM_CALLS:
+        raise StopIteration
+    shape = 16, 16384
+    rows = call.empty(shape, np.float32) if call.index % 2 else np.empty(shape, np.float32)
+    rows[:] = np.arange(call.index, call.index + 16)[:, None]
+    rows[:, 0] = call.epoch
+    return [rows]
+
+
+class OnlyThere:
+    """Cannot be made again in another process."""
+
+    def __init__(self, pid: int) -> None:
+        if pid != os.getpid():
+            raise LookupError("only there")
+        self.pid = pid
+
+    def __reduce__(self) -> Any:
+        return OnlyThere, (self.pid,)
+
+
+def only_there(call: Call) -> Any:
+    """Give what nobody else can read, in one call."""
+    return OnlyThere(os.getpid()) if call.index == 5 else rows_of(call)
+
+
+def many(call: Call) -> Any:
+    """Give rows, slowly, for long."""
+    if call.index >= 4000:
+        raise StopIteration
+    threading.Event().wait(0.004)
+    return [np.full(8, call.index)]
+
+
+class HangsOnce:
+    """Hangs for as long as it is told in the first call with some number of all, and not again."""
+
+    def __init__(
+        self, mark: Path, number: int, lasts_s: float | None = None, lies: bool = False
+    ) -> None:
+        self.mark = mark
+        self.number = number
+        self.lasts_s = lasts_s
+        self.lies = lies
+
+    def __call__(self, call: Call) -> Any:
+        number = call.epoch * NUM_CALLS + call.index
+        if number >= self.number and once(self.mark):
+            threading.Event().wait(self.lasts_s)
+            if self.lies:
+                return make_rows(0, 77, 77, 3)
+        return rows_of(call)
+
+
+class Cursors:
+    """A pure function with cursors, which says by files where it was put."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __call__(self, call: Call) -> Any:
+        return rows_of(call)
+
+    def cursor(self, call: Call) -> bytes:
+        return f"{call.epoch}-{call.index}".encode()
+
+    def seek(self, call: Call, cursor: bytes) -> None:
+        assert cursor == f"{call.epoch}-{call.index - 1}".encode()
+        self.folder.joinpath(f"{cursor.decode()} {os.getpid()}").touch()
+
+
+class At:
+    """Does something at one call, before it gives rows."""
+
+    def __init__(self, index: int, act: Callable[..., Any], *args: Any) -> None:
+        self.index = index
+        self.act = act
+        self.args = args
+
+    def __call__(self, call: Call) -> Any:
+        if call.index == self.index:
+            self.act(*self.args)
+        return rows_of(call)
+
+
+def die(number: int = signal.SIGKILL) -> None:
+    """End this process by a signal."""
+    # A test that expects it does not want the stacks.
+    faulthandler.disable()
+    signal.signal(number, signal.SIG_DFL) if number != signal.SIGKILL else None
+    os.kill(os.getpid(), number)
+
+
+def leave(status: int) -> None:
+    """End this process at once."""
+    os._exit(status)
+
+
+def hang_in_a_place_of_its_own() -> None:
+    """Never return."""
+    threading.Event().wait()
+
+
+class Marked:
+    """Tells by a file for each call which process has made it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __call__(self, call: Call) -> Any:
+        rows = rows_of(call)
+        self.folder.joinpath(f"{call.epoch}-{call.index}-{os.getpid()}").touch()
+        return rows
+
+
+class Raises:
+    """Raises in its fourth call."""
+
+    def __init__(self, make: Callable[[], BaseException]) -> None:
+        self.make = make
+
+    def __call__(self, call: Call) -> Any:
+        if call.index == 3:
+            raise self.make()
+        return rows_of(call)
+
+
+class NeedsTwo(Exception):
+    """Cannot be made again from its `args`."""
+
+    def __init__(self, first: str, second: str) -> None:
+        super().__init__(f"{first} and {second}")
+
+
+class HoldsLock(Exception):
+    """Has an argument that cannot be pickled."""
+
+    def __init__(self) -> None:
+        super().__init__("holds a lock", threading.Lock())
+
+
+class SaysNothing(Exception):
+    """Cannot be shown."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+def needs_two() -> BaseException:
+    return NeedsTwo("one", "two")
+
+
+def value_error() -> BaseException:
+    return ValueError("a value")
+
+
+def chained() -> BaseException:
+    error = ValueError("a value")
+    error.__cause__ = KeyError("its cause")
+    return error
+
+
+class Flaky:
+    """`fetch(worker_id, batch_size)` around another one: each call of some raises at first."""
+
+    def __init__(self, fetch: Any, folder: Path) -> None:
+        self.fetch = fetch
+        self.folder = folder
+
+    def __call__(self, worker_id: int, batch_size: int) -> Any:
+        epoch, call = self.fetch.at[worker_id]
+        chunk = self.fetch(worker_id, batch_size)
+        if call % 2 and once(self.folder / f"{worker_id}-{epoch}-{call}"):
+            raise OSError("flaky")
+        return chunk
+
+    def cursor(self, worker_id: int) -> Any:
+        return self.fetch.cursor(worker_id)
+
+    def seek(self, worker_id: int, cursor: Any) -> None:
+        self.fetch.seek(worker_id, cursor)
+
+
+# ---- Draws from generators that belong to the whole process
+
+
+def draw() -> np.ndarray:
+    """Draw from each of them."""
+    draws = [random.random(), np.random.random_sample()]
+    torch: Any = sys.modules.get("torch")
+    if torch is not None:
+        draws.append(torch.rand(1, dtype=torch.float64).item())
+    return np.array([draws])
+
+
+def drawing(call: Call) -> Any:
+    """Give a row of draws, from a pure function."""
+    if call.index >= NUM_CALLS:
+        raise StopIteration
+    return [draw()]
+
+
+class Drawing:
+    """Gives a row of draws, by workers; with cursors."""
+
+    def __init__(self) -> None:
+        self.at: dict[int, int] = {}
+
+    def __call__(self, worker_id: int, batch_size: int) -> Any:
+        at = self.at.get(worker_id, 0)
+        if at % 11 == 10:
+            self.at[worker_id] = at + 1
+            raise StopIteration
+        self.at[worker_id] = at + 1
+        return [draw()]
+
+
+class DrawingSeek(Drawing):
+    """The same with cursors."""
+
+    def cursor(self, worker_id: int) -> int:
+        return self.at.get(worker_id, 0)
+
+    def seek(self, worker_id: int, cursor: int) -> None:
+        self.at[worker_id] = cursor
+
+
+def draw_for(*given: Any) -> Any:
+    """Draw for a record, whatever it is: `map`, a decoder, and a picture's transform."""
+    return draw()[0]
+
+
+def draw_half(record: Any) -> bool:
+    """Draw whether a record stays."""
+    return random.random() < 0.5
+
+
+# ---- Sources
+
+
+def sample(info: sources.SampleInfo) -> tuple[int, float]:
+    return info.idx_in_epoch, info.rng.random()
+
+
+def drawn_sample(info: sources.SampleInfo) -> tuple[int, float, float]:
+    return info.idx_in_epoch, random.random(), float(np.random.random_sample())
+
+
+class Walk:
+    """A stateful iterator over a worker's numbers."""
+
+    def __init__(self, worker_id: int, epoch: int) -> None:
+        self.numbers = list(range(worker_id, 23, 2))
+        self.at, self.epoch = 0, epoch
+
+    def __iter__(self) -> Walk:
+        return self
+
+    def __next__(self) -> tuple[int, int]:
+        if self.at == len(self.numbers):
+            raise StopIteration
+        self.at += 1
+        return self.numbers[self.at - 1], self.epoch
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"at": self.at, "epoch": self.epoch}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.at, self.epoch = state["at"], state["epoch"]
+
+
+# ---- What a process says
+
+
+def speak() -> None:
+    """Print and log, in every way."""
+    print("printed")
+    print("to stderr", file=sys.stderr)
+    sys.stdout.write("without an end")
+    sys.stdout.flush()
+    sys.stdout.buffer.write("in bytes: ü\n".encode())
+    print("\ud800")
+    logging.getLogger("remote").warning("logged %s", "here", extra={"who": "a process"})
+    try:
+        raise ValueError("told")
+    except ValueError:
+        logging.getLogger("remote").exception("an error")
+
+
+def read_stdin() -> None:
+    """Find nothing there."""
+    assert sys.stdin.read() == ""
+
+
+def look_at_environment(variables: dict[str, str]) -> None:
+    """Find the variables, and no input."""
+    assert {name: os.environ[name] for name in variables} == variables
+    read_stdin()
+
+
+def import_it(name: str) -> None:
+    """Find a module imported."""
+    assert name in sys.modules
+
+
+def compute_for_ever() -> None:
+    """Never return, and wait for nothing."""
+    while True:
+        pass
+
+
+class Counts:
+    """Leaves a file for each process that comes by, and ends it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __call__(self, call: Call) -> Any:
+        if call.index == 0:
+            self.folder.joinpath(str(os.getpid())).touch()
+            die()
+        return rows_of(call)
+
+
+class DiesAsWorker:
+    """One worker's third call ends its process."""
+
+    def __init__(self, worker_id: int) -> None:
+        self.worker_id = worker_id
+        self.at: dict[int, int] = {}
+
+    def __call__(self, worker_id: int, batch_size: int) -> Any:
+        at = self.at[worker_id] = self.at.get(worker_id, -1) + 1
+        if at == 2 and worker_id == self.worker_id:
+            die()
+        if at == 5:
+            raise StopIteration
+        return make_rows(worker_id, 0, at, batch_size)
+
+
+_THE_SAME = ValueError("always the same")
+
+
+def the_same() -> BaseException:
+    return _THE_SAME
+
+
+class Closed:
+    """A stream that nobody reads."""
+
+    def write(self, text: str) -> int:
+        raise BrokenPipeError
+
+    def flush(self) -> None:
+        raise BrokenPipeError
+
+
+class SpeaksInThreads:
+    """Prints from several threads at once."""
+
+    def __call__(self, call: Call) -> Any:
+        rows = rows_of(call)
+        threads = [threading.Thread(target=self.speak) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return rows
+
+    def speak(self) -> None:
+        for _ in range(50):
+            sys.stdout.write("from a thread " + "x" * 500 + "\n")
+
+
+# ---- Odd chunks, of the columns of `fetches`
+
+
+class Gives:
+    """Gives something else at one call."""
+
+    def __init__(self, give: Callable[[], Any], index: int) -> None:
+        self.give = give
+        self.index = index
+
+    def __call__(self, call: Call) -> Any:
+        return self.give() if call.index == self.index else rows_of(call)
+
+
+class Large:
+    """Gives large chunks of two rows."""
+
+    def __init__(self, num_bytes: int) -> None:
+        self.num_bytes = num_bytes
+
+    def __call__(self, call: Call) -> Any:
+        if call.index == 6:
+            raise StopIteration
+        x = call.empty((2, self.num_bytes // 2), np.uint8)
+        x[0], x[1] = call.index, call.index + 100
+        return [x]
+
+
+def _with(**columns: Any) -> Any:
+    return {**make_rows(9, 0, 0, 3), **columns}
+
+
+def objects() -> Any:
+    return _with(vector=np.array([None, {}, "x"], object))
+
+
+def strings() -> Any:
+    return _with(label=np.array(["a", "bc", "d"]))
+
+
+def no_array() -> Any:
+    return _with(label=[1, 2, 3])
+
+
+def no_tuple() -> Any:
+    return 7
+
+
+def a_column_less() -> Any:
+    return tuple(make_rows(9, 0, 0, 3).values())[:2]
+
+
+def scalar() -> Any:
+    return _with(label=np.float32(1.0))
+
+
+def uneven() -> Any:
+    return _with(label=np.zeros(2, np.uint16))
+
+
+def another_dtype() -> Any:
+    return _with(label=np.zeros(3, np.float64))
+
+
+def masked() -> Any:
+    return _with(label=np.ma.masked_array([1, 2, 3], [True, False, True], np.uint16))
+
+
+def subclass() -> Any:
+    return _with(label=np.rec.array([(1,), (2,), (3,)], dtype=[("x", np.uint16)]))
+
+
+def transposed() -> Any:
+    return _with(vector=np.arange(9, dtype=np.float32).reshape(3, 3).T)
+
+
+def big_endian() -> Any:
+    return _with(id=np.arange(3, dtype=">i8"))
+
+
+def read_only() -> Any:
+    array = np.arange(3)
+    array.flags.writeable = False
+    return _with(id=array)
+
+
+def strided() -> Any:
+    return _with(id=np.arange(30)[::-10])
+
+
+def empty() -> Any:
+    return make_rows(9, 0, 0, 0)
+
+
+def structured() -> Any:
+    return _with(label=np.zeros(3, [("a", "u1"), ("b", "f8")]))
+
+
+def dates() -> Any:
+    return _with(label=np.array(["2020", "2021", "2022"], "datetime64[D]"))
+
+
+def generator() -> Any:
+    return (row for row in range(3))
+
+
+class DeadlyDrawing(Drawing):
+    """Ends its process in some calls, once each, after it has drawn."""
+
+    def __init__(self, folder: Path | None) -> None:
+        super().__init__()
+        self.folder = folder
+
+    def __call__(self, worker_id: int, batch_size: int) -> Any:
+        at = self.at.get(worker_id, 0)
+        chunk = super().__call__(worker_id, batch_size)
+        if self.folder is not None and at % 3 == 2 and once(self.folder / f"{worker_id}-{at}"):
+            die()
+        return chunk
+
+
+class Held:
+    """Never returns from its seventh call."""
+
+    def __call__(self, call: Call) -> Any:
+        if call.index == 6:
+            threading.Event().wait()
+        return rows_of(call, 8)
+
+
+# ---- Large chunks of one column, in every kind of memory
+
+ROWS = 4
+"""Rows of each large chunk, and of a batch: so that a chunk can be passed on as it is."""
+
+
+def filled(array: np.ndarray, number: int) -> np.ndarray:
+    """Fill an array with what no other one has."""
+    flat = array.reshape(-1)
+    flat[:] = (np.arange(flat.size) * 31 + number * 7919) % 251
+    return array
+
+
+class ManySizes:
+    """Gives chunks of many sizes, some made by `call.empty` and some not."""
+
+    def __init__(self, num_calls: int, seed: int) -> None:
+        self.num_calls = num_calls
+        self.seed = seed
+
+    def __call__(self, call: Call) -> Any:
+        if call.index >= self.num_calls:
+            raise StopIteration
+        dice = random.Random(f"{self.seed} {call.index}")
+        # No two sizes in one feed: all rows of a column are alike. Chunks are of many rows instead.
+        rows = dice.choice((1, 3, 40, 500, 2000, 6000))
+        make = dice.choice((call.empty, np.empty))
+        x = make((rows, 512), np.uint8)
+        y = make((rows, 8), np.float32)
+        filled(x, call.index), filled(y, call.index + 1)
+        if dice.random() < 0.2:
+            # An array that is kept for a while, and thrown away.
+            self.kept = call.empty((rows, 512), np.uint8)
+        if dice.random() < 0.2:
+            self.kept = None
+        return [x, y]
+
+
+class GivesTwice:
+    """Gives each array twice, or parts of it that overlap."""
+
+    def __init__(self, how: str) -> None:
+        self.how = how
+
+    def __call__(self, call: Call) -> Any:
+        if call.index >= 6:
+            raise StopIteration
+        x = filled(call.empty((2 * ROWS, 2**18), np.uint8), call.index)
+        match self.how:
+            case "the same":
+                return [x[:ROWS], x[:ROWS]]
+            case "overlap":
+                return [x[1 : 1 + ROWS], x[:ROWS]]
+            case "halves":
+                return [x[ROWS:], x[:ROWS]]
+        raise AssertionError(self.how)
+
+
+class GivesLater:
+    """Makes the array of a call two calls before, and keeps each that it has given for a while."""
+
+    def __init__(self) -> None:
+        self.made: dict[int, np.ndarray] = {}
+        self.given: list[np.ndarray] = []
+
+    def make(self, call: Call, index: int) -> None:
+        if index not in self.made:
+            self.made[index] = filled(call.empty((ROWS, 2**18), np.uint8), index)
+
+    def __call__(self, call: Call) -> Any:
+        if call.index >= 30:
+            raise StopIteration
+        for index in range(call.index, call.index + 3):
+            self.make(call, index)
+        chunk = self.made.pop(call.index)
+        self.given = [*self.given[-2:], chunk]
+        return [chunk]
+
+
+class Small:
+    """Gives many small chunks."""
+
+    def __init__(self, num_calls: int) -> None:
+        self.num_calls = num_calls
+
+    def __call__(self, call: Call) -> Any:
+        if call.index >= self.num_calls:
+            raise StopIteration
+        return [np.full((8, 1024), call.index % 251, np.uint8)]
+
+
+class Big:
+    """Gives large chunks, which can be passed on as they are."""
+
+    def __init__(self, num_calls: int) -> None:
+        self.num_calls = num_calls
+
+    def __call__(self, call: Call) -> Any:
+        if call.index >= self.num_calls:
+            raise StopIteration
+        return [filled(call.empty((ROWS, 2**18), np.uint8), call.index)]
+
+
+def take_memory() -> None:
+    """Take more memory than there is."""
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_AS, (2**30, 2**30))
+    np.ones(2**31, np.uint8)
+
+
+class Greedy:
+    """Asks for more shared memory than there is."""
+
+    def __call__(self, call: Call) -> Any:
+        import resource
+
+        if call.index == 2:
+            resource.setrlimit(resource.RLIMIT_AS, (2**30, 2**30))
+            return [call.empty((1, 2**31), np.uint8)]
+        return [np.full((1, 2**20), call.index, np.uint8)]
+
+
+def run_out_of_descriptors() -> None:
+    """Open no more files from now on, but for those that there are."""
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+
+
+def fork_and_die(folder: Path) -> None:
+    """Fork a process that lives on, and end this one; once."""
+    if any(folder.iterdir()):
+        return
+    pid = os.fork()
+    if not pid:
+        print("from nobody's child")
+        signal.alarm(60)
+        signal.pause()
+    folder.joinpath(str(pid)).touch()
+    die()

@@ -1,0 +1,64 @@
+"""Writing tar shards and TFRecord files for tests."""
+
+from __future__ import annotations
+
+import io
+import struct
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+
+def write_tar(path: Path, samples: list[dict[str, bytes]], first: int = 0) -> Path:
+    """Write a shard; a sample is its members by key."""
+    with tarfile.open(path, "w") as tar:
+        for number, sample in enumerate(samples, first):
+            for key, data in sample.items():
+                info = tarfile.TarInfo(f"train/{number:05d}.{key}")
+                info.size = len(data)
+                tar.addfile(info, io.BytesIO(data))
+    return path
+
+
+def npy(array: Any) -> bytes:
+    file = io.BytesIO()
+    np.save(file, array)
+    return file.getvalue()
+
+
+def numbered(start: int, stop: int) -> list[dict[str, bytes]]:
+    return [
+        {"npy": npy(np.full(3, i)), "cls": b"%d" % i, "meta.json": b'{"half": %d}' % (i // 2)}
+        for i in range(start, stop)
+    ]
+
+
+def varint(value: int) -> bytes:
+    value %= 2**64
+    done = bytearray()
+    while value > 127:
+        done.append(value & 127 | 128)
+        value >>= 7
+    return bytes([*done, value])
+
+
+def field(number: int, data: bytes) -> bytes:
+    return varint(number << 3 | 2) + varint(len(data)) + data
+
+
+def example(features: dict[str, bytes]) -> bytes:
+    """A `tf.train.Example`; a feature is what its message holds."""
+    entries = (field(1, field(1, k.encode()) + field(2, v)) for k, v in features.items())
+    return field(1, b"".join(entries))
+
+
+def ints(*values: int) -> bytes:
+    return field(3, field(1, b"".join(map(varint, values))))
+
+
+def write_tfrecord(path: Path, records: list[bytes]) -> Path:
+    parts = (struct.pack("<QI", len(data), 0) + data + bytes(4) for data in records)
+    path.write_bytes(b"".join(parts))
+    return path

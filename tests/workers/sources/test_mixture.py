@@ -1,0 +1,538 @@
+"""Mixtures: each record of each source once per pass, exact proportions at each block's end."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable
+from itertools import chain, pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import feeder
+import steps
+from calls import call, epoch_of
+from feeder.workers.errors import ConfigError
+from feeder.workers.sources import (
+    Mixture,
+    RecordError,
+    Source,
+    arrays,
+    iterable,
+    mix,
+    pack,
+    samples,
+)
+from steps import numbers
+
+
+def rows_of(source: Any, epoch: int = 0, batch_size: int = 7) -> list[int]:
+    return [row for chunk in epoch_of(source, batch_size, epoch) for row in chunk[0].tolist()]
+
+
+def of(
+    lengths: dict[str, int], weights: dict[str, Any], shuffled: str | None = None, **options: Any
+) -> Mixture:
+    """A mixture of numbers: source k has k * 1000 and on, perhaps shuffled."""
+    parts = {name: numbers(1000 * i, length) for i, (name, length) in enumerate(lengths.items())}
+    if shuffled is not None:
+        window = None if shuffled == "all" else 3
+        parts = {name: part.shuffle(window=window) for name, part in parts.items()}
+    return mix({name: (part, weights[name]) for name, part in parts.items()}, **options)
+
+
+def shares(rows: list[int]) -> Counter[int]:
+    return Counter(row // 1000 for row in rows)
+
+
+def test_weights_that_fit_the_lengths_give_each_record_once() -> None:
+    mixture = of({"a": 70, "b": 20, "c": 10}, {"a": 0.7, "b": 0.2, "c": 0.1})
+    for epoch in range(2):
+        rows = rows_of(mixture, epoch)
+        assert sorted(rows) == [*range(70), *range(1000, 1020), *range(2000, 2010)]
+        for block in range(0, 100, 10):
+            assert shares(rows[block : block + 10]) == {0: 7, 1: 2, 2: 1}
+        # Each source in its own order.
+        for k in range(3):
+            own = [row for row in rows if row // 1000 == k]
+            assert own == sorted(own)
+    blocks = {tuple(x // 1000 for x in rows[i : i + 10]) for i in range(0, 100, 10)}
+    assert len(blocks) > 5
+    assert rows_of(mixture, 0) != rows_of(mixture, 1)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.data())
+def test_a_mixture_is_a_bijection_with_exact_blocks(data: st.DataObject) -> None:
+    num = data.draw(st.integers(1, 4))
+    names = "abcd"[:num]
+    lengths = {name: data.draw(st.integers(1, 80)) for name in names}
+    weight = st.one_of(st.integers(1, 9), st.sampled_from([0.1, 0.25, 1.5, 2.7]))
+    some = st.dictionaries(st.sampled_from(names), weight, min_size=1)
+    starts = sorted(data.draw(st.sets(st.integers(1, 120), max_size=3)))
+    schedule = [(start, data.draw(some)) for start in starts]
+    mode = data.draw(st.sampled_from(["drop", "stop", "repeat"]))
+    weights = {name: data.draw(weight) for name in names}
+    shuffled = data.draw(st.sampled_from([None, "all", "windows"]))
+    try:
+        mixture = of(lengths, weights, shuffled, schedule=schedule, on_exhausted=mode)
+    except ConfigError as error:
+        assert mode == "stop" and "fewer than one block" in str(error)
+        return
+    passes: dict[int, list[int]] = {k: [] for k in range(num)}
+    for epoch in range(3):
+        rows = rows_of(mixture, epoch, data.draw(st.integers(1, 30)))
+        assert len(rows) == len(mixture)
+        for k in range(num):
+            own = [row % 1000 for row in rows if row // 1000 == k]
+            if mode == "repeat":
+                # It goes on where the epoch before ended.
+                passes[k] += own
+            elif shuffled is None:
+                assert own == list(range(len(own)))
+            else:
+                # Each at most once; all of them where the whole source is read.
+                assert len(set(own)) == len(own)
+                assert len(own) < [*lengths.values()][k] or sorted(own) == list(range(len(own)))
+        if mode == "drop" and not schedule:
+            assert shares(rows) == {k: n for k, n in enumerate(lengths.values())}
+        segments = mixture.records.route.segments
+        for segment in segments:
+            for block in range(segment.blocks):
+                first = segment.first + block * segment.size
+                got = shares(rows[first : first + segment.size])
+                assert got == {k: c for k, c in enumerate(segment.counts) if c}
+        assert {s.first for s in segments} >= {start for start in starts if start < len(rows)} or (
+            mode != "repeat"
+        )
+        told = mixture.counts(at := data.draw(st.integers(0, len(rows))), epoch=epoch)
+        assert [*told.values()] == [shares(rows[:at])[k] for k in range(num)]
+    for k, length in enumerate(lengths.values()):
+        for start in range(0, len(passes[k]), length):
+            one = passes[k][start : start + length]
+            # A whole pass has each record once; the last one is not whole.
+            assert len(set(one)) == len(one) and set(one) <= set(range(length))
+            assert shuffled is not None or one == list(range(len(one)))
+
+
+@pytest.mark.parametrize(
+    ("weights", "block"),
+    [
+        ({"a": 0.7, "b": 0.2, "c": 0.1}, (7, 2, 1)),
+        ({"a": 70, "b": 20, "c": 10}, (7, 2, 1)),
+        ({"a": 1, "b": 1, "c": 1}, (1, 1, 1)),
+        ({"a": 0.5, "b": 0.25, "c": 0.125}, (4, 2, 1)),
+        ({"a": np.float64(0.3), "b": np.int64(1), "c": 0.2}, (3, 10, 2)),
+        ({"a": 1, "b": 2**0.5, "c": 3.14159}, (184, 261, 579)),
+        ({"a": 1e9, "b": 1e-9, "c": 1.1}, (1022, 1, 1)),
+    ],
+)
+def test_blocks_hold_the_weights(weights: dict[str, Any], block: tuple[int, ...]) -> None:
+    mixture = of({"a": 10**4, "b": 10**4, "c": 10**4}, weights)
+    assert mixture.records.route.segments[0].counts == block
+
+
+def test_prefixes_are_off_by_less_than_a_block() -> None:
+    weights = {0: 1, 1: 2**0.5, 2: 3.14159}
+    mixture = mix({str(k): (arrays(np.full(5000, k)), w) for k, w in weights.items()})
+    rows = np.array(rows_of(mixture, batch_size=64)[:5000])
+    for k, weight in weights.items():
+        came = np.cumsum(rows == k)
+        wanted = np.arange(1, len(rows) + 1) * weight / sum(weights.values())
+        # What rounding costs, one record in a block, is counted with it.
+        assert np.abs(came - wanted).max() < 1024 / 8
+
+
+def test_a_source_that_is_exhausted() -> None:
+    lengths, weights = {"a": 50, "b": 20}, {"a": 1, "b": 1}
+    dropped = rows_of(of(lengths, weights))
+    assert sorted(dropped) == [*range(50), *range(1000, 1020)]
+    assert shares(dropped[:40]) == {0: 20, 1: 20}
+    assert dropped[40:] == [*range(20, 50)]
+
+    stopped = rows_of(of(lengths, weights, on_exhausted="stop"))
+    assert sorted(stopped) == [*range(20), *range(1000, 1020)]
+
+    repeated = of(lengths, weights, on_exhausted="repeat")
+    assert len(repeated) == 100
+    first, second = (
+        [row % 1000 for row in rows_of(repeated, epoch) if row // 1000] for epoch in (0, 1)
+    )
+    assert first == [*range(20), *range(20), *range(10)]
+    assert second == [*range(10, 20), *range(20), *range(20)]
+
+
+def test_passes_of_a_source_are_its_own_epochs() -> None:
+    mixture = mix(
+        {"a": (numbers(0, 60), 3), "b": (numbers(1000, 5).shuffle().map(steps.jitter).map(
+            lambda record: record[0]), 1)}, on_exhausted="repeat",
+    )  # fmt: skip
+    rows = [row % 1000 for epoch in range(2) for row in rows_of(mixture, epoch) if row >= 1000]
+    passes = [rows[i : i + 5] for i in range(0, 40, 5)]
+    assert all(sorted(one) == [0, 1, 2, 3, 4] for one in passes)
+    assert len({tuple(one) for one in passes}) > 4
+
+
+def test_a_schedule_changes_the_weights_at_its_records() -> None:
+    mixture = of(
+        {"a": 500, "b": 500, "c": 500}, {"a": 1, "b": 1, "c": 1},
+        schedule=[(31, {"a": 3, "b": 1}), (95, {"c": 1})],
+    )  # fmt: skip
+    rows = rows_of(mixture)
+    assert shares(rows[:30]) == {0: 10, 1: 10, 2: 10}
+    assert shares(rows[31:95]) == {0: 48, 1: 16}
+    assert set(shares(rows[95:])) == {2}
+    assert mixture.counts(31)["a"] in (10, 11)
+    assert mixture.counts(len(mixture)) == {
+        "a": shares(rows)[0], "b": shares(rows)[1], "c": 500,
+    }  # fmt: skip
+
+
+def test_temperature_and_weights_by_size() -> None:
+    lengths = {"a": 9000, "b": 1000}
+    parts = {name: numbers(0, n) for name, n in lengths.items()}
+    assert mix(parts).records.route.segments[0].counts == (9, 1)
+    assert mix(parts, temperature=2).records.route.segments[0].counts == (3, 1)
+    flat = mix(parts, temperature=1000).records.route.segments[0].counts
+    assert abs(flat[0] - flat[1]) < 4
+
+
+def test_sources_of_a_mixture_draw_each_for_themselves() -> None:
+    same = numbers(num=40).map(steps.jitter).shuffle()
+    mixture = mix({"a": (same, 1), "b": (same, 1)})
+    columns = [chunk for chunk in epoch_of(mixture, 8)]
+    drawn = {u for _, us in columns for u in us.tolist()}
+    assert len(drawn) == 80
+    # A map after the mixture is one before it.
+    plain = numbers(num=40).shuffle()
+    after = mix({"a": (plain, 1), "b": (plain, 1)}).map(steps.jitter)
+    for chunk, again in zip(columns, epoch_of(after, 8), strict=True):
+        assert [c.tolist() for c in chunk] == [c.tolist() for c in again]
+
+
+def test_steps_after_a_mixture() -> None:
+    mixture = steps.mixture()
+    whole = rows_of(mixture)
+    assert rows_of(mixture.take(20)) == whole[:20]
+    assert rows_of(mixture.filter(lambda r: r[0] >= 1000)) == [x for x in whole if x >= 1000]
+    shards = [rows_of(steps.mixture(num_shards=3, shard_id=s)) for s in range(3)]
+    assert [*chain(*shards)] == whole
+    assert sorted(rows_of(mixture.shuffle(1))) == sorted(whole)
+
+
+def test_records_far_out_are_found_at_once() -> None:
+    def virtual() -> Any:
+        return samples(lambda info: np.array([info.idx_in_epoch]), 10**12, random_shuffle=True)
+
+    mixture = mix({"a": (virtual(), 5), "b": (virtual(), 3), "c": (virtual(), 2)})
+    assert len(mixture) == 3 * 10**12
+    (rows,) = mixture(call(10**9, 256))
+    assert rows.shape == (256, 1)
+    assert mixture.counts(10**12) == {"a": 5 * 10**11, "b": 3 * 10**11, "c": 2 * 10**11}
+
+
+WRONG: dict[str, tuple[Callable[[], Any], str]] = {
+    "nothing": (lambda: mix({}), "sources is {}, expected a mapping of name to"),
+    "no source": (lambda: mix({"a": (5, 1)}), "int is no source"),
+    "iterator": (
+        lambda: mix({"a": iterable(lambda: iter([]))}),  # type: ignore[dict-item]
+        r"^mix, 'a': sources.iterable has no known length, and no record n",
+    ),
+    "fetch function": (
+        lambda: mix({"a": lambda call: call}),  # type: ignore[dict-item]
+        "^mix, 'a': function is no source, expected one of feeder.sources",
+    ),
+    "zero in the schedule": (
+        lambda: of({"a": 5}, {"a": 1}, schedule=[(4, {"a": 0})]),
+        "the weight of 'a' is 0, expected a finite number above 0",
+    ),
+    "not a number in the schedule": (
+        lambda: of({"a": 5}, {"a": 1}, schedule=[(4, {"a": float("nan")})]),
+        "the weight of 'a' is nan",
+    ),
+    "zero": (lambda: of({"a": 5}, {"a": 0}), "the weight of 'a' is 0, expected a finite"),
+    "negative": (lambda: of({"a": 5}, {"a": -1}), "the weight of 'a' is -1"),
+    "infinite": (lambda: of({"a": 5}, {"a": float("inf")}), "the weight of 'a' is inf"),
+    "no number": (lambda: of({"a": 5}, {"a": float("nan")}), "the weight of 'a' is nan"),
+    "text": (lambda: of({"a": 5}, {"a": "1"}), "the weight of 'a' is '1'"),
+    "too large": (lambda: of({"a": 5}, {"a": 10**400}), "the weight of 'a' is 10000"),
+    "too large by temperature": (
+        lambda: of({"a": 5}, {"a": 1e300}, temperature=0.5),
+        "the weight of 'a', to the power of 1 / temperature, is inf",
+    ),
+    "too small by temperature": (
+        lambda: of({"a": 5}, {"a": 1e-300}, temperature=0.5),
+        "the weight of 'a', to the power of 1 / temperature, is 0.0",
+    ),
+    "mode": (lambda: of({"a": 5}, {"a": 1}, on_exhausted="go"), "on_exhausted is 'go'"),
+    "small": (
+        lambda: of({"a": 5, "b": 1}, {"a": 1, "b": 2}, on_exhausted="stop"),
+        r"records, fewer than one block of the mixture needs, {'a': 1, 'b': 2}",
+    ),
+    "filter": (
+        lambda: mix({"a": (numbers().filter(steps.is_odd), 1)}),
+        "mix, 'a': the source is filtered, and so has no known length; filter after mix",
+    ),
+    "shards": (lambda: mix({"a": (numbers(num_shards=2), 1)}), "mix, 'a', of a source with shards"),
+    "packed": (lambda: mix({"a": (steps.budgeted(), 1)}), "mix, 'a', of batch_by_tokens, whose"),
+    "temperature": (lambda: of({"a": 5}, {"a": 1}, temperature=0), "temperature is 0"),
+    "seed": (lambda: of({"a": 5}, {"a": 1}, seed=-1), "seed is -1"),
+    "large seed": (lambda: of({"a": 5}, {"a": 1}, seed=2**64), "seed is 18446744073709551616"),
+    "schedule": (lambda: of({"a": 5}, {"a": 1}, schedule=5), "schedule is 5, expected pairs"),
+    "step": (lambda: of({"a": 5}, {"a": 1}, schedule=[(0, {"a": 1})]), "a record of the schedule"),
+    "unsorted": (
+        lambda: of({"a": 5}, {"a": 1}, schedule=[(4, {"a": 1}), (2, {"a": 1})]),
+        r"schedule has the records \[4, 2\], expected them to grow",
+    ),
+    "unknown": (lambda: of({"a": 5}, {"a": 1}, schedule=[(4, {"b": 1})]), r"weights of \['b'\]"),
+    "empty": (lambda: of({"a": 5}, {"a": 1}, schedule=[(4, {})]), "weights are {}"),
+    "too far": (lambda: of({"a": 5}, {"a": 1}).counts(6), "records is 6, and an epoch has 5"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_cannot_be_is_refused(name: str) -> None:
+    make, message = WRONG[name]
+    with pytest.raises(ConfigError, match=message):
+        make()
+
+
+# ---- what goes wrong in a source of a mixture
+
+
+def failing(record: Any) -> Any:
+    if record == 1006:
+        raise ValueError("no such text")
+    return record
+
+
+def buggy(record: Any) -> Any:
+    return record if record < 1000 else record.missing
+
+
+def texts(record: Any) -> Any:
+    return np.full(record % 7 + 1, record) if record < 1000 else np.ones(9)
+
+
+def mixed(fn: Callable[[Any], Any] | None, *, shuffled: bool = False) -> Source:
+    """Sources "text" and "code" of 20 numbers, code from 1000 on, mapped each for itself."""
+    parts = {"text": numbers(num=20), "code": numbers(1000, 20)}
+    if shuffled:
+        parts = {name: part.shuffle(3) for name, part in parts.items()}
+    return mix({name: (part if fn is None else part.map(fn), 1) for name, part in parts.items()})
+
+
+BROKEN: dict[str, tuple[Callable[[], Source], str]] = {
+    "map": (lambda: mixed(failing), r"mix: source 'code': row 6: no such text$"),
+    "map, shuffled": (
+        lambda: mixed(failing, shuffled=True), r"mix: source 'code': row 6: no such text$",
+    ),
+    "map after it": (lambda: mixed(None).map(failing), r"mix: source 'code': row 6: no such text$"),
+    "map after shuffle": (
+        lambda: mixed(None).shuffle(1).map(failing), r"^mix: source 'code': row 6: no such text$",
+    ),
+    "one source": (
+        lambda: mix({"code": numbers(1000, 20).map(failing)}), "mix: source 'code': row 6: no such"
+    ),
+    "mixture of mixtures": (
+        lambda: mix({"all": mixed(failing), "more": numbers()}),
+        r"mix: source 'all': mix: source 'code': row 6: no such text$",
+    ),
+    "filter": (
+        lambda: mixed(None).filter(failing), r"mix: source 'code': row 6: no such text$",
+    ),
+    "concat in it": (
+        lambda: mix({"code": numbers().concat(numbers(1000, 20).map(failing)), "more": numbers()}),
+        r"mix: source 'code': concat: source 1: row 6: no such text$",
+    ),
+    "dtypes": (
+        lambda: mix({"a": (numbers(), 1), "b": (arrays(np.ones(9)), 1)}),
+        r"mix: source 'b': column 0 is float64\[\], that of source 'a' is int64\[\]",
+    ),
+    "names": (
+        lambda: mix({"a": numbers(), "b": arrays({"x": np.arange(23)})}),
+        r"mix: source '.': has the columns .*, source '.' has .*: sources that come together must",
+    ),
+    "shapes of samples": (
+        lambda: mixed(lambda x: np.zeros(1 + (x >= 1000))),
+        r"^mix: source '(code|text)': row \d+: sample is float64\[.\], "
+        r"mix: source '(code|text)': row \d+ has float64\[.\]",
+    ),
+    "pad": (
+        lambda: mixed(lambda x: np.zeros(9 if x >= 1000 else 3)).pad(8),
+        r"^mix: source 'code': row \d+: column 0 has 9 values, length is 8$",
+    ),
+    "offsets": (
+        lambda: mixed(lambda x: np.zeros(3) if x < 1000 else np.zeros((3, 1))).offsets(),
+        r"mix: source '....': row \d+ and on: column 0: ",
+    ),
+    "budget": (
+        lambda: mixed(texts).batch_by_tokens(8),
+        r"^mix: source 'code': row \d+: has 9 tokens, the budget is 8$",
+    ),
+    "pack": (
+        lambda: pack(mixed(texts), 8),
+        r"^mix: source 'code': row \d+: the document is float64\[9\], expected whole numbers",
+    ),
+    "pack, shuffled": (
+        lambda: pack(mixed(texts, shuffled=True), 8),
+        r"^mix: source 'code': row \d+: the document is float64\[9\], expected whole numbers",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_an_error_names_the_source_of_the_mixture(name: str) -> None:
+    make, told = BROKEN[name]
+    with pytest.raises(RecordError, match=told):
+        rows_of(make())
+
+
+def test_a_bug_in_a_source_of_a_mixture_is_noted() -> None:
+    with pytest.raises(AttributeError) as caught:
+        rows_of(mixed(buggy))
+    assert caught.value.__notes__[0].startswith("while reading row ")
+    assert caught.value.__notes__[1] == "in mix: source 'code'"
+
+
+@pytest.mark.parametrize("executor", [None, feeder.Processes(2)])
+def test_a_feed_names_the_source_of_the_mixture(executor: Any) -> None:
+    made = feeder.init_data_input_workers(
+        ["x"], mix({"text": numbers(), "code": numbers(100).map(steps.odd_fails)}), 4,
+        executor=executor, coordinator=feeder.Coordinator(),
+    )  # fmt: skip
+    with made, pytest.raises(feeder.FetchError) as caught:
+        list(made["train"])
+    assert re.match(r"mix: source 'code': row \d+: odd$", str(caught.value.__cause__))
+
+
+def test_a_skipped_record_leaves_the_others_in_their_places() -> None:
+    bad = numbers(1000, 10).map(steps.odd_fails, on_error="skip")
+    mixture = mix({"a": (numbers(0, 10), 1), "b": (bad, 1)})
+    whole = rows_of(mix({"a": (numbers(0, 10), 1), "b": (numbers(1000, 10), 1)}))
+    assert rows_of(mixture) == [row for row in whole if row < 1000 or row % 2 == 0]
+    assert mixture.skipped == 5
+
+
+# ---- in feeds
+
+
+def taken(resume: Any = None, **more: Any) -> list[tuple[Any, bytes]]:
+    schedule = [(33, {"a": 1, "b": 1})]
+    mixture = steps.mixture(schedule=schedule, on_exhausted="repeat")
+    settings = {"batch_size": 6, "seed": 4, "epochs": 2, "last_batch": "carry", **more}
+    with feeder.init_data_input_workers(["x", "u"], mixture, resume=resume, **settings) as made:
+        return [
+            ((batch.epoch, batch["x"].tolist(), batch["u"].tolist()), bytes(made.snapshot()))
+            for batch in made["train"]
+        ]
+
+
+def test_a_feed_resumes_at_any_batch_on_threads_and_processes() -> None:
+    whole = taken(num_threads=1)
+    assert len(whole) > 20
+    for i, more in zip(
+        range(0, len(whole), 3),
+        [{"num_threads": 3}, {"executor": feeder.Processes(2)}, *[{"num_threads": 2}] * 99],
+        strict=False,
+    ):
+        assert [b for b, _ in taken(whole[i][1], **more)] == [b for b, _ in whole[i + 1 :]]
+
+
+@pytest.mark.parametrize("last_batch", ["keep", "drop", "carry"])
+def test_a_snapshot_tells_how_much_of_each_source_has_come(last_batch: str) -> None:
+    mixture = steps.mixture(on_exhausted="repeat").map(lambda record: record[0]).pad(1)
+    with feeder.init_data_input_workers(
+        ["x"], mixture, 9, seed=4, epochs=3, last_batch=last_batch, coordinator=feeder.Coordinator()
+    ) as made:
+        rows: list[list[int]] = [[], [], [], []]
+        for batch in made["train"]:
+            cut = batch.cut
+            if last_batch == "carry":
+                # Batches reach over the ends of epochs.
+                flat = [*chain(*rows), *batch["x"].tolist()]
+                rows = [flat[i * len(mixture) : (i + 1) * len(mixture)] for i in range(4)]
+            else:
+                rows[batch.epoch] += batch["x"].tolist()
+            told = made.snapshot().describe().splitlines()
+            came = shares(rows[cut.epoch])
+            assert told[1:] == [
+                f"  read in epoch {cut.epoch}: {came[0]} of 'a', {came[1]} of 'b', {came[2]} of 'c'"
+            ]
+            wanted = mixture.counts(came.total(), epoch=cut.epoch, seed=4)
+            assert [*wanted.values()] == [came[k] for k in range(3)]
+
+
+def test_a_snapshot_tells_what_the_windows_of_packing_have_read() -> None:
+    source = steps.packed()
+    with feeder.init_data_input_workers(
+        ["tokens", "segment_ids", "positions", "loss_mask"],
+        source,
+        5,
+        seed=4,
+        coordinator=feeder.Coordinator(),
+    ) as made:
+        read = []
+        for batch in made["train"]:
+            calls = batch.cut.position.calls[0] if batch.cut.epoch == 0 else 0
+            read.append(source.records.parts[0].counts(min(135, 20 * calls), seed=4))
+            assert (
+                made.snapshot()
+                .describe()
+                .endswith(
+                    f"in epoch {batch.cut.epoch}: {read[-1]['a']} of 'a', {read[-1]['b']} of 'b'"
+                )
+            )
+    assert len({str(counts) for counts in read}) == 8
+
+
+def test_of_a_mixture_in_another_order_nothing_is_told() -> None:
+    shuffled = steps.mixture().shuffle(1)
+    for source in (shuffled, steps.mixture(num_shards=2), steps.chained()):
+        with feeder.init_data_input_workers(
+            ["x", "u"], source, 5, coordinator=feeder.Coordinator()
+        ) as made:
+            next(made["train"])
+            snapshot = made.snapshot()
+    assert len(snapshot.describe().splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"source.blocks": 5}, {"source.blocks": []}, {"source.blocks": [[0, 1]]},
+        {"source.blocks": [[0, 1, 10**15, 1, 1]]}, {"source.blocks": [[0, 0, 0, 0, 0]]},
+        {"source.blocks": [["a", "b", "c", "d", "e"]]}, {"source.size": None}, {"batch_size": "x"},
+        {"source.source": []}, {"source.on_exhausted": []}, {"seed": None},
+    ],
+)  # fmt: skip
+def test_of_fields_that_somebody_else_wrote_nothing_is_told(wrong: dict[str, Any]) -> None:
+    with feeder.init_data_input_workers(
+        ["x", "u"], steps.mixture(), 6, last_batch="carry", coordinator=feeder.Coordinator()
+    ) as made:
+        next(made["train"])
+        (state,) = made.snapshot().states
+    strange = state._replace(fingerprint={**state.fingerprint, "source.of.source": "mix", **wrong})
+    assert len(feeder.Snapshot((strange,)).describe().splitlines()) <= 2
+
+
+def test_a_position_of_another_schedule_is_refused() -> None:
+    snapshot = taken()[0][1]
+    with pytest.raises(feeder.ResumeError, match="blocks"):
+        feeder.init_data_input_workers(
+            ["x", "u"], steps.mixture(on_exhausted="repeat"), 6, seed=4, epochs=2,
+            last_batch="carry", resume=snapshot,
+        )  # fmt: skip
+
+
+def test_segments_follow_one_another() -> None:
+    mixture = of({"a": 50, "b": 20}, {"a": 3, "b": 2}, schedule=[(7, {"a": 1}), (9, {"b": 1})])
+    segments = mixture.records.route.segments
+    for one, after in pairwise(segments):
+        assert (one.end, one.after, one.block + one.blocks) == (
+            after.first, after.before, after.block,
+        )  # fmt: skip

@@ -1,0 +1,235 @@
+"""Packing: every token once, in its document's order, and little padding; a window by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import feeder
+import steps
+from calls import call, epoch_of
+from feeder.workers.errors import ConfigError
+from feeder.workers.sources import (
+    RecordError,
+    arrays,
+    pack,
+    packing_efficiency,
+    records,
+)
+from feeder.workers.sources.packing import best_fit
+from steps import numbers
+
+
+def documents(lengths: list[int]) -> list[Any]:
+    """Documents of these lengths, each with tokens of its own."""
+    return [np.arange(1, n + 1, dtype=np.int32) + 1000 * i for i, n in enumerate(lengths)]
+
+
+def unpacked(chunk: Any) -> list[list[list[int]]]:
+    """The documents of each row, after a look at the other columns."""
+    rows = []
+    for tokens, segments, positions, mask in zip(
+        *(chunk[name] for name in ("tokens", "segment_ids", "positions", "loss_mask")), strict=True
+    ):
+        assert (mask == (segments > 0)).all()
+        assert (tokens[segments == 0] == 0).all() and (positions[segments == 0] == 0).all()
+        # From 1 on, one after the other, padding last.
+        there = segments[segments > 0]
+        assert (segments[: len(there)] > 0).all()
+        assert set(np.diff(there, prepend=0).tolist()) <= {0, 1}
+        row = [tokens[segments == k].tolist() for k in range(1, segments.max() + 1)]
+        for k, document in enumerate(row, 1):
+            assert positions[segments == k].tolist() == list(range(len(document)))
+        rows.append(row)
+    return rows
+
+
+def naive_rows(lengths: list[int], size: int) -> list[list[int]]:
+    """Best fit decreasing, by looking at every row."""
+    rows: list[list[int]] = []
+    room: list[int] = []
+    for i in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
+        fitting = [(free, row) for row, free in enumerate(room) if free >= lengths[i]]
+        if fitting:
+            _, row = min(fitting)
+            rows[row].append(i)
+            room[row] -= lengths[i]
+        else:
+            rows.append([i])
+            room.append(size - lengths[i])
+    return sorted(sorted(row) for row in rows)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(st.integers(0, 40), min_size=1, max_size=60),
+    st.integers(1, 20),
+    st.integers(1, 25),
+    st.sampled_from(["split", "drop"]),
+)
+def test_windows_are_what_a_naive_packer_makes(
+    lengths: list[int], size: int, window: int, long: Any
+) -> None:
+    docs = documents(lengths)
+    wanted = []
+    for start in range(0, len(docs), window):
+        kept = [
+            doc[at : at + size].tolist()
+            for doc in docs[start : start + window]
+            if long == "split" or len(doc) <= size
+            for at in range(0, len(doc), size)
+        ]
+        wanted.append([[kept[i] for i in row] for row in naive_rows([*map(len, kept)], size)])
+    if not any(wanted):
+        return
+    source = pack(records(docs), size, window, long)
+    chunks = list(epoch_of(source, 5))
+    assert [unpacked(chunk) for chunk in chunks] == wanted
+    places = sum(chunk["tokens"].size for chunk in chunks)
+    held = sum(int((chunk["segment_ids"] > 0).sum()) for chunk in chunks)
+    assert packing_efficiency(lengths, size, window, long) == pytest.approx(held / places)
+    assert source.skipped >= (sum(n > size for n in lengths) if long == "drop" else 0)
+
+
+def test_windows_lose_little_and_no_more_than_first_fit_over_all() -> None:
+    lengths = np.exp(np.random.default_rng(3).normal(6, 1, 8192)).astype(int).clip(1).tolist()
+    assert packing_efficiency(lengths, 2048, 1024) > 0.97
+    assert packing_efficiency(lengths, 2048, 64) < packing_efficiency(lengths, 2048, 4096)
+    pieces = [min(2048, n - at) for n in lengths for at in range(0, n, 2048)]
+    room: list[int] = []
+    for n in pieces:
+        row = next((i for i, free in enumerate(room) if free >= n), len(room))
+        if row == len(room):
+            room.append(2048)
+        room[row] -= n
+    first_fit = sum(pieces) / (2048 * len(room))
+    assert packing_efficiency(lengths, 2048, 1024) > first_fit - 0.005
+
+
+def test_rows_come_in_the_order_of_their_first_documents() -> None:
+    assert best_fit([3, 10, 7, 2, 5, 1], 10) == [[0, 2], [1], [3, 4, 5]]
+    assert best_fit([], 10) == []
+
+
+def test_the_order_of_windows_is_that_of_the_options() -> None:
+    docs = documents([4] * 40)
+    whole = [unpacked(c) for c in epoch_of(pack(records(docs), 8, 4), 1)]
+    mixed = [unpacked(c) for c in epoch_of(pack(records(docs), 8, 4, random_shuffle=True), 1)]
+    assert mixed != whole and sorted(mixed) == sorted(whole)
+    shards = [
+        [unpacked(c) for c in epoch_of(pack(records(docs), 8, 4).shard(s, 3), 1)] for s in range(3)
+    ]
+    assert [window for shard in shards for window in shard] == whole
+    few = pack(records(docs), 8, 4).take(2)
+    assert [unpacked(c) for c in epoch_of(few, 1)] == whole[:2]
+
+
+def test_a_loss_mask_of_the_documents_own() -> None:
+    docs = [
+        {"tokens": np.arange(1, 6), "loss_mask": [0, 0, 1, 1, 1]},
+        {"tokens": np.arange(1, 4), "loss_mask": [True, False, True]},
+        {"tokens": np.arange(1, 13), "loss_mask": np.arange(12) > 9},
+    ]
+    source = numbers(num=3).map(lambda i: docs[i])
+    (chunk,) = epoch_of(pack(source, 8), 1)
+    assert chunk["tokens"].tolist() == [
+        [1, 2, 3, 4, 5, 1, 2, 3], [1, 2, 3, 4, 5, 6, 7, 8], [9, 10, 11, 12, 0, 0, 0, 0],
+    ]  # fmt: skip
+    assert chunk["loss_mask"].astype(int).tolist() == [
+        [0, 0, 1, 1, 1, 1, 0, 1], [0] * 8, [0, 0, 1, 1, 0, 0, 0, 0],
+    ]  # fmt: skip
+
+
+def test_rows_of_arrays_are_documents_too() -> None:
+    (chunk,) = epoch_of(pack(arrays(np.arange(1, 13).reshape(3, 4)), 8), 1)
+    assert chunk["segment_ids"].tolist() == [[1] * 4 + [2] * 4, [1] * 4 + [0] * 4]
+
+
+def test_empty_windows_have_no_rows() -> None:
+    docs = documents([3, 3, 9, 9, 9, 2])
+    source = pack(records(docs), 4, 2, "drop")
+    assert [len(c["tokens"]) for c in epoch_of(source, 1)] == [2, 0, 1]
+    assert source.skipped == 3
+    filtered = pack(numbers(num=20).filter(lambda x: x > 7).map(steps.ragged), 8, 4)
+    assert [len(c["tokens"]) > 0 for c in epoch_of(filtered, 1)] == [False, False, True, True, True]
+
+
+@pytest.mark.parametrize(
+    ("docs", "told"),
+    [
+        ([np.ones(3)], r"sample 0: the document is float64\[3\], expected whole numbers"),
+        ([np.ones((2, 2), int)], r"sample 0: the document is int64\[2, 2\]"),
+        ([np.ones(3, ml_dtypes.bfloat16)], "sample 0: the document is bfloat16"),
+        (["text"], "sample 0: the document is <U4"),
+        ([{"text": 1}], r"sample 0: has the columns \['text'\], expected 'tokens'"),
+        ([{"tokens": [1, 2], "loss_mask": [1]}], r"sample 0: loss_mask has the shape \[1\]"),
+        ([np.ones(3, "i4"), np.ones(3, "i8")], "documents of a window are int32 and int64"),
+    ],
+)
+def test_what_is_no_document_is_named(docs: list[Any], told: str) -> None:
+    with pytest.raises(RecordError, match=told):
+        pack(records(docs), 8)(call(0, 1))
+
+
+WRONG: dict[str, tuple[Callable[[], Any], str]] = {
+    "seq_len": (lambda: pack(numbers(), 0), "seq_len is 0"),
+    "window": (lambda: pack(numbers(), 8, 0), "window is 0"),
+    "long": (lambda: pack(numbers(), 8, long="cut"), "long is 'cut', expected one of"),  # type: ignore[arg-type]
+    "no source": (lambda: pack(5, 8), "int is no source"),  # type: ignore[arg-type]
+    "shards": (lambda: pack(numbers(num_shards=2), 8), "pack of a source with shards"),
+    "twice": (lambda: pack(steps.packed(), 8), "pack of pack, whose rows are not one for each"),
+    "map": (lambda: steps.packed().map(len), "pack comes after map"),
+    "padding": (lambda: steps.packed(pad_last_batch=True), "pad_last_batch cannot be had of pack"),
+    "length": (lambda: packing_efficiency([-1], 8), "a length is -1"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_cannot_be_is_refused(name: str) -> None:
+    make, message = WRONG[name]
+    with pytest.raises(ConfigError, match=message):
+        make()
+
+
+def test_a_window_far_out_is_packed_by_itself() -> None:
+    read: list[int] = []
+
+    class Documents:
+        def __len__(self) -> int:
+            return 10**12
+
+        def __getitem__(self, index: int) -> Any:
+            read.append(index)
+            return np.arange(index % 7 + 1)
+
+    source = pack(records(Documents()), 16, 32)
+    source(call(10**9, 4))
+    assert read == list(range(32 * 10**9, 32 * 10**9 + 32))
+
+
+NAMES = ["tokens", "segment_ids", "positions", "loss_mask"]
+
+
+def taken(resume: Any = None, **more: Any) -> list[tuple[Any, bytes]]:
+    settings = {"batch_size": 5, "seed": 4, "epochs": 2, "last_batch": "drop", **more}
+    with feeder.init_data_input_workers(NAMES, steps.packed(), resume=resume, **settings) as made:
+        return [
+            ([batch.epoch, *(batch[n].tolist() for n in NAMES)], bytes(made.snapshot()))
+            for batch in made["train"]
+        ]
+
+
+def test_a_feed_of_a_packed_mixture_resumes_on_threads_and_processes() -> None:
+    whole = taken(num_threads=1)
+    assert len(whole) > 10
+    for i in range(0, len(whole), 4):
+        rest = taken(whole[i][1], num_threads=3)
+        assert [b for b, _ in rest] == [b for b, _ in whole[i + 1 :]]
+    rest = taken(whole[5][1], executor=feeder.Processes(2))
+    assert [b for b, _ in rest] == [b for b, _ in whole[6:]]

@@ -1,0 +1,271 @@
+"""Tar shards, TFRecord files and JSON lines: any record at once, by an index that is made once."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import struct
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import feeder
+from calls import call, epoch_of
+from feeder.workers.errors import ConfigError
+from feeder.workers.sources import RecordError, jsonl, tfrecord, webdataset
+from feeder.workers.sources.stores.example import parse_example
+from needs import needs
+from shards import example, field, ints, numbered, varint, write_tar, write_tfrecord
+from stores import encoded, picture
+
+
+@pytest.fixture
+def shards(tmp_path: Path) -> list[Path]:
+    """Two shards with 7 and 5 samples, and one without."""
+    return [
+        write_tar(tmp_path / "a.tar", numbered(0, 7)),
+        write_tar(tmp_path / "b.tar", []),
+        write_tar(tmp_path / "c.tar", numbered(7, 12), 7),
+    ]
+
+
+def test_samples_of_shards_are_found_one_by_one(shards: list[Path], tmp_path: Path) -> None:
+    source = webdataset(tmp_path / "*.tar")
+    assert len(source) == 12
+    chunks = list(epoch_of(source, 5))
+    assert list(chunks[0]) == ["npy", "cls", "meta.json.half"]
+    assert [n for c in chunks for n in c["cls"].tolist()] == list(range(12))
+    assert [row for c in chunks for row in c["npy"][:, 2].tolist()] == list(range(12))
+    assert chunks[1]["meta.json.half"].tolist() == [2, 3, 3, 4, 4]
+    assert source(call(2, 5))["cls"].tolist() == [10, 11]
+    (label,) = webdataset(shards, ["cls"]).map(lambda r: r["cls"])(call(3, 3))
+    assert label.tolist() == [9, 10, 11]
+
+
+def test_members_are_decoded_by_their_keys(tmp_path: Path) -> None:
+    needs("PIL")
+    pixels = picture(5, 4, 1)
+    sample = {"png": encoded(pixels, "PNG"), "txt": "né".encode(), "bin": b"\0\1", "cls": b"7"}
+    shard = write_tar(tmp_path / "x.tar", [sample] * 2)
+    columns = webdataset(shard, decoders={"bin": lambda data: len(data)})(call(0, 2))
+    assert columns["png"].shape == (2, *pixels.shape)
+    assert (columns["png"][0] == pixels).all()
+    assert columns["txt"].tolist() == ["né", "né"]
+    assert (columns["bin"].tolist(), columns["cls"].tolist()) == ([2, 2], [7, 7])
+
+
+def test_an_index_is_made_once_and_again_for_another_file(
+    shards: list[Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "feeder")
+    webdataset(shards)
+    assert [r.message.rpartition(", ")[2] for r in caplog.records] == [
+        "file 1 of 3", "file 2 of 3", "file 3 of 3",
+    ]  # fmt: skip
+    assert (tmp_path / ".a.tar.feeder-index").exists()
+    caplog.clear()
+    first = webdataset(shards)
+    assert not caplog.records
+    write_tar(shards[0], numbered(20, 29))
+    assert len(webdataset(shards)) == 14
+    assert [r.message for r in caplog.records] == [f"indexing {str(shards[0])!r}, file 1 of 3"]
+    assert first.describe() != webdataset(shards).describe()
+    # What is no index is made anew.
+    (tmp_path / ".c.tar.feeder-index").write_bytes(b"\x93NUMPY nonsense")
+    assert len(webdataset(shards)) == 14
+    folder = tmp_path / "indexes"
+    folder.mkdir()
+    webdataset(shards, index=folder)
+    assert len(list(folder.iterdir())) == 3
+
+
+def test_a_folder_that_cannot_be_written_is_told_once(
+    shards: list[Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = webdataset(shards, index=tmp_path / "nowhere")
+    (record,) = caplog.records
+    assert "cannot be kept (No such file or directory)" in record.message
+    assert source(call(0, 12))["cls"].tolist() == list(range(12))
+    assert source.describe() == webdataset(shards).describe()
+
+
+@pytest.mark.parametrize("cut", [100, 5000])
+def test_a_truncated_shard_is_named(shards: list[Path], cut: int) -> None:
+    data = shards[0].read_bytes()
+    shards[0].write_bytes(data[:cut])
+    with pytest.raises(
+        ConfigError, match=r"a\.tar'(: is no tar|: the file has 5000 bytes, member)"
+    ):
+        webdataset(shards, ["cls"])
+
+
+def test_a_shard_without_its_end_is_named_wherever_it_is_cut(shards: list[Path]) -> None:
+    """`tarfile` itself takes a broken header, and the end of the file, for the archive's end."""
+    data = shards[0].read_bytes()
+    with tarfile.open(shards[0]) as tar:
+        heads, end = [member.offset for member in tar], tar.offset
+    for at in [*heads[1:], end, heads[3] + 100, end + 100]:
+        shards[0].write_bytes(data[:at])
+        with pytest.raises(ConfigError, match=r"a\.tar': .*(truncated|no tar file)"):
+            webdataset(shards, ["cls"])
+    for at in heads[1:]:
+        shards[0].write_bytes(data[: at + 100] + bytes([data[at + 100] ^ 1]) + data[at + 101 :])
+        with pytest.raises(ConfigError, match=rf"a\.tar': at byte {at} of {len(data)} there is no"):
+            webdataset(shards, ["cls"])
+    shards[0].write_bytes(data * 2)
+    told = rf"its tar file ends at byte {end}, and other bytes follow at {len(data)}: "
+    with pytest.raises(ConfigError, match=told):
+        webdataset(shards, ["cls"])
+
+
+def test_a_shard_that_is_cut_while_it_is_read_is_named(shards: list[Path]) -> None:
+    source = webdataset(shards)
+    os.truncate(shards[0], 512)
+    with pytest.raises(
+        RecordError, match=r"a\.tar' at byte 512: the file ends at byte 512, the record at byte"
+    ):
+        source(call(0, 2))
+    shards[0].unlink()
+    with pytest.raises(RecordError, match=r"a\.tar' at byte 512: No such file"):
+        source(call(0, 2))
+
+
+def test_broken_samples_are_named_or_skipped(tmp_path: Path) -> None:
+    samples = numbered(0, 6)
+    del samples[1]["cls"]
+    samples[3]["npy"] = b"nonsense"
+    samples[4]["cls"] = b"four"
+    shard = write_tar(tmp_path / "x.tar", samples)
+    with pytest.raises(RecordError, match=r"x\.tar' at byte \d+: the sample has the members "
+                       r"\['meta.json', 'npy'\], and no 'cls'"):  # fmt: skip
+        webdataset(shard)(call(0, 3))
+    with pytest.raises(RecordError, match=r"x\.tar' at byte (\d+): member 'npy' at byte \1: "):
+        webdataset(shard)(call(3, 1))
+    source = webdataset(shard, on_error="skip")
+    assert [n for c in epoch_of(source, 2) for n in c["cls"].tolist()] == [0, 2, 5]
+    assert source.skipped == 3
+
+
+WRONG: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "missing": (lambda p: webdataset(p / "x.tar"), r"x\.tar' cannot be read: No such file"),
+    "no fit": (lambda p: webdataset(p / "*.x"), r"\*\.x' fits no file, expected a tar shard"),
+    "empty": (lambda p: webdataset(p / "b.tar"), r"b\.tar' holds no samples"),
+    "empty, with keys": (lambda p: webdataset(p / "b.tar", ["a"]), r"b\.tar' holds no samples"),
+    "keys": (lambda p: webdataset(p / "a.tar", "cls"), "keys are 'cls', expected names"),
+    "decoder": (
+        lambda p: webdataset(p / "a.tar", decoders={"cls": 5}),  # type: ignore[dict-item]
+        r"decoders\['cls'\] is 5",
+    ),
+    "unknown decoder": (lambda p: webdataset(p / "a.tar", decoders={"x": int}), r"decoders\['x'\]"),
+    "no tar": (lambda p: webdataset(p / "text"), "is no tar file without compression"),
+    "no tfrecord": (lambda p: tfrecord(p / "text"), "the record at byte 0 ends behind them"),
+    "no records": (lambda p: tfrecord(p / "nothing"), "nothing' holds no records"),
+    "no lines": (lambda p: jsonl(p / "nothing"), "nothing' holds no lines"),
+    "decode": (lambda p: tfrecord(p / "text", 5), "decode is 5"),  # type: ignore[arg-type]
+    "decode lines": (lambda p: jsonl(p / "text", 5), "decode is 5"),  # type: ignore[arg-type]
+    "on_error": (lambda p: jsonl(p / "text", on_error="x"), "on_error is 'x'"),  # type: ignore[arg-type]
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_cannot_be_is_refused(name: str, shards: list[Path], tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("a line of text, long enough for a header\n" * 30)
+    (tmp_path / "nothing").write_bytes(b"")
+    make, message = WRONG[name]
+    with pytest.raises(ConfigError, match=message):
+        make(tmp_path)
+
+
+def test_tfrecords(tmp_path: Path) -> None:
+    records = [
+        example({
+            "n": ints(i, -i), "x": field(2, field(1, struct.pack("<2f", i, 0.5))),
+            "s": field(1, field(1, b"ab")), "list": field(1, field(1, b"a") + field(1, b"b")),
+        })
+        for i in range(9)
+    ]  # fmt: skip
+    files = [
+        write_tfrecord(tmp_path / "a.tfrecord", records[:4]),
+        write_tfrecord(tmp_path / "b.tfrecord", records[4:]),
+    ]
+    columns = tfrecord(files)(call(0, 9))
+    assert list(columns) == ["list", "n", "s", "x"]
+    assert columns["n"].tolist() == [[i, -i] for i in range(9)]
+    assert columns["x"].dtype == np.float32
+    assert columns["x"][:, 0].tolist() == list(range(9))
+    assert columns["s"].tolist() == [b"ab"] * 9
+    (sizes,) = tfrecord(files, len)(call(0, 9))
+    assert sizes.tolist() == [*map(len, records)]
+    files[1].write_bytes(files[1].read_bytes()[:-1])
+    with pytest.raises(ConfigError, match=r"b\.tfrecord': the file has \d+ bytes, and the record"):
+        tfrecord(files)
+
+
+def test_numbers_of_an_example_may_be_packed_or_not() -> None:
+    single = field(3, varint(1 << 3) + varint(-5) + varint(1 << 3) + varint(6))
+    floats = field(2, b"".join(varint(1 << 3 | 5) + struct.pack("<f", x) for x in (1, 2)))
+    parsed = parse_example(example({"a": single, "b": floats, "c": b"", "d": field(3, b"")}))
+    assert {name: value.tolist() for name, value in parsed.items()} == {
+        "a": [-5, 6], "b": [1, 2], "c": [], "d": [],
+    }  # fmt: skip
+    with pytest.raises(ValueError, match="ends at byte"):
+        parse_example(example({"a": ints(1)})[:-1])
+
+
+def test_lines(tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    path.write_bytes(b'{"n": 0}\n\n{"n": 1}\r\n{"n": 2, "m": {"k": 5}}\n{"n"\n{"n": 4}')
+    source = jsonl(path, on_error="skip").map(lambda record: record["n"])
+    assert [n for (c,) in epoch_of(source, 2) for n in c.tolist()] == [0, 1, 2, 4]
+    with pytest.raises(RecordError, match=r"x\.jsonl' at byte 44: "):
+        jsonl(path)(call(3, 1))
+    (texts,) = jsonl(path, bytes.decode).pad(30)(call(0, 5))
+    assert texts.tolist() == ['{"n": 0}', '{"n": 1}', '{"n": 2, "m": {"k": 5}}', '{"n"', '{"n": 4}']
+    assert json.loads(str(texts[2])) == {"n": 2, "m": {"k": 5}}
+
+
+# ---- in feeds
+
+
+def taken(paths: list[Path], resume: Any = None, **more: Any) -> list[tuple[Any, bytes]]:
+    source = webdataset(paths, random_shuffle=True)
+    settings = {"batch_size": 2, "seed": 4, "epochs": 2, **more}
+    with feeder.init_data_input_workers(["npy", "cls"], source.map(only), resume=resume,
+                                        **settings) as made:  # fmt: skip
+        return [
+            ((batch.epoch, batch["npy"].tolist(), batch["cls"].tolist()), bytes(made.snapshot()))
+            for batch in made["train"]
+        ]
+
+
+def only(record: Any) -> Any:
+    return record["npy"], record["cls"]
+
+
+def test_a_feed_of_shards_resumes_on_threads_and_names_what_changed(shards: list[Path]) -> None:
+    whole = taken(shards, num_threads=1)
+    for i in range(0, len(whole), 3):
+        rest = taken(shards, whole[i][1], num_threads=3)
+        assert [b for b, _ in rest] == [b for b, _ in whole[i + 1 :]]
+    write_tar(shards[2], numbered(6, 11), 8)
+    with pytest.raises(
+        feeder.ResumeError, match=r"source.of.file c\.tar: '5 records, \w+' then, '5 rec"
+    ) as told:
+        taken(shards, whole[3][1])
+    assert "file a.tar" not in str(told.value)
+
+
+def test_shards_are_read_in_processes_too(shards: list[Path], tmp_path: Path) -> None:
+    for index in (None, tmp_path / "nowhere"):
+        source = webdataset(shards, ["cls"], index=index)
+        with feeder.init_data_input_workers(
+            ["cls"], source, 5, executor=feeder.Processes(2)
+        ) as made:
+            assert [b["cls"].tolist() for b in made["train"]] == [
+                [0, 1, 2, 3, 4], [5, 6, 7, 8, 9], [10, 11],
+            ]  # fmt: skip

@@ -1,0 +1,567 @@
+"""Steps on sources: each against a list that plain Python makes, in any epoch, call and order."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter, namedtuple
+from collections.abc import Callable
+from itertools import chain, pairwise
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import feeder
+import steps
+from calls import call, epoch_of
+from feeder.workers.errors import ConfigError
+from feeder.workers.sources import RecordError, Source, arrays, mix, nested, records, samples
+from feeder.workers.sources.steps.rows import split_each
+from naive_steps import COMPOSITIONS
+from steps import NUM, numbers
+
+
+def rows_of(source: Any, epoch: int = 0, batch_size: int = 5) -> list[Any]:
+    """The rows of an epoch's calls, made in another order."""
+    chunks = list(epoch_of(source, batch_size, epoch))
+    for index in random.Random(batch_size).sample(range(len(chunks)), len(chunks)):
+        again = source(call(index, batch_size, epoch))
+        assert [column.tolist() for column in again] == [c.tolist() for c in chunks[index]]
+    return [
+        row[0] if len(row) == 1 else row
+        for chunk in chunks
+        for row in zip(*(column.tolist() for column in chunk), strict=True)
+    ]
+
+
+def order_of(epoch: int, seed: int = 5, num: int = NUM) -> list[int]:
+    """The order of a shuffle, as a source without steps has it."""
+    return rows_of(arrays(np.arange(num), random_shuffle=True, seed=seed), epoch)
+
+
+ALL = list(range(NUM))
+NAIVE: dict[str, tuple[Callable[[], Source], Callable[[int], list[Any]]]] = {
+    "map": (lambda: numbers().map(steps.double), lambda e: [2 * x for x in ALL]),
+    "map twice": (
+        lambda: numbers().map(steps.double).map(steps.double),
+        lambda e: [4 * x for x in ALL],
+    ),
+    "filter": (lambda: numbers().filter(steps.is_odd), lambda e: ALL[1::2]),
+    "take": (lambda: numbers().take(9), lambda e: ALL[:9]),
+    "take more than there are": (lambda: numbers().take(99), lambda e: ALL),
+    "skip": (lambda: numbers().skip(9), lambda e: ALL[9:]),
+    "skip none": (lambda: numbers().skip(0), lambda e: ALL),
+    "concat": (
+        lambda: numbers().concat(numbers(100, 4), numbers(200, 1)),
+        lambda e: [*ALL, 100, 101, 102, 103, 200],
+    ),
+    "repeat": (lambda: numbers().repeat(3), lambda e: ALL * 3),
+    "shuffle": (lambda: numbers().shuffle(5), order_of),
+    "repeat of shuffle": (
+        lambda: numbers().shuffle(5).repeat(2),
+        lambda e: order_of(2 * e) + order_of(2 * e + 1),
+    ),
+    "take of shuffle": (lambda: numbers().shuffle(5).take(7), lambda e: order_of(e)[:7]),
+    "shuffle of take": (
+        lambda: numbers().take(7).shuffle(5),
+        lambda e: order_of(e, num=7),
+    ),
+    "filter and map of shuffle": (
+        lambda: numbers().shuffle(5).filter(steps.is_odd).map(steps.double),
+        lambda e: [2 * x for x in order_of(e) if x % 2],
+    ),
+    "zip": (
+        lambda: numbers().zip(numbers().shuffle(5)),
+        lambda e: list(zip(ALL, order_of(e), strict=True)),
+    ),
+    "zip with filter": (
+        lambda: numbers().shuffle(5).zip(numbers().filter(steps.is_odd)),
+        lambda e: [(x, y) for x, y in zip(order_of(e), ALL, strict=True) if y % 2],
+    ),
+    "shuffle of shuffle": (
+        lambda: numbers().shuffle(5).shuffle(6),
+        lambda e: [order_of(e)[i] for i in order_of(e, seed=6)],
+    ),
+}
+
+
+@pytest.mark.parametrize("batch_size", [1, 5, 64])
+@pytest.mark.parametrize("name", NAIVE)
+def test_a_step_is_what_plain_python_makes(name: str, batch_size: int) -> None:
+    make, naive = NAIVE[name]
+    for epoch in range(3):
+        assert rows_of(make(), epoch, batch_size) == naive(epoch)
+
+
+@pytest.mark.parametrize("order", ["dali window", "dali after epoch"])
+def test_steps_stand_on_the_orders_of_dali_too(order: str) -> None:
+    options: dict[str, Any] = {"order": "dali", "seed": 3, "num_shards": 1}
+    if order == "dali window":
+        options |= {"random_shuffle": True, "initial_fill": 5}
+    else:
+        options = {"order": "dali", "shuffle_after_epoch": True}
+    for epoch in range(3):
+        whole = rows_of(numbers(**options), epoch)
+        assert rows_of(numbers(**options).skip(4).concat(numbers(50, 2)), epoch) == [
+            *whole[4:], 50, 51,
+        ]  # fmt: skip
+        mixed = rows_of(numbers(**options).shuffle(1), epoch)
+        assert sorted(mixed) == ALL
+        assert mixed == [whole[i] for i in order_of(epoch, seed=1)]
+
+
+# ---- laws
+
+
+@pytest.mark.parametrize("window", [None, 4])
+def test_to_map_before_a_shuffle_or_after_it_is_the_same(window: int | None) -> None:
+    before = numbers().map(steps.jitter).shuffle(5, window)
+    after = numbers().shuffle(5, window).map(steps.jitter)
+    twice = numbers().shuffle(5, window).take(NUM).map(steps.jitter)
+    assert rows_of(before) == rows_of(after) == rows_of(twice)
+    drawn = dict(rows_of(before))
+    assert drawn == dict(rows_of(numbers().map(steps.jitter)))
+    assert len(set(drawn.values())) == NUM
+    assert drawn != dict(rows_of(before, epoch=1))
+
+
+def test_maps_and_parts_draw_each_for_themselves() -> None:
+    both = numbers().map(lambda x, rng: rng.random()).map(lambda x, rng: (x, rng.random()))
+    assert all(x != y for x, y in rows_of(both))
+    made = samples(lambda info: info.rng.random(), NUM).map(lambda x, rng: (x, rng.random()))
+    assert all(x != y for x, y in rows_of(made))
+    same = numbers().concat(numbers(), numbers()).map(steps.jitter)
+    assert len({drawn for _, drawn in rows_of(same)}) == 3 * NUM
+    passes = numbers().repeat(2).map(steps.jitter)
+    assert len({drawn for _, drawn in rows_of(passes)}) == 2 * NUM
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 200), st.integers(1, 60), st.integers(0, 3), st.integers(0, 9))
+def test_windows_of_a_shuffle_stay_together(num: int, window: int, epoch: int, seed: int) -> None:
+    source = numbers(num=num).shuffle(seed, window)
+    order = rows_of(source, epoch, 7)
+    assert sorted(order) == list(range(num))
+    blocks = [row // window for row in order]
+    runs = [b for i, b in enumerate(blocks) if i == 0 or blocks[i - 1] != b]
+    assert len(runs) == len(set(runs)) == -(-num // window)
+
+
+def test_a_windowed_shuffle_moves_windows_and_records() -> None:
+    epochs = [rows_of(numbers(num=300).shuffle(1, 16), epoch) for epoch in range(4)]
+    # What is left over, 12 records, does not always come last.
+    assert len({tuple(order) for order in epochs}) == 4
+    assert len({order.index(299) // 16 for order in epochs}) > 1
+    assert all(order[:16] != sorted(order[:16]) for order in epochs)
+
+
+ORDERS: dict[str, Callable[[Any], Any]] = {
+    "shuffle": lambda source: source.shuffle(),
+    "shuffle by a seed": lambda source: source.shuffle(3),
+    "shuffle in windows": lambda source: source.shuffle(window=4),
+    "take": lambda source: source.take(9),
+    "skip": lambda source: source.skip(2),
+    "repeat": lambda source: source.repeat(2),
+    "concat": lambda source: source.concat(source),
+    "mix": lambda source: mix({"a": (source, 2), "b": (source, 1)}),
+    "shard": lambda source: source.shard(0, 2),
+}
+RANDOM = {name: order for name, order in ORDERS.items() if name != "shard"}
+
+
+def ordered(source: Any, names: list[str]) -> Any:
+    for name in names:
+        source = ORDERS[name](source)
+    return source
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.sampled_from([*RANDOM]), max_size=4), st.booleans(), st.integers(0, 4))
+def test_where_a_map_stands_among_orders_changes_nothing(
+    names: list[str], shards: bool, at: int
+) -> None:
+    names = [*names, "shard"] if shards else names
+    first = ordered(numbers().map(steps.jitter), names)
+    before = ordered(numbers(), names[:at]).map(steps.jitter)
+    last = ordered(numbers(), names).map(steps.jitter)
+    for epoch in range(2):
+        rows = [chunk[i].tolist() for chunk in epoch_of(first, 7, epoch) for i in range(2)]
+        for other in (ordered(before, names[at:]), last):
+            assert rows == [c[i].tolist() for c in epoch_of(other, 7, epoch) for i in range(2)]
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.sampled_from(["shuffle", "shuffle in windows", "repeat", "concat"]), max_size=4),
+       st.integers(0, 4))  # fmt: skip
+def test_where_a_filter_stands_among_orders_changes_nothing(names: list[str], at: int) -> None:
+    source = ordered(ordered(numbers(), names[:at]).filter(steps.is_odd), names[at:])
+    whole = ordered(numbers(), names)
+    assert rows_of(source, 1) == [x for x in rows_of(whole, 1) if x % 2]
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.sampled_from([*RANDOM]), max_size=3), st.integers(1, 5), st.integers(1, 9))
+def test_ranks_together_are_the_whole(names: list[str], num: int, batch_size: int) -> None:
+    source = ordered(numbers().map(steps.jitter), names)
+    wanted = Counter(rows_of(source, 1, batch_size))
+    parts = [rows_of(source.shard(rank, num), 1, batch_size) for rank in range(num)]
+    assert Counter(chain(*parts)) == wanted
+    sizes = [*map(len, parts)]
+    assert max(sizes) - min(sizes) <= 1
+
+
+# Where rows are calls, the shard says which records share one.
+@pytest.mark.parametrize("num_shards", [2, 3])
+@pytest.mark.parametrize("name", sorted(COMPOSITIONS.keys() - {"padded", "offsets"}))
+def test_shards_together_are_the_whole(name: str, num_shards: int) -> None:
+    def rows(source: Any, epoch: int) -> Counter[Any]:
+        return Counter(
+            tuple((c.shape[1:], c.tobytes()) for c in row)
+            for chunk in epoch_of(source, 5, epoch)
+            for row in split_each(chunk.values() if isinstance(chunk, dict) else chunk)
+        )
+
+    make = COMPOSITIONS[name].make
+    for epoch in range(2):
+        parts = [rows(make().shard(s, num_shards), epoch) for s in range(num_shards)]
+        assert sum(parts, Counter()) == rows(make(), epoch)
+
+
+# ---- rows of different lengths
+
+
+def test_padding_to_a_length() -> None:
+    source = numbers(num=5).map(lambda x: {"x": np.arange(x), "n": x}).pad(6, value=-1)
+    columns = source(call(0, 5))
+    assert columns["x"].tolist() == [[*range(n), *[-1] * (6 - n)] for n in range(5)]
+    assert columns["n"].tolist() == [0, 1, 2, 3, 4]
+    # Rows are alike now, so that other steps may follow.
+    (x,) = numbers(num=5).map(steps.ragged).pad(7).shuffle(1).concat(
+        numbers(num=2).map(steps.ragged).pad(7)
+    )(call(0, 7))  # fmt: skip
+    assert x.shape == (7, 7)
+
+
+def test_padding_to_the_longest_of_a_call() -> None:
+    source = numbers(num=6).map(steps.ragged).pad()
+    assert [c[0].shape for c in epoch_of(source, 3)] == [(3, 3), (3, 6)]
+
+
+def test_padding_of_some_columns() -> None:
+    source = records([{"a": np.ones(2), "b": np.ones(2)}, {"a": np.ones(3), "b": np.ones(2)}])
+    assert source.pad({"a": 4})(call(0, 2))["a"].shape == (2, 4)
+    with pytest.raises(RecordError, match=r"sample 1: column 'a' .*of columns that length= names"):
+        source.pad({"b": 4})(call(0, 2))
+
+
+def test_padding_of_two_axes_and_of_bfloat16() -> None:
+    rows = [np.ones((n, 2), ml_dtypes.bfloat16) for n in (1, 3)]
+    (column,) = records(rows).pad(3, value=0.5)(call(0, 2))
+    assert column.dtype == ml_dtypes.bfloat16
+    assert column.astype(float)[0].tolist() == [[1, 1], [0.5, 0.5], [0.5, 0.5]]
+
+
+def test_strings_of_one_width() -> None:
+    columns = numbers(num=4).map(steps.words).pad(5)(call(0, 4))
+    assert (columns["text"].dtype, columns["raw"].dtype) == ("U5", "S5")
+    assert columns["text"].tolist() == ["", "x", "xx", "xxx"]
+    assert columns["raw"].tolist() == [b"y", b"yy", b"yyy", b"y"]
+
+
+def test_values_and_offsets() -> None:
+    source = numbers(num=4).map(lambda x: {"t": np.full(x, x), "s": "é" * int(x), "n": x})
+    columns = source.offsets()(call(0, 4))
+    assert {name: c.shape for name, c in columns.items()} == {
+        "t.values": (1, 6), "t.offsets": (1, 5), "s.values": (1, 12), "s.offsets": (1, 5),
+        "n": (1, 4),
+    }  # fmt: skip
+    values, offsets = columns["t.values"][0], columns["t.offsets"][0].tolist()
+    assert [values[a:b].tolist() for a, b in pairwise(offsets)] == [
+        [], [1], [2, 2], [3, 3, 3],
+    ]  # fmt: skip
+    octets, offsets = columns["s.values"][0], columns["s.offsets"][0].tolist()
+    assert octets[offsets[2] : offsets[3]].tobytes().decode() == "éé"
+
+
+def test_rows_that_cannot_be_padded_are_named() -> None:
+    for rows, length, told in (
+        ([np.ones(2), np.ones(5)], 3, r"sample 1: column 0 has 5 values, length is 3"),
+        ([np.ones(2), np.ones((2, 2))], 3, r"sample 1: column 0 is float64\[2, 2\], sample 0 has"),
+        ([np.ones(2), np.ones(2, "i4")], 3, r"sample 1: column 0 is int32\[2\], sample 0 has"),
+        (["ab", "abcd"], 3, r"sample 1: column 0 has 4 characters, length is 3"),
+        (["ab", b"ab"], 3, r"sample 1: column 0 is \|S2, expected strings"),
+        (["ab", "abcd"], None, r"column 0 holds strings, which need one width in all batches"),
+        ([{"a": 1}, {"b": 1}], 3, r"sample 1: has the columns \['b'\], sample 0 has \['a'\]"),
+        ([object(), object()], 3, r"sample 0: column 0 holds Python objects"),
+    ):
+        with pytest.raises(RecordError, match=told):
+            records(rows).pad(length)(call(0, 2))
+    with pytest.raises(RecordError, match=r"sample 0 and on: column 0: "):
+        records([np.ones(2), np.ones((2, 2))]).offsets()(call(0, 2))
+
+
+def test_batches_under_a_budget_hold_each_record_once_and_little_padding() -> None:
+    lengths = np.random.default_rng(1).integers(1, 60, 500)
+    source = arrays(lengths).map(lambda n: {"t": np.full(n, n), "n": n}).batch_by_tokens(256)
+    epochs = []
+    for epoch in range(2):
+        batches = [c for c in epoch_of(source, 1, epoch) if len(c["n"])]
+        assert sorted(n for b in batches for n in b["n"].tolist()) == sorted(lengths.tolist())
+        assert all(b["t"].size <= 256 for b in batches)
+        for batch in batches:
+            for row, n in zip(batch["t"], batch["n"].tolist(), strict=True):
+                assert row.tolist() == [n] * n + [0] * (len(row) - n)
+        assert sum(b["t"].size for b in batches) < 1.15 * lengths.sum()
+        epochs.append([b["n"].tolist() for b in batches])
+    assert epochs[0] != epochs[1]
+
+
+def test_a_window_is_cut_once() -> None:
+    made: list[int] = []
+
+    def fn(record: Any) -> Any:
+        made.append(int(record))
+        return steps.ragged(record)
+
+    source = numbers(num=50).map(fn).batch_by_tokens(20, window=8)
+    list(epoch_of(source, 1))
+    # The first record again, to know what columns are like where a call has no rows.
+    assert Counter(made) - Counter(range(50)) <= Counter({0: 1}) + Counter(range(8))
+
+
+def test_a_record_beyond_the_budget_is_named() -> None:
+    with pytest.raises(RecordError, match=r"row 6: has 7 tokens, the budget is 6"):
+        list(epoch_of(numbers(num=8).map(steps.ragged).batch_by_tokens(6), 1))
+    with pytest.raises(RecordError, match=r"row 0: has 9 tokens, the budget is 6"):
+        source = numbers(num=8).map(steps.named).batch_by_tokens(6, length=lambda record: 9)
+        source(call(0, 1))
+
+
+# ---- nested samples
+
+
+Point = namedtuple("Point", "x y")
+
+
+def test_nested_samples_flatten_and_come_back() -> None:
+    def sample(i: int) -> Any:
+        return {"image": {"left": np.full(2, i), "size": {"h": i}}, "at": Point(i, -i), "n": i}
+
+    columns = records([sample(i) for i in range(3)])(call(0, 3))
+    assert list(columns) == ["image.left", "image.size.h", "at.x", "at.y", "n"]
+    assert columns["at.y"].tolist() == [0, -1, -2]
+    back = nested(columns)
+    assert back["image"]["left"].tolist() == [[0, 0], [1, 1], [2, 2]]
+    assert back["at"]["x"].tolist() == back["image"]["size"]["h"].tolist() == [0, 1, 2]
+    padded = records([{"a": {"b": np.ones(n)}} for n in (1, 3)]).pad()(call(0, 2))
+    assert {name: column.shape for name, column in padded.items()} == {"a.b": (2, 3)}
+    for wrong in ({"a": 1, "a.b": 2}, {"a.b": 2, "a": 1}):
+        with pytest.raises(ValueError, match="'a"):
+            nested(wrong)
+    with pytest.raises(RecordError, match=r"sample 1: has \['a\.c'\], sample 0 has \['a\.b'\]"):
+        records([{"a": {"b": 1}}, {"a": {"c": 1}}])(call(0, 2))
+
+
+def test_nested_values_of_a_tuple_are_columns_in_order() -> None:
+    columns = records([(1, {"a": 2, "b": Point(3, 4)}, [5, 6])] * 2)(call(0, 2))
+    assert [column.tolist() for column in columns] == [
+        [1, 1], [2, 2], [3, 3], [4, 4], [[5, 6], [5, 6]],
+    ]  # fmt: skip
+
+
+# ---- what else a step passes on
+
+
+def test_records_that_a_map_cannot_make() -> None:
+    with pytest.raises(RecordError, match="row 1: odd"):
+        rows_of(numbers().map(steps.odd_fails))
+    source = numbers().map(steps.odd_fails, on_error="skip").shuffle(5).concat(numbers(100, 2))
+    assert rows_of(source, batch_size=64) == [x for x in order_of(0) if x % 2 == 0] + [100, 101]
+    assert source.skipped == 2 * (NUM // 2)
+    assert not source.gives_all_rows
+    with pytest.raises(TypeError) as caught:
+        rows_of(numbers().map(lambda record: record + "a"))
+    assert "while reading row 0" in caught.value.__notes__
+    with pytest.raises(RecordError, match=r"row 3: .*StopIteration"):
+        rows_of(numbers().map(lambda x: next(iter([])) if x == 3 else x))
+
+
+def test_columns_of_parts_that_do_not_fit() -> None:
+    with pytest.raises(
+        RecordError,
+        match=r"concat: source 1: column 0 is float64\[\], that of "
+        r"source 0 is int64\[\]",
+    ):
+        rows_of(numbers().concat(arrays(np.ones(3))), batch_size=64)
+    with pytest.raises(
+        RecordError, match=r"concat: source 1: has the columns \['x'\], source 0 has \[0\]"
+    ):
+        part = numbers().map(steps.named).pad(1)
+        rows_of(numbers().concat(part), batch_size=64)
+    with pytest.raises(RecordError, match=r"several sources have the columns \['x'\]"):
+        named = arrays({"x": np.arange(3)})
+        named.zip(named)(call(0, 3))
+    with pytest.raises(RecordError, match=r"zip of records with names and without"):
+        arrays({"x": np.arange(3)}).zip(numbers(num=3))(call(0, 3))
+
+
+def test_lengths() -> None:
+    assert len(numbers().concat(numbers()).take(30).repeat(2)) == 60
+    assert numbers().repeat(2).rows(0, 5) == 2 * NUM
+    assert numbers().map(steps.double).gives_all_rows
+    for source in (numbers().filter(steps.is_odd), steps.budgeted(), numbers().offsets()):
+        assert not source.gives_all_rows
+        with pytest.raises(TypeError, match="is not known before they are read"):
+            len(source)
+        assert source
+
+
+WRONG: dict[str, tuple[Callable[[], Any], str]] = {
+    "map of nothing": (lambda: numbers().map(5), "fn is 5, expected a function"),
+    "map of three": (lambda: numbers().map(lambda a, b, c: 1), r"fn requires \['a', 'b', 'c'\]"),
+    "on_error": (lambda: numbers().map(steps.double, on_error="x"), "on_error is 'x'"),
+    "filter": (lambda: numbers().filter(None), "fn is None, expected a function"),
+    "take": (lambda: numbers().take(0), "n is 0, expected a whole number of at least 1"),
+    "skip": (lambda: numbers().skip(NUM), "n is 23, and the source has 23 records"),
+    "repeat": (lambda: numbers().repeat(0), "times is 0"),
+    "concat": (lambda: numbers().concat(5), "int is no source"),
+    "zip": (lambda: numbers().zip(numbers(num=3)), r"zip of sources of \[23, 3\] records"),
+    "take of filter": (
+        lambda: numbers().filter(steps.is_odd).take(3),
+        "take: the source is filtered, and so has no known length; filter after take",
+    ),
+    "skip of filter": (
+        lambda: numbers().filter(steps.is_odd).skip(3),
+        "skip: the source is filtered",
+    ),
+    "of shards": (lambda: numbers(num_shards=2).take(3), "take of a source with shards"),
+    "of padding": (lambda: numbers(pad_last_batch=True).repeat(3), "repeat of a source with shard"),
+    "shard of shards": (lambda: numbers().shard(0, 2).shard(0, 2), "shard of a source with shards"),
+    "window": (lambda: numbers().shuffle(window=0), "window is 0"),
+    "seed": (lambda: numbers().shuffle(-1), "seed is -1"),
+    "length": (lambda: numbers().pad(0), "length is 0, expected a whole number"),
+    "lengths": (lambda: numbers().pad({"a": None}), "length is {'a': None}, expected"),
+    "after offsets": (lambda: numbers().offsets().map(steps.double), "offsets comes after map"),
+    "after pad": (lambda: numbers().pad().concat(numbers()), "pad comes after concat"),
+    "budget": (lambda: numbers().batch_by_tokens(0), "budget is 0"),
+    "after budget": (lambda: steps.budgeted().filter(len), "batch_by_tokens comes after filter"),
+    "shards of what varies": (
+        lambda: steps.budgeted().shard(0, 2, pad_last_batch=True),
+        "pad_last_batch cannot be had of batch_by_tokens",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_cannot_be_is_refused_when_it_is_made(name: str) -> None:
+    make, message = WRONG[name]
+    with pytest.raises(ConfigError, match=message):
+        make()
+
+
+def test_a_filter_that_leaves_nothing_is_told() -> None:
+    with pytest.raises(RecordError, match="row 0: left out, and so is every other record"):
+        numbers().filter(lambda record: False)(call(0, 5))
+
+
+def test_what_a_position_depends_on_is_described() -> None:
+    said = [
+        make().describe()
+        for make in (
+            numbers,
+            lambda: numbers().map(steps.double),
+            lambda: numbers().filter(steps.is_odd),
+            lambda: numbers().take(9),
+            lambda: numbers().take(9).skip(1),
+            lambda: numbers().concat(numbers(num=3)),
+            lambda: numbers().concat(numbers(num=4)),
+            lambda: numbers().repeat(2),
+            lambda: numbers().shuffle(),
+            lambda: numbers().shuffle(1),
+            lambda: numbers().shuffle(1, 4),
+            lambda: numbers().shuffle(1, 5),
+            lambda: numbers().shuffle(1).shuffle(1),
+            lambda: numbers().shuffle(1).shuffle(2),
+            lambda: numbers().shuffle(2).shuffle(1),
+            lambda: numbers().shuffle(2).shard(0, 2),
+            lambda: numbers().shuffle(2).map(steps.double).shard(0, 2),
+            lambda: numbers().pad(3),
+            lambda: numbers().pad(3, value=1),
+            lambda: numbers().offsets(),
+            lambda: numbers().batch_by_tokens(4),
+            lambda: numbers().batch_by_tokens(5),
+        )
+    ]
+    assert len({repr(fields) for fields in said}) == len(said)
+
+
+# ---- in feeds
+
+FEEDS: dict[str, tuple[Callable[[], Any], list[str], dict[str, Any]]] = {
+    "chained": (steps.chained, ["x", "u"], {}),
+    "filtered": (steps.filtered, ["x", "u"], {"last_batch": "keep"}),
+    "budgeted": (steps.budgeted, ["t"], {"dont_rebatch": True}),
+    "tokens": (
+        lambda: numbers().map(steps.ragged).pad(7).shuffle(), ["t"], {"last_batch": "carry"},
+    ),
+}  # fmt: skip
+
+
+def taken(
+    name: str, resume: Any = None, epochs: int = 2, **more: Any
+) -> list[tuple[int, Any, bytes]]:
+    make, names, settings = FEEDS[name]
+    given = {"batch_size": 4, "seed": 9, "epochs": epochs, **settings, **more}
+    with feeder.init_data_input_workers(names, make(), resume=resume, **given) as coordinator:
+        return [
+            (batch.epoch, [batch[n].tolist() for n in names], bytes(coordinator.snapshot()))
+            for batch in coordinator["train"]
+        ]
+
+
+@pytest.mark.parametrize("name", FEEDS)
+def test_a_feed_of_steps_resumes_anywhere_with_any_threads(name: str) -> None:
+    whole = taken(name, num_threads=1)
+    assert [b[:2] for b in taken(name, num_threads=4)] == [b[:2] for b in whole]
+    for i in range(0, len(whole), 5):
+        rest = taken(name, resume=whole[i][2], num_threads=3)
+        assert [b[:2] for b in rest] == [b[:2] for b in whole[i + 1 :]]
+
+
+@pytest.mark.parametrize("name", ["chained", "budgeted"])
+def test_a_feed_of_steps_is_the_same_in_processes(name: str) -> None:
+    whole = taken(name, epochs=1)
+    executor = feeder.Processes(2)
+    assert [b[:2] for b in taken(name, epochs=1, executor=executor)] == [b[:2] for b in whole]
+    rest = taken(name, epochs=1, resume=whole[3][2], executor=executor)
+    assert [b[:2] for b in rest] == [b[:2] for b in whole[4:]]
+
+
+def test_in_processes_the_global_generators_belong_to_the_record() -> None:
+    def drawn(num: int) -> dict[int, float]:
+        source = numbers().map(steps.stir).shuffle(num)
+        with feeder.init_data_input_workers(
+            ["x", "u"], source, 4, seed=9, executor=feeder.Processes(num)
+        ) as coordinator:
+            batches = list(coordinator["train"])
+        return {int(x): u for b in batches for x, u in zip(b["x"], b["u"].tolist(), strict=True)}
+
+    assert drawn(1) == drawn(2)
+    assert len(set(drawn(1).values())) == NUM
+
+
+def test_a_position_of_other_steps_is_refused() -> None:
+    whole = taken("chained")
+    with pytest.raises(feeder.ResumeError, match="source"):
+        taken("filtered", resume=whole[2][2])
+
+
+def test_records_far_out_are_found_at_once() -> None:
+    virtual = samples(lambda info: np.array([info.idx_in_epoch]), 10**12)
+    source = virtual.shuffle(1).repeat(3).skip(5).map(steps.double)
+    (rows,) = source(call(10**11, 4))
+    assert rows.shape == (4, 1)
+    assert len(source) == 3 * 10**12 - 5

@@ -1,0 +1,203 @@
+"""Parquet and Arrow: the rows that their own library gives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import feeder
+from calls import call, epoch_of
+from feeder.workers.errors import ConfigError
+from feeder.workers.sources import RecordError, arrow, parquet
+from needs import needs
+
+needs("pyarrow")
+
+import pyarrow as pa  # noqa: E402
+import pyarrow.feather  # noqa: E402
+import pyarrow.parquet as pq  # noqa: E402
+
+NUM = 50
+
+
+def table(start: int = 0, stop: int = NUM) -> Any:
+    """Columns of every kind that has arrays."""
+    numbers = range(start, stop)
+    return pa.table({
+        "n": pa.array(numbers, pa.int32()),
+        "x": pa.array([i / 2 for i in numbers], pa.float32()),
+        "b": pa.array([i % 2 == 0 for i in numbers]),
+        "v": pa.array([[i, -i] for i in numbers], pa.list_(pa.int64(), 2)),
+        "s": pa.array([{"a": i, "t": {"u": i * 10}} for i in numbers]),
+        "d": pa.array([["p", "q"][i % 2] for i in numbers]).dictionary_encode()
+        .cast(pa.string()),
+        "l": pa.array([list(range(i % 4)) for i in numbers], pa.list_(pa.int16())),
+        "t": pa.array(["é" * (i % 3) for i in numbers]),
+        "y": pa.array([b"z" * (i % 5) for i in numbers], pa.large_binary()),
+    })  # fmt: skip
+
+
+FIXED = ["n", "x", "b", "v", "s"]
+
+
+def write_parquet(folder: Path, ends: tuple[int, ...] = (23, NUM)) -> list[Path]:
+    files = []
+    for i, (start, stop) in enumerate(zip((0, *ends), ends, strict=False)):
+        files.append(folder / f"{i}.parquet")
+        pq.write_table(table(start, stop), files[-1], row_group_size=10)
+    return files
+
+
+def write_arrow(folder: Path) -> list[Path]:
+    pyarrow.feather.write_feather(
+        table(0, 23), str(folder / "0.arrow"), compression="uncompressed", chunksize=10
+    )
+    with pa.OSFile(str(folder / "1.arrow"), "wb") as file, pa.ipc.new_stream(
+        file, table().schema
+    ) as stream:  # fmt: skip
+        stream.write_table(table(23, NUM), max_chunksize=10)
+    return [folder / "0.arrow", folder / "1.arrow"]
+
+
+STORES: dict[str, tuple[Callable[[Path], Any], Callable[..., Any]]] = {
+    "parquet": (write_parquet, parquet), "arrow": (write_arrow, arrow),
+}  # fmt: skip
+each_store = pytest.mark.parametrize("store", STORES)
+
+
+@each_store
+def test_rows_of_one_shape_are_columns(store: str, tmp_path: Path) -> None:
+    write, read = STORES[store]
+    source = read(write(tmp_path), FIXED)
+    assert len(source) == NUM
+    for size in (1, 7, 64):
+        chunks = list(epoch_of(source, size))
+        assert list(chunks[0]) == ["n", "x", "b", "v", "s.a", "s.t.u"]
+        whole = {name: np.concatenate([c[name] for c in chunks]) for name in chunks[0]}
+        flat = table().select(FIXED).flatten().flatten()
+        for name, column in whole.items():
+            assert column.tolist() == flat.column(name).to_pylist()
+        assert (whole["n"].dtype, whole["x"].dtype, whole["b"].dtype) == ("i4", "f4", "?")
+        assert whole["v"].shape == (NUM, 2)
+
+
+@each_store
+def test_rows_of_different_lengths_are_samples(store: str, tmp_path: Path) -> None:
+    write, read = STORES[store]
+    source = read(write(tmp_path), ["n", "l", "t", "y", "d"])
+    columns = source.pad(6)(call(0, NUM))
+    wanted = table()
+    assert columns["t"].tolist() == wanted.column("t").to_pylist()
+    assert columns["y"].tolist() == wanted.column("y").to_pylist()
+    assert columns["d"].tolist() == wanted.column("d").to_pylist()
+    assert columns["l"].dtype == np.int16
+    lists = wanted.column("l").to_pylist()
+    assert columns["l"].tolist() == [[*row, *[0] * (6 - len(row))] for row in lists]
+    made = source.shuffle(1, 10).map(lambda row: (row["n"], len(row["t"]), row["l"].sum()))
+    for n, t, total in zip(*made(call(3, 12)), strict=True):
+        assert (t, total) == (n % 3, sum(range(n % 4)))
+    with pytest.raises(RecordError, match=r"row 1: column 'l' is int16\[1\], .* int16\[0\]"):
+        read(tmp_path / f"0.{store}", ["l"])(call(0, 5))
+
+
+@each_store
+def test_any_row_is_read_at_once_in_any_order(store: str, tmp_path: Path) -> None:
+    write, read = STORES[store]
+    paths = write(tmp_path)
+    shuffled = read(paths, ["n"], random_shuffle=True, seed=3)
+    rows = [n for c in epoch_of(shuffled, 7) for n in c["n"].tolist()]
+    assert sorted(rows) == list(range(NUM)) and rows != sorted(rows)
+    assert read(paths, ["n"], random_shuffle=True, seed=3)(call(4, 7))["n"].tolist() == rows[28:35]
+
+
+def test_a_row_group_is_decoded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    paths, decoded = write_parquet(tmp_path), []
+    source = parquet(tmp_path / "*.parquet", ["n"], row_group_cache=2).shuffle(1, 10)
+    read = pq.ParquetFile.read_row_group
+
+    def counting(self: Any, number: int, **options: Any) -> Any:
+        decoded.append(number)
+        return read(self, number, **options)
+
+    monkeypatch.setattr(pq.ParquetFile, "read_row_group", counting)
+    rows = [n for c in epoch_of(source, 4) for n in c["n"].tolist()]
+    assert sorted(rows) == list(range(NUM))
+    # The windows and groups of the second file do not begin at the same rows.
+    assert len(decoded) <= 10
+    assert len(paths) == 2
+
+
+def test_other_columns_are_named(tmp_path: Path) -> None:
+    paths = write_parquet(tmp_path)
+    other = tmp_path / "other.parquet"
+    pq.write_table(table().set_column(0, "n", pa.array(range(NUM), pa.int64())), other)
+    with pytest.raises(
+        ConfigError, match=r"other\.parquet' has the columns \['n: int64'\], .*'n: int32'"
+    ):
+        parquet([*paths, other], ["n"])
+    with pytest.raises(ConfigError, match=r"0\.parquet' has the columns \[.*\], and no 'z'"):
+        parquet(paths, ["n", "z"])
+    assert len(parquet([*paths, other], ["x"])) == 2 * NUM
+
+
+def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "x.parquet"
+    for columns, told in (
+        ({"n": [1, None]}, r"x\.parquet', row group 0: column 'n' has 1 nulls"),
+        ({"n": [[[1]], [[2]]]}, r"column 'n' is list<.*lists in lists have no array"),
+    ):
+        pq.write_table(pa.table(columns), path)
+        with pytest.raises(RecordError, match=told):
+            parquet(path)(call(0, 2))
+    for data, told in (
+        (b"", r"x\.parquet' cannot be read"),
+        (b"PAR1 nonsense PAR1" * 9, "cannot be read"),
+    ):
+        path.write_bytes(data)
+        with pytest.raises(ConfigError, match=told):
+            parquet(path)
+        with pytest.raises(ConfigError, match=told):
+            arrow(path)
+    pq.write_table(table(0, 0), path)
+    with pytest.raises(ConfigError, match="holds no rows"):
+        parquet(path)
+    with pytest.raises(ConfigError, match=r"y\.parquet' cannot be read: "):
+        parquet(tmp_path / "y.parquet")
+    with pytest.raises(ConfigError, match="columns is 'n'"):
+        parquet(path, "n")
+    with pytest.raises(ConfigError, match="row_group_cache is 0"):
+        parquet(path, row_group_cache=0)
+
+
+def taken(paths: list[Path], resume: Any = None, **more: Any) -> list[tuple[Any, bytes]]:
+    source = parquet(paths, ["n", "v"]).shuffle(window=10)
+    settings = {"batch_size": 6, "seed": 4, "epochs": 2, **more}
+    with feeder.init_data_input_workers(["n", "v"], source, resume=resume, **settings) as made:
+        return [
+            ((b.epoch, b["n"].tolist(), b["v"].tolist()), bytes(made.snapshot()))
+            for b in made["train"]
+        ]
+
+
+def test_a_feed_resumes_and_names_the_file_that_changed(tmp_path: Path) -> None:
+    paths = write_parquet(tmp_path)
+    whole = taken(paths, num_threads=1)
+    for i in range(0, len(whole), 4):
+        rest = taken(paths, whole[i][1], num_threads=3)
+        assert [b for b, _ in rest] == [b for b, _ in whole[i + 1 :]]
+    pq.write_table(table(24, NUM + 1), paths[1], row_group_size=10)
+    with pytest.raises(feeder.ResumeError, match=r"file 1\.parquet: '27 rows, \w+' then") as told:
+        taken(paths, whole[3][1])
+    assert "file 0" not in str(told.value)
+
+
+@each_store
+def test_tables_are_read_in_processes_too(store: str, tmp_path: Path) -> None:
+    write, read = STORES[store]
+    source = read(write(tmp_path), ["n"])
+    with feeder.init_data_input_workers(["n"], source, 20, executor=feeder.Processes(2)) as made:
+        assert [n for batch in made["train"] for n in batch["n"].tolist()] == list(range(NUM))

@@ -1,0 +1,64 @@
+"""Which batches a rank makes: together they are all, in one order, with any numbers of ranks."""
+
+from __future__ import annotations
+
+from itertools import chain
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from feeder.workers.stream.shares import Place, Share
+
+COUNTS = st.integers(0, 40)
+RANKS = st.integers(1, 7)
+
+
+def flat(rounds: list[list[int]]) -> list[int]:
+    return list(chain.from_iterable(rounds))
+
+
+def dealt(num: int, num_batches: int, index: int = 0, *, drops: bool) -> list[list[int]]:
+    """Each round of an epoch, as all ranks together make it."""
+    ranks = [Share(rank, num, drops) for rank in range(num)]
+    rounds = ranks[0].rounds(num_batches, index)
+    assert [share.batch(rounds, num_batches, index) for share in ranks] == [None] * num
+    made = [[share.batch(k, num_batches, index) for share in ranks] for k in range(rounds)]
+    assert None not in flat(made)
+    return made  # type: ignore[return-value]  # no None, as was just looked at
+
+
+@given(RANKS, COUNTS, COUNTS)
+def test_ranks_make_the_batches_in_order_and_pad_with_the_last(
+    num: int, num_batches: int, index: int
+) -> None:
+    made = flat(dealt(num, num_batches, index, drops=False))
+    real = list(range(index, num_batches))
+    assert made[: len(real)] == real
+    padding = made[len(real) :]
+    assert len(padding) < num
+    assert set(padding) <= {num_batches - 1}
+
+
+@given(RANKS, COUNTS, COUNTS)
+def test_or_leave_out_the_round_that_is_not_complete(
+    num: int, num_batches: int, index: int
+) -> None:
+    made = flat(dealt(num, num_batches, index, drops=True))
+    left = max(0, num_batches - index)
+    assert made == list(range(index, index + left - left % num))
+
+
+@given(st.integers(1, 40), st.lists(st.tuples(RANKS, st.integers(0, 9)), max_size=6))
+def test_the_order_stays_with_any_number_of_ranks_any_number_of_times(
+    num_batches: int, legs: list[tuple[int, int]]
+) -> None:
+    place, seen, steps = Place(), [], 0
+    for num, rounds in [*legs, (3, num_batches)]:
+        share = Share(0, num)
+        made = dealt(num, num_batches, place.index, drops=False)[:rounds]
+        seen += flat(made)
+        place, steps = share.after(place, len(made)), steps + len(made)
+    assert seen[:num_batches] == list(range(num_batches))
+    assert set(seen[num_batches:]) <= {num_batches - 1}
+    assert place.step == steps
+    assert place.after_epoch() == Place(1, 0, place.step)

@@ -1,0 +1,313 @@
+"""`mds`: shards in the format of MosaicML's Streaming, read where they lie.
+
+The format (`streaming/base/format/mds` of mosaicml-streaming): a folder has an `index.json`, which
+lists its shards with their columns. A shard is the number of samples, where each begins and the
+last one ends, the columns once more as JSON, and the samples: of each column whose values differ in
+size that size, then the values. Numbers are uint32, little-endian.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, BinaryIO, Unpack
+
+import numpy as np
+from numpy.typing import NDArray
+
+from feeder.workers.errors import ConfigError
+from feeder.workers.public import public
+from feeder.workers.sources.arguments import PathLike
+from feeder.workers.sources.datasets import FileRecords
+from feeder.workers.sources.orders.options import OrderOptions
+from feeder.workers.sources.pictures import Decoder
+from feeder.workers.sources.source import Source
+from feeder.workers.sources.stores.offsets import digest_of_stretches, told_of_files
+from feeder.workers.sources.stores.reading import OnError
+
+Decode = Callable[[bytes], Any]
+
+
+@public("feeder.sources")
+def mds(
+    folder: PathLike,
+    columns: Sequence[str] | None = None,
+    *,
+    decoders: Mapping[str, Decode] | None = None,
+    on_error: OnError = "raise",
+    **options: Unpack[OrderOptions],
+) -> Source:
+    """Samples of MDS shards, as MosaicML's Streaming writes them; the library is not needed.
+
+    Any sample is read at once, from a local folder. Shards are not compressed.
+
+    Args:
+        folder: The folder of an `index.json` and its shards.
+        columns: The columns to read; None is all, in the order of the shards.
+        decoders: By column, what makes a value of its bytes. Else by the column's encoding: whole
+            numbers and floats with their dtype, str, bytes, ndarray an array, json what it holds,
+            jpeg and png uint8 of (height, width, 3) (extra `images`). Columns of any other encoding
+            need a decoder; pickles are never read without one.
+        on_error: What to do about a sample that cannot be read or decoded: "raise", or "skip",
+            which leaves its row out and counts it in `source.skipped`.
+        options: `OrderOptions`.
+
+    Raises:
+        ConfigError: the folder or a shard is missing, truncated, compressed or no such file, or an
+            option is wrong.
+    """
+    shards = MdsShards(os.fspath(folder), columns, dict(decoders or {}))
+    return Source(FileRecords("mds", shards, on_error, decodes=bool(decoders)), **options)
+
+
+class MdsShards:
+    """The samples of a folder, by number; read-only, any thread reads. Files are opened at the
+    call: no process may hold a whole data set's files open."""
+
+    def __init__(
+        self, folder: str, columns: Sequence[str] | None, decoders: dict[str, Decode]
+    ) -> None:
+        path = os.path.join(folder, "index.json")
+        entries = _read_index(path)
+        first = entries[0]
+        self._sizes: list[int | None] = first["column_sizes"]
+        self._encodings = dict(zip(first["column_names"], first["column_encodings"], strict=True))
+        self._decoders = _chosen(path, self._encodings, columns, decoders)
+        alike = ("column_names", "column_encodings", "column_sizes")
+        self._paths: list[str] = []
+        self._told: list[str] = []
+        for entry in entries:
+            shard = os.path.join(folder, entry["raw_data"]["basename"])
+            if any(entry[name] != first[name] for name in alike):
+                raise ConfigError(
+                    f"{shard!r} has the columns {entry['column_names']}, {self._paths[0]!r} has "
+                    f"{first['column_names']}, or their encodings differ"
+                )
+            self._paths.append(shard)
+            self._told.append(_told(shard, entry))
+        self._counts = [int(entry["samples"]) for entry in entries]
+        self._ends = np.cumsum(self._counts)
+        if not len(self):
+            raise ConfigError(f"{path!r} lists no samples")
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def _place(self, record: int) -> tuple[int, int]:
+        """The number of a sample's shard, and its number there."""
+        number = int(np.searchsorted(self._ends, record, side="right"))
+        return number, record - int(self._ends[number]) + self._counts[number]
+
+    def name(self, record: int) -> str:
+        """The shard, and the sample's number there."""
+        number, inside = self._place(record)
+        return f"{self._paths[number]!r}, sample {inside}"
+
+    def __getitem__(self, record: int) -> Any:
+        number, inside = self._place(record)
+        with open(self._paths[number], "rb") as file:
+            return self._read(file, inside)
+
+    def __getitems__(self, records: Sequence[int]) -> list[Any]:
+        """Several samples; each shard is opened once."""
+        made: list[Any] = [None] * len(records)
+        by_shard: dict[int, list[tuple[int, int]]] = {}
+        for i, record in enumerate(records):
+            number, inside = self._place(record)
+            by_shard.setdefault(number, []).append((i, inside))
+        for number, wanted in by_shard.items():
+            with open(self._paths[number], "rb") as file:
+                for i, inside in wanted:
+                    made[i] = self._read(file, inside)
+        return made
+
+    def _read(self, file: BinaryIO, inside: int) -> dict[str, Any]:
+        """A sample. Raises ValueError where it is damaged."""
+        pair = os.pread(file.fileno(), 8, 4 + 4 * inside)
+        if len(pair) < 8:
+            raise ValueError("the shard ends within its table of samples")
+        begin, end = np.frombuffer(pair, "<u4").tolist()
+        data = os.pread(file.fileno(), end - begin, begin) if end > begin else b""
+        if len(data) < end - begin or end < begin:
+            raise ValueError(
+                f"the sample lies at bytes {begin} to {end}, and the shard has {len(data)} of them"
+            )
+        sample = {}
+        for column, at, stop in self._stretches(data):
+            if stop > len(data):
+                raise ValueError(f"column {column!r} ends behind the sample")
+            decode = self._decoders.get(column)
+            if decode is None:
+                continue
+            try:
+                sample[column] = decode(data[at:stop])
+            except (OSError, ValueError) as error:
+                raise ValueError(f"column {column!r} at byte {begin + at}: {error}") from error
+            except Exception as error:
+                error.add_note(f"in column {column!r} at byte {begin + at}")
+                raise
+        return {column: sample[column] for column in self._decoders}
+
+    def _stretches(self, data: bytes) -> list[tuple[str, int, int]]:
+        """Where the value of each column begins and ends in a sample."""
+        varying = sum(not size for size in self._sizes)
+        told = iter(np.frombuffer(data, "<u4", varying).tolist())
+        stretches, at = [], 4 * varying
+        for column, size in zip(self._encodings, self._sizes, strict=True):
+            stop = at + (size or next(told))
+            stretches.append((column, at, stop))
+            at = stop
+        return stretches
+
+    def describe(self) -> dict[str, Any]:
+        """The columns and how they are read, and of each shard what tells it from another."""
+        columns = [
+            f"{column}: {self._encodings[column]}"
+            # Decoders of JPEGs differ in their pixels.
+            + (f", {decode.name}" if isinstance(decode, Decoder) else "")
+            for column, decode in self._decoders.items()
+        ]
+        return {"columns": columns, **told_of_files(self._paths, self._told)}
+
+
+def _read_index(path: str) -> list[dict[str, Any]]:
+    """The entries of shards that a folder lists."""
+    try:
+        with open(path, "rb") as file:
+            index = json.load(file)
+        entries: list[dict[str, Any]] = index["shards"]
+        for entry in entries:
+            if entry["format"] != "mds":
+                raise ConfigError(f"{path!r} lists shards of format {entry['format']!r}, not mds")
+            if not len(entry["column_names"]) == len(entry["column_sizes"]) > 0:
+                raise ValueError("a shard without sizes of its columns")
+            if not isinstance(entry["raw_data"]["basename"], str):
+                raise ValueError("a shard without a name")
+    except OSError as error:
+        raise ConfigError(f"{path!r} cannot be read: {error.strerror}") from error
+    except (KeyError, TypeError, ValueError) as error:
+        raise ConfigError(f"{path!r} is no index of MDS shards: {error!r}") from error
+    if not entries:
+        raise ConfigError(f"{path!r} lists no shards")
+    return entries
+
+
+def _told(path: str, entry: Mapping[str, Any]) -> str:
+    """What a description says of a shard; raises ConfigError where it is not the one listed."""
+    try:
+        with open(path, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            digest = digest_of_stretches(file, size)
+            count = int.from_bytes(file.read(4), "little")
+    except OSError as error:
+        packed = entry.get("zip_data") or {}
+        if error.errno == 2 and packed.get("basename"):
+            raise ConfigError(
+                f"{path!r} is there compressed alone, as {packed['basename']!r}: decompress it"
+            ) from error
+        raise ConfigError(f"{path!r} cannot be read: {error.strerror}") from error
+    listed = entry["raw_data"].get("bytes", size)
+    if (size, count) != (listed, entry["samples"]):
+        raise ConfigError(
+            f"{path!r} has {size} bytes and {count} samples, its index says {listed} and "
+            f"{entry['samples']}: it is truncated, or of another data set"
+        )
+    return f"{count} samples, {digest % 2**64:016x}"
+
+
+# ---- values
+
+
+def _chosen(
+    path: str,
+    encodings: Mapping[str, str],
+    columns: Sequence[str] | None,
+    given: Mapping[str, Decode],
+) -> dict[str, Decode]:
+    """The decoder of each column that is read, in their order."""
+    if columns is None:
+        columns = list(encodings)
+    elif isinstance(columns, str) or not columns:
+        raise ConfigError(f"columns is {columns!r}, expected names such as ['text', 'label']")
+    for name in (*columns, *given):
+        if name not in encodings:
+            raise ConfigError(f"{path!r} has the columns {list(encodings)}, and no {name!r}")
+    for name, decode in given.items():
+        if not callable(decode):
+            raise ConfigError(f"decoders[{name!r}] is {decode!r}, expected a function of bytes")
+    return {name: given.get(name) or _decoder(name, encodings[name]) for name in columns}
+
+
+def _decoder(column: str, encoding: str) -> Decode:
+    """What reads values of an encoding."""
+    name, _, detail = encoding.partition(":")
+    if name in ("jpeg", "png"):
+        decoder = Decoder("auto")
+        decoder.check()
+        return decoder
+    if name == "ndarray":
+        return _ndarray_decoder(detail)
+    if name in _SCALARS:
+        return partial(_scalar, np.dtype(name).newbyteorder("<"))
+    if name in _DECODERS:
+        return _DECODERS[name]
+    raise ConfigError(
+        f"column {column!r} has the encoding {encoding!r}: give decoders={{{column!r}: function}}, "
+        "or name the other columns with columns="
+    )
+
+
+def _scalar(dtype: np.dtype[Any], data: bytes) -> Any:
+    (value,) = np.frombuffer(data, dtype)
+    return value.astype(dtype.newbyteorder("="))
+
+
+def _int(data: bytes) -> int:
+    return int.from_bytes(data, "little", signed=True)
+
+
+def _text(data: bytes) -> str:
+    return data.decode()
+
+
+_SCALARS = {
+    *("uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64"),
+    *("float16", "float32", "float64"),
+}
+_DECODERS: dict[str, Decode] = {
+    "bytes": bytes, "str": _text, "int": _int, "str_int": int, "str_float": float,
+    "json": json.loads,
+}  # fmt: skip
+_DTYPES = {
+    b"\x08": "u1", b"\x09": "i1", b"\x10": "<u2", b"\x11": "<i2", b"\x12": "<f2", b"\x20": "<u4",
+    b"\x21": "<i4", b"\x22": "<f4", b"\x40": "<u8", b"\x41": "<i8", b"\x42": "<f8",
+}  # fmt: skip
+"""How a value says what its dtype is, where the column does not."""
+
+
+def _ndarray_decoder(detail: str) -> Decode:
+    """Of "", "dtype" or "dtype:shape": what is not said here is said in each value."""
+    dtype, _, shape = detail.partition(":")
+    axes = tuple(map(int, shape.split(","))) if shape else None
+    return partial(_ndarray, np.dtype(dtype).newbyteorder("<") if dtype else None, axes)
+
+
+def _ndarray(
+    dtype: np.dtype[Any] | None, shape: tuple[int, ...] | None, data: bytes
+) -> NDArray[Any]:
+    at = 0
+    if dtype is None:
+        if data[:1] not in _DTYPES:
+            raise ValueError(f"begins with {data[:1]!r}, which is no dtype")
+        dtype, at = np.dtype(_DTYPES[data[:1]]), 1
+    if shape is None:
+        if not data[at:]:
+            raise ValueError("ends before its shape")
+        # Six bits are the number of axes, two how wide their lengths are written.
+        num, width = data[at] >> 2, 1 << (data[at] & 3)
+        stop = at + 1 + num * width
+        shape = tuple(np.frombuffer(data[at + 1 : stop], f"<u{width}").tolist())
+        at = stop
+    return np.frombuffer(data, dtype, offset=at).reshape(shape)

@@ -1,0 +1,302 @@
+"""Sources of files that hold many records one after the other: tar shards, TFRecord, JSON lines."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import tarfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from io import BytesIO
+from typing import Any, BinaryIO, Unpack
+
+import numpy as np
+
+from feeder.workers.errors import ConfigError
+from feeder.workers.public import public
+from feeder.workers.sources.arguments import PathLike
+from feeder.workers.sources.datasets import FileRecords
+from feeder.workers.sources.orders.options import OrderOptions
+from feeder.workers.sources.pictures import Decoder
+from feeder.workers.sources.source import Source
+from feeder.workers.sources.stores.example import parse_example
+from feeder.workers.sources.stores.offsets import ENTRY, Entry, IndexedFiles, Piece, list_files
+from feeder.workers.sources.stores.reading import OnError
+
+Paths = PathLike | Iterable[PathLike]
+
+_END_BYTES = 1 << 20
+"""So many bytes after the last member of a tar file are looked at; tools fill up to 10 KiB."""
+
+
+# ---- WebDataset
+
+
+@public("feeder.sources")
+def webdataset(
+    shards: Paths,
+    keys: Sequence[str] | None = None,
+    *,
+    decoders: Mapping[str, Callable[[bytes], Any]] | None = None,
+    index: PathLike | None = None,
+    on_error: OnError = "raise",
+    **options: Unpack[OrderOptions],
+) -> Source:
+    """Samples of tar shards in WebDataset's layout: members that follow one another and have the
+    same name up to the first dot are one sample, and the rest of the name says what a member is.
+
+    Any record is read at once, by an index of each shard that is made once: no shuffle buffer, and
+    no shard that belongs to one worker. Shards are not compressed.
+
+    Args:
+        shards: A path, several, or a pattern such as "shards/*.tar".
+        keys: The members of a sample that become columns, such as ("jpg", "cls"), in this order;
+            None takes those of the first sample. A sample without one of them is defective.
+        decoders: By key, what makes a value of a member's bytes. Else by the last part of the key:
+            jpg, jpeg, png, ppm, webp become uint8 of (height, width, 3) (extra `images`); npy an
+            array; json what it holds; txt a string; cls, cls2, index, inx, id a whole number;
+            anything else the bytes.
+        index: A folder for the indexes; None keeps each beside its shard.
+        on_error: What to do about a sample that cannot be read or decoded: "raise", or "skip",
+            which leaves its row out and counts it in `source.skipped`.
+        options: `OrderOptions`.
+
+    Raises:
+        ConfigError: a shard is missing, truncated or no tar file, or an option is wrong.
+    """
+    paths = list_files(shards, "a tar shard")
+    if keys is None:
+        keys = _first_keys(paths[0])
+    elif isinstance(keys, str) or not keys or not all(isinstance(key, str) for key in keys):
+        raise ConfigError(f"keys are {keys!r}, expected names such as ('jpg', 'cls')")
+    given = dict(decoders or {})
+    for key, decode in given.items():
+        if not callable(decode) or key not in keys:
+            raise ConfigError(
+                f"decoders[{key!r}] is {decode!r}, expected a function for one of {keys}"
+            )
+    chosen = {key: given.get(key) or _decoder_of(key) for key in keys}
+    files = IndexedFiles(paths, scan_tar, partial(_decode_members, chosen), index)
+    if not len(files):
+        raise ConfigError(f"{paths[0]!r} holds no samples")
+    read = FileRecords("webdataset", files, on_error, decodes=bool(given), keys=[
+        # Decoders of JPEGs differ in their pixels.
+        f"{key}: {decode.name}" if isinstance(decode, Decoder) else key
+        for key, decode in chosen.items()
+    ])  # fmt: skip
+    return Source(read, **options)
+
+
+def scan_tar(file: BinaryIO, size: int) -> Iterator[Entry]:
+    """The members of a tar file, sample by sample."""
+    number, last = -1, None
+    try:
+        # "r:" is without compression, which leaves no way to a record but through all before it.
+        with tarfile.open(fileobj=file, mode="r:") as tar:
+            for member in tar:
+                end = member.offset_data + member.size
+                if end > size:
+                    raise ValueError(
+                        f"the file has {size} bytes, member {member.name!r} at byte "
+                        f"{member.offset_data} ends at {end}: it is truncated"
+                    )
+                folder, name = os.path.split(member.name)
+                stem, _, key = name.partition(".")
+                if not member.isfile() or not stem or not key:
+                    continue
+                if (folder, stem) != last:
+                    number, last = number + 1, (folder, stem)
+                kind = key.lower().encode()
+                if len(kind) > ENTRY["kind"].itemsize:
+                    raise ValueError(f"member {member.name!r} has a key of {len(kind)} bytes")
+                yield number, kind, member.offset_data, member.size
+            # `tarfile` also takes what is no header for the end, and says nothing.
+            _check_end(file, tar.offset, size)
+    except tarfile.TarError as error:
+        raise ValueError(f"is no tar file without compression: {error}") from error
+
+
+def _check_end(file: BinaryIO, at: int, size: int) -> None:
+    """Raise ValueError where what follows the last member of a tar file is not its end: zeros."""
+    rest = os.pread(file.fileno(), _END_BYTES, at)
+    if len(rest) < tarfile.BLOCKSIZE or any(rest[: tarfile.BLOCKSIZE]):
+        raise ValueError(
+            f"at byte {at} of {size} there is no member and no end of a tar file: it is truncated "
+            "or broken"
+        )
+    if found := rest.lstrip(b"\0"):
+        where = at + len(rest) - len(found)
+        raise ValueError(
+            f"its tar file ends at byte {at}, and other bytes follow at {where}: files that were "
+            "joined cannot be read as one"
+        )
+
+
+def _first_keys(path: str) -> list[str]:
+    try:
+        with open(path, "rb") as file:
+            keys = []
+            for number, kind, _, _ in scan_tar(file, os.fstat(file.fileno()).st_size):
+                if number:
+                    break
+                keys.append(kind.decode())
+    except OSError as error:
+        raise ConfigError(f"{path!r} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise ConfigError(f"{path!r}: {error}") from error
+    if not keys:
+        raise ConfigError(f"{path!r} holds no samples")
+    return keys
+
+
+def _decode_members(decoders: Mapping[str, Callable[[bytes], Any]], pieces: list[Piece]) -> Any:
+    members = {kind: (offset, data) for kind, offset, data in pieces}
+    sample = {}
+    for key, decode in decoders.items():
+        if key not in members:
+            raise ValueError(f"the sample has the members {sorted(members)}, and no {key!r}")
+        offset, data = members[key]
+        try:
+            sample[key] = decode(data)
+        except (OSError, ValueError) as error:
+            raise ValueError(f"member {key!r} at byte {offset}: {error}") from error
+        except Exception as error:
+            error.add_note(f"in member {key!r} at byte {offset}")
+            raise
+    return sample
+
+
+def _decoder_of(key: str) -> Callable[[bytes], Any]:
+    last = key.rpartition(".")[2]
+    if last in ("jpg", "jpeg", "png", "ppm", "webp"):
+        decoder = Decoder("auto")
+        decoder.check()
+        return decoder
+    return _DECODERS.get(last, bytes)
+
+
+def _load_npy(data: bytes) -> Any:
+    return np.load(BytesIO(data), allow_pickle=False)
+
+
+def _text(data: bytes) -> str:
+    return data.decode()
+
+
+_DECODERS: dict[str, Callable[[bytes], Any]] = {
+    "npy": _load_npy, "json": json.loads, "txt": _text, "text": _text,
+    **dict.fromkeys(("cls", "cls2", "index", "inx", "id"), int),
+}  # fmt: skip
+
+
+# ---- TFRecord
+
+
+@public("feeder.sources")
+def tfrecord(
+    paths: Paths,
+    decode: Callable[[bytes], Any] | None = None,
+    *,
+    index: PathLike | None = None,
+    on_error: OnError = "raise",
+    **options: Unpack[OrderOptions],
+) -> Source:
+    """Records of TFRecord files; TensorFlow is not needed.
+
+    Any record is read at once, by an index of each file that is made once. Checksums are not
+    looked at.
+
+    Args:
+        paths: A path, several, or a pattern such as "data/*.tfrecord". Files are not compressed.
+        decode: Makes a sample of a record's bytes. None reads a `tf.train.Example`: a mapping of
+            arrays by feature, int64 or float32 of one axis, or of one string its bytes.
+        index: A folder for the indexes; None keeps each beside its file.
+        on_error: What to do about a record that cannot be decoded: "raise", or "skip", which leaves
+            its row out and counts it in `source.skipped`.
+        options: `OrderOptions`.
+
+    Raises:
+        ConfigError: a file is missing, truncated or no TFRecord file, or an option is wrong.
+    """
+    if decode is not None and not callable(decode):
+        raise ConfigError(f"decode is {decode!r}, expected a function of bytes")
+    listed = list_files(paths, "a TFRecord file")
+    files = IndexedFiles(
+        listed, scan_tfrecord, partial(_decode_one, decode or parse_example), index
+    )
+    if not len(files):
+        raise ConfigError(f"{listed[0]!r} holds no records")
+    return Source(FileRecords("tfrecord", files, on_error, decodes=decode is not None), **options)
+
+
+_LENGTH = struct.Struct("<Q")
+
+
+def scan_tfrecord(file: BinaryIO, size: int) -> Iterator[Entry]:
+    """The records of a file: each is a length, a checksum of it, the bytes, and their checksum."""
+    at = number = 0
+    while at < size:
+        head = os.pread(file.fileno(), 12, at)
+        length = _LENGTH.unpack_from(head)[0] if len(head) == 12 else size
+        if at + 16 + length > size:
+            raise ValueError(
+                f"the file has {size} bytes, and the record at byte {at} ends behind them: it is "
+                "truncated, compressed or no TFRecord file"
+            )
+        yield number, b"", at + 12, length
+        at, number = at + 16 + length, number + 1
+
+
+def _decode_one(decode: Callable[[bytes], Any], pieces: list[Piece]) -> Any:
+    ((_, _, data),) = pieces
+    return decode(data)
+
+
+# ---- JSON lines
+
+
+@public("feeder.sources")
+def jsonl(
+    paths: Paths,
+    decode: Callable[[bytes], Any] | None = None,
+    *,
+    index: PathLike | None = None,
+    on_error: OnError = "raise",
+    **options: Unpack[OrderOptions],
+) -> Source:
+    """Lines of text files, JSON by default; `map` makes columns of what a line holds.
+
+    Any line is read at once, by an index of each file that is made once. Empty lines are no
+    records.
+
+    Args:
+        paths: A path, several, or a pattern such as "texts/*.jsonl". Files are not compressed.
+        decode: Makes a sample of a line's bytes; None is `json.loads`, and `bytes.decode` gives
+            lines of text.
+        index: A folder for the indexes; None keeps each beside its file.
+        on_error: What to do about a line that cannot be decoded: "raise", or "skip", which leaves
+            its row out and counts it in `source.skipped`.
+        options: `OrderOptions`.
+
+    Raises:
+        ConfigError: a file is missing, or an option is wrong.
+    """
+    if decode is not None and not callable(decode):
+        raise ConfigError(f"decode is {decode!r}, expected a function of bytes")
+    listed = list_files(paths, "a file of lines")
+    files = IndexedFiles(listed, scan_lines, partial(_decode_one, decode or json.loads), index)
+    if not len(files):
+        raise ConfigError(f"{listed[0]!r} holds no lines")
+    return Source(FileRecords("jsonl", files, on_error, decodes=decode is not None), **options)
+
+
+def scan_lines(file: BinaryIO, size: int) -> Iterator[Entry]:
+    """The lines of a file that are not empty, without their ends."""
+    at = number = 0
+    for line in file:
+        held = len(line.rstrip(b"\r\n"))
+        if held:
+            yield number, b"", at, held
+            number += 1
+        at += len(line)

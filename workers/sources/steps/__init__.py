@@ -1,0 +1,1 @@
+"""Steps: records that are made of other records, by the numbers of these alone."""

@@ -1,0 +1,338 @@
+"""Steps that make rows of different lengths into columns: `Padded`, `Offsets`, `Budgeted`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from feeder.workers.errors import ConfigError
+from feeder.workers.sources.collate import flat
+from feeder.workers.sources.orders.permutation import Permutation
+from feeder.workers.sources.steps.rows import (
+    LEFT_OUT,
+    Step,
+    function,
+    name_in,
+    plain,
+    samples_of,
+    size_of,
+    split,
+)
+from feeder.workers.sources.stores.kept import Kept
+from feeder.workers.sources.stores.reading import Columns, Faults, RecordError, Records
+from feeder.workers.stream.batch import Call
+
+Length = int | Mapping[Any, int] | None
+
+
+def by_column(
+    samples: Sequence[Any], name: Callable[[int], str]
+) -> tuple[dict[Any, list[NDArray[Any]]], bool]:
+    """The values of samples, column by column, as arrays; and whether the columns have names.
+
+    Raises:
+        RecordError: a sample has other columns than the first, or a value is no array.
+    """
+    samples = flat(samples)
+    first = samples[0]
+    columns: dict[Any, list[NDArray[Any]]] = {key: [] for key, _ in items(first)}
+    for i, sample in enumerate(samples):
+        values = dict(items(sample))
+        if values.keys() != columns.keys():
+            raise RecordError(
+                f"{name(i)}: has the columns {list(values)}, {name(0)} has {list(columns)}"
+            )
+        for key, value in values.items():
+            try:
+                array = np.asarray(value)
+            except (TypeError, ValueError) as error:
+                raise RecordError(f"{name(i)}: column {key!r} is no array: {error}") from error
+            if array.dtype.hasobject:
+                raise RecordError(f"{name(i)}: column {key!r} holds Python objects")
+            columns[key].append(array)
+    return columns, isinstance(first, Mapping)
+
+
+def items(sample: Any) -> list[tuple[Any, Any]]:
+    """The values of a sample with their columns: names, or numbers where there are none."""
+    if isinstance(sample, Mapping):
+        return [*sample.items()]
+    return [*enumerate(sample if isinstance(sample, tuple) else (sample,))]
+
+
+class Padded(Step):
+    """Rows made as long as each other along their first axis."""
+
+    kind = "pad"
+
+    def __init__(self, of: Records, length: Length, value: Any) -> None:
+        super().__init__(of)
+        self._length, self._value = length, value
+        # A row of the longest in its call has another shape in another call.
+        traits = self.traits
+        is_last = traits.is_last or length is None
+        self.traits = replace(traits, is_last=is_last, by_sample=traits.may_skip)
+
+    def _read(self, indices: NDArray[np.int64], call: Call) -> tuple[Columns | None, list[int]]:
+        samples = samples_of(self.parts[0], indices, call)
+        there = [i for i, sample in enumerate(samples) if sample is not LEFT_OUT]
+        if not there:
+            return None, there
+
+        def name(i: int) -> str:
+            return self.name_in(int(indices[there[i]]), call)
+
+        return padded([samples[i] for i in there], name, self._length, self._value), there
+
+    def read(self, indices: NDArray[np.int64], call: Call) -> Columns | None:
+        """The samples, padded and stacked."""
+        return self._read(indices, call)[0]
+
+    def samples(self, indices: NDArray[np.int64], call: Call) -> list[Any]:
+        """The rows of the padded columns."""
+        columns, there = self._read(indices, call)
+        samples: list[Any] = [LEFT_OUT] * len(indices)
+        for i, row in zip(there, [] if columns is None else split(columns), strict=True):
+            samples[i] = row
+        return samples
+
+    def describe(self) -> dict[str, Any]:
+        """How long rows are made, and what with."""
+        length = self._length
+        said = {str(k): v for k, v in length.items()} if isinstance(length, Mapping) else length
+        return {**super().describe(), "length": said, "value": repr(self._value)}
+
+
+def padded(
+    samples: Sequence[Any], name: Callable[[int], str], length: Length, value: Any
+) -> Columns:
+    """Stack samples, their columns padded along the first axis of a row to a length: one for all
+    columns that have an axis, or one for each that is named; without one to the longest row.
+
+    Raises:
+        RecordError: a row is longer, or is not like the others otherwise.
+    """
+    columns, named = by_column(samples, name)
+    made = {}
+    for key, rows in columns.items():
+        size = length.get(key) if isinstance(length, Mapping) else length
+        untouched = isinstance(length, Mapping) and key not in length
+        made[key] = _pad(rows, name, key, size, value, untouched=untouched)
+    return made if named else tuple(made.values())
+
+
+def _pad(
+    rows: list[NDArray[Any]],
+    name: Callable[[int], str],
+    key: Any,
+    size: int | None,
+    value: Any,
+    *,
+    untouched: bool,
+) -> NDArray[Any]:
+    kind = rows[0].dtype.kind
+    if kind in "SU" and rows[0].ndim == 0 and not untouched:
+        return _pad_strings(rows, name, key, size)
+    sizes = [row.shape[0] if row.ndim else -1 for row in rows]
+    widest = max(sizes) if size is None or untouched else size
+    shape = rows[0].shape[1:]
+    for i, row in enumerate(rows):
+        unlike = untouched and row.shape != rows[0].shape
+        if (
+            row.ndim != rows[0].ndim
+            or row.shape[1:] != shape
+            or row.dtype != rows[0].dtype
+            or unlike
+        ):
+            raise RecordError(
+                f"{name(i)}: column {key!r} is {row.dtype}{list(row.shape)}, {name(0)} has "
+                f"{rows[0].dtype}{list(rows[0].shape)}: rows may differ in their first axis alone"
+                f"{', of columns that length= names' if unlike else ''}"
+            )
+        if sizes[i] > widest:
+            raise RecordError(f"{name(i)}: column {key!r} has {sizes[i]} values, length is {size}")
+    if rows[0].ndim == 0:
+        return np.stack(rows)
+    column = np.full((len(rows), widest, *shape), value, rows[0].dtype)
+    for i, row in enumerate(rows):
+        column[i, : len(row)] = row
+    return column
+
+
+def _pad_strings(
+    rows: list[NDArray[Any]], name: Callable[[int], str], key: Any, size: int | None
+) -> NDArray[Any]:
+    kind = rows[0].dtype.kind
+    if size is None:
+        raise RecordError(
+            f"{name(0)}: column {key!r} holds strings, which need one width in all batches: give "
+            "length="
+        )
+    for i, row in enumerate(rows):
+        if row.dtype.kind != kind:
+            raise RecordError(f"{name(i)}: column {key!r} is {row.dtype}, expected strings")
+        if len(row.item()) > size:
+            raise RecordError(
+                f"{name(i)}: column {key!r} has {len(row.item())} characters, length is {size}"
+            )
+    return np.array([row.item() for row in rows], f"{kind}{size}")
+
+
+class Offsets(Step):
+    """Rows of different lengths one after the other, with where each begins: one row for a call.
+
+    For a column x of rows with an axis, x.values is (1, total, ...), and x.offsets is int64 of
+    (1, rows + 1): row i is `values[0, offsets[0, i]:offsets[0, i + 1]]`. Strings become their bytes
+    in UTF-8. A column of single numbers stays as it is, (1, rows).
+    """
+
+    kind = "offsets"
+
+    def __init__(self, of: Records) -> None:
+        super().__init__(of)
+        # Its rows are calls.
+        self.traits = replace(self.traits, is_last=True, may_skip=True)
+
+    def read(self, indices: NDArray[np.int64], call: Call) -> Columns | None:
+        """The rows of a call, joined."""
+        samples = samples_of(self.parts[0], indices, call)
+        there = [i for i, sample in enumerate(samples) if sample is not LEFT_OUT]
+        if not there:
+            return None
+        columns, named = by_column(
+            [samples[i] for i in there], lambda i: self.name_in(int(indices[there[i]]), call)
+        )
+        made: dict[str, NDArray[Any]] = {}
+        for key, rows in columns.items():
+            rows = [_octets(row) for row in rows]
+            if rows[0].ndim == 0:
+                made[str(key)] = np.stack(rows)[np.newaxis]
+                continue
+            try:
+                values = np.concatenate(rows)
+            except ValueError as error:
+                name = self.name_in(int(indices[there[0]]), call)
+                raise RecordError(f"{name} and on: column {key!r}: {error}") from error
+            offsets = np.zeros(len(rows) + 1, np.int64)
+            np.cumsum([len(row) for row in rows], out=offsets[1:])
+            made[f"{key}.values"], made[f"{key}.offsets"] = values[np.newaxis], offsets[np.newaxis]
+        return made if named else tuple(made.values())
+
+
+def _octets(row: NDArray[Any]) -> NDArray[Any]:
+    """A string as its bytes; anything else as it is."""
+    if row.ndim or row.dtype.kind not in "SU":
+        return row
+    text = row.item()
+    return np.frombuffer(text.encode() if isinstance(text, str) else text, np.uint8)
+
+
+class Budgeted(Step):
+    """Batches of as many rows as a budget holds, when each row is as long as the longest.
+
+    The records come in windows. Those of a window are sorted by length and cut into batches, so
+    that rows of a batch are about equally long; then its batches are shuffled. Record b of this
+    step is batch `b // windows` of window `b % windows` in a group of windows: a window has a place
+    for as many batches as it has records, and the places that are left over have no row. So which
+    batch a call gives follows from its index, and nothing is read but its window. Sorting in
+    windows is the bucketing of tensor2tensor and fairseq (`batch_by_size`).
+    """
+
+    kind = "batch_by_tokens"
+
+    def __init__(
+        self, of: Records, budget: int, window: int, length: Callable[[Any], int] | None, value: Any
+    ) -> None:
+        super().__init__(of)
+        self._budget, self._window, self._value = budget, window, value
+        self._length_of = len if length is None else function("length", length)
+        self.traits = replace(self.traits, is_last=True, one_per_call=True, may_skip=True)
+        self._windows = Kept(4 * GROUP)
+
+    def __len__(self) -> int:
+        windows = -(-size_of(self.parts[0]) // self._window)
+        return -(-windows // GROUP) * GROUP * self._window
+
+    def name(self, index: int) -> str:
+        """The window."""
+        group, inside = divmod(index, GROUP * self._window)
+        return f"window {group * GROUP + inside % GROUP}"
+
+    def read(self, indices: NDArray[np.int64], call: Call) -> Columns | None:
+        """One batch."""
+        group, inside = divmod(int(indices[0]), GROUP * self._window)
+        number, window = inside // GROUP, group * GROUP + inside % GROUP
+        if window * self._window >= size_of(self.parts[0]):
+            return None
+        batches: list[Columns] = self._windows.get(
+            (call.seed, call.epoch, window), lambda: self._cut(window, call)
+        )
+        return batches[number] if number < len(batches) else None
+
+    def _cut(self, window: int, call: Call) -> list[Columns]:
+        """The batches of a window."""
+        start = window * self._window
+        stop = min(start + self._window, size_of(self.parts[0]))
+        samples = samples_of(self.parts[0], np.arange(start, stop), call)
+        there = [i for i, sample in enumerate(samples) if sample is not LEFT_OUT]
+        lengths = {i: self._length(samples[i], start + i, call) for i in there}
+        there.sort(key=lambda i: lengths[i])
+        batches: list[list[int]] = []
+        for i in there:
+            # Sorted: the one to be added is the longest.
+            if not batches or (len(batches[-1]) + 1) * lengths[i] > self._budget:
+                batches.append([])
+            batches[-1].append(i)
+        if not batches:
+            return []
+        order = Permutation(len(batches), f"{call.seed}/{call.epoch}/budget/{window}")
+        return [
+            self._padded(samples, sorted(chosen), start, call)
+            for chosen in (batches[k] for k in order(0, len(batches)).tolist())
+        ]
+
+    def _padded(self, samples: list[Any], chosen: list[int], start: int, call: Call) -> Columns:
+        def name(i: int) -> str:
+            return name_in(self.parts[0], start + chosen[i], call)
+
+        return padded([samples[i] for i in chosen], name, None, self._value)
+
+    def _length(self, sample: Any, index: int, call: Call) -> int:
+        def name(index: int) -> str:
+            return name_in(self.parts[0], index, call)
+
+        try:
+            value = items(sample)[0][1] if self._length_of is len else plain(sample)
+            length = int(self._length_of(value))
+        except Exception as error:
+            Faults("raise").handle(name, index, error)
+            raise
+        if not 0 <= length <= self._budget:
+            raise RecordError(f"{name(index)}: has {length} tokens, the budget is {self._budget}")
+        return length
+
+    def describe(self) -> dict[str, Any]:
+        """The budget and the window."""
+        return {**super().describe(), "budget": self._budget, "window": self._window}
+
+
+GROUP = 8
+"""So many windows are cut side by side, so that several threads have one each."""
+
+
+def check_length(length: Any) -> Length:
+    """A length of rows as a user gives it, else a ConfigError."""
+    values = list(length.values()) if isinstance(length, Mapping) else [length]
+    for value in values:
+        is_whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+        if not (is_whole and value > 0) and (length is not None):
+            raise ConfigError(
+                f"length is {length!r}, expected a whole number of at least 1, such a number for "
+                "each column by its name, or None"
+            )
+    checked: Length = length
+    return checked

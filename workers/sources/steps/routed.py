@@ -1,0 +1,260 @@
+"""Steps that say which record of which part comes where: take, skip, repeat, concat, and mixtures.
+
+Such a step is one function, a *route*: record numbers → parts, epochs of the parts, and positions
+in them. Reading, and putting rows in their places, is the same for all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from feeder.workers.errors import FeedError
+from feeder.workers.sources.steps.rows import (
+    Step,
+    apply,
+    name_in,
+    part_of,
+    samples_of,
+    size_of,
+)
+from feeder.workers.sources.stores.reading import Columns, RecordError, Records
+from feeder.workers.stream.batch import Call
+
+Numbers = NDArray[np.int64]
+
+
+class Places(NamedTuple):
+    """Where records are found; three arrays, an entry for each record."""
+
+    parts: Numbers
+    """The number of the part."""
+    epochs: Numbers
+    """The epoch of the part."""
+    positions: Numbers
+    """The position in that epoch."""
+
+
+class Route(Protocol):
+    """Record numbers → places. Picklable, and the same for the same call, whoever asks."""
+
+    @property
+    def size(self) -> int:
+        """Number of records."""
+
+    def __call__(self, indices: Numbers, call: Call) -> Places:
+        """Where records of the epoch of the call are found."""
+
+    def describe(self) -> dict[str, Any]:
+        """What must be equal for a position to fit."""
+
+
+class Routed(Step):
+    """Records of the parts, in the order that a route says."""
+
+    def __init__(
+        self, kind: str, parts: Sequence[Records], route: Route, tags: Sequence[str | None]
+    ) -> None:
+        super().__init__(*parts)
+        self.kind = kind
+        self.route = route
+        self.tags = tuple(tags)
+        """What the draws and shuffles of a part are keyed by, beside the seed; None for the
+        seed's own."""
+
+    def __len__(self) -> int:
+        return self.route.size
+
+    def applied(self, step: Callable[[Records], Records]) -> Routed:
+        """The same with a step below it."""
+        return Routed(self.kind, [apply(step, part) for part in self.parts], self.route, self.tags)
+
+    def name(self, index: int) -> str:
+        """The record's number: which record it is depends on the epoch."""
+        return f"{self.kind} record {index}"
+
+    def name_in(self, index: int, call: Call) -> str:
+        """The part, and what that calls the record."""
+        ((number, part, _, positions, own),) = self._groups(np.array([index]), call)
+        return self._of(number) + name_in(part, int(positions[0]), own)
+
+    def _of(self, number: int) -> str:
+        """What errors of a part begin with, where there are others or it has a name."""
+        named = None not in self.tags
+        if not named and len(self.parts) == 1:
+            return ""
+        return f"{self.kind}: {self._label(number)}: "
+
+    def _label(self, number: int) -> str:
+        return f"source {number if None in self.tags else self.tags[number]!r}"
+
+    @contextmanager
+    def _named(self, number: int) -> Iterator[None]:
+        """Errors say which part they are of."""
+        try:
+            yield
+        except RecordError as error:
+            # The same error, with the place that it comes from.
+            error.args = (f"{self._of(number)}{error}",)
+            raise
+        except FeedError:
+            raise
+        except Exception as error:
+            if of := self._of(number):
+                error.add_note(f"in {of.removesuffix(': ')}")
+            raise
+
+    def _groups(
+        self, indices: Numbers, call: Call
+    ) -> Iterator[tuple[int, Records, Any, Numbers, Call]]:
+        """Each part that is asked: its number, its rows in the whole, positions, and its call."""
+        places = self.route(indices, call)
+        keys = np.stack((places.parts, places.epochs))
+        if (keys[:, :1] == keys).all():
+            rows: Any = slice(None)
+            groups = [(rows, int(keys[0, 0]), int(keys[1, 0]))]
+        else:
+            unique, inverse = np.unique(keys, axis=1, return_inverse=True)
+            groups = [
+                (np.flatnonzero(inverse.reshape(-1) == i), int(part), int(epoch))
+                for i, (part, epoch) in enumerate(unique.T.tolist())
+            ]
+        for rows, part, epoch in groups:
+            tag = self.tags[part]
+            own = call._replace(epoch=epoch)
+            own = own if tag is None else part_of(own, tag)
+            yield part, self.parts[part], rows, places.positions[rows], own
+
+    def read(self, indices: Numbers, call: Call) -> Columns | None:
+        """Whole columns of each part, put into their places."""
+        groups = list(self._groups(indices, call))
+        if len(groups) == 1:
+            number, part, _, positions, own = groups[0]
+            with self._named(number):
+                return part.read(positions, own)
+        # Which rows are missing is known sample by sample only; and a sample that has yet to be
+        # made alike to the others is no row of a column.
+        if self.traits.by_sample:
+            return super().read(indices, call)
+        whole: Any = None
+        for number, part, rows, positions, own in groups:
+            with self._named(number):
+                columns = part.read(positions, own)
+                assert columns is not None
+                whole = _scatter(whole, columns, rows, len(indices), self._label(groups[0][0]))
+        return tuple(whole.values()) if 0 in whole else dict(whole)
+
+    def samples(self, indices: Numbers, call: Call) -> list[Any]:
+        """The samples of each part, put into their places."""
+        whole: list[Any] = [None] * len(indices)
+        for number, part, rows, positions, own in self._groups(indices, call):
+            places = range(len(indices)) if isinstance(rows, slice) else rows.tolist()
+            with self._named(number):
+                for row, sample in zip(places, samples_of(part, positions, own), strict=True):
+                    whole[row] = sample
+        return whole
+
+    def labels(self) -> list[str]:
+        """The tags of the parts, where each has one."""
+        return super().labels() if None in self.tags else [*map(str, self.tags)]
+
+    def describe(self) -> dict[str, Any]:
+        """The parts and the route."""
+        return {**super().describe(), **self.route.describe()}
+
+
+def _scatter(
+    whole: dict[Any, NDArray[Any]] | None, columns: Columns, rows: Any, size: int, first: str
+) -> dict[Any, NDArray[Any]]:
+    """Put the columns of a part where they belong, in arrays of so many rows."""
+    named = dict(columns) if isinstance(columns, Mapping) else dict(enumerate(columns))
+    if whole is None:
+        whole = {key: np.empty((size, *c.shape[1:]), c.dtype) for key, c in named.items()}
+    if whole.keys() != named.keys():
+        raise RecordError(
+            f"has the columns {list(named)}, {first} has {list(whole)}: sources that come together "
+            "must have the same ones"
+        )
+    for key, column in named.items():
+        target = whole[key]
+        if column.dtype != target.dtype or column.shape[1:] != target.shape[1:]:
+            raise RecordError(
+                f"column {key!r} is {column.dtype}{list(column.shape[1:])}, that of {first} is "
+                f"{target.dtype}{list(target.shape[1:])}: sources that come together must have the "
+                "same columns"
+            )
+        target[rows] = column
+    return whole
+
+
+# ---- routes
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """`size` records of one part, from `first` on."""
+
+    first: int
+    size: int
+
+    def __call__(self, indices: Numbers, call: Call) -> Places:
+        return Places(
+            np.zeros_like(indices), np.full_like(indices, call.epoch), self.first + indices
+        )
+
+    def describe(self) -> dict[str, Any]:
+        return {"first": self.first}
+
+
+@dataclass(frozen=True, slots=True)
+class Repeats:
+    """An epoch is so many epochs of the part."""
+
+    length: int
+    times: int
+
+    @property
+    def size(self) -> int:
+        """Number of records."""
+        return self.length * self.times
+
+    def __call__(self, indices: Numbers, call: Call) -> Places:
+        passes, positions = np.divmod(indices, self.length)
+        return Places(np.zeros_like(indices), passes + call.epoch * self.times, positions)
+
+    def describe(self) -> dict[str, Any]:
+        return {"times": self.times}
+
+
+@dataclass(frozen=True, slots=True)
+class OneAfterTheOther:
+    """All records of a part, then those of the next."""
+
+    ends: tuple[int, ...]
+    """The number of records up to the end of each part."""
+
+    @property
+    def size(self) -> int:
+        """Number of records."""
+        return self.ends[-1]
+
+    def __call__(self, indices: Numbers, call: Call) -> Places:
+        parts = np.searchsorted(np.array(self.ends), indices, side="right")
+        firsts = np.array((0, *self.ends[:-1]))
+        return Places(parts, np.full_like(indices, call.epoch), indices - firsts[parts])
+
+    def describe(self) -> dict[str, Any]:
+        return {}
+
+
+def concatenated(parts: Sequence[Records]) -> Routed:
+    """All records of a part, then those of the next."""
+    ends = tuple(np.cumsum([size_of(part) for part in parts]).tolist())
+    # The first keeps the seed's own draws; else equal records would have equal draws.
+    tags = [None, *(str(number) for number in range(1, len(parts)))]
+    return Routed("concat", parts, OneAfterTheOther(ends), tags)

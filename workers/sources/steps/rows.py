@@ -1,0 +1,203 @@
+"""What all steps stand on: records sample by sample, in the order they were asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from feeder.workers.errors import ConfigError
+from feeder.workers.sources.collate import make_columns
+from feeder.workers.sources.stores.reading import Columns, Records
+from feeder.workers.stream.batch import Call
+
+
+class _LeftOut:
+    """Stands where a sample would be that was left out."""
+
+    # One object, so that it is told by identity; unpickled it is the same one.
+    def __reduce__(self) -> str:
+        return "LEFT_OUT"
+
+
+LEFT_OUT = _LeftOut()
+
+
+def samples_of(records: Records, indices: NDArray[np.int64], call: Call) -> list[Any]:
+    """One sample for each index, in their order; `LEFT_OUT` where the record is left out.
+
+    Records that have `samples(indices, call)` make them so, before they are stacked, and they may
+    be of different shapes then. A sample of any other records is a row of their columns.
+    """
+    take: Callable[..., list[Any]] | None = getattr(records, "samples", None)
+    if take is not None:
+        return take(indices, call)
+    if not traits_of(records).may_skip:
+        columns = records.read(indices, call)
+        assert columns is not None
+        return split(columns)
+    # From the columns of several records it cannot be told which of them were left out.
+    each = (records.read(indices[i : i + 1], call) for i in range(len(indices)))
+    return [LEFT_OUT if columns is None else split(columns)[0] for columns in each]
+
+
+def split(columns: Columns) -> list[Any]:
+    """The rows of columns: mappings, tuples, or of a single column without a name its rows."""
+    if isinstance(columns, Mapping):
+        names = list(columns)
+        return [dict(zip(names, row, strict=True)) for row in split_each(columns.values())]
+    rows = split_each(columns)
+    return [row[0] for row in rows] if len(columns) == 1 else rows
+
+
+def split_each(arrays: Iterable[NDArray[Any]]) -> list[tuple[NDArray[Any], ...]]:
+    """The rows of arrays, as tuples of views."""
+    # With the ellipsis a number stays an array: a string would lose its width.
+    rows = ([array[i, ...] for i in range(len(array))] for array in arrays)
+    return list(zip(*rows, strict=True))
+
+
+def plain(sample: Any) -> Any:
+    """A sample as a user's function is given it: numbers and strings, not arrays of no axis."""
+    if isinstance(sample, Mapping):
+        return {name: plain(value) for name, value in sample.items()}
+    if type(sample) is tuple:
+        return tuple(plain(value) for value in sample)
+    return sample[()] if isinstance(sample, np.ndarray) and sample.ndim == 0 else sample
+
+
+def part_of(call: Call, tag: str) -> Call:
+    """The call as one part of a whole sees it: draws and shuffles are the part's own."""
+    return call._replace(seed=xxhash.xxh3_64_intdigest(f"{call.seed}/{tag}".encode()))
+
+
+@dataclass(frozen=True, slots=True)
+class Traits:
+    """What a step has to know of the records that it stands on."""
+
+    may_skip: bool = False
+    """Whether a record may have no row."""
+    filters: bool = False
+    """Whether a filter says which records have a row, so that their number is unknown."""
+    is_last: bool = False
+    """Whether rows are no longer one for each record, so that no other step can follow."""
+    one_per_call: bool = False
+    """Whether a call takes one record, whatever the batch size."""
+    by_sample: bool = False
+    """Whether they are read sample by sample where others come between them: samples may have to
+    be made alike before they are rows of a column, or some may be missing."""
+    depth: int = 0
+    """How many functions of the user's follow one another."""
+
+
+def traits_of(records: Records) -> Traits:
+    """The traits of any records."""
+    traits: Traits | None = getattr(records, "traits", None)
+    if traits is not None:
+        return traits
+    may_skip = getattr(records, "may_skip", True)
+    by_sample = getattr(records, "by_sample", hasattr(records, "samples"))
+    return Traits(may_skip=may_skip, by_sample=may_skip or by_sample)
+
+
+class Step:
+    """Records that are made of those of one or several parts.
+
+    A step never changes; what it stands on has its own locks, so any thread reads.
+    """
+
+    kind = "step"
+
+    def __init__(self, *parts: Records) -> None:
+        self.parts = parts
+        each = [traits_of(part) for part in parts]
+        self.traits = Traits(
+            may_skip=any(t.may_skip for t in each),
+            filters=any(t.filters for t in each),
+            is_last=any(t.is_last for t in each),
+            one_per_call=any(t.one_per_call for t in each),
+            by_sample=any(t.by_sample for t in each),
+            depth=max(t.depth for t in each),
+        )
+
+    def __len__(self) -> int:
+        return len(self.parts[0])
+
+    @property
+    def skipped(self) -> int:
+        """Reads of defective records that were left out."""
+        return sum(part.skipped for part in self.parts)
+
+    def name(self, index: int) -> str:
+        """What the first part calls the record."""
+        return self.parts[0].name(index)
+
+    def name_in(self, index: int, call: Call) -> str:
+        """The same in the epoch of a call, where more is known of it."""
+        return name_in(self.parts[0], index, call)
+
+    def samples(self, indices: NDArray[np.int64], call: Call) -> list[Any]:
+        """One sample for each index; `LEFT_OUT` where the record is left out."""
+        raise NotImplementedError
+
+    def read(self, indices: NDArray[np.int64], call: Call) -> Columns | None:
+        """The samples, stacked."""
+        return self.stacked(self.samples(indices, call), indices, call)
+
+    def stacked(
+        self, samples: Sequence[Any], indices: NDArray[np.int64], call: Call
+    ) -> Columns | None:
+        """Columns of the samples that are there; None where none is."""
+        there = [i for i, sample in enumerate(samples) if sample is not LEFT_OUT]
+        if not there:
+            return None
+        return make_columns(
+            [samples[i] for i in there],
+            lambda i: self.name_in(int(indices[there[i]]), call),
+            None,
+        )
+
+    def describe(self) -> dict[str, Any]:
+        """What the parts say, each field by itself: where one differs, it alone is named."""
+        labels = self.labels()
+        return {
+            f"{label}.{field}": value
+            for label, part in zip(labels, self.parts, strict=True)
+            for field, value in {
+                "source": part.kind, "size": size_of(part), **part.describe()
+            }.items()
+        }  # fmt: skip
+
+    def labels(self) -> list[str]:
+        """What the parts are called in a description."""
+        return ["of"] if len(self.parts) == 1 else [*map(str, range(len(self.parts)))]
+
+
+def size_of(records: Records) -> int:
+    """The number of records, those included that a filter leaves out."""
+    size = getattr(records, "epoch_size", None)
+    return len(records) if size is None else int(size)
+
+
+def name_in(records: Records, index: int, call: Call) -> str:
+    """What an error message calls a record in the epoch of a call: records whose order, or whose
+    part, depends on the epoch say it so."""
+    name: Callable[[int, Call], str] | None = getattr(records, "name_in", None)
+    return records.name(index) if name is None else name(index, call)
+
+
+def apply(step: Callable[[Records], Records], records: Records) -> Records:
+    """A step that makes one record of one, put on the records that were there first."""
+    applied: Callable[..., Records] | None = getattr(records, "applied", None)
+    return step(records) if applied is None else applied(step)
+
+
+def function(name: str, fn: Any) -> Any:
+    """A function of the user's, else a ConfigError."""
+    if not callable(fn):
+        raise ConfigError(f"{name} is {fn!r}, expected a function")
+    return fn

@@ -1,0 +1,261 @@
+"""Files with many records one after the other, found by an index of where each of them lies.
+
+The index of a file is made once, by going through it, and kept as `.NAME.feeder-index` beside it or
+in a folder of the user's. It holds how large the file was and when it was changed; for a file that
+is another one by now it is made anew. An index is an array of `ENTRY`, one for each piece of a
+record, and it is mapped: it need not fit into memory. Two entries come before: what the file was,
+and a digest of stretches of it, by which a file is told from one with other content in the same
+places. (To read all of it for a digest would take as long as an epoch.)
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from glob import glob, has_magic
+from typing import Any, BinaryIO
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from feeder.workers.errors import ConfigError
+from feeder.workers.sources.arguments import PathLike, list_paths
+
+logger = logging.getLogger("feeder")
+
+ENTRY = np.dtype([("record", "<i8"), ("kind", "S32"), ("offset", "<i8"), ("size", "<i8")])
+"""A piece of a record: the record's number in its file, what the piece is (in a tar its extension),
+and where its bytes lie."""
+
+Piece = tuple[str, int, bytes]
+"""What a piece is, the byte of the file that it begins at, and its bytes."""
+Entry = tuple[int, bytes, int, int]
+Scan = Callable[[BinaryIO, int], Iterator[Entry]]
+"""Entries of a file that is open, of so many bytes. Raises ValueError where it is no such file."""
+
+_VERSION = 2
+_HEADS = 2
+_STRETCHES, _STRETCH_BYTES = 64, 1024
+_DESCRIBED_ONE_BY_ONE = 256
+
+
+def list_files(paths: PathLike | Iterable[PathLike], what: str) -> list[str]:
+    """One path, or several, or a pattern such as "shards/*.tar", whose files are sorted.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    listed: list[str] = []
+    for path in list_paths(paths, what):
+        # A file that is called like a pattern is that file.
+        found = sorted(glob(path)) if has_magic(path) and not os.path.exists(path) else [path]
+        if not found:
+            raise ConfigError(f"{path!r} fits no file, expected {what}")
+        listed += found
+    return listed
+
+
+def told_of_files(paths: Sequence[str], told: Sequence[str]) -> dict[str, str]:
+    """What a description says of files, by their names, so that a resume names the file that has
+    changed; of very many files it says so of those that follow one another together."""
+    # By their names alone: a data set that was moved is the same one.
+    names = [os.path.basename(path) for path in paths]
+    one_by_one = dict(zip((f"file {name}" for name in names), told, strict=True))
+    if len(one_by_one) == len(paths) <= _DESCRIBED_ONE_BY_ONE:
+        return one_by_one
+    # A power of two: files that are added at the end leave most of the groups as they are.
+    size = 1 << max(0, -(-len(paths) // _DESCRIBED_ONE_BY_ONE) - 1).bit_length()
+    return {
+        f"files {start + 1} to {start + size}, from {names[start]}": xxhash.xxh3_64_hexdigest(
+            repr((names[start : start + size], told[start : start + size])).encode()
+        )
+        for start in range(0, len(paths), size)
+    }
+
+
+class IndexedFiles:
+    """The records of files, by number: pieces, decoded by `decode`. A dataset with `__getitem__`.
+
+    Read-only; any thread reads. Files are opened at the call: no process may hold a whole data
+    set's files open.
+    """
+
+    def __init__(
+        self,
+        paths: Sequence[str],
+        scan: Scan,
+        decode: Callable[[list[Piece]], Any],
+        folder: PathLike | None,
+    ) -> None:
+        self._paths, self._decode = paths, decode
+        keeper = _Keeper(folder)
+        made = [
+            keeper.index(path, scan, f"{i + 1} of {len(paths)}") for i, path in enumerate(paths)
+        ]
+        self._indexes, self._places = [index for index, _ in made], [place for _, place in made]
+        counts = [
+            int(index["record"][-1]) + 1 if len(index) > _HEADS else 0 for index in self._indexes
+        ]
+        self._told = [
+            _told(count, index) for count, index in zip(counts, self._indexes, strict=True)
+        ]
+        self._indexes = [index[_HEADS:] for index in self._indexes]
+        self._ends = np.cumsum(counts)
+        self._firsts = self._ends - counts
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Another process maps an index that is kept, too.
+        pairs = zip(self._indexes, self._places, strict=True)
+        indexes = [index if place is None else None for index, place in pairs]
+        return {**self.__dict__, "_indexes": indexes}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        for i, place in enumerate(self._places):
+            if place is not None:
+                self._indexes[i] = _load(place)[_HEADS:]
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def _entries(self, record: int) -> tuple[int, NDArray[Any]]:
+        """The number of a record's file, and its entries."""
+        number = int(np.searchsorted(self._ends, record, side="right"))
+        index, inside = self._indexes[number], record - int(self._firsts[number])
+        start, stop = np.searchsorted(index["record"], (inside, inside + 1)).tolist()
+        return number, index[start:stop]
+
+    def name(self, record: int) -> str:
+        """The path, and where the record begins."""
+        number, entries = self._entries(record)
+        return f"{self._paths[number]!r} at byte {int(entries['offset'][0])}"
+
+    def __getitem__(self, record: int) -> Any:
+        number, entries = self._entries(record)
+        with open(self._paths[number], "rb") as file:
+            return self._decode(_read(file, entries))
+
+    def __getitems__(self, records: Sequence[int]) -> list[Any]:
+        """Several records; each file is opened once."""
+        made: list[Any] = [None] * len(records)
+        by_file: dict[int, list[tuple[int, NDArray[Any]]]] = {}
+        for i, record in enumerate(records):
+            number, entries = self._entries(record)
+            by_file.setdefault(number, []).append((i, entries))
+        for number, wanted in by_file.items():
+            with open(self._paths[number], "rb") as file:
+                for i, entries in wanted:
+                    made[i] = self._decode(_read(file, entries))
+        return made
+
+    def describe(self) -> dict[str, Any]:
+        """Of each file its name, its records, where they lie, and what is there."""
+        return told_of_files(self._paths, self._told)
+
+
+def _told(records: int, whole: NDArray[Any]) -> str:
+    """What a description says of a file. When it was changed does not count: a copy is the same."""
+    digest = xxhash.xxh3_64_hexdigest(np.ascontiguousarray(whole[1:]).view(np.uint8).data)
+    return f"{records} records, {digest}"
+
+
+def digest_of_stretches(file: BinaryIO, size: int) -> int:
+    """A digest of stretches that lie evenly in a file; of a small one of all its bytes."""
+    last = max(0, size - _STRETCH_BYTES)
+    starts = (
+        range(0, size, _STRETCH_BYTES)
+        if size <= _STRETCHES * _STRETCH_BYTES
+        else (last * i // (_STRETCHES - 1) for i in range(_STRETCHES))
+    )
+    hasher = xxhash.xxh3_64()
+    for start in starts:
+        hasher.update(os.pread(file.fileno(), _STRETCH_BYTES, start))
+    # As an int64 of an entry.
+    return int.from_bytes(hasher.digest(), "little", signed=True)
+
+
+def _read(file: BinaryIO, entries: NDArray[Any]) -> list[Piece]:
+    """The pieces of a record. Raises ValueError where the file ends before."""
+    first, last = entries[0], entries[-1]
+    start, stop = int(first["offset"]), int(last["offset"] + last["size"])
+    data = os.pread(file.fileno(), stop - start, start)
+    if len(data) < stop - start:
+        raise ValueError(f"the file ends at byte {start + len(data)}, the record at byte {stop}")
+    return [
+        (kind.decode(), offset, data[offset - start : offset - start + size])
+        for _, kind, offset, size in entries.tolist()
+    ]
+
+
+class _Keeper:
+    """Makes indexes and keeps them; owned by the thread that makes a source."""
+
+    def __init__(self, folder: PathLike | None) -> None:
+        self._folder = None if folder is None else os.fspath(folder)
+        self._has_told = False
+
+    def index(self, path: str, scan: Scan, which: str) -> tuple[NDArray[Any], str | None]:
+        """The index of a file, one that is kept or a new one, and where it is kept, if it is."""
+        try:
+            with open(path, "rb") as file:
+                status = os.fstat(file.fileno())
+                head = (_VERSION, scan.__name__.encode(), status.st_mtime_ns, status.st_size)
+                place = self._place_of(path)
+                if (index := _load_if_of(place, head)) is not None:
+                    return index, place
+                logger.info("indexing %r, file %s", path, which)
+                entries = np.fromiter(scan(file, status.st_size), ENTRY)
+                content = (0, b"", digest_of_stretches(file, status.st_size), 0)
+                return self._kept(
+                    place, np.concatenate((np.array([head, content], ENTRY), entries))
+                )
+        except OSError as error:
+            raise ConfigError(f"{path!r} cannot be read: {error.strerror}") from error
+        except ValueError as error:
+            raise ConfigError(f"{path!r}: {error}") from error
+
+    def _place_of(self, path: str) -> str:
+        name = f".{os.path.basename(path)}.feeder-index"
+        if self._folder is None:
+            return os.path.join(os.path.dirname(path), name)
+        # Files of one name in several folders have an index each.
+        digest = xxhash.xxh3_64_hexdigest(os.path.abspath(path).encode())
+        return os.path.join(self._folder, f"{digest}{name}")
+
+    def _kept(self, place: str, whole: NDArray[Any]) -> tuple[NDArray[Any], str | None]:
+        """An index, written down and mapped; in memory where that cannot be."""
+        try:
+            # Under another name first, so that nobody finds half of it.
+            with tempfile.NamedTemporaryFile(
+                dir=os.path.dirname(place) or ".", suffix=".feeder-index", delete=False
+            ) as file:
+                np.save(file, whole, allow_pickle=False)
+            os.replace(file.name, place)
+        except OSError as error:
+            if not self._has_told:
+                self._has_told = True
+                logger.warning(
+                    "the index %r cannot be kept (%s): it is made again for each source; give "
+                    "index= a folder that can be written to", place, error.strerror,
+                )  # fmt: skip
+            return whole, None
+        return _load(place), place
+
+
+def _load(place: str) -> NDArray[Any]:
+    # A plain array over the map: each slice of a `memmap` runs Python code of NumPy's.
+    whole: NDArray[Any] = np.load(place, mmap_mode="r", allow_pickle=False).view(np.ndarray)
+    return whole
+
+
+def _load_if_of(place: str, head: Any) -> NDArray[Any] | None:
+    """A kept index, where it is of the file as it is now."""
+    try:
+        mapped = np.load(place, mmap_mode="r", allow_pickle=False)
+        is_right = mapped.dtype == ENTRY and len(mapped) >= _HEADS and mapped[0].item() == head
+    except (OSError, ValueError, EOFError):
+        return None
+    return _load(place) if is_right else None

@@ -1,0 +1,418 @@
+"""Sources of tables: Parquet and Arrow files, and datasets of Hugging Face's `datasets`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol, Unpack
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from feeder.workers.errors import ConfigError
+from feeder.workers.public import public
+from feeder.workers.sources.arguments import PathLike, whole
+from feeder.workers.sources.collate import make_columns
+from feeder.workers.sources.datasets import records
+from feeder.workers.sources.extras import load
+from feeder.workers.sources.orders.options import OrderOptions
+from feeder.workers.sources.source import Source
+from feeder.workers.sources.stores.arrow_columns import ColumnArray, Ragged, is_ragged, to_columns
+from feeder.workers.sources.stores.kept import Kept
+from feeder.workers.sources.stores.offsets import list_files, told_of_files
+from feeder.workers.sources.stores.reading import Columns, RecordError
+from feeder.workers.stream.batch import Call
+
+Paths = PathLike | Iterable[PathLike]
+
+
+@public("feeder.sources")
+def parquet(
+    paths: Paths,
+    columns: Sequence[str] | None = None,
+    *,
+    row_group_cache: int = 8,
+    **options: Unpack[OrderOptions],
+) -> Source:
+    """Rows of Parquet files (extra `arrow`).
+
+    A row group is decoded as a whole, and the last ones are kept. So read in order, or shuffle
+    within windows, `.shuffle(window=n)` with about the rows of a group: each group is then decoded
+    once or twice an epoch. A shuffle of all rows decodes a group for nearly every row.
+
+    Columns of numbers are arrays, of fixed-size lists arrays with another axis, and those of
+    structs have names such as "image.width". Lists and strings are rows of different lengths, for
+    `map`, `pad` and `offsets`.
+
+    Args:
+        paths: A path, several, or a pattern such as "data/*.parquet".
+        columns: The columns to read; None is all.
+        row_group_cache: How many decoded row groups are kept, in each process.
+        options: `OrderOptions`.
+
+    Raises:
+        ConfigError: a file is missing, damaged or has other columns than the first, pyarrow is not
+            installed, or an option is wrong. A column with nulls is a RecordError.
+    """
+    kept = whole("row_group_cache", row_group_cache, 1)
+    files = ParquetFiles(list_files(paths, "a Parquet file"), _names(columns))
+    return Source(TableRecords("parquet", files, kept), **options)
+
+
+@public("feeder.sources")
+def arrow(
+    paths: Paths, columns: Sequence[str] | None = None, **options: Unpack[OrderOptions]
+) -> Source:
+    """Rows of Arrow files: IPC files, as Feather writes them, and streams, as the caches of Hugging
+    Face are (extra `arrow`). They are mapped into memory; any row is read at once.
+
+    Args:
+        paths: A path, several, or a pattern such as "data/*.arrow". Files are not compressed.
+        columns: The columns to read; None is all.
+        options: `OrderOptions`.
+
+    Raises:
+        ConfigError: a file is missing, damaged or has other columns than the first, pyarrow is not
+            installed, or an option is wrong. A column with nulls is a RecordError.
+    """
+    files = ArrowFiles(list_files(paths, "an Arrow file"), _names(columns))
+    return Source(TableRecords("arrow", files, _MAPPED_KEPT), **options)
+
+
+@public("feeder.sources")
+def hf(dataset: Any, **options: Unpack[OrderOptions]) -> Source:
+    """Rows of a map-style dataset of Hugging Face's `datasets`.
+
+    Without a format and a transform its Arrow table is read directly, also after `select`,
+    `shuffle` and `filter` of it; else its items are, one by one. A dataset that streams is for
+    `sources.iterable`: it has `state_dict`.
+
+    Args:
+        dataset: A `datasets.Dataset`.
+        options: `OrderOptions`.
+
+    Raises:
+        ConfigError: it is no such dataset, or an option is wrong.
+    """
+    if not (hasattr(dataset, "__len__") and hasattr(dataset, "features")):
+        raise ConfigError(
+            f"dataset is {type(dataset).__name__}, expected a map-style datasets.Dataset: one that "
+            "streams is for sources.iterable"
+        )
+    if dataset.format["type"] is not None or _has_objects(dataset):
+        return records(dataset, **options)
+    return Source(TableRecords("hf", HfTable(dataset), _MAPPED_KEPT), **options)
+
+
+_MAPPED_KEPT = 64
+
+
+def _has_objects(dataset: Any) -> bool:
+    """Whether features are decoded by the library, such as images: their bytes are no use."""
+    plain = {"Value", "Sequence", "List", "LargeList", "ClassLabel", "Array2D"}
+    return any(type(feature).__name__ not in plain for feature in dataset.features.values())
+
+
+def _names(columns: Any) -> list[str] | None:
+    if columns is None:
+        return None
+    if isinstance(columns, str) or not all(isinstance(name, str) for name in columns):
+        raise ConfigError(f"columns is {columns!r}, expected names such as ['text', 'label']")
+    return list(columns)
+
+
+class Tables(Protocol):
+    """Rows that lie in groups, each of which is read as a whole. Any thread reads."""
+
+    ends: NDArray[np.int64]
+    """The number of rows up to the end of each group."""
+    schema: Any
+    """The Arrow schema of the columns."""
+
+    def __len__(self) -> int: ...
+
+    def group(self, number: int) -> Any:
+        """The table of a group. Raises OSError or ValueError where it cannot be read."""
+
+    def rows(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Where the rows of these numbers lie."""
+
+    def name(self, number: int) -> str:
+        """What an error message calls a group."""
+
+    def describe(self) -> dict[str, Any]:
+        """What must be equal for a position to fit."""
+
+
+class TableRecords:
+    """Rows of tables. What changes, the groups that are kept, has its own lock."""
+
+    skipped = 0
+    may_skip = False
+
+    def __init__(self, kind: str, tables: Tables, kept: int) -> None:
+        self.kind = kind
+        self._tables = tables
+        self._groups = Kept(kept)
+        self.by_sample = any(is_ragged(t) for t in _leaf_types(tables.schema))
+        """Whether rows may differ in length."""
+
+    def __len__(self) -> int:
+        return len(self._tables)
+
+    def name(self, index: int) -> str:
+        """Where the row lies."""
+        row = self._tables.rows(np.array([index]))
+        number = int(np.searchsorted(self._tables.ends, row, side="right")[0])
+        return f"{self._tables.name(number)}, row {int(row[0]) - self._first(number)}"
+
+    def _first(self, number: int) -> int:
+        return int(self._tables.ends[number - 1]) if number else 0
+
+    def _columns(self, number: int) -> dict[str, ColumnArray]:
+        """A group's columns, kept."""
+        columns: dict[str, ColumnArray] = self._groups.get(number, lambda: self._decode(number))
+        return columns
+
+    def _decode(self, number: int) -> dict[str, ColumnArray]:
+        try:
+            return to_columns(self._tables.group(number))
+        except (OSError, ValueError) as error:
+            raise RecordError(f"{self._tables.name(number)}: {error}") from error
+
+    def _groups_of(
+        self, indices: NDArray[np.int64]
+    ) -> list[tuple[dict[str, ColumnArray], NDArray[np.int64], NDArray[np.int64]]]:
+        """The columns of each group, which of the rows are in it, and their places there."""
+        rows = self._tables.rows(indices)
+        numbers = np.searchsorted(self._tables.ends, rows, side="right")
+        return [
+            (self._columns(n), chosen, rows[chosen] - self._first(n))
+            for n in np.unique(numbers).tolist()
+            for chosen in [np.flatnonzero(numbers == n)]
+        ]
+
+    def read(self, indices: NDArray[np.int64], call: Call) -> Columns:
+        """Rows as columns; those of different lengths must be alike."""
+        if self.by_sample:
+            return make_columns(
+                self.samples(indices, call), lambda i: self.name(int(indices[i])), None
+            )
+        groups = self._groups_of(indices)
+        if len(groups) == 1:
+            columns, _, places = groups[0]
+            together = (
+                len(places) == int(places[-1] - places[0]) + 1 and (np.diff(places) == 1).all()
+            )
+            # A slice is a view, which costs nothing; an index array is a copy.
+            chosen: Any = slice(int(places[0]), int(places[-1]) + 1) if together else places
+            return {name: _fixed(column)[chosen] for name, column in columns.items()}
+        first = groups[0][0]
+        made = {
+            name: np.empty((len(indices), *_fixed(c).shape[1:]), _fixed(c).dtype)
+            for name, c in first.items()
+        }
+        for columns, chosen, places in groups:
+            for name, column in columns.items():
+                made[name][chosen] = _fixed(column)[places]
+        return made
+
+    def samples(self, indices: NDArray[np.int64], call: Call) -> list[Any]:
+        """Rows as mappings by column."""
+        made: list[Any] = [None] * len(indices)
+        for columns, chosen, places in self._groups_of(indices):
+            for i, place in zip(chosen.tolist(), places.tolist(), strict=True):
+                made[i] = {name: _value(column, place) for name, column in columns.items()}
+        return made
+
+    def describe(self) -> dict[str, Any]:
+        """The columns, and of each file what tells it from another."""
+        fields = [f"{field.name}: {field.type}" for field in self._tables.schema]
+        return {"columns": fields, **self._tables.describe()}
+
+
+def _fixed(column: ColumnArray) -> NDArray[Any]:
+    assert not isinstance(column, Ragged)
+    return column
+
+
+def _value(column: ColumnArray, place: int) -> Any:
+    # With the ellipsis a number stays an array, with its dtype.
+    return column[place] if isinstance(column, Ragged) else column[place, ...]
+
+
+def _leaf_types(schema: Any) -> list[Any]:
+    """The types of columns, those within structs included."""
+    types, found = [field.type for field in schema], []
+    while types:
+        kind = types.pop()
+        if str(kind).startswith("struct"):
+            types += [kind.field(i).type for i in range(kind.num_fields)]
+        else:
+            found.append(kind)
+    return found
+
+
+class _Files:
+    """Files of one schema, whose rows follow one another."""
+
+    def __init__(self, paths: Sequence[str], columns: list[str] | None) -> None:
+        self.paths, self.columns = paths, columns
+        self.schema: Any = None
+        self.places: list[tuple[int, int]] = []
+        """Of each group its file, and its number there."""
+        self._digests: list[str] = []
+        counts: list[int] = []
+        for number, path in enumerate(paths):
+            try:
+                schema, sizes, digest = self._open(path)
+            except OSError as error:
+                reason = error.strerror or error
+                raise ConfigError(f"{path!r} cannot be read: {reason}") from error
+            except (KeyError, ValueError) as error:
+                raise ConfigError(f"{path!r} cannot be read: {error}") from error
+            self._check(path, schema)
+            self.places += [(number, group) for group in range(len(sizes))]
+            counts += sizes
+            self._digests.append(f"{sum(sizes)} rows, {digest}")
+        self.ends = np.cumsum(np.array(counts, np.int64))
+        if not len(self):
+            raise ConfigError(f"{paths[0]!r} holds no rows")
+
+    def __len__(self) -> int:
+        return int(self.ends[-1]) if len(self.ends) else 0
+
+    def _open(self, path: str) -> tuple[Any, list[int], str]:
+        """The schema of a file, the rows of its groups, and what tells it from another."""
+        raise NotImplementedError
+
+    def _check(self, path: str, schema: Any) -> None:
+        names = schema.names if self.columns is None else self.columns
+        for name in names:
+            if name not in schema.names:
+                raise ConfigError(f"{path!r} has the columns {schema.names}, and no {name!r}")
+        schema = [schema.field(name) for name in names]
+        if self.schema is None:
+            self.schema = schema
+            return
+        said = [[f"{field.name}: {field.type}" for field in one] for one in (schema, self.schema)]
+        if said[0] != said[1]:
+            raise ConfigError(
+                f"{path!r} has the columns {said[0]}, {self.paths[0]!r} has {said[1]}"
+            )
+
+    def rows(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+        return indices
+
+    def name(self, number: int) -> str:
+        file, group = self.places[number]
+        return f"{self.paths[file]!r}, row group {group}"
+
+    def describe(self) -> dict[str, Any]:
+        return told_of_files(self.paths, self._digests)
+
+
+_FOOT_BYTES = 64 * 1024
+
+
+def _digest_of_end(path: str) -> str:
+    """A digest of a file's size and end, where its directory is."""
+    with open(path, "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        foot = os.pread(file.fileno(), _FOOT_BYTES, max(0, size - _FOOT_BYTES))
+    return xxhash.xxh3_64_hexdigest(foot + str(size).encode())
+
+
+class ParquetFiles(_Files):
+    """Row groups of Parquet files. Opened at the call; read-only."""
+
+    def _open(self, path: str) -> tuple[Any, list[int], str]:
+        module = load("pyarrow.parquet", "arrow")
+        with module.ParquetFile(path) as file:
+            groups = (file.metadata.row_group(i) for i in range(file.num_row_groups))
+            return file.schema_arrow, [group.num_rows for group in groups], _digest_of_end(path)
+
+    def group(self, number: int) -> Any:
+        file_number, group = self.places[number]
+        module = load("pyarrow.parquet", "arrow")
+        with module.ParquetFile(self.paths[file_number], memory_map=True) as file:
+            # Other calls run beside this one: more threads would take their time.
+            return file.read_row_group(group, columns=self.columns, use_threads=False)
+
+
+class ArrowFiles(_Files):
+    """Record batches of Arrow files, mapped. Opened once in each process; read-only after that."""
+
+    def __init__(self, paths: Sequence[str], columns: list[str] | None) -> None:
+        self._batches: list[list[Any]] = []
+        super().__init__(paths, columns)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_batches": None, "schema": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._batches = []
+        for path in self.paths:
+            schema, _, _ = self._open(path)
+            self._check(path, schema)
+
+    def _open(self, path: str) -> tuple[Any, list[int], str]:
+        arrow, ipc = load("pyarrow", "arrow"), load("pyarrow.ipc", "arrow")
+        mapped = arrow.memory_map(path)
+        try:
+            reader = ipc.open_file(mapped)
+            batches = [reader.get_batch(i) for i in range(reader.num_record_batches)]
+        except ValueError:
+            # No file with a directory at its end, but a stream of batches.
+            mapped.seek(0)
+            reader = ipc.open_stream(mapped)
+            batches = list(reader)
+        self._batches.append(batches)
+        return reader.schema, [batch.num_rows for batch in batches], _digest_of_end(path)
+
+    def group(self, number: int) -> Any:
+        file, group = self.places[number]
+        table = load("pyarrow", "arrow").Table.from_batches([self._batches[file][group]])
+        return table if self.columns is None else table.select(self.columns)
+
+
+class HfTable:
+    """The Arrow table of a dataset of Hugging Face's; the dataset is what is pickled."""
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+        self._open()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_dataset": self._dataset}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._open()
+
+    def _open(self) -> None:
+        dataset = self._dataset
+        self._batches = dataset.data.table.select(dataset.column_names).to_batches()
+        self.schema = dataset.data.table.select(dataset.column_names).schema
+        self.ends = np.cumsum([batch.num_rows for batch in self._batches], dtype=np.int64)
+        # What select, shuffle and filter chose: a table of row numbers.
+        chosen = dataset._indices
+        self._rows = None if chosen is None else chosen.column(0).to_numpy()
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def rows(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+        return indices if self._rows is None else self._rows[indices].astype(np.int64)
+
+    def group(self, number: int) -> Any:
+        return load("pyarrow", "arrow").Table.from_batches([self._batches[number]])
+
+    def name(self, number: int) -> str:
+        return f"batch {number} of the dataset"
+
+    def describe(self) -> dict[str, Any]:
+        # The library's own digest of the data and of what was done to it.
+        return {"dataset": self._dataset._fingerprint}
