@@ -1,0 +1,1 @@
+"""Adapters: feeds in the trainers and frameworks that people use. Each is imported by its name."""

@@ -1,0 +1,317 @@
+"""What all adapters share: one epoch per loop, and the position of the last batch that was used.
+
+A trainer may take batches ahead of what it has used. So the places of the last batches are kept,
+and a state may be that of any of them.
+"""
+
+from __future__ import annotations
+
+import weakref
+from base64 import b64decode, b64encode
+from collections import deque
+from collections.abc import Iterator
+from typing import Any, Literal, NamedTuple, Protocol
+
+from feeder.errors import ConfigError, FeedError, read_again
+from feeder.workers.stream.batch import Batch
+from feeder.workers.stream.shares import Place
+
+RING = 256
+"""How many of the last batches a state may be asked for: far more than anything takes ahead."""
+
+
+class Mark(NamedTuple):
+    """Where a loader stands: after a batch."""
+
+    place: Place
+    at: Any = None
+    """What else its stream needs to go on there."""
+
+
+class Run(Protocol):
+    """A feed that runs from a mark on."""
+
+    def next_epoch(self) -> int | None:
+        """The epoch of the next batch; None after the last."""
+
+    def take(self, mark: Mark) -> tuple[Batch, Mark]:
+        """The next batch, and where the loader stands after it."""
+
+    def close(self) -> None:
+        """End it."""
+
+
+class Stream(Protocol):
+    """What a loader reads."""
+
+    def begin(self) -> Mark:
+        """Where it begins."""
+
+    def open(self, mark: Mark) -> tuple[Run, Mark]:
+        """A run from there on, and where that is."""
+
+    def next_epoch(self, mark: Mark) -> Mark:
+        """The start of the next epoch."""
+
+    def leave_epoch(self, run: Run, mark: Mark) -> Run | None:
+        """Go on with the epoch after the mark's; None where a new run is to be opened there."""
+
+    def write(self, mark: Mark) -> dict[str, Any]:
+        """A mark for a trainer's checkpoint."""
+
+    def read(self, state: Any) -> Mark:
+        """The reverse; raises `ResumeError`."""
+
+    def length(self) -> int | None:
+        """Batches of a loop; None where nobody knows."""
+
+    def begin_epoch(self, mark: Mark, epoch: int) -> Mark:
+        """The start of any epoch; raises `ConfigError` where it cannot be begun there."""
+
+    def left(self, mark: Mark) -> int | None:
+        """Batches that the epoch has after a mark; None where nobody knows."""
+
+    def close(self) -> None:
+        """End what it has open."""
+
+
+class EpochLoop:
+    """A loop over one epoch, as `iter` gives it. Nothing happens before its first `next`."""
+
+    def __init__(self, loader: EpochLoader) -> None:
+        self._loader = loader
+        self.state: Literal["fresh", "running", "over", "left"] = "fresh"
+        """"over" where its epoch has been given, "left" where another loop has begun."""
+
+    def __iter__(self) -> EpochLoop:
+        return self
+
+    def __next__(self) -> Any:
+        return self._loader._next(self)
+
+
+class EpochLoader:
+    """Gives one epoch per loop, and its position at any time.
+
+    One thread iterates and owns all fields; any thread may ask for states.
+    """
+
+    counts_batches = False
+    """Whether its user counts the batches of an epoch by `len`, and so never asks for one after the
+    last: its state is then one of the next epoch. A loop of `for` asks."""
+
+    def __init__(self, stream: Stream, epochs: int | None) -> None:
+        self._stream = stream
+        self._epochs = epochs
+        self._run: Run | None = None
+        # In a list, so that a finaliser ends the run without keeping the loader.
+        self._open: list[Run] = []
+        self._loop: EpochLoop | None = None
+        self._is_begun = False
+        self._mark = stream.begin()
+        self._first: tuple[Batch, Mark] | None = None
+        self._ring: deque[Mark] = deque([self._mark], RING)
+        weakref.finalize(self, _close, self._open)
+
+    # ---- batches
+
+    def __iter__(self) -> Iterator[Any]:
+        return EpochLoop(self)
+
+    def __len__(self) -> int:
+        length = self._stream.length()
+        if length is None:
+            raise TypeError("the length of this loader is not known")
+        return length
+
+    def __bool__(self) -> bool:
+        return True  # Else `if loader` would ask for its length.
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that is being looped over, or that the next loop gives; from 0."""
+        return self._mark.place.epoch
+
+    @property
+    def step(self) -> int:
+        """The batches that this rank has been given since the start, before a resume too."""
+        return self._mark.place.step
+
+    @property
+    def left(self) -> int:
+        """The batches that are left of that epoch, for this rank."""
+        left = self._stream.left(self._mark)
+        if left is None:
+            raise TypeError("the length of this loader is not known")
+        return left
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no epoch is left: a further loop would raise."""
+        return self._epochs is not None and self.epoch >= self._epochs
+
+    def _convert(self, batch: Batch) -> Any:
+        """A batch as the framework has it."""
+        raise NotImplementedError
+
+    def _next(self, loop: EpochLoop) -> Any:
+        if loop is not self._loop:
+            self._begin(loop)
+        run, mark = self._run, self._mark
+        assert run is not None
+        found, self._first = self._first, None
+        if found is None:
+            if run.next_epoch() != mark.place.epoch:
+                self._end()
+                raise StopIteration
+            found = run.take(mark)
+        batch, after = found
+        converted = self._convert(batch)
+        self._mark = after
+        self._ring.append(after)
+        if self.counts_batches and self._stream.left(after) == 0:
+            self._end()
+        return converted
+
+    def _begin(self, loop: EpochLoop) -> None:
+        if loop.state == "over":
+            raise StopIteration
+        if loop.state == "left":
+            raise FeedError(
+                "this loop over the loader has ended, since another one has begun: a loader gives "
+                "one epoch at a time; make a second loader to read the data twice at once"
+            )
+        mark = self._mark
+        if self._is_begun:
+            # The loop before was left: this one has the next epoch.
+            self._leave()
+            run = self._run
+            if run is not None and run.next_epoch() == mark.place.epoch:
+                run = self._stream.leave_epoch(run, mark)
+            if run is None:
+                self._close()
+            mark = self._stream.next_epoch(mark)
+        self._open_at(mark)
+        self._loop, self._is_begun = loop, True
+        loop.state = "running"
+
+    def _open_at(self, mark: Mark) -> None:
+        if self._epochs is not None and mark.place.epoch >= self._epochs:
+            raise read_again("the loader", self._epochs)
+        if self._run is None:
+            self._run, mark = self._stream.open(mark)
+            self._open.append(self._run)
+        self._mark = mark
+
+    def peek(self) -> Any:
+        """The first batch of the next loop, which that loop still gives. Between loops only; raises
+        `FeedError` where the epoch has none."""
+        if self._is_begun:
+            raise FeedError("a loop over the loader has begun: look at its first batch before it")
+        if self._first is None:
+            self._open_at(self._mark)
+            assert self._run is not None
+            if self._run.next_epoch() != self._mark.place.epoch:
+                raise FeedError(f"epoch {self.epoch} of the loader has no batch")
+            self._first = self._run.take(self._mark)
+        return self._convert(self._first[0])
+
+    def _end(self) -> None:
+        """The loop has had its epoch, and its user is told."""
+        assert self._loop is not None
+        self._loop.state = "over"
+        self._mark = self._stream.next_epoch(self._mark)
+        self._ring.append(self._mark)
+        self._loop, self._is_begun = None, False
+
+    # ---- position
+
+    def state_dict(self, used: int | None = None) -> dict[str, Any]:
+        """The position after the last batch that was given, for a trainer's checkpoint.
+
+        The same for all ranks, and valid for each. `used` is how many batches this rank has used
+        since the start, as `step` counts them, where the trainer takes batches ahead.
+        """
+        return self._stream.write(self._mark if used is None else self._find(used))
+
+    def _find(self, used: int) -> Mark:
+        marks = list(self._ring)
+        for mark in marks:
+            # The first: an epoch's last batch has the number of the next epoch's start.
+            if mark.place.step == used:
+                return self._told(mark)
+        first, last = marks[0].place.step, marks[-1].place.step
+        raise ConfigError(
+            f"used is {used!r}, expected a number from {first} to {last}: the batches that this "
+            f"rank has used since the start (loader.step), at most {RING} ago"
+        )
+
+    def _told(self, mark: Mark) -> Mark:
+        """A mark as a state says it."""
+        is_over = self.counts_batches and self._stream.left(mark) == 0
+        return self._stream.next_epoch(mark) if is_over else mark
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from a state: the next loop gives the rest of its epoch. Raises `ResumeError`."""
+        mark = self._stream.read(state_dict)
+        self._leave()
+        self._close()
+        self._mark, self._is_begun = mark, False
+        self._ring = deque([mark], RING)
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Have the next loop give this epoch, all of it, unless it is its turn anyway. For trainers
+        that count epochs themselves."""
+        if epoch == self._mark.place.epoch:
+            return
+        mark = self._stream.begin_epoch(self._mark, epoch)
+        self._leave()
+        self._close()
+        self._mark, self._is_begun = mark, False
+        self._ring = deque([mark], RING)
+
+    # ---- life
+
+    def close(self) -> None:
+        """End its threads; the next loop starts them again."""
+        self._leave()
+        self._close()
+        self._stream.close()
+
+    def _leave(self) -> None:
+        """The loop at hand gets no more batches."""
+        if self._loop is not None:
+            self._loop.state = "left"
+        self._loop = None
+
+    def _close(self) -> None:
+        self._run = self._first = None
+        _close(self._open)
+
+    def __enter__(self) -> EpochLoader:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+def every_epoch(loader: EpochLoader) -> Iterator[Any]:
+    """The batches of one epoch after another, for trainers that do not know of epochs."""
+    # Its end is known: to ask for one more is an error.
+    while not loader.is_over:
+        yield from loader
+
+
+def to_plain(state: dict[str, Any]) -> dict[str, Any]:
+    """A state of numbers and texts, for checkpoints that hold no bytes."""
+    return {n: b64encode(v).decode() if isinstance(v, bytes) else v for n, v in state.items()}
+
+
+def from_plain(state: dict[str, Any]) -> dict[str, Any]:
+    """The reverse."""
+    return {n: b64decode(v) if isinstance(v, str) else v for n, v in state.items()}
+
+
+def _close(runs: list[Run]) -> None:
+    while runs:
+        runs.pop().close()

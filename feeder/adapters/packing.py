@@ -1,0 +1,338 @@
+"""A batch of any structure as two columns: the bytes of its arrays, and their layout.
+
+The items of a data set may be tuples or dicts, nested, of any length, with texts among them, and
+what they are like is known with the first one only. So one column holds the bytes of all arrays,
+each at a multiple of 64 bytes, and the other says where they lie and what is around them. The
+layout is msgpack of plain values, and is read without code.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from math import prod
+from typing import Any, NamedTuple
+
+import msgpack
+import numpy as np
+from numpy.typing import NDArray
+
+from feeder.sources import RecordError
+from feeder.workers.sources.stores.reading import octets
+from feeder.workers.stream.copying import copy_rows
+from feeder.workers.stream.memory import POOL
+
+COLUMNS = ("layout", "data")
+"""The names of the two columns. Each has one row: a batch is a row of its feed."""
+
+_ALIGNMENT = 64
+_NUMBERS = (bool, int, float, complex)
+_PLAIN = (type(None), bool, int, float, str, bytes)
+
+
+class Array(NamedTuple):
+    """An array of a structure: its bytes as NumPy has them, and what its dtype is called."""
+
+    values: NDArray[Any]
+    """Of another library's dtype that NumPy lacks: of unsigned integers of as many bytes."""
+    dtype: str
+    """The name that NumPy and the other library have for the dtype."""
+
+
+Read = Callable[[Any], Array | None]
+"""How a library's own arrays are read; None for what is none of them."""
+
+
+def read_none(value: Any) -> None:
+    """For a library whose arrays NumPy reads as they are."""
+
+
+Join = Callable[[Sequence[Any]], Array | None]
+"""How a library stacks small arrays of its own; None where they are not alike, are large, or are
+none of its own, which are then read one by one."""
+
+
+def join_none(values: Sequence[Any]) -> None:
+    """For a library without arrays of its own."""
+
+
+class Node(NamedTuple):
+    """What is around arrays: a tuple, a list, a dict, or a named tuple by the name of its class."""
+
+    kind: str
+    keys: tuple[Any, ...]
+    children: tuple[Any, ...]
+
+
+class Leaf(NamedTuple):
+    """An array by where its bytes lie."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+
+
+# ---- from samples, or from what a collate function made, to columns
+
+
+def stack(
+    samples: Sequence[Any], read: Read, name: Callable[[int], str], join: Join = join_none
+) -> tuple[Any, Any]:
+    """The columns of a batch of samples, their arrays stacked. `name` calls the i-th sample by its
+    name; raises `RecordError` for one that is not like the first."""
+    return _write(_stacked(samples, _Reading(read, join, name), ""))
+
+
+def pack(tree: Any, read: Read, name: str) -> tuple[Any, Any]:
+    """The columns of a structure that is a batch already; `name` calls it in errors."""
+    return _write(_converted(tree, read, name, ""))
+
+
+class _Reading(NamedTuple):
+    """How samples are read, and what each is called."""
+
+    read: Read
+    join: Join
+    name: Callable[[int], str]
+
+
+class _Rows(NamedTuple):
+    """Arrays that are to be stacked."""
+
+    rows: list[NDArray[Any]]
+    dtype: str
+    shape: tuple[int, ...]
+
+
+def _children(value: Any) -> tuple[str, tuple[Any, ...], list[Any]] | None:
+    """The kind, the keys and the children of a container; None where it is none."""
+    if isinstance(value, Mapping):
+        return "dict", tuple(value), list(value.values())
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        kind = type(value)
+        return f"{kind.__module__}:{kind.__qualname__}", value._fields, list(value)
+    if isinstance(value, (tuple, list)):
+        return type(value).__mro__[-2].__name__, (), list(value)
+    return None
+
+
+def _stacked(samples: Sequence[Any], reading: _Reading, at: str) -> Any:
+    first, name = samples[0], reading.name
+    if isinstance(first, (str, bytes)):
+        return list(samples)
+    found = _children(first)
+    if found is None:
+        joined = reading.join(samples)
+        return _rows_of(samples, reading, at) if joined is None else joined
+    kind, keys, children = found
+    columns: list[Sequence[Any]] = [children]
+    for i, sample in enumerate(samples[1:], 1):
+        if type(sample) is tuple and kind == "tuple" and len(sample) == len(children):
+            # What most samples are: looking closer takes as long as reading a small one.
+            columns.append(sample)
+            continue
+        other = _children(sample)
+        if other is None or other[0] != kind or len(other[2]) != len(children):
+            raise RecordError(
+                f"{name(i)}: {at or 'sample'} is {_said(sample)}, {name(0)} has {_said(first)}: "
+                "the samples of a batch must be alike, or give collate_fn= that makes them so"
+            )
+        if kind == "dict" and other[1] != keys:
+            if set(other[1]) != set(keys):
+                raise RecordError(
+                    f"{name(i)}: {at or 'sample'} has the keys {list(other[1])!r}, {name(0)} has "
+                    f"{list(keys)!r}"
+                )
+            other = kind, keys, [sample[key] for key in keys]
+        columns.append(other[2])
+    labels = keys or range(len(children))
+    parts = tuple(
+        _stacked(column, reading, f"{at}[{label!r}]")
+        for label, column in zip(labels, zip(*columns, strict=True), strict=True)
+    )
+    return Node(kind, keys, parts)
+
+
+def _said(value: Any) -> str:
+    sized = isinstance(value, (tuple, list, Mapping))
+    return (
+        "None" if value is None else type(value).__name__ + (f" of {len(value)}" if sized else "")
+    )
+
+
+def _rows_of(samples: Sequence[Any], reading: _Reading, at: str) -> Any:
+    name = reading.name
+    if all(isinstance(sample, _NUMBERS) for sample in samples):
+        values = np.asarray(samples)
+        if values.dtype.kind not in "biufc":
+            raise RecordError(f"{name(0)} and on: {at or 'sample'} has numbers beyond 64 bits")
+        return Array(values, values.dtype.name)
+    arrays = []
+    for i, sample in enumerate(samples):
+        array = _array_of(sample, reading.read, f"{name(i)}: {at or 'sample'}")
+        if array is None and isinstance(sample, _NUMBERS):
+            values = np.asarray(sample)
+            array = Array(values, values.dtype.name)
+        if array is None:
+            raise RecordError(
+                f"{name(i)}: {at or 'sample'} is {_said(sample)}, expected numbers, arrays, "
+                "tensors, texts, or tuples, lists and dicts of these; or give collate_fn="
+            )
+        arrays.append(array)
+    shape, dtype = arrays[0].values.shape, arrays[0].dtype
+    for i, array in enumerate(arrays):
+        if array.values.shape != shape or array.dtype != dtype:
+            raise RecordError(
+                f"{name(i)}: {at or 'sample'} is {array.dtype}{list(array.values.shape)}, "
+                f"{name(0)} has {dtype}{list(shape)}: bring them to one shape, or give collate_fn= "
+                "that pads them"
+            )
+    return _Rows([array.values for array in arrays], dtype, (len(arrays), *shape))
+
+
+def _array_of(value: Any, read: Read, what: str) -> Array | None:
+    found = read(value)
+    if found is not None:
+        return found
+    if not isinstance(value, (np.ndarray, np.generic)) and not hasattr(value, "__array__"):
+        return None
+    values = np.asarray(value)
+    # Of other dtypes, as ml_dtypes', the name says it all where NumPy does not take them apart.
+    if values.dtype.kind not in "biufc" and values.dtype.type.__module__ != "ml_dtypes":
+        raise RecordError(
+            f"{what} is an array of {values.dtype}, expected numbers; texts go as str"
+        )
+    values = values if values.dtype.isnative else values.astype(values.dtype.newbyteorder("="))
+    return Array(values, values.dtype.name)
+
+
+def _converted(value: Any, read: Read, name: str, at: str) -> Any:
+    if isinstance(value, _PLAIN):
+        return value
+    found = _children(value)
+    if found is not None:
+        kind, keys, children = found
+        labels = keys or range(len(children))
+        parts = tuple(
+            _converted(child, read, name, f"{at}[{label!r}]")
+            for label, child in zip(labels, children, strict=True)
+        )
+        return Node(kind, keys, parts)
+    array = _array_of(value, read, f"{name}: {at or 'batch'}")
+    if array is None:
+        raise RecordError(
+            f"{name}: collate_fn gave {at or 'a batch that'} is {_said(value)}, expected tensors, "
+            "arrays, numbers, texts, None, or tuples, lists and dicts of these"
+        )
+    return array
+
+
+def _write(tree: Any) -> tuple[Any, Any]:
+    """The two columns of a structure of arrays."""
+    places: list[tuple[int, int, Any]] = []
+    end = 0
+
+    def place(node: Any) -> Any:
+        nonlocal end
+        if isinstance(node, Node):
+            return [0, node.kind, node.keys, [place(child) for child in node.children]]
+        if isinstance(node, (Array, _Rows)):
+            shape = node.shape if isinstance(node, _Rows) else node.values.shape
+            item = node.rows[0] if isinstance(node, _Rows) else node.values
+            size, start = prod(shape) * item.dtype.itemsize, end
+            places.append((start, size, node))
+            end = start + -(-size // _ALIGNMENT) * _ALIGNMENT
+            return [1, node.dtype, shape, start]
+        return [2, node]
+
+    layout = msgpack.packb(place(tree))
+    data = POOL.empty((1, max(end, _ALIGNMENT)), np.uint8)
+    flat = octets(data)
+    for start, size, node in places:
+        _fill(data, flat, start, size, node)
+    if not places:
+        data.fill(0)
+    # Copied, for an array over bytes is never the feed's own.
+    return np.frombuffer(layout, np.uint8)[np.newaxis].copy(), data
+
+
+def _fill(data: NDArray[Any], flat: memoryview, start: int, size: int, node: Any) -> None:
+    """Copy an array, or rows, to where it lies."""
+    # Bytes between arrays are part of the row: two calls must give the same.
+    gap = start + size, start + -(-size // _ALIGNMENT) * _ALIGNMENT
+    flat[gap[0] : gap[1]] = bytes(gap[1] - gap[0])
+    if not size:
+        return
+    if isinstance(node, _Rows):
+        target = np.ndarray(node.shape, node.rows[0].dtype, data, start)
+        rows = [row[np.newaxis] for row in node.rows]
+        copy_rows(target, flat[start : start + size], 0, 0, len(rows), rows)
+    else:
+        np.copyto(np.ndarray(node.values.shape, node.values.dtype, data, start), node.values)
+
+
+# ---- from columns to structures
+
+
+def unpack(batch: Sequence[NDArray[Any]], make: Callable[[NDArray[Any], Leaf], Any]) -> Any:
+    """The structure of a batch's two columns; `make` gives the array of a leaf, over the bytes of
+    the row that it is given."""
+    layout, data = batch
+    row = data[0]
+    return _built(_read(layout.tobytes()), row, make)
+
+
+@lru_cache(maxsize=256)
+def _read(layout: bytes) -> Any:
+    return _parsed(msgpack.unpackb(layout, use_list=False, strict_map_key=False))
+
+
+def _parsed(fields: Any) -> Any:
+    tag, *rest = fields
+    if tag == 0:
+        kind, keys, children = rest
+        return Node(kind, keys, tuple(map(_parsed, children)))
+    if tag == 1:
+        return Leaf(*rest)
+    return _Value(rest[0])
+
+
+class _Value(NamedTuple):
+    value: Any
+
+
+def _built(node: Any, row: NDArray[Any], make: Callable[[NDArray[Any], Leaf], Any]) -> Any:
+    if type(node) is Leaf:
+        return make(row, node)
+    if type(node) is _Value:
+        # Lists of texts came as tuples, which can be cached.
+        return list(node.value) if type(node.value) is tuple else node.value
+    children = [_built(child, row, make) for child in node.children]
+    if node.kind == "list":
+        return children
+    if node.kind == "dict":
+        return dict(zip(node.keys, children, strict=True))
+    return tuple(children) if node.kind == "tuple" else _named(node.kind, children)
+
+
+def _named(name: str, children: list[Any]) -> Any:
+    """A named tuple, where its class is here already; else a tuple. Nothing is imported."""
+    module, _, path = name.partition(":")
+    found: Any = sys.modules.get(module)
+    for part in path.split("."):
+        found = getattr(found, part, None)
+    is_one = isinstance(found, type) and issubclass(found, tuple) and hasattr(found, "_make")
+    return found._make(children) if is_one else tuple(children)
+
+
+def leaves(node: Any) -> Iterator[Any]:
+    """The arrays of a structure, in order."""
+    if isinstance(node, Mapping):
+        for child in node.values():
+            yield from leaves(child)
+    elif isinstance(node, (tuple, list)):
+        for child in node:
+            yield from leaves(child)
+    else:
+        yield node

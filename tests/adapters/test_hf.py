@@ -1,0 +1,203 @@
+"""The Trainer of Hugging Face, and Accelerate, go on with the batches of an undisturbed run."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from needs import needs_framework
+
+needs_framework("torch", "transformers", "accelerate")
+
+with warnings.catch_warnings():
+    # What the libraries' own imports say is not ours.
+    warnings.simplefilter("ignore")
+    import torch
+    from accelerate import Accelerator
+    from accelerate.utils import send_to_device
+    from transformers import TrainingArguments, set_seed
+
+import feeder
+from feeder.adapters.hf import FeedLoader, FeedTrainer
+from feeder.adapters.torch import FeedLoader as PlainLoader
+from small import Pure, make
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+ROOT = Path(__file__).parents[2]
+SAMPLES, SIZE, EPOCHS = 22, 4, 3
+STEPS = -(-SAMPLES // SIZE)
+
+
+class Points(torch.utils.data.Dataset):
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, i: int) -> Any:
+        made = torch.Generator().manual_seed(i)
+        return {"x": torch.randn(4, generator=made), "labels": torch.tensor([i / 10])}
+
+
+class Model(torch.nn.Module):
+    """Notes the samples of each step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = torch.nn.Linear(4, 1)
+        self.seen: list[list[float]] = []
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> Any:
+        self.seen.append(labels[:, 0].tolist())
+        return {"loss": (self.net(x) - labels).square().mean()}
+
+
+def train(folder: Path, *, resume: Any = None, steps: int = -1, gather: int = 1) -> Model:
+    set_seed(0)
+    model = Model()
+    arguments = TrainingArguments(
+        output_dir=str(folder), num_train_epochs=EPOCHS, max_steps=steps, save_steps=1,
+        report_to=[], use_cpu=True, disable_tqdm=True, lr_scheduler_type="constant",
+        gradient_accumulation_steps=gather, logging_strategy="no",
+    )  # fmt: skip
+    loader = FeedLoader(Points(), SIZE, shuffle=True)
+    FeedTrainer(model, arguments, train_loader=loader).train(resume_from_checkpoint=resume)
+    return model
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Model]:
+    folder = tmp_path_factory.mktemp("whole")
+    return folder, train(folder)
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("step", [1, STEPS - 1, STEPS, STEPS + 2, 2 * STEPS, 3 * STEPS - 1])
+def test_a_checkpoint_at_any_step_goes_on_bit_for_bit(
+    whole: tuple[Path, Model], tmp_path: Path, step: int
+) -> None:
+    folder, undisturbed = whole
+    resumed = train(tmp_path, resume=str(folder / f"checkpoint-{step}"))
+    assert len(undisturbed.seen) == EPOCHS * STEPS
+    assert resumed.seen == undisturbed.seen[step:]
+    assert torch.equal(resumed.net.weight, undisturbed.net.weight)
+    again = train(tmp_path / "again", resume=str(tmp_path / f"checkpoint-{3 * STEPS}"))
+    assert again.seen == []
+
+
+@pytest.mark.timeout(120)
+def test_a_second_resume_goes_on_bit_for_bit(whole: tuple[Path, Model], tmp_path: Path) -> None:
+    folder, undisturbed = whole
+    train(tmp_path, resume=str(folder / "checkpoint-3"))
+    second = train(tmp_path / "second", resume=str(tmp_path / f"checkpoint-{STEPS + 1}"))
+    assert second.seen == undisturbed.seen[STEPS + 1 :]
+
+
+@pytest.mark.timeout(120)
+def test_batches_of_one_update_come_together(tmp_path: Path) -> None:
+    undisturbed = train(tmp_path, gather=2)
+    resumed = train(tmp_path / "resumed", gather=2, resume=str(tmp_path / "checkpoint-2"))
+    assert resumed.seen == undisturbed.seen[4:]
+
+
+def test_a_checkpoint_without_a_position_is_refused(tmp_path: Path) -> None:
+    class Plain(FeedTrainer):
+        def add_callback(self, callback: Any) -> None: ...
+
+    set_seed(0)
+    arguments = TrainingArguments(
+        output_dir=str(tmp_path), max_steps=2, save_steps=1, report_to=[], use_cpu=True,
+        disable_tqdm=True,
+    )  # fmt: skip
+    loader = FeedLoader(Points(), SIZE, shuffle=True)
+    Plain(Model(), arguments, train_loader=loader).train()
+    with pytest.raises(feeder.ConfigError, match="step 1 has no position of a feed"):
+        train(tmp_path / "resumed", resume=str(tmp_path / "checkpoint-1"))
+
+
+@pytest.mark.timeout(240)
+def test_the_example_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    def run(name: str, *options: str) -> str:
+        script = str(ROOT / "examples/hf_trainer/train.py")
+        done = subprocess.run(
+            [sys.executable, script, str(tmp_path / name), *options], capture_output=True,
+            env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}, text=True,
+            timeout=100,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr[-3000:]
+        return done.stdout.splitlines()[-1]
+
+    whole = run("whole")
+    assert whole.startswith("weights ")
+    assert run("halves", "31") != whole
+    assert run("halves") == whole
+
+
+# ---- Accelerate
+
+
+@pytest.mark.parametrize("at", [0, 2, STEPS])
+def test_accelerate_saves_and_loads_a_loader(tmp_path: Path, at: int) -> None:
+    def run(steps: int | None, resume: bool = False) -> list[list[float]]:
+        accelerator = Accelerator(cpu=True)
+        loader = accelerator.prepare(PlainLoader(Points(), SIZE, shuffle=True))
+        accelerator.register_for_checkpointing(loader)
+        if resume:
+            accelerator.load_state(str(tmp_path / "state"))
+        seen: list[list[float]] = []
+        while loader.epoch < 2:
+            for batch in loader:
+                seen.append(batch["labels"][:, 0].tolist())
+                if len(seen) == steps:
+                    break
+            if len(seen) == steps:
+                break
+        if not resume and steps is not None:
+            accelerator.save_state(str(tmp_path / "state"))
+        loader.close()
+        return seen
+
+    whole = run(None)
+    if at:
+        run(at)
+        assert run(None, resume=True) == whole[at:]
+    assert len(whole) == 2 * STEPS
+
+
+def accelerate(folder: Path, save_at: int) -> Any:
+    """What each of two ranks prints."""
+    paths = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node",
+               "2", "-m", "adapters.accelerate_child", str(folder), str(save_at)]  # fmt: skip
+    done = subprocess.run(
+        command, env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True,
+        timeout=110,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    return sorted(map(json.loads, done.stdout.splitlines()))
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("at", [2, STEPS + 1])
+def test_accelerate_goes_on_with_ddp(tmp_path: Path, at: int) -> None:
+    undisturbed = accelerate(tmp_path / "state", at)
+    resumed = accelerate(tmp_path / "state", 0)
+    for (_, batches, weights), (_, rest, again) in zip(undisturbed, resumed, strict=True):
+        assert rest == batches[at:]
+        assert again == weights
+    both = {i for _, batches, _ in undisturbed for batch in batches[:STEPS] for i in batch}
+    assert both == set(range(SAMPLES))
+
+
+def test_accelerate_moves_a_batch_of_a_feed() -> None:
+    with make(Pure(2, 4)) as coordinator:
+        batch = next(coordinator["train"])
+        moved = send_to_device({"batch": batch, "x": torch.ones(2)}, "cpu")
+    assert type(moved["batch"]) is feeder.Batch
+    assert moved["batch"]["id"].tolist() == batch["id"].tolist()

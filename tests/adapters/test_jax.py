@@ -1,0 +1,200 @@
+"""JAX: arrays over a sharding, and positions of the batch that was used."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from needs import needs_framework
+
+needs_framework("jax")
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from orbax.checkpoint import v1 as orbax
+
+import feeder
+from feeder.adapters.jax import FeedLoader, global_batches
+from small import Pure, make
+
+ROOT = Path(__file__).parents[2]
+NUM, SIZE = 23, 4
+
+
+class Numbers:
+    def __init__(self, num: int = NUM) -> None:
+        self.num = num
+
+    def __len__(self) -> int:
+        return self.num
+
+    def __getitem__(self, i: int) -> Any:
+        return {"i": i, "x": jnp.full(3, i, jnp.bfloat16), "t": f"{i}"}
+
+
+def sharding() -> Any:
+    return NamedSharding(Mesh(np.array(jax.devices()), ("rows",)), PartitionSpec("rows"))
+
+
+def loader(**settings: Any) -> FeedLoader:
+    return FeedLoader(Numbers(), SIZE, shuffle=True, **settings)
+
+
+def numbers(batches: Any) -> list[list[int]]:
+    return [batch["i"].tolist() for batch in batches]
+
+
+def test_batches_are_arrays_over_the_sharding() -> None:
+    batches = global_batches(loader(epochs=1), sharding())
+    batch = next(batches)
+    assert isinstance(batch["x"], jax.Array)
+    assert batch["x"].sharding == sharding()
+    assert batch["x"].dtype == jnp.bfloat16
+    assert batch["x"][:, 0].tolist() == batch["i"].tolist()
+    assert batch["t"] == [str(i) for i in batch["i"].tolist()]
+    assert len(list(batches)) == NUM // SIZE - 1
+
+
+def test_the_loader_gives_numpy_arrays_an_epoch_at_a_time() -> None:
+    one = loader()
+    epochs = [numbers(one) for _ in range(2)]
+    assert epochs[0] != epochs[1]
+    assert [len(epoch) for epoch in epochs] == [len(one)] * 2 == [NUM // SIZE] * 2
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 3])
+@pytest.mark.parametrize("at", [0, 1, 4, 5, 6, 9])
+def test_a_state_is_of_the_batch_that_was_used(ahead: int, at: int) -> None:
+    whole = numbers(global_batches(loader(epochs=3), sharding()))
+    first = global_batches(loader(epochs=3), sharding(), ahead=ahead)
+    for _ in range(at):
+        next(first)
+    state = json.loads(json.dumps(first.get_state()))
+    second = global_batches(loader(epochs=3), sharding(), ahead=ahead)
+    second.set_state(state)
+    assert numbers(second) == whole[at:]
+    # The one that it was taken of goes on, too, and back.
+    first.set_state(state)
+    assert numbers(first) == whole[at:]
+
+
+def test_processes_share_one_order_with_any_number_of_them() -> None:
+    def processes(num: int) -> list[Any]:
+        return [
+            global_batches(loader(rank=r, world_size=num, epochs=1), sharding()) for r in range(num)
+        ]
+
+    whole = numbers(processes(1)[0])
+    two = processes(2)
+    seen = [next(one)["i"].tolist() for one in two]
+    states = [one.get_state() for one in two]
+    assert states[0] == states[1]
+    three = processes(3)
+    for one in three:
+        one.set_state(states[1])
+    assert seen + [next(one)["i"].tolist() for one in three] == whole
+
+
+def test_a_feed_is_put_over_the_sharding() -> None:
+    with make(Pure(3, 4), epochs=2) as coordinator:
+        batches = global_batches(FeedLoader(coordinator["train"]), sharding())
+        first = next(batches)
+        assert isinstance(first["id"], jax.Array)
+        assert first["id"].shape == (4,)
+
+
+@pytest.fixture(scope="module")
+def warm_orbax(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Orbax keeps pipes open from its first use on."""
+    path, data = tmp_path_factory.mktemp("warm") / "job", global_batches(loader(), sharding())
+    orbax.save_checkpointables(path, {"weights": {"w": jnp.ones(1)}, "data": data})
+    orbax.load_checkpointables(path, {"weights": {"w": jnp.ones(1)}, "data": data})
+
+
+@pytest.mark.usefixtures("warm_orbax")
+def test_orbax_saves_and_loads_it(tmp_path: Path) -> None:
+    whole = numbers(global_batches(loader(epochs=2), sharding()))
+    first = global_batches(loader(epochs=2), sharding())
+    for _ in range(3):
+        next(first)
+    weights = {"w": jnp.arange(4.0)}
+    orbax.save_checkpointables(tmp_path / "job", {"weights": weights, "data": first})
+    second = global_batches(loader(epochs=2), sharding())
+    orbax.load_checkpointables(tmp_path / "job", {"weights": weights, "data": second})
+    assert numbers(second) == whole[3:]
+
+
+def test_what_cannot_be_is_refused() -> None:
+    with pytest.raises(feeder.ConfigError, match="shuffle is True: a iterable is its own order"):
+        FeedLoader(iter(range(3)), 2, shuffle=True)
+    state = global_batches(loader(), sharding()).get_state()
+    with pytest.raises(feeder.ResumeError, match=r"source\.batch_size: 4 then, 5 now"):
+        global_batches(FeedLoader(Numbers(), 5, shuffle=True), sharding()).set_state(state)
+
+
+# ---- kills
+
+
+def start(folder: Path) -> subprocess.Popen[str]:
+    folder.mkdir(exist_ok=True)
+    paths = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+    flags = "--xla_force_host_platform_device_count=2"
+    env = {**os.environ, "PYTHONPATH": paths, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
+    command = [sys.executable, "-m", "adapters.jax_child", str(folder)]
+    return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True)
+
+
+def run(folder: Path, kill_after: int | None, notes: dict[int, Any]) -> bool:
+    """Run to the end, or until it has said so much; whether it ended."""
+    with start(folder) as child:
+        assert child.stdout is not None
+        for count, line in enumerate(child.stdout, 1):
+            if line == "end\n":
+                return True
+            num, *said = json.loads(line)
+            # A step that is done again is the same again.
+            assert notes.setdefault(num, said) == said
+            if count == kill_after:
+                child.kill()
+                return False
+        raise AssertionError(f"it ended with status {child.wait()}")
+
+
+@pytest.mark.timeout(240)
+def test_a_killed_job_trains_the_same(tmp_path: Path) -> None:
+    whole: dict[int, Any] = {}
+    assert run(tmp_path / "whole", None, whole)
+    assert len(whole) == 18
+    notes: dict[int, Any] = {}
+    dice = random.Random(3)
+    for _ in range(5):
+        run(tmp_path / "killed", dice.choice([1, 2, 3, 5]), notes)
+    run(tmp_path / "killed", None, notes)
+    assert notes == whole
+
+
+@pytest.mark.timeout(120)
+def test_the_example_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    def train(name: str, *options: str) -> str:
+        flags = "--xla_force_host_platform_device_count=4"
+        env = {**os.environ, "PYTHONPATH": str(ROOT), "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
+        script = str(ROOT / "examples/jax_sharded/train.py")
+        done = subprocess.run(
+            [sys.executable, script, str(tmp_path / name), *options], env=env, capture_output=True,
+            text=True, timeout=50,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr[-3000:]
+        return done.stdout
+
+    whole = train("whole")
+    assert train("halves", "57") != whole
+    assert train("halves") == whole

@@ -1,0 +1,354 @@
+"""TensorFlow: data sets of a loader, and positions of the batch that was used."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import subprocess
+import sys
+import warnings
+import weakref
+from collections import namedtuple
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from needs import needs_framework
+
+needs_framework("tensorflow")
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+with warnings.catch_warnings():
+    # What the libraries' own imports say is not ours.
+    warnings.simplefilter("ignore")
+    import tensorflow as tf
+
+    from feeder.adapters.tensorflow import FeedCallback, FeedLoader, FeedState, dataset
+
+import feeder
+from small import Pure, make
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+ROOT = Path(__file__).parents[2]
+NUM, SIZE, EPOCHS = 22, 4, 3
+STEPS = -(-NUM // SIZE)
+Pair = namedtuple("Pair", "x y")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def warm_tensorflow() -> None:
+    """TensorFlow keeps what it starts for its first data set."""
+    list(tf.data.Dataset.from_generator(lambda: iter([1]), output_signature=tf.TensorSpec(())))
+
+
+class Numbers:
+    def __len__(self) -> int:
+        return NUM
+
+    def __getitem__(self, i: int) -> Any:
+        return {"i": i, "x": np.full(3, i, np.float32)}
+
+
+def loader(**settings: Any) -> FeedLoader:
+    return FeedLoader(Numbers(), SIZE, shuffle=True, **settings)
+
+
+def numbers(batches: Any) -> list[list[int]]:
+    return [batch["i"].numpy().tolist() for batch in batches]
+
+
+def epochs(loader: FeedLoader, batches: Any) -> list[list[int]]:
+    seen = []
+    while loader.epoch < EPOCHS:
+        seen += numbers(batches)
+    return seen
+
+
+@pytest.fixture(scope="module")
+def whole() -> list[list[int]]:
+    with loader() as one:
+        return [b["i"].tolist() for _ in range(EPOCHS) for b in one]
+
+
+# ---- batches
+
+
+def test_a_loop_over_the_data_set_is_an_epoch(whole: list[list[int]]) -> None:
+    one = loader()
+    assert epochs(one, dataset(one)) == whole
+    assert sorted(i for batch in whole[:STEPS] for i in batch) == list(range(NUM))
+    assert whole[:STEPS] != whole[STEPS : 2 * STEPS]
+    two = loader()
+    assert numbers(dataset(two).repeat(EPOCHS)) == whole
+
+
+def test_batches_have_the_structure_of_the_samples() -> None:
+    def sample(i: int) -> Any:
+        one = np.array(i, tf.bfloat16.as_numpy_dtype)
+        return Pair({"a": one, "t": f"é{i}"}, (np.zeros((2, i and 2), np.uint8), [i, 0.5]))
+
+    one = FeedLoader([sample(i) for i in range(1, 6)], 2)
+    batches = dataset(one)
+    (a, b, _) = batches
+    assert type(a) is Pair
+    assert (a.x["a"].dtype, a.x["a"].numpy().tolist()) == (tf.bfloat16, [1, 2])
+    assert [text.decode() for text in b.x["t"].numpy()] == ["é3", "é4"]
+    assert batches.element_spec.y[0] == tf.TensorSpec((None, 2, 2), tf.uint8)
+    assert a.y[1][0].numpy().tolist() == [1, 2]
+
+
+def test_equal_shapes_are_told_to_the_compiler() -> None:
+    batches = dataset(loader(drop_last=True))
+    assert batches.element_spec["x"] == tf.TensorSpec((SIZE, 3), tf.float32)
+    assert len(list(batches)) == NUM // SIZE
+
+
+def test_rows_of_other_lengths_need_a_signature() -> None:
+    def pad(samples: list[Any]) -> Any:
+        longest = max(map(len, samples))
+        return np.stack([np.pad(sample, (0, longest - len(sample))) for sample in samples])
+
+    def make() -> FeedLoader:
+        return FeedLoader([np.ones(i + 1, np.int64) for i in range(6)], 2, collate_fn=pad)
+
+    batches = dataset(make(), signature=tf.TensorSpec((None, None), tf.int64))
+    assert [batch.shape[1] for batch in batches] == [2, 4, 6]
+    with pytest.raises((TypeError, tf.errors.InvalidArgumentError), match="shape"):
+        list(dataset(make()))
+
+
+def test_what_is_no_tensor_is_refused() -> None:
+    with pytest.raises(feeder.ConfigError, match="None in it"):
+        dataset(FeedLoader([1, 2], 2, collate_fn=lambda samples: {"x": None}))
+    with pytest.raises(feeder.ConfigError, match="batch_size is None"):
+        FeedLoader(Numbers())
+
+
+def test_the_batches_of_a_feed() -> None:
+    with make(Pure(3, 4), epochs=2) as coordinator:
+        assert [len(list(dataset(coordinator["train"])))] == [3]
+    with pytest.raises(feeder.ConfigError, match="shuffle is True: a feed has its own"):
+        FeedLoader(coordinator, shuffle=True)
+
+
+def test_the_batches_of_a_server() -> None:
+    with feeder.serve(lambda: make(Pure(3, 4)), "tcp://127.0.0.1:0") as server:
+        one = FeedLoader.connect(server.addresses[0])
+        state = FeedState(one)
+        seen = []
+        for step, batch in dataset(one, steps=True).prefetch(2):
+            state.used.assign(step)
+            seen.append(batch["id"].numpy().tolist())
+        assert len(seen) == state.step == 3
+        one.close()
+
+
+def test_a_loader_lives_as_long_as_its_data_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Else the fixture keeps it.
+    monkeypatch.undo()
+    one = loader()
+    gone = weakref.ref(one)
+    batches = iter(dataset(one).map(lambda batch: batch["i"]).prefetch(1))
+    del one
+    gc.collect()
+    assert len(list(batches)) == STEPS
+    del batches
+    gc.collect()
+    assert gone() is None
+
+
+# ---- positions
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 9])
+@pytest.mark.parametrize("at", [0, 1, STEPS - 1, STEPS, STEPS + 2, 2 * STEPS, 3 * STEPS])
+def test_a_checkpoint_is_of_the_batch_that_was_used(
+    tmp_path: Path, whole: list[list[int]], ahead: int, at: int
+) -> None:
+    first = loader()
+    state, weights = FeedState(first), tf.Variable(0)
+    batches = dataset(first, steps=True).map(lambda step, b: (step, b), 2)
+    # One iterator over all epochs, so that the next one is taken ahead as well.
+    for used, (step, _) in enumerate(batches.repeat(EPOCHS).prefetch(ahead)):
+        if used == at:
+            break
+        state.used.assign(step)
+        weights.assign_add(1)
+    if not at:
+        # Nobody has used a batch.
+        state.used.assign(0)
+    saved = tf.train.Checkpoint(weights=weights, feed=state).save(tmp_path / "job")
+
+    second = loader()
+    resumed, weights = FeedState(second), tf.Variable(0)
+    batches = dataset(second)
+    status = tf.train.Checkpoint(weights=weights, feed=resumed).restore(saved)
+    status.assert_consumed()
+    # After an epoch's last batch it is one of the next epoch.
+    assert (int(weights), resumed.step, second.epoch) == (at, at, at // STEPS)
+    assert epochs(second, batches.prefetch(2)) == whole[at:]
+
+
+def test_the_trainer_may_say_it_in_a_compiled_loop(whole: list[list[int]]) -> None:
+    first = loader()
+    state, total = FeedState(first), tf.Variable(0, dtype=tf.int64)
+    batches = dataset(first, steps=True).prefetch(4)
+
+    @tf.function
+    def train() -> None:
+        for step, batch in batches:
+            total.assign_add(tf.reduce_sum(batch["i"]))
+            state.used.assign(step)
+            if step >= 3:
+                break
+
+    train()
+    assert int(total) == sum(map(sum, whole[:3]))
+    second = loader()
+    FeedState(second).deserialize(state.serialize())
+    assert epochs(second, dataset(second)) == whole[3:]
+
+
+def test_a_state_goes_on_by_itself_after_it_is_restored(
+    tmp_path: Path, whole: list[list[int]]
+) -> None:
+    one = loader()
+    state = FeedState(one)
+    batches = dataset(one, steps=True).prefetch(2)
+    checkpoint = tf.train.Checkpoint(feed=state)
+    for step, _ in batches:
+        state.used.assign(step)
+        if step == 2:
+            saved = checkpoint.save(tmp_path / "job")
+    checkpoint.restore(saved)
+    assert state.step == 2
+    assert [b["i"].numpy().tolist() for _, b in batches] == whole[2:STEPS]
+    state.used.assign(4)
+    state.rewind()
+    assert [b["i"].numpy().tolist() for _, b in batches] == whole[4:STEPS]
+
+
+def test_a_state_that_nobody_told_is_no_state(tmp_path: Path) -> None:
+    one = loader()
+    checkpoint = tf.train.Checkpoint(feed=FeedState(one))
+    checkpoint.save(tmp_path / "before")
+    list(dataset(one).take(2))
+    with pytest.raises(feeder.ConfigError, match="FeedState was not told which were used"):
+        checkpoint.save(tmp_path / "after")
+
+
+def test_a_state_of_another_loader_is_refused(tmp_path: Path) -> None:
+    saved = tf.train.Checkpoint(feed=FeedState(loader())).save(tmp_path / "job")
+    other = FeedState(FeedLoader(Numbers(), 5, shuffle=True))
+    with pytest.raises(feeder.ResumeError, match=r"source\.batch_size: 4 then, 5 now"):
+        tf.train.Checkpoint(feed=other).restore(saved)
+
+
+def test_workers_share_one_order_with_any_number_of_them(
+    monkeypatch: pytest.MonkeyPatch, whole: list[list[int]]
+) -> None:
+    def workers(num: int) -> list[FeedLoader]:
+        made = []
+        for number in range(num):
+            hosts = {"chief": ["a:1"], "worker": [f"b:{n}" for n in range(num - 1)], "ps": ["c:1"]}
+            task = {"type": "worker", "index": number - 1} if number else {"type": "chief"}
+            monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": hosts, "task": task}))
+            made.append(loader())
+        return made
+
+    two = workers(2)
+    seen = [next(iter(dataset(one)))["i"].numpy().tolist() for one in two]
+    state = two[1].state_dict(used=1)
+    three = workers(3)
+    for one in three:
+        one.load_state_dict(state)
+        seen.append(next(iter(dataset(one)))["i"].numpy().tolist())
+    assert seen == whole[:5]
+    monkeypatch.setenv("TF_CONFIG", "[")
+    with pytest.raises(feeder.ConfigError, match="TF_CONFIG is"):
+        loader()
+
+
+def test_a_strategy_reads_what_this_worker_reads(whole: list[list[int]]) -> None:
+    one = loader()
+    strategy = tf.distribute.MirroredStrategy(["cpu:0"])
+    batches = strategy.distribute_datasets_from_function(lambda context: dataset(one))
+    assert numbers(batches) == whole[:STEPS]
+
+
+# ---- Keras
+
+
+class Save(tf.keras.callbacks.Callback):
+    def __init__(self, feed: FeedState, path: Path, at: int) -> None:
+        super().__init__()
+        self.feed, self.path, self.at = feed, path, at
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if self.feed.step == self.at:
+            saved = tf.train.Checkpoint(
+                model=self.model, optimizer=self.model.optimizer, feed=self.feed
+            )
+            saved.write(self.path)
+
+
+def fit(path: Path, at: int, *, resume: bool = False, strategy: Any = None) -> Any:
+    tf.keras.utils.set_random_seed(0)
+
+    class Points(Numbers):
+        def __getitem__(self, i: int) -> Any:
+            return np.random.default_rng(i).random(3, np.float32), np.float32(i)
+
+    one = FeedLoader(Points(), SIZE, shuffle=True)
+    feed = FeedState(one)
+    batches = dataset(one).prefetch(3)
+    with (strategy or tf.distribute.get_strategy()).scope():
+        model = tf.keras.Sequential([tf.keras.layers.Input((3,)), tf.keras.layers.Dense(1)])
+        model.compile(optimizer="adam", loss="mse")
+        model.optimizer.build(model.trainable_variables)
+        if resume:
+            saved = tf.train.Checkpoint(model=model, optimizer=model.optimizer, feed=feed)
+            saved.read(path).assert_existing_objects_matched()
+    callbacks = [FeedCallback(feed), Save(feed, path, at)]
+    for epoch in range(one.epoch, EPOCHS):
+        model.fit(
+            batches, initial_epoch=epoch, epochs=epoch + 1, steps_per_epoch=one.left,
+            callbacks=callbacks, verbose=0,
+        )  # fmt: skip
+    assert feed.step == EPOCHS * STEPS
+    return [weight.tolist() for weight in model.get_weights()]
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("at", [2, STEPS, STEPS + 1])
+def test_fit_goes_on_bit_for_bit(tmp_path: Path, at: int) -> None:
+    undisturbed = fit(tmp_path / "job", at)
+    assert fit(tmp_path / "job", -1, resume=True) == undisturbed
+
+
+@pytest.mark.timeout(120)
+def test_a_batch_that_fit_looks_at_is_trained(tmp_path: Path) -> None:
+    plain = fit(tmp_path / "job", 2)
+    mirrored = tf.distribute.MirroredStrategy(["cpu:0"])
+    assert fit(tmp_path / "other", 2, strategy=mirrored) == plain
+
+
+def test_what_fit_does_not_tell_is_refused() -> None:
+    feed = FeedState(loader())
+    model = tf.keras.Sequential([tf.keras.layers.Input((3,)), tf.keras.layers.Dense(1)])
+    model.compile(loss="mse", steps_per_execution=2)
+    with pytest.raises(feeder.ConfigError, match="steps_per_execution=2, expected 1"):
+        model.fit(np.ones((4, 3)), np.ones(4), callbacks=[FeedCallback(feed)], verbose=0)
+    model.compile(loss="mse")
+    batches = dataset(feed.loader).map(lambda b: (b["x"], b["i"]))
+    with pytest.raises(feeder.ConfigError, match=r"steps_per_epoch=loader\.left"):
+        model.fit(batches, callbacks=[FeedCallback(feed)], verbose=0)
+
+
+def test_nothing_is_imported_before_it_is_used() -> None:
+    code = "import sys, feeder, feeder.adapters; assert 'tensorflow' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=50, cwd=ROOT)

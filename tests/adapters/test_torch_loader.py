@@ -1,0 +1,866 @@
+"""`FeedLoader` in place of DataLoader: what it gives, in which order, and where it goes on."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import os
+import pickle  # noqa: TID251  (checkpoints of trainers are pickles)
+import random
+import re
+import threading
+import warnings
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+from needs import needs_framework
+
+needs_framework("torch")
+
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    TensorDataset,
+)
+from torch.utils.data.distributed import DistributedSampler
+
+import feeder
+from feeder.adapters import torch as adapter
+from feeder.adapters.torch import FeedLoader
+
+# JAX says so of each fork once another test has imported it, and DataLoader forks.
+FORKS = pytest.mark.filterwarnings("ignore:os.fork")
+NUM = 23
+SIZE = 4
+
+
+class Pair(NamedTuple):
+    left: Any
+    right: Any
+
+
+class Numbers(Dataset):
+    """Item i is the number i; `reads` are those that were read."""
+
+    def __init__(self, num: int = NUM) -> None:
+        self.num = num
+        self.reads: list[int] = []
+
+    def __len__(self) -> int:
+        return self.num
+
+    def __getitem__(self, i: int) -> int:
+        self.reads.append(i)
+        return i
+
+
+class Items(Dataset):
+    """Items that a function makes of their index."""
+
+    def __init__(self, make: Any, num: int = NUM) -> None:
+        self.make, self.num = make, num
+
+    def __len__(self) -> int:
+        return self.num
+
+    def __getitem__(self, i: int) -> Any:
+        return self.make(i)
+
+
+class Count(IterableDataset):
+    """The numbers from 0 on."""
+
+    def __init__(self, num: int = NUM) -> None:
+        self.num = num
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.num))
+
+
+class StatefulCount(Count):
+    """The same with a state."""
+
+    at = 0
+    skipped = 0
+
+    def __iter__(self) -> Iterator[int]:
+        start, self.at = self.at, 0
+        self.skipped = start
+        for i in range(start, self.num):
+            self.at = i + 1
+            yield i
+        self.at = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.at = state["at"]
+
+
+def loader(dataset: Any = None, batch_size: Any = SIZE, **settings: Any) -> FeedLoader:
+    return FeedLoader(Numbers() if dataset is None else dataset, batch_size, **settings)
+
+
+def epoch_of(loader: Any) -> list[list[int]]:
+    return [batch.tolist() for batch in loader]
+
+
+def flat(batches: list[list[int]]) -> list[int]:
+    return [i for batch in batches for i in batch]
+
+
+# ---- DataLoader's arguments
+
+
+def test_the_arguments_are_those_of_dataloader_in_its_order() -> None:
+    theirs = inspect.signature(torch.utils.data.DataLoader).parameters
+    ours = inspect.signature(FeedLoader).parameters
+    positional = [n for n, p in theirs.items() if p.kind is p.POSITIONAL_OR_KEYWORD]
+    assert [*ours][: len(positional)] == positional
+    assert theirs.keys() <= ours.keys()
+    assert {n: ours[n].default for n in theirs} == {n: p.default for n, p in theirs.items()}
+    assert adapter.DataLoader is FeedLoader
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"worker_init_fn": print}, "worker_init_fn is"),
+        ({"multiprocessing_context": "fork"}, "multiprocessing_context is 'fork'"),
+        ({"in_order": False}, "in_order is False"),
+        ({"pin_memory_device": "cuda"}, "pin_memory_device is 'cuda'"),
+        ({"num_workers": -1}, "num_workers is -1"),
+        ({"num_workers": True}, "num_workers is True"),
+        ({"batch_size": 0}, "batch_size is 0"),
+        ({"prefetch_factor": 0}, "prefetch_factor is 0"),
+        ({"batch_size": None, "drop_last": True}, "drop_last is True"),
+        ({"sampler": [1], "shuffle": True}, "shuffle is True: a sampler"),
+        ({"sampler": [1], "batch_sampler": [[1]]}, "sampler and batch_sampler"),
+        ({"batch_sampler": [[1]]}, "batch_size is 4: batch_sampler"),
+        ({"sampler": [1], "rank": 0, "world_size": 2}, "rank is 0: a sampler"),
+        ({"rank": 0}, "rank is 0 and world_size is None"),
+        ({"rank": 2, "world_size": 2}, "rank is 2, expected 0 to 1"),
+        ({"seed": 1, "generator": torch.Generator()}, "seed and generator"),
+        ({"seed": -1}, "seed is -1"),
+        ({"rank": 0, "world_size": 9, "drop_last": True}, "nothing is left"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(feeder.ConfigError, match=said.replace("[", r"\[")):
+        loader(**settings)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "settings", "said"),
+    [
+        (Count(), {"shuffle": True}, "shuffle is True: an iterable"),
+        (Count(), {"sampler": [1]}, "sampler is"),
+        (Items(int, 0), {}, "is empty"),
+        (type("Bare", (Dataset,), {"__getitem__": int})(), {"shuffle": True}, "has no __len__"),
+        (5, {}, "dataset is a int"),
+    ],
+)
+def test_so_is_what_a_data_set_cannot_do(dataset: Any, settings: Any, said: str) -> None:
+    with pytest.raises(feeder.ConfigError, match=said):
+        loader(dataset, **settings)
+
+
+def test_a_generator_gives_the_seed() -> None:
+    seeded = loader(shuffle=True, seed=7)
+    assert epoch_of(loader(shuffle=True, generator=torch.Generator().manual_seed(7))) == epoch_of(
+        seeded
+    )
+
+
+# ---- epochs and order
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_without_a_shuffle_it_gives_what_dataloader_gives(
+    drop_last: bool, num_workers: int
+) -> None:
+    ours = loader(num_workers=num_workers, drop_last=drop_last)
+    theirs = torch.utils.data.DataLoader(Numbers(), SIZE, drop_last=drop_last)
+    for _ in range(2):
+        assert epoch_of(ours) == epoch_of(theirs)
+    assert len(ours) == len(theirs)
+
+
+def test_each_loop_is_an_epoch_that_is_shuffled_anew() -> None:
+    ours = loader(shuffle=True)
+    epochs = [epoch_of(ours) for _ in range(3)]
+    ours.set_epoch(1)
+    epochs.append(epoch_of(ours))
+    assert len({tuple(flat(epoch)) for epoch in epochs}) == 4
+    assert all(sorted(flat(epoch)) == list(range(NUM)) for epoch in epochs)
+    again = loader(shuffle=True, executor=feeder.Threads(3))
+    assert [epoch_of(again) for _ in range(4)] == epochs
+
+
+def test_a_loop_that_is_left_is_followed_by_the_next_epoch_and_reads_no_more_of_it() -> None:
+    dataset = Numbers(400)
+    ours, whole = loader(dataset), loader(Numbers(400), shuffle=False)
+    for _ in ours:
+        break
+    epoch_of(whole)
+    assert epoch_of(ours) == epoch_of(whole)
+    assert dataset.reads.count(399) == 1
+
+
+@pytest.mark.parametrize("at", [0, 2])
+def test_what_is_looked_at_is_still_given(at: int) -> None:
+    undisturbed = loader(shuffle=True)
+    whole = [batch.tolist() for batch in undisturbed]
+    first = loader(shuffle=True)
+    loop = iter(first)
+    for _ in range(at):
+        next(loop)
+    second = loader(shuffle=True)
+    second.load_state_dict(first.state_dict())
+    assert second.left == len(whole) - at
+    assert [second.peek().tolist() for _ in range(2)] == [whole[at]] * 2
+    assert second.state_dict() == first.state_dict()
+    assert [(batch.tolist(), second.left) for batch in second] == [
+        (batch, len(whole) - at - 1 - number) for number, batch in enumerate(whole[at:])
+    ]
+    # A state that is loaded in between is that of another place.
+    second.peek()
+    second.load_state_dict(first.state_dict())
+    assert next(iter(second)).tolist() == whole[at]
+    with pytest.raises(feeder.FeedError, match="a loop over the loader has begun"):
+        second.peek()
+
+
+def test_iter_has_no_effect_before_the_first_next() -> None:
+    ours, whole = loader(shuffle=True), loader(shuffle=True)
+    iter(ours)
+    loop = iter(ours)
+    first = next(loop).tolist()
+    iter(ours)
+    assert [first, *(batch.tolist() for batch in loop)] == epoch_of(whole)
+    assert list(loop) == []
+
+
+def test_a_loop_that_another_has_followed_says_so() -> None:
+    ours = loader()
+    old = iter(ours)
+    next(old)
+    next(iter(ours))
+    with pytest.raises(feeder.FeedError, match="another one has begun"):
+        next(old)
+
+
+def test_epochs_bounds_the_loops() -> None:
+    ours = loader(epochs=2)
+    assert [len(epoch_of(ours)) for _ in range(2)] == [6, 6]
+    with pytest.raises(feeder.ConfigError, match="its 2 epochs"):
+        epoch_of(ours)
+
+
+def test_a_loader_that_is_dropped_leaves_no_thread() -> None:
+    before = threading.active_count()
+    ours = FeedLoader(Numbers(), SIZE, executor=feeder.Threads(3))
+    next(iter(ours))
+    assert threading.active_count() > before
+    ours.close()
+    assert threading.active_count() == before
+
+
+# ---- structures
+
+
+STRUCTURES = {
+    "tensor": lambda i: torch.full((2, 3), float(i)),
+    "int": lambda i: i,
+    "float": lambda i: i / 2,
+    "bool": lambda i: bool(i % 2),
+    "array": lambda i: np.full(3, i, np.uint8),
+    "scalar": lambda i: np.float32(i),
+    "text": lambda i: f"item {i}",
+    "tuple": lambda i: (torch.tensor(i), i),
+    "dict": lambda i: {"x": torch.ones(2) * i, "y": {"z": [i, f"{i}"]}},
+    "named": lambda i: Pair(torch.tensor(i), np.arange(2) + i),
+    "transposed": lambda i: (torch.arange(6).reshape(2, 3) + i).T,
+    "needs a gradient": lambda i: torch.ones(2, requires_grad=True) * i,
+    "parameter": lambda i: torch.nn.Parameter(torch.ones(2) * i),
+    "negated": lambda i: torch.tensor([i + 2j, 1j]).conj().imag,
+    "empty": lambda i: torch.ones(0, 3),
+    "big": lambda i: torch.full((300, 301), i),
+}
+
+
+def same(ours: Any, theirs: Any) -> bool:
+    if isinstance(theirs, dict):
+        return list(ours) == list(theirs) and all(same(ours[k], theirs[k]) for k in theirs)
+    if isinstance(theirs, (tuple, list)):
+        # DataLoader makes lists of tuples.
+        return len(ours) == len(theirs) and all(map(same, ours, theirs))
+    if isinstance(theirs, torch.Tensor):
+        return ours.dtype == theirs.dtype and torch.equal(ours, theirs)
+    return bool(ours == theirs)
+
+
+@pytest.mark.parametrize("name", STRUCTURES)
+def test_batches_have_the_structure_and_the_values_that_dataloader_gives(name: str) -> None:
+    dataset = Items(STRUCTURES[name])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ours = list(loader(dataset))
+    theirs = list(torch.utils.data.DataLoader(dataset, SIZE))
+    assert all(map(same, ours, theirs))
+    assert len(ours) == len(theirs)
+
+
+def test_a_tuple_stays_one_and_a_named_one_its_own() -> None:
+    assert type(next(iter(loader(Items(STRUCTURES["tuple"]))))) is tuple
+    assert type(next(iter(loader(Items(STRUCTURES["named"]))))) is Pair
+
+
+def test_tensors_may_be_written_to_and_are_not_copied() -> None:
+    batch = next(iter(loader(Items(lambda i: (torch.ones(4) * i, torch.ones(4) * i)))))
+    left, right = batch
+    left += 1
+    assert right[0].tolist() == [0] * 4
+    # Both lie in the memory of one batch.
+    assert 0 < right.data_ptr() - left.data_ptr() < 256
+    assert (right.data_ptr() - left.data_ptr()) % 64 == 0
+
+
+DTYPES = [
+    dtype
+    for dtype in vars(torch).values()
+    if isinstance(dtype, torch.dtype)
+    and dtype.itemsize in (1, 2, 4, 8, 16)
+    and not str(dtype).startswith(("torch.q", "torch.bits", "torch.uint", "torch.int"))
+] + [torch.uint8, torch.uint16, torch.uint32, torch.uint64, torch.int8, torch.int16, torch.int64]
+
+
+@pytest.mark.parametrize("dtype", sorted(set(DTYPES), key=str), ids=str)
+def test_every_dtype_comes_as_it_is(dtype: torch.dtype) -> None:
+    raw = torch.arange(48, dtype=torch.uint8)
+    items = raw.view(dtype) if dtype is not torch.bool else raw % 2 == 0
+    (batch,) = loader(Items(lambda i: items, 2), 2)
+    assert batch.dtype is dtype
+    assert torch.equal(batch[1].view(torch.uint8), items.view(torch.uint8))
+
+
+def padded(samples: list[Any]) -> Any:
+    longest = max(map(len, samples))
+    rows = [torch.nn.functional.pad(s, (0, longest - len(s))) for s in samples]
+    return {
+        "ids": torch.stack(rows),
+        "lengths": torch.tensor([len(s) for s in samples]),
+        "longest": longest,
+        "names": [str(len(s)) for s in samples],
+        "nothing": None,
+        "offsets": torch.arange(len(samples) + 1),
+    }
+
+
+def test_rows_of_any_length_come_through_collate_fn() -> None:
+    dataset = Items(lambda i: torch.arange(i % 7 + 1))
+    ours = list(loader(dataset, collate_fn=padded, shuffle=False))
+    theirs = list(torch.utils.data.DataLoader(dataset, SIZE, collate_fn=padded))
+    assert all(map(same, ours, theirs))
+
+
+def test_without_a_batch_size_samples_come_as_they_are() -> None:
+    assert [int(i) for i in loader(batch_size=None)] == list(range(NUM))
+    found = list(loader(Items(STRUCTURES["dict"]), None))
+    assert found[3]["y"]["z"] == [3, "3"]
+
+
+@pytest.mark.parametrize(
+    ("make", "settings", "said"),
+    [
+        (lambda i: torch.ones(i + 1), {}, r"sample 1: sample is float32\[2\], sample 0 has"),
+        (lambda i: (1, 2)[: i + 1], {}, "sample 1: sample is tuple of 2, sample 0 has tuple of 1"),
+        (lambda i: {"a": 1} if i else {"b": 1}, {}, r"sample 1: sample has the keys \['a'\]"),
+        (lambda i: object(), {}, "sample 0: sample is object, expected numbers"),
+        (lambda i: {"x": None}, {}, r"sample 0: \['x'\] is None"),
+        (int, {"collate_fn": lambda s: {"x": object()}}, r"collate_fn gave \['x'\] is object"),
+        (lambda i: 1 / (i - 2), {}, "while reading sample 2"),
+        (lambda i: next(iter(())), {}, "sample 0: raised StopIteration"),
+        (int, {"collate_fn": lambda s: s[0] / 0}, "while collating the batch of sample 0"),
+    ],
+)
+def test_an_item_that_does_not_fit_is_named(make: Any, settings: Any, said: str) -> None:
+    with pytest.raises(feeder.FetchError) as caught:
+        list(loader(Items(make), **settings))
+    cause = caught.value.__cause__
+    text = "\n".join([str(caught.value), str(cause), *getattr(cause, "__notes__", ())])
+    assert re.search(said, text), text
+
+
+def test_a_data_set_that_gives_several_items_at_once_is_asked_so() -> None:
+    class Several(Numbers):
+        def __getitems__(self, wanted: list[int]) -> list[int]:
+            return [i + 100 for i in wanted]
+
+    assert flat(epoch_of(loader(Several()))) == [i + 100 for i in range(NUM)]
+
+
+# ---- ranks
+
+
+def ranks(num: int, **settings: Any) -> list[FeedLoader]:
+    return [loader(rank=rank, world_size=num, **settings) for rank in range(num)]
+
+
+def in_order(rounds: Any) -> list[list[int]]:
+    return [batch for batches in rounds for batch in batches]
+
+
+@pytest.mark.parametrize("num", [1, 2, 3])
+def test_ranks_share_one_order_and_read_their_own_batches_alone(num: int) -> None:
+    whole = epoch_of(loader(shuffle=True))
+    all_ = ranks(num, shuffle=True)
+    found = [epoch_of(rank) for rank in all_]
+    assert {len(batches) for batches in found} == {len(all_[0])} == {-(-len(whole) // num)}
+    assert in_order(zip(*found, strict=True))[: len(whole)] == whole
+    # What goes not round is the last batch again.
+    for rank, batches in enumerate(found):
+        mine = set(flat(batches[:-1]))
+        others = set(flat([b for r, bs in enumerate(found) if r != rank for b in bs[:-1]]))
+        assert not mine & others
+
+
+def test_a_rank_reads_the_indices_of_its_batches_and_no_others() -> None:
+    dataset = Numbers(40)
+    first = loader(dataset, rank=1, world_size=2, epochs=1)
+    assert epoch_of(first) == [list(range(i, i + 4)) for i in range(4, 40, 8)]
+    # The first call of a run is made twice, to see that it gives the same rows.
+    assert set(dataset.reads) == set(flat([list(range(i, i + 4)) for i in range(4, 40, 8)]))
+
+
+def test_with_drop_last_what_does_not_go_round_is_left_out() -> None:
+    found = [epoch_of(rank) for rank in ranks(2, drop_last=True)]
+    assert [len(batches) for batches in found] == [2, 2]
+
+
+def test_ranks_are_taken_from_the_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert epoch_of(loader())[0] == [4, 5, 6, 7]
+    assert epoch_of(loader(rank=0, world_size=1))[1] == [4, 5, 6, 7]
+
+
+# ---- position
+
+
+@pytest.mark.parametrize("at", range(7))
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_a_state_goes_on_bit_for_bit_at_every_batch(at: int, shuffle: bool) -> None:
+    first, second = loader(shuffle=shuffle), loader(shuffle=shuffle)
+    whole = [epoch_of(first) for _ in range(3)]
+    loop = iter(second)
+    for _ in range(at):
+        next(loop, None)
+    state = pickle.loads(pickle.dumps(second.state_dict()))
+    third = loader(shuffle=shuffle)
+    third.load_state_dict(state)
+    # After the last batch, and before its end is told, nothing is left of the epoch.
+    assert third.epoch == 0
+    assert [epoch_of(third) for _ in range(3)] == [whole[0][at:], *whole[1:]]
+    assert len(state["feeder"]) <= 512
+
+
+def test_after_its_end_is_told_a_state_is_of_the_next_epoch() -> None:
+    first = loader(shuffle=True)
+    epoch_of(first)
+    second = loader(shuffle=True)
+    second.load_state_dict(first.state_dict())
+    assert second.epoch == 1
+    assert epoch_of(second) == epoch_of(first)
+
+
+def test_the_state_before_the_first_batch_has_the_same_keys_and_begins_anew() -> None:
+    first = loader(shuffle=True)
+    fresh = first.state_dict()
+    whole = epoch_of(first)
+    assert fresh.keys() == first.state_dict().keys()
+    first.load_state_dict(fresh)
+    assert epoch_of(first) == whole
+
+
+def test_a_state_may_be_that_of_a_batch_that_was_used_while_others_were_taken() -> None:
+    first = loader(shuffle=True)
+    whole = epoch_of(loader(shuffle=True))
+    loop = iter(first)
+    taken = [next(loop) for _ in range(5)]
+    assert len(taken) == first.step == 5
+    for used in range(6):
+        second = loader(shuffle=True)
+        second.load_state_dict(first.state_dict(used=used))
+        assert epoch_of(second) == whole[used:]
+        assert second.step == 6
+    with pytest.raises(feeder.ConfigError, match="used is 6, expected a number from 0 to 5"):
+        first.state_dict(used=6)
+
+
+@pytest.mark.parametrize("sizes", [(2, 3, 1, 2), (1, 4, 2), (3, 3)])
+def test_any_ranks_state_is_valid_for_all_with_any_world_size(sizes: tuple[int, ...]) -> None:
+    dataset = Items(int, 101)
+    whole = flat(epoch_of(loader(dataset, shuffle=True)))
+    state, seen = None, []
+    for leg, num in enumerate(sizes):
+        all_ = [loader(dataset, shuffle=True, rank=r, world_size=num) for r in range(num)]
+        if state is not None:
+            for one in all_:
+                one.load_state_dict(state)
+        loops = [iter(one) for one in all_]
+        for _ in range(2):
+            seen += [i for loop in loops for i in next(loop).tolist()]
+        states = [one.state_dict() for one in all_]
+        assert states == states[:1] * num
+        state = states[leg % num]
+    last = loader(dataset, shuffle=True)
+    last.load_state_dict(state)
+    assert seen + flat(epoch_of(last)) == whole
+
+
+def test_a_state_may_be_loaded_in_the_middle_of_a_loop() -> None:
+    ours = loader(shuffle=True)
+    whole = epoch_of(loader(shuffle=True))
+    loop = iter(ours)
+    next(loop)
+    state = ours.state_dict()
+    next(loop)
+    ours.load_state_dict(state)
+    assert epoch_of(ours) == whole[1:]
+    with pytest.raises(feeder.FeedError, match="another one has begun"):
+        next(loop)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"batch_size": 5}, "source.batch_size: 4 then, 5 now"),
+        ({"shuffle": True}, "source.shuffle: False then, True now"),
+        ({"seed": 3}, "seed: 0 then, 3 now"),
+        ({"drop_last": True}, "source.drop_last: False then, True now"),
+        ({"dataset": Numbers(24)}, "source.samples: 23 then, 24 now"),
+        ({"sampler": [1, 2]}, "source.sampler: None then, 'list' now"),
+    ],
+)
+def test_a_state_of_another_loader_is_refused_by_what_differs(settings: Any, said: str) -> None:
+    state = loader().state_dict()
+    with pytest.raises(feeder.ResumeError, match=said):
+        loader(**settings).load_state_dict(state)
+
+
+def test_states_of_others_are_refused() -> None:
+    torchdata = {"_snapshot": {}, "_steps_since_snapshot": 0, "_iterator_finished": False}
+    with pytest.raises(feeder.ResumeError, match="StatefulDataLoader"):
+        loader().load_state_dict(torchdata)
+    for state in ({}, {"feeder": b"x"}, {"feeder": 1}, None, {"state": 1}):
+        with pytest.raises(feeder.ResumeError):
+            loader().load_state_dict(state)
+
+
+# ---- samplers
+
+
+def samplers() -> dict[str, Any]:
+    dataset = Numbers()
+    return {
+        "sequential": {"sampler": SequentialSampler(dataset)},
+        "list": {"sampler": [3, 1, 4, 1, 5, 9, 2, 6]},
+        "random": {"sampler": RandomSampler(dataset)},
+        "random, seeded": {"sampler": RandomSampler(dataset, generator=torch.Generator())},
+        "distributed": {"sampler": DistributedSampler(dataset, num_replicas=2, rank=1)},
+        "batches": {
+            "batch_sampler": BatchSampler(RandomSampler(dataset), 3, drop_last=False),
+            "batch_size": 1,
+        },
+        "stateful": {"sampler": Walk(NUM)},
+    }
+
+
+class Walk:
+    """A sampler whose state tells its order."""
+
+    def __init__(self, num: int) -> None:
+        self.num, self.seed = num, 5
+
+    def __len__(self) -> int:
+        return self.num
+
+    def __iter__(self) -> Iterator[int]:
+        self.seed += 1
+        yield from np.random.default_rng(self.seed).permutation(self.num).tolist()
+
+    def state_dict(self) -> dict[str, int]:
+        return {"seed": self.seed}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.seed = state["seed"]
+
+
+@pytest.mark.parametrize("name", samplers())
+@pytest.mark.parametrize("at", [0, 1, 2])
+def test_a_sampler_is_honoured_and_resumed(name: str, at: int) -> None:
+    first = loader(**samplers()[name], executor=feeder.Threads(2))
+    whole = [epoch_of(first) for _ in range(3)]
+    second = loader(**samplers()[name])
+    epoch_of(second)
+    loop = iter(second)
+    for _ in range(at):
+        next(loop)
+    state = second.state_dict()
+    third = loader(**samplers()[name])
+    third.load_state_dict(state)
+    assert [epoch_of(third) for _ in range(2)] == [whole[1][at:], whole[2]]
+    if name not in ("sequential", "list"):
+        assert len({tuple(flat(epoch)) for epoch in whole}) == 3
+
+
+def test_a_sampler_gives_the_samples_that_dataloader_reads() -> None:
+    sampler = DistributedSampler(Numbers(), num_replicas=2, rank=1, shuffle=True, seed=3)
+    ours = loader(sampler=copy.copy(sampler))
+    theirs = torch.utils.data.DataLoader(Numbers(), SIZE, sampler=sampler)
+    for epoch in range(3):
+        sampler.set_epoch(epoch)
+        assert epoch_of(ours) == epoch_of(theirs)
+    assert len(ours) == len(theirs)
+
+
+def test_a_sampler_of_another_length_or_order_is_refused() -> None:
+    first = loader(sampler=list(range(12)))
+    next(iter(first))
+    state = first.state_dict()
+    with pytest.raises(feeder.ResumeError, match=r"source\.sampler_len: 12 then, 11 now"):
+        loader(sampler=list(range(11))).load_state_dict(state)
+    other = loader(sampler=list(reversed(range(12))))
+    other.load_state_dict(state)
+    with pytest.raises(feeder.FeedError) as caught:
+        next(iter(other))
+    assert "the sampler gave other samples in epoch 0" in f"{caught.value} {caught.value.__cause__}"
+
+
+# ---- iterables, sources, functions, feeds
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("at", range(7))
+@pytest.mark.parametrize("kind", [Count, StatefulCount])
+def test_an_iterable_is_resumed(kind: Any, at: int, drop_last: bool) -> None:
+    first = loader(kind(), drop_last=drop_last)
+    whole = [epoch_of(first) for _ in range(3)]
+    assert whole[0] == epoch_of(torch.utils.data.DataLoader(Count(), SIZE, drop_last=drop_last))
+    second = loader(kind(), drop_last=drop_last)
+    loop = iter(second)
+    at = min(at, len(whole[0]))
+    for _ in range(at):
+        next(loop)
+    dataset = kind()
+    third = loader(dataset, drop_last=drop_last)
+    third.load_state_dict(second.state_dict())
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert [epoch_of(third) for _ in range(3)] == [whole[0][at:], *whole[1:]]
+    is_replayed = kind is Count and 0 < at < -(-NUM // SIZE)
+    assert [w.category for w in caught] == [feeder.ReplayWarning] * is_replayed
+
+
+def test_an_iterable_is_begun_anew_after_a_break() -> None:
+    ours = loader(Count(10**9))
+    for _ in range(3):
+        for batch in ours:
+            assert batch.tolist() == [0, 1, 2, 3]
+            break
+    with pytest.raises(TypeError, match="length of this loader is not known"):
+        len(ours)
+
+
+@pytest.mark.parametrize("num", [2, 3])
+def test_ranks_of_an_iterable_keep_their_own_batches(num: int) -> None:
+    with pytest.warns(UserWarning, match=f"each of the {num} ranks reads all"):
+        all_ = [loader(Count(), rank=r, world_size=num) for r in range(num)]
+    found = [epoch_of(one) for one in all_]
+    whole = epoch_of(loader(Count()))
+    assert in_order(zip(*found, strict=True))[: len(whole)] == whole
+    loops = [iter(one) for one in all_]
+    for loop in loops:
+        next(loop)
+    last = loader(Count())
+    last.load_state_dict(all_[1].state_dict())
+    with pytest.warns(feeder.ReplayWarning):
+        assert epoch_of(last) == whole[num:]
+
+
+def test_a_source_is_read_by_rank_and_resumed() -> None:
+    def source() -> feeder.sources.Source:
+        return feeder.sources.arrays(
+            {"x": np.arange(50), "y": np.ones((50, 2))}, random_shuffle=True
+        )
+
+    whole = [batch["x"].tolist() for batch in loader(source())]
+    found = [
+        [batch["x"].tolist() for batch in loader(source(), rank=r, world_size=2)] for r in (0, 1)
+    ]
+    assert in_order(zip(*found, strict=True))[: len(whole)] == whole
+    first = loader(source())
+    next(iter(first))
+    second = loader(source())
+    second.load_state_dict(first.state_dict())
+    assert [batch["x"].tolist() for batch in second] == whole[1:]
+    with pytest.raises(feeder.ConfigError, match="a source has its own order"):
+        loader(source(), shuffle=True)
+
+
+def fetch(call: feeder.Call) -> Any:
+    if call.index == 5:
+        raise StopIteration
+    return [np.arange(5) + 5 * call.index + 100 * call.epoch, np.ones((5, 2), np.float32)]
+
+
+@pytest.mark.parametrize("at", [0, 1, 7])
+def test_a_fetch_function_is_cut_into_batches(at: int) -> None:
+    first = loader(fetch)
+    whole = [[x.tolist() for x, _ in first] for _ in range(2)]
+    assert flat(whole[0]) == list(range(25))
+    second = loader(fetch)
+    loop = iter(second)
+    for _ in range(at):
+        next(loop)
+    third = loader(fetch)
+    third.load_state_dict(second.state_dict())
+    assert [[x.tolist() for x, _ in third] for _ in range(2)] == [whole[0][at:], whole[1]]
+    with pytest.raises(feeder.ConfigError, match=r"FeedLoader\.connect"):
+        loader(fetch, rank=0, world_size=2)
+
+
+def feeds() -> feeder.Coordinator:
+    return feeder.init_data_input_workers(
+        ["x", "y"], fetch, SIZE, epochs=3, coordinator=feeder.Coordinator()
+    )
+
+
+def test_a_feed_is_looped_over_by_epoch() -> None:
+    with feeds() as coordinator:
+        ours = FeedLoader(coordinator["train"])
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            found = [[batch["x"].tolist() for batch in ours] for _ in range(3)]
+        assert flat(found[2]) == list(range(200, 225))
+        with pytest.raises(feeder.ConfigError, match="batch_size is 3: a feed has its own"):
+            FeedLoader(coordinator["train"], batch_size=3)
+
+
+@pytest.mark.parametrize("at", [0, 1, 3, 4])
+def test_a_served_queue_is_resumed(at: int) -> None:
+    with feeder.serve(feeds, "tcp://127.0.0.1:0") as server:
+        address = server.addresses[0]
+        first = FeedLoader.connect(address)
+        whole = [[batch["x"].tolist() for batch in first] for _ in range(3)]
+        first.close()
+        second = FeedLoader.connect(address)
+        loop = iter(second)
+        for _ in range(at):
+            next(loop)
+        state = second.state_dict()
+        second.close()
+        third = FeedLoader.connect(address)
+        third.load_state_dict(state)
+        assert [[batch["x"].tolist() for batch in third] for _ in range(3)] == [
+            whole[0][at:], *whole[1:],
+        ]  # fmt: skip
+        third.load_state_dict(state)
+        assert [batch["x"].tolist() for batch in third] == whole[0][at:]
+
+
+# ---- one line
+
+
+@FORKS
+def test_a_script_changes_by_its_import_alone() -> None:
+    script = """
+dataset = TensorDataset(torch.arange(20.).reshape(10, 2), torch.arange(10))
+loader = DataLoader(dataset, batch_size=4, shuffle=True, num_workers=2, pin_memory=False)
+seen = []
+for epoch in range(2):
+    for x, y in loader:
+        assert x.shape == (len(y), 2)
+        seen.append((x, y))
+"""
+    for kind in (torch.utils.data.DataLoader, FeedLoader):
+        names = {"torch": torch, "TensorDataset": TensorDataset, "DataLoader": kind}
+        exec(script, names)
+        found = torch.cat([y for _, y in names["seen"]])  # type: ignore[attr-defined]
+        assert sorted(found.tolist()) == sorted([*range(10), *range(10)])
+        if kind is FeedLoader:
+            names["loader"].close()  # type: ignore[attr-defined]
+
+
+# ---- processes
+
+
+class Drawing(Dataset):
+    """Items that are drawn from the generators of the process."""
+
+    def __len__(self) -> int:
+        return NUM
+
+    def __getitem__(self, i: int) -> Any:
+        return {
+            "i": i,
+            "draws": (torch.rand(2), np.random.rand(), random.random()),
+            "process": os.getpid(),
+        }
+
+
+class DrawingStream(IterableDataset):
+    def __iter__(self) -> Iterator[Any]:
+        return iter(Drawing()[i] for i in range(NUM))
+
+
+def drawn(batches: Any) -> list[Any]:
+    found = []
+    for batch in batches:
+        assert os.getpid() not in batch["process"].tolist()
+        left, middle, right = batch["draws"]
+        found.append((left.tolist(), middle.tolist(), right.tolist()))
+    return found
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("kind", ["map", "stream", "sampler"])
+def test_in_processes_draws_of_the_generators_repeat_and_resume(kind: str) -> None:
+    def make(**settings: Any) -> FeedLoader:
+        if kind == "stream":
+            return loader(DrawingStream(), **settings)
+        if kind == "sampler":
+            return loader(Drawing(), sampler=RandomSampler(Numbers()), **settings)
+        return loader(Drawing(), shuffle=True, **settings)
+
+    first = make(num_workers=2)
+    whole = [drawn(first) for _ in range(2)]
+    second = make(num_workers=1)
+    drawn(second)
+    loop = iter(second)
+    next(loop)
+    next(loop)
+    state = second.state_dict()
+    third = make(executor=feeder.Processes(1, preload=["feeder.adapters.torch"]))
+    third.load_state_dict(state)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", feeder.ReplayWarning)
+        assert drawn(third) == whole[1][2:]
+    assert whole[0] != whole[1]
+
+
+def test_what_cannot_be_in_processes_is_told() -> None:
+    with pytest.raises(feeder.ConfigError, match="num_workers is 2 and executor is Threads"):
+        loader(num_workers=2, executor=feeder.Threads(2))
+    with pytest.raises(feeder.ConfigError, match="sampler Walk has a state"):
+        loader(sampler=Walk(NUM), num_workers=1)
