@@ -9,6 +9,7 @@ import json
 import re
 import shlex
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -59,8 +60,11 @@ def instructions(name: str) -> dict[str, str]:
 
 
 def kubernetes(kind: str) -> Iterator[dict[str, Any]]:
-    """Every object of a kind in the files for Kubernetes."""
+    """Every object of a kind in the files for Kubernetes; those for Ray have a file of their own,
+    `test_deploy_ray.py`."""
     for path in sorted((DEPLOY / "k8s").rglob("*.yaml")):
+        if path.parent.name == "kuberay":
+            continue
         found = yaml.safe_load(path.read_text())
         if found.get("kind") == kind:
             yield found
@@ -226,3 +230,79 @@ def test_the_examples_need_the_wheel_alone(example: Path) -> None:
         from_ = {str(node.module) for node in nodes if isinstance(node, ast.ImportFrom)}
         imported = {name.split(".")[0] for name in plain | from_}
         assert imported - modules - sys.stdlib_module_names == {"feeder", "numpy"}
+
+
+# ---- the rough edges of operating it
+
+
+def requirements(name: str) -> dict[str, int]:
+    """The packages that a file locks, and how many hashes each has."""
+    text = (DEPLOY / name).read_text()
+    blocks = re.split(r"^(?=[A-Za-z])", re.sub(r"^#.*\n", "", text, flags=re.MULTILINE), flags=re.M)
+    found = [(re.match(r"([\w.-]+)==", block), block) for block in blocks if block.strip()]
+    assert all(match is not None for match, _ in found)
+    return {match[1]: block.count("--hash=sha256:") for match, block in found if match}
+
+
+def test_what_the_image_installs_is_locked_with_hashes() -> None:
+    text = (DEPLOY / "Dockerfile").read_text()
+    installs = re.findall(r"pip install ([^&\\\n]*)", text)
+    assert all("--require-hashes" in one or "--no-index" in one for one in installs), installs
+    locked = requirements("requirements.txt")
+    assert all(locked.values()) and all(requirements("requirements-build.txt").values())
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    needed = project["dependencies"] + [
+        one
+        for extra in ("images", "lmdb", "metrics", "objectstore")
+        for one in project["optional-dependencies"][extra]
+    ]
+    names = {re.match(r"[\w-]+", one)[0] for one in needed}  # type: ignore[index]
+    assert names <= set(locked)
+
+
+def test_what_has_a_read_only_root_may_write_to_tmp_and_its_home() -> None:
+    assert "HOME=/tmp" in (DEPLOY / "Dockerfile").read_text()
+    for service in load("compose.yaml")["services"].values():
+        assert not service.get("read_only") or service["tmpfs"][0].startswith("/tmp:")
+    for name, container in containers().items():
+        mounts = {mount["mountPath"] for mount in container["volumeMounts"]}
+        assert container["securityContext"]["readOnlyRootFilesystem"]
+        assert "/tmp" in mounts or name == "feeder: keys", name
+
+
+def test_a_configuration_is_checked_before_anything_is_held() -> None:
+    (pool,), (job,) = kubernetes("StatefulSet"), kubernetes("Job")
+    for workload in (pool, job):
+        inits = workload["spec"]["template"]["spec"]["initContainers"]
+        checks = [one for one in inits if one.get("args", [])[:2] == ["config", "check"]]
+        assert len(checks) == 1
+        serving = [i for i, one in enumerate(inits) if "serve" in one.get("args", [])]
+        assert not serving or inits.index(checks[0]) < serving[0]
+    assert job["spec"]["template"]["spec"]["restartPolicy"] == "Never"
+    rule = job["spec"]["podFailurePolicy"]["rules"][0]
+    assert rule["action"] == "FailJob"
+    assert rule["onExitCodes"] == {"containerName": "check", "operator": "In", "values": [2]}
+    services = load("compose.yaml")["services"]
+    assert services["feeder"]["depends_on"] == {
+        "check": {"condition": "service_completed_successfully"}
+    }
+    assert services["check"]["restart"] == "no"
+
+
+def test_every_step_of_slurm_says_its_cpus() -> None:
+    lines = re.findall(r"^srun .*", (DEPLOY / "slurm/train.sbatch").read_text(), re.MULTILINE)
+    assert len(lines) == 2
+    assert all('"$cpus"' in line for line in lines)
+
+
+def test_systemd_starts_a_wrong_configuration_once() -> None:
+    """A command before the start that fails is tried again, whatever its status."""
+    unit = (DEPLOY / "systemd/feeder@.service").read_text()
+    assert "ExecStartPre" not in re.sub(r"^#.*\n", "", unit, flags=re.MULTILINE)
+    assert "\nType=notify\n" in unit
+    assert "\nRestartPreventExitStatus=2\n" in unit
+
+
+def test_the_wheel_says_who_made_it_and_where_it_is() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["authors"] and project["urls"]["Homepage"].endswith(f"/{project['name']}/")

@@ -27,8 +27,8 @@ LABELS = {metric.name: set(metric.labels) for metric in METRICS} | {
 }
 """Every metric that is exported, or made by Prometheus, and its labels."""
 FROM_SCRAPING = {"instance", "job"}
-FUNCTIONS = {"increase", "label_values", "rate"}
-WORDS = {"and", "on"}
+FUNCTIONS = {"increase", "label_values", "rate", "vector"}
+WORDS = {"and", "on", "or"}
 
 
 def queries_of_dashboard() -> dict[str, str]:

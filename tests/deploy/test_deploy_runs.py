@@ -58,7 +58,7 @@ def test_keys_of_a_secret_become_keys_that_a_server_takes(tmp_path: Path) -> Non
         path.write_bytes(sources.get(item["key"], made / item["key"]).read_bytes())
         path.chmod(volume["defaultMode"])
     keys.mkdir()
-    (init,) = pod["initContainers"]
+    (init,) = (one for one in pod["initContainers"] if one["name"] == "keys")
     script = init["command"][-1].replace("/secret", str(secret)).replace("/keys", str(keys))
     for _ in range(2):  # a pod may run it again
         subprocess.run([*init["command"][:-1], script], check=True, timeout=END_S)
