@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -67,6 +68,12 @@ class Process:
             raise RuntimeError(f"{self._process.args!r} ended with {self._process.wait()}")
         return line.rstrip("\n")
 
+    def write_line(self, line: str) -> None:
+        """Write a line to its input."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(line + "\n")
+        self._process.stdin.flush()
+
     @property
     def pipes(self) -> tuple[int, int]:
         """The descriptors of what it reads and of what it writes; behind the lines that were read
@@ -83,6 +90,12 @@ class Process:
         at = time.monotonic()
         self._process.kill()
         return at
+
+    def kill_all(self) -> None:
+        """Kill it and the processes that it has started, where any are left."""
+        # It leads its session. While it is not waited for, nobody else gets its number.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
 
     def close(self) -> None:
         """Let go of it, and wait until it has ended."""

@@ -22,7 +22,7 @@ from races import RACES, run_race
 from report import Report
 from resuming import resuming
 from small import small_batches
-from snapshots import snapshots, tokens
+from snapshots import snapshots, states, tokens
 from stopping import stopping
 from trivial import CASES as TRIVIAL
 
@@ -37,6 +37,7 @@ CASES: Mapping[str, Callable[[Settings], Report]] = {
     "stop": stopping,
     "snapshot": snapshots,
     "token": tokens,
+    "state": states,
     "resume": resuming,
     "statistics": statistics,
     "import": importing,

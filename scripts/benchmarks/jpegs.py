@@ -28,7 +28,7 @@ PICTURES = Path(__file__).parents[2] / "docs/pictures"
 
 
 @cache
-def _folder() -> Path:
+def photographs() -> Path:
     """A folder of photographs of 480 × 480 pixels, each put together from nine small ones."""
     from PIL import Image
 
@@ -49,7 +49,7 @@ def of_feeder(num_threads: int) -> Contender:
     @contextmanager
     def running() -> Iterator[Take]:
         coordinator = feeder.init_data_input_workers(
-            ["image", "label"], feeder.sources.image_folder(_folder()), BATCH_SIZE, 2, FEED, 8,
+            ["image", "label"], feeder.sources.image_folder(photographs()), BATCH_SIZE, 2, FEED, 8,
             epochs=None, num_threads=num_threads, coordinator=feeder.Coordinator(),
         )  # fmt: skip
         with coordinator:
@@ -61,7 +61,7 @@ def of_feeder(num_threads: int) -> Contender:
 
 def plain_loop() -> Contender:
     """One thread that calls the source, without a feed."""
-    source = feeder.sources.image_folder(_folder())
+    source = feeder.sources.image_folder(photographs())
     indices = cycle(range(NUM_FILES // BATCH_SIZE))
 
     def take() -> Array:
@@ -88,7 +88,7 @@ print(count / elapsed)
 
 def _processes(number: int, settings: Settings) -> Callable[[], Measures]:
     """Processes that decode and share nothing: what the machine has to give at that moment."""
-    command = [sys.executable, "-c", PROCESS, str(_folder()), str(2 * settings.timed_s)]
+    command = [sys.executable, "-c", PROCESS, str(photographs()), str(2 * settings.timed_s)]
 
     def measure() -> Measures:
         running = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(number)]
@@ -110,7 +110,7 @@ def decoding(settings: Settings) -> Report:
         settings.repetitions,
     )
     ratio = rates[names[2]].per(rates[names[1]])
-    size = sum(file.stat().st_size for file in _folder().glob("*/*")) / NUM_FILES
+    size = sum(file.stat().st_size for file in photographs().glob("*/*")) / NUM_FILES
     return Report(
         case="jpeg",
         title=f"JPEGs of 480 × 480 pixels and {figure(size)} bytes in batches of {BATCH_SIZE}",

@@ -32,6 +32,17 @@ def serve(name: str, address: str, replicas: str = "1") -> None:
         _wait_for_parent()
 
 
+def serve_places(kind: str, name: str, address: str, places: str) -> None:
+    """A feeder's server of a feed whose fetch function writes its rows where they belong, or
+    elsewhere."""
+    import feeder
+    from places import make
+
+    with feeder.serve(make(kind, name, places=places == "1"), address) as server:
+        _tell(server.addresses[0])
+        _wait_for_parent()
+
+
 def push(name: str, address: str) -> None:
     """What one writes by hand: a PUSH socket that sends the same batch without a copy."""
     import zmq
@@ -129,6 +140,7 @@ def _wait_for_parent() -> None:
 
 ROLES: Mapping[str, Callable[..., None]] = {
     "serve": serve,
+    "serve_places": serve_places,
     "push": push,
     "answer": answer,
     "pipe": pipe,

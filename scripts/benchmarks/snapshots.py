@@ -1,4 +1,4 @@
-"""What a snapshot of a running feed costs, and how large a token is."""
+"""What a snapshot of a running feed costs, how large a token is, and both of a loader's state."""
 
 from __future__ import annotations
 
@@ -25,6 +25,10 @@ TOKEN_BATCHES = 500
 COLD_BYTES = 200_000_000
 COLD_STEP_BYTES = 21_000_000
 FIRST_ROWS = (0, 10**6, 10**12)
+ASKED_STATE_US = 100
+ASKED_STATE_BYTES = 512
+STATES = 2000
+SAMPLES = (1000, 10**7)
 
 TINY = Load(
     name="8×4 int64", batch_size=8, row_shape=(4,), dtype="int64", chunk_rows=3, bound=100
@@ -176,3 +180,49 @@ def _token_sizes(first_row: int) -> Spread:
     with make_coordinator(TINY, SeekableFetch(TINY, first_row), NUM_WORKERS) as coordinator:
         feed = coordinator[FEED]
         return Spread(samples=tuple(len(next(feed).cut.token()) for _ in range(TOKEN_BATCHES)))
+
+
+def states(settings: Settings) -> Report:
+    """`loader.state_dict()` after each batch, as trainers take it: torchft in every step. Loaders
+    of all frameworks have it from one class."""
+    times = interleave([partial(_state_times, num) for num in SAMPLES], settings.repetitions)
+    slowest = max((times[f"{num}: time"] for num in SAMPLES), key=lambda spread: spread.median)
+    longest = Spread(samples=(max(times[f"{num}: bytes"].high for num in SAMPLES),))
+    return Report(
+        case="state",
+        title="loader.state_dict() of a shuffled data set, in µs",
+        head=("samples", "bytes", "state_dict"),
+        rows=tuple(
+            (f"{num:,}", figure(times[f"{num}: bytes"].median), spread(times[f"{num}: time"]))
+            for num in SAMPLES
+        ),
+        measures=times,
+        goals=(
+            Goal(
+                what="state: time", asked=ASKED_STATE_US, measured=slowest, unit="µs", at_most=True
+            ),
+            Goal(
+                what="state: the longest", asked=ASKED_STATE_BYTES, measured=longest, unit="bytes",
+                at_most=True,
+            ),
+        ),
+    )  # fmt: skip
+
+
+def _state_times(num_samples: int) -> Measures:
+    """The median over the batches of one loader, in microseconds, and the longest state."""
+    taken, sizes = [], []
+    # Here, for `bench pair` measures commits that have no adapters, too.
+    from feeder.adapters.arrays import ArrayLoader
+
+    with ArrayLoader(range(num_samples), 1, shuffle=True) as loader:
+        batches = itertools.chain.from_iterable(itertools.repeat(loader))
+        for _ in itertools.islice(batches, STATES):
+            start = time.perf_counter()
+            state = loader.state_dict()
+            taken.append(time.perf_counter() - start)
+            sizes.append(sum(len(value) for value in state.values()))
+    return {
+        f"{num_samples}: time": statistics.median(taken) * 1e6,
+        f"{num_samples}: bytes": max(sizes),
+    }

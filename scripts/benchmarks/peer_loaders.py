@@ -1,0 +1,156 @@
+"""Loaders that users have, beside feeder's, each over the same data set.
+
+A loader is imported where it is used, and only then. All shuffle, and keep the order of their
+batches where they can be told to.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+SEED = 1
+
+
+class Loader:
+    """One epoch of a data set, by `iter`."""
+
+    def __init__(self, dataset: Any, batch_size: int, workers: int) -> None:
+        raise NotImplementedError
+
+    def __iter__(self) -> Iterator[Any]:
+        raise NotImplementedError
+
+    def state(self) -> Any:
+        """Where it stands after the last batch."""
+        raise NotImplementedError
+
+    def load(self, state: Any) -> None:
+        """Have the next `iter` go on from there."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """End its workers, where they do not end with the epoch."""
+
+
+class TorchLoader(Loader):
+    """PyTorch's DataLoader."""
+
+    module, name = "torch.utils.data", "DataLoader"
+
+    def __init__(self, dataset: Any, batch_size: int, workers: int) -> None:
+        kind = getattr(importlib.import_module(self.module), self.name)
+        self._loader = kind(dataset, batch_size, shuffle=True, num_workers=workers)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._loader)
+
+
+class StatefulLoader(TorchLoader):
+    """torchdata's, which has a state."""
+
+    module, name = "torchdata.stateful_dataloader", "StatefulDataLoader"
+
+    def state(self) -> Any:
+        return self._loader.state_dict()
+
+    def load(self, state: Any) -> None:
+        self._loader.load_state_dict(state)
+
+
+class GrainLoader(Loader):
+    """Grain, over the data set as a source. It reads as many batches ahead as the others: by itself
+    it would read 500, and so a whole short epoch before its first batch."""
+
+    def __init__(self, dataset: Any, batch_size: int, workers: int) -> None:
+        grain: Any = importlib.import_module("grain")
+        ahead = grain.ReadOptions(num_threads=2, prefetch_buffer_size=2)
+        made = grain.MapDataset.source(dataset).shuffle(SEED).batch(batch_size)
+        made = made.to_iter_dataset(ahead)
+        self._iterator = iter(made.mp_prefetch(grain.MultiprocessingOptions(num_workers=workers)))
+
+    def __iter__(self) -> Iterator[Any]:
+        iterator: Iterator[Any] = self._iterator
+        return iterator
+
+    def state(self) -> Any:
+        return self._iterator.get_state()
+
+    def load(self, state: Any) -> None:
+        self._iterator.set_state(state)
+
+    def close(self) -> None:
+        self._iterator.close()
+
+
+class SpdlLoader(Loader):
+    """SPDL's loader for data sets of PyTorch."""
+
+    def __init__(self, dataset: Any, batch_size: int, workers: int) -> None:
+        make = importlib.import_module("spdl.dataloader").get_pytorch_dataloader
+        self._loader = make(
+            dataset, batch_size, shuffle=True, num_workers=workers, in_order=True
+        )  # fmt: skip
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._loader)
+
+
+class FeederLoader(Loader):
+    """feeder's, with processes."""
+
+    def __init__(self, dataset: Any, batch_size: int, workers: int) -> None:
+        module = importlib.import_module("feeder.adapters.torch")
+        self._loader = module.DataLoader(dataset, batch_size, shuffle=True, seed=SEED,
+                                         **self._workers(workers))  # fmt: skip
+
+    def _workers(self, workers: int) -> dict[str, Any]:
+        return {"num_workers": workers}
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._loader)
+
+    def state(self) -> Any:
+        return self._loader.state_dict()
+
+    def load(self, state: Any) -> None:
+        self._loader.load_state_dict(state)
+
+    def close(self) -> None:
+        self._loader.close()
+
+
+class FeederThreads(FeederLoader):
+    """feeder's, with threads of the trainer's process."""
+
+    def _workers(self, workers: int) -> dict[str, Any]:
+        feeder = importlib.import_module("feeder")
+        return {"executor": feeder.Threads(workers)}
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """A loader by the module that it comes from."""
+
+    module: str
+    make: Callable[[Any, int, int], Loader]
+    has_state: bool = True
+
+
+OURS, THREADS, LOADER = "feeder, processes", "feeder, threads", "DataLoader"
+PEERS: Mapping[str, Peer] = {
+    LOADER: Peer("torch.utils.data", TorchLoader, has_state=False),
+    "StatefulDataLoader": Peer("torchdata.stateful_dataloader", StatefulLoader),
+    "Grain": Peer("grain", GrainLoader),
+    "SPDL": Peer("spdl.dataloader", SpdlLoader, has_state=False),
+    OURS: Peer("feeder.adapters.torch", FeederLoader),
+    THREADS: Peer("feeder.adapters.torch", FeederThreads),
+}
+
+
+def is_there(peer: Peer) -> bool:
+    """Whether its package is installed."""
+    return importlib.util.find_spec(peer.module.partition(".")[0]) is not None
