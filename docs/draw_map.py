@@ -82,7 +82,16 @@ WINGS = [
     ("service: client", ["feeder/service/client"]),
     ("service: below both", [f"feeder/service/{room}" for room in ("protocol", "memory", "net")]),
     ("checkpoints and jobs", ["feeder/checkpoint", "feeder/job", "feeder/job/checkpoints"]),
-    ("around", ["feeder/observe", "feeder/observe/status", "feeder/config_file", "feeder/cli"]),
+    (
+        "around",
+        [
+            "feeder/observe",
+            "feeder/observe/status",
+            "feeder/config_file",
+            "feeder/cli",
+            "feeder/adapters",
+        ],
+    ),
 ]
 """The boxes of the drawing, with their folders."""
 

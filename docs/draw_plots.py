@@ -35,6 +35,8 @@ STYLE: Any = {
     "axes.spines.top": False, "axes.spines.right": False, "axes.spines.left": False,
     "xtick.color": LINE, "xtick.labelcolor": GREY, "ytick.color": LINE, "ytick.labelcolor": INK,
 }  # fmt: skip
+PEERS = ("DataLoader", "StatefulDataLoader", "Grain", "SPDL", "feeder")
+"""Whose samples per second are compared, where a run has DataLoader's."""
 LEFT, RIGHT, ROW_INCHES = 0.44, 0.84, 0.27
 
 
@@ -54,7 +56,9 @@ def draw(path: Path, folder: Path) -> Iterator[Path]:
         cases = document["cases"]
         races = [case for case in cases if set(COLOURS) <= set(case["measures"])]
         served = [case for case in cases if case["case"] in SERVED]
-        if races:
+        if is_of_peers(document):
+            yield _save(draw_peers(cases, said(document)), folder / f"{path.stem}-rates.svg")
+        elif races:
             yield _save(draw_rates(races, said(document)), folder / f"{path.stem}-rates.svg")
         elif served:
             yield _save(draw_served(served, said(document)), folder / f"{path.stem}-rates.svg")
@@ -63,12 +67,18 @@ def draw(path: Path, folder: Path) -> Iterator[Path]:
 def said(document: dict[str, Any]) -> str:
     """When and on what a run was."""
     machine, settings = document["machine"], document["settings"]
+    each = "in processes of their own" if is_of_peers(document) else f"each {settings['timed_s']} s"
     return (
         f"{document['date']}, {machine['cores']} cores of {machine['processor']}, Python "
         f"{machine['python']}, NumPy {machine['numpy']}, load {machine['load']} before; medians "
-        f"of {settings['repetitions']}, each {settings['timed_s']} s; lines from the lowest to the "
+        f"of {settings['repetitions']}, {each}; lines from the lowest to the "
         "highest"
     )
+
+
+def is_of_peers(document: dict[str, Any]) -> bool:
+    """Whether a run is of `scripts/bench peers`."""
+    return any(": samples/s" in name for name in document["cases"][0]["measures"])
 
 
 def part(goal: dict[str, Any], value: float) -> float:
@@ -135,6 +145,28 @@ def draw_served(cases: list[dict[str, Any]], when: str) -> Figure:
         _beside(axes, row, f"{number(measured['median'])} /s", INK)
     _label(axes, [name for name, _, _ in rates])
     axes.set_xlabel("batches per second, logarithmic", labelpad=6)
+    return figure
+
+
+def draw_peers(cases: list[dict[str, Any]], when: str) -> Figure:
+    """A row for each loader with two workers or threads, over each data set: samples per second."""
+    rates = [
+        (f"{case['case']}: {name.partition(':')[0]}", measured)
+        for case in cases
+        for name, measured in case["measures"].items()
+        if name.startswith(PEERS) and name.endswith(": samples/s") and ", 2 " in name
+    ]
+    figure, axes = _frame(len(rates), when)
+    for row, (name, measured) in enumerate(rates):
+        samples = measured["samples"]
+        colour = COLOURS["product" if ": feeder" in name else "copyto"]
+        axes.plot([min(samples), max(samples)], [row, row], color=colour, linewidth=1.4)
+        axes.plot(measured["median"], row, "o", color=colour, markersize=5)
+        _beside(axes, row, f"{number(measured['median'])} /s", INK)
+        if row and name.partition(":")[0] != rates[row - 1][0].partition(":")[0]:
+            axes.axhline(row - 0.5, color=LINE, linewidth=0.8)
+    _label(axes, [name for name, _ in rates])
+    axes.set_xlabel("samples per second, logarithmic", labelpad=6)
     return figure
 
 

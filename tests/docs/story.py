@@ -20,7 +20,7 @@ from docs.pages import DATA, ROOT, Block
 
 LIMIT_S = 50.0
 TOOLS = {"cat", "cd", "cp", "docker", "echo", "kill", "kubectl", "ls", "pip", "python", "sbatch",
-         "srun", "sudo", "systemctl", "wait"}  # fmt: skip
+         "srun", "sudo", "systemctl", "torchrun", "wait"}  # fmt: skip
 """Commands that pages may name beside the project's own."""
 
 

@@ -23,6 +23,8 @@ def name_of(page: Path) -> str:
     return page.name
 
 
+# Some pages run a dozen commands.
+@pytest.mark.timeout(180)
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_a_page_does_what_it_says(
     page: Path, scratch: Path, caplog: pytest.LogCaptureFixture

@@ -232,7 +232,7 @@ def test_the_pages_consumer_reads_what_the_library_reads(
         num = 0
         for (numbers, columns), batch in zip(reader, wanted, strict=True):
             assert numbers == (batch.epoch, batch.index, batch.step, batch.rows)
-            for column, array in zip(columns.values(), batch.arrays, strict=True):
+            for column, array in zip(columns.values(), batch.arrays(), strict=True):
                 assert (column.dtype, column.shape) == (array.dtype, array.shape)
                 assert column.tobytes() == array.tobytes()
             is_token = reader.token[:2] == b"FT"

@@ -1,0 +1,74 @@
+"""The corpus of "Pre-training data": what the page shows is the example, and the example ends equal
+though its server and its ranks are killed."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from docs.pages import ROOT, block_titled
+
+FOLDER = ROOT / "examples/corpus"
+PAGE = ROOT / "docs/pretraining.md"
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The module `run` of the example."""
+    monkeypatch.syspath_prepend(str(FOLDER))
+    yield importlib.import_module("run")
+    for name in ("run", "corpus"):
+        del sys.modules[name]
+
+
+def run_it(folder: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, str(folder / "run.py")], capture_output=True, text=True, timeout=55,
+        env=os.environ | {"PYTHONPATH": str(ROOT)}, check=False,
+    )  # fmt: skip
+
+
+def test_the_page_shows_the_example() -> None:
+    assert block_titled(PAGE, "corpus.py").code == (FOLDER / "corpus.py").read_text()
+
+
+def test_ranks_that_are_killed_are_three_that_get_the_same_order() -> None:
+    done = run_it(FOLDER)
+    assert done.returncode == 0, done.stdout + done.stderr
+    *_, killed, resumed, equal = (
+        line for line in done.stdout.splitlines() if not line.startswith("serving")
+    )
+    assert (killed, equal[:17]) == ("2 ranks: steps 0 to 25, killed", "EQUAL: 60 batches")
+    # Those after the checkpoint once more, and no others.
+    assert resumed == "3 ranks: steps 24 to 59"
+    shown = PAGE.read_text()
+    assert all(line in shown for line in (killed, resumed, equal))
+
+
+def test_a_job_of_another_order_is_told(tmp_path: Path) -> None:
+    for path in FOLDER.glob("*.py"):
+        # The server has other arguments than `run.py`.
+        text = path.read_text().replace("seed=7", "seed=len(__import__('sys').argv)")
+        (tmp_path / path.name).write_text(text)
+    done = run_it(tmp_path)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "step 0 is not in its place\n" in done.stdout
+
+
+def test_a_job_that_differs_is_told(run: Any) -> None:
+    whole = {step: str(step) for step in range(6)}
+    first, rest = dict(list(whole.items())[:4]), dict(list(whole.items())[2:])
+    assert run.compare(whole, first, rest) == []
+    assert run.compare(whole, first, {**rest, 5: "x"}) == ["step 5 is not in its place"]
+    assert run.compare(whole, {**first, 2: "x"}, rest) == ["step 2 is not in its place"]
+    assert run.compare(whole, {0: "0"}, {2: "2", 3: "3", 4: "4", 5: "5"}) == [
+        "step 1 is missing", "resumed at step 2",
+    ]  # fmt: skip
+    assert run.compare(whole, first, whole) == ["resumed at step 0"]
