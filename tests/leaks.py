@@ -1,6 +1,8 @@
 """What a test may not leave behind: threads, file descriptors, child processes.
 
-Nothing here waits by the clock: a thread is joined, everything else is looked at. Reads /proc.
+A thread is joined. Everything else is looked at, again for up to a second where something seems to
+be left: threads of C code cannot be joined, and one of Arrow's may let go of a file some time after
+the file's last user. Reads /proc.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ import gc
 import os
 import struct
 import threading
+import time
 from collections import Counter
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
@@ -21,6 +24,8 @@ from zmq.utils.garbage import gc as collector
 JOIN_S = 10.0
 """How long a thread that has done its work may take to end, in seconds."""
 _COLLECTIONS = 100
+_LOOKS = 100
+_BETWEEN_LOOKS_S = 0.01
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,8 +51,11 @@ def left_behind(before: Held) -> list[str]:
         # A reference cycle may keep a descriptor open: garbage is not a leak. Nor is memory that
         # ZeroMQ has sent and a thread of its own is about to let go of.
         with _collected() as apart_from:
-            gc.collect()
-            lines = _difference(before, held(apart_from))
+            for _ in range(_LOOKS):
+                gc.collect()
+                if not (lines := _difference(before, held(apart_from))):
+                    break
+                time.sleep(_BETWEEN_LOOKS_S)
     return lines
 
 

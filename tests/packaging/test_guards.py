@@ -99,7 +99,7 @@ def test_only_the_test_that_leaks_fails(run) -> None:
 def test_what_is_put_back_is_no_leak(run) -> None:
     result = run(
         """
-        import os, subprocess, sys, threading
+        import _thread, os, subprocess, sys, threading
 
         def test_joined_thread():
             thread = threading.Thread(target=len, args=("",))
@@ -120,11 +120,16 @@ def test_what_is_put_back_is_no_leak(run) -> None:
                 def __del__(self, close=os.close, fd=cycle[0]): close(fd)
             cycle += [cycle, Closer()]
 
+        def test_file_that_a_thread_of_a_library_is_about_to_close():
+            fd = os.memfd_create("closed late")
+            # No thread of Python's that could be joined.
+            _thread.start_new_thread(lambda: threading.Event().wait(0.05) or os.close(fd), ())
+
         def test_child_that_was_waited_for():
             subprocess.run([sys.executable, "-c", ""], check=True)
         """
     )
-    result.assert_outcomes(passed=5)
+    result.assert_outcomes(passed=6)
 
 
 def test_a_wider_fixture_may_hold_things(run) -> None:
