@@ -11,7 +11,6 @@ import gc
 import os
 import struct
 import threading
-import time
 from collections import Counter
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
@@ -55,7 +54,7 @@ def left_behind(before: Held) -> list[str]:
                 gc.collect()
                 if not (lines := _difference(before, held(apart_from))):
                     break
-                time.sleep(_BETWEEN_LOOKS_S)
+                threading.Event().wait(_BETWEEN_LOOKS_S)
     return lines
 
 

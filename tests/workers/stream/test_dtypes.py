@@ -283,10 +283,11 @@ def test_a_missing_package_is_named_by_whoever_reads(
 
 
 def test_a_consumer_without_the_package_is_told_its_name(missing: Callable[[], None]) -> None:
-    with serving(lambda: feed(BF16)) as server, reading(server) as consumer:
+    with serving(lambda: feed(BF16)) as server:
         write_dtype(BF16)  # The server, of the same process here, remembers it.
         missing()
-        with pytest.raises(feeder.ConfigError, match="ml_dtypes, which is not installed"):
+        told = pytest.raises(feeder.ConfigError, match="ml_dtypes, which is not installed")
+        with reading(server) as consumer, told:
             next(consumer)
 
 
