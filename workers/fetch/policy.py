@@ -201,8 +201,9 @@ class ConcurrencyPolicy:
         tuning, computed = self._tuning, took - waited
         # While larger chunks are copied the interpreter is free, for another fetcher.
         are_small = num_bytes < tuning.drop_gil_bytes * max(1, calls)
-        # Of large rows that were written where they belong nothing is copied any more.
-        are_small |= self._are_written and computed < tuning.quick_call_s * calls
+        # Of large rows that are passed on, or were written where they belong, nothing is copied.
+        # Beside another thread a quick call computes for up to twice as long.
+        are_small |= self._passes and computed < 2 * tuning.quick_call_s * calls
         is_quick = self._paces[partition.number].note(calls, took, waited, now, counted_s)
         if is_quick and are_small:
             return CallKind.QUICK
@@ -213,12 +214,6 @@ class ConcurrencyPolicy:
         # Calls that compute wait for the interpreter alone, and that for less.
         is_long = waited > max(computed, tuning.waiting_list_s)
         return CallKind.WAITS if is_long else CallKind.COMPUTES
-
-    @property
-    def _are_written(self) -> bool:
-        """Whether calls write their rows where they belong: what they give is read no more, and
-        costs the same whatever its size."""
-        return self._passes and self._scheduler.has_places
 
     # ---- the batcher thread while it waits
 
@@ -343,7 +338,7 @@ class ConcurrencyPolicy:
         batch_bytes = max(1, self._batch_size * (budget.row_bytes or 0))
         most = min(budget.max_rows // self._batch_size, budget.max_bytes // batch_bytes)
         in_lists = min(tuning.list_batches, tuning.list_bytes // batch_bytes)
-        if self._quick and self._are_written:
+        if self._quick and self._passes:
             in_lists = tuning.list_batches
         wanted = 1 + -(-num // calls_per_batch) + in_lists
         return max(1, min(wanted, most - sum(budget.waiting)))
@@ -369,12 +364,12 @@ class ConcurrencyPolicy:
         # One thread makes the quick chunk lists of all partitions in turn, and then merges them.
         num, is_quick = len(self._scheduler.partitions), self.kind_of(partition) is CallKind.QUICK
         share_bytes = budget.max_bytes // tuning.bound_share // num
-        are_written = is_quick and self._are_written
-        if batch * row_bytes > tuning.part_bytes and not are_written:
+        are_passed = is_quick and self._passes
+        if batch * row_bytes > tuning.part_bytes and not are_passed:
             return max(1, min(tuning.part_bytes, share_bytes) // row_bytes)
         batch_bytes = max(1, batch * row_bytes)
         most_bytes = tuning.quick_bytes // num if is_quick else tuning.list_bytes
-        if are_written:
+        if are_passed:
             most_bytes = share_bytes  # No cache has to hold them.
         num_batches = min(most_bytes, share_bytes) // batch_bytes
         room, share = self._room(), batch * num
