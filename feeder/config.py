@@ -413,9 +413,11 @@ def _devices(devices: Any) -> tuple[str, ...]:
     for device in devices:
         kind, colon, index = device.partition(":") if isinstance(device, str) else ("", "", "")
         plain = index.isdecimal() and index == str(int(index))
-        if kind not in ("cpu", "cuda") or bool(colon) != plain or (kind == "cuda" and not plain):
+        known = kind in ("cpu", "cuda", "torch")
+        if not known or bool(colon) != plain or (kind != "cpu" and not plain):
             raise ConfigError(
-                f"device is {device!r}, expected 'cpu', 'cpu:<number>' or 'cuda:<number>'"
+                f"device is {device!r}, expected 'cpu', 'cpu:<number>', 'cuda:<number>' or "
+                "'torch:<number>'"
             )
     if len(set(devices)) != len(devices):
         raise ConfigError(f"devices is {tuple(devices)!r}, expected none of them twice")

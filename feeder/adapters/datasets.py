@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import xxhash
 
-from feeder.adapters.packing import Join, Read, join_none, pack, stack
+from feeder.adapters.packing import LAYOUT, Join, Read, join_none, pack, stack
 from feeder.errors import ConfigError, ReplayWarning, ResumeError
 from feeder.sources import RecordError
 from feeder.state import codec
@@ -68,7 +68,7 @@ class Batched(NamedTuple):
         return stack(samples, self.read, name, self.join)
 
 
-EMPTY = np.zeros((1, 1), np.uint8), np.zeros((1, 1), np.uint8)
+EMPTY = np.zeros((1, 1), LAYOUT), np.zeros((1, 1), np.uint8)
 """Stands for the rest of an epoch of which nothing is left: a feed takes an epoch without rows for
 a mistake."""
 

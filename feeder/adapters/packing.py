@@ -26,6 +26,9 @@ from feeder.workers.stream.memory import POOL
 COLUMNS = ("layout", "data")
 """The names of the two columns. Each has one row: a batch is a row of its feed."""
 
+LAYOUT = np.dtype("V1")
+"""The first one's dtype: raw bytes, which stay on the host where a feed's batches go to a GPU."""
+
 _ALIGNMENT = 64
 _NUMBERS = (bool, int, float, complex)
 _PLAIN = (type(None), bool, int, float, str, bytes)
@@ -254,7 +257,7 @@ def _write(tree: Any) -> tuple[Any, Any]:
     if not places:
         data.fill(0)
     # Copied, for an array over bytes is never the feed's own.
-    return np.frombuffer(layout, np.uint8)[np.newaxis].copy(), data
+    return np.frombuffer(layout, LAYOUT)[np.newaxis].copy(), data
 
 
 def _fill(data: NDArray[Any], flat: memoryview, start: int, size: int, node: Any) -> None:

@@ -11,6 +11,7 @@ batch resumes the job bit for bit, with any number of ranks.
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -35,6 +36,7 @@ from feeder.adapters.streams import (
     read_feed,
 )
 from feeder.api import init_data_input_workers
+from feeder.devices.cuda.torchdriver import import_bindings
 from feeder.errors import ConfigError
 from feeder.feeds.coordinator import Coordinator
 from feeder.sources import RecordError, Source
@@ -83,7 +85,8 @@ class FeedLoader(EpochLoader):
         in_order: Only True.
         seed: Of shuffles, from 0 to 2**64 - 1.
         epochs: After so many epochs a further loop raises; None is without end.
-        device: Where tensors are moved to, such as "cuda:0".
+        device: Where tensors are to be, such as "cuda:0". Batches are copied to a GPU ahead, each
+            as one piece and beside the GPU's work; of those that you hold, three are no copies.
         rank, world_size: By default those of `torch.distributed`, where it is initialised, or the
             launcher's. Where each rank is to read everything, as in some validations, give 0 and 1.
         executor: What reads ahead, in place of `num_workers`: `feeder.Threads(n)`, or
@@ -123,9 +126,11 @@ class FeedLoader(EpochLoader):
         self.sampler, self.batch_sampler = sampler, batch_sampler
         self.num_workers, self.collate_fn, self.timeout = num_workers, collate_fn, timeout
         self.pin_memory = pin_memory
-        self._device = None if device is None else torch.device(device)
-        self._pins = pin_memory and torch.cuda.is_available()
-        super().__init__(_stream_of(dataset, given), epochs)
+        gpu = None if isinstance(dataset, FEEDS) else _gpu(device)
+        # Where batches come on the GPU nothing is moved any more.
+        self._device = None if device is None or gpu is not None else torch.device(device)
+        self._pins = pin_memory and torch.cuda.is_available() and gpu is None
+        super().__init__(_stream_of(dataset, given | {"devices": gpu or "cpu"}), epochs)
 
     @classmethod
     def connect(
@@ -133,7 +138,12 @@ class FeedLoader(EpochLoader):
     ) -> FeedLoader:
         """A loader over one queue of a served feed, with the arguments of `feeder.connect`. Batches
         are dicts of tensors by column."""
-        return cls(Connection(addresses, options), device=device, pin_memory=pin_memory)
+        gpu = _gpu(device)
+        return cls(
+            Connection(addresses, options if gpu is None else {**options, "device": gpu}),
+            device=device,
+            pin_memory=pin_memory and gpu is None,
+        )
 
     def set_epoch(self, epoch: int) -> None:
         """Nothing: each loop is the next epoch, and is shuffled anew by itself."""
@@ -146,6 +156,8 @@ class FeedLoader(EpochLoader):
         return tuple(made.values()) if "0" in made else made
 
     def _tensor(self, row: Any, leaf: Leaf) -> torch.Tensor:
+        if isinstance(row, torch.Tensor):
+            return _view_of(row, leaf)
         return self._moved(_tensor_of(row, leaf))
 
     def _moved(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -172,6 +184,24 @@ def _tensor_of(row: Any, leaf: Leaf) -> torch.Tensor:
     count = int(np.prod(leaf.shape, dtype=np.int64))
     raw = np.ndarray((count * of.itemsize,), np.uint8, row, leaf.offset)
     return torch.from_numpy(raw).view(of).reshape(leaf.shape)
+
+
+def _view_of(row: torch.Tensor, leaf: Leaf) -> torch.Tensor:
+    """The same of a batch whose bytes are on a GPU."""
+    of: torch.dtype = getattr(torch, leaf.dtype)
+    num_bytes = math.prod(leaf.shape) * of.itemsize
+    return row[leaf.offset : leaf.offset + num_bytes].view(of).view(leaf.shape)
+
+
+def _gpu(device: Any) -> str | None:
+    """The device of a feed whose batches are copied ahead to that GPU; None where they are moved as
+    they are asked for: to no GPU of NVIDIA's, or where PyTorch has not brought the bindings."""
+    if device is None or not torch.cuda.is_available():
+        return None
+    found = torch.device(device)
+    if found.type != "cuda" or import_bindings() is None:
+        return None
+    return f"torch:{torch.cuda.current_device() if found.index is None else found.index}"
 
 
 def _read_tensor(value: Any) -> Array | None:
@@ -257,6 +287,7 @@ def _stream_of(dataset: Any, given: dict[str, Any]) -> Stream:
     settings = {
         "seed": seed,
         "timeout": given["timeout"] or _TIMEOUT_S,
+        "devices": given["devices"],
         "max_buffered_batches": max(2, prefetch * max(1, given["num_workers"])),
         **executor_settings(given["num_workers"], given["executor"], _PRELOAD),
     }

@@ -1,4 +1,5 @@
-"""What the queues need of a GPU: a few calls, which `cupydriver` makes with CuPy."""
+"""What the queues need of a GPU: a few calls, which `cupydriver` makes with CuPy, and
+`torchdriver` for PyTorch."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from typing import Any, Protocol
 from feeder.devices.layout import ColumnPlace
 from feeder.errors import ConfigError
 
-_NAME = re.compile(r"cuda:(0|[1-9][0-9]*)")
+_NAME = re.compile(r"(cuda|torch):(0|[1-9][0-9]*)")
 
 
 class Memory(Protocol):
@@ -117,8 +118,15 @@ def _open_cupy(name: str, ordinal: int) -> Driver:
     return driver
 
 
-OPENERS: dict[str, Callable[[str, int], Driver]] = {"cuda": _open_cupy}
-"""By the kind of device what opens it, given its name and its number."""
+def _open_torch(name: str, ordinal: int) -> Driver:
+    module = importlib.import_module("feeder.devices.cuda.torchdriver")
+    driver: Driver = module.open_gpu(name, ordinal)
+    return driver
+
+
+OPENERS: dict[str, Callable[[str, int], Driver]] = {"cuda": _open_cupy, "torch": _open_torch}
+"""By the kind of device what opens it, given its name and its number: "cuda:0" gives arrays of
+CuPy, "torch:0" tensors of PyTorch on the same GPU."""
 
 
 def open_driver(device: str) -> Driver:
@@ -126,5 +134,5 @@ def open_driver(device: str) -> Driver:
     where there is none; nothing is allocated yet."""
     kind, _, ordinal = device.partition(":")
     if not is_gpu(device):
-        raise ConfigError(f"device is {device!r}, expected 'cuda:<number>'")
+        raise ConfigError(f"device is {device!r}, expected 'cuda:<number>' or 'torch:<number>'")
     return OPENERS[kind](device, int(ordinal))

@@ -17,6 +17,9 @@ Arrays = tuple[NDArray[Any], ...]
 _ON_GPUS = frozenset(map(np.dtype, "?bhilqBHILQefdFD"))
 """The dtypes that GPUs have arrays of. Of other packages' types NumPy's codes may be the same."""
 
+ON_HOST = np.dtype("V1")
+"""Bytes that no GPU has arrays of: a column of this dtype stays on the host, as NumPy's."""
+
 
 class Packed(tuple[NDArray[Any], ...]):
     """The arrays of a batch, which know where they lie.
@@ -35,6 +38,9 @@ class Packed(tuple[NDArray[Any], ...]):
     """The rows that it is laid out for."""
     length: int
     """The rows that it holds, the first ones."""
+    on_host: dict[int, NDArray[Any]]
+    """The columns that stay on the host, by number: copies, for the memory is written again. The
+    layout is that of the other columns."""
     give_back: Callable[[], None]
     """Says that the memory is not needed any more."""
 
@@ -52,6 +58,12 @@ def pack(
     """Arrays with what is known of their memory."""
     packed = Packed(arrays)
     packed.region = region
+    packed.on_host = {
+        i: arrays[i].copy() for i, place in enumerate(layout.places) if place.dtype == ON_HOST
+    }
+    if packed.on_host:
+        moved = tuple(place for place in layout.places if place.dtype != ON_HOST)
+        layout = Layout(moved, layout.num_bytes)
     packed.address, packed.layout, packed.rows, packed.length = address, layout, rows, length
     packed.give_back = give_back
     return packed
@@ -62,7 +74,7 @@ def check_dtypes(device: str, columns: Columns) -> None:
     for column in columns:
         # Before any copy: an error in the middle of a stream would come after batches that were
         # good.
-        if column.dtype not in _ON_GPUS:
+        if column.dtype not in _ON_GPUS and column.dtype != ON_HOST:
             raise ConfigError(
                 f"column {column.name!r} has dtype {column.dtype}, of which {device!r} has no "
                 "arrays; expected booleans, integers, or real or complex numbers of at most 8 "

@@ -173,7 +173,11 @@ class CudaQueue:
         if self._failure is not None:
             raise self._failure.with_traceback(None)
         try:
-            return batch.with_arrays(self._hand_out(self._copier.placed.popleft()))
+            slot = self._copier.placed.popleft()
+            # Read before the slot is handed out: then it may be the next batch's.
+            on_host, slot.on_host = slot.on_host, {}
+            arrays = self._hand_out(slot)
+            return batch.with_arrays(_joined(arrays, on_host) if on_host else arrays)
         except Exception as error:
             # What comes after it may not be handed out in its place.
             self._failure = as_device_error(self.driver.name, error)
@@ -224,3 +228,10 @@ class CudaQueue:
         # In any thread, perhaps inside the garbage collector: it neither waits nor locks.
         if not self._over:
             self._copier.inbox.put(lease)
+
+
+def _joined(on_device: tuple[Any, ...], on_host: dict[int, Any]) -> tuple[Any, ...]:
+    """The columns of both, in order; those of the host by number."""
+    others = iter(on_device)
+    num = len(on_device) + len(on_host)
+    return tuple(on_host[i] if i in on_host else next(others) for i in range(num))

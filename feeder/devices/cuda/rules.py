@@ -21,10 +21,10 @@ Table = dict[str, dict[str, str]]
 
 PINNED: Table = {
     "free": {"take": "writing"},
-    "writing": {"pack": "filled"},
+    "writing": {"pack": "filled", "put_back": "free"},
     "filled": {"copied": "free"},
 }
-"""A pinned slot: the assembler takes and fills it, then it is copied from."""
+"""A pinned slot: the assembler takes it, it is filled or put back, then it is copied from."""
 
 ON_DEVICE: Table = {
     "free": {"load": "loading"},
@@ -74,7 +74,8 @@ class DeviceSlot:
     """
 
     __slots__ = (
-        "address", "block", "copied", "freed", "layout", "left", "length", "life", "ready", "run",
+        "address", "block", "copied", "freed", "layout", "left", "length", "life", "on_host",
+        "ready", "run",
     )  # fmt: skip
 
     def __init__(self, block: Block, index: int, copied: Any, freed: Any) -> None:
@@ -93,6 +94,8 @@ class DeviceSlot:
         """How what is in it lies there."""
         self.length = 0
         """The rows that are in it."""
+        self.on_host: dict[int, Any] = {}
+        """The columns of its batch that stay on the host, by number."""
         self.run = 0
         """Number of the copy that filled it."""
 
@@ -186,7 +189,7 @@ class Traffic:
             if transfer.slots and not _follows(transfer, packed, slot):
                 break
             slot.life.on("load")
-            slot.layout, slot.length = packed.layout, packed.length
+            slot.layout, slot.length, slot.on_host = packed.layout, packed.length, packed.on_host
             slot.run = self._num_runs
             transfer.batches.append(self.filled.popleft())
             transfer.packed.append(packed)

@@ -146,7 +146,9 @@ def _landing(device: Any, stream: Any, credit: int, hold: int) -> Landing | None
             raise ConfigError(f"stream is {stream!r}, but device is 'cpu'; leave it out")
         return None
     if not isinstance(device, str) or not is_gpu(device):
-        raise ConfigError(f"device is {device!r}, expected 'cpu' or 'cuda:<number>'")
+        raise ConfigError(
+            f"device is {device!r}, expected 'cpu', 'cuda:<number>' or 'torch:<number>'"
+        )
     return Landing(open_driver(device), depth=credit, hold=hold, stream=stream)
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import feeder
-from feeder.devices.cuda import cupydriver
+from feeder.devices.cuda import cupydriver, runtime
 from feeder.devices.cuda.driver import open_driver
 from feeder.devices.layout import layout
 from feeder.workers.stream.chunks import Column
@@ -279,7 +279,7 @@ def test_a_forked_child_leaves_its_parents_memory_alone(
     cupy: Any, driver: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as in_parent:
-        in_parent.setattr(cupydriver.os, "getpid", lambda: -1)
+        in_parent.setattr(runtime.os, "getpid", lambda: -1)
         held = [driver.alloc_device(10), driver.register(memoryview(bytearray(10)))]
     held.clear()
     gc.collect()

@@ -16,6 +16,7 @@ import feeder
 from conformance.served import reading, serving
 from feeder.devices.cuda.queue import CudaQueue
 from small import WAIT_S, Aside, Pure, make
+from standin.arrays import DeviceArray
 from standin.gpu import Machine, StandinError, assert_sound, installed
 from standin.numbered import registered_batch
 
@@ -57,12 +58,12 @@ def wait_until_left(server: feeder.Server) -> None:
     ("settings", "told"),
     [
         ({"devices": ("cuda:2",)}, "device 'cuda:2' is none of the 2 GPUs"),
-        ({"devices": ("cuda",)}, "device is 'cuda', expected 'cpu', 'cpu:<number>' or "
-         "'cuda:<number>'"),
-        ({"devices": ("cuda:01",)}, "device is 'cuda:01', expected 'cpu', 'cpu:<number>' or "
-         "'cuda:<number>'"),
-        ({"devices": ("cuda:-1",)}, "device is 'cuda:-1', expected 'cpu', 'cpu:<number>' or "
-         "'cuda:<number>'"),
+        ({"devices": ("cuda",)}, "device is 'cuda', expected 'cpu', 'cpu:<number>', "
+         "'cuda:<number>' or 'torch:<number>'"),
+        ({"devices": ("cuda:01",)}, "device is 'cuda:01', expected 'cpu', 'cpu:<number>', "
+         "'cuda:<number>' or 'torch:<number>'"),
+        ({"devices": ("cuda:-1",)}, "device is 'cuda:-1', expected 'cpu', 'cpu:<number>', "
+         "'cuda:<number>' or 'torch:<number>'"),
         ({"devices": ("cuda:0", "cuda:0")}, "devices is ('cuda:0', 'cuda:0'), expected none of "
          "them twice"),
         ({"devices": ("cuda:0",), "depth": -1}, "depth is -1, expected a whole number >= 0"),
@@ -86,8 +87,8 @@ def test_a_wrong_setting_is_named_and_nothing_is_added(
     ("settings", "told"),
     [
         ({"device": "cuda:9"}, "device 'cuda:9' is none of the 2 GPUs"),
-        ({"device": "gpu"}, "device is 'gpu', expected 'cpu' or 'cuda:<number>'"),
-        ({"device": 0}, "device is 0, expected 'cpu' or 'cuda:<number>'"),
+        ({"device": "gpu"}, "device is 'gpu', expected 'cpu', 'cuda:<number>' or 'torch:<number>'"),
+        ({"device": 0}, "device is 0, expected 'cpu', 'cuda:<number>' or 'torch:<number>'"),
         ({"device": "cuda:0", "stream": 7}, "stream is 7, expected a stream of the stand-in"),
         ({"stream": 7}, "stream is 7, but device is 'cpu'; leave it out"),
     ],
@@ -143,6 +144,38 @@ def test_a_dtype_that_the_device_has_is_fed_in_the_machines_byte_order(
         assert got.dtype == values.dtype.newbyteorder("=")
         assert got.tolist() == values.tolist()
         del got
+
+
+class Named:
+    """`fetch(call)`: numbers, and beside each the bytes of its name."""
+
+    def __call__(self, call: feeder.Call) -> Any:
+        if call.index == 11:
+            raise StopIteration
+        numbers = np.arange(3) + 3 * call.index
+        names = b"".join(b"%04d" % number for number in numbers)
+        return numbers, np.frombuffer(names, "V1").reshape(3, 4).copy(), numbers * 0.5
+
+
+def named(**more: Any) -> feeder.Coordinator:
+    return make(Named(), ["id", "name", "half"], 4, last_batch="keep", **more)
+
+
+def test_raw_bytes_stay_on_the_host(machine: Machine) -> None:
+    """Also of batches that are kept, and of a last one that is shorter."""
+    with named(devices=("cuda:0",)) as coordinator:
+        kept = list(coordinator["train"])
+        found = [
+            (batch["id"].tolist(), batch["name"].tobytes(), batch["half"].tolist())
+            for batch in kept
+        ]
+        assert {type(batch["name"]) for batch in kept} == {np.ndarray}
+        assert {type(batch["half"]) for batch in kept} == {DeviceArray}
+        del kept
+    rows = [list(range(33))[i : i + 4] for i in range(0, 33, 4)]
+    assert found == [
+        (ids, b"".join(b"%04d" % i for i in ids), [i * 0.5 for i in ids]) for ids in rows
+    ]
 
 
 def test_a_consumer_is_told_of_a_dtype_that_its_device_lacks(machine: Machine) -> None:
