@@ -11,7 +11,7 @@ from feeder.devices.cuda.queue import CudaQueue
 from feeder.devices.host import HostQueue
 from feeder.devices.slots import HostSlots, PrivateSlots
 from feeder.errors import ClosedError, ConfigError, FeedError
-from feeder.workers.stream.buffers import Slot, Slots
+from feeder.workers.stream.buffers import OpenSlot, Slot, Slots
 from feeder.workers.stream.chunks import Columns
 from feeder.workers.stream.position import HasColumns
 
@@ -44,13 +44,16 @@ class HostHalf:
     def take_back(self, batch: HasColumns) -> None:
         """Nothing: its memory comes back when its last array is gone."""
 
+    def put_back(self, slot: OpenSlot) -> None:
+        """A slot is not used: its memory comes back when the arrays over it are gone."""
+        self._slots.put_back(0, slot)
+
 
 class RoutedSlots:
     """Slots of devices of several kinds (`feeder.workers.stream.buffers.Slots`): each call goes to
     the slots of its device. Owned by the thread that merges."""
 
-    # A ring of pinned slots is copied from in the order in which its slots were taken.
-    passes, writable, reserved, opens = False, False, False, False
+    passes, writable, reserved, opens, grows = False, False, False, True, False
 
     def __init__(self, halves: Sequence[HostHalf | PinnedSlots]) -> None:
         self._halves = halves
@@ -66,6 +69,10 @@ class RoutedSlots:
     def take_back(self, device: int, batch: HasColumns) -> None:
         """A batch of that device is thrown away: its slot is free."""
         self._halves[device].take_back(batch)
+
+    def put_back(self, device: int, slot: OpenSlot) -> None:
+        """A slot of that device that was taken is not used."""
+        self._halves[device].put_back(slot)
 
 
 class Devices:

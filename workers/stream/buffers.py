@@ -63,11 +63,13 @@ class Slots(Protocol):
     """Whether the user may write into such an array."""
     opens: bool
     """Whether slots are `OpenSlot`s, of which several may be taken before the first is leased."""
+    grows: bool
+    """Whether one more slot is made where none is free."""
     # Host slots grow in number while the user keeps batches, so there the bound on rows has to hold
     # copies back.
     reserved: bool
-    """Whether the number of slots is fixed, and a slot is free when the reader of its batch says
-    so. Then the slots bound what is copied, so that a copy needs no room beside them."""
+    """Whether a slot is free when the reader of its batch says so. Then the slots bound what is
+    copied, so that a copy needs no room beside them."""
 
     def take_slot(self, device: int, columns: Columns, rows: int) -> Slot | None:
         """A slot for a batch of so many rows; None where all are taken. Then the caller hands

@@ -201,8 +201,8 @@ class Placement:
 
     def _has_reserve(self, device: int) -> bool:
         columns = self._schema.columns
-        if not self._slots.reserved:
-            return True  # Another is made at any time.
+        if self._slots.grows:
+            return True
         if self._reserve[device] is None and columns is not None:
             slot: Any = self._slots.take_slot(device, columns, self._batch_size)
             self._reserve[device] = slot

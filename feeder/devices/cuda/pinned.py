@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import time
+import weakref
+from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -16,7 +18,7 @@ from feeder.devices.cuda.rules import PINNED, Life
 from feeder.devices.layout import ALIGNMENT, Layout, credit_for, layout
 from feeder.errors import DeviceError, FeedError
 from feeder.workers.stats import Stopwatch
-from feeder.workers.stream.buffers import Kept, Seen
+from feeder.workers.stream.buffers import Kept, OpenSlot, Seen
 from feeder.workers.stream.chunks import Columns
 from feeder.workers.stream.position import HasColumns
 
@@ -43,8 +45,8 @@ class PinnedSlot:
     (`PINNED` is the table of its states)."""
 
     __slots__ = (
-        "_memory", "address", "arrays", "columns", "flats", "layout", "life", "ring", "rows",
-        "views",
+        "_memory", "_written", "address", "arrays", "columns", "flats", "layout", "life", "ring",
+        "rows", "views",
     )  # fmt: skip
 
     kept: Kept = None
@@ -57,6 +59,8 @@ class PinnedSlot:
         self.address = address
         self._memory = memory
         self.life = Life(PINNED)
+        # The root of the arrays that calls last wrote to, as long as there are any.
+        self._written: Callable[[], object] = lambda: None
         self.columns: Columns | None = None
         self.rows = -1
 
@@ -83,6 +87,25 @@ class PinnedSlot:
         for view in self.views:
             view.flags.writeable = False
 
+    def open(self) -> Arrays | None:
+        """Arrays for calls to write to; None where somebody still refers to those of the last
+        batch here, who would see them change."""
+        if self._written() is not None:
+            return None
+        root = np.frombuffer(self.memory, np.uint8)
+        self._written = weakref.ref(root)
+        return tuple(
+            [np.ndarray(shape, dtype, root, at) for shape, dtype, _, at, _ in self.layout.places]
+        )
+
+    def close(self) -> None:
+        """Nothing: it is free when it is put back."""
+
+    def put_back(self) -> None:
+        """It will not be leased."""
+        self.life.on("put_back")
+        self._free_again()
+
     def lease(self, rows: int) -> Packed:
         """The first `rows` rows of each column, as they are to be copied."""
         self.life.on("pack")
@@ -99,6 +122,9 @@ class PinnedSlot:
 
     def _give_back(self) -> None:
         self.life.on("copied")
+        self._free_again()
+
+    def _free_again(self) -> None:
         # A slot of a ring that was replaced goes with its ring.
         if not self.ring.dropped:
             self.ring.free.put(self)
@@ -206,6 +232,11 @@ class PinnedSlots:
         """A batch is thrown away: there will be no copy of it to wait for."""
         assert isinstance(batch.columns, Packed)
         batch.columns.give_back()
+
+    def put_back(self, slot: OpenSlot) -> None:
+        """A slot that was taken is not used."""
+        assert isinstance(slot, PinnedSlot)
+        slot.put_back()
 
     def _make(self, num_bytes: int) -> PinnedRing:
         slot_bytes, ring = num_bytes, self._ring

@@ -183,7 +183,7 @@ class ArenaSlots:
     batcher. `_known` and `waited` are the batcher's.
     """
 
-    passes, writable, reserved, opens = False, False, True, True
+    passes, writable, reserved, opens, grows = False, False, True, True, False
 
     def __init__(
         self,

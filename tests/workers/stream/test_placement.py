@@ -24,7 +24,7 @@ ROWS, BATCH = 2, 6
 class FewSlots:
     """So many slots of each device; those that are given back come again."""
 
-    passes, writable, reserved, opens = False, False, True, True
+    passes, writable, reserved, opens, grows = False, False, True, True, False
 
     def __init__(self, num: int, num_devices: int = 1) -> None:
         self.free = [[FewSlot(device) for _ in range(num)] for device in range(num_devices)]

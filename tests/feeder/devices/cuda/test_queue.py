@@ -434,3 +434,58 @@ def test_stats_count_what_waits(machine: Machine) -> None:
         stats = feed.stats()
     assert stats["queued_batches"] == 0
     assert stats["starved_s"] >= 0.0
+
+
+# ---- places of calls
+
+
+class Writing:
+    """`fetch(call)`: a batch's numbers, written where they belong; it keeps the first arrays."""
+
+    def __init__(self, num_calls: int, num_kept: int = 0) -> None:
+        self.num_calls, self.num_kept = num_calls, num_kept
+        self.kept: dict[int, np.ndarray] = {}
+        self.addresses: dict[int, int] = {}
+
+    def __call__(self, call: feeder.Call) -> Any:
+        if call.index >= self.num_calls:
+            raise StopIteration
+        array = call.empty((ROWS,), np.int64)
+        array[:] = np.arange(ROWS) + ROWS * call.index
+        self.addresses[call.index] = array.ctypes.data
+        if call.index < self.num_kept:
+            self.kept[call.index] = array
+        return (array,)
+
+
+@pytest.mark.parametrize("depth", (1, 4, 0))
+def test_calls_write_to_pinned_memory(machine: Machine, depth: int) -> None:
+    fetch = Writing(60)
+    settings: Any = {"devices": ("cuda:0",), "rows_per_call": ROWS, "depth": depth}
+    with make(fetch, **settings) as coordinator:
+        feed = coordinator["train"]
+        assert ids([next(feed) for _ in range(50)]) == list(range(50 * ROWS))
+        pinned = [region for region in machine.regions if region.kind == "pinned"]
+        inside = [
+            index for index, address in fetch.addresses.items()
+            if any(region.holds(address, 8 * ROWS) for region in pinned)
+        ]  # fmt: skip
+        # What the columns are like is known with the first call only; others may run beside it.
+        assert set(range(10, 50)) <= set(inside)
+
+
+def test_what_a_call_has_kept_does_not_change(machine: Machine) -> None:
+    fetch = Writing(60, num_kept=1)
+    settings: Any = {"devices": ("cuda:0",), "rows_per_call": ROWS, "depth": 16, "num_threads": 1}
+    with make(fetch, **settings) as coordinator:
+        assert ids(coordinator["train"]) == list(range(60 * ROWS))
+    assert fetch.kept[0].tolist() == list(range(ROWS))
+
+
+def test_a_function_that_keeps_all_pinned_memory_is_told(machine: Machine) -> None:
+    fetch = Writing(60, num_kept=60)
+    settings: Any = {"devices": ("cuda:0",), "rows_per_call": ROWS, "depth": 1}
+    told = pytest.raises(feeder.FetchError, match=r"keeps what call\.out or call\.empty gave it")
+    with make(fetch, **settings) as coordinator, told:
+        list(coordinator["train"])
+    fetch.kept.clear()
