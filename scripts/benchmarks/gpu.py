@@ -16,7 +16,7 @@ from functools import partial
 from command import run_cases
 from feeder.devices.cuda.driver import open_driver
 from feeder.errors import ConfigError
-from gpu_copies import bus, loader, small
+from gpu_copies import bus, loader, samples, small
 from gpu_steps import steps
 from harness import Settings
 from report import Report
@@ -29,6 +29,7 @@ CASES: Mapping[str, Callable[[Settings], Report]] = {
     "gpu-step": steps,
     "gpu-small": small,
     "gpu-loader": loader,
+    "gpu-samples": samples,
 }
 
 

@@ -6,6 +6,7 @@ import importlib
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import feeder
@@ -15,18 +16,24 @@ from factories import LOADS
 from feeder.devices.cuda.driver import open_driver
 from fetches import NUM_WORKERS, Load, constant
 from harness import Measures, Settings, Spread, interleave
+from places import KINDS
 from report import Goal, Report, figure, spread
-from served import Batches, connect, has_torch
+from served import Batches, Samples, connect, has_torch
 
 DEVICE = "cuda:0"
 BUS = "loop of memcpyAsync"
 IN_PROCESS = "feeder, in process"
 SERVED = "feeder, from a server's memory"
 COPYTO = "copyto by one thread, on the host"
+WRITTEN = "feeder, in process, filled by 8 fetchers"
+MARKED = "feeder, in process, marked by them"
+AS_TORCH = "feeder, in process, as tensors of PyTorch"
 TORCH = "DataLoader, 2 workers, pinned"
+FEED_LOADER = "FeedLoader, 2 workers"
+WRITERS = 8
 IN_FLIGHT = 4
 """Copies that the loop has under way: one would wait for the host in between."""
-BUS_ASKED, SMALL_ASKED_PER_S, TORCH_ASKED = 0.95, 30_000, 5.0
+BUS_ASKED, SMALL_ASKED_PER_S, TORCH_ASKED, SAMPLES_ASKED = 0.95, 30_000, 5.0, 1.3
 
 
 def memcpy_loop(load: Load) -> Contender:
@@ -57,23 +64,39 @@ def memcpy_loop(load: Load) -> Contender:
     return running
 
 
-def on_gpu(load: Load) -> Contender:
+def on_gpu(load: Load, device: str = DEVICE) -> Contender:
     """The feeder as users have it."""
 
     @contextmanager
     def running() -> Iterator[Take]:
-        with make_coordinator(load) as coordinator:
+        with make_coordinator(load, device) as coordinator:
             feed = coordinator[FEED]
             yield lambda: next(feed)[COLUMN]
 
     return running
 
 
-def make_coordinator(load: Load) -> feeder.Coordinator:
+def written_on_gpu(kind: str, load: Load) -> Contender:
+    """The feeder, whose fetch functions write where the batch lies (`rows_per_call`)."""
+
+    @contextmanager
+    def running() -> Iterator[Take]:
+        with feeder.init_data_input_workers(
+            [COLUMN], KINDS[kind](load), load.batch_size, 1, FEED, load.bound, epochs=None,
+            num_threads=WRITERS, rows_per_call=load.batch_size, depth=WRITERS + 4,
+            devices=(DEVICE,), coordinator=feeder.Coordinator(),
+        ) as coordinator:  # fmt: skip
+            feed = coordinator[FEED]
+            yield lambda: next(feed)[COLUMN]
+
+    return running
+
+
+def make_coordinator(load: Load, device: str = DEVICE) -> feeder.Coordinator:
     """A feed on the GPU over this load."""
     return feeder.init_data_input_workers(
         [COLUMN], constant(load), load.batch_size, NUM_WORKERS, FEED, load.bound,
-        devices=(DEVICE,), coordinator=feeder.Coordinator(),
+        devices=(device,), coordinator=feeder.Coordinator(),
     )  # fmt: skip
 
 
@@ -94,16 +117,14 @@ def served_to_gpu(name: str, paths: set[str]) -> Contender:
     return running
 
 
-def data_loader(load: Load) -> Contender:
-    """PyTorch's DataLoader, given the same fetch function, and copies that do not wait."""
+def data_loader(dataset: Any, batch_size: int | None = None) -> Contender:
+    """PyTorch's DataLoader over a data set, and copies that do not wait."""
 
     @contextmanager
     def running() -> Iterator[Take]:
         torch = importlib.import_module("torch")
         data = importlib.import_module("torch.utils.data")
-        loader = data.DataLoader(
-            Batches(load), batch_size=None, num_workers=NUM_WORKERS, pin_memory=True
-        )
+        loader = data.DataLoader(dataset, batch_size, num_workers=NUM_WORKERS, pin_memory=True)
         batches = iter(loader)
 
         def take() -> Any:
@@ -116,6 +137,24 @@ def data_loader(load: Load) -> Contender:
     return running
 
 
+def feed_loader(load: Load) -> Contender:
+    """The same data set of samples as DataLoader has."""
+
+    @contextmanager
+    def running() -> Iterator[Take]:
+        adapter = importlib.import_module("feeder.adapters.torch")
+        loader = adapter.FeedLoader(
+            Samples(load), load.batch_size, num_workers=NUM_WORKERS, device=DEVICE
+        )
+        with loader:
+            batches = iter(loader)
+            next(batches)
+            yield partial(next, batches)
+            importlib.import_module("torch").cuda.synchronize()
+
+    return running
+
+
 # ---- cases
 
 
@@ -123,14 +162,18 @@ def bus(case: str, name: str, settings: Settings) -> Report:
     """Large batches against the bus."""
     load, paths = LOADS[name], set[str]()
     rates = _race(
-        {IN_PROCESS: on_gpu(load), SERVED: served_to_gpu(name, paths), BUS: memcpy_loop(load),
-         COPYTO: copyto(load)},
+        {IN_PROCESS: on_gpu(load), SERVED: served_to_gpu(name, paths),
+         WRITTEN: written_on_gpu("filling", load), MARKED: written_on_gpu("marking", load),
+         BUS: memcpy_loop(load), COPYTO: copyto(load)},
         settings,
     )  # fmt: skip
-    goals = [_against(case, rates, name, BUS, BUS_ASKED) for name in (IN_PROCESS, SERVED)]
+    goals = [
+        *(_against(case, rates, name, BUS, BUS_ASKED) for name in (MARKED, WRITTEN)),
+        *(_against(case, rates, name, COPYTO, BUS_ASKED) for name in (IN_PROCESS, SERVED)),
+    ]
     notes = (
         f"from a server's memory by way of: {', '.join(sorted(paths))}",
-        "batches are written by one thread, and go no faster than it copies",
+        "batches that are copied are written by one thread, and go no faster than it copies",
     )
     return _report(case, load, rates, goals, notes)
 
@@ -156,9 +199,24 @@ def loader(settings: Settings) -> Report:
         rates = _race(contenders, settings)
         note = "PyTorch is not installed: no DataLoader beside it"
         return _report("gpu-loader", load, rates, [], (note,))
-    rates = _race({**contenders, TORCH: data_loader(load)}, settings)
+    rates = _race({**contenders, TORCH: data_loader(Batches(load))}, settings)
     goal = _against("gpu-loader", rates, IN_PROCESS, TORCH, TORCH_ASKED)
     return _report("gpu-loader", load, rates, [goal], ())
+
+
+def samples(settings: Settings) -> Report:
+    """Samples of a data set, stacked by workers: FeedLoader and DataLoader with the same."""
+    load = LOADS["images"]
+    if not has_torch():
+        rates = _race({BUS: memcpy_loop(load), COPYTO: copyto(load)}, settings)
+        return _report("gpu-samples", load, rates, [], ("PyTorch is not installed",))
+    contenders = {
+        FEED_LOADER: feed_loader(load), TORCH: data_loader(Samples(load), load.batch_size),
+        AS_TORCH: on_gpu(load, "torch:0"), BUS: memcpy_loop(load), COPYTO: copyto(load),
+    }  # fmt: skip
+    rates = _race(contenders, settings)
+    goal = _against("gpu-samples", rates, FEED_LOADER, TORCH, SAMPLES_ASKED)
+    return _report("gpu-samples", load, rates, [goal], ())
 
 
 def _race(contenders: Mapping[str, Contender], settings: Settings) -> dict[str, Spread]:

@@ -26,12 +26,20 @@ from the stand-in is tested, and nothing on this page was measured. Every figure
 so until somebody runs `scripts/gpu-report`, which fills it in."""
 
 ROWS = (
-    ("19.8 MB batches, in process / from a server's memory, of a plain `memcpyAsync` loop", "0.95",
-     ("gpu-20mb: feeder, in process against loop of memcpyAsync",
-      "gpu-20mb: feeder, from a server's memory against loop of memcpyAsync")),
-    ("154 MB batches, the same", "0.95",
-     ("gpu-154mb: feeder, in process against loop of memcpyAsync",
-      "gpu-154mb: feeder, from a server's memory against loop of memcpyAsync")),
+    ("19.8 MB batches that fetch functions write themselves (`rows_per_call`), without work / "
+     "filled by 8 threads, of a plain `memcpyAsync` loop", "0.95",
+     ("gpu-20mb: feeder, in process, marked by them against loop of memcpyAsync",
+      "gpu-20mb: feeder, in process, filled by 8 fetchers against loop of memcpyAsync")),
+    ("154 MB batches, written likewise", "0.95",
+     ("gpu-154mb: feeder, in process, marked by them against loop of memcpyAsync",
+      "gpu-154mb: feeder, in process, filled by 8 fetchers against loop of memcpyAsync")),
+    ("19.8 MB batches that are copied, in process / from a server's memory, of what one thread "
+     "copies on the host", "0.95",
+     ("gpu-20mb: feeder, in process against copyto by one thread, on the host",
+      "gpu-20mb: feeder, from a server's memory against copyto by one thread, on the host")),
+    ("154 MB batches, copied likewise", "0.95",
+     ("gpu-154mb: feeder, in process against copyto by one thread, on the host",
+      "gpu-154mb: feeder, from a server's memory against copyto by one thread, on the host")),
     ("a step of 20 ms fed with 19.8 MB batches: beyond compute alone, in %", "at most 1",
      ("gpu-step: step time beyond compute alone",)),
     ("stalls of these steps after the warm-up", "0", ("gpu-step: stalls after the warm-up",)),
@@ -39,12 +47,18 @@ ROWS = (
      ("gpu-small: feeder, in process",)),
     ("against PyTorch's DataLoader (2 workers, pinned, non-blocking), 19.8 MB", "5",
      ("gpu-loader: feeder, in process against DataLoader, 2 workers, pinned",)),
+    ("FeedLoader against DataLoader, the same 0.6 MB samples, 2 worker processes each", "1.3",
+     ("gpu-samples: FeedLoader, 2 workers against DataLoader, 2 workers, pinned",)),
     ("10,000 batches copied back, memory poisoned before it is written again: differences", "0",
      ("test_ten_thousand_batches_come_back_as_they_were_fetched",)),
     ("resumed at 100 random batches: differences", "0",
      ("test_resumed_at_a_hundred_random_batches_the_rest_is_the_same",)),
     ("PyTorch's `.to(device, non_blocking=True)` from a consumer on the host: differences", "0",
      ("test_what_torch_copies_from_a_consumer_on_the_host_is_what_was_sent",)),
+    ("PyTorch's tensors without CuPy, memory poisoned before it is written again: differences", "0",
+     ("test_tensors_are_what_was_fetched",)),
+    ("FeedLoader's tensors on the GPU, all kept, and resumed: differences from the host's", "0",
+     ("test_torch_tensors_are_those_of_the_host",)),
 )  # fmt: skip
 """What is asked for, how much, and which goals of the benchmark or which tests tell."""
 

@@ -159,6 +159,20 @@ class Batches:
         return self._fetch(0, self._load.batch_size)[0]
 
 
+class Samples:
+    """A dataset, as PyTorch wants it, of rows that were prepared once."""
+
+    def __init__(self, load: Load) -> None:
+        self._rows = load.rows(load.batch_size)
+
+    def __len__(self) -> int:
+        return _LENGTH
+
+    def __getitem__(self, index: int) -> Array:
+        row: Array = self._rows[index % len(self._rows)]
+        return row
+
+
 def data_loader(name: str) -> Contender:
     """PyTorch's DataLoader with two workers, given whole batches: nothing is left to collate."""
 

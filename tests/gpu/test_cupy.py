@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from feeder.devices.cuda import cupydriver
+from feeder.devices.cuda import cupydriver, runtime
 from feeder.devices.cuda.leases import Root
 from needs import NO_GPU
 
@@ -29,9 +29,10 @@ def cupy() -> Any:
 
 def used(owner: str) -> set[str]:
     """Return the attributes of `self.<owner>` that the driver uses."""
-    tree = ast.parse(inspect.getsource(cupydriver))
+    trees = [ast.parse(inspect.getsource(module)) for module in (cupydriver, runtime)]
     return {
         node.attr
+        for tree in trees
         for node in ast.walk(tree)
         if isinstance(node, ast.Attribute)
         and isinstance(node.value, ast.Attribute)
@@ -45,7 +46,7 @@ def test_what_is_used_of_it_is_there(cupy: Any) -> None:
     assert [name for name in used("_cuda") if not hasattr(cupy.cuda, name)] == []
     for name in ("malloc", "free", "hostRegister", "hostUnregister", "CUDARuntimeError"):
         assert hasattr(cupy.cuda.runtime, name)
-    assert cupy.cuda.runtime.hostAllocPortable == cupydriver._PORTABLE
+    assert cupy.cuda.runtime.hostAllocPortable == runtime.PORTABLE
     assert issubclass(cupy.cuda.runtime.CUDARuntimeError, RuntimeError)
 
 

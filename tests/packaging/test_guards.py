@@ -337,10 +337,10 @@ def test_no_gpu_test_is_let_off_for_want_of_anything_else(run_gpu_tests) -> None
     assert result.ret == pytest.ExitCode.TESTS_FAILED
 
 
-def test_a_gpu_may_be_required(run_gpu_tests, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_gpu_may_be_required(run_gpu_tests, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEEDER_GPU", "required")
     result = run_gpu_tests(GPUS)
-    result.assert_outcomes(passed=1, failed=2)
+    result.assert_outcomes(passed=1, failed=1, skipped=1)
     result.stdout.fnmatch_lines(["*FEEDER_GPU is 'required', but the driver is missing*"])
 
 
