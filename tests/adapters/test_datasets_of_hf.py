@@ -59,6 +59,23 @@ def test_its_rows_in_its_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.filterwarnings("ignore")
+def test_items_where_a_column_has_no_array(monkeypatch: pytest.MonkeyPatch) -> None:
+    import datasets
+    import tqdm
+
+    monkeypatch.setattr(tqdm.tqdm, "monitor_interval", 0)
+    lists = {"x": [[[1], [2, 3]], [], [[4]]], "t": [["a", "bc"], [], ["d"]]}
+    whole = datasets.Dataset.from_dict(lists)
+    sizes = hf(whole).map(lambda row: (sum(map(len, row["x"])), len("".join(row["t"]))))
+    assert [c.tolist() for c in sizes(call(0, 3))] == [[3, 0, 1], [3, 0, 1]]
+    squares = datasets.Dataset.from_dict(
+        {"x": [[[1, 2], [3, 4]], [[5, 6], [7, 8]]]},
+        features=datasets.Features({"x": datasets.Array2D((2, 2), "int32")}),
+    )
+    assert hf(squares)(call(0, 2))["x"].tolist() == squares["x"][:]
+
+
+@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_dataset_that_streams_resumes_by_its_state(
     workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -18,7 +18,13 @@ from feeder.workers.sources.datasets import records
 from feeder.workers.sources.extras import load
 from feeder.workers.sources.orders.options import OrderOptions
 from feeder.workers.sources.source import Source
-from feeder.workers.sources.stores.arrow_columns import ColumnArray, Ragged, is_ragged, to_columns
+from feeder.workers.sources.stores.arrow_columns import (
+    ColumnArray,
+    Ragged,
+    has_arrays,
+    is_ragged,
+    to_columns,
+)
 from feeder.workers.sources.stores.kept import Kept
 from feeder.workers.sources.stores.offsets import list_files, told_of_files
 from feeder.workers.sources.stores.reading import Columns, RecordError
@@ -85,7 +91,8 @@ def hf(dataset: Any, **options: Unpack[OrderOptions]) -> Source:
     """Rows of a map-style dataset of Hugging Face's `datasets`.
 
     Without a format and a transform its Arrow table is read directly, also after `select`,
-    `shuffle` and `filter` of it; else its items are, one by one. A dataset that streams is for
+    `shuffle` and `filter` of it; else its items are, one by one, as they are where there is no
+    array of a column, such as lists in lists. A dataset that streams is for
     `sources.iterable`: it has `state_dict`.
 
     Args:
@@ -100,7 +107,8 @@ def hf(dataset: Any, **options: Unpack[OrderOptions]) -> Source:
             f"dataset is {type(dataset).__name__}, expected a map-style datasets.Dataset: one that "
             "streams is for sources.iterable"
         )
-    if dataset.format["type"] is not None or _has_objects(dataset):
+    has_table = dataset.format["type"] is None and not _has_objects(dataset)
+    if not (has_table and has_arrays(dataset.data.table.schema)):
         return records(dataset, **options)
     return Source(TableRecords("hf", HfTable(dataset), _MAPPED_KEPT), **options)
 
@@ -324,8 +332,17 @@ def _digest_of_end(path: str) -> str:
     return xxhash.xxh3_64_hexdigest(foot + str(size).encode())
 
 
+_FOOTERS_KEPT = 64
+
+
 class ParquetFiles(_Files):
-    """Row groups of Parquet files. Opened at the call; read-only."""
+    """Row groups of Parquet files. Opened at the call; read-only, but for the footers that are
+    kept, which have their own lock."""
+
+    def __init__(self, paths: Sequence[str], columns: list[str] | None) -> None:
+        # To parse a footer takes longer than to decode one of many groups: 15 µs for each of them.
+        self._footers = Kept(_FOOTERS_KEPT)
+        super().__init__(paths, columns)
 
     def _open(self, path: str) -> tuple[Any, list[int], str]:
         module = load("pyarrow.parquet", "arrow")
@@ -335,8 +352,9 @@ class ParquetFiles(_Files):
 
     def group(self, number: int) -> Any:
         file_number, group = self.places[number]
-        module = load("pyarrow.parquet", "arrow")
-        with module.ParquetFile(self.paths[file_number], memory_map=True) as file:
+        module, path = load("pyarrow.parquet", "arrow"), self.paths[file_number]
+        footer = self._footers.get(file_number, lambda: module.read_metadata(path, memory_map=True))
+        with module.ParquetFile(path, metadata=footer, memory_map=True) as file:
             # Other calls run beside this one: more threads would take their time.
             return file.read_row_group(group, columns=self.columns, use_threads=False)
 

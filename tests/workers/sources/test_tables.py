@@ -131,6 +131,83 @@ def test_a_row_group_is_decoded_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert len(paths) == 2
 
 
+def test_a_footer_is_parsed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_parquet(tmp_path)
+    source, parsed = parquet(tmp_path / "*.parquet", ["n"], row_group_cache=1), []
+    open_file = pq.ParquetFile.__init__
+
+    def opening(self: Any, path: Any, **options: Any) -> None:
+        if options.get("metadata") is None:
+            parsed.append(path)
+        open_file(self, path, **options)
+
+    monkeypatch.setattr(pq.ParquetFile, "__init__", opening)
+    rows = [n for c in epoch_of(source, 10) for n in c["n"].tolist()]
+    assert rows == list(range(NUM))
+    # Two files, of three groups each.
+    assert len(parsed) == 2
+
+
+def test_columns_of_categories_are_those_of_their_values(tmp_path: Path) -> None:
+    values = {
+        "t": pa.array(["p", "qq", "p", "é"]).dictionary_encode(),
+        "j": pa.ExtensionArray.from_storage(pa.json_(), pa.array(["1", "[2]", "1", "{}"])),
+        "n": pa.array([7, 8, 7, 9]).dictionary_encode(),
+    }
+    pq.write_table(pa.table(values), tmp_path / "c.parquet")
+    columns = parquet(tmp_path / "c.parquet").pad(3)(call(0, 4))
+    assert {name: c.tolist() for name, c in columns.items()} == {
+        name: column.to_pylist() for name, column in values.items()
+    }
+    mapped = parquet(tmp_path / "c.parquet").map(lambda row: len(row["t"]))
+    assert mapped(call(0, 4))[0].tolist() == [1, 2, 1, 1]
+    # Without a step, too, they are read sample by sample.
+    with pytest.raises(RecordError, match=r"row 1: column 't' is <U2\[\], .* has <U1"):
+        parquet(tmp_path / "c.parquet")(call(0, 4))
+
+
+@pytest.mark.parametrize(
+    ("kind", "told"),
+    [
+        (pa.list_(pa.string()), "rows of different lengths in a list have no array"),
+        (pa.list_view(pa.string()), "of which there is no array"),
+    ],
+)
+def test_columns_without_arrays_are_named(kind: Any, told: str, tmp_path: Path) -> None:
+    pq.write_table(pa.table({"x": pa.array([["a"], ["b", "c"]], kind)}), tmp_path / "x.parquet")
+    with pytest.raises(RecordError, match=rf"x\.parquet', row group 0: column 'x' is .*{told}"):
+        parquet(tmp_path / "x.parquet")(call(0, 2))
+
+
+@each_store
+def test_no_function_changes_what_is_kept(store: str, tmp_path: Path) -> None:
+    write, read = STORES[store]
+    source = read(write(tmp_path), ["b", "v"])
+
+    def change(row: Any) -> Any:
+        for column in row.values():
+            if isinstance(column, np.ndarray):
+                column += 1
+        return row
+
+    with pytest.raises(RecordError, match=r"row 0: .* read-only"):
+        source.map(change)(call(0, 4))
+    kinds = pa.list_(pa.bool_(), 2)
+    table = pa.table({"w": pa.array([[True, False]] * 4, kinds)})
+    path = tmp_path / f"w.{store}"
+    if store == "parquet":
+        pq.write_table(table, path)
+    else:
+        pyarrow.feather.write_feather(table, str(path), compression="uncompressed")
+
+    def flip(row: Any) -> Any:
+        row["w"] ^= True
+        return row
+
+    with pytest.raises(RecordError, match=r"row 0: .* read-only"):
+        read(path).map(flip)(call(0, 4))
+
+
 def test_other_columns_are_named(tmp_path: Path) -> None:
     paths = write_parquet(tmp_path)
     other = tmp_path / "other.parquet"
@@ -148,7 +225,7 @@ def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
     path = tmp_path / "x.parquet"
     for columns, told in (
         ({"n": [1, None]}, r"x\.parquet', row group 0: column 'n' has 1 nulls"),
-        ({"n": [[[1]], [[2]]]}, r"column 'n' is list<.*lists in lists have no array"),
+        ({"n": [[[1]], [[2]]]}, r"column 'n' is list<.*rows of different lengths in a list"),
     ):
         pq.write_table(pa.table(columns), path)
         with pytest.raises(RecordError, match=told):

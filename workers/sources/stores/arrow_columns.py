@@ -35,9 +35,24 @@ ColumnArray: TypeAlias = "NDArray[Any] | Ragged"
 def is_ragged(kind: Any) -> bool:
     """Whether a column of an Arrow type has rows of different lengths."""
     name = str(kind)
-    if name.startswith("fixed_size_list"):
+    if name.startswith(("fixed_size_list", "dictionary")):
         return is_ragged(kind.value_type)
-    return name.startswith(("list", "large_list")) or name in _TEXTS
+    if name.startswith("extension"):
+        return is_ragged(kind.storage_type)
+    return name.startswith(_LISTS) or name in _TEXTS
+
+
+def has_arrays(schema: Any) -> bool:
+    """Whether there are arrays of all columns of an Arrow schema."""
+    try:
+        to_columns(schema.empty_table())
+    except ValueError:
+        return False
+    return True
+
+
+# With the bracket: views of lists begin alike, and have no such offsets.
+_LISTS = ("list<", "large_list<")
 
 
 _TEXTS = {"string": "str", "large_string": "str", "binary": "bytes", "large_binary": "bytes"}
@@ -76,21 +91,30 @@ def _to_array(array: Any, name: str) -> ColumnArray:
         # `flatten` knows of slices.
         inner = _to_array(array.flatten(), name)
         if isinstance(inner, Ragged):
-            raise ValueError(f"column {name!r} is {kind}: lists in lists have no array")
+            raise _deep(name, kind)
         return inner.reshape(len(array), array.type.list_size, *inner.shape[1:])
     if kind in _TEXTS:
         return _text(array, _TEXTS[kind])
-    if kind.startswith(("list", "large_list")):
+    if kind.startswith(_LISTS):
         inner = _to_array(array.flatten(), name)
         if isinstance(inner, Ragged):
-            raise ValueError(f"column {name!r} is {kind}: lists in lists have no array")
+            raise _deep(name, kind)
         offsets = array.offsets.to_numpy(zero_copy_only=False)
         return Ragged(inner, offsets - offsets[0])
     made = array.to_numpy(zero_copy_only=False)
     if made.dtype.hasobject:
         raise ValueError(f"column {name!r} is {kind}, of which there is no array")
+    # Some are views of Arrow's memory, and some are copies. A group is kept, so that no function
+    # may change what the next epoch reads.
+    made.flags.writeable = False
     values: NDArray[Any] = made
     return values
+
+
+def _deep(name: str, kind: str) -> ValueError:
+    return ValueError(
+        f"column {name!r} is {kind}: rows of different lengths in a list have no array"
+    )
 
 
 def _text(array: Any, text: str) -> Ragged:
