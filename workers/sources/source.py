@@ -409,14 +409,15 @@ class Source:
         """Rows that differ in their first axis, filled up with `value`.
 
         Args:
-            length: How long rows become; of strings the number of characters. One number for all
-                columns that have an axis, or a mapping that says it for some. None takes the
-                longest row of a call: batches then differ, which needs `dont_rebatch=True`.
+            length: How long rows become; of strings the number of characters (NUL characters at
+                their end are lost, as in all of NumPy's strings; `offsets` keeps them). One number
+                for all columns that have an axis, or a mapping that says it for some. None takes
+                the longest row of a call: batches then differ, which needs `dont_rebatch=True`.
             value: What is put behind a row.
 
         Raises:
             ConfigError: the length is wrong, or pad cannot follow. A row that is longer is a
-                RecordError.
+                RecordError, and so is a value that a column cannot hold.
         """
         _check_rows(self, "pad")
         return self._with(Padded(self.records, check_length(length), value))

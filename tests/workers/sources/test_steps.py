@@ -286,6 +286,50 @@ def test_values_and_offsets() -> None:
     assert octets[offsets[2] : offsets[3]].tobytes().decode() == "éé"
 
 
+def test_values_and_offsets_keep_each_byte() -> None:
+    strings: list[Any] = ["ab\0", "\0", "", "é", b"ab\0\0", b"\0", b"", np.str_("c"), np.array("d")]
+    wanted = [b"ab\0", b"\0", b"", "é".encode(), b"ab\0\0", b"\0", b"", b"c", b"d"]
+    for source in (records(strings), records(strings).map(lambda x: {"x": x})):
+        columns: Any = source.offsets()(call(0, len(strings)))
+        pair = columns.values() if isinstance(columns, dict) else columns
+        octets, offsets = (column[0] for column in pair)
+        assert [octets[a:b].tobytes() for a, b in pairwise(offsets.tolist())] == wanted
+
+
+def test_rows_that_cannot_be_joined_are_named() -> None:
+    for first, other, told in (
+        (np.ones(2), np.ones((2, 2)), r"float64\[2, 2\], sample 0 has float64\[2\]"),
+        (np.ones(2, "i8"), np.ones(2), r"float64\[2\], sample 0 has int64\[2\]: [a-z ]+$"),
+        (1, 1.5, r"float64\[\], sample 0 has int64\[\]"),
+        ([1, 2], [], r"float64\[0\], .* of an empty list NumPy makes floats: make arrays"),
+        (np.ones(2), 1.0, r"float64\[\], sample 0 has float64\[2\]"),
+    ):
+        with pytest.raises(RecordError, match=rf"sample 1: column 'x' is {told}"):
+            records([{"x": first}, {"x": other}]).offsets()(call(0, 2))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value"), [("u1", -1), ("u1", 300), ("i4", np.nan), ("i4", 1.5), ("?", -100),
+                         ("i4", None), ("i4", "a"), ("f4", "a")],
+)  # fmt: skip
+def test_a_value_that_a_column_cannot_hold_is_named(dtype: str, value: Any) -> None:
+    source = records([np.zeros(n, dtype) for n in (1, 3)])
+    for padded in (source.pad(3, value), source.pad(value=value)):
+        with pytest.raises(RecordError, match=r"sample 0 and on: column 0 is .* cannot hold "):
+            padded(call(0, 2))
+    # Where no row is filled up the value is of no use.
+    assert source.skip(1).pad(3, value)(call(0, 1))[0].shape == (1, 3)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value"), [("u1", 255), ("i4", -100), ("?", True), ("f4", np.nan), ("f4", 0.1),
+                         ("i4", 2.0), (ml_dtypes.bfloat16, -1.5)],
+)  # fmt: skip
+def test_a_value_that_a_column_can_hold_is_put_there(dtype: Any, value: Any) -> None:
+    (column,) = records([np.zeros(n, dtype) for n in (1, 3)]).pad(3, value)(call(0, 2))
+    assert column[0].tobytes() == np.array([0, value, value], dtype).tobytes()
+
+
 def test_rows_that_cannot_be_padded_are_named() -> None:
     for rows, length, told in (
         ([np.ones(2), np.ones(5)], 3, r"sample 1: column 0 has 5 values, length is 3"),
@@ -299,8 +343,10 @@ def test_rows_that_cannot_be_padded_are_named() -> None:
     ):
         with pytest.raises(RecordError, match=told):
             records(rows).pad(length)(call(0, 2))
-    with pytest.raises(RecordError, match=r"sample 0 and on: column 0: "):
-        records([np.ones(2), np.ones((2, 2))]).offsets()(call(0, 2))
+    with pytest.raises(
+        RecordError, match=r"sample 0: has the columns \['x'\], length names \['y'\]"
+    ):
+        records([{"x": np.ones(2)}]).pad({"x": 2, "y": 3})(call(0, 1))
 
 
 def test_batches_under_a_budget_hold_each_record_once_and_little_padding() -> None:

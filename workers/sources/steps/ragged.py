@@ -30,9 +30,16 @@ Length = int | Mapping[Any, int] | None
 
 
 def by_column(
-    samples: Sequence[Any], name: Callable[[int], str]
+    samples: Sequence[Any],
+    name: Callable[[int], str],
+    array_of: Callable[[Any], NDArray[Any]] = np.asarray,
 ) -> tuple[dict[Any, list[NDArray[Any]]], bool]:
     """The values of samples, column by column, as arrays; and whether the columns have names.
+
+    Args:
+        samples: Of each record one, at least one.
+        name: Calls the i-th sample by its name.
+        array_of: Makes an array of a value.
 
     Raises:
         RecordError: a sample has other columns than the first, or a value is no array.
@@ -48,7 +55,7 @@ def by_column(
             )
         for key, value in values.items():
             try:
-                array = np.asarray(value)
+                array = array_of(value)
             except (TypeError, ValueError) as error:
                 raise RecordError(f"{name(i)}: column {key!r} is no array: {error}") from error
             if array.dtype.hasobject:
@@ -117,6 +124,8 @@ def padded(
         RecordError: a row is longer, or is not like the others otherwise.
     """
     columns, named = by_column(samples, name)
+    if isinstance(length, Mapping) and (unknown := [k for k in length if k not in columns]):
+        raise RecordError(f"{name(0)}: has the columns {list(columns)}, length names {unknown}")
     made = {}
     for key, rows in columns.items():
         size = length.get(key) if isinstance(length, Mapping) else length
@@ -148,19 +157,43 @@ def _pad(
             or row.dtype != rows[0].dtype
             or unlike
         ):
-            raise RecordError(
-                f"{name(i)}: column {key!r} is {row.dtype}{list(row.shape)}, {name(0)} has "
-                f"{rows[0].dtype}{list(rows[0].shape)}: rows may differ in their first axis alone"
-                f"{', of columns that length= names' if unlike else ''}"
-            )
+            raise _unlike(rows, i, name, key, ", of columns that length= names" if unlike else "")
         if sizes[i] > widest:
             raise RecordError(f"{name(i)}: column {key!r} has {sizes[i]} values, length is {size}")
-    if rows[0].ndim == 0:
+    if min(sizes) == widest or rows[0].ndim == 0:
         return np.stack(rows)
+    if not _holds(rows[0].dtype, value):
+        raise RecordError(
+            f"{name(0)} and on: column {key!r} is {rows[0].dtype}, which cannot hold {value!r}, "
+            "the value that rows are filled up with: pad columns one by one, by length={name: n}"
+        )
     column = np.full((len(rows), widest, *shape), value, rows[0].dtype)
     for i, row in enumerate(rows):
         column[i, : len(row)] = row
     return column
+
+
+def _holds(dtype: np.dtype[Any], value: Any) -> bool:
+    """Whether a column of a dtype can hold a value; one of fractions has the nearest."""
+    try:
+        with np.errstate(all="ignore"):
+            made = np.full(np.shape(value), value, dtype)
+    except (TypeError, ValueError, OverflowError):
+        return False
+    return dtype.kind not in "biu" or bool(np.all(made == value))
+
+
+def _unlike(
+    rows: Sequence[NDArray[Any]], i: int, name: Callable[[int], str], key: Any, where: str = ""
+) -> RecordError:
+    """The error of row i, which is not like the first one but for its length."""
+    a_list = any(row.dtype == np.float64 and row.shape == (0,) for row in (rows[0], rows[i]))
+    cure = "; of an empty list NumPy makes floats: make arrays of lists, with map" if a_list else ""
+    return RecordError(
+        f"{name(i)}: column {key!r} is {rows[i].dtype}{list(rows[i].shape)}, {name(0)} has "
+        f"{rows[0].dtype}{list(rows[0].shape)}: rows may differ in their first axis alone{where}"
+        f"{cure}"
+    )
 
 
 def _pad_strings(
@@ -203,32 +236,40 @@ class Offsets(Step):
         there = [i for i, sample in enumerate(samples) if sample is not LEFT_OUT]
         if not there:
             return None
-        columns, named = by_column(
-            [samples[i] for i in there], lambda i: self.name_in(int(indices[there[i]]), call)
-        )
+
+        def name(i: int) -> str:
+            return self.name_in(int(indices[there[i]]), call)
+
+        columns, named = by_column([samples[i] for i in there], name, _array_or_octets)
         made: dict[str, NDArray[Any]] = {}
         for key, rows in columns.items():
-            rows = [_octets(row) for row in rows]
-            if rows[0].ndim == 0:
+            first = rows[0]
+            for i, row in enumerate(rows):
+                # NumPy would join whole numbers and fractions as fractions.
+                if row.dtype != first.dtype or row.ndim != first.ndim or (
+                    row.shape[1:] != first.shape[1:]
+                ):  # fmt: skip
+                    raise _unlike(rows, i, name, key)
+            if first.ndim == 0:
                 made[str(key)] = np.stack(rows)[np.newaxis]
                 continue
-            try:
-                values = np.concatenate(rows)
-            except ValueError as error:
-                name = self.name_in(int(indices[there[0]]), call)
-                raise RecordError(f"{name} and on: column {key!r}: {error}") from error
+            values = np.concatenate(rows)
             offsets = np.zeros(len(rows) + 1, np.int64)
             np.cumsum([len(row) for row in rows], out=offsets[1:])
             made[f"{key}.values"], made[f"{key}.offsets"] = values[np.newaxis], offsets[np.newaxis]
         return made if named else tuple(made.values())
 
 
-def _octets(row: NDArray[Any]) -> NDArray[Any]:
-    """A string as its bytes; anything else as it is."""
-    if row.ndim or row.dtype.kind not in "SU":
-        return row
-    text = row.item()
-    return np.frombuffer(text.encode() if isinstance(text, str) else text, np.uint8)
+def _array_or_octets(value: Any) -> NDArray[Any]:
+    """A string as its bytes; anything else as an array."""
+    if not isinstance(value, (str, bytes)):
+        value = np.asarray(value)
+        if value.ndim or value.dtype.kind not in "SU":
+            made: NDArray[Any] = value
+            return made
+        value = value.item()
+    # Of the value itself: an array of NumPy's would lose the NULs at its end.
+    return np.frombuffer(value.encode() if isinstance(value, str) else value, np.uint8)
 
 
 class Budgeted(Step):
