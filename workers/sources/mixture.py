@@ -113,6 +113,9 @@ def mix(
         parts.append(part)
         weights[name] = part.epoch_size if weight is None else weight
     names = tuple(weights)
+    if len(set(map(str, names))) < len(names):
+        # Positions, and what is drawn, know them as text.
+        raise ConfigError(f"names are {list(names)}, expected different ones as text")
     steps = [(0, _checked(weights, names, power)), *_checked_schedule(schedule, names, power)]
     lengths = tuple(part.epoch_size for part in parts)
     segments = tuple(_segments(lengths, steps, on_exhausted))
@@ -354,8 +357,8 @@ class MixRoute:
     @classmethod
     def described(cls, fields: Mapping[str, Any]) -> MixRoute:
         """The route of a mixture whose `describe` gave these fields."""
-        names: list[str] = []
-        for field in fields:
+        names: list[str] = list(fields.get("names", ()))
+        for field in () if names else fields:
             is_below = names and field.startswith(f"{names[-1]}.")
             if field.endswith(".source") and not is_below:
                 names.append(field.removesuffix(".source"))
@@ -372,10 +375,14 @@ class MixRoute:
 
     def describe(self) -> dict[str, Any]:
         """The blocks of each segment."""
+        names = [str(name) for name in self.names]
+        # With "a" and "a.b", the fields of the second look like those of a part of the first.
+        hidden = any(other.startswith(f"{name}.") for name in names for other in names)
         return {
             "blocks": [[s.first, s.blocks, *s.counts] for s in self.segments],
             "on_exhausted": self.on_exhausted,
             "mix_seed": self.seed,
+            **({"names": names} if hidden else {}),
         }
 
 

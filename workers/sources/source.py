@@ -525,7 +525,7 @@ def _check_rows(source: Source, step: str) -> None:
     if source.traits.is_last:
         raise ConfigError(
             f"{step} of {source.kind}, whose rows are not one for each record: {source.kind} comes "
-            f"after {step}"
+            f"after {step.split(',')[0]}"
         )
 
 

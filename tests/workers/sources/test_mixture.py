@@ -268,6 +268,11 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: of({"a": 5}, {"a": 1e-300}, temperature=0.5),
         "the weight of 'a', to the power of 1 / temperature, is 0.0",
     ),
+    "names": (lambda: mix({1: numbers(), "1": numbers()}), "names are .*different ones as text"),  # type: ignore[dict-item]
+    "packed": (
+        lambda: mix({"a": pack(numbers(), 4)}),
+        "^mix, 'a', of pack, whose rows .*: pack comes after mix$",
+    ),
     "mode": (lambda: of({"a": 5}, {"a": 1}, on_exhausted="go"), "on_exhausted is 'go'"),
     "small": (
         lambda: of({"a": 5, "b": 1}, {"a": 1, "b": 2}, on_exhausted="stop"),
@@ -278,7 +283,7 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
         "mix, 'a': the source is filtered, and so has no known length; filter after mix",
     ),
     "shards": (lambda: mix({"a": (numbers(num_shards=2), 1)}), "mix, 'a', of a source with shards"),
-    "packed": (lambda: mix({"a": (steps.budgeted(), 1)}), "mix, 'a', of batch_by_tokens, whose"),
+    "budgeted": (lambda: mix({"a": (steps.budgeted(), 1)}), "mix, 'a', of batch_by_tokens, whose"),
     "temperature": (lambda: of({"a": 5}, {"a": 1}, temperature=0), "temperature is 0"),
     "seed": (lambda: of({"a": 5}, {"a": 1}, seed=-1), "seed is -1"),
     "large seed": (lambda: of({"a": 5}, {"a": 1}, seed=2**64), "seed is 18446744073709551616"),
@@ -368,7 +373,7 @@ BROKEN: dict[str, tuple[Callable[[], Source], str]] = {
     ),
     "offsets": (
         lambda: mixed(lambda x: np.zeros(3) if x < 1000 else np.zeros((3, 1))).offsets(),
-        r"mix: source '....': row \d+ and on: column 0: ",
+        r"mix: source '....': row \d+: column 0 is float64",
     ),
     "budget": (
         lambda: mixed(texts).batch_by_tokens(8),
@@ -465,6 +470,16 @@ def test_a_snapshot_tells_how_much_of_each_source_has_come(last_batch: str) -> N
             ]
             wanted = mixture.counts(came.total(), epoch=cut.epoch, seed=4)
             assert [*wanted.values()] == [came[k] for k in range(3)]
+
+
+def test_a_snapshot_tells_of_names_that_begin_alike() -> None:
+    mixture = of({"a": 20, "a.b": 20, "a.of": 20}, {"a": 1, "a.b": 2, "a.of": 1})
+    with feeder.init_data_input_workers(
+        ["x"], mixture, 8, coordinator=feeder.Coordinator()
+    ) as made:
+        next(made["train"])
+        told = made.snapshot().describe()
+    assert "4 of 'a.b'" in told and "2 of 'a'" in told and "2 of 'a.of'" in told
 
 
 def test_a_snapshot_tells_what_the_windows_of_packing_have_read() -> None:
