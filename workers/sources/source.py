@@ -286,6 +286,7 @@ class Source:
                 name. `rng` is a new generator, keyed by (seed, epoch, record) and by how many maps
                 come before. It returns a sample: a tuple by column, a mapping by name that may hold
                 other mappings, or one array or number. Its result depends on its arguments alone.
+                It writes to a copy, since arrays of a record may be views of what is kept.
             on_error: What to do where `fn` raises ValueError or OSError: "raise", or "skip", which
                 leaves the row out and counts it in `source.skipped`.
 

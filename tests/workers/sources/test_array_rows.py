@@ -11,7 +11,7 @@ import pytest
 
 from calls import call, epoch_of
 from feeder.workers.errors import ConfigError
-from feeder.workers.sources import arrays
+from feeder.workers.sources import RecordError, arrays
 
 
 def test_columns_by_place(tmp_path: Path) -> None:
@@ -41,6 +41,26 @@ def test_rows_that_lie_together_are_not_copied() -> None:
     assert not np.shares_memory(scattered, x)
     padded = arrays(x, pad_last_batch=True)(call(3, 30))[0]
     assert padded.tolist() == [*range(90, 100), *[99] * 20]
+
+
+def test_a_function_that_writes_to_its_record_changes_no_array(tmp_path: Path) -> None:
+    def change(row: Any) -> Any:
+        row += 1
+        return row
+
+    def keep(row: Any) -> bool:
+        row += 1
+        return True
+
+    x = np.zeros((6, 2))
+    np.save(tmp_path / "x.npy", x)
+    for source in (arrays(x), arrays(tmp_path / "x.npy")):
+        for changing in (source.map(change), source.filter(keep)):
+            with pytest.raises(RecordError, match=r"row 0: .* read-only"):
+                changing(call(0, 6))
+    # Rows that do not lie together are copies.
+    assert (arrays(x, random_shuffle=True).map(change)(call(0, 6))[0] == 1).all()
+    assert x.flags.writeable and not x.any() and not np.load(tmp_path / "x.npy").any()
 
 
 def test_a_step_backwards_is_no_run() -> None:
