@@ -152,6 +152,8 @@ def _first_keys(path: str) -> list[str]:
 
 def _decode_members(decoders: Mapping[str, Callable[[bytes], Any]], pieces: list[Piece]) -> Any:
     members = {kind: (offset, data) for kind, offset, data in pieces}
+    if len(members) < len(pieces):
+        raise ValueError(f"the sample has the members {sorted(kind for kind, _, _ in pieces)}")
     sample = {}
     for key, decode in decoders.items():
         if key not in members:

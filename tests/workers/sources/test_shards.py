@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import json
 import logging
 import os
@@ -92,6 +94,38 @@ def test_a_folder_that_cannot_be_written_is_told_once(
     assert "cannot be kept (No such file or directory)" in record.message
     assert source(call(0, 12))["cls"].tolist() == list(range(12))
     assert source.describe() == webdataset(shards).describe()
+
+
+def test_an_index_is_for_all_who_may_read_the_folder(shards: list[Path], tmp_path: Path) -> None:
+    webdataset(shards)
+    (tmp_path / "mine").touch()
+    assert (tmp_path / ".a.tar.feeder-index").stat().st_mode == (tmp_path / "mine").stat().st_mode
+
+
+def test_nothing_is_left_of_an_index_that_cannot_be_kept(
+    shards: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = sorted(os.listdir(tmp_path))
+
+    def full(file: Any, array: Any, **options: Any) -> None:
+        file.write(b"half")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(np, "save", full)
+    assert len(webdataset(shards)) == 12
+    assert sorted(os.listdir(tmp_path)) == before
+
+
+def test_a_member_that_is_there_twice_is_named(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "x.tar", "w") as tar:
+        for name in ("a.cls", "a.cls", "b.cls"):
+            member = tarfile.TarInfo(name)
+            member.size = 1
+            tar.addfile(member, io.BytesIO(b"7"))
+    with pytest.raises(RecordError, match=r"x\.tar' at byte 512: .* members \['cls', 'cls'\]"):
+        webdataset(tmp_path / "x.tar")(call(0, 2))
+    source = webdataset(tmp_path / "x.tar", on_error="skip")
+    assert (source(call(0, 2))["cls"].tolist(), source.skipped) == ([7], 1)
 
 
 @pytest.mark.parametrize("cut", [100, 5000])

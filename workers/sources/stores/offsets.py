@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import logging
 import os
-import tempfile
+import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from glob import glob, has_magic
 from typing import Any, BinaryIO
 
@@ -227,14 +228,16 @@ class _Keeper:
 
     def _kept(self, place: str, whole: NDArray[Any]) -> tuple[NDArray[Any], str | None]:
         """An index, written down and mapped; in memory where that cannot be."""
+        # Under another name first, so that nobody finds half of it; hidden, as the index is, from
+        # patterns of other processes. (Files of `tempfile` are for their owner alone.)
+        unfinished = f"{place}.{secrets.token_hex(8)}"
         try:
-            # Under another name first, so that nobody finds half of it.
-            with tempfile.NamedTemporaryFile(
-                dir=os.path.dirname(place) or ".", suffix=".feeder-index", delete=False
-            ) as file:
+            with open(unfinished, "xb") as file:
                 np.save(file, whole, allow_pickle=False)
-            os.replace(file.name, place)
+            os.replace(unfinished, place)
         except OSError as error:
+            with suppress(OSError):
+                os.unlink(unfinished)
             if not self._has_told:
                 self._has_told = True
                 logger.warning(
