@@ -147,12 +147,15 @@ class Packed(Step):
         start = int(indices[0]) * self._window
         stop = min(start + self._window, size_of(self.parts[0]))
         samples = samples_of(self.parts[0], np.arange(start, stop), call)
-        documents = [
-            piece
-            for number, sample in enumerate(samples, start)
-            if sample is not LEFT_OUT
-            for piece in self._cut(sample, number, call)
-        ]
+        documents: list[Document] = []
+        for number, sample in enumerate(samples, start):
+            cut = [] if sample is LEFT_OUT else self._cut(sample, number, call)
+            documents += cut
+            if cut and cut[0][0].dtype != documents[0][0].dtype:
+                raise RecordError(
+                    f"{name_in(self.parts[0], number, call)}: documents of a window are "
+                    f"{documents[0][0].dtype} and {cut[0][0].dtype}, expected one dtype"
+                )
         if not documents:
             return None
         rows = best_fit([len(tokens) for tokens, _ in documents], self._seq_len)
@@ -193,7 +196,13 @@ def _document(sample: Any, name: Callable[[], str]) -> Document:
         mask = sample.get("loss_mask")
         tokens = np.asarray(sample["tokens"])
     else:
-        tokens = np.asarray(items(sample)[0][1])
+        (_, value), *others = items(sample)
+        if others:
+            raise RecordError(
+                f"{name()}: has {len(others) + 1} columns without names, expected an array, or a "
+                "mapping of 'tokens' and 'loss_mask'"
+            )
+        tokens = np.asarray(value)
     # An empty list is an array of floats.
     if tokens.ndim != 1 or (tokens.dtype.kind not in "iu" and len(tokens)):
         raise RecordError(
@@ -212,7 +221,7 @@ def _document(sample: Any, name: Callable[[], str]) -> Document:
 def lay_out(
     rows: Sequence[Sequence[Document]], seq_len: int, call: Call
 ) -> dict[str, NDArray[Any]]:
-    """The columns of rows of documents."""
+    """The columns of rows of documents, all of one dtype."""
     shape, dtype = (len(rows), seq_len), rows[0][0][0].dtype
     tokens, segments = _zeros(call, shape, dtype), _zeros(call, shape, np.int32)
     positions, masked = _zeros(call, shape, np.int32), []
@@ -221,10 +230,6 @@ def lay_out(
     for row, documents in enumerate(rows):
         start = 0
         for number, (document, mask) in enumerate(documents, 1):
-            if document.dtype != dtype:
-                raise RecordError(
-                    f"documents of a window are {dtype} and {document.dtype}, expected one dtype"
-                )
             stop = start + len(document)
             tokens[row, start:stop] = document
             segments[row, start:stop] = number

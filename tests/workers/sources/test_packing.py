@@ -169,7 +169,11 @@ def test_empty_windows_have_no_rows() -> None:
         (["text"], "sample 0: the document is <U4"),
         ([{"text": 1}], r"sample 0: has the columns \['text'\], expected 'tokens'"),
         ([{"tokens": [1, 2], "loss_mask": [1]}], r"sample 0: loss_mask has the shape \[1\]"),
-        ([np.ones(3, "i4"), np.ones(3, "i8")], "documents of a window are int32 and int64"),
+        (
+            [np.ones(3, "i4"), np.ones(3, "i8")],
+            "^sample 1: documents of a window are int32 and int64",
+        ),
+        ([(np.ones(3, "i4"), np.ones(3, "?"))], "sample 0: has 2 columns without names"),
     ],
 )
 def test_what_is_no_document_is_named(docs: list[Any], told: str) -> None:
