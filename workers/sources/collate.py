@@ -67,7 +67,7 @@ def stack_samples(
     # Arrays, the commonest samples, are told first: to tell a mapping asks its abstract class.
     if isinstance(first, np.ndarray) or not isinstance(first, (tuple, list, Mapping)):
         return (_column(samples, names, "sample", call),)
-    samples = flat(samples)
+    samples = flat(samples, names)
     first = samples[0]
     keys: Sequence[Any] = list(first) if isinstance(first, Mapping) else range(len(first))
     if not _are_alike(samples, first):
@@ -84,20 +84,30 @@ def _is_nested(value: Any) -> bool:
     return isinstance(value, Mapping) or (isinstance(value, tuple) and hasattr(value, "_fields"))
 
 
-def flat(samples: Sequence[Any]) -> Sequence[Any]:
-    """Samples without mappings and named tuples in them, where the first has some."""
+def flat(samples: Sequence[Any], names: Callable[[int], str]) -> Sequence[Any]:
+    """Samples without mappings and named tuples in them, where the first has some.
+
+    Raises:
+        RecordError: a value in a mapping would have the name of another column.
+    """
     first = samples[0]
     is_mapping = isinstance(first, Mapping)
     if not (is_mapping or isinstance(first, (tuple, list))):
         return samples
     if not any(map(_is_nested, first.values() if is_mapping else first)):
         return samples
-    return [_flat(sample) for sample in samples]
+    return [_flat(sample, names, i) for i, sample in enumerate(samples)]
 
 
-def _flat(sample: Any) -> Any:
+def _flat(sample: Any, names: Callable[[int], str], i: int) -> Any:
     if isinstance(sample, Mapping):
-        return dict(_leaves(sample, ""))
+        leaves = list(_leaves(sample, ""))
+        made = dict(leaves)
+        if len(made) < len(leaves):
+            keys = [name for name, _ in leaves]
+            twice = sorted({name for name in keys if keys.count(name) > 1})
+            raise RecordError(f"{names(i)}: several values are the columns {twice}")
+        return made
     if not isinstance(sample, (tuple, list)):
         return sample
     return tuple(leaf for value in sample for _, leaf in _leaves_of(value, ""))

@@ -407,6 +407,11 @@ def test_nested_samples_flatten_and_come_back() -> None:
     for wrong in ({"a": 1, "a.b": 2}, {"a.b": 2, "a": 1}):
         with pytest.raises(ValueError, match="'a"):
             nested(wrong)
+    for made in (records([{"a": {"b": 1}, "a.b": 2}]), records([{"a": {"b": 1}, "a.b": 2}]).pad(3)):
+        with pytest.raises(
+            RecordError, match=r"sample 0: several values are the columns \['a\.b'\]"
+        ):
+            made(call(0, 1))
     with pytest.raises(RecordError, match=r"sample 1: has \['a\.c'\], sample 0 has \['a\.b'\]"):
         records([{"a": {"b": 1}}, {"a": {"c": 1}}])(call(0, 2))
 

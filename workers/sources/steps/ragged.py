@@ -44,7 +44,7 @@ def by_column(
     Raises:
         RecordError: a sample has other columns than the first, or a value is no array.
     """
-    samples = flat(samples)
+    samples = flat(samples, name)
     first = samples[0]
     columns: dict[Any, list[NDArray[Any]]] = {key: [] for key, _ in items(first)}
     for i, sample in enumerate(samples):
