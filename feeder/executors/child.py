@@ -202,6 +202,7 @@ class _Function:
         chunks: list[bytes | list[Place]] = []
         cursors: list[bytes] = []
         outcome, error = FULL, b""
+        skipped = self._skipped()
         try:
             self._get_ready(ticket.worker_id, ticket.restore)
         except BaseException as raised:
@@ -222,8 +223,16 @@ class _Function:
         self._flush()
         blocks, fresh, descriptors, dropped = self._blocks.lend()
         dtypes, self._fresh = self._fresh, []
-        answer = Made(chunks, cursors, outcome, error, dtypes, blocks, fresh, dropped)
+        answer = Made(
+            chunks, cursors, outcome, error, dtypes, blocks, fresh, dropped,
+            self._skipped() - skipped,
+        )  # fmt: skip
         return answer, descriptors
+
+    def _skipped(self) -> int:
+        """How many records the source has left out; 0 of a function that counts none."""
+        skipped: int = self._fetch.skipped if hasattr(self._fetch, "count_skipped") else 0
+        return skipped
 
     def _make(self, ticket: Calls, chunks: list[bytes | list[Place]], cursors: list[bytes]) -> int:
         load, axis = self._load, self._load.axes[0]

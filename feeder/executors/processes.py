@@ -183,7 +183,12 @@ class ProcessExecution:
         ticket = Calls(
             first, stride, epoch, 0, size, limits.calls, limits.rows, limits.num_bytes, None, []
         )
-        return self._ask(ticket, None, _as_it_is)
+        made = self._ask(ticket, None, _as_it_is)
+        if made.skipped:
+            # Counted where the user looks: at the source that the processes have copies of.
+            fetch: Any = self._given.fetch
+            fetch.count_skipped(made.skipped)
+        return made
 
     def call_worker(self, worker_id: int, size: int, limits: ListLimits) -> Any:
         """Make calls of one worker, in its own process."""

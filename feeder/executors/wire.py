@@ -115,6 +115,8 @@ class Made(msgspec.Struct, array_like=True, tag=3):
     """Blocks that are new, and their bytes; their descriptors come along."""
     dropped: list[int]
     """Blocks that are used no more."""
+    skipped: int = 0
+    """How many defective records a source left out in these calls."""
     number: int = 0
     """The ticket's."""
 

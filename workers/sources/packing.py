@@ -75,6 +75,8 @@ def packing_efficiency(
     Raises:
         ConfigError: an argument is wrong.
     """
+    if long not in get_args(Long):
+        raise ConfigError(f"long is {long!r}, expected one of {get_args(Long)!r}")
     size, step = whole("seq_len", seq_len, 1), whole("window", window, 1)
     sizes = [whole("a length", length) for length in lengths]
     tokens = rows = 0

@@ -59,7 +59,7 @@ from feeder.workers.sources.steps.rows import (
     size_of,
     traits_of,
 )
-from feeder.workers.sources.stores.reading import Columns, OnError, RecordError, Records
+from feeder.workers.sources.stores.reading import Columns, Faults, OnError, RecordError, Records
 from feeder.workers.stream.batch import Call
 
 
@@ -89,6 +89,7 @@ class Source:
         self._rowless: Columns | None = None
         self._lock = Lock()
         self._carries = False
+        self._elsewhere = Faults("skip")
 
     def __getstate__(self) -> dict[str, Any]:
         # In another process the orders are made anew: they follow from the plan.
@@ -235,8 +236,12 @@ class Source:
     @property
     def skipped(self) -> int:
         """Reads of defective records that were left out since the source was made (with
-        `on_error="skip"`)."""
-        return self.records.skipped
+        `on_error="skip"`), in processes and on actors too."""
+        return self.records.skipped + self._elsewhere.skipped
+
+    def count_skipped(self, num: int) -> None:
+        """Count reads that were left out in another process, which has a copy of the source."""
+        self._elsewhere.count(num)
 
     # ---- as records of a step
 
@@ -469,7 +474,7 @@ class Source:
     def _with(self, records: Records) -> Source:
         """The same order of other records."""
         source = copy.copy(self)
-        source.records, source._rowless = records, None
+        source.records, source._rowless, source._elsewhere = records, None, Faults("skip")
         return source
 
     def describe(self) -> dict[str, Any]:

@@ -191,6 +191,10 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "map": (lambda: steps.packed().map(len), "pack comes after map"),
     "padding": (lambda: steps.packed(pad_last_batch=True), "pad_last_batch cannot be had of pack"),
     "length": (lambda: packing_efficiency([-1], 8), "a length is -1"),
+    "long of lengths": (
+        lambda: packing_efficiency([1], 8, long="cut"),  # type: ignore[arg-type]
+        "long is 'cut', expected one of",
+    ),
 }
 
 

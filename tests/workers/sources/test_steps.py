@@ -604,6 +604,22 @@ def test_in_processes_the_global_generators_belong_to_the_record() -> None:
     assert len(set(drawn(1).values())) == NUM
 
 
+@pytest.mark.parametrize("last_batch", ["keep", "carry"])
+def test_records_that_processes_leave_out_are_counted(last_batch: str) -> None:
+    source = numbers(num=20).map(steps.odd_fails, on_error="skip").shuffle()
+    other = source.map(steps.double)
+    for _ in range(2):
+        before = source.skipped
+        with feeder.init_data_input_workers(
+            ["x"], source, 4, executor=feeder.Processes(2), coordinator=feeder.Coordinator(),
+            last_batch=last_batch,
+        ) as made:  # fmt: skip
+            assert sum(len(batch["x"]) for batch in made["train"]) == 10
+        # A call that is made twice, to compare its rows, is counted twice.
+        assert 10 <= source.skipped - before <= 14
+    assert other.skipped == 0
+
+
 def test_a_position_of_other_steps_is_refused() -> None:
     whole = taken("chained")
     with pytest.raises(feeder.ResumeError, match="source"):

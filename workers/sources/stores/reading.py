@@ -103,9 +103,13 @@ class Faults:
         if not self.may_skip:
             reason = isinstance(error, OSError) and error.strerror
             raise RecordError(f"{name}: {reason or error}") from error
+        self.count(1)
+
+    def count(self, num: int) -> None:
+        """So many reads were left out."""
         # `+=` is not one operation, and several fetchers skip at once.
         with self._lock:
-            self.skipped += 1
+            self.skipped += num
 
 
 def empty_for(call: Call | None, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
