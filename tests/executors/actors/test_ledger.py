@@ -84,7 +84,7 @@ def test_late_is_issued_again_and_the_first_answer_wins() -> None:
     desk.issue(31.0)
     assert desk.sent[-1] == ("slow", 2, 31)
     assert desk.ledger.num_again == 1
-    # Once, however long it takes.
+    # The one other actor has it: there is no third.
     desk.ledger.late(60.0)
     desk.issue(60.0)
     assert len(desk.sent) == 32
@@ -101,6 +101,27 @@ def test_who_hangs_in_what_another_one_has_made_is_told() -> None:
     assert desk.ledger.stuck(32.0, 0.0) == [1]
     # To start another one takes longer than it has hung.
     assert desk.ledger.stuck(32.0, 33.0) == []
+
+
+def test_who_takes_over_may_be_late_too() -> None:
+    desk = slow_desk()
+    desk.ledger.late(31.0)
+    desk.issue(31.0)
+    desk.ledger.add(3)
+    desk.ledger.late(32.4)
+    desk.issue(32.4)
+    assert desk.sent[-1] == ("slow", 2, 31)
+    # The second one has had it for as long as the first had.
+    desk.ledger.late(32.5)
+    desk.issue(32.5)
+    assert desk.sent[-1] == ("slow", 3, 1)
+    # Three are enough: it may be slow everywhere.
+    desk.ledger.add(4)
+    desk.ledger.late(60.0)
+    desk.issue(60.0)
+    assert desk.sent[-1] == ("slow", 3, 1)
+    assert desk.answer(3, 1, now=63.0) == ("slow", True)
+    assert desk.answer(1, 1, now=64.0) == ("slow", False)
 
 
 def test_late_never_goes_to_the_one_that_has_it() -> None:
