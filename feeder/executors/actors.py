@@ -322,22 +322,24 @@ class ActorPool:
             if now - self._ticked_at < _TICK_S:
                 return
             self._ticked_at = now
-            self._ledger.late(now)
+            # Before others are late: a ticket that was issued again is with its second actor now.
             self._replace_stuck(now)
+            self._ledger.late(now)
             self._issue()
             self._scale(now)
             since = self._alone_since
         self._look_for_room(since, now)
 
     def _replace_stuck(self, now: float) -> None:
-        """Whoever hangs in a call that another one has made is of no use; under the lock."""
+        """Whoever hangs in a call that another one makes, or has made, is of no use; under the
+        lock."""
         # Its answer is wanted where answers are compared.
         if self._debug:
             return
         for generation in self._ledger.stuck(now, self._start_s):
             member = self._members[generation]
             if not member.is_retired:
-                self._bury(member, "hangs in a call that another one has made", True)
+                self._bury(member, "hangs in a call that another one makes", True)
 
     def _look_for_room(self, since: float | None, now: float) -> None:
         if since is None or self._failure:

@@ -55,6 +55,8 @@ class Ticket:
         """Generations of the actors that have it."""
         self.sent_at = 0.0
         """When it was last sent to one."""
+        self.num_again = 0
+        """How often it was issued again because it was late."""
         self.is_done = False
         """Whether an answer came."""
         self.is_waiting = False
@@ -105,6 +107,9 @@ class Ledger:
         self._took: deque[float] = deque(maxlen=_REMEMBERED)
         self._num_came = 0
         self._late_s: float | None = None
+        # Whether the last ticket that was late was so by its actor: another one took as long as is
+        # usual. Else its calls are slow by themselves, and to end the actor would be no help.
+        self._is_by_actor = False
         self.num_busy = 0
         """Actors that have something to do."""
         self.num_again = 0
@@ -199,6 +204,8 @@ class Ledger:
         ticket.attempts.discard(generation)
         is_first, ticket.is_done = not ticket.is_done, True
         if is_first:
+            if ticket.num_again and self._late_s is not None:
+                self._is_by_actor = took < self._late_s
             self._learn(took)
         return ticket, is_first
 
@@ -216,11 +223,12 @@ class Ledger:
                 is_due = num == 1 or (num < _MOST_ATTEMPTS and is_old)
                 if ticket.is_repeatable and is_due and not (ticket.is_waiting or ticket.is_done):
                     self.num_again += 1
+                    ticket.num_again += 1
                     self._wait(ticket)
 
     def stuck(self, now: float, start_s: float) -> list[int]:
-        """Actors that are still at a ticket which another one has answered, and have been for
-        longer than a new actor takes to come, `start_s`."""
+        """Actors that are at a ticket which another one has answered, or is likely to answer
+        earlier, and have been for longer than a new actor takes to come, `start_s`."""
         if self._late_s is None:
             return []
         least_s, found = max(self._late_s, start_s), []
@@ -228,9 +236,14 @@ class Ledger:
             since = actor.head_since()
             if since is not None and now - since >= least_s:
                 ticket, _ = next(iter(actor.open.values()))
-                if ticket.is_done:
+                if ticket.is_done or self._is_better_off(ticket):
                     found.append(actor.generation)
         return found
+
+    def _is_better_off(self, ticket: Ticket) -> bool:
+        """Whether the late one of the actors that have a ticket can be ended before it is answered.
+        Once for each ticket: else calls that take this long by themselves would never end."""
+        return self._is_by_actor and ticket.num_again == 1 and len(ticket.attempts) == 2
 
     @property
     def late_s(self) -> float | None:

@@ -124,6 +124,67 @@ def test_who_takes_over_may_be_late_too() -> None:
     assert desk.answer(1, 1, now=64.0) == ("slow", False)
 
 
+def late_again(desk: Desk, now: float) -> tuple[int, int]:
+    """A ticket is late once more and is issued again; who had it first, and who has it then."""
+    desk.ask("late", 40, now=now)
+    desk.ask("other", 41, now=now)
+    first, second = (generation for _, generation, _ in desk.sent[-2:])
+    assert desk.answer(*desk.sent[-1][1:], now=now + 0.5) == ("other", True)
+    desk.ledger.late(now + 2.0)
+    # It waits for somebody else: until then the one that has it goes on.
+    assert desk.ledger.stuck(now + 2.0, 0.0) == []
+    desk.issue(now + 2.0)
+    assert desk.sent[-1][:2] == ("late", second)
+    return first, second
+
+
+def test_who_is_late_where_others_are_not_is_told_before_they_answer() -> None:
+    desk = slow_desk()
+    desk.ledger.late(31.0)
+    desk.issue(31.0)
+    # It may be the call that is slow: nothing is known of that yet.
+    assert desk.ledger.stuck(31.0, 0.0) == []
+    desk.answer(2, 31, now=31.5)
+    desk.answer(1, 1, now=31.6)
+    first, second = late_again(desk, 40.0)
+    assert desk.ledger.stuck(42.0, 0.0) == [first]
+    # A new actor would not have come yet.
+    assert desk.ledger.stuck(42.0, 2.5) == []
+    # Nobody else has it, once it has ended.
+    desk.ledger.remove(first)
+    assert [ticket.payload for ticket, _ in desk.ledger.remove(second)] == ["late"]
+
+
+def test_who_is_late_with_a_slow_call_stays() -> None:
+    desk = slow_desk()
+    desk.ledger.late(31.0)
+    desk.issue(31.0)
+    # It takes as long with the second one.
+    desk.answer(1, 1, now=32.0)
+    assert desk.answer(2, 31, now=34.0) == ("slow", False)
+    late_again(desk, 40.0)
+    assert desk.ledger.stuck(42.0, 0.0) == []
+
+
+def test_of_those_that_have_one_ticket_one_is_ended() -> None:
+    """A call that is slow by itself is answered in the end, whatever others are."""
+    desk = slow_desk()
+    desk.ledger.late(31.0)
+    desk.issue(31.0)
+    desk.answer(2, 31, now=31.5)
+    desk.answer(1, 1, now=31.6)
+    first, _ = late_again(desk, 40.0)
+    assert desk.ledger.stuck(42.0, 0.0) == [first]
+    desk.ledger.remove(first)
+    desk.ledger.add(3)
+    desk.ledger.late(44.0)
+    desk.issue(44.0)
+    assert desk.sent[-1][:2] == ("late", 3)
+    for now in (44.0, 50.0, 60.0):
+        desk.ledger.late(now)
+        assert desk.ledger.stuck(now, 0.0) == []
+
+
 def test_late_never_goes_to_the_one_that_has_it() -> None:
     desk = Desk(1)
     for i in range(30):
