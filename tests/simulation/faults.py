@@ -6,7 +6,9 @@ import random
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from simulation.fleet import Workers
 from simulation.stream import Feed
+from simulation.world import MOST_EVENTS
 
 
 class Fault(NamedTuple):
@@ -89,6 +91,10 @@ class Plan:
     quiet_s: float = 2.0
     """When all faults are over."""
     faults: tuple[Fault, ...] = ()
+    workers: Workers | None = None
+    """The actors that make the calls; None where a call takes no time."""
+    most_events: int = MOST_EVENTS
+    """More events than the run has in which nobody spins."""
 
     @property
     def bound_s(self) -> float:

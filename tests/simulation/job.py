@@ -9,6 +9,7 @@ from typing import NamedTuple
 from feeder.errors import ConfigError, ConnectTimeout, FeedError, ResumeError
 from simulation.disk import Host
 from simulation.faults import Fault, Plan
+from simulation.fleet import MINUTE_S
 from simulation.server import ServerProcess
 from simulation.stream import Deal, factory_of
 from simulation.trainer import TrainerProcess, cut_of
@@ -81,6 +82,8 @@ class Job:
         """How often a trainer asks for a snapshot."""
         self.is_quiet = False
         """Whether no fault comes any more."""
+        self.handed_by: list[int] = []
+        """Batches that trainers had been handed after each minute, where actors make the calls."""
         self.has_foreign = False
         """Whether a trainer has come with a position of another run."""
         self._age = 0
@@ -90,6 +93,8 @@ class Job:
             world.at(BEGIN + fault.at, self._fault, fault)
         world.at(BEGIN + plan.quiet_s, self._be_quiet)
         world.after(CHECK_S, self._check)
+        if plan.workers is not None:
+            world.after(MINUTE_S, self._count)
         self._processes: list[TrainerProcess] = []
         self._begin_server(0)
         for rank in self.ranks:
@@ -185,6 +190,11 @@ class Job:
         rank.num_errors = 0
         rank.most_handed = max(rank.most_handed, process.step)
         rank.handed = max(rank.handed, process.step)
+
+    def _count(self) -> None:
+        num = self.deal.feed.queues
+        self.handed_by.append(sum((one.most_handed - one.queue) // num for one in self.ranks))
+        self.world.after(MINUTE_S, self._count)
 
     def save(self, process: TrainerProcess, step: int, position: bytes) -> None:
         """A trainer has stored its position before a batch."""

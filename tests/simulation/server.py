@@ -6,7 +6,7 @@ import math
 from collections import deque
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import zmq
 
@@ -22,6 +22,9 @@ from simulation.network import DescriptorListener, Router, Waker
 from simulation.process import Process
 from simulation.stream import NAME, Feed, Slots, factory_of
 from simulation.world import Violation
+
+if TYPE_CHECKING:
+    from simulation.fleet import Fleet
 
 
 def next_event(monitor: Router) -> Event | None:
@@ -54,6 +57,8 @@ class ServerProcess(Process):
         self._makes_at = math.inf
         self._num_runs = 0
         self._late: deque[Any] = deque()
+        self.fleets: list[Fleet] = []
+        """The actors of each of its runs, the last one's at the end."""
         self.gone: set[int] = set()
         """Descriptors of consumers that have hung up."""
         self.router = Router()
@@ -230,6 +235,8 @@ class ServerProcess(Process):
 
     def _leave(self) -> None:
         self.is_dead = True
+        for fleet in self.fleets:
+            fleet.close()
         if self.world.servers.get(self.address) is self:
             del self.world.servers[self.address]
         self.world.unix.pop(self.descriptors.path, None)

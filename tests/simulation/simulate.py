@@ -24,6 +24,7 @@ from feeder.service.server import io_loop as server_loop
 from feeder.service.server import run as served
 from simulation import network, server, stream
 from simulation.faults import Plan, draw
+from simulation.fleet import Fleet, FleetPipeline
 from simulation.job import Job
 from simulation.shrink import shrink
 from simulation.world import BEGIN, Violation, World, WouldWaitError, virtual_time
@@ -41,6 +42,10 @@ class Outcome(NamedTuple):
     """Seconds of virtual time."""
     violation: str
     history: list[tuple[float, str, str]]
+    handed_by: list[int]
+    """Batches that trainers had been handed after each minute."""
+    fleets: list[Fleet]
+    """The actors of each run of each server."""
 
     @property
     def invariant(self) -> str:
@@ -78,6 +83,14 @@ class NoSocket:
         return None
 
 
+def make_pipeline(
+    spec: Any, run: Any, name: str, queues: Any, slots: stream.Slots, **rest: Any
+) -> stream.Pipeline:
+    """Stands for `Pipeline`: calls are made at once, or by actors where the plan has some."""
+    kind = stream.Pipeline if slots.server.plan.workers is None else FleetPipeline
+    return kind(spec, run, name, queues, slots, **rest)
+
+
 @contextmanager
 def simulated() -> Iterator[None]:
     """Sockets, polls, threads, clocks and random numbers are those of the current world."""
@@ -88,7 +101,7 @@ def simulated() -> Iterator[None]:
         (guard, "SocketRef", NoSocket),
         (guard, "SocketInspector", NoInspector),
         (guard, "are_few_left", lambda descriptor: False),
-        (served, "Pipeline", stream.Pipeline),
+        (served, "Pipeline", make_pipeline),
         (client_loop, "Waker", network.Waker),
         (client_loop, "wait_for", lambda waker, seconds: None),
         (consumer, "ThreadGroup", NoThreads),
@@ -115,7 +128,7 @@ def simulated() -> Iterator[None]:
 
 def run(plan: Plan, *, records: bool = False) -> Outcome:
     """Run a world, within `simulated`."""
-    world = World(plan.seed, records=records)
+    world = World(plan.seed, records=records, most_events=plan.most_events)
     violation = ""
     job = Job(plan)
     try:
@@ -126,7 +139,11 @@ def run(plan: Plan, *, records: bool = False) -> Outcome:
     except Violation as error:
         violation = str(error)
     job.forget()
-    return Outcome(plan, world.num_events, world.now - BEGIN, violation, world.history or [])
+    fleets = [fleet for server in job.servers for fleet in server.fleets]
+    return Outcome(
+        plan, world.num_events, world.now - BEGIN, violation, world.history or [],
+        job.handed_by, fleets,
+    )  # fmt: skip
 
 
 def waiting(job: Job) -> str:

@@ -25,7 +25,7 @@ from feeder.workers.stream.batch import Batch, Call
 from feeder.workers.stream.batcher import DeviceQueue, RoundRobinRouter
 from feeder.workers.stream.chunks import Schema
 from feeder.workers.stream.merge import MergedChunks
-from feeder.workers.stream.position import Cut, Frame, Partitions, Span
+from feeder.workers.stream.position import Cut, Frame, Partitions, Position, Span
 from feeder.workers.stream.resuming import Resume, StreamStart
 from feeder.workers.stream.rounds import Turns
 from simulation.world import World
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from simulation.server import ServerProcess
 
 NAME = "train"
+WAITS = -1
+"""In the place of a device: the batcher waits for chunks."""
 
 
 class Feed(NamedTuple):
@@ -49,6 +51,8 @@ class Feed(NamedTuple):
     writable: bool = False
     replicas: int = 1
     """Trainers that are given the batches of each queue."""
+    threads: int = 1
+    """Fetcher threads: so many calls may be under way."""
 
     @property
     def num_batches(self) -> int:
@@ -106,20 +110,27 @@ def rows_of(feed: Feed) -> list[bytes]:
 
 
 def _chunk(feed: Feed, epoch: int, index: int) -> Any:
-    first = (epoch * 1000 + index) * feed.chunk_rows
+    first = (epoch * max(1000, feed.calls) + index) * feed.chunk_rows
     return np.arange(first, first + feed.chunk_rows, dtype=np.int64)
 
 
-@cache
-def _template(feed: Feed) -> FeedFactory:
+def calls_of(feed: Feed) -> Callable[[Call], Any]:
+    """The fetch function."""
+
     def fetch(call: Call) -> Any:
         if call.index >= feed.calls:
             raise StopIteration
         return (_chunk(feed, call.epoch, call.index),)
 
+    return fetch
+
+
+@cache
+def _template(feed: Feed) -> FeedFactory:
     coordinator = feeder.init_data_input_workers(
-        ["x"], fetch, feed.batch_size, 1, NAME, devices=feed.queues, epochs=feed.epochs,
-        last_batch=feed.last_batch, writable=feed.writable, coordinator=feeder.Coordinator(),
+        ["x"], calls_of(feed), feed.batch_size, 1, NAME, devices=feed.queues, epochs=feed.epochs,
+        last_batch=feed.last_batch, writable=feed.writable, num_threads=feed.threads,
+        coordinator=feeder.Coordinator(),
     )  # fmt: skip
     factory = FeedFactory(NAME, coordinator, None, feed.queues, feed.replicas)
     factory.make(None)  # From here on it gives the same settings each time.
@@ -200,7 +211,7 @@ class Pipeline:
     ) -> None:  # fmt: skip
         turns = turns or Turns(0 if resume is None else resume.cut.step)
         self._spec, self._slots = spec, slots
-        self._partitions = partitions = Partitions(num_partitions=1, pure=True, arrival=False)
+        self._partitions = partitions = self._lay_out()
         self._begin = begin = StreamStart(spec, run, partitions, resume, stats.fetch)
         axes = None if run.writable else spec.axes
         frame = Frame(partitions, encode, spec.epochs, axes, turns.dealing)
@@ -215,9 +226,13 @@ class Pipeline:
             slots=slots,
         )  # fmt: skip
         self._server = slots.server
-        self._draws = World.current.draws(f"{self._server.name} run {self._server.next_run()}")
+        self.name = f"{self._server.name} run {self._server.next_run()}"
+        self._draws = World.current.draws(self.name)
         self._work = self._make()
         self._is_over = False
+
+    def _lay_out(self) -> Partitions:
+        return Partitions(num_partitions=1, pure=True, arrival=False)
 
     def start(self) -> None:
         self._soon()
@@ -249,6 +264,8 @@ class Pipeline:
             self._is_over = True
             self._fail(error)
             return
+        if device == WAITS:
+            return  # It goes on when chunks come.
         if device is None or not self._slots.must_wait(device, self._soon):
             self._soon()
 
@@ -286,14 +303,19 @@ class Pipeline:
                 position = span.position(num)
             if ended:
                 position = self._partitions.next_epoch(position)
-                for batch in assembler.end_epoch(position):
-                    router.route(batch)
-                if assembler.ends_round(position.epoch):
-                    router.end_epoch(assembler.start_of(position))
-                    assembler.begin_round()
+                self._end_epoch(position)
             router.flush()
             yield None
         router.finish(assembler.start_of(position))
+
+    def _end_epoch(self, position: Position) -> None:
+        """An epoch has ended; `position` begins the next one."""
+        assembler, router = self._assembler, self._router
+        for batch in assembler.end_epoch(position):
+            router.route(batch)
+        if assembler.ends_round(position.epoch):
+            router.end_epoch(assembler.start_of(position))
+            assembler.begin_round()
 
     def _take(self, merged: MergedChunks) -> Generator[int, None, None]:
         columns = self.schema.columns

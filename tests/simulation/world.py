@@ -41,8 +41,11 @@ class World:
 
     current: World
 
-    def __init__(self, seed: object, *, records: bool = False) -> None:
+    def __init__(
+        self, seed: object, *, records: bool = False, most_events: int = MOST_EVENTS
+    ) -> None:
         World.current = self
+        self._most_events = most_events
         self.seed = seed
         self.now = BEGIN
         self.num_events = 0
@@ -56,6 +59,11 @@ class World:
         """The same, by the path of the unix socket for descriptors."""
         self.numbers = iter(range(10, 2**31))
         """Numbers for descriptors."""
+
+    @property
+    def lasts_s(self) -> float:
+        """Seconds since it began."""
+        return self.now - BEGIN
 
     def draws(self, name: str) -> random.Random:
         """The generator of that name."""
@@ -88,8 +96,10 @@ class World:
                 return False
             self.now = max(self.now, when)
             self.num_events += 1
-            if self.num_events > MOST_EVENTS:
-                raise Violation(f"waits: {MOST_EVENTS} events, and no end: somebody never sleeps")
+            if self.num_events > self._most_events:
+                raise Violation(
+                    f"waits: {self._most_events} events, and no end: somebody never sleeps"
+                )
             do(*args)
         return is_over()
 
