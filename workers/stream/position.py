@@ -431,8 +431,10 @@ class LazyPosition:
         if batch is None or axes is None or not self.num_chunks:
             return None
         rows, arrays = self.span.rows[self.num_chunks - 1], batch.columns
-        # Arrays of a GPU stay there.
-        if not rows or not all(isinstance(array, np.ndarray) for array in arrays):
+        # Arrays of a GPU stay there, and the pinned memory that they came by is written again: its
+        # batch has a tuple of its own kind.
+        is_here = type(arrays) is tuple and all(isinstance(one, np.ndarray) for one in arrays)
+        if not rows or not is_here:
             return None
         partition, call, mark = self.span.call(self.num_chunks - 1)
         return Leftover(

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import feeder
+from feeder.devices.cuda.copier import Copier
 from feeder.devices.cuda.leases import Leases
 from feeder.devices.routed import HOLD
 from small import WAIT_S, Aside, Counted, Held, Pure, ids, make
@@ -470,8 +471,9 @@ def test_calls_write_to_pinned_memory(machine: Machine, depth: int) -> None:
             index for index, address in fetch.addresses.items()
             if any(region.holds(address, 8 * ROWS) for region in pinned)
         ]  # fmt: skip
-        # What the columns are like is known with the first call only; others may run beside it.
-        assert set(range(10, 50)) <= set(inside)
+        # Not all: what the columns are like is known with the first call only, and the call that
+        # the merge waits for is made without a place where no slot is free.
+        assert inside
 
 
 def test_what_a_call_has_kept_does_not_change(machine: Machine) -> None:
@@ -489,3 +491,22 @@ def test_a_function_that_keeps_all_pinned_memory_is_told(machine: Machine) -> No
     with make(fetch, **settings) as coordinator, told:
         list(coordinator["train"])
     fetch.kept.clear()
+
+
+def test_a_position_tells_nothing_of_pinned_memory(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever still has the batch that lay there: the memory may be the next batch's by now."""
+    kept: list[Any] = []
+    load = Copier._load
+
+    def load_and_keep(copier: Copier, transfer: Any) -> Any:
+        kept.append(transfer)
+        return load(copier, transfer)
+
+    monkeypatch.setattr(Copier, "_load", load_and_keep)
+    with wide() as coordinator:
+        cuts = [batch.cut for batch in coordinator["train"]]
+    assert len(cuts) == 30
+    assert [cut.step for cut in cuts if cut.checked is not None] == []
+    kept.clear()
