@@ -125,9 +125,10 @@ def init_data_input_workers(
         max_buffered_bytes: Bound on the same rows in bytes; the bound that is reached first counts.
             None is 1 GiB, or a quarter of the memory of the container where that is less.
         devices: A number of host queues, or names: ``("cpu:0", "cpu:1")``, or of GPUs:
-            ``("cuda:0", "cuda:1")``, whose batches are arrays of CuPy. Batch number `step` goes to
-            device `step` modulo their number. A position may be resumed with any number of them:
-            where it lies in the middle of a round, the rest of that round is made and dropped.
+            ``("cuda:0", "cuda:1")``, whose batches are arrays of CuPy; ``"torch:0"`` gives tensors
+            of PyTorch on GPU 0. Batch number `step` goes to device `step` modulo their number. A
+            position may be resumed with any number of them: where it lies in the middle of a
+            round, the rest of that round is made and dropped.
         seed: Seed of `Call.rng`, from 0 to 2**64 - 1.
         epochs: Number of epochs; None is without end.
         last_batch: What becomes of the rows at the end of an epoch that do not fill a batch:

@@ -86,7 +86,7 @@ class FeedLoader(EpochLoader):
         seed: Of shuffles, from 0 to 2**64 - 1.
         epochs: After so many epochs a further loop raises; None is without end.
         device: Where tensors are to be, such as "cuda:0". Batches are copied to a GPU ahead, each
-            as one piece and beside the GPU's work; of those that you hold, three are no copies.
+            as one piece, beside the GPU's work. You may hold three; of more it makes copies there.
         rank, world_size: By default those of `torch.distributed`, where it is initialised, or the
             launcher's. Where each rank is to read everything, as in some validations, give 0 and 1.
         executor: What reads ahead, in place of `num_workers`: `feeder.Threads(n)`, or

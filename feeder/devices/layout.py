@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from feeder.workers.stream.chunks import Column
 
@@ -55,6 +56,12 @@ def layout(columns: Iterable[Column], rows: int) -> Layout:
         # Rounded up: each column begins in a cache line of its own, as vector loads want it.
         size += -(-num_bytes // ALIGNMENT) * ALIGNMENT
     return Layout(tuple(places), max(size, ALIGNMENT))
+
+
+def arrays_over(memory: Any, places: Iterable[ColumnPlace]) -> tuple[NDArray[Any], ...]:
+    """The columns that lie in a slot's memory, which is a buffer, or an array of its bytes that
+    they then refer to."""
+    return tuple([np.ndarray(shape, dtype, memory, at) for shape, dtype, _, at, _ in places])
 
 
 def credit_for(batch_bytes: int) -> int:

@@ -69,7 +69,8 @@ class Feed:
         """The batches of one device, by its name or its number among the feed's devices.
 
         On a GPU the work on them goes to `stream`: one of CuPy or PyTorch, or any object with
-        `__cuda_stream__`; without it to CuPy's current stream at each batch.
+        `__cuda_stream__`; without it to the current stream of CuPy, or of PyTorch for
+        its tensors, at each batch.
         """
         if isinstance(device, int) and 0 <= device < len(self._devices):
             found = list(self._devices.values())[device]

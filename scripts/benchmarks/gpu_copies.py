@@ -31,6 +31,7 @@ AS_TORCH = "feeder, in process, as tensors of PyTorch"
 TORCH = "DataLoader, 2 workers, pinned"
 FEED_LOADER = "FeedLoader, 2 workers"
 WRITERS = 8
+"""Threads that fill batches at once."""
 IN_FLIGHT = 4
 """Copies that the loop has under way: one would wait for the host in between."""
 BUS_ASKED, SMALL_ASKED_PER_S, TORCH_ASKED, SAMPLES_ASKED = 0.95, 30_000, 5.0, 1.3

@@ -101,7 +101,7 @@ def _outcome(tests: Path) -> str:
     }
     failed = counts["failures"] + counts["errors"]
     passed = counts["tests"] - failed - counts["skipped"]
-    return f"{passed} tests passed, {failed} failed, {counts['skipped']} were left out"
+    return f"{passed} tests passed, {failed} failed, {counts['skipped']} left out"
 
 
 def fill(text: str, run: Run | None) -> str:

@@ -79,7 +79,7 @@ def test_figures_of_a_run_are_written_and_others_left_blank(
 
 def test_a_test_that_fails_is_no_zero(page: ModuleType, tmp_path: Path) -> None:
     text = page.fill(PAGE.read_text(), run_of(page, tmp_path, fails=True))
-    assert "2 tests passed, 1 failed, 1 were left out" in text
+    assert "2 tests passed, 1 failed, 1 left out" in text
     assert list(rows(figures(text)).values())[9] == "**some**"
 
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from feeder.devices.cuda.driver import Driver, HostMemory
 from feeder.devices.cuda.packed import Packed, check_dtypes, pack
 from feeder.devices.cuda.rules import PINNED, Life
-from feeder.devices.layout import ALIGNMENT, Layout, credit_for, layout
+from feeder.devices.layout import ALIGNMENT, Layout, arrays_over, credit_for, layout
 from feeder.errors import DeviceError, FeedError
 from feeder.workers.stats import Stopwatch
 from feeder.workers.stream.buffers import Kept, OpenSlot, Seen
@@ -75,9 +75,7 @@ class PinnedSlot:
             return
         self.columns, self.rows, self.layout = columns, rows, places
         memory = self.memory
-        self.arrays: Arrays = tuple(
-            np.ndarray(shape, dtype, memory, offset) for shape, dtype, _, offset, _ in places.places
-        )
+        self.arrays: Arrays = arrays_over(memory, places.places)
         self.flats: tuple[memoryview | None, ...] = tuple(
             None if axis else memory[offset : offset + num_bytes]
             for _, _, axis, offset, num_bytes in places.places
@@ -94,9 +92,7 @@ class PinnedSlot:
             return None
         root = np.frombuffer(self.memory, np.uint8)
         self._written = weakref.ref(root)
-        return tuple(
-            [np.ndarray(shape, dtype, root, at) for shape, dtype, _, at, _ in self.layout.places]
-        )
+        return arrays_over(root, self.layout.places)
 
     def close(self) -> None:
         """Nothing: it is free when it is put back."""

@@ -54,7 +54,7 @@ class CudaQueue:
         self._ready = HostQueue(_UNBOUNDED, describe_wait, look_s)
         self._leases = Leases(driver, self._on_lease_end)
         self._named_stream: Stream | None = None
-        # What was waited for last: the copy, the user's stream, CuPy's current stream.
+        # What was waited for last: the copy, the user's stream, the current stream.
         self._waited: tuple[int, int, int] | None = None
         self._num_put = self._num_got = 0
         self._over = False
@@ -144,7 +144,7 @@ class CudaQueue:
         return len(self._ready) > 0 and self.blocked.since is not None
 
     def work_on(self, stream: Any) -> None:
-        """The user's work goes to this stream; None is CuPy's current one at each batch. Raises
+        """The user's work goes to this stream; None is the current one at each batch. Raises
         `ConfigError` for what is none."""
         self._named_stream = None if stream is None else self.driver.stream_of(stream)
 
@@ -191,7 +191,7 @@ class CudaQueue:
             # One copy may have brought several batches: what was waited for once is there.
             self.driver.wait(stream, slot.ready)
             if stream.ptr != current.ptr:
-                # DLPack orders other frameworks after CuPy's current stream.
+                # DLPack orders other frameworks after the current stream of CuPy or PyTorch.
                 self.driver.wait(current, slot.ready)
             self._waited = seen
         slot.life.on("hand")

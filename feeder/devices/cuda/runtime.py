@@ -36,15 +36,17 @@ def is_alive(
     return getpid() == pid and not is_finalizing()
 
 
-class DeviceMemory:
-    """Memory of one GPU. Fixed when made, and freed on whichever thread drops it."""
+class Allocated:
+    """Memory that the driver has given. Fixed when made, and freed on whichever thread drops it."""
 
-    def __init__(self, runtime: Any, num_bytes: int) -> None:
+    def __init__(
+        self, num_bytes: int, alloc: Callable[[int], Any], free: Callable[[int], Any]
+    ) -> None:
         self.num_bytes = num_bytes
         self.address = 0
         self._pid = os.getpid()
-        self._free = runtime.free
-        self.address = int(runtime.malloc(num_bytes))
+        self._free = free
+        self.address = int(alloc(num_bytes))
 
     def __del__(self, is_alive: Callable[..., bool] = is_alive) -> None:
         if self.address and is_alive(self._pid):
@@ -105,10 +107,10 @@ class RuntimeDriver:
 
     # ---- memory
 
-    def alloc_device(self, num_bytes: int) -> DeviceMemory:
+    def alloc_device(self, num_bytes: int) -> Allocated:
         """Memory of the device, straight from the driver."""
         with self._bound():
-            return DeviceMemory(self._runtime, num_bytes)
+            return Allocated(num_bytes, self._runtime.malloc, self._runtime.free)
 
     def free_bytes(self) -> int:
         """Memory of the device that is free."""
@@ -180,6 +182,7 @@ class RuntimeDriver:
         if stream.ptr == _PER_THREAD:
             raise ConfigError(
                 f"the stream of {self.name!r} is the thread's own default stream, which no other "
-                "thread can wait for; use a stream: `with cupy.cuda.Stream(non_blocking=True):`"
+                "thread can wait for; use another, as `cupy.cuda.Stream(non_blocking=True)` or "
+                "`torch.cuda.Stream()`"
             )
         return stream

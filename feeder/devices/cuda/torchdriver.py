@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from feeder.devices.cuda.runtime import PORTABLE, Named, RuntimeDriver, is_alive
+from feeder.devices.cuda.runtime import PORTABLE, Allocated, Named, RuntimeDriver, is_alive
 from feeder.devices.layout import ColumnPlace
 from feeder.errors import ConfigError
 
@@ -24,9 +24,8 @@ class Runtime:
 
     def __init__(self, bindings: Any) -> None:
         self._bindings = bindings
-        self._done, self._not_ready = (
-            bindings.cudaError_t.cudaSuccess, bindings.cudaError_t.cudaErrorNotReady,
-        )  # fmt: skip
+        self._done = bindings.cudaError_t.cudaSuccess
+        self._not_ready = bindings.cudaError_t.cudaErrorNotReady
         self.memcpyHostToDevice = bindings.cudaMemcpyKind.cudaMemcpyHostToDevice
         self.memcpyDeviceToDevice = bindings.cudaMemcpyKind.cudaMemcpyDeviceToDevice
         self.cudaDevAttrHostRegisterReadOnlySupported = (
@@ -34,8 +33,8 @@ class Runtime:
         )
         self.setDevice = self._raising(bindings.cudaSetDevice)
         self.getDevice = self._raising(bindings.cudaGetDevice)
-        self.getDeviceCount = self._raising(bindings.cudaGetDeviceCount)
         self.deviceGetAttribute = self._raising(bindings.cudaDeviceGetAttribute)
+        self.memGetInfo = self._raising(bindings.cudaMemGetInfo)
         self.malloc = self._raising(bindings.cudaMalloc)
         self.free = self._raising(bindings.cudaFree)
         self.hostAlloc = self._raising(bindings.cudaHostAlloc)
@@ -58,7 +57,7 @@ class Runtime:
             error, *found = call(*args)
             if error != done:
                 raise self._error(error)
-            return found[0] if found else None
+            return found[0] if len(found) == 1 else found
 
         return checked
 
@@ -80,13 +79,6 @@ class Runtime:
     def streamWaitEvent(self, stream: int, event: int) -> None:
         """What the stream is given from now on comes after the event."""
         self._wait_event(stream, event, 0)
-
-    def memGetInfo(self) -> tuple[int, int]:
-        """Bytes of the device that are free, and all."""
-        error, free, total = self._bindings.cudaMemGetInfo()
-        if error != self._done:
-            raise self._error(error)
-        return free, total
 
 
 def import_bindings() -> Any:
@@ -142,15 +134,8 @@ class Event:
             self._runtime.eventDestroy(self.ptr)
 
 
-class PinnedMemory:
-    """Pinned memory of the host; views of it keep it. Fixed when made."""
-
-    def __init__(self, runtime: Runtime, num_bytes: int) -> None:
-        self.num_bytes = num_bytes
-        self.address = 0
-        self._pid = os.getpid()
-        self._free = runtime.freeHost
-        self.address = int(runtime.hostAlloc(num_bytes, PORTABLE))
+class PinnedMemory(Allocated):
+    """Pinned memory of the host; views of it keep it."""
 
     @property
     def __array_interface__(self) -> dict[str, Any]:
@@ -164,10 +149,6 @@ class PinnedMemory:
     def view(self) -> memoryview:
         """All of it."""
         return memoryview(np.asarray(self))
-
-    def __del__(self, is_alive: Callable[..., bool] = is_alive) -> None:
-        if self.address and is_alive(self._pid):
-            self._free(self.address)
 
 
 class _Lent:
@@ -197,8 +178,11 @@ class TorchDriver(RuntimeDriver):
 
     def alloc_pinned(self, num_bytes: int) -> PinnedMemory:
         """Pinned memory that every device reads, straight from the driver."""
+        runtime = self._runtime
         with self._bound():
-            return PinnedMemory(self._runtime, num_bytes)
+            return PinnedMemory(
+                num_bytes, lambda size: runtime.hostAlloc(size, PORTABLE), runtime.freeHost
+            )
 
     def make_stream(self) -> Named:
         """A stream that does not wait for the default stream."""

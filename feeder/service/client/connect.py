@@ -61,9 +61,11 @@ def connect(
         replica: Which of the trainers that share the queue, where the server has `replicas`. Give
             `queue` too then, because launchers number trainers and know nothing of queues.
         device: Where batches are handed out: "cpu", or a GPU such as "cuda:0", which copies them
-            from shared memory itself where its driver allows that.
+            from shared memory itself where its driver allows that; "torch:0" for tensors of
+            PyTorch.
         stream: The stream that the GPU's work on batches goes to: one of CuPy or PyTorch, or any
-            object with `__cuda_stream__`; by default CuPy's current stream at each batch.
+            object with `__cuda_stream__`; by default the current stream of CuPy, or of
+            PyTorch for its tensors, at each batch.
         credit: Batches that may be on their way beyond those handed out; 0 is the server's choice,
             by their size.
         hold: Batches that may be kept without being copied, beside the one at hand.

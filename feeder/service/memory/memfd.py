@@ -22,7 +22,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from feeder.devices.layout import Layout
+from feeder.devices.layout import Layout, arrays_over
 from feeder.errors import TransportError
 from feeder.service.protocol.batches import full_checksum
 from feeder.workers.stream.buffers import Kept, Seen
@@ -340,20 +340,14 @@ class ArenaSlot:
             return
         self.columns, self.rows, self._places = columns, rows, places.places
         self.memory = memory = self._memory[: places.num_bytes]
-        self.arrays: Arrays = tuple(
-            np.ndarray(shape, dtype, memory, offset) for shape, dtype, _, offset, _ in places.places
-        )
+        self.arrays: Arrays = arrays_over(memory, places.places)
         # For copies that keep the interpreter's lock: bytes of columns whose rows lie together.
         self.flats: tuple[memoryview | None, ...] = tuple(
             None if axis else memory[offset : offset + num_bytes]
             for _, _, axis, offset, num_bytes in places.places
         )
         # The batch as all others see it: nobody may write into one that is made.
-        readable = memory.toreadonly()
-        self._views: Arrays = tuple(
-            np.ndarray(shape, dtype, readable, offset)
-            for shape, dtype, _, offset, _ in places.places
-        )
+        self._views: Arrays = arrays_over(memory.toreadonly(), places.places)
 
     def open(self) -> Arrays | None:
         """Arrays for calls to write to; None where somebody still refers to those of the last
@@ -362,9 +356,7 @@ class ArenaSlot:
             return None
         root = np.frombuffer(self.memory, np.uint8)
         self.written = weakref.ref(root)
-        return tuple(
-            [np.ndarray(shape, dtype, root, offset) for shape, dtype, _, offset, _ in self._places]
-        )
+        return arrays_over(root, self._places)
 
     def close(self) -> None:
         """Nothing: it is free when the slots are opened again."""
