@@ -625,7 +625,8 @@ class ActorPool:
         lost = self._ledger.remove(generation)
         if not self._is_closed:
             self._num_deaths += not member.is_retired
-            self._num_stillborn += not member.has_answered
+            # Of a host that has ended, all actors end at once, and none is to blame.
+            self._num_stillborn += not (member.has_answered or is_node)
             logger.warning("%s of the fetch function %s", member.name, how)
         for ticket, place in lost:
             message = ticket.payload.message

@@ -59,8 +59,7 @@ class Scaling:
         if last is not None and seen.at - last.at < _EVERY_S:
             return False
         self._last = seen
-        # Those that were asked for come first: what they change is not seen yet.
-        if last is None or not seen.ready or seen.ready < self.wanted:
+        if last is None or not seen.ready:
             return False
         seconds = seen.at - last.at
         starved = (seen.starved_s - last.starved_s) / seconds
@@ -68,7 +67,9 @@ class Scaling:
         before = self.wanted
         if starved >= _STARVED and at_work >= _AT_WORK:
             self._num_idle = 0
-            self.wanted = min(self._most, self.wanted + max(1, self.wanted // 2))
+            # Those that were asked for come first: what they change is not seen yet.
+            if seen.ready >= self.wanted:
+                self.wanted = min(self._most, self.wanted + max(1, self.wanted // 2))
         elif starved <= _FED and at_work <= _IDLE:
             self._num_idle += 1
             if self._num_idle >= _PATIENCE:

@@ -18,6 +18,7 @@ import remote
 from feeder import FetchError, RayActors
 from feeder.executors import scaling
 from feeder.executors.actors import DATA, ActorPool
+from feeder.executors.pool import MOST_STILLBORN
 from feeder.executors.scaling import Scaling
 from feeds import Record, assert_same, deal, drain, expected, note, running
 from fetches import FORMS, make_fetch
@@ -229,6 +230,26 @@ def test_a_feed_takes_as_many_as_its_trainer_needs(monkeypatch: pytest.MonkeyPat
                 threading.Event().wait(0.02)
     assert most > 1 and len(got) < 4000
     assert_same(got, drain(remote.many, most=len(got), **settings))
+
+
+def test_a_host_that_ends_with_many_actors_is_no_fault_of_theirs() -> None:
+    """None of them had answered yet."""
+    pool = ActorPool(RayActors(40), moves=True, debug=False, patience_s=60)
+    cluster: Any = pool.cluster
+    cluster.start, cluster.hello, cluster.kill = object, lambda *told: None, lambda handle: None
+    try:
+        scale(pool, 40)
+        with pool._lock:
+            for generation in list(pool._members)[: MOST_STILLBORN + 1]:
+                pool._ledger.add(generation)
+                pool._bury(pool._members[generation], "has ended: its node died", True)
+            assert pool._failure == ""
+            for generation in list(pool._members)[: MOST_STILLBORN + 1]:
+                pool._ledger.add(generation)
+                pool._bury(pool._members[generation], "has ended", False)
+            assert "ended one after the other" in pool._failure
+    finally:
+        pool.close()
 
 
 def scale(pool: ActorPool, wanted: int) -> None:

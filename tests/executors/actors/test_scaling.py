@@ -47,6 +47,17 @@ def test_who_was_asked_for_comes_first() -> None:
         assert not rule.look(Seen(at * 2.0, at * 2.0, at * 2.0, ready=1))
 
 
+def test_who_never_comes_is_asked_for_no_more() -> None:
+    """Where the cluster has no room for all, and fewer are enough."""
+    rule, wanted = Scaling(1, 8), []
+    run(rule, 0.9, 1.0, 4)
+    assert rule.wanted == 6
+    for at in range(10, 60):
+        rule.look(Seen(at * 2.0, 0.0, 0.0, ready=4))
+        wanted.append(rule.wanted)
+    assert wanted == sorted(wanted, reverse=True) and wanted[-1] == 1
+
+
 def test_a_fixed_number_stays() -> None:
     assert run(Scaling(3, 3), 1.0, 1.0, 5) == [3] * 5
 
