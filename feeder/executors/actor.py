@@ -123,8 +123,9 @@ class Actor:
         blocks = self._server.blocks
         arrays: list[NDArray[np.uint8]] = []
         if isinstance(answer, Made):
-            arrays = [np.asarray(blocks.contents(number)) for number in answer.blocks]
-            self._store.lent = answer.blocks
+            numbers = [number for number, _ in answer.blocks]
+            arrays = [np.asarray(blocks.contents(number)) for number in numbers]
+            self._store.lent = numbers
             answer.fresh, answer.dropped = [], []
         blocks.sent()
         said, self._store.said = self._store.said, []
@@ -257,7 +258,7 @@ class _Frames:
         if not isinstance(message, Made) or not message.blocks:
             self._dealer.send(encode(message))
             return
-        numbers = message.blocks
+        numbers = [number for number, _ in message.blocks]
         contents = [self.blocks.contents(number) for number in numbers]
         message.fresh, message.dropped = [], []
         tracker = self._dealer.send_multipart([encode(message), *contents], copy=False, track=True)
@@ -276,7 +277,8 @@ class _Frames:
 
 
 class _Store:
-    """The way by Ray's object store: what is said goes along with the next answer."""
+    """The way by Ray's object store: what is said goes along with the next answer. Owner: the
+    actor's thread that answers."""
 
     def __init__(self) -> None:
         self.said: list[Said | Logged] = []

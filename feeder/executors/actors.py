@@ -560,10 +560,10 @@ class ActorPool:
         failure: BaseException | None = None
         if isinstance(message, Made):
             blocks = member.line.blocks
-            for number, array in zip(message.blocks, arrays, strict=False):
+            for (number, _), array in zip(message.blocks, arrays, strict=False):
                 blocks.hold(number, array)
             if not member.line.is_mapped:
-                message.dropped = message.blocks
+                message.dropped = [number for number, _ in message.blocks]
             # Also what is dropped below: it may tell of types of arrays that come again.
             try:
                 message = unpacked(blocks, message, descriptors)

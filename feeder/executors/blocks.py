@@ -28,6 +28,8 @@ _BLOCK_BYTES = 1024 * 1024
 _ALIGNED_BYTES = 64
 _MOST_FREE = 16
 """Blocks that are kept while nobody uses them; the smallest go first."""
+_SPARSE = 4
+"""A block is copied where it arrives if only one in so many of its bytes is used."""
 _OWN_MEMORY_BYTES = 64 * 1024
 """From this size on an array is lent out as one that may be passed on uncopied."""
 
@@ -196,16 +198,19 @@ class Writer:
         self._num += 1
         return block
 
-    def lend(self) -> tuple[list[int], list[tuple[int, int]], list[int], list[int]]:
-        """Close what is open: the numbers of the blocks that go with an answer, those of them that
-        are new, with their bytes, the descriptors of these, and the blocks that are gone."""
+    def lend(
+        self,
+    ) -> tuple[list[tuple[int, int]], list[tuple[int, int]], list[int], list[int]]:
+        """Close what is open: the blocks that go with an answer, with the bytes used of them, those
+        of them that are new, with their bytes, the descriptors of these, and the blocks that are
+        gone."""
         with self._lock:
             blocks, self._open = self._open, []
             dropped, self._dropped = self._dropped, []
             self._lent.update((block.number, block) for block in blocks)
         fresh = [block for block in blocks if block.descriptor >= 0]
         return (
-            [block.number for block in blocks],
+            [(block.number, block.used) for block in blocks],
             [(block.number, block.num_bytes) for block in fresh],
             [block.descriptor for block in fresh],
             dropped,
@@ -277,17 +282,26 @@ class Reader:
             for number in numbers:
                 self._mapped.pop(number, None)
 
-    def open(self, blocks: list[int]) -> dict[int, NDArray[Any]]:
+    def open(self, blocks: list[tuple[int, int]]) -> dict[int, NDArray[Any]]:
         """The memory of an answer's blocks, for its arrays."""
         with self._lock:
-            return {number: self._arrays.lend(number, self._mapped[number]) for number in blocks}
+            return {number: self._root(number, used) for number, used in blocks}
+
+    def _root(self, number: int, used: int) -> NDArray[Any]:
+        memory = self._mapped[number]
+        lent = self._arrays.lend(number, memory)
+        if used > memory.nbytes // _SPARSE:
+            return lent
+        # Rows that wait would hold many times their bytes: the block goes back at once instead.
+        return lent[:used].copy()
 
     def array(self, place: Place, roots: dict[int, NDArray[Any]]) -> NDArray[Any]:
         """An array of an answer."""
         dtype = self._dtypes[place.dtype]
         num_bytes = prod(place.shape) * dtype.itemsize
-        if num_bytes < _OWN_MEMORY_BYTES:
-            return np.ndarray(place.shape, dtype, roots[place.block], place.offset)
+        root = roots[place.block]
+        if num_bytes < _OWN_MEMORY_BYTES or root.flags.owndata:
+            return np.ndarray(place.shape, dtype, root, place.offset)
         # A root of its own: whoever is handed it may see that nobody else holds it.
         with self._lock:
             part = self._mapped[place.block][place.offset : place.offset + num_bytes]

@@ -109,8 +109,8 @@ class Made(msgspec.Struct, array_like=True, tag=3):
     """The pickled exception of the call after the chunks."""
     dtypes: list[bytes]
     """Pickled dtypes that are new; numbered from the first message on."""
-    blocks: list[int]
-    """The blocks that the chunks lie in."""
+    blocks: list[tuple[int, int]]
+    """The blocks that the chunks lie in, and how many bytes of each are used."""
     fresh: list[tuple[int, int]]
     """Blocks that are new, and their bytes; their descriptors come along."""
     dropped: list[int]

@@ -108,7 +108,7 @@ class Sleeper:
         dtypes = [] if self._has_told else [dump(np.dtype(np.int64))]
         self._has_told = True
         chunks: Any = [[Place(1, 8 * i, 0, (1,))] for i in range(num)]
-        made = Made(chunks, [], FULL, b"", dtypes, [1], [], [], ticket.number)
+        made = Made(chunks, [], FULL, b"", dtypes, [(1, 8 * num)], [], [], 0, ticket.number)
         self.dealer.send_multipart([encode(made), bytes(8 * num)])
 
 

@@ -102,6 +102,17 @@ def test_blocks_are_used_again() -> None:
     assert ends.num_bytes < 5_000_000
 
 
+def test_small_answers_that_are_held_keep_no_blocks() -> None:
+    ends = Ends()
+    held = []
+    for number in range(200):
+        held += ends.send(filled(ends.writer.empty((8192,), np.uint8), number))
+        ends.give_back()
+    assert ends.num_bytes < 3_000_000
+    for number, array in enumerate(held):
+        assert array.tobytes() == filled(np.empty((8192,), np.uint8), number).tobytes()
+
+
 def test_a_chunk_of_the_block_is_not_copied() -> None:
     ends = Ends()
     made = ends.writer.empty((4, 250_000), np.uint8)
