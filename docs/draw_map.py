@@ -54,8 +54,10 @@ SERVED = [
     "feeder/waking.py",
     "feeder/service/client/io_loop.py",
     "feeder/service/client/session.py",
+    "feeder/service/client/remote.py",
     "feeder/service/client/lease.py",
     "feeder/service/memory/mapping.py",
+    "feeder/service/client/inbox.py",
     "feeder/devices/host.py",
     "feeder/service/client/consumer.py",
 ]
@@ -75,8 +77,9 @@ SERVED_BEFORE = (
 
 WINGS = [
     ("workers: the engine", ["workers", "workers/fetch", "workers/stream"]),
-    ("sources", ["workers/sources", "workers/sources/orders", "workers/sources/stores"]),
+    ("sources", [f"workers/sources{room}" for room in ("", "/steps", "/orders", "/stores")]),
     ("feeds", ["feeder", "feeder/feeds", "feeder/state"]),
+    ("executors", ["feeder/executors"]),
     ("devices", ["feeder/devices", "feeder/devices/cuda"]),
     ("service: server", ["feeder/service", "feeder/service/server"]),
     ("service: client", ["feeder/service/client"]),

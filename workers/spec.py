@@ -7,13 +7,10 @@ anything then.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 from feeder.workers.stream.batch import Call
 from feeder.workers.stream.position import Partitions
-
-if TYPE_CHECKING:
-    from feeder.workers.fetch.executor import Executor
 
 # The values are part of the fingerprint: a renamed one would refuse every old token.
 LastBatch = Literal["keep", "drop", "pad", "carry"]
@@ -133,6 +130,13 @@ class CallNames(NamedTuple):
         """Worker id and call number of a partition's call."""
         number = self.partitions.number(partition, call)
         return self.spec.worker_id(partition, number), number
+
+
+class Executor(Protocol):
+    """Where the fetch function of a feed is run; its streams follow one after the other. Frozen."""
+
+    def begin(self, spec: StreamSpec, run: RunSpec) -> Any:
+        """A stream begins: its `fetch.executor.Execution`. Nothing runs before that is started."""
 
 
 class RunSpec(NamedTuple):

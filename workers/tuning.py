@@ -260,6 +260,11 @@ class Tuning:
     """So many free blocks are kept: at most 32 MiB."""
     # Free blocks count in no bound, so they are few; the number was not measured (2026-11-21).
 
+    slots_kept: int = 2
+    """So many slots of a device may be kept by the fetch function while slots are short."""
+    # Their memory is missing to the batches ahead. With two the calls wait no longer for slots that
+    # may never come back; not measured (2026-11-25).
+
     pool_block_times: int = 2
     """A free block that is more than so many times too large is left for larger arrays."""
     # Else it would serve small arrays, and hold memory that counts in no bound; not measured
@@ -333,6 +338,11 @@ class Tuning:
     """So many shuffled lists, or keyed permutations, of an order are kept."""
     # Calls of two epochs are under way at once where one goes over into the next, and two feeds may
     # share a source (2026-11-21).
+
+    tables_kept: int = 64
+    """So many batches of mapped tables, and so many footers of Parquet files, are kept open."""
+    # Rows of one call lie anywhere. A batch that is mapped costs no memory of its own, and to parse
+    # a footer takes 15 us for each of its groups (2026-11-25).
 
     permutations_kept: int = 64
     """So many permutations of windows are kept, where a shuffle keeps records together."""

@@ -22,7 +22,8 @@ from feeder.errors import ConfigError
 
 
 class FeedLoader(torch.FeedLoader):
-    """A loader for a `Trainer`, with the arguments of PyTorch's DataLoader.
+    """A loader for a `Trainer`, with the arguments of PyTorch's DataLoader. The thread that trains
+    owns it.
 
     The trainer knows by `len` when an epoch ends, and does not ask for a batch after the last one:
     so the state after it is one of the next epoch.
@@ -61,7 +62,8 @@ class FeedCallback(TrainerCallback, ExportableState):
 
 
 class FeedTrainer(Trainer):
-    """A trainer whose training batches come from `train_loader`; all else is Trainer's.
+    """A trainer whose training batches come from `train_loader`; all else is Trainer's. The thread
+    that trains owns it.
 
     Args:
         train_loader: Gives the batches, as dicts of the model's inputs.

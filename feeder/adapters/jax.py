@@ -29,7 +29,7 @@ _FILE = "feeder.json"
 
 class FeedLoader(ArrayLoader):
     """Batches of this process as NumPy arrays, with the arguments of `ArrayLoader`: an epoch per
-    loop.
+    loop. The thread that trains owns it.
 
     Rank and number of ranks are `jax.process_index` and `jax.process_count`, unless they are given.
     Processes that hold replicas of the same rows give the same rank. Compiled functions want equal

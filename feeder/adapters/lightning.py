@@ -25,7 +25,8 @@ from feeder.adapters.packing import leaves
 
 
 class FeedLoader(torch.FeedLoader):
-    """A loader for `lightning.Trainer`, with the arguments of PyTorch's DataLoader.
+    """A loader for `lightning.Trainer`, with the arguments of PyTorch's DataLoader. The thread
+    that trains owns it.
 
     The trainer knows by `len` when an epoch ends, and does not ask for a batch after the last one:
     so the state after it is one of the next epoch. From a checkpoint of an epoch's end it loads no

@@ -76,7 +76,8 @@ class Stream(Protocol):
 
 
 class EpochLoop:
-    """A loop over one epoch, as `iter` gives it. Nothing happens before its first `next`."""
+    """A loop over one epoch, as `iter` gives it. Nothing happens before its first `next`. Owned by
+    the loader's thread."""
 
     def __init__(self, loader: EpochLoader) -> None:
         self._loader = loader

@@ -302,6 +302,8 @@ def _parsed(fields: Any) -> Any:
 
 
 class _Value(NamedTuple):
+    """A leaf of an item that has no array, such as a string. Immutable; any thread."""
+
     value: Any
 
 

@@ -192,7 +192,7 @@ def _check_rounds(num_batches: int, share: Share) -> None:
 
 
 class _MadeRun:
-    """A running feed, whose numbers count from where it began."""
+    """A running feed, whose numbers count from where it began. Owned by the loader's thread."""
 
     def __init__(self, coordinator: Coordinator, share: Share, began: Place) -> None:
         self._coordinator, self._share, self._began = coordinator, share, began
@@ -309,7 +309,8 @@ class ReadStream:
 
 
 class _ReadRun:
-    """A feed or a consumer that is being read; it is not ended with the run."""
+    """A feed or a consumer that is being read; it is not ended with the run. Owned by the loader's
+    thread."""
 
     def __init__(self, reader: EpochReader) -> None:
         self._reader = reader
@@ -327,7 +328,7 @@ class _ReadRun:
 
 
 class Connection:
-    """A served feed."""
+    """A served feed. Owned by the loader's thread."""
 
     def __init__(self, addresses: Any, options: dict[str, Any]) -> None:
         self._addresses, self._options = addresses, {"writable": True, **options}

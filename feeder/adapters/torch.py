@@ -257,7 +257,8 @@ def _as_tensor(array: Any) -> torch.Tensor:
 
 
 class _Function:
-    """A pure fetch function, whose columns are known by its first call."""
+    """A pure fetch function, whose columns are known by its first call. Never changes; any thread
+    calls it."""
 
     def __init__(self, fetch: Callable[[Call], Any], settings: dict[str, Any]) -> None:
         self._fetch, self._settings = fetch, settings

@@ -107,7 +107,8 @@ class Server:
 
 
 class _Speech(io.RawIOBase):
-    """What is written here is printed by the parent."""
+    """What is written here is printed by the parent. Any thread writes, one at a time: the buffer
+    above has a lock."""
 
     def __init__(self, wire: Speaker, is_error: bool) -> None:
         self._wire = wire
@@ -149,7 +150,8 @@ def _forget(wire: Speaker) -> None:
 
 
 class _Forward(logging.handlers.QueueHandler):
-    """Sends log records to the parent, whose handlers know what to do with them."""
+    """Sends log records to the parent, whose handlers know what to do with them. Any thread logs;
+    the handler's lock lets one in at a time."""
 
     def __init__(self, wire: Speaker) -> None:
         super().__init__(None)  # type: ignore[arg-type]

@@ -201,6 +201,9 @@ def _actor_class(ray: Any) -> Any:
     where feeder is found before it is imported."""
 
     class FeederActor:
+        """What Ray makes in an actor's process: the actor itself, imported there. Ray calls it on
+        the actor's threads."""
+
         def __init__(self, path: list[str], own_first: bool) -> None:
             import os
             import sys

@@ -64,7 +64,7 @@ class Ticket:
 
 
 class _Actor:
-    """What the ledger knows of an actor."""
+    """What the ledger knows of an actor. Guarded as the ledger is."""
 
     def __init__(self, generation: int) -> None:
         self.generation = generation

@@ -66,7 +66,8 @@ def _is_of_main(fetch: Any) -> bool:
 
 
 class _ByName(pickle.Pickler):
-    """Functions and classes by the names under which they are imported."""
+    """Functions and classes by the names under which they are imported. Owned by the thread that
+    sends the function."""
 
     def reducer_override(self, value: Any) -> Any:
         return _reduce_mapped(value)
@@ -93,6 +94,9 @@ def _by_value(fetch: Any, buffers: list[pickle.PickleBuffer]) -> bytes:
     import cloudpickle  # noqa: TID251
 
     class ByValue(cloudpickle.Pickler):  # type: ignore[misc]
+        """Pickles functions of `__main__` by value, and arrays over files by path. The thread that
+        sends the function owns it."""
+
         def reducer_override(self, value: Any) -> Any:
             reduced = _reduce_mapped(value)
             return super().reducer_override(value) if reduced is NotImplemented else reduced

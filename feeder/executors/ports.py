@@ -119,6 +119,8 @@ def memory_of(frame: Any) -> Any:
 
 
 class _Peer(NamedTuple):
+    """An actor that has come in. Owner: the receiving thread."""
+
     wire: Wire
     generation: int
 

@@ -295,7 +295,7 @@ class _Worker:
 
 class _PureFunction:
     """Stands for a pure fetch function: each call is a round trip. What a source tells of itself
-    without a call it tells here."""
+    without a call it tells here. Never changes; fetcher threads call it."""
 
     def __init__(self, execution: ProcessExecution) -> None:
         self._execution = execution
@@ -317,7 +317,7 @@ class _PureFunction:
 
 
 class _WorkerFunction:
-    """Stands for a fetch function of workers."""
+    """Stands for a fetch function of workers. Never changes; fetcher threads call it."""
 
     def __init__(self, execution: ProcessExecution) -> None:
         self._execution = execution
@@ -408,7 +408,7 @@ class _Bundle:
 
 
 class _RemoteIndexCalls(IndexCalls):
-    """Calls of `fetch(call)`, several in one round trip."""
+    """Calls of `fetch(call)`, several in one round trip. One fetcher thread at a time."""
 
     def __init__(
         self, execution: ProcessExecution, partitions: Partitions, start: Position, partition: int
@@ -441,7 +441,8 @@ class _RemoteIndexCalls(IndexCalls):
 
 
 class _RemoteWorkerCalls(WorkerCalls):
-    """Calls of `fetch(worker_id, batch_size)`, several in one round trip."""
+    """Calls of `fetch(worker_id, batch_size)`, several in one round trip. One fetcher thread at a
+    time."""
 
     def __init__(
         self,

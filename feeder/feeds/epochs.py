@@ -11,7 +11,8 @@ from feeder.workers.stream.batch import Batch
 
 
 class EpochReader:
-    """What reads the batches of one queue in order, as a feed or a consumer does."""
+    """What reads the batches of one queue in order, as a feed or a consumer does. The user's
+    thread owns it."""
 
     def __iter__(self) -> Iterator[Batch]:
         raise NotImplementedError

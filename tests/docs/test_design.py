@@ -33,7 +33,7 @@ CODE = sorted(path for wing in WINGS for path in wing.rglob("*.py"))
 TESTS = sorted((ROOT / "tests").rglob("test_*.py"))
 
 _FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
-_CLASS = re.compile(r"`((?:[A-Z][a-z0-9]+){2,})`")
+_CLASS = re.compile(r"`([A-Z]\w*[a-z]\w*)(?:\.(\w+))?(?:\([^`]*\))?`")
 
 
 def text_of(page: Path) -> str:
@@ -67,6 +67,40 @@ def words_of_code() -> frozenset[str]:
     return frozenset(word for path in CODE for word in re.findall(r"\w+", path.read_text("utf-8")))
 
 
+@cache
+def classes() -> dict[str, list[ast.ClassDef]]:
+    found: dict[str, list[ast.ClassDef]] = {}
+    for path in CODE:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                found.setdefault(node.name, []).append(node)
+    return found
+
+
+@cache
+def attributes(name: str) -> frozenset[str]:
+    """What the classes of this name, and those that they are made from, have."""
+    found: set[str] = set()
+    for made in classes().get(name, []):
+        for node in ast.walk(made):
+            match node:
+                case ast.FunctionDef(name=attribute) | ast.Attribute(attr=attribute):
+                    found.add(attribute)
+                case ast.AnnAssign(target=ast.Name(id=attribute)) | ast.Name(id=attribute):
+                    found.add(attribute)
+        for base in made.bases:
+            found |= attributes(ast.unparse(base).split(".")[-1].split("[")[0])
+    return frozenset(found)
+
+
+def is_there(name: str, attribute: str) -> bool:
+    """Whether there is such a class, or such an attribute of it. What is of Python or of a library
+    is known where the code uses it."""
+    if attribute and name in classes():
+        return attribute in attributes(name)
+    return {name, attribute or name} <= words_of_code()
+
+
 def missing(page: Path) -> list[str]:
     """What a page names that is not there."""
     text, wrong = text_of(page), []
@@ -82,8 +116,9 @@ def missing(page: Path) -> list[str]:
     ]
     tests = names_in(tuple(TESTS), ast.FunctionDef)
     wrong += [name for name in re.findall(r"`(test_\w+)`", text) if name not in tests]
-    # What is of Python or of a library is known too where the code uses it.
-    return wrong + [name for name in _CLASS.findall(text) if name not in words_of_code()]
+    return wrong + [
+        name for name, attribute in _CLASS.findall(text) if not is_there(name, attribute)
+    ]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
@@ -99,6 +134,9 @@ def test_what_is_named_is_there(page: Path) -> None:
         "`workers/fetch/no_such_file.py`",
         "`test_no_such_test_is_there`",
         "`NoSuchClass`",
+        "`Nosuchclass`",
+        "`ThreadGroup.no_such_method`",
+        "`ThreadGroup.no_such_method()`",
     ],
 )
 def test_what_is_not_there_is_seen(text: str, tmp_path: Path) -> None:
@@ -197,6 +235,13 @@ def test_the_ways_are_as_long_as_the_page_says() -> None:
         f"{name}, files on the way": [str(len(way)) for way in both] for name, both in ways.items()
     }
     assert len(drawn.IN_PROCESS) <= 20
+    assert len(drawn.SERVED) <= 30
+
+
+def test_every_package_is_on_the_map() -> None:
+    folders = {path.parent.relative_to(ROOT).as_posix() for path in CODE if "__" not in path.name}
+    drawn = {folder for _, folders in draw_map().WINGS for folder in folders}
+    assert folders == drawn
 
 
 def fetch(call: feeder.Call) -> list[np.ndarray]:

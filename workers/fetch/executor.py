@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from feeder.workers.fetch.calls import PartitionCalls
-from feeder.workers.spec import RunSpec, StreamSpec
+from feeder.workers.spec import StreamSpec
 from feeder.workers.stats import ExecutorCounts, StreamStats
 from feeder.workers.stream.position import Partitions, Position
 
@@ -42,10 +42,3 @@ class Execution(Protocol):
 
     def counts(self) -> ExecutorCounts:
         """What runs now; any thread may ask."""
-
-
-class Executor(Protocol):
-    """Where the fetch function of a feed is run; its streams follow one after the other. Frozen."""
-
-    def begin(self, spec: StreamSpec, run: RunSpec) -> Execution:
-        """A stream begins. Nothing runs before the execution is started."""

@@ -292,7 +292,8 @@ class RecordFiles(Dataset, Protocol):
 
 
 class FileRecords(SampleRecords):
-    """Records of files, as samples. `decodes`: a function of the user's decodes them."""
+    """Records of files, as samples. `decodes`: a function of the user's decodes them. Never
+    changes; any thread reads."""
 
     def __init__(
         self, kind: str, files: RecordFiles, on_error: OnError, *, decodes: bool, **fields: Any

@@ -40,7 +40,7 @@ _ROUNDED = 1024
 
 @public("feeder.sources")
 class Mixture(Source):
-    """Several sources by weights; what `mix` returns."""
+    """Several sources by weights; what `mix` returns. Never changes; any thread reads."""
 
     def counts(self, records: int, *, epoch: int = 0, seed: int = 0) -> dict[str, int]:
         """How many records of each source the first `records` of an epoch are, by its name.

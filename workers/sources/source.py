@@ -61,6 +61,7 @@ from feeder.workers.sources.steps.rows import (
 )
 from feeder.workers.sources.stores.reading import Columns, Faults, OnError, RecordError, Records
 from feeder.workers.stream.batch import Call
+from feeder.workers.tuning import TUNING
 
 
 @public("feeder.sources")
@@ -100,8 +101,7 @@ class Source:
         self._remember_rows()
 
     def _remember_rows(self) -> None:
-        # Calls of two epochs are under way at once where one goes over into the next.
-        self._rows = lru_cache(maxsize=4)(self._plan.sharding.rows)
+        self._rows = lru_cache(maxsize=TUNING.lists_kept)(self._plan.sharding.rows)
 
     def carrying(self) -> Source:
         """The same for a feed in which rows flow into the next epoch (`last_batch="carry"`).

@@ -29,6 +29,7 @@ from feeder.workers.sources.stores.kept import Kept
 from feeder.workers.sources.stores.offsets import list_files, told_of_files
 from feeder.workers.sources.stores.reading import Columns, RecordError
 from feeder.workers.stream.batch import Call
+from feeder.workers.tuning import TUNING
 
 Paths = PathLike | Iterable[PathLike]
 
@@ -83,7 +84,7 @@ def arrow(
             installed, or an option is wrong. A column with nulls is a RecordError.
     """
     files = ArrowFiles(list_files(paths, "an Arrow file"), _names(columns))
-    return Source(TableRecords("arrow", files, _MAPPED_KEPT), **options)
+    return Source(TableRecords("arrow", files, TUNING.tables_kept), **options)
 
 
 @public("feeder.sources")
@@ -110,10 +111,7 @@ def hf(dataset: Any, **options: Unpack[OrderOptions]) -> Source:
     has_table = dataset.format["type"] is None and not _has_objects(dataset)
     if not (has_table and has_arrays(dataset.data.table.schema)):
         return records(dataset, **options)
-    return Source(TableRecords("hf", HfTable(dataset), _MAPPED_KEPT), **options)
-
-
-_MAPPED_KEPT = 64
+    return Source(TableRecords("hf", HfTable(dataset), TUNING.tables_kept), **options)
 
 
 def _has_objects(dataset: Any) -> bool:
@@ -332,16 +330,13 @@ def _digest_of_end(path: str) -> str:
     return xxhash.xxh3_64_hexdigest(foot + str(size).encode())
 
 
-_FOOTERS_KEPT = 64
-
-
 class ParquetFiles(_Files):
     """Row groups of Parquet files. Opened at the call; read-only, but for the footers that are
     kept, which have their own lock."""
 
     def __init__(self, paths: Sequence[str], columns: list[str] | None) -> None:
         # To parse a footer takes longer than to decode one of many groups: 15 µs for each of them.
-        self._footers = Kept(_FOOTERS_KEPT)
+        self._footers = Kept(TUNING.tables_kept)
         super().__init__(paths, columns)
 
     def _open(self, path: str) -> tuple[Any, list[int], str]:
@@ -397,7 +392,8 @@ class ArrowFiles(_Files):
 
 
 class HfTable:
-    """The Arrow table of a dataset of Hugging Face's; the dataset is what is pickled."""
+    """The Arrow table of a dataset of Hugging Face's; the dataset is what is pickled. Never
+    changes; any thread reads."""
 
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset

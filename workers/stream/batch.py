@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import xxhash
@@ -19,12 +19,20 @@ from feeder.workers.stream.buffers import Slot
 from feeder.workers.stream.memory import POOL
 from feeder.workers.stream.position import Cut, LazyPosition
 
-if TYPE_CHECKING:
-    from feeder.workers.stream.placement import Place
-
 # The second word of the Philox key keeps the two families of draws apart.
 _DRAWS_OF_CALL = 1
 _DRAWS_OF_RECORD = 2
+
+
+class PlaceOfCall(Protocol):
+    """The memory of a batch that a call's rows belong to. Owner: the thread that makes the call."""
+
+    @property
+    def out(self) -> dict[str, NDArray[Any]]:
+        """An array for each column, by name."""
+
+    def find(self, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any] | None:
+        """A column that is like this and was not given yet; None where there is none."""
 
 
 class _CallFields(NamedTuple):
@@ -48,7 +56,9 @@ class Call(_CallFields):
     what is written there is not copied. It is the call's until the call returns.
     """
 
-    _place: Place | None = None  # Set for as long as the fetch function runs (`placement.py`).
+    _place: PlaceOfCall | None = (
+        None  # Set for as long as the fetch function runs (`placement.py`).
+    )
 
     @property
     def out(self) -> dict[str, NDArray[Any]] | None:

@@ -24,9 +24,7 @@ from feeder.workers.errors import FetchError
 from feeder.workers.stream.batch import Call
 from feeder.workers.stream.buffers import Arrays, OpenSlot, OpenSlots, Slot
 from feeder.workers.stream.chunks import Schema, native, part_of
-
-_MOST_KEPT = 2
-"""So many slots of a device may be kept by the fetch function while slots are short."""
+from feeder.workers.tuning import TUNING
 
 
 class Plan(NamedTuple):
@@ -295,7 +293,7 @@ class Placement:
         while True:
             slot: Any = self._slots.take_slot(device, columns, self._batch_size)
             if slot is None:
-                if len(kept) < _MOST_KEPT:
+                if len(kept) < TUNING.slots_kept:
                     return None
                 # What looks kept may be garbage in a cycle.
                 gc.collect()

@@ -135,7 +135,7 @@ class Event:
 
 
 class PinnedMemory(Allocated):
-    """Pinned memory of the host; views of it keep it."""
+    """Pinned memory of the host; views of it keep it. Fixed when made."""
 
     @property
     def __array_interface__(self) -> dict[str, Any]:

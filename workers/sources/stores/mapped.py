@@ -33,7 +33,7 @@ class _Span(NamedTuple):
 
 
 class MappedRows(Sequence[memoryview]):
-    """Records, as views of the memory that a file is mapped to.
+    """Records, as views of the memory that a file is mapped to. Never changes.
 
     Whoever makes one sees to it that the memory stays mapped while any view of it is in use.
     """
