@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import os
 import pickle  # noqa: TID251
+import sys
 import traceback
 from typing import Any, NamedTuple
 
@@ -98,6 +99,9 @@ def _by_value(fetch: Any, buffers: list[pickle.PickleBuffer]) -> bytes:
         sends the function owns it."""
 
         def reducer_override(self, value: Any) -> Any:
+            # cloudpickle would send a copy of what a text file holds, whose place is its own.
+            if isinstance(value, io.TextIOWrapper) and value not in (sys.stdout, sys.stderr):
+                raise pickle.PicklingError(f"it has {value.name!r} open")
             reduced = _reduce_mapped(value)
             return super().reducer_override(value) if reduced is NotImplemented else reduced
 

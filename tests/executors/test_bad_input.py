@@ -73,15 +73,24 @@ def test_a_function_without_a_name_is_told_with_the_ways_out(fetch: Any, name: s
 
 
 @pytest.mark.parametrize("without", (True, False), ids=("without cloudpickle", "as it is"))
-@pytest.mark.parametrize("kind", ("file", "lock", "socket", "thread"))
+@pytest.mark.parametrize("kind", ("file", "file to read", "lock", "socket", "thread"))
 def test_what_holds_a_handle_is_told_with_the_ways_out(
     kind: str, without: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if without:
         monkeypatch.setitem(sys.modules, "cloudpickle", None)
     file, sock = (tmp_path / "file").open("w"), socket.socket()
-    what = {"file": file, "lock": threading.Lock(), "socket": sock, "thread": threading.Thread()}
-    with file, sock, pytest.raises(ConfigError, match="fetch_fun 'Holds' cannot be sent") as caught:
+    read = (tmp_path / "file").open()
+    what = {
+        "file": file, "file to read": read, "lock": threading.Lock(), "socket": sock,
+        "thread": threading.Thread(),
+    }  # fmt: skip
+    with (
+        file,
+        read,
+        sock,
+        pytest.raises(ConfigError, match="fetch_fun 'Holds' cannot be sent") as caught,
+    ):
         make(Holds(what[kind]), executor=Processes(2))
     assert THREE_WAYS in str(caught.value)
     assert "files, locks and sockets" in str(caught.value)
