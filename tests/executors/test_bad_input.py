@@ -292,7 +292,7 @@ def test_a_call_that_hangs_is_told_with_the_stack_of_its_process(num: int) -> No
 def test_a_call_that_hangs_after_quick_ones_is_named() -> None:
     fetch = At(15, remote.hang_in_a_place_of_its_own)
     with (
-        running(fetch, executor=Processes(1), batch_size=48, timeout=4, num_worker_threads=1) as (
+        running(fetch, executor=Processes(1), batch_size=48, timeout=8, num_worker_threads=1) as (
             _,
             feed,
         ),
