@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import queue
@@ -105,11 +106,15 @@ class Saver:
         self._take = take
         self._fail = fail
         self._threads = ThreadGroup()
-        self._termination = Termination(lambda: self._news.put(_TOLD_TO_END))
+        self._termination = Termination(lambda: self._tell(_TOLD_TO_END))
         self._lock = threading.Lock()
         self._wanted: Wanted | None = None
         # Signal handlers put into it, which may take no lock that can be held: this one takes none.
         self._news: queue.SimpleQueue[str] = queue.SimpleQueue()
+        # Free once there is news. The queue is not waited for: where its time is over before it
+        # waits, it may wait for ever (CPython 3.11), and nothing would be stored any more.
+        self._has_news = threading.Lock()
+        self._has_news.acquire()
         self._due = 0.0
         # The tokens of what was stored last: nothing is written twice for a clock.
         self._saved: list[bytes] | None = None
@@ -140,7 +145,7 @@ class Saver:
         if self.is_running:
             self.is_running = False
             self._termination.restore()
-            self._news.put(_CLOSED)
+            self._tell(_CLOSED)
         self._threads.close(deadline_s)
         self.store.close()
 
@@ -164,7 +169,7 @@ class Saver:
         with self._lock:
             late, self._wanted = self._wanted, Wanted(snapshot, step, True)
             self._stats["skipped_saves"] += late is not None
-        self._news.put(_ASKED)
+        self._tell(_ASKED)
         if late is not None and late.is_asked:
             logger.warning(
                 "checkpoints are asked for faster than they are written: that of step %r is left "
@@ -180,7 +185,7 @@ class Saver:
             self._stats["skipped_saves"] += late is not None
             if late is None or not late.is_asked:
                 self._wanted = Wanted(snapshot, None, False)
-        self._news.put(_ASKED)
+        self._tell(_ASKED)
 
     def save_now(self, snapshot: Snapshot, step: int | None) -> None:
         """Store a position in this thread. Raises `CheckpointError`."""
@@ -201,14 +206,27 @@ class Saver:
 
     def wait(self) -> str:
         """Wait until there is something to do, and say what."""
-        if self.policy.every_s is None:
-            return self._news.get()
-        try:
-            return self._news.get(timeout=max(0.0, self._due - time.monotonic()))
-        except queue.Empty:
-            # From now on, where writing took longer than the interval: no burst makes up for it.
-            self._due = max(self._due + self.policy.every_s, time.monotonic())
-            return _DUE
+        every_s = self.policy.every_s
+        while True:
+            with contextlib.suppress(queue.Empty):
+                return self._news.get_nowait()
+            if every_s is None:
+                self._has_news.acquire()
+                continue
+            left = self._due - time.monotonic()
+            if left <= 0:
+                # From now on, where writing took longer than the interval: no burst makes up
+                # for it.
+                self._due = max(self._due + every_s, time.monotonic())
+                return _DUE
+            self._has_news.acquire(timeout=min(left, threading.TIMEOUT_MAX))
+
+    def _tell(self, news: str) -> None:
+        """Have the thread look at news. Any thread, and signal handlers."""
+        self._news.put(news)
+        # Free already: somebody has told of other news that the thread has not looked at.
+        with contextlib.suppress(RuntimeError):
+            self._has_news.release()
 
     def act(self, news: str) -> None:
         """Do what there is to do."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 
 import feeder
 from feeder.checkpoint.format import Receipt
+from feeder.checkpoint.saving import Saver
 from feeder.checkpoint.store import CheckpointStore
 from feeder.durable import OsFs
 from small import WAIT_S, Counted, Pure, ids, make
@@ -296,6 +298,23 @@ def test_every_t_seconds_it_is_stored_where_something_has_happened(tmp_path: Pat
     assert steps(store) == sorted(set(steps(store)))
     assert steps(store)[:2] == [0, 1]
     assert steps(store)[-1] in (2, 3)
+
+
+def test_a_time_that_is_over_before_it_is_waited_for_has_come(tmp_path: Path) -> None:
+    policy = feeder.Checkpointing(CheckpointStore(tmp_path), every_s=1.0)
+    saver = Saver(policy, lambda: feeder.Snapshot(()), lambda error: None)
+
+    def wait_often() -> None:
+        for _ in range(20_000):
+            saver._tell("asked")
+            assert saver.wait() == "asked"
+            saver._due = time.monotonic() + 2e-6
+            assert saver.wait() == "due"
+
+    waiting = threading.Thread(target=wait_often, daemon=True)
+    waiting.start()
+    waiting.join(WAIT_S)
+    assert not waiting.is_alive()
 
 
 def test_without_feeds_nothing_is_stored(tmp_path: Path) -> None:
