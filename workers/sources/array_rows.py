@@ -20,6 +20,7 @@ from feeder.workers.sources.source import Source
 from feeder.workers.sources.steps.rows import split
 from feeder.workers.sources.stores.reading import Columns, empty_for, has_place
 from feeder.workers.stream.batch import Call
+from feeder.workers.stream.chunks import native
 
 # Of anything else NumPy says that it would have to be unpickled.
 _BEGINNINGS = {".npy": b"\x93NUMPY", ".npz": b"PK"}
@@ -106,7 +107,8 @@ def _take(column: NDArray[Any], rows: Any) -> NDArray[Any]:
 
 def _take_into(call: Call, num: int) -> Callable[[NDArray[Any], Any], NDArray[Any]]:
     def take(column: NDArray[Any], rows: Any) -> NDArray[Any]:
-        target = empty_for(call, (num, *column.shape[1:]), column.dtype)
+        # A place is of the machine's byte order.
+        target = empty_for(call, (num, *column.shape[1:]), native(column.dtype))
         if isinstance(rows, slice) or target.dtype != column.dtype:
             np.copyto(target, column[rows])
         else:

@@ -144,7 +144,7 @@ class TokenRecords:
         # All rows at once: NumPy drops the GIL for each array that it makes another type of.
         if not has_place(call):
             return (column.astype(self._as_type),)
-        cast = empty_for(call, column.shape, self._as_type)
+        cast = empty_for(call, column.shape, native(self._as_type))
         np.copyto(cast, column, casting="unsafe")
         return (cast,)
 

@@ -23,7 +23,7 @@ from numpy.typing import DTypeLike, NDArray
 from feeder.workers.errors import FetchError
 from feeder.workers.stream.batch import Call
 from feeder.workers.stream.buffers import Arrays, OpenSlot, OpenSlots, Slot
-from feeder.workers.stream.chunks import Schema, native, part_of
+from feeder.workers.stream.chunks import Schema, part_of
 from feeder.workers.tuning import TUNING
 
 
@@ -68,7 +68,8 @@ class Place:
     def find(self, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any] | None:
         """The first column that is like this and was not given yet, all of its rows or the first
         ones; None where there is none."""
-        wanted = native(np.dtype(dtype))
+        # Of just this dtype: who asks for another byte order may write bytes, and not numbers.
+        wanted = np.dtype(dtype)
         for i in self._left:
             array, axis = self.arrays[i], self._axes[i]
             if array.dtype != wanted or array.ndim != len(shape):

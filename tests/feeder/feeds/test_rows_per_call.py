@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -318,9 +319,16 @@ def in_other_bytes(call: Call, x: np.ndarray, y: np.ndarray) -> Any:
     return {"x": out["x"].view(">i8"), "y": out["y"]}
 
 
+def read_as_bytes(call: Call, x: np.ndarray, y: np.ndarray) -> Any:
+    """What a file holds, in an order that is not the machine's."""
+    array = call.empty((2,), ">i8")
+    array.data.cast("B")[:] = x.astype(">i8").tobytes()
+    return array, y
+
+
 WAYS = (
     swapped, reversed_rows, one_twice, of_the_call_before, other_memory, as_a_subclass,
-    in_other_bytes,
+    in_other_bytes, read_as_bytes,
 )  # fmt: skip
 
 
@@ -427,6 +435,33 @@ def test_a_source_that_leaves_records_out_is_refused() -> None:
     source = feeder.sources.records([1, 2, 3], on_error="skip")
     with pytest.raises(feeder.ConfigError, match="leaves out defective records"):
         make(source)
+
+
+NUMBERS = np.arange(48).reshape(24, 2)
+
+SOURCES: dict[str, Callable[[Any, Any], feeder.sources.Source]] = {
+    "records": lambda rows, path: feeder.sources.records(list(rows)),
+    "arrays": lambda rows, path: feeder.sources.arrays(rows),
+    "shuffled arrays": lambda rows, path: feeder.sources.arrays(rows, random_shuffle=True),
+    "tokens": lambda rows, path: feeder.sources.tokens(path, 2, rows.dtype),
+    "cast tokens": lambda rows, path: feeder.sources.tokens(path, 2, rows.dtype, as_type="i8"),
+}
+
+
+@both
+@pytest.mark.parametrize("dtype", ("<i4", ">i4"))
+@pytest.mark.parametrize("source", SOURCES.values(), ids=SOURCES)
+def test_sources_write_the_rows_that_they_give_elsewhere(
+    running: Any, source: Any, dtype: str, tmp_path: Path
+) -> None:
+    rows, path = NUMBERS.astype(dtype), tmp_path / "tokens.bin"
+    rows.tofile(path)
+    given = []
+    for rows_per_call in (None, 4):
+        with running(source(rows, path), rows_per_call=rows_per_call, epochs=2) as feed:
+            given.append([row for batch in feed for row in batch["x"].tolist()])
+    assert given[0] == given[1]
+    assert sorted(given[0]) == sorted(NUMBERS.tolist() * 2)
 
 
 def test_the_queues_of_a_server_have_to_share_the_rows_evenly() -> None:

@@ -236,10 +236,10 @@ def test_columns_are_found_by_what_they_are_like() -> None:
     assert place.out.keys() == {"a", "b", "c"}
     for shape, dtype in (
         ((5, 2), float), ((4, 3), float), ((4, 2), np.float32), ((4,), float), ((4, 2, 1), float),
-        ((4, 3), np.int32), ((3, 5), np.int32),
+        ((4, 3), np.int32), ((3, 5), np.int32), ((3, 2), ">f8"),
     ):  # fmt: skip
         assert place.find(shape, dtype) is None
-    found = place.find((3, 2), ">f8"), place.find((4, 2), float), place.find((3, 2), np.int32)
+    found = place.find((3, 2), "=f8"), place.find((4, 2), float), place.find((3, 2), np.int32)
     assert place.find((4, 2), float) is None
     for got, array in zip(found, arrays, strict=True):
         assert got is not None and np.shares_memory(got, array)
