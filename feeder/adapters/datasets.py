@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, NamedTuple, Protocol
 
@@ -318,13 +318,17 @@ class MapBatches:
         take = getattr(self._dataset, "__getitems__", None)
         if take is not None:
             RECORD_SEEDS.seed(call, _number(wanted[0]))
-            samples = list(take(wanted))
-            if len(samples) != len(wanted):
+            # A list of its own: the data set may sort it, or empty it.
+            given = take([*wanted])
+            # Of columns by name the keys would be taken for samples.
+            made = None if isinstance(given, Mapping) else list(given)
+            if made is None or len(made) != len(wanted):
+                what = "a mapping" if made is None else f"{len(made)} samples"
                 raise RecordError(
-                    f"sample {wanted[0]} and on: __getitems__ returned {len(samples)} samples, "
-                    f"expected {len(wanted)}"
+                    f"sample {wanted[0]} and on: __getitems__ returned {what}, "
+                    f"expected a list of {len(wanted)}"
                 )
-            return samples
+            return made
         samples = []
         for sample in wanted:
             RECORD_SEEDS.seed(call, _number(sample))

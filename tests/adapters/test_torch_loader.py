@@ -409,6 +409,23 @@ def test_a_data_set_that_gives_several_items_at_once_is_asked_so() -> None:
     assert flat(epoch_of(loader(Several()))) == [i + 100 for i in range(NUM)]
 
 
+def test_a_data_set_may_empty_the_list_of_what_is_asked_for() -> None:
+    class Empties(Numbers):
+        def __getitems__(self, wanted: list[int]) -> list[int]:
+            return [wanted.pop(0) for _ in range(len(wanted))]
+
+    assert flat(epoch_of(loader(Empties()))) == list(range(NUM))
+
+
+def test_columns_by_name_are_no_items() -> None:
+    class Columns(Numbers):
+        def __getitems__(self, wanted: list[int]) -> Any:
+            return {str(i): i for i in wanted}
+
+    with pytest.raises(feeder.FetchError, match="__getitems__ returned a mapping"):
+        list(loader(Columns()))
+
+
 # ---- ranks
 
 

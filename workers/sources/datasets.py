@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, Unpack
@@ -241,16 +241,20 @@ class SampleRecords:
         if take is None or (self._one_by_one and RECORD_SEEDS.are_on):
             return None
         try:
-            made: list[Any] = list(take(records))
+            # A list of its own: the dataset may sort it, or empty it.
+            given = take([*records])
+            # Of columns by name the keys would be taken for samples.
+            made = None if isinstance(given, Mapping) else list(given)
         except FeedError:
             raise
         # One of them is defective: which one it is, is told where they are taken one by one.
         except Exception:
             return None
-        if len(made) != len(records):
+        if made is None or len(made) != len(records):
+            what = "a mapping" if made is None else f"{len(made)} samples"
             raise RecordError(
-                f"{self.name(records[0])} and on: __getitems__ returned {len(made)} samples, "
-                f"expected {len(records)}"
+                f"{self.name(records[0])} and on: __getitems__ returned {what}, "
+                f"expected a list of {len(records)}"
             )
         return made
 

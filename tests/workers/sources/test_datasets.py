@@ -233,9 +233,33 @@ def test_of_samples_at_once_the_defective_one_is_found() -> None:
 
 
 def test_samples_at_once_are_as_many_as_were_asked_for() -> None:
-    told = r"^sample 3 and on: __getitems__ returned 4 samples, expected 3$"
+    told = r"^sample 3 and on: __getitems__ returned 4 samples, expected a list of 3$"
     with pytest.raises(RecordError, match=told):
         records(Batched(surplus=1))(call(1, 3))
+
+
+def test_columns_by_name_are_no_samples_at_once() -> None:
+    class Columns(Batched):
+        def __getitems__(self, indices: list[int]) -> Any:
+            return {"a": indices, "b": indices, "c": indices}
+
+    told = r"^sample 3 and on: __getitems__ returned a mapping, expected a list of 3$"
+    with pytest.raises(RecordError, match=told):
+        records(Columns())(call(1, 3))
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_a_dataset_may_change_the_list_of_what_is_asked_for(fails: bool) -> None:
+    class Empties(Batched):
+        def __getitems__(self, indices: list[int]) -> list[int]:
+            taken = [indices.pop(0) for _ in range(2)]
+            indices.reverse()
+            if fails:
+                raise OSError("try each by itself")
+            return taken + [indices.pop() for _ in range(len(indices))]
+
+    chunks = [chunk.tolist() for (chunk,) in epoch_of(records(Empties()), 3)]
+    assert chunks == [[0, 1, 2], [3, 4, 5]]
 
 
 def test_a_stop_of_ours_is_no_defect_of_samples_at_once() -> None:
