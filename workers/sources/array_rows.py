@@ -20,7 +20,7 @@ from feeder.workers.sources.source import Source
 from feeder.workers.sources.steps.rows import split
 from feeder.workers.sources.stores.reading import Columns, empty_for, has_place
 from feeder.workers.stream.batch import Call
-from feeder.workers.stream.chunks import native
+from feeder.workers.stream.chunks import is_masked, native
 
 # Of anything else NumPy says that it would have to be unpickled.
 _BEGINNINGS = {".npy": b"\x93NUMPY", ".npz": b"PK"}
@@ -88,7 +88,7 @@ def _loading(path: PathLike, kind: str) -> Iterator[None]:
 
 
 def _checked(name: Any, array: Any) -> NDArray[Any]:
-    if not isinstance(array, np.ndarray):
+    if not isinstance(array, np.ndarray) or is_masked(type(array)):
         kind = type(array).__name__
         raise ConfigError(f"column {name!r} is {kind}, expected an array or the path of one")
     # Without an axis there are no rows; objects cannot be copied as bytes.

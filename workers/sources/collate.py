@@ -11,6 +11,7 @@ from feeder.workers.errors import ConfigError
 from feeder.workers.public import public
 from feeder.workers.sources.stores.reading import Columns, RecordError, stack
 from feeder.workers.stream.batch import Call
+from feeder.workers.stream.chunks import is_masked
 
 Collate: TypeAlias = Callable[[Sequence[Any]], Columns]
 
@@ -177,8 +178,12 @@ def _kind(sample: Any) -> str:
 def _column(
     values: Sequence[Any], names: Callable[[int], str], column: str, call: Call | None
 ) -> Any:
-    if set(map(type, values)) == {np.ndarray}:
+    kinds = set(map(type, values))
+    if kinds == {np.ndarray}:
         return stack(values, names, column, _CURE, call)
+    if any(map(is_masked, kinds)):
+        i = [is_masked(type(value)) for value in values].index(True)
+        raise RecordError(f"{names(i)}: {column} has a mask, which would be lost: give filled()")
     rows: list[Any] = []
     try:
         for value in values:

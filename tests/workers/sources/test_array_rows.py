@@ -94,6 +94,7 @@ def test_what_is_no_array(tmp_path: Path) -> None:
         ((), "no array is given"),
         (({},), "no array is given"),
         (([1, 2],), "column 0 is list, expected an array or the path of one"),
+        ((np.ma.array([1, 2]),), "column 0 is MaskedArray, expected an array or the path of one"),
         ((np.array(3),), r"column 0 is int64\[\], expected at least 1 axis"),
         ((np.array([None]),), r"column 0 is object\[1\]"),
         ((np.arange(3), np.arange(4)), "column 1 has 4 rows, column 0 has 3"),

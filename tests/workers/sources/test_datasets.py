@@ -9,7 +9,7 @@ import pytest
 
 from calls import call, epoch_of
 from feeder.workers.errors import ConfigError
-from feeder.workers.sources import RecordError, SampleInfo, records, samples
+from feeder.workers.sources import RecordError, SampleInfo, arrays, records, samples
 from feeder.workers.stream.copying import is_sole_owner
 
 
@@ -113,6 +113,16 @@ def test_a_sample_that_is_none_is_named(first: Any) -> None:
     told = f"sample {0 if first is None else 1}: sample is None, expected numbers"
     with pytest.raises(RecordError, match=told):
         records([first, None])(call(0, 2))
+
+
+@pytest.mark.parametrize("masked", [np.ma.array([1, 2], mask=[0, 1]), np.ma.masked])
+def test_a_mask_is_not_lost(masked: Any) -> None:
+    given = [np.array([1, 2]), masked]
+    with pytest.raises(RecordError, match=r"^sample 1: sample has a mask, .*: give filled\(\)$"):
+        records(given)(call(0, 2))
+    source = arrays(np.arange(2)).map(lambda number: given[number])
+    with pytest.raises(RecordError, match=r"^row 1: sample has a mask"):
+        source(call(0, 2))
 
 
 def test_of_strings_of_different_widths_a_cure_is_named() -> None:
