@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import feeder
-from feeder.workers.fetch.channel import Channel, StallDetector
+from feeder.workers.fetch.channel import Channel, StallDetector, Wakes
 from feeder.workers.fetch.policy import CallKind
 from feeder.workers.fetch.scheduler import (
     BufferBudget,
@@ -172,19 +172,30 @@ def test_a_fetcher_that_has_waited_for_long_enough_looks_again(channel: Channel)
         partition = acquire(channel)
         give(channel, partition, CallsReport(took=0.01), put_off_s=0.02)
     assert acquire(channel).number == 0
-    assert (channel._num_idle, channel._wakes.qsize()) == (0, 0)
+    assert channel._num_idle == 0
+
+
+def test_a_wait_that_is_over_before_it_begins_comes_to_an_end() -> None:
+    def wait_often() -> None:
+        for _ in range(20_000):
+            Wakes().wait(1e-6)
+
+    waiting = threading.Thread(target=wait_often, daemon=True)
+    waiting.start()
+    waiting.join(WAIT_S)
+    assert not waiting.is_alive()
 
 
 class SlowWakes:
-    """Tokens that a fetcher gets once it is let go on; and how many there were."""
+    """Lets a fetcher go on that was woken once it is told to; and how often one was woken."""
 
     def __init__(self) -> None:
         self.num, self.goes_on = 0, threading.Event()
 
-    def put(self, token: None) -> None:
+    def wake(self) -> None:
         self.num += 1
 
-    def get(self, timeout: float | None) -> None:
+    def wait(self, seconds: float | None) -> None:
         assert self.goes_on.wait(WAIT_S)
 
 
