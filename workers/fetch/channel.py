@@ -8,6 +8,7 @@ the fetcher hands nothing over: it merges inline.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Generator, Sequence
@@ -138,9 +139,9 @@ class Wakes:
         if self._lock.locked():
             self._lock.release()
 
-    def wait(self, seconds: float | None) -> None:
-        """Wait to be woken, at most so long."""
-        self._lock.acquire(timeout=-1 if seconds is None else seconds)
+    def wait(self, seconds: float) -> None:
+        """Wait to be woken, at most so long; it may be infinite."""
+        self._lock.acquire(timeout=min(max(0.0, seconds), threading.TIMEOUT_MAX))
 
 
 class InlineMerge:
@@ -204,6 +205,8 @@ class Channel:
         # Fetchers wait here for a partition that may be called.
         self._wakes = Wakes()
         self._num_idle = 0
+        # When the first of them goes on by itself, to call what was put off.
+        self._wakes_at = math.inf
         # Whether one was woken that has not gone on yet. A fetcher that finds a partition wakes the
         # next, so one at a time is enough, and none is woken for what another will find.
         self._is_coming = False
@@ -227,13 +230,16 @@ class Channel:
 
     def acquire(self) -> Turn | None:
         """Wait for partitions that may be called, and hold them; None when no call is left."""
-        waits = False
+        waits, until = False, math.inf
         while True:
             with self._lock:
                 now = time.monotonic()
                 if waits:
                     self._num_idle -= 1
                     self._is_coming = False
+                    # Whoever else waits with an end wakes by itself; to wake one more does no harm.
+                    if until == self._wakes_at:
+                        self._wakes_at = math.inf
                     self._stats.idle.change(-1, now)
                 if self.closed or self._scheduler.finished:
                     self._wake_all_fetchers()
@@ -250,11 +256,12 @@ class Channel:
                         self._round = turn
                     self._wake_fetcher()
                     return turn
-                seconds = self._scheduler.next_ready(now)
+                until = self._scheduler.pause_ends
+                self._wakes_at = min(self._wakes_at, until)
                 self._num_idle += 1
                 self._stats.idle.change(1, now)
                 waits = True
-            self._wakes.wait(seconds)
+            self._wakes.wait(until - now)
 
     def release(self, turn: Turn) -> bool:
         """Give partitions back with what was got. True where the caller is to merge inline before
@@ -565,9 +572,11 @@ class Channel:
                 condition.notify_all()
 
     def _wake_fetcher(self) -> None:
-        """Wake a fetcher that waits, where there is a partition for it."""
-        is_idle = self._num_idle and not self._is_coming
-        if is_idle and self._policy.has_work():
+        """Wake a fetcher that waits, where there is a partition for it, or will be before one goes
+        on by itself: who put it off may be in a call that does not return."""
+        if not self._num_idle or self._is_coming:
+            return
+        if self._scheduler.pause_ends < self._wakes_at or self._policy.has_work():
             # In this order: after an interrupt between the two nobody would be woken again.
             self._wakes.wake()
             self._is_coming = True

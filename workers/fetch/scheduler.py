@@ -7,6 +7,7 @@ before it.
 
 from __future__ import annotations
 
+import math
 import sys
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -345,9 +346,10 @@ class Scheduler:
             elif self._allowed is None or self.num_allowed(partition):
                 yield partition
 
-    def next_ready(self, now: float) -> float | None:
-        """Seconds until a partition that is put off may be called; None where there is none."""
-        return max(0.0, self._put_off[0][0] - now) if self._put_off else None
+    @property
+    def pause_ends(self) -> float:
+        """When a partition that is put off may be called; infinite where there is none."""
+        return self._put_off[0][0] if self._put_off else math.inf
 
     def hold(
         self, partitions: Sequence[Partition], ident: int, limits: ListLimits, now: float

@@ -195,7 +195,7 @@ class SlowWakes:
     def wake(self) -> None:
         self.num += 1
 
-    def wait(self, seconds: float | None) -> None:
+    def wait(self, seconds: float) -> None:
         assert self.goes_on.wait(WAIT_S)
 
 
@@ -518,6 +518,24 @@ def test_a_call_that_does_not_return_holds_no_partition_of_its_turn(channel: Cha
     channel.release(turn)
     assert (channel._budget.rows, channel._scheduler.running) == (2, 0)
     assert channel._budget.num_calling == 0
+
+
+@pytest.mark.parametrize("tuning", [PATIENT])
+def test_what_is_put_off_is_called_beside_a_call_that_does_not_return(channel: Channel) -> None:
+    be(channel, CallKind.QUICK)
+    merge = Aside(lambda: channel.collect(0))
+    turn = acquire_some(channel)
+    first, *_ = [turn.take_next() for _ in range(NUM_PARTITIONS)]
+    assert first is not None
+    other = Fetcher(channel)
+    wait_until(lambda: is_one_idle(channel))
+    turn.done.append((first, CallsReport(took=0.000_01), None, 0.02))
+    with channel._lock:
+        channel._look(time.monotonic())
+    assert other.has_one.wait(WAIT_S) and other.partition is first
+    channel.close()
+    with pytest.raises(feeder.ClosedError):
+        merge.result()
 
 
 class Waiting:

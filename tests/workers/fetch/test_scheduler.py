@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections import defaultdict
 
@@ -136,11 +137,11 @@ def test_a_partition_that_is_put_off_is_called_when_its_time_has_come() -> None:
         hold(scheduler, partition)
         give_back(scheduler, partition, ready_at=ready_at)
     assert pick(scheduler, 6.5) is None
-    assert scheduler.next_ready(6.5) == 0.5
+    assert scheduler.pause_ends == 7.0
     assert pick(scheduler, 7.0) is scheduler.partitions[1]
-    assert scheduler.next_ready(7.0) == 0.5
+    assert scheduler.pause_ends == 7.5
     assert pick(scheduler, 7.5) is scheduler.partitions[0]
-    assert scheduler.next_ready(7.5) is None
+    assert scheduler.pause_ends == math.inf
 
 
 def test_a_partition_that_was_not_called_is_called_as_before() -> None:
