@@ -114,6 +114,20 @@ class HangsOnce:
         return rows_of(call)
 
 
+class DiesLate:
+    """Takes long for the calls from some number of all on, and then ends its process."""
+
+    def __init__(self, number: int, lasts_s: float) -> None:
+        self.number = number
+        self.lasts_s = lasts_s
+
+    def __call__(self, call: Call) -> Any:
+        if call.epoch * NUM_CALLS + call.index == self.number:
+            threading.Event().wait(self.lasts_s)
+            die()
+        return rows_of(call)
+
+
 class Cursors:
     """A pure function with cursors, which says by files where it was put."""
 

@@ -225,12 +225,14 @@ class ActorPool:
 
     # ---- tickets
 
-    def ask(self, message: Any, place: int | None, prepare: Callable[[Any], None]) -> Any:
+    def ask(
+        self, message: Any, place: int | None, prepare: Callable[[Any], None], most_deaths: int = 1
+    ) -> Any:
         """Have a ticket answered by the actor of a worker, or by any: a `Made` with arrays for
         chunks, or an `Answered`.
 
         Raises:
-            Lost: the actor ended before it answered.
+            Lost: each actor that had it ended before it answered, or `most_deaths` did so.
             ClosedError: the pool is closed.
             CallLost: there can be no actor.
         """
@@ -238,7 +240,9 @@ class ActorPool:
         asked = _Asked(message, prepare)
         are_calls = isinstance(message, Calls)
         turn = (message.epoch, message.first) if are_calls else (-1, -1)
-        ticket = Ticket(asked, place, turn, is_repeatable=place is None and are_calls)
+        ticket = Ticket(
+            asked, place, turn, is_repeatable=place is None and are_calls, most_deaths=most_deaths
+        )
         with self._lock:
             self._check()
             self._asked[ident] = ticket
@@ -338,8 +342,7 @@ class ActorPool:
             return
         for generation in self._ledger.stuck(now, self._start_s):
             member = self._members[generation]
-            if not member.is_retired:
-                self._bury(member, "hangs in a call that another one makes", True)
+            self._bury(member, "hangs in a call that another one makes", True)
 
     def _look_for_room(self, since: float | None, now: float) -> None:
         if since is None or self._failure:
@@ -618,22 +621,26 @@ class ActorPool:
 
     def _bury(self, member: _Member, how: str, is_node: bool) -> None:
         """An actor is dead, or is taken for it; under the lock. `is_node`: no call is to blame."""
-        generation, line = member.generation, member.line
-        del self._members[generation]
+        line = member.line
+
+        def begun(ticket: Ticket, number: int, place: int) -> int:
+            message = ticket.payload.message
+            if is_node or line is None or not isinstance(message, Calls):
+                return 0
+            return line.num_begun(number, place, message.most_calls)
+
+        del self._members[member.generation]
         now = time.monotonic()
         self._note_busy(now)
-        lost = self._ledger.remove(generation)
+        lost = self._ledger.remove(member.generation, begun)
         if not self._is_closed:
             self._num_deaths += not member.is_retired
             # Of a host that has ended, all actors end at once, and none is to blame.
             self._num_stillborn += not (member.has_answered or is_node)
             logger.warning("%s of the fetch function %s", member.name, how)
-        for ticket, place in lost:
-            message = ticket.payload.message
-            begun = 0
-            if isinstance(message, Calls) and line is not None and not is_node:
-                begun = line.num_begun(message.number, place, message.most_calls)
-            self._fail(ticket, Lost(Ended(member.pid, f"on {member.place} {how}"), begun))
+        ended = Ended(member.pid, f"on {member.place} {how}")
+        for ticket, num_begun, num_deaths in lost:
+            self._fail(ticket, Lost(ended, num_begun, num_deaths))
         self._drop(member)
         if self._num_stillborn > MOST_STILLBORN:
             self._fail_all(

@@ -11,7 +11,7 @@ import heapq
 from collections import deque
 from collections.abc import Callable, Hashable
 from itertools import count
-from typing import Any
+from typing import Any, NamedTuple
 
 _QUICK_S = 0.02
 """An answer within this time is a quick one, and its actor gets its next ticket ahead: to send
@@ -41,16 +41,24 @@ class Ticket:
 
     `home`: the worker that it is a ticket of, whose tickets go where its state is; None where any
     actor will do. `turn`: the stream needs the smallest first. `is_repeatable`: two actors may
-    have it at the same time.
+    have it at the same time. `most_deaths`: after so many in one of its calls it is not issued
+    again, and nobody waits for those that have it.
     """
 
     def __init__(
-        self, payload: Any, home: Hashable | None, turn: tuple[int, ...], *, is_repeatable: bool
+        self,
+        payload: Any,
+        home: Hashable | None,
+        turn: tuple[int, ...],
+        *,
+        is_repeatable: bool,
+        most_deaths: int = 1,
     ) -> None:
         self.payload = payload
         self.home = home
         self.turn = turn
         self.is_repeatable = is_repeatable
+        self.most_deaths = most_deaths
         self.attempts: set[int] = set()
         """Generations of the actors that have it."""
         self.sent_at = 0.0
@@ -61,6 +69,18 @@ class Ticket:
         """Whether an answer came."""
         self.is_waiting = False
         """Whether it waits to be issued."""
+        self.deaths: list[int] = []
+        """For each actor that ended in one of its calls, how many of them that had begun."""
+
+
+class Loss(NamedTuple):
+    """A ticket that came to nothing, since actors ended."""
+
+    ticket: Ticket
+    num_begun: int
+    """How many of its calls were begun where one ended; 0 where no call is to blame."""
+    num_deaths: int
+    """How many actors ended in that call."""
 
 
 class _Actor:
@@ -122,9 +142,16 @@ class Ledger:
         self._actors[generation] = _Actor(generation)
         self._file(self._actors[generation])
 
-    def remove(self, generation: int) -> list[tuple[Ticket, int]]:
-        """An actor is dead, or fenced. Returns the tickets that nobody else has, each with its
-        place in the actor's queue: 0 is the one that it was at."""
+    def remove(
+        self, generation: int, begun: Callable[[Ticket, int, int], int] = lambda *which: 0
+    ) -> list[Loss]:
+        """An actor is dead, or fenced. Returns the tickets that nobody else has, and those in which
+        as many actors have ended as may.
+
+        ``begun(ticket, number, place)``: how many of a ticket's calls the actor had begun. `number`
+        is that under which the ticket was sent to this one, `place` its place in the actor's queue:
+        0 is the one that it was at.
+        """
         actor = self._actors.pop(generation, None)
         if actor is None:
             return []
@@ -132,10 +159,18 @@ class Ledger:
         self._ahead.pop(generation, None)
         self.num_busy -= actor.is_busy
         lost = []
-        for place, (ticket, _) in enumerate(actor.open.values()):
+        for place, (number, (ticket, _)) in enumerate(actor.open.items()):
             ticket.attempts.discard(generation)
-            if not (ticket.is_done or ticket.attempts or ticket.is_waiting):
-                lost.append((ticket, place))
+            if ticket.is_done:
+                continue
+            if num_begun := begun(ticket, number, place):
+                ticket.deaths.append(num_begun)
+            # An actor that is not to blame may be the last one of several.
+            at = ticket.deaths[-1] if ticket.deaths else 0
+            num = ticket.deaths.count(at)
+            # A late ticket is issued again and again, so there may always be one that has it.
+            if not (ticket.attempts or ticket.is_waiting) or num >= ticket.most_deaths:
+                lost.append(Loss(ticket, at, num))
         return lost
 
     def retire(self, generation: int) -> None:
@@ -232,13 +267,19 @@ class Ledger:
         if self._late_s is None:
             return []
         least_s, found = max(self._late_s, start_s), []
-        for actor in self._actors.values():
+        # Of those that have one ticket the one that has been at it longest: another one answers it.
+        latest: dict[Ticket, tuple[float, int]] = {}
+        for generation, actor in self._actors.items():
             since = actor.head_since()
-            if since is not None and now - since >= least_s:
-                ticket, _ = next(iter(actor.open.values()))
-                if ticket.is_done or self._is_better_off(ticket):
-                    found.append(actor.generation)
-        return found
+            if since is None or now - since < least_s:
+                continue
+            ticket, _ = next(iter(actor.open.values()))
+            if ticket.is_done:
+                found.append(generation)
+            elif self._is_better_off(ticket):
+                mine = since, generation
+                latest[ticket] = min(mine, latest.get(ticket, mine))
+        return found + [generation for _, generation in latest.values()]
 
     def _is_better_off(self, ticket: Ticket) -> bool:
         """Whether the late one of the actors that have a ticket can be ended before it is answered.

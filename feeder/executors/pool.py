@@ -218,11 +218,13 @@ class Process:
 class Lost(Exception):
     """The process ended before it answered."""
 
-    def __init__(self, ended: Ended, num_begun: int) -> None:
+    def __init__(self, ended: Ended, num_begun: int, num_deaths: int = 1) -> None:
         super().__init__(f"process {ended.pid} {ended.how}")
         self.ended = ended
         self.num_begun = num_begun
         """How many calls of the ticket it had begun."""
+        self.num_deaths = num_deaths
+        """How many processes ended in that call: several may have had the ticket."""
 
 
 class Pool:
@@ -305,9 +307,12 @@ class Pool:
 
     # ---- tickets
 
-    def ask(self, ticket: Any, place: int | None, prepare: Callable[[Any], None]) -> Any:
+    def ask(
+        self, ticket: Any, place: int | None, prepare: Callable[[Any], None], most_deaths: int = 1
+    ) -> Any:
         """Send a ticket to the process of a place, or to the one that has least to do, and wait for
-        its answer: a `Made` with arrays for chunks, or an `Answered`.
+        its answer: a `Made` with arrays for chunks, or an `Answered`. One process has it, so more
+        than one death there cannot be.
 
         Raises:
             Lost: the process ended before it answered.

@@ -47,7 +47,10 @@ class Asks(Protocol):
     def start(self, num: int, load: Callable[[], tuple[Load, int]]) -> None: ...
     def interrupt(self) -> None: ...
     def close(self) -> None: ...
-    def ask(self, ticket: Any, place: int | None, prepare: Callable[[Numbered], None]) -> Any: ...
+    def ask(
+        self, ticket: Any, place: int | None, prepare: Callable[[Numbered], None],
+        most_deaths: int = 1,
+    ) -> Any: ...  # fmt: skip
     def stack(self, ident: int | None) -> str: ...
     def counts(self) -> ExecutorCounts: ...
 
@@ -177,13 +180,15 @@ class ProcessExecution:
 
     # ---- round trips
 
-    def call_index(self, first: int, stride: int, epoch: int, size: int, limits: ListLimits) -> Any:
+    def call_index(
+        self, first: int, stride: int, epoch: int, size: int, limits: ListLimits, most_deaths: int
+    ) -> Any:
         """Make calls of a pure function; returns a `Made`. Raises `CallLost`, and `Lost` where the
-        process ended in these calls."""
+        process ended in these calls, or `most_deaths` did."""
         ticket = Calls(
             first, stride, epoch, 0, size, limits.calls, limits.rows, limits.num_bytes, None, []
         )
-        made = self._ask(ticket, None, _as_it_is)
+        made = self._ask(ticket, None, _as_it_is, most_deaths)
         if made.skipped:
             # Counted where the user looks: at the source that the processes have copies of.
             fetch: Any = self._given.fetch
@@ -206,10 +211,13 @@ class ProcessExecution:
             worker.cursor = made.cursors[-1]
         return made
 
-    def _ask(self, ticket: Any, place: int | None, prepare: Callable[[Numbered], None]) -> Any:
+    def _ask(
+        self, ticket: Any, place: int | None, prepare: Callable[[Numbered], None],
+        most_deaths: int = 1,
+    ) -> Any:  # fmt: skip
         while True:
             try:
-                return self._pool.ask(ticket, place, prepare)
+                return self._pool.ask(ticket, place, prepare, most_deaths)
             except Lost as lost:
                 # Else it ended before it came to these calls, and not for them.
                 if lost.num_begun:
@@ -303,7 +311,9 @@ class _PureFunction:
     def __call__(self, call: Call) -> Any:
         execution = self._execution
         return _only(
-            lambda: execution.call_index(call.index, 1, call.epoch, call.batch_size, _ONE_CALL),
+            lambda most_deaths: execution.call_index(
+                call.index, 1, call.epoch, call.batch_size, _ONE_CALL, most_deaths
+            ),
             execution.run,
         )
 
@@ -324,18 +334,20 @@ class _WorkerFunction:
 
     def __call__(self, worker_id: int, batch_size: int) -> Any:
         execution = self._execution
-        return _only(lambda: execution.call_worker(worker_id, batch_size, _ONE_CALL), execution.run)
+        return _only(
+            lambda _: execution.call_worker(worker_id, batch_size, _ONE_CALL), execution.run
+        )
 
 
-def _only(ask: Callable[[], Any], run: RunSpec) -> Any:
+def _only(ask: Callable[[int], Any], run: RunSpec) -> Any:
     """The chunk of one call, or what it raised."""
-    deaths = 0
+    deaths = _Deaths(run)
     while True:
         try:
-            made = ask()
+            made = ask(deaths.num_left)
             break
         except Lost as lost:
-            deaths = _count_death(deaths, lost, run)
+            deaths.count(lost)
     if made.chunks:
         return made.chunks[0]
     if made.outcome == END:
@@ -345,42 +357,60 @@ def _only(ask: Callable[[], Any], run: RunSpec) -> Any:
     return None
 
 
-def _count_death(deaths: int, lost: Lost, run: RunSpec) -> int:
-    """One more process has ended in a call. Raises `CallLost` where it is one too many."""
-    if deaths >= max(_LEAST_DEATHS, run.retries):
-        raise CallLost(f"its process ended {deaths + 1} times, the last time process "
-                       f"{lost.ended.pid} {lost.ended.how}") from None  # fmt: skip
-    return deaths + 1
+class _Deaths:
+    """Processes that have ended in one call. Owner: the fetcher that makes it."""
+
+    def __init__(self, run: RunSpec) -> None:
+        self._most = max(_LEAST_DEATHS, run.retries)
+        self._num = 0
+
+    @property
+    def num_left(self) -> int:
+        """How many more it takes for an error."""
+        return self._most + 1 - self._num
+
+    def count(self, lost: Lost) -> None:
+        """Some more have. Raises `CallLost` where these are too many."""
+        self._num += lost.num_deaths
+        if self._num > self._most:
+            raise CallLost(
+                f"its process ended {self._num} times, the last time process {lost.ended.pid} "
+                f"{lost.ended.how}"
+            ) from None
+
+    def forget(self) -> None:
+        """The next call begins."""
+        self._num = 0
 
 
 class _Bundle:
     """Chunks that came together, of one partition. Owner: the fetcher that holds it."""
 
     def __init__(self, run: RunSpec) -> None:
-        self._run = run
         self._chunks: deque[Any] = deque()
         self._cursors: deque[bytes] = deque()
         self._outcome = 0
         self._error = b""
-        self._deaths = 0
+        self._deaths = _Deaths(run)
         self.cursor: bytes | None = None
         """The worker's after the chunk that was taken last, or after the end."""
 
-    def take(self, limits: ListLimits, ask: Callable[[ListLimits], Any]) -> Any:
-        """The next chunk, None, or what was raised; asked for where none is left."""
+    def take(self, limits: ListLimits, ask: Callable[[ListLimits, int], Any]) -> Any:
+        """The next chunk, None, or what was raised; asked for where none is left, by
+        ``ask(limits, most_deaths)``."""
         while not self._chunks:
             if self._outcome:
                 return self._finish()
             try:
-                made = ask(limits)
+                made = ask(limits, self._deaths.num_left)
             except Lost as lost:
                 # First the calls before the one in which it ended, and then that one alone.
                 before = lost.num_begun - 1
                 limits = limits._replace(calls=max(1, before))
                 if not before:
-                    self._deaths = _count_death(self._deaths, lost, self._run)
+                    self._deaths.count(lost)
                 continue
-            self._deaths = 0
+            self._deaths.forget()
             self._chunks.extend(made.chunks)
             self._cursors.extend(made.cursors)
             self._outcome, self._error = made.outcome, made.error
@@ -434,10 +464,12 @@ class _RemoteIndexCalls(IndexCalls):
             self._number += 1
         return chunk
 
-    def _ask(self, limits: ListLimits) -> Any:
+    def _ask(self, limits: ListLimits, most_deaths: int) -> Any:
         first = self._index()
         stride = self._partitions.number(self._partition, self._number + 1) - first
-        return self._execution.call_index(first, stride, self._epoch, self._rows_asked, limits)
+        return self._execution.call_index(
+            first, stride, self._epoch, self._rows_asked, limits, most_deaths
+        )
 
 
 class _RemoteWorkerCalls(WorkerCalls):
@@ -464,7 +496,7 @@ class _RemoteWorkerCalls(WorkerCalls):
     def _call(self) -> Any:
         return self._bundle.take(self._limits, self._ask)
 
-    def _ask(self, limits: ListLimits) -> Any:
+    def _ask(self, limits: ListLimits, most_deaths: int) -> Any:
         return self._execution.call_worker(self._worker_id, self._spec.rows_asked, limits)
 
     def mark(self) -> bytes:

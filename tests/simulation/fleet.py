@@ -148,7 +148,7 @@ class Fleet:
     def _kill(self, generation: int) -> None:
         self.num_killed += 1
         del self._queues[generation]
-        for ticket, _ in self._ledger.remove(generation):
+        for ticket, *_ in self._ledger.remove(generation):
             # Its fetcher asks again.
             self._ledger.open(Ticket(ticket.payload, None, ticket.turn, is_repeatable=True))
         self._after(self._workers.start_s, self._come)

@@ -18,7 +18,6 @@ import remote
 from feeder import FetchError, RayActors
 from feeder.executors import scaling
 from feeder.executors.actors import DATA, ActorPool
-from feeder.executors.pool import MOST_STILLBORN
 from feeder.executors.scaling import Scaling
 from feeds import Record, assert_same, deal, drain, expected, note, running
 from fetches import FORMS, make_fetch
@@ -190,6 +189,15 @@ def test_one_that_ends_each_actor_is_named(way: str, monkeypatch: pytest.MonkeyP
         drain(remote.At(4, remote.die), executor=RayActors(2), timeout=TIMEOUT_S)
 
 
+@pytest.mark.parametrize("way", ("mapped", "frames"))
+def test_one_that_ends_each_actor_late_is_named(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is issued again before it ends its actor, so there is always one that has it."""
+    monkeypatch.setenv(DATA, way)
+    fetch = remote.DiesLate(45, lasts_s=0.5)
+    with pytest.raises(FetchError, match=r"call 5: its process ended 3 times, the last time"):
+        drain(fetch, epochs=4, executor=RayActors(3), timeout=TIMEOUT_S)
+
+
 def test_one_to_eight_to_two_actors_and_processes() -> None:
     settings: dict[str, Any] = {
         "epochs": 1, "timeout": TIMEOUT_S, "input_blob_names": ["x"], "max_buffered_batches": 16
@@ -230,26 +238,6 @@ def test_a_feed_takes_as_many_as_its_trainer_needs(monkeypatch: pytest.MonkeyPat
                 threading.Event().wait(0.02)
     assert most > 1 and len(got) < 4000
     assert_same(got, drain(remote.many, most=len(got), **settings))
-
-
-def test_a_host_that_ends_with_many_actors_is_no_fault_of_theirs() -> None:
-    """None of them had answered yet."""
-    pool = ActorPool(RayActors(40), moves=True, debug=False, patience_s=60)
-    cluster: Any = pool.cluster
-    cluster.start, cluster.hello, cluster.kill = object, lambda *told: None, lambda handle: None
-    try:
-        scale(pool, 40)
-        with pool._lock:
-            for generation in list(pool._members)[: MOST_STILLBORN + 1]:
-                pool._ledger.add(generation)
-                pool._bury(pool._members[generation], "has ended: its node died", True)
-            assert pool._failure == ""
-            for generation in list(pool._members)[: MOST_STILLBORN + 1]:
-                pool._ledger.add(generation)
-                pool._bury(pool._members[generation], "has ended", False)
-            assert "ended one after the other" in pool._failure
-    finally:
-        pool.close()
 
 
 def scale(pool: ActorPool, wanted: int) -> None:

@@ -17,8 +17,10 @@ class Desk:
         for generation in generations:
             self.ledger.add(generation)
 
-    def ask(self, name: str, *turn: int, home: Any = None, now: float = 0.0) -> Ticket:
-        ticket = Ticket(name, home, turn, is_repeatable=home is None)
+    def ask(
+        self, name: str, *turn: int, home: Any = None, now: float = 0.0, most_deaths: int = 3
+    ) -> Ticket:
+        ticket = Ticket(name, home, turn, is_repeatable=home is None, most_deaths=most_deaths)
         self.ledger.open(ticket)
         self.issue(now)
         return ticket
@@ -30,6 +32,11 @@ class Desk:
         found = self.ledger.came(generation, number, now)
         self.issue(now)
         return None if found is None else (found[0].payload, found[1])
+
+
+def lost(desk: Desk, generation: int) -> list[Any]:
+    """An actor is gone; what nobody else has."""
+    return [loss.ticket.payload for loss in desk.ledger.remove(generation)]
 
 
 def test_each_gets_one_and_the_smallest_turn_goes_first() -> None:
@@ -55,7 +62,7 @@ def test_a_quick_one_gets_its_next_ticket_ahead() -> None:
 def test_a_fenced_one_is_not_heard() -> None:
     desk = Desk(1, 2)
     ticket = desk.ask("a", 0)
-    assert desk.ledger.remove(1) == [(ticket, 0)]
+    assert desk.ledger.remove(1) == [(ticket, 0, 0)]
     assert desk.answer(1, 1) is None
     desk.ledger.add(3)
     # Nor is an answer that nobody has asked for.
@@ -152,7 +159,7 @@ def test_who_is_late_where_others_are_not_is_told_before_they_answer() -> None:
     assert desk.ledger.stuck(42.0, 2.5) == []
     # Nobody else has it, once it has ended.
     desk.ledger.remove(first)
-    assert [ticket.payload for ticket, _ in desk.ledger.remove(second)] == ["late"]
+    assert lost(desk, second) == ["late"]
 
 
 def test_who_is_late_with_a_slow_call_stays() -> None:
@@ -185,6 +192,75 @@ def test_of_those_that_have_one_ticket_one_is_ended() -> None:
         assert desk.ledger.stuck(now, 0.0) == []
 
 
+def test_of_two_that_are_late_with_one_ticket_one_is_ended() -> None:
+    """Both are late with it for so long that either could be ended."""
+    desk = slow_desk()
+    desk.ledger.late(31.0)
+    desk.issue(31.0)
+    # That call was slow wherever it was made, so nobody is ended for the next ones.
+    desk.answer(1, 1, now=32.0)
+    desk.answer(2, 31, now=34.0)
+    for name, turn in (("late", 40), ("other", 41)):
+        desk.ask(name, turn, now=40.0)
+    desk.answer(*desk.sent[-1][1:], now=40.5)
+    for generation in (3, 4):
+        desk.ledger.add(generation)
+    desk.ask("x", 42, now=40.5)
+    desk.ledger.late(42.0)
+    desk.issue(42.0)
+    assert [one[:2] for one in desk.sent[-3:]] == [("x", 2), ("late", 3), ("x", 4)]
+    assert desk.ledger.stuck(43.4, 1.2) == []
+    # Then another actor is in time with "x".
+    desk.answer(4, 1, now=43.3)
+    assert desk.ledger.stuck(43.5, 1.2) == [2, 1]
+    assert lost(desk, 2) == lost(desk, 1) == []
+    assert desk.ledger.stuck(60.0, 1.2) == []
+    assert lost(desk, 3) == ["late"]
+
+
+def dies(desk: Desk, generation: int, num_begun: int = 1) -> list[tuple[Any, int, int]]:
+    """An actor ends in one of its oldest ticket's calls; what is told of tickets."""
+    found = desk.ledger.remove(generation, lambda ticket, number, place: num_begun * (not place))
+    return [(ticket.payload, *rest) for ticket, *rest in found]
+
+
+def test_deaths_in_a_call_count_while_others_have_it() -> None:
+    desk = slow_desk()
+    desk.ledger.late(31.0)
+    desk.issue(31.0)
+    assert dies(desk, 1) == []
+    for generation in (3, 4):
+        desk.ledger.add(generation)
+    desk.ledger.late(33.0)
+    desk.issue(33.0)
+    assert dies(desk, 2) == []
+    desk.ledger.late(35.0)
+    desk.issue(35.0)
+    assert desk.sent[-1][:2] == ("slow", 4)
+    # Another one has it: it would end that one too.
+    assert dies(desk, 3) == [("slow", 1, 3)]
+
+
+def test_deaths_for_which_no_call_is_to_blame_do_not_count() -> None:
+    desk = slow_desk()
+    desk.ledger.late(31.0)
+    desk.issue(31.0)
+    assert dies(desk, 1) == []
+    # Its host has ended: one death is known of the call.
+    assert dies(desk, 2, 0) == [("slow", 1, 1)]
+
+
+def test_each_attempt_has_its_own_number() -> None:
+    """By it an actor tells which calls of which ticket it has begun."""
+    desk = slow_desk()
+    desk.ledger.late(31.0)
+    desk.issue(31.0)
+    asked = []
+    for generation in (1, 2):
+        desk.ledger.remove(generation, lambda ticket, *which: asked.append(which) or 1)  # type: ignore[func-returns-value]
+    assert asked == [(1, 0), (31, 0)]
+
+
 def test_late_never_goes_to_the_one_that_has_it() -> None:
     desk = Desk(1)
     for i in range(30):
@@ -205,7 +281,7 @@ def test_a_death_leaves_what_another_one_has() -> None:
     desk.ledger.late(31.0)
     desk.issue(31.0)
     assert desk.ledger.remove(1) == []
-    assert [ticket.payload for ticket, _ in desk.ledger.remove(2)] == ["slow"]
+    assert lost(desk, 2) == ["slow"]
 
 
 def test_a_death_while_it_waits_to_be_issued_again() -> None:
@@ -301,7 +377,7 @@ def check_at_random(dice: random.Random) -> None:
             desk.ask(again.pop(), 0, now=now)
         alive = desk.ledger.generations
         if dice.random() < 0.05 and len(alive) > 1:
-            again += [ticket.payload for ticket, _ in desk.ledger.remove(dice.choice(alive))]
+            again += lost(desk, dice.choice(alive))
         if dice.random() < 0.1 and len(alive) < 5:
             num_actors += 1
             desk.ledger.add(num_actors)

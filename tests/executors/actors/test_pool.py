@@ -1,0 +1,141 @@
+"""A pool of actors without a cluster: who is buried, who is replaced, and what is blamed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from executors.actors.test_kills import scale
+from feeder import RayActors
+from feeder.executors.actors import ActorPool, _Asked
+from feeder.executors.ledger import Ticket
+from feeder.executors.pool import MOST_STILLBORN, Lost
+from feeder.executors.ports import Line
+from feeder.executors.wire import Calls
+
+
+class Pool:
+    """A pool whose actors are none: what they would be sent goes nowhere."""
+
+    def __init__(self, num: int) -> None:
+        self.pool = ActorPool(RayActors(num), moves=True, debug=False, patience_s=60)
+        self.killed: list[Any] = []
+        self.now = time.monotonic()
+        cluster: Any = self.pool.cluster
+        cluster.start, cluster.hello, cluster.kill = (
+            object, lambda *told: None, self.killed.append
+        )  # fmt: skip
+        scale(self.pool, num)
+
+    def join(self, generation: int, line: Line) -> None:
+        """An actor has come."""
+        with self.pool._lock:
+            self.pool._members[generation].line = line
+            self.pool._ledger.add(generation)
+
+    def ask(self, first: int) -> _Asked:
+        """Somebody asks for a call."""
+        asked = _Asked(Calls(first, 1, 0, 0, 1, 1, 1, 1, None, []), lambda member: None)
+        with self.pool._lock:
+            ticket = Ticket(asked, None, (0, first), is_repeatable=True, most_deaths=3)
+            self.pool._ledger.open(ticket)
+            self.issue()
+        return asked
+
+    def issue(self) -> None:
+        """Send what may be sent; under the lock."""
+        self.pool._ledger.issue(self.now, self.pool._send)
+
+    def answer(self, generation: int, number: int) -> None:
+        """An actor answers."""
+        found = self.pool._ledger.came(generation, number, self.now)
+        assert found is not None
+        if found[1]:
+            found[0].payload.finish(None)
+
+    def learn(self, generation: int) -> None:
+        """Have an actor answer until it is known how long a call takes."""
+        for number in range(1, 31):
+            self.ask(100 + number)
+            self.now += 0.1
+            self.answer(generation, number)
+
+    def tick(self, seconds: float) -> None:
+        """Look for what is late, and who hangs, some time later."""
+        self.now += seconds
+        with self.pool._lock:
+            self.pool._replace_stuck(self.now)
+            self.pool._ledger.late(self.now)
+            self.issue()
+
+
+@pytest.fixture
+def pool(request: pytest.FixtureRequest) -> Iterator[Pool]:
+    made = Pool(request.param)
+    try:
+        yield made
+    finally:
+        made.pool.close()
+
+
+@pytest.mark.parametrize("pool", [2], indirect=True)
+def test_who_hangs_is_ended_also_when_it_is_not_needed_any_more(pool: Pool) -> None:
+    pool.join(2, Line())
+    pool.ask(0)
+    pool.join(1, Line())
+    pool.learn(1)
+    pool.tick(10.0)
+    handle = pool.pool._members[2].handle
+    # The youngest goes, when it has answered: which it never does.
+    scale(pool.pool, 1)
+    assert pool.pool._members[2].is_retired and handle not in pool.killed
+    pool.answer(1, 31)
+    pool.tick(0.25)
+    assert handle in pool.killed and list(pool.pool._members) == [1]
+    # Nothing has gone wrong.
+    assert pool.pool.counts().restarts == 0
+
+
+class Noted(Line):
+    """A line whose actor has begun so many calls, by the number of a ticket."""
+
+    def __init__(self, begun: dict[int, int]) -> None:
+        super().__init__()
+        self._begun = begun
+
+    def num_begun(self, number: int, place: int, most_calls: int) -> int:
+        return self._begun.get(number, 0)
+
+
+@pytest.mark.parametrize("pool", [2], indirect=True)
+def test_whoever_had_a_ticket_first_is_asked_by_its_own_number(pool: Pool) -> None:
+    """A ticket that was issued again has another number at the second actor."""
+    pool.join(2, Noted({1: 1}))
+    asked = pool.ask(0)
+    pool.join(1, Noted({31: 1}))
+    pool.learn(1)
+    pool.tick(10.0)
+    with pool.pool._lock:
+        for generation in (2, 1):
+            pool.pool._bury(pool.pool._members[generation], "has ended", False)
+    with pytest.raises(Lost) as lost:
+        asked.wait()
+    assert (lost.value.num_begun, lost.value.num_deaths) == (1, 2)
+
+
+@pytest.mark.parametrize("pool", [40], indirect=True)
+def test_a_host_that_ends_with_many_actors_is_no_fault_of_theirs(pool: Pool) -> None:
+    """None of them had answered yet."""
+    made = pool.pool
+    with made._lock:
+        for generation in list(made._members)[: MOST_STILLBORN + 1]:
+            made._ledger.add(generation)
+            made._bury(made._members[generation], "has ended: its node died", True)
+        assert made._failure == ""
+        for generation in list(made._members)[: MOST_STILLBORN + 1]:
+            made._ledger.add(generation)
+            made._bury(made._members[generation], "has ended", False)
+        assert "ended one after the other" in made._failure
