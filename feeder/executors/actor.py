@@ -208,7 +208,7 @@ class _Frames:
             raise ConnectionError(
                 f"host {socket.gethostname()!r} cannot reach the driver at {told.tcp} within "
                 f"{_JOIN_S:.0f} s: open the driver's ports to the cluster's hosts, or set "
-                "FEEDER_RAY_DATA=store there"
+                "FEEDER_RAY_DATA=store at the driver"
             )
 
     def __enter__(self) -> _Frames:

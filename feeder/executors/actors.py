@@ -350,17 +350,29 @@ class ActorPool:
         is_late, is_over = now - since >= _ROOM_TOLD_S, now - since >= self._room_s
         if not is_over and (not is_late or self._has_told):
             return
-        # Without the lock: the cluster may take its time to say.
-        why = f"no actor of the fetch function has room: {self.cluster.shortage()}"
+        why, help_ = self._what_is_missing()
         if is_over:
             with self._lock:
-                self._fail_all(
-                    f"{why}; waited {now - since:.0f} s: add hosts, or ask for less by num_cpus "
-                    "and resources"
-                )
+                self._fail_all(f"{why}; waited {now - since:.0f} s: {help_}")
         else:
             self._has_told = True
             logger.warning("%s; waiting", why)
+
+    def _what_is_missing(self) -> tuple[str, str]:
+        """Why no actor is ready, and what helps."""
+        with self._lock:
+            # They were told where to come, and have not.
+            far = {m.host for m in self._members.values() if m.host and m.line is None}
+            address = "" if self._ports is None else self._ports.address
+        if far:
+            hosts = ", ".join(sorted(far))
+            return f"no actor has come to this process at {address}, asked were those on {hosts}", (
+                "open this host's ports to the cluster's hosts, or set FEEDER_RAY_DATA=store here"
+            )
+        # Without the lock: the cluster may take its time to say.
+        return f"no actor of the fetch function has room: {self.cluster.shortage()}", (
+            "add hosts, or ask for less by num_cpus and resources"
+        )
 
     def _scale(self, now: float) -> None:
         if self._stats is None:
