@@ -15,6 +15,9 @@ import yaml  # type: ignore[import-untyped]
 OWN = ("ray.io/",)
 """API groups whose schema comes with an operator."""
 
+KEYS = ("template", "submitterPodTemplate")
+"""What they call a template of a pod."""
+
 
 def templates(value: Any) -> Iterator[dict[str, Any]]:
     """Every pod template in an object."""
@@ -23,7 +26,8 @@ def templates(value: Any) -> Iterator[dict[str, Any]]:
             yield from templates(one)
     if isinstance(value, dict):
         for key, one in value.items():
-            if key == "template" and isinstance(one, dict) and "containers" in one.get("spec", {}):
+            spec = one.get("spec", {}) if isinstance(one, dict) else {}
+            if key in KEYS and "containers" in spec:
                 yield one
             else:
                 yield from templates(one)

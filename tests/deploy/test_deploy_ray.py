@@ -2,37 +2,33 @@
 
 from __future__ import annotations
 
+import re
 import shlex
+from functools import reduce
+from operator import getitem
 from typing import Any
 
+import msgspec
+import pytest
 import yaml
 
+from deploy.kuberay import read_job
 from deploy.test_deploy_files import BATCH_PORT, DEPLOY, STATUS_PORT, UID, parse
 from feeder.executors.cluster import OLDEST
 
 OVERLAY = DEPLOY / "k8s/overlays/kuberay"
-
-# Of ray.io/v1, as KubeRay 1.1 and newer have it (ray-operator/apis/ray/v1). Its schema comes with
-# the operator; that of the pods is asked by scripts/check-deploy.
-JOB = {
-    "entrypoint", "backoffLimit", "shutdownAfterJobFinishes", "ttlSecondsAfterFinished",
-    "rayClusterSpec", "submissionMode", "runtimeEnvYAML", "suspend", "activeDeadlineSeconds",
-}  # fmt: skip
-CLUSTER = {
-    "rayVersion", "enableInTreeAutoscaling", "autoscalerOptions", "headGroupSpec",
-    "workerGroupSpecs", "headServiceAnnotations", "suspend",
-}  # fmt: skip
-HEAD = {"rayStartParams", "template", "serviceType", "headService", "enableIngress"}
-GROUP = {
-    "groupName", "replicas", "minReplicas", "maxReplicas", "numOfHosts", "rayStartParams",
-    "template", "scaleStrategy",
-}  # fmt: skip
-NEEDED = {"headGroupSpec"}, {"rayStartParams", "template"}, {"groupName", "minReplicas",
-          "maxReplicas", "rayStartParams", "template"}  # fmt: skip
+DASHBOARD_PORT, GCS_PORT = 8265, 6379
 
 
 def load(name: str) -> Any:
+    """The only document of a file."""
     return yaml.safe_load((OVERLAY / name).read_text())
+
+
+def policies() -> dict[str, Any]:
+    """Who may come, by the policy's name."""
+    found = yaml.safe_load_all((OVERLAY / "networkpolicy.yaml").read_text())
+    return {one["metadata"]["name"]: one["spec"] for one in found}
 
 
 def cluster() -> dict[str, Any]:
@@ -41,20 +37,47 @@ def cluster() -> dict[str, Any]:
 
 
 def test_fields_are_those_of_the_operator() -> None:
+    job = read_job(load("rayjob.yaml")).spec
+    assert job.ray_cluster_spec is not None
+    for group in job.ray_cluster_spec.worker_group_specs:
+        assert group.replicas is not None
+        assert group.min_replicas <= group.replicas <= group.max_replicas
+
+
+HEAD = ("spec", "rayClusterSpec", "headGroupSpec")
+WRONG: dict[str, tuple[tuple[Any, ...], Any, str]] = {
+    "of a job": (("spec", "backOffLimit"), 10, "unknown field `backOffLimit`"),
+    "of a cluster": (("spec", "rayClusterSpec", "autoscaling"), True, "unknown field"),
+    "of a head": ((*HEAD, "replicas"), 1, "unknown field `replicas`"),
+    "of a pod": ((*HEAD, "template", "spec", "serviceAccount"), "feeder", "unknown field"),
+    "of a container": (
+        (*HEAD, "template", "spec", "containers", 0, "envs"), [], "unknown field `envs`"
+    ),
+    "a number for text": ((*HEAD, "rayStartParams", "num-cpus"), 0, "Expected `str`, got `int`"),
+    "text for a number": (("spec", "backoffLimit"), "10", "Expected `int | null`, got `str`"),
+    "no such mode": (
+        ("spec", "rayClusterSpec", "autoscalerOptions", "upscalingMode"), "Fast", "Invalid enum"
+    ),
+    "a port without a name": (
+        (*HEAD, "template", "spec", "containers", 0, "ports", 0), {"containerPort": 1}, "`name`"
+    ),
+    "no quantity": (
+        (*HEAD, "template", "spec", "containers", 0, "resources", "limits", "memory"), "8 GiB",
+        "matching regex",
+    ),
+    "no head": (("spec", "rayClusterSpec"), {}, "missing required field `headGroupSpec`"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("where, value, told", WRONG.values(), ids=WRONG)
+def test_what_the_operator_would_not_take_is_seen(
+    where: tuple[Any, ...], value: Any, told: str
+) -> None:
     job = load("rayjob.yaml")
-    assert (job["apiVersion"], job["kind"]) == ("ray.io/v1", "RayJob")
-    assert job["spec"].keys() <= JOB
-    of_cluster, of_head, of_group = NEEDED
-    assert of_cluster <= cluster().keys() <= CLUSTER
-    assert of_head <= cluster()["headGroupSpec"].keys() <= HEAD
-    for group in cluster()["workerGroupSpecs"]:
-        assert of_group <= group.keys() <= GROUP
-        assert group["minReplicas"] <= group["replicas"] <= group["maxReplicas"]
-        # What `ray start` is told is text.
-        assert all(isinstance(value, str) for value in group["rayStartParams"].values())
-    assert all(
-        isinstance(one, str) for one in cluster()["headGroupSpec"]["rayStartParams"].values()
-    )
+    *path, last = where
+    reduce(getitem, path, job)[last] = value
+    with pytest.raises(msgspec.ValidationError, match=re.escape(told)):
+        read_job(job)
 
 
 def test_the_job_serves_on_actors() -> None:
@@ -73,23 +96,62 @@ def test_a_wrong_configuration_starts_no_head() -> None:
     assert f"--config={path}" in load("rayjob.yaml")["spec"]["entrypoint"]
 
 
-def test_pods_service_and_policy_agree() -> None:
+def test_pods_service_and_policies_agree() -> None:
     head = cluster()["headGroupSpec"]["template"]
-    labels = head["metadata"]["labels"]
-    service, policy = load("service.yaml"), load("networkpolicy.yaml")
-    assert service["spec"]["selector"].items() <= labels.items()
+    labels = head["metadata"]["labels"].items()
+    service = load("service.yaml")
+    assert service["spec"]["selector"].items() <= labels
     (container,) = head["spec"]["containers"]
     ports = {port["name"]: port["containerPort"] for port in container["ports"]}
-    assert ports == {"batches": BATCH_PORT, "status": STATUS_PORT}
-    assert {one["targetPort"] for one in service["spec"]["ports"]} == set(ports)
-    pods = [head, *(group["template"] for group in cluster()["workerGroupSpecs"])]
-    selected = policy["spec"]["podSelector"]["matchLabels"].items()
-    for pod in pods:
-        assert selected <= pod["metadata"]["labels"].items()
+    assert {one["targetPort"] for one in service["spec"]["ports"]} == {"batches", "status"}
+    # With ports that are named the operator's service has no others, and workers come by it.
+    assert ports == {
+        "batches": BATCH_PORT, "status": STATUS_PORT,
+        "dashboard": DASHBOARD_PORT, "gcs-server": GCS_PORT,
+    }  # fmt: skip
+    workers = [group["template"] for group in cluster()["workerGroupSpecs"]]
+    selected = policies()["feeder-ray"]["podSelector"]["matchLabels"].items()
+    assert all(selected <= pod["metadata"]["labels"].items() for pod in [head, *workers])
+    for pod in [head, *workers, load("rayjob.yaml")["spec"]["submitterPodTemplate"]]:
         assert pod["spec"]["securityContext"]["runAsUser"] == UID
-        volumes = {volume["name"] for volume in pod["spec"]["volumes"]}
+        volumes = {volume["name"] for volume in pod["spec"].get("volumes", ())}
         for one in (*pod["spec"].get("initContainers", ()), *pod["spec"]["containers"]):
-            assert {mount["name"] for mount in one["volumeMounts"]} <= volumes
+            assert {mount["name"] for mount in one.get("volumeMounts", ())} <= volumes
+
+
+def test_jobs_come_to_the_head_from_submitter_and_operator() -> None:
+    head = cluster()["headGroupSpec"]["template"]["metadata"]["labels"]
+    policy = policies()["feeder-ray-head"]
+    assert policy["podSelector"]["matchLabels"].items() <= head.items()
+    ((rule,)) = policy["ingress"]
+    assert rule["ports"] == [{"port": DASHBOARD_PORT, "protocol": "TCP"}]
+    submitter, operator = rule["from"]
+    pod = load("rayjob.yaml")["spec"]["submitterPodTemplate"]
+    chosen = submitter["podSelector"]["matchLabels"]
+    assert chosen.items() <= pod["metadata"]["labels"].items()
+    # Else it would be of the cluster, or be a server.
+    assert not pod["metadata"]["labels"].keys() & head.keys()
+    assert pod["spec"]["restartPolicy"] == "Never"
+    # The label of the operator's pods, by its manifests and its chart; in any namespace.
+    assert operator == {
+        "namespaceSelector": {},
+        "podSelector": {"matchLabels": {"app.kubernetes.io/component": "kuberay-operator"}},
+    }
+
+
+def test_the_autoscaler_alone_may_ask_kubernetes() -> None:
+    head = cluster()["headGroupSpec"]["template"]["spec"]
+    account = load("serviceaccount.yaml")
+    assert cluster()["enableInTreeAutoscaling"]
+    # Its container is in the head's pod. The operator does not make an account that a pod names.
+    assert head["automountServiceAccountToken"] is True
+    assert head["serviceAccountName"] == account["metadata"]["name"]
+    assert "serviceaccount.yaml" in load("kustomization.yaml")["resources"]
+    others = [group["template"]["spec"] for group in cluster()["workerGroupSpecs"]]
+    others.append(load("rayjob.yaml")["spec"]["submitterPodTemplate"]["spec"])
+    for pod in others:
+        assert pod["serviceAccountName"] != head["serviceAccountName"]
+        assert pod["automountServiceAccountToken"] is False
 
 
 def test_kustomize_knows_where_a_job_names_things() -> None:
@@ -97,6 +159,7 @@ def test_kustomize_knows_where_a_job_names_things() -> None:
     references = {
         spec["path"] for one in load("names.yaml")["nameReference"] for spec in one["fieldSpecs"]
     }
+    assert "spec/submitterPodTemplate/spec/containers/image" in paths
     for group in ("headGroupSpec", "workerGroupSpecs"):
         assert f"spec/rayClusterSpec/{group}/template/spec/containers/image" in paths
         assert f"spec/rayClusterSpec/{group}/template/spec/volumes/configMap/name" in references
