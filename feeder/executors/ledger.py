@@ -24,6 +24,10 @@ _LATE_TIMES, _LEAST_LATE_S = 3.0, 0.05
 """A ticket is issued again after so many times what 99 of 100 tickets take, and not before so long:
 what is done twice takes an actor from other tickets."""
 
+_FIRST_TIMES = 3.0
+"""An actor hangs in its first ticket after so many times what half of the first ones took: the
+function and its libraries are loaded then, which may take seconds."""
+
 _MOST_ATTEMPTS = 3
 """So many actors may have a ticket at the same time. Of 1,000 actors with a slow call in a hundred,
 in each minute or two one is slow with what another one has been slow with, and with two the merge
@@ -127,6 +131,8 @@ class Ledger:
         self._took: deque[float] = deque(maxlen=_REMEMBERED)
         self._num_came = 0
         self._late_s: float | None = None
+        # How long the first tickets of actors took.
+        self._first_took: deque[float] = deque(maxlen=_REMEMBERED)
         # Whether the last ticket that was late was so by its actor: another one took as long as is
         # usual. Else its calls are slow by themselves, and to end the actor would be no help.
         self._is_by_actor = False
@@ -233,6 +239,8 @@ class Ledger:
         since = actor.head_since()
         took = 0.0 if since is None else now - since
         del actor.open[number]
+        if not actor.heard_at:
+            self._first_took.append(took)
         actor.heard_at = now
         actor.is_quick = took < _QUICK_S
         self._file(actor)
@@ -266,12 +274,16 @@ class Ledger:
         earlier, and have been for longer than a new actor takes to come, `start_s`."""
         if self._late_s is None:
             return []
-        least_s, found = max(self._late_s, start_s), []
+        found = []
+        least_s = max(self._late_s, start_s)
+        # One that was slow by itself is not the measure, or nobody would hang for long.
+        usual_s = sorted(self._first_took)[len(self._first_took) // 2]
+        least_first_s = max(least_s, _FIRST_TIMES * usual_s)
         # Of those that have one ticket the one that has been at it longest: another one answers it.
         latest: dict[Ticket, tuple[float, int]] = {}
         for generation, actor in self._actors.items():
             since = actor.head_since()
-            if since is None or now - since < least_s:
+            if since is None or now - since < (least_s if actor.heard_at else least_first_s):
                 continue
             ticket, _ = next(iter(actor.open.values()))
             if ticket.is_done:

@@ -110,6 +110,30 @@ def test_who_hangs_in_what_another_one_has_made_is_told() -> None:
     assert desk.ledger.stuck(32.0, 33.0) == []
 
 
+def test_who_loads_its_function_does_not_hang() -> None:
+    """A new actor that takes seconds for its first ticket would be ended again and again."""
+    desk = Desk(1)
+    desk.ask("first", 0)
+    desk.answer(1, 1, now=5.0)
+    for i in range(1, 31):
+        desk.ask(f"{i}", i, now=5.0 + i)
+        desk.answer(1, i + 1, now=5.1 + i)
+    assert desk.ledger.late_s is not None and desk.ledger.late_s < 1.0
+    desk.ledger.add(2)
+    desk.ask("a", 40, now=40.0)
+    desk.ask("b", 41, now=40.0)
+    (mine,) = [name for name, generation, _ in desk.sent if generation == 2]
+    other = desk.sent[-1] if desk.sent[-1][1] == 1 else desk.sent[-2]
+    desk.answer(*other[1:], now=40.1)
+    desk.ledger.late(41.0)
+    desk.issue(41.0)
+    assert desk.sent[-1][:2] == (mine, 1)
+    assert desk.answer(*desk.sent[-1][1:], now=41.1) == (mine, True)
+    # The first one took 5 s for its first.
+    assert desk.ledger.stuck(50.0, 1.2) == []
+    assert desk.ledger.stuck(55.1, 1.2) == [2]
+
+
 def test_who_takes_over_may_be_late_too() -> None:
     desk = slow_desk()
     desk.ledger.late(31.0)
