@@ -80,7 +80,7 @@ class Actor:
         self._server: Server | None = None
         self._store = _Store()
 
-    def hello(self, node: str) -> Greeting:
+    def hello(self, node: str, generation: int) -> Greeting:
         """Say who this is."""
         return Greeting(os.getpid(), node, socket.gethostname(), self._public)
 
@@ -88,21 +88,7 @@ class Actor:
         """Answer the driver until it hangs up. Raises `ConnectionError` where it cannot be
         reached."""
         self._ident = threading.get_ident()
-        wire = _dial(told) if told.unix else None
-        if wire is not None:
-            _serve_mapped(*wire)
-            return
-        with _Frames(told, self._public, self._secret) as frames, contextlib.suppress(HungUp):
-            server = None
-            while True:
-                message, parts = frames.receive()
-                if isinstance(message, Load):
-                    server = _server_of(frames, message, parts[0])
-                    frames.blocks = server.blocks
-                    continue
-                assert server is not None
-                message.freed = frames.take_sent()
-                frames.send(*server.answer(message))
+        answer_driver(told, self._public, self._secret)
 
     def load(self, data: bytes, buffers: Any) -> None:
         """Take the function, where tickets come as calls of this actor."""
@@ -131,10 +117,29 @@ class Actor:
         said, self._store.said = self._store.said, []
         return [*map(encode, said), encode(answer)], arrays
 
-    def stack(self) -> str:
+    def stack(self, generation: int) -> str:
         """Where the thread is that makes calls; another thread asks."""
         frame = sys._current_frames().get(self._ident or 0)
         return "" if frame is None else "".join(traceback.format_stack(frame)).rstrip()
+
+
+def answer_driver(told: Invitation, public: bytes, secret: bytes) -> None:
+    """Answer the driver until it hangs up. Raises `ConnectionError` where it cannot be reached."""
+    wire = _dial(told) if told.unix else None
+    if wire is not None:
+        _serve_mapped(*wire)
+        return
+    with _Frames(told, public, secret) as frames, contextlib.suppress(HungUp):
+        server = None
+        while True:
+            message, parts = frames.receive()
+            if isinstance(message, Load):
+                server = _server_of(frames, message, parts[0])
+                frames.blocks = server.blocks
+                continue
+            assert server is not None
+            message.freed = frames.take_sent()
+            frames.send(*server.answer(message))
 
 
 # ---- On the driver's host

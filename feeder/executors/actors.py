@@ -94,20 +94,29 @@ class _Asked:
         return self._answer
 
 
-class _Member:
-    """One actor. Owner: the pool's lock."""
+class _Actor:
+    """An actor, and its processes. Owner: the pool's lock."""
 
-    def __init__(self, generation: int, handle: Any) -> None:
+    def __init__(self, handle: Any) -> None:
+        self.handle = handle
+        self.members: list[_Member] = []
+        self.is_retired = False
+        self.has_come = False
+
+
+class _Member:
+    """A process of an actor, which has one or several. Owner: the pool's lock."""
+
+    def __init__(self, generation: int, actor: _Actor) -> None:
         self.generation = generation
         self.number = generation
         """As `_Worker` knows it: its state is in this one."""
-        self.handle = handle
+        self.actor = actor
         self.pid = 0
         self.host = ""
         self.node = ""
         self.public = b""
         self.line: Line | None = None
-        self.is_retired = False
         self.has_answered = False
         self.asked_at = time.monotonic()
 
@@ -138,7 +147,11 @@ class ActorPool:
         self._moves = moves
         self._lock = threading.Lock()
         self._ledger = Ledger(moves=moves)
+        self._actors: list[_Actor] = []
+        # Their processes, by generation.
         self._members: dict[int, _Member] = {}
+        # Processes of each actor.
+        self._per = 1
         self._asked: dict[int, Ticket] = {}
         self._num_started = 0
         self._num_stillborn = self._num_unmade = 0
@@ -169,16 +182,23 @@ class ActorPool:
         self._stats = stats
 
     def start(self, num: int, load: Callable[[], tuple[Load, int]]) -> None:
-        """Start so many actors at most, in the background. Raises `ConfigError`."""
+        """Start actors with so many processes at most, in the background. Raises `ConfigError`."""
         self.cluster.check()
         self._load = load
         _, descriptor = load()
         self._buffers = _bytes_of(descriptor)
-        self._scaling = Scaling(min(self._options.fewest, num), num)
+        self._per = min(self._options.per_actor, num)
+        most = -(-num // self._per)
+        self._scaling = Scaling(min(self._options.fewest, most), most)
         way = os.environ.get(DATA, "mapped")
         if way not in ("mapped", "frames", "store"):
             raise ConfigError(f"{DATA} is {way!r}, expected mapped, frames or store")
         if way == "store":
+            if self._options.per_actor > 1:
+                raise ConfigError(
+                    f"per_actor is {self._options.per_actor} and {DATA} is 'store', by which only "
+                    "actors of one process are asked: leave one of the two out"
+                )
             self._buffers_ref = self.cluster.put(self._buffers)
         self._ports = Ports(self.cluster.host(), way)
         self._alone_since = self._busy_at = self._ticked_at = time.monotonic()
@@ -199,6 +219,8 @@ class ActorPool:
         self.interrupt()
         self._threads.close(_JOIN_S)
         with self._lock:
+            for actor in self._actors:
+                actor.is_retired = True
             for member in list(self._members.values()):
                 self._let_go(member)
             ports, self._ports = self._ports, None
@@ -381,49 +403,56 @@ class ActorPool:
             at=now, starved_s=self._stats.chunks.seconds(now), busy_s=self._busy_s,
             ready=len(self._ledger.generations),
         )  # fmt: skip
+        # Of actors: these come and go.
+        seen = seen._replace(busy_s=seen.busy_s / self._per, ready=seen.ready / self._per)
         if self._scaling.look(seen):
             self._fill_up()
 
     def _fill_up(self) -> None:
-        """Have as many actors as there are to be; under the lock."""
-        members = [member for member in self._members.values() if not member.is_retired]
-        for _ in range(self._scaling.wanted - len(members)):
-            self._start_one()
-        for member in self._surplus(members):
-            member.is_retired = True
-            if member.line is None or self._ledger.is_idle(member.generation):
-                self._let_go(member)
-            else:
-                self._ledger.retire(member.generation)
+        """Have as many actors as there are to be, and their processes; under the lock."""
+        actors = [actor for actor in self._actors if not actor.is_retired]
+        try:
+            for _ in range(self._scaling.wanted - len(actors)):
+                actors.append(_Actor(self.cluster.start()))
+                self._actors.append(actors[-1])
+            for actor in actors:
+                for _ in range(self._per - len(actor.members)):
+                    self._add_to(actor)
+        except Exception as error:
+            self._fail_all(f"no actor could be started: {error}")
+            return
+        for actor in self._surplus(actors):
+            actor.is_retired = True
+            for member in list(actor.members):
+                if member.line is None or self._ledger.is_idle(member.generation):
+                    self._let_go(member)
+                else:
+                    self._ledger.retire(member.generation)
 
-    def _surplus(self, members: list[_Member]) -> list[_Member]:
+    def _surplus(self, actors: list[_Actor]) -> list[_Actor]:
         """Who goes where there are too many: first those that are not ready, then the youngest."""
-        num = len(members) - self._scaling.wanted
+        num = len(actors) - self._scaling.wanted
         if num <= 0:
             return []
         # The state of a worker that can only be replayed stays where it is.
         free = [
-            member
-            for member in members
-            if self._moves or not self._ledger.has_homes(member.generation)
+            actor
+            for actor in reversed(actors)
+            if self._moves
+            or not any(self._ledger.has_homes(member.generation) for member in actor.members)
         ]
-        order = sorted(free, key=lambda member: (member.line is not None, -member.generation))
-        return order[:num]
+        return sorted(free, key=lambda one: any(member.line for member in one.members))[:num]
 
-    def _start_one(self) -> None:
+    def _add_to(self, actor: _Actor) -> None:
+        """Ask an actor for a process."""
         self._num_started += 1
         generation = self._num_started
-        try:
-            handle = self.cluster.start()
-            member = self._members[generation] = _Member(generation, handle)
-            self.cluster.hello(
-                handle, lambda found, error: self.tell(self._on_hello, generation, found, error)
-            )
-        except Exception as error:
-            self._members.pop(generation, None)
-            self._fail_all(f"no actor could be started: {error}")
-            return
-        assert member.handle is handle
+        member = self._members[generation] = _Member(generation, actor)
+        actor.members.append(member)
+        self.cluster.hello(
+            actor.handle, generation,
+            lambda found, error: self.tell(self._on_hello, generation, found, error),
+        )  # fmt: skip
 
     # ---- what happens
 
@@ -435,11 +464,12 @@ class ActorPool:
             if member is None or ports is None or self._is_closed:
                 return
             if found is None:
-                self._num_unmade += 1
+                # Each of its processes is told of it.
+                self._num_unmade += member.actor in self._actors
                 how, is_node = self.cluster.how(error)
                 if self._num_unmade >= _MOST_UNMADE and not is_node:
                     self._fail_all(f"no actor could be started: the last one {how}")
-                self._bury(member, how, is_node)
+                self._bury(member, how, is_node, is_actor=True)
                 return
             self._num_unmade = 0
             member.pid, member.host, member.node = found.pid, found.host, found.node
@@ -449,21 +479,21 @@ class ActorPool:
                 assert self._load is not None
                 data = encode(self._load()[0])
                 self.cluster.load(
-                    member.handle, data, self._buffers_ref,
+                    member.actor.handle, data, self._buffers_ref,
                     lambda _, error: self.tell(self._on_loaded, generation, error),
                 )  # fmt: skip
                 return
             ports.allowed[member.public] = generation
             invitation = Invitation(generation, ports.name, ports.address, ports.public)
             self.cluster.serve(
-                member.handle, invitation,
-                lambda _, error: self.tell(self._on_end, generation, error),
+                member.actor.handle, invitation,
+                lambda how, error: self.tell(self._on_end, generation, error, how),
             )  # fmt: skip
 
     def _call(self, member: _Member, data: bytes, number: int) -> None:
         """Have a ticket answered by a call of an actor."""
         self.cluster.answer(
-            member.handle, data,
+            member.actor.handle, data,
             lambda found, error: self.tell(
                 self._on_stored, member.generation, number, found, error
             ),
@@ -557,7 +587,10 @@ class ActorPool:
         """An actor may be asked; under the lock."""
         now = time.monotonic()
         self._alone_since, self._has_told = None, False
-        self._start_s = now - member.asked_at
+        if not member.actor.has_come:
+            # Later processes of it come sooner.
+            member.actor.has_come = True
+            self._start_s = now - member.asked_at
         self._note_busy(now)
         self._ledger.add(member.generation)
         self._issue()
@@ -599,7 +632,7 @@ class ActorPool:
             if is_first:
                 ticket.payload.finish(message, failure)
             self._ledger.issue(now, self._send)
-            if member.is_retired and self._ledger.is_idle(member.generation):
+            if member.actor.is_retired and self._ledger.is_idle(member.generation):
                 self._let_go(member)
 
     def _compare(self, ticket: Ticket, made: Made, member: _Member) -> None:
@@ -619,20 +652,23 @@ class ActorPool:
                 f"{call.epoch} gave other rows in {member.name} than in another actor"
             )
 
-    def _on_end(self, generation: int, error: BaseException | None) -> None:
-        """An actor has ended, or has left."""
+    def _on_end(self, generation: int, error: BaseException | None, how: str | None = None) -> None:
+        """An actor has ended, or has left; or its process, which has ended as `how` says."""
         with self._lock:
             member = self._members.get(generation)
             if member is None:
                 return
-            how, is_node = self.cluster.how(error)
-            is_lost = isinstance(getattr(error, "cause", None), ConnectionError)
+            told, is_node = self.cluster.how(error)
+            cause = getattr(error, "cause", None)
+            is_lost = isinstance(cause, ConnectionError)
             if is_lost and not self._ledger.generations:
-                self._fail_all(f"no actor reaches this process: {getattr(error, 'cause', '')}")
-            self._bury(member, how, is_node)
+                self._fail_all(f"no actor reaches this process: {cause}")
+            # Where an actor says itself what went wrong, it lives.
+            self._bury(member, how or told, is_node, is_actor=error is not None and cause is None)
 
-    def _bury(self, member: _Member, how: str, is_node: bool) -> None:
-        """An actor is dead, or is taken for it; under the lock. `is_node`: no call is to blame."""
+    def _bury(self, member: _Member, how: str, is_node: bool, is_actor: bool = False) -> None:
+        """A process is dead, or is taken for it; under the lock. `is_node`: no call is to blame.
+        `is_actor`: its actor is dead too."""
         line = member.line
 
         def begun(ticket: Ticket, number: int, place: int) -> int:
@@ -646,14 +682,14 @@ class ActorPool:
         self._note_busy(now)
         lost = self._ledger.remove(member.generation, begun)
         if not self._is_closed:
-            self._num_deaths += not member.is_retired
+            self._num_deaths += not member.actor.is_retired
             # Of a host that has ended, all actors end at once, and none is to blame.
             self._num_stillborn += not (member.has_answered or is_node)
             logger.warning("%s of the fetch function %s", member.name, how)
         ended = Ended(member.pid, f"on {member.place} {how}")
         for ticket, num_begun, num_deaths in lost:
             self._fail(ticket, Lost(ended, num_begun, num_deaths))
-        self._drop(member)
+        self._drop(member, is_actor)
         if self._num_stillborn > MOST_STILLBORN:
             self._fail_all(
                 f"{MOST_STILLBORN} actors ended one after the other before one of them had "
@@ -671,13 +707,21 @@ class ActorPool:
         self._ledger.remove(member.generation)
         self._drop(member)
 
-    def _drop(self, member: _Member) -> None:
+    def _drop(self, member: _Member, is_actor: bool = False) -> None:
         if self._ports is not None:
             self._ports.allowed.pop(member.public, None)
             self._ports.remove(member.generation)
         if member.line is not None:
             member.line.close()
-        self.cluster.kill(member.handle)
+        actor = member.actor
+        actor.members.remove(member)
+        is_last = actor.is_retired and not actor.members
+        if not (is_actor or is_last or self._per == 1):
+            self.cluster.end(actor.handle, member.generation)
+            return
+        if actor in self._actors:
+            self._actors.remove(actor)
+        self.cluster.kill(actor.handle)
 
     # ---- what is told
 
@@ -692,7 +736,7 @@ class ActorPool:
             )
         if member is None:
             return f"no actor of the fetch function is free: {self.cluster.shortage()}"
-        return f"{member.name}:\n{self.cluster.stack(member.handle)}"
+        return f"{member.name}:\n{self.cluster.stack(member.actor.handle, member.generation)}"
 
     def counts(self) -> ExecutorCounts:
         """The actors that are ready, those that have ended, and where they are."""

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -30,6 +31,8 @@ from feeder.executors.wire import (
     Answered,
     Ask,
     Calls,
+    Come,
+    Left,
     Load,
     Logged,
     Made,
@@ -51,8 +54,12 @@ _BUNDLE_S = 0.001
 
 
 def serve(wire: Wire) -> None:
-    """Answer the parent until it hangs up."""
-    load, (function, page) = wire.receive()
+    """Answer the parent until it hangs up; or, for an actor that holds this process, the driver."""
+    load, descriptors = wire.receive()
+    if isinstance(load, Come):
+        _serve_driver(wire, load)
+        return
+    function, page = descriptors
     progress = map_shared(page, PROGRESS_BYTES)
     os.close(page)
     server = Server(wire, load, function, progress)
@@ -60,6 +67,19 @@ def serve(wire: Wire) -> None:
         ticket, _ = wire.receive()
         wire.send(*server.answer(ticket))
         server.blocks.sent()
+
+
+def _serve_driver(wire: Wire, told: Come) -> None:
+    # It imports this module, and ZeroMQ, which processes of this host have no use for.
+    from feeder.executors.actor import Invitation, answer_driver
+
+    *invitation, public, secret = msgspec.structs.astuple(told)
+    error = ""
+    try:
+        answer_driver(Invitation(*invitation), public, secret)
+    except ConnectionError as raised:
+        error = str(raised)
+    wire.send(Left(error))
 
 
 class Speaker(Protocol):

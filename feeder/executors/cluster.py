@@ -88,10 +88,10 @@ class Cluster:
     def start(self) -> Any:
         """Ask for an actor; its handle."""
         if self._class is None:
-            self._class = _actor_class(self._ray)
+            self._class = _actor_class(self._ray, self._options.per_actor)
         options = self._options
         told = dict(options.resources or {})
-        asked: dict[str, Any] = {"num_cpus": options.num_cpus}
+        asked: dict[str, Any] = {"num_cpus": options.num_cpus * options.per_actor}
         if "GPU" in told:
             asked["num_gpus"] = told.pop("GPU")
         if "memory" in told:
@@ -106,17 +106,24 @@ class Cluster:
             # Tickets are asked for again by us: a call that Ray made again would be made twice.
             max_restarts=0,
             max_task_retries=0,
-        ).remote(path, options.runtime_env is not None)
+        ).remote(path, options.runtime_env is not None, options.per_actor)
 
-    def hello(self, handle: Any, told: Callable[[Any, BaseException | None], None]) -> None:
-        """Ask who an actor is; `told` is called with a `Greeting` or with what went wrong."""
-        self._when(handle.hello.remote(), lambda found: Greeting(*found), told)
+    def hello(
+        self, handle: Any, generation: int, told: Callable[[Any, BaseException | None], None]
+    ) -> None:
+        """Ask who an actor is, or have it fork a process; `told` is called with a `Greeting` or
+        with what went wrong."""
+        self._when(handle.hello.remote(generation), lambda found: Greeting(*found), told)
 
     def serve(
         self, handle: Any, invitation: Invitation, told: Callable[[Any, BaseException | None], None]
     ) -> None:
-        """Have an actor come here; `told` is called when it has left."""
-        self._when(handle.serve.remote(*invitation), lambda found: found, told)
+        """Have an actor come here, or its process; `told` is called when it has left, with how
+        that was."""
+        # A function that one process alone calls is called by its main thread.
+        several = self._options.per_actor > 1
+        serve = handle.serve.options(concurrency_group="serve") if several else handle.serve
+        self._when(serve.remote(*invitation), lambda found: found, told)
 
     def load(
         self,
@@ -134,12 +141,17 @@ class Cluster:
         """Have a ticket answered by a call of the actor."""
         self._when(handle.answer.remote(data), lambda found: found, told)
 
-    def stack(self, handle: Any) -> str:
-        """Where an actor is in its call; empty where it does not say."""
+    def stack(self, handle: Any, generation: int) -> str:
+        """Where an actor, or its process, is in its call; empty where it does not say."""
         with contextlib.suppress(Exception):
-            asked = handle.stack.options(concurrency_group="look").remote()
+            asked = handle.stack.options(concurrency_group="look").remote(generation)
             return str(self._ray.get(asked, timeout=_LOOK_S))
         return ""
+
+    def end(self, handle: Any, generation: int) -> None:
+        """End one process of an actor; harmless where it has ended."""
+        with contextlib.suppress(Exception):
+            handle.end.options(concurrency_group="look").remote(generation)
 
     def kill(self, handle: Any) -> None:
         """End an actor; harmless where it has ended, or the cluster has."""
@@ -180,7 +192,8 @@ class Cluster:
     def shortage(self) -> str:
         """What the cluster lacks for one more actor."""
         options = self._options
-        asked = {"CPU": float(options.num_cpus), **dict(options.resources or {})}
+        cpus = float(options.num_cpus * options.per_actor)
+        asked = {"CPU": cpus, **dict(options.resources or {})}
         try:
             has, free = self._ray.cluster_resources(), self._ray.available_resources()
         except Exception as error:
@@ -196,15 +209,15 @@ class Cluster:
         return f"the cluster has {'; '.join(parts) or 'no limit for them'}{lacks}"
 
 
-def _actor_class(ray: Any) -> Any:
-    """The actor, as Ray starts it. Made inside a function, it travels by value: so it can tell
-    where feeder is found before it is imported."""
+def _actor_class(ray: Any, num: int) -> Any:
+    """The actor, of so many processes, as Ray starts it. Made inside a function, it travels by
+    value: so it can tell where feeder is found before it is imported."""
 
     class FeederActor:
         """What Ray makes in an actor's process: the actor itself, imported there. Ray calls it on
         the actor's threads."""
 
-        def __init__(self, path: list[str], own_first: bool) -> None:
+        def __init__(self, path: list[str], own_first: bool, num: int) -> None:
             import os
             import sys
 
@@ -214,18 +227,23 @@ def _actor_class(ray: Any) -> Any:
             sys.path_importer_cache.clear()
             os.environ.setdefault("OMP_NUM_THREADS", "1")
             from feeder.executors.actor import Actor
+            from feeder.executors.seats import Seats
 
-            self._actor = Actor()
+            self._actor: Any = Actor() if num == 1 else Seats()
 
-        def hello(self) -> Any:
+        def hello(self, generation: int) -> Any:
             import ray
 
-            return tuple(self._actor.hello(ray.get_runtime_context().get_node_id()))
+            node = ray.get_runtime_context().get_node_id()
+            return tuple(self._actor.hello(node, generation))
 
-        def serve(self, *told: Any) -> None:
+        def serve(self, *told: Any) -> Any:
             from feeder.executors.actor import Invitation
 
-            self._actor.serve(Invitation(*told))
+            return self._actor.serve(Invitation(*told))
+
+        def end(self, generation: int) -> None:
+            self._actor.end(generation)
 
         def load(self, data: bytes, buffers: Any) -> None:
             self._actor.load(data, buffers)
@@ -233,8 +251,9 @@ def _actor_class(ray: Any) -> Any:
         def answer(self, data: bytes) -> Any:
             return self._actor.answer(data)
 
-        def stack(self) -> str:
-            return self._actor.stack()
+        def stack(self, generation: int) -> Any:
+            return self._actor.stack(generation)
 
-    # Of its own: `serve` does not return.
-    return ray.remote(concurrency_groups={"look": 1})(FeederActor)
+    # Of their own: `serve` does not return while its process lives. Another one may have the place
+    # of a process that is not gone yet.
+    return ray.remote(concurrency_groups={"look": 1, "serve": 2 * num})(FeederActor)

@@ -77,15 +77,17 @@ class RayActors:
     num: int | tuple[int, int]
     """How many; or the fewest and the most, and the feed takes as many as its trainer needs."""
     num_cpus: float = 1
-    """What each takes of the cluster's CPUs."""
+    """What each process takes of the cluster's CPUs."""
     resources: Mapping[str, float] | None = None
-    """What else each takes of the cluster, such as ``{"disk": 1}``."""
+    """What else each actor takes of the cluster, such as ``{"disk": 1}``."""
     placement: str = "spread"
     """How they are placed: "spread" over the hosts of the cluster, or "pack", few hosts first."""
     runtime_env: Mapping[str, Any] | None = None
     """Ray's `runtime_env` of the actors: packages, files, environment variables."""
     seed_globals: bool = True
     """As `Processes` has it."""
+    per_actor: int = 1
+    """Processes of each actor: they take less memory than actors, and are replaced sooner."""
 
     def __post_init__(self) -> None:
         given = self.num
@@ -112,6 +114,7 @@ class RayActors:
             raise ConfigError(f"runtime_env is {self.runtime_env!r}, expected a dict")
         if not isinstance(self.seed_globals, bool):
             raise ConfigError(f"seed_globals is {self.seed_globals!r}, expected True or False")
+        _check_count("per_actor", self.per_actor, 256)
 
     @property
     def fewest(self) -> int:

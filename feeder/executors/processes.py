@@ -260,7 +260,7 @@ class ProcessExecution:
 
 def most_of(spec: StreamSpec, options: Processes | RayActors) -> int:
     """How many processes a stream has use for."""
-    most = options.num if isinstance(options, Processes) else options.most
+    most = options.num if isinstance(options, Processes) else options.most * options.per_actor
     if has_cursor(spec) and not spec.ignores_worker_ids:
         # Its cursor is what it has come to by its own calls.
         return 1

@@ -37,7 +37,7 @@ class Seen(NamedTuple):
     """For how long the merge has waited for chunks."""
     busy_s: float
     """For how long actors have had tickets, added up over them."""
-    ready: int
+    ready: float
     """Actors that may be asked."""
 
 

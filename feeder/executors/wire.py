@@ -183,9 +183,27 @@ class Seen(msgspec.Struct, array_like=True, tag=12):
     stack: str
 
 
+class Come(msgspec.Struct, array_like=True, tag=13):
+    """To a process of an actor that holds several: answer the driver, which is there."""
+
+    generation: int
+    unix: bytes
+    tcp: str
+    key: bytes
+    public: bytes
+    """The pair of keys of the process, which its actor has made for it."""
+    secret: bytes
+
+
+class Left(msgspec.Struct, array_like=True, tag=14):
+    """The driver has hung up; or why it was not reached."""
+
+    error: str
+
+
 Message = (
     Load | Calls | Ask | Made | Answered | Said | Logged
-    | Fork | Forked | Reap | Reaped | Look | Seen
+    | Fork | Forked | Reap | Reaped | Look | Seen | Come | Left
 )  # fmt: skip
 
 _encoder = msgspec.msgpack.Encoder()

@@ -37,6 +37,7 @@ TIMEOUT_S = 60.0
         ("ray:1-8", RayActors((1, 8))),
         ({"ray": [1, 8], "num_cpus": 2}, RayActors((1, 8), num_cpus=2)),
         ({"ray": 3, "resources": {"disk": 1}}, RayActors(3, resources={"disk": 1})),
+        ({"ray": [1, 3], "per_actor": 4}, RayActors((1, 3), per_actor=4)),
     ),
 )
 def test_how_it_is_written(given: Any, made: RayActors) -> None:
@@ -137,7 +138,18 @@ def test_an_actor_that_does_not_reach_its_driver(monkeypatch: pytest.MonkeyPatch
 
 def test_clocks_may_differ() -> None:
     """No module that an actor imports or that speaks to it looks at the time of day."""
-    names = ("actor", "actors", "child", "cluster", "ledger", "ports", "scaling", "wire", "blocks")
+    names = (
+        "actor",
+        "actors",
+        "child",
+        "cluster",
+        "ledger",
+        "ports",
+        "scaling",
+        "seats",
+        "wire",
+        "blocks",
+    )
     for name in names:
         module = importlib.import_module(f"feeder.executors.{name}")
         text = Path(str(module.__file__)).read_text()

@@ -40,7 +40,7 @@ def strike(pool: ActorPool, dice: random.Random, whom: str) -> None:
     """Kill some actors of a feed, by a signal or as Ray does it."""
     if whom == "ray":
         with pool._lock:
-            handles = [member.handle for member in pool._members.values()]
+            handles = [actor.handle for actor in pool._actors]
         for handle in dice.sample(handles, min(1, len(handles))):
             pool.cluster.kill(handle)
         return

@@ -20,15 +20,27 @@ from feeder.executors.wire import Calls
 class Pool:
     """A pool whose actors are none: what they would be sent goes nowhere."""
 
-    def __init__(self, num: int) -> None:
-        self.pool = ActorPool(RayActors(num), moves=True, debug=False, patience_s=60)
+    def __init__(self, num: int, per_actor: int = 1) -> None:
+        options = RayActors(num, per_actor=per_actor)
+        self.pool = ActorPool(options, moves=True, debug=False, patience_s=60)
         self.killed: list[Any] = []
+        """Actors that were ended."""
+        self.ended: list[tuple[Any, int]] = []
+        """Processes that were, each with its actor."""
         self.now = time.monotonic()
         cluster: Any = self.pool.cluster
-        cluster.start, cluster.hello, cluster.kill = (
-            object, lambda *told: None, self.killed.append
-        )  # fmt: skip
+        cluster.start, cluster.hello = object, lambda *told: None
+        cluster.kill, cluster.end = self.killed.append, lambda *which: self.ended.append(which)
+        self.pool._per = per_actor
+        self.scale(num)
+
+    def scale(self, num: int) -> None:
+        """Have so many actors."""
         scale(self.pool, num)
+
+    def close(self) -> None:
+        """End it."""
+        self.pool.close()
 
     def join(self, generation: int, line: Line) -> None:
         """An actor has come."""
@@ -78,7 +90,7 @@ def pool(request: pytest.FixtureRequest) -> Iterator[Pool]:
     try:
         yield made
     finally:
-        made.pool.close()
+        made.close()
 
 
 @pytest.mark.parametrize("pool", [2], indirect=True)
@@ -88,10 +100,10 @@ def test_who_hangs_is_ended_also_when_it_is_not_needed_any_more(pool: Pool) -> N
     pool.join(1, Line())
     pool.learn(1)
     pool.tick(10.0)
-    handle = pool.pool._members[2].handle
+    handle = pool.pool._members[2].actor.handle
     # The youngest goes, when it has answered: which it never does.
-    scale(pool.pool, 1)
-    assert pool.pool._members[2].is_retired and handle not in pool.killed
+    pool.scale(1)
+    assert pool.pool._members[2].actor.is_retired and handle not in pool.killed
     pool.answer(1, 31)
     pool.tick(0.25)
     assert handle in pool.killed and list(pool.pool._members) == [1]

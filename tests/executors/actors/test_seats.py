@@ -1,0 +1,176 @@
+"""Actors that hold several processes: these come and go by themselves, and change not one byte."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from typing import Any
+from unittest.mock import MagicMock
+
+import pytest
+
+import remote
+from executors.actors.test_kills import TIMEOUT_S, pool_of
+from executors.actors.test_pool import Pool
+from feeder import ConfigError, FetchError, FetchTimeout, RayActors
+from feeder.executors.actors import _MOST_UNMADE, DATA
+from feeder.executors.ports import Line
+from feeds import assert_same, deal, drain, expected, note, running
+from fetches import FORMS, make_fetch
+from lineage import ends_of
+
+WAYS = ("mapped", "frames")
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("form", FORMS)
+def test_the_stream_is_the_naive_one(
+    cluster: Any, form: str, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Processes and actors are killed; of one that dies with all it holds no call is lost."""
+    monkeypatch.setenv(DATA, way)
+    stream = expected(make_fetch(form, "ragged"), pure=form == "pure", epochs=3)
+    retries = {} if form == "replay" else {"retries": 100}
+    got = []
+    with running(
+        make_fetch(form, "ragged"), epochs=3, executor=RayActors(2, per_actor=2),
+        timeout=TIMEOUT_S, max_buffered_batches=1, **retries,
+    ) as (_, feed):  # fmt: skip
+        pool = pool_of(feed)
+        for i, batch in enumerate(deal(feed)):
+            got.append(note(batch))
+            if i % 6 == 2:
+                with contextlib.suppress(ProcessLookupError, IndexError):
+                    os.kill(pool.pids()[-1], signal.SIGKILL)
+            if i == 9:
+                with pool._lock:
+                    handle = pool._actors[0].handle
+                pool.cluster.kill(handle)
+    assert_same(got, stream)
+
+
+def test_a_process_is_replaced_where_it_was(cluster: Any, caplog: pytest.LogCaptureFixture) -> None:
+    settings: dict[str, Any] = {"epochs": 4, "timeout": TIMEOUT_S, "input_blob_names": ["x"]}
+    got: list[Any] = []
+    with running(remote.many, executor=RayActors(1, per_actor=3), **settings) as (_, feed):
+        pool = pool_of(feed)
+        batches = iter(feed)
+
+        def wait_for(num: int) -> list[int]:
+            while len(pool.pids()) != num:
+                got.append(note(next(batches)))
+            return pool.pids()
+
+        first = wait_for(3)
+        (actor,) = pool._actors
+        os.kill(first[0], signal.SIGKILL)
+        while first[0] in pool.pids():
+            got.append(note(next(batches)))
+        second = wait_for(3)
+        # The others have gone on, and so has their actor.
+        assert set(first[1:]) < set(second) and pool._actors == [actor]
+        with contextlib.ExitStack() as stack:
+            ends = stack.enter_context(ends_of(second))
+            pool.cluster.kill(actor.handle)
+            # Whatever ends the actor: it leaves none of them.
+            ends.wait()
+        third = wait_for(3)
+        assert not set(third) & set(second) and pool._actors != [actor]
+        stack = contextlib.ExitStack()
+        ends = stack.enter_context(ends_of(third))
+    with stack:
+        ends.wait()
+    assert f"(process {first[0]} on " in caplog.text and "was killed by SIGKILL" in caplog.text
+    assert_same(got, drain(remote.many, most=len(got), **settings))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_call_that_ends_each_process_is_named(
+    cluster: Any, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(DATA, way)
+    with pytest.raises(FetchError, match=r"call 4: its process ended 3 times.*by SIGKILL"):
+        drain(remote.At(4, remote.die), executor=RayActors(1, per_actor=2), timeout=TIMEOUT_S)
+
+
+def test_a_process_that_hangs_is_told_with_its_stack(cluster: Any) -> None:
+    with pytest.raises(FetchTimeout) as caught:
+        fetch = remote.At(7, remote.hang_in_a_place_of_its_own)
+        drain(fetch, executor=RayActors(1, per_actor=2), timeout=16.0)
+    assert "hang_in_a_place_of_its_own" in "".join(caught.value.__notes__)
+
+
+def test_rays_store_has_one_process_for_each(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(DATA, "store")
+    with pytest.raises(ConfigError, match="per_actor is 2 and FEEDER_RAY_DATA is 'store'"):
+        drain(remote.plain, executor=RayActors(1, per_actor=2))
+
+
+# ---- Without a cluster
+
+
+@pytest.mark.parametrize("given", (0, 1.5, "2", 257))
+def test_how_many_there_may_be(given: Any) -> None:
+    with pytest.raises(
+        ConfigError, match=r"per_actor is .*, expected a whole number from 1 to 256"
+    ):
+        RayActors(1, per_actor=given)
+
+
+def test_an_actor_that_ends_takes_its_processes_along() -> None:
+    made = Pool(2, per_actor=3)
+    pool = made.pool
+    try:
+        for generation in range(1, 7):
+            made.join(generation, Line())
+        first, second = pool._actors
+        assert [len(actor.members) for actor in pool._actors] == [3, 3]
+        # One process: its actor gets another one.
+        with pool._lock:
+            pool._bury(pool._members[2], "was killed", False)
+        assert pool._actors == [first, second] and len(first.members) == 3
+        assert made.ended == [(first.handle, 2)] and not made.killed
+        # The actor: each of its processes is told to have ended.
+        with pool._lock:
+            for member in list(first.members):
+                pool._bury(member, "has ended", False, is_actor=True)
+        assert first not in pool._actors and second in pool._actors
+        assert [len(actor.members) for actor in pool._actors] == [3, 3]
+        assert set(made.killed) == {first.handle}
+    finally:
+        made.close()
+
+
+def test_an_actor_that_was_never_made_counts_once() -> None:
+    made = Pool(1, per_actor=2 * _MOST_UNMADE)
+    pool, error = made.pool, RuntimeError("no such package")
+    pool._ports = MagicMock()
+    try:
+        for _ in range(_MOST_UNMADE):
+            assert pool._failure == ""
+            for member in list(pool._actors[0].members):
+                pool._on_hello(member.generation, None, error)
+        assert "no actor could be started: the last one has ended: no such" in pool._failure
+    finally:
+        made.close()
+
+
+def test_an_actor_that_is_not_needed_ends_after_its_last_process() -> None:
+    made = Pool(2, per_actor=2)
+    pool = made.pool
+    try:
+        for generation in range(1, 5):
+            made.join(generation, Line())
+        first, second = pool._actors
+        for call in range(4):
+            made.ask(call)
+        made.scale(1)
+        assert second.is_retired and len(second.members) == 2 and not made.killed
+        for generation in (3, 4):
+            with pool._lock:
+                assert pool._ledger.came(generation, 1, made.now) is not None
+                pool._let_go(pool._members[generation])
+        assert made.killed == [second.handle] and pool._actors == [first]
+    finally:
+        made.close()
