@@ -19,7 +19,6 @@ from feeder import ConfigError, FetchError, RayActors
 from feeder.executors import actor, actors, cluster
 from feeder.executors.actors import DATA
 from feeder.executors.options import executor_of
-from feeder.executors.ports import Ports
 from feeds import drain, make, note, running
 from lineage import WAIT_S
 from project import ROOT, TESTS
@@ -171,32 +170,6 @@ def test_no_room(
         )  # fmt: skip
     assert "disk: 1 asked for each, 0 of 0 free; first: 1 asked for each, 8 of 8" in caplog.text
     assert "waiting" in caplog.text
-
-
-def test_a_driver_that_is_not_reached_in_time_is_named(
-    cluster: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also where the feed's own limit comes before that of the actors."""
-    monkeypatch.setenv(DATA, "frames")
-    monkeypatch.setattr(actors, "_ROOM_TOLD_S", 3.0)
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        nowhere = f"tcp://127.0.0.1:{sock.getsockname()[1]}"
-
-        class Hidden(Ports):
-            def __init__(self, *told: Any) -> None:
-                super().__init__(*told)
-                self.address = nowhere
-
-        monkeypatch.setattr(actors, "Ports", Hidden)
-        told = (
-            rf"no actor has come to this process at {nowhere}, asked were those on "
-            rf"{socket.gethostname()}; waited 5 s: open this host's ports"
-        )
-        with pytest.raises(FetchError, match=told):
-            drain(remote.plain, executor=RayActors(2), timeout=10.0)
-    assert f"no actor has come to this process at {nowhere}" in caplog.text
-    assert "has room" not in caplog.text
 
 
 def test_room_for_some_is_enough(cluster: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -109,6 +110,24 @@ def test_who_hangs_is_ended_also_when_it_is_not_needed_any_more(pool: Pool) -> N
     assert handle in pool.killed and list(pool.pool._members) == [1]
     # Nothing has gone wrong.
     assert pool.pool.counts().restarts == 0
+
+
+@pytest.mark.parametrize("pool", [3], indirect=True)
+def test_a_driver_that_nobody_reaches_is_named_where_its_limit_is_first(
+    pool: Pool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The actors themselves would say it after 20 s."""
+    made = pool.pool
+    made._room_s = 10.0
+    made.cluster.shortage = lambda: "the cluster has enough"  # type: ignore[method-assign]
+    made._look_for_room(0.0, 6.0)
+    assert "no actor of the fetch function has room: the cluster has enough" in caplog.text
+    made._ports = MagicMock(address="tcp://192.0.2.1:5000")
+    for generation, host in ((1, "b"), (2, "a")):
+        made._members[generation].host = host
+    made._look_for_room(0.0, 10.0)
+    told = "no actor has come to this process at tcp://192.0.2.1:5000, asked were those on a, b; "
+    assert made._failure.startswith(f"{told}waited 10 s: open this host's ports")
 
 
 class Noted(Line):
