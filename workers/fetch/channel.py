@@ -141,7 +141,10 @@ class Wakes:
 
     def wait(self, seconds: float) -> None:
         """Wait to be woken, at most so long; it may be infinite."""
-        self._lock.acquire(timeout=min(max(0.0, seconds), threading.TIMEOUT_MAX))
+        if seconds == math.inf:
+            self._lock.acquire()
+        else:
+            self._lock.acquire(timeout=min(max(0.0, seconds), threading.TIMEOUT_MAX))
 
 
 class InlineMerge:
