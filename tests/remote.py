@@ -97,20 +97,30 @@ def many(call: Call) -> Any:
 class HangsOnce:
     """Hangs for as long as it is told in the first call with some number of all, and not again."""
 
-    def __init__(
-        self, mark: Path, number: int, lasts_s: float | None = None, lies: bool = False
-    ) -> None:
+    def __init__(self, mark: Path, number: int, lasts_s: float | None = None) -> None:
         self.mark = mark
         self.number = number
         self.lasts_s = lasts_s
-        self.lies = lies
 
     def __call__(self, call: Call) -> Any:
         number = call.epoch * NUM_CALLS + call.index
         if number >= self.number and once(self.mark):
             threading.Event().wait(self.lasts_s)
-            if self.lies:
-                return make_rows(0, 77, 77, 3)
+        return rows_of(call)
+
+
+class LiesNowAndThen:
+    """Takes long for one call in some hundred, when it is made first, and gives other rows then."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __call__(self, call: Call) -> Any:
+        number = call.epoch * NUM_CALLS + call.index
+        # So few that long calls do not count as usual.
+        if number % 499 == 100 and once(self.folder / str(number)):
+            threading.Event().wait(1.0)
+            return make_rows(0, 77, 77, 3)
         return rows_of(call)
 
 

@@ -239,16 +239,17 @@ class Ledger:
         since = actor.head_since()
         took = 0.0 if since is None else now - since
         del actor.open[number]
-        if not actor.heard_at:
-            self._first_took.append(took)
-        actor.heard_at = now
+        is_start, actor.heard_at = not actor.heard_at, now
         actor.is_quick = took < _QUICK_S
         self._file(actor)
         ticket.attempts.discard(generation)
         is_first, ticket.is_done = not ticket.is_done, True
-        if is_first:
-            if ticket.num_again and self._late_s is not None:
-                self._is_by_actor = took < self._late_s
+        if is_first and ticket.num_again and self._late_s is not None:
+            self._is_by_actor = took < self._late_s
+        # The function is loaded in an actor's first ticket, which takes longer than any later one.
+        if is_start:
+            self._first_took.append(took)
+        elif is_first:
             self._learn(took)
         return ticket, is_first
 
