@@ -8,7 +8,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from feeder.adapters.datasets import Batched, Ordered, check_samples
+from feeder.adapters.datasets import Batched, Ordered, States, check_samples
 from feeder.adapters.loop import EpochLoader, Stream
 from feeder.adapters.packing import COLUMNS, Leaf, read_none, unpack
 from feeder.adapters.streams import (
@@ -18,6 +18,7 @@ from feeder.adapters.streams import (
     executor_settings,
     find_share,
     read_feed,
+    whole,
 )
 from feeder.errors import ConfigError
 from feeder.sources import Source
@@ -67,14 +68,21 @@ class ArrayLoader(EpochLoader):
                      "executor": executor}  # fmt: skip
             super().__init__(_feed_stream(dataset, named), None)
             return
-        if batch_size is None:
-            raise ConfigError("batch_size is None, expected the rows of a batch")
+        batch_size = whole("batch_size", batch_size, 1)
+        num_workers = whole("num_workers", num_workers, 0)
+        prefetch_factor = whole("prefetch_factor", prefetch_factor, 1)
+        epochs = None if epochs is None else whole("epochs", epochs, 1)
+        self.batch_size = batch_size
         share = find_share(rank, world_size, drops=drop_last)
         batched = Batched(batch_size, drop_last, collate_fn, read_none)
         is_map = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
         kind: Any = "source" if isinstance(dataset, Source) else "map" if is_map else "iterable"
         if shuffle and kind != "map":
-            raise ConfigError(f"shuffle is True: a {kind} is its own order; leave it out")
+            what = "a source has" if kind == "source" else "an iterable is"
+            raise ConfigError(
+                f"shuffle is True: {what} its own order; leave it out, or give a data set with "
+                "__getitem__ and __len__"
+            )
         indices = None
         if kind == "map":
             indices = Ordered(check_samples(dataset), batched, shuffle=shuffle, seed=seed)
@@ -84,8 +92,9 @@ class ArrayLoader(EpochLoader):
             **executor_settings(num_workers, executor, ()),
         }
         stream = MadeStream(
-            kind, dataset, batched, share, indices=indices, settings=settings, epochs=epochs
-        )
+            kind, dataset, batched, share, indices=indices, settings=settings, epochs=epochs,
+            states=States(),
+        )  # fmt: skip
         super().__init__(stream, epochs)
 
     @classmethod

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -85,6 +85,22 @@ def is_empty(columns: Sequence[Any]) -> bool:
     return len(columns[0][0]) == 1
 
 
+def is_told_epochs(dataset: Any) -> bool:
+    """Whether a data set or a sampler is told which epoch is read, as `set_epoch` asks for it."""
+    return callable(getattr(dataset, "set_epoch", None))
+
+
+def is_iterator(given: Any) -> bool:
+    """Whether it can be iterated over once only, as generators."""
+    return hasattr(given, "__next__")
+
+
+_READ_ONCE = (
+    "{} {!r} is an iterator, which is read once, and nothing is left for epoch {}: give what "
+    "iter() begins anew, or epochs=1"
+)
+
+
 class Indices(Protocol):
     """Which samples each batch of an epoch has."""
 
@@ -107,7 +123,7 @@ class Ordered:
     what the order caches."""
 
     def __init__(self, num_samples: int, batched: Batched, *, shuffle: bool, seed: int) -> None:
-        self._num, self._batched, self._shuffle = num_samples, batched, shuffle
+        self.num_samples, self._batched, self._shuffle = num_samples, batched, shuffle
         options: Any = {"random_shuffle": shuffle}
         self._plan, self._seed = plan_order(num_samples, options, list_shuffle=False), seed
         self._order = self._plan.make(seed)
@@ -124,17 +140,24 @@ class Ordered:
         if batch is None:
             return None
         size = self._batched.size or 1
-        last = min(self._num, (batch + 1) * size)
+        last = min(self.num_samples, (batch + 1) * size)
         return self._order.indices(epoch, batch * size, last).tolist()
 
     def mark(self, epoch: int, index: int) -> bytes | None:
         return None
 
     def num_batches(self, epoch: int) -> int:
-        return self._batched.count(self._num)
+        return self._batched.count(self.num_samples)
 
     def describe(self) -> dict[str, Any]:
-        return {"samples": self._num, "shuffle": self._shuffle}
+        return {"samples": self.num_samples, "shuffle": self._shuffle}
+
+
+class States(NamedTuple):
+    """How a state of the user's object becomes bytes, at once: the object may change it later."""
+
+    pack: Callable[[Any], bytes] = codec.pack
+    unpack: Callable[[bytes], Any] = codec.unpack
 
 
 _EPOCHS = 8
@@ -146,26 +169,32 @@ class Sampled:
     """Samples in the order of a sampler, or of a batch sampler, which belongs to this rank alone.
 
     It is iterated once per epoch, and told which one where it asks (`set_epoch`). Where it draws
-    from a `generator` of PyTorch, it is given one that is seeded by the epoch. A position holds the
-    state that the sampler had at the epoch's start, and a digest of what it gave since, which a
-    resume compares. The lock guards all fields.
+    from a `generator` of PyTorch, it is given one that is seeded by its own seed and the epoch. A
+    position holds that seed or the state that the sampler had at the epoch's start, and a digest of
+    what it gave since, which a resume compares. The lock guards all fields.
     """
 
     def __init__(
         self, sampler: Any, batched: Batched, seed: int, *, is_batch_sampler: bool,
-        make_generator: Callable[[int], Any],
+        make_generator: Callable[[int], Any], states: States, shared: dict[str, Any] | None = None,
     ) -> None:  # fmt: skip
         self._sampler, self._batched, self._seed = sampler, batched, seed
         self._gives_batches = is_batch_sampler
-        self._make_generator = make_generator
+        self._make_generator, self._states = make_generator, states
+        # What the samplers of all ranks have alike, where each follows from it and from its rank:
+        # then a position of one is a position of all, and their digests differ.
+        self._shared = shared
         self._has_state = hasattr(sampler, "state_dict") and hasattr(sampler, "load_state_dict")
+        self._parts = [sampler, getattr(sampler, "sampler", None)]
+        self._seeds = [None if self._has_state else _seed_of(part) for part in self._parts]
+        self.is_read_once = is_iterator(sampler)
         self._lock = threading.Lock()
         self._epoch = -1
         self._given: Iterator[Any] = iter(())
         self._batches: list[Any] = []
         # By epoch: its state at the start, and the digests after each batch.
-        self._known: dict[int, tuple[Any, list[bytes]]] = {}
-        self._resumed: tuple[int, int, Any, bytes] | None = None
+        self._known: dict[int, tuple[bytes | None, list[bytes]]] = {}
+        self._resumed: tuple[int, int, bytes | None, bytes] | None = None
 
     def resume(self, epoch: int, index: int, mark: bytes | None) -> None:
         """Begin in this epoch, behind so many of its batches."""
@@ -174,6 +203,8 @@ class Sampled:
                 state, digest = self._state_at(epoch), b""
             else:
                 state, digest = (None, b"") if mark is None else codec.unpack(mark)
+            if state is not None and not self._has_state:
+                self._seeds = codec.unpack(state)
             self._epoch, self._known = -1, {}
             self._resumed = epoch, index, state, digest
 
@@ -184,6 +215,8 @@ class Sampled:
             while len(self._batches) <= wanted:
                 batch = next(self._given, None)
                 if batch is None:
+                    if epoch and not self._batches and self.is_read_once:
+                        raise RecordError(_READ_ONCE.format("sampler", self._sampler, epoch))
                     return None
                 self._note(epoch, batch)
             return self._batches[wanted]
@@ -192,48 +225,63 @@ class Sampled:
         self._batches.append(batch)
         _, digests = self._known[epoch]
         before = digests[-1] if digests else b""
-        digests.append(xxhash.xxh3_64_digest(before + repr(batch).encode()))
+        digest = xxhash.xxh3_64_digest(before + repr(batch).encode())
+        digests.append(b"" if self._shared is not None else digest)
         if self._resumed is not None and self._resumed[:2] == (epoch, len(self._batches)):
             if self._resumed[3] not in (b"", digests[-1]):
                 raise ResumeError(
                     f"the sampler gave other samples in epoch {epoch} than before: one that draws "
                     "at random needs a generator attribute, set_epoch(epoch), or state_dict() and "
-                    "load_state_dict(state)"
+                    "load_state_dict(state); and a state is one of the rank whose sampler it was"
                 )
             self._resumed = None
 
     def _enter(self, epoch: int) -> None:
         if epoch == self._epoch:
             return
-        sampler, state = self._sampler, self._state_at(epoch)
-        if state is not None:
-            sampler.load_state_dict(state)
-        parts: list[Any] = [sampler, getattr(sampler, "sampler", None)]
-        for part in parts:
-            if callable(getattr(part, "set_epoch", None)):
+        state = self._state_at(epoch)
+        for part, seed in zip(self._parts, self._seeds, strict=True):
+            if is_told_epochs(part):
                 part.set_epoch(epoch)
             if hasattr(part, "generator") and not self._has_state:
-                part.generator = self._make_generator(_mixed(self._seed, epoch))
-        given = iter(sampler)
+                part.generator = self._make_generator(_mixed(self._seed, epoch, seed))
+        given = self._begun(state)
         self._given = given if self._gives_batches else _cut(given, self._batched)
         self._epoch, self._batches = epoch, []
         # The batches that are being used may be of an epoch before.
         self._known = {e: self._known[e] for e in self._known if e > epoch - _EPOCHS}
         self._known[epoch] = state, []
 
-    def _state_at(self, epoch: int) -> Any:
+    def _begun(self, state: bytes | None) -> Iterator[Any]:
+        """What the sampler gives in an epoch that begins with this state."""
+        if not self._has_state or state is None:
+            return iter(self._sampler)
+        self._sampler.load_state_dict(self._states.unpack(state))
+        given = iter(self._sampler)
+        for first in given:
+            return chain([first], given)
+        # A state of an epoch's end may say that nothing is left of it: what follows is the next.
+        return iter(self._sampler)
+
+    def _state_at(self, epoch: int) -> bytes | None:
         """The state of the sampler at an epoch's start; None where it has none."""
         if not self._has_state:
-            return None
+            return codec.pack(self._seeds) if any(s is not None for s in self._seeds) else None
         if epoch in self._known:
             return self._known[epoch][0]
         resumed = self._resumed
         if resumed is not None and resumed[0] == epoch and resumed[2] is not None:
             return resumed[2]
         # How far an epoch was read that was left depends on timing: its end does not.
-        for _ in self._given:
-            pass
-        return self._sampler.state_dict()
+        if next(self._given, None) is not None:
+            if not hasattr(type(self._sampler), "__len__"):
+                raise ConfigError(
+                    f"epoch {self._epoch} of sampler {type(self._sampler).__name__} was left, "
+                    "which has a state and may have no end: give it __len__"
+                )
+            for _ in self._given:
+                pass
+        return self._states.pack(self._sampler.state_dict())
 
     def mark(self, epoch: int, index: int) -> bytes | None:
         with self._lock:
@@ -258,7 +306,8 @@ class Sampled:
 
     def describe(self) -> dict[str, Any]:
         length = getattr(type(self._sampler), "__len__", None) and len(self._sampler)
-        return {"sampler": type(self._sampler).__name__, "sampler_len": length}
+        found = {"sampler": type(self._sampler).__name__, "sampler_len": length}
+        return found if self._shared is None else {**found, **self._shared}
 
     def __getstate__(self) -> dict[str, Any]:
         if self._has_state:
@@ -274,8 +323,15 @@ class Sampled:
         self.__dict__.update(fields, _lock=threading.Lock())
 
 
-def _mixed(seed: int, epoch: int) -> int:
-    return xxhash.xxh3_64_intdigest(f"{seed} {epoch}".encode()) >> 1
+def _mixed(seed: int, epoch: int, own: int | None) -> int:
+    parts = f"{seed} {epoch}" if own is None else f"{seed} {epoch} {own}"
+    return xxhash.xxh3_64_intdigest(parts.encode()) >> 1
+
+
+def _seed_of(part: Any) -> int | None:
+    """The seed of a sampler's own generator; None where it has none."""
+    generator: Any = getattr(part, "generator", None)
+    return generator.initial_seed() if hasattr(generator, "initial_seed") else None
 
 
 def _cut(samples: Iterator[Any], batched: Batched) -> Iterator[list[Any]]:
@@ -293,9 +349,11 @@ def _number(sample: Any) -> int:
 
 
 class MapBatches:
-    """Batches of what has `__getitem__`: a pure fetch function, for any thread."""
+    """Batches of what has `__getitem__`: a pure fetch function, for any thread. What it notes is
+    the same for all threads: they read one epoch at a time where it matters."""
 
     ignores_worker_ids = True
+    _epoch_told = -1
 
     def __init__(
         self, dataset: Any, indices: Indices, batched: Batched, share: Share, place: Place
@@ -309,6 +367,9 @@ class MapBatches:
         wanted = self._indices.find(self._share, epoch, index, call.index)
         if wanted is None:
             return end_of_epoch(is_first=call.index == call.epoch == 0)
+        if self._epoch_told != epoch and is_told_epochs(self._dataset):
+            self._dataset.set_epoch(epoch)
+            self._epoch_told = epoch
         if self._batched.size is None:
             wanted = wanted if isinstance(wanted, list) else [wanted]
         samples = self._take(list(wanted), call._replace(epoch=epoch))
@@ -388,14 +449,14 @@ class IteratedBatches:
 
     def __init__(
         self, dataset: Any, batched: Batched, share: Share, place: Place, mark: bytes | None,
-        seed: int,
+        seed: int, states: States,
     ) -> None:  # fmt: skip
-        self._dataset, self._batched, self._share = dataset, batched, share
+        self._dataset, self._batched, self._share, self._states = dataset, batched, share, states
         self._call = Call(0, place.epoch, 0, 1, seed)
         # The samples that were read of the epoch, the state after them, and whether they were all:
         # what a finished iterator says of its state is not to be relied on.
         self._samples = 0
-        self._state: Any = None
+        self._state: bytes | None = None
         self._is_done = False
         if mark is not None:
             self._samples, self._state, self._is_done = codec.unpack(mark)
@@ -425,6 +486,8 @@ class IteratedBatches:
                 break
             made.append(samples)
         first = self._samples
+        if not made and not first and self._call.epoch and is_iterator(self._dataset):
+            raise RecordError(_READ_ONCE.format("dataset", self._dataset, self._call.epoch))
         if not made or (share.drops and len(made) < share.num):
             self._iterator, self._owner = None, None
             self._samples, self._state, self._is_done = _FRESH
@@ -441,14 +504,16 @@ class IteratedBatches:
 
     def _begin(self) -> None:
         dataset, state = self._dataset, self._state
+        if is_told_epochs(dataset):
+            dataset.set_epoch(self._call.epoch)
         owner = dataset if _is_stateful(dataset) else None
         if owner is not None and state is not None:
-            owner.load_state_dict(state)
+            owner.load_state_dict(self._states.unpack(state))
         iterator = iter(dataset)
         if owner is None and _is_stateful(iterator):
             owner = iterator
             if state is not None:
-                owner.load_state_dict(state)
+                owner.load_state_dict(self._states.unpack(state))
         if state is None:
             for _ in islice(iterator, self._samples):
                 pass
@@ -462,7 +527,7 @@ class IteratedBatches:
         if self._is_done:
             state = None
         elif self._owner is not None:
-            state = self._owner.state_dict()
+            state = self._states.pack(self._owner.state_dict())
         return [self._samples, state, self._is_done]
 
     def seek(self, worker_id: int, cursor: Any) -> None:

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple, Protocol
 
-from feeder.errors import ConfigError, FeedError, read_again
+from feeder.errors import ConfigError, FeedError, ResumeError, read_again
 from feeder.workers.stream.batch import Batch
 from feeder.workers.stream.shares import Place
 
@@ -34,6 +34,9 @@ class Run(Protocol):
     def next_epoch(self) -> int | None:
         """The epoch of the next batch; None after the last."""
 
+    def reaches(self, epoch: int) -> bool:
+        """Whether it gives the batches of an epoch; else another run has them."""
+
     def take(self, mark: Mark) -> tuple[Batch, Mark]:
         """The next batch, and where the loader stands after it."""
 
@@ -46,6 +49,9 @@ class Stream(Protocol):
 
     def begin(self) -> Mark:
         """Where it begins."""
+
+    def check(self) -> None:
+        """Raise `ConfigError` where a loop would read something else than the loops before."""
 
     def open(self, mark: Mark) -> tuple[Run, Mark]:
         """A run from there on, and where that is."""
@@ -199,6 +205,9 @@ class EpochLoader:
     def _open_at(self, mark: Mark) -> None:
         if self._epochs is not None and mark.place.epoch >= self._epochs:
             raise read_again("the loader", self._epochs)
+        self._stream.check()
+        if self._run is not None and not self._run.reaches(mark.place.epoch):
+            self._close()
         if self._run is None:
             self._run, mark = self._stream.open(mark)
             self._open.append(self._run)
@@ -308,9 +317,16 @@ def to_plain(state: dict[str, Any]) -> dict[str, Any]:
     return {n: b64encode(v).decode() if isinstance(v, bytes) else v for n, v in state.items()}
 
 
-def from_plain(state: dict[str, Any]) -> dict[str, Any]:
-    """The reverse."""
-    return {n: b64decode(v) if isinstance(v, str) else v for n, v in state.items()}
+def from_plain(state: Any) -> dict[str, Any]:
+    """The reverse; raises `ResumeError` for what it never gave."""
+    try:
+        return {
+            n: b64decode(v, validate=True) if isinstance(v, str) else v for n, v in state.items()
+        }
+    except (AttributeError, ValueError) as error:
+        raise ResumeError(
+            f"the state is {type(state).__name__}, and not what get_state() gives: {error}"
+        ) from error
 
 
 def _close(runs: list[Run]) -> None:

@@ -9,7 +9,9 @@ layout is msgpack of plain values, and is read without code.
 from __future__ import annotations
 
 import sys
+from collections import UserDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass
 from functools import lru_cache
 from math import prod
 from typing import Any, NamedTuple
@@ -18,6 +20,7 @@ import msgpack
 import numpy as np
 from numpy.typing import NDArray
 
+from feeder.errors import ConfigError
 from feeder.sources import RecordError
 from feeder.workers.sources.stores.reading import octets
 from feeder.workers.stream.copying import copy_rows
@@ -30,6 +33,8 @@ LAYOUT = np.dtype("V1")
 """The first one's dtype: raw bytes, which stay on the host where a feed's batches go to a GPU."""
 
 _ALIGNMENT = 64
+# Names of files may hold bytes that are no text; Python writes these as surrogates.
+_ANY_TEXT = "surrogatepass"
 _NUMBERS = (bool, int, float, complex)
 _PLAIN = (type(None), bool, int, float, str, bytes)
 
@@ -61,7 +66,8 @@ def join_none(values: Sequence[Any]) -> None:
 
 
 class Node(NamedTuple):
-    """What is around arrays: a tuple, a list, a dict, or a named tuple by the name of its class."""
+    """What is around arrays: a tuple, a list, a dict; or "named", "mapping" or "fields", and the
+    name of a class: of named tuples, of other dicts, of dataclasses."""
 
     kind: str
     keys: tuple[Any, ...]
@@ -84,12 +90,12 @@ def stack(
 ) -> tuple[Any, Any]:
     """The columns of a batch of samples, their arrays stacked. `name` calls the i-th sample by its
     name; raises `RecordError` for one that is not like the first."""
-    return _write(_stacked(samples, _Reading(read, join, name), ""))
+    return _write(_stacked(samples, _Reading(read, join, name), ""), name(0))
 
 
 def pack(tree: Any, read: Read, name: str) -> tuple[Any, Any]:
     """The columns of a structure that is a batch already; `name` calls it in errors."""
-    return _write(_converted(tree, read, name, ""))
+    return _write(_converted(tree, read, name, ""), name)
 
 
 class _Reading(NamedTuple):
@@ -110,19 +116,32 @@ class _Rows(NamedTuple):
 
 def _children(value: Any) -> tuple[str, tuple[Any, ...], list[Any]] | None:
     """The kind, the keys and the children of a container; None where it is none."""
+    kind = type(value)
     if isinstance(value, Mapping):
-        return "dict", tuple(value), list(value.values())
+        is_other = kind is not dict and isinstance(value, (dict, UserDict))
+        return f"mapping {_path(kind)}" if is_other else "dict", tuple(value), list(value.values())
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        kind = type(value)
-        return f"{kind.__module__}:{kind.__qualname__}", value._fields, list(value)
+        return f"named {_path(kind)}", value._fields, list(value)
     if isinstance(value, (tuple, list)):
-        return type(value).__mro__[-2].__name__, (), list(value)
+        return kind.__mro__[-2].__name__, (), list(value)
+    if is_dataclass(value) and not isinstance(value, type):
+        keys = tuple(field.name for field in fields(value))
+        return f"fields {_path(kind)}", keys, [getattr(value, key) for key in keys]
     return None
+
+
+def _path(kind: type) -> str:
+    return f"{kind.__module__}:{kind.__qualname__}"
 
 
 def _stacked(samples: Sequence[Any], reading: _Reading, at: str) -> Any:
     first, name = samples[0], reading.name
     if isinstance(first, (str, bytes)):
+        for i, sample in enumerate(samples):
+            if not isinstance(sample, (str, bytes)):
+                raise RecordError(
+                    f"{name(i)}: {at or 'sample'} is {_said(sample)}, {name(0)} has {_said(first)}"
+                )
         return list(samples)
     found = _children(first)
     if found is None:
@@ -136,12 +155,15 @@ def _stacked(samples: Sequence[Any], reading: _Reading, at: str) -> Any:
             columns.append(sample)
             continue
         other = _children(sample)
-        if other is None or other[0] != kind or len(other[2]) != len(children):
+        is_alike = other is not None and (
+            other[0] == kind or (isinstance(first, Mapping) and isinstance(sample, Mapping))
+        )
+        if other is None or not is_alike or len(other[2]) != len(children):
             raise RecordError(
                 f"{name(i)}: {at or 'sample'} is {_said(sample)}, {name(0)} has {_said(first)}: "
                 "the samples of a batch must be alike, or give collate_fn= that makes them so"
             )
-        if kind == "dict" and other[1] != keys:
+        if isinstance(first, Mapping) and other[1] != keys:
             if set(other[1]) != set(keys):
                 raise RecordError(
                     f"{name(i)}: {at or 'sample'} has the keys {list(other[1])!r}, {name(0)} has "
@@ -195,7 +217,10 @@ def _rows_of(samples: Sequence[Any], reading: _Reading, at: str) -> Any:
 
 
 def _array_of(value: Any, read: Read, what: str) -> Array | None:
-    found = read(value)
+    try:
+        found = read(value)
+    except RecordError as error:
+        raise RecordError(f"{what} is {error}") from error
     if found is not None:
         return found
     if not isinstance(value, (np.ndarray, np.generic)) and not hasattr(value, "__array__"):
@@ -226,12 +251,12 @@ def _converted(value: Any, read: Read, name: str, at: str) -> Any:
     if array is None:
         raise RecordError(
             f"{name}: collate_fn gave {at or 'a batch that'} is {_said(value)}, expected tensors, "
-            "arrays, numbers, texts, None, or tuples, lists and dicts of these"
+            "arrays, numbers, texts, None, or tuples, lists, dicts and dataclasses of these"
         )
     return array
 
 
-def _write(tree: Any) -> tuple[Any, Any]:
+def _write(tree: Any, name: str) -> tuple[Any, Any]:
     """The two columns of a structure of arrays."""
     places: list[tuple[int, int, Any]] = []
     end = 0
@@ -249,7 +274,13 @@ def _write(tree: Any) -> tuple[Any, Any]:
             return [1, node.dtype, shape, start]
         return [2, node]
 
-    layout = msgpack.packb(place(tree))
+    try:
+        layout = msgpack.packb(place(tree), unicode_errors=_ANY_TEXT)
+    except (TypeError, OverflowError) as error:
+        raise RecordError(
+            f"{name}: the batch has a key or a number that no layout can hold: {error}; expected "
+            "keys that are numbers, texts or tuples, and whole numbers of at most 64 bits"
+        ) from error
     data = POOL.empty((1, max(end, _ALIGNMENT)), np.uint8)
     flat = octets(data)
     for start, size, node in places:
@@ -288,11 +319,13 @@ def unpack(batch: Sequence[NDArray[Any]], make: Callable[[NDArray[Any], Leaf], A
 
 @lru_cache(maxsize=256)
 def _read(layout: bytes) -> Any:
-    return _parsed(msgpack.unpackb(layout, use_list=False, strict_map_key=False))
+    return _parsed(
+        msgpack.unpackb(layout, use_list=False, strict_map_key=False, unicode_errors=_ANY_TEXT)
+    )
 
 
-def _parsed(fields: Any) -> Any:
-    tag, *rest = fields
+def _parsed(node: Any) -> Any:
+    tag, *rest = node
     if tag == 0:
         kind, keys, children = rest
         return Node(kind, keys, tuple(map(_parsed, children)))
@@ -314,21 +347,59 @@ def _built(node: Any, row: NDArray[Any], make: Callable[[NDArray[Any], Leaf], An
         # Lists of texts came as tuples, which can be cached.
         return list(node.value) if type(node.value) is tuple else node.value
     children = [_built(child, row, make) for child in node.children]
+    if node.kind == "tuple":
+        return tuple(children)
     if node.kind == "list":
         return children
     if node.kind == "dict":
         return dict(zip(node.keys, children, strict=True))
-    return tuple(children) if node.kind == "tuple" else _named(node.kind, children)
+    kind, path = node.kind.split(" ", 1)
+    return _MAKE[kind](path, node.keys, children)
 
 
-def _named(name: str, children: list[Any]) -> Any:
-    """A named tuple, where its class is here already; else a tuple. Nothing is imported."""
-    module, _, path = name.partition(":")
+def _class_of(path: str) -> Any:
+    """A class, where it is here already: nothing is imported."""
+    module, _, name = path.partition(":")
     found: Any = sys.modules.get(module)
-    for part in path.split("."):
+    for part in name.split("."):
         found = getattr(found, part, None)
-    is_one = isinstance(found, type) and issubclass(found, tuple) and hasattr(found, "_make")
+    return found if isinstance(found, type) else None
+
+
+def _named(path: str, keys: tuple[str, ...], children: list[Any]) -> Any:
+    """A named tuple; a tuple where its class is not here."""
+    found = _class_of(path)
+    is_one = found is not None and issubclass(found, tuple) and hasattr(found, "_make")
     return found._make(children) if is_one else tuple(children)
+
+
+def _mapping(path: str, keys: tuple[Any, ...], children: list[Any]) -> Any:
+    """A dict of another class; a dict where the class is not here or is not made of one."""
+    plain, found = dict(zip(keys, children, strict=True)), _class_of(path)
+    if found is None or not issubclass(found, (dict, UserDict)):
+        return plain
+    try:
+        made = found(plain)
+    except Exception:
+        return plain
+    return made if tuple(made) == keys else plain
+
+
+def _fields(path: str, keys: tuple[str, ...], children: list[Any]) -> Any:
+    """A dataclass of these fields, made as `copy` makes one: its functions are not called."""
+    found: Any = _class_of(path)
+    if not hasattr(found, "__dataclass_fields__"):
+        raise ConfigError(
+            f"a batch has the dataclass {path.partition(':')[2]}, which cannot be found by its "
+            "name: define it at the top of a module"
+        )
+    made: Any = object.__new__(found)
+    for key, child in zip(keys, children, strict=True):
+        object.__setattr__(made, key, child)
+    return made
+
+
+_MAKE = {"named": _named, "mapping": _mapping, "fields": _fields}
 
 
 def leaves(node: Any) -> Iterator[Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from operator import index
 from typing import Any, Literal, NamedTuple
 
 from feeder.adapters.datasets import (
@@ -11,9 +12,13 @@ from feeder.adapters.datasets import (
     Indices,
     IteratedBatches,
     MapBatches,
+    Ordered,
     Sampled,
     SourceBatches,
+    States,
     is_empty,
+    is_iterator,
+    is_told_epochs,
     warn_of_replay,
 )
 from feeder.adapters.loop import Mark, Run
@@ -53,6 +58,17 @@ def executor_settings(num_workers: int, given: Any, preload: Sequence[str]) -> d
     return {"executor": Processes(num_workers, preload=preload)}
 
 
+def whole(name: str, value: Any, least: int) -> int:
+    """A whole number of the user's, also one of NumPy's; raises `ConfigError` for anything else."""
+    try:
+        number = None if isinstance(value, bool) else index(value)
+    except TypeError:
+        number = None
+    if number is None or number < least:
+        raise ConfigError(f"{name} is {value!r}, expected a whole number of at least {least}")
+    return number
+
+
 def find_share(rank: int | None, world_size: int | None, *, drops: bool) -> Share:
     """The share of this process, as it is given or as the launcher tells it."""
     if (rank is None) != (world_size is None):
@@ -61,6 +77,7 @@ def find_share(rank: int | None, world_size: int | None, *, drops: bool) -> Shar
         )
     if rank is None or world_size is None:
         rank, world_size = rank_of(os.environ)
+    rank, world_size = whole("rank", rank, 0), whole("world_size", world_size, 1)
     if not 0 <= rank < world_size:
         raise ConfigError(f"rank is {rank}, expected 0 to {world_size - 1}: world_size is "
                           f"{world_size}")  # fmt: skip
@@ -80,35 +97,63 @@ class MadeStream:
         indices: Indices | None,
         settings: dict[str, Any],
         epochs: int | None,
+        states: States,
     ) -> None:
+        self._states = states
+        self._is_read_once = is_iterator(dataset) or (
+            isinstance(indices, Sampled) and indices.is_read_once
+        )
         self._kind, self._dataset, self._batched, self._share = kind, dataset, batched, share
         self._indices, self._settings, self._epochs = indices, settings, epochs
         # Made and not started: what is wrong is told at once, and it knows what positions mean.
         (stream,) = self._make(Mark(Place()))[NAME].streams
         self._positions = stream.positions
-        if share.drops and share.num > 1 and (num := self._num_batches(0)) is not None:
+        if share.drops and (num := self._num_batches(0)) is not None:
             _check_rounds(num, share)
 
     def _fetch(self, mark: Mark) -> Any:
         place, batched, share = mark.place, self._batched, self._share
         if self._kind == "iterable":
             seed = self._settings["seed"]
-            return IteratedBatches(self._dataset, batched, share, place, self._bytes_at(mark), seed)
+            at = self._bytes_at(mark)
+            return IteratedBatches(self._dataset, batched, share, place, at, seed, self._states)
         if self._kind == "source":
             return SourceBatches(self._dataset, batched, share, place)
         assert self._indices is not None
         return MapBatches(self._dataset, self._indices, batched, share, place)
 
     def _make(self, mark: Mark) -> Coordinator:
-        epochs = None if self._epochs is None else max(1, self._epochs - mark.place.epoch)
+        epochs = self._epochs_from(mark.place)
         # A row is a whole batch, of a shape of its own.
         return init_data_input_workers(
             list(COLUMNS), self._fetch(mark), 1, 1, NAME, epochs=epochs, dont_rebatch=True,
             writable=True, coordinator=Coordinator(), **self._settings,
         )  # fmt: skip
 
+    def _epochs_from(self, place: Place) -> int | None:
+        """How many epochs a run has that begins there; None for no end."""
+        executor = self._settings.get("executor")
+        if is_told_epochs(self._dataset) and not isinstance(executor, Processes):
+            # The data set is told an epoch while nobody reads another one of it. A process has a
+            # data set of its own.
+            return 1
+        if self._is_read_once:
+            # To look for its next epoch would be an error, and its user may want only one.
+            return 1
+        return None if self._epochs is None else max(1, self._epochs - place.epoch)
+
     def begin(self) -> Mark:
         return Mark(Place())
+
+    def check(self) -> None:
+        if not isinstance(self._indices, Ordered):
+            return
+        then, now = self._indices.num_samples, len(self._dataset)
+        if then != now:
+            raise ConfigError(
+                f"dataset {type(self._dataset).__name__} has {now} samples, and had {then} when "
+                "the loader was made: make another loader"
+            )
 
     def open(self, mark: Mark) -> tuple[Run, Mark]:
         if isinstance(self._indices, Sampled):
@@ -117,7 +162,7 @@ class MadeStream:
             warn_of_replay(self._fetch(mark))
         coordinator = self._make(mark)
         coordinator.start()
-        return _MadeRun(coordinator, self._share, mark.place), mark
+        return _MadeRun(coordinator, self._share, mark.place, self._epochs_from(mark.place)), mark
 
     def next_epoch(self, mark: Mark) -> Mark:
         return Mark(mark.place.after_epoch())
@@ -184,18 +229,21 @@ class MadeStream:
 
 def _check_rounds(num_batches: int, share: Share) -> None:
     if not share.rounds(num_batches):
+        round_ = f"what does not go round all {share.num} ranks" if share.num > 1 else "the rest"
         raise ConfigError(
-            f"an epoch has {num_batches} batches, and drop_last=True leaves out what does not go "
-            f"round all {share.num} ranks: nothing is left; use drop_last=False, fewer ranks or a "
-            "smaller batch_size"
+            f"an epoch has {num_batches} whole batches, and drop_last=True leaves out {round_}: "
+            "nothing is left; use drop_last=False, fewer ranks or a smaller batch_size"
         )
 
 
 class _MadeRun:
     """A running feed, whose numbers count from where it began. Owned by the loader's thread."""
 
-    def __init__(self, coordinator: Coordinator, share: Share, began: Place) -> None:
+    def __init__(
+        self, coordinator: Coordinator, share: Share, began: Place, epochs: int | None
+    ) -> None:
         self._coordinator, self._share, self._began = coordinator, share, began
+        self._end = None if epochs is None else began.epoch + epochs
         self._feed: DeviceFeed = coordinator[NAME].on(0)
         self._first: Batch | None = None
         self._is_looked_at = False
@@ -207,6 +255,9 @@ class _MadeRun:
             self._first = None if first is None or is_empty(first.columns) else first
         number = self._first.epoch if self._first is not None else self._feed.next_epoch()
         return None if number is None else self._began.epoch + number
+
+    def reaches(self, epoch: int) -> bool:
+        return self._end is None or epoch < self._end
 
     def take(self, mark: Mark) -> tuple[Batch, Mark]:
         batch, self._first = self._first, None
@@ -247,6 +298,9 @@ class ReadStream:
 
     def begin(self) -> Mark:
         return Mark(Place(epoch=-1))
+
+    def check(self) -> None:
+        """Nothing: a feed looks after what it reads."""
 
     def open(self, mark: Mark) -> tuple[Run, Mark]:
         if not self._is_read and self._reader.start is not None:
@@ -317,6 +371,9 @@ class _ReadRun:
 
     def next_epoch(self) -> int | None:
         return self._reader.next_epoch()
+
+    def reaches(self, epoch: int) -> bool:
+        return True
 
     def take(self, mark: Mark) -> tuple[Batch, Mark]:
         batch = next(self._reader)

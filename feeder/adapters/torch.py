@@ -13,15 +13,17 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from types import GenericAlias
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed
 import torch.utils.data
+from torch.utils.data.distributed import DistributedSampler
 
-from feeder.adapters.datasets import Batched, Ordered, Sampled, check_samples
+from feeder.adapters.datasets import Batched, Ordered, Sampled, States, check_samples
 from feeder.adapters.loop import EpochLoader, Stream
 from feeder.adapters.packing import COLUMNS, Array, Leaf, unpack
 from feeder.adapters.streams import (
@@ -34,12 +36,14 @@ from feeder.adapters.streams import (
     executor_settings,
     find_share,
     read_feed,
+    whole,
 )
 from feeder.api import init_data_input_workers
 from feeder.devices.cuda.torchdriver import import_bindings
 from feeder.errors import ConfigError
 from feeder.feeds.coordinator import Coordinator
 from feeder.sources import RecordError, Source
+from feeder.state import codec
 from feeder.workers.stream.batch import Batch, Call
 
 _TIMEOUT_S = 600.0
@@ -64,15 +68,16 @@ class FeedLoader(EpochLoader):
 
     Args:
         dataset: What has `__getitem__` and `__len__`, an `IterableDataset` or another iterable, a
-            source of `feeder.sources`, a fetch function `fetch(call)`, or a feed or consumer.
+            source of `feeder.sources`, a fetch function `fetch(call)`, or a feed or consumer. Where
+            it has `set_epoch`, it is told the epoch, from 0 on.
         batch_size: Samples per batch and rank; None gives samples as they are.
         shuffle: Whether each epoch is shuffled, by `seed`: the same in each run.
-        sampler: Indices in its own order, for this rank alone.
+        sampler: Indices in its own order, for this rank alone. Its `set_epoch` is called.
         batch_sampler: The same in batches.
         num_workers: Processes that read ahead, in which the generators of `random`, `numpy.random`
             and `torch` are seeded for each sample; 0 is one thread.
         collate_fn: Makes a batch of a list of samples: tensors, arrays, numbers, texts and None in
-            tuples, lists and dicts. By default samples are stacked.
+            tuples, lists, dicts and dataclasses. By default samples are stacked.
         pin_memory: Whether tensors lie in pinned memory, where there is a GPU.
         drop_last: Whether an epoch's last batch is left out where it is shorter, and with several
             ranks what does not go round; else the last batch comes again for ranks without one.
@@ -122,6 +127,9 @@ class FeedLoader(EpochLoader):
     ) -> None:
         given = dict(locals())
         _check(given)
+        batch_size, num_workers, epochs = (
+            given[name] for name in ("batch_size", "num_workers", "epochs")
+        )
         self.dataset, self.batch_size, self.drop_last = dataset, batch_size, drop_last
         self.sampler, self.batch_sampler = sampler, batch_sampler
         self.num_workers, self.collate_fn, self.timeout = num_workers, collate_fn, timeout
@@ -144,6 +152,10 @@ class FeedLoader(EpochLoader):
             device=device,
             pin_memory=pin_memory and gpu is None,
         )
+
+    def __class_getitem__(cls, of: Any) -> Any:
+        """The class itself: annotations say what its batches are, as `DataLoader[int]`."""
+        return GenericAlias(cls, of)
 
     def set_epoch(self, epoch: int) -> None:
         """Nothing: each loop is the next epoch, and is shuffled anew by itself."""
@@ -253,6 +265,44 @@ def _as_tensor(array: Any) -> torch.Tensor:
     return raw.view(of).reshape(array.shape)
 
 
+# ---- states of samplers and iterables
+
+_TENSOR = "tensor of torch"
+
+
+def _pack_state(state: Any) -> bytes:
+    return codec.pack(_map_state(state, _arrays_of))
+
+
+def _unpack_state(packed: bytes) -> Any:
+    return _map_state(codec.unpack(packed), _tensors_of)
+
+
+def _map_state(value: Any, change: Callable[[Any], Any]) -> Any:
+    value = change(value)
+    if type(value) is dict:
+        return {name: _map_state(child, change) for name, child in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_map_state(child, change) for child in value)
+    return value
+
+
+def _arrays_of(value: Any) -> Any:
+    """A tensor, as what a position can hold."""
+    found = _read_tensor(value)
+    return value if found is None else {_TENSOR: found.dtype, "values": found.values}
+
+
+def _tensors_of(value: Any) -> Any:
+    if type(value) is not dict or _TENSOR not in value:
+        return value
+    return torch.from_numpy(value["values"]).view(getattr(torch, value[_TENSOR]))
+
+
+_STATES = States(_pack_state, _unpack_state)
+"""States with tensors in them, as those of PyTorch's generators are."""
+
+
 # ---- what is read
 
 
@@ -263,8 +313,12 @@ class _Function:
     def __init__(self, fetch: Callable[[Call], Any], settings: dict[str, Any]) -> None:
         self._fetch, self._settings = fetch, settings
         first = fetch(Call(0, 0, 0, settings["batch_size"], settings["seed"]))
-        names = first if hasattr(first, "keys") else map(str, range(len(first)))
-        self._names = list(names)
+        if not isinstance(first, (Mapping, tuple, list)):
+            raise ConfigError(
+                f"dataset is a function and gave a {type(first).__name__}, expected a list, tuple "
+                "or dict of arrays"
+            )
+        self._names = list(first if isinstance(first, Mapping) else map(str, range(len(first))))
 
     def open(self, resume: Any) -> Reader:
         """A feed of it, at a position."""
@@ -304,8 +358,9 @@ def _stream_of(dataset: Any, given: dict[str, Any]) -> Stream:
         is_batches = given["batch_sampler"] is not None
         batched = batched._replace(size=batched.size or 1) if is_batches else batched
         indices = Sampled(
-            sampler, batched, seed, is_batch_sampler=is_batches, make_generator=_generator
-        )
+            sampler, batched, seed, is_batch_sampler=is_batches, make_generator=_generator,
+            states=_STATES, shared=_shared_of(sampler),
+        )  # fmt: skip
     else:
         rank, world_size = _ranks(given)
         share = find_share(rank, world_size, drops=given["drop_last"])
@@ -325,11 +380,25 @@ def _stream_of(dataset: Any, given: dict[str, Any]) -> Stream:
         )
     return MadeStream(
         kind, dataset, batched, share, indices=indices, settings=settings,
-        epochs=given["epochs"],
+        epochs=given["epochs"], states=_STATES,
     )  # fmt: skip
 
 
+def _shared_of(sampler: Any) -> dict[str, Any] | None:
+    """What the samplers of all ranks have alike, where each is PyTorch's own for ranks."""
+    sampler = getattr(sampler, "sampler", sampler)
+    if getattr(type(sampler), "__iter__", None) is not DistributedSampler.__iter__:
+        return None
+    return {
+        "num_replicas": sampler.num_replicas,
+        "sampler_seed": sampler.seed,
+        "sampler_shuffle": sampler.shuffle,
+    }
+
+
 def _kind_of(dataset: Any) -> Any:
+    if isinstance(dataset, type):
+        raise ConfigError(f"dataset is the class {dataset.__name__}, expected an object of it")
     if isinstance(dataset, Source):
         return "source"
     # First, since an IterableDataset has __getitem__ too, which raises.
@@ -385,6 +454,7 @@ def _ranks(given: dict[str, Any]) -> tuple[int | None, int | None]:
 _OF_SAMPLES = ("shuffle", "sampler", "batch_sampler", "collate_fn")
 _OF_DATA_SETS = (*_OF_SAMPLES, "batch_size", "num_workers", "drop_last", "timeout", "generator",
                  "prefetch_factor", "seed", "epochs", "rank", "world_size", "executor")  # fmt: skip
+_NUMBERS = {"num_workers": 0, "batch_size": 1, "prefetch_factor": 1, "epochs": 1}
 _DEFAULTS = {
     "batch_size": 1, "num_workers": 0, "drop_last": False, "timeout": 0, "seed": 0, "shuffle": None,
 }  # fmt: skip
@@ -416,11 +486,9 @@ def _check(given: dict[str, Any]) -> None:
         raise ConfigError(
             f"pin_memory_device is {given['pin_memory_device']!r}: give device= and pin_memory=True"
         )
-    for name, least in (("num_workers", 0), ("batch_size", 1), ("prefetch_factor", 1)):
-        value = given[name]
-        is_whole = isinstance(value, int) and not isinstance(value, bool) and value >= least
-        if not is_whole and not (value is None and name != "num_workers"):
-            raise ConfigError(f"{name} is {value!r}, expected a whole number of at least {least}")
+    for name, least in _NUMBERS.items():
+        if given[name] is not None or name == "num_workers":
+            given[name] = whole(name, given[name], least)
     if given["generator"] is not None and given["seed"]:
         raise ConfigError("seed and generator are given, expected one of the two")
     if given["sampler"] is not None and given["batch_sampler"] is not None:
