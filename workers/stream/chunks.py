@@ -105,14 +105,14 @@ class Schema:
     def arrange(self, chunks: Sequence[RawChunk]) -> Arranged:
         """Chunks as columns, checked; the arrays in native byte order."""
         if not self._fixed:
-            self._fix(chunks)
+            self._fix(list(map(_with_arrays, chunks)))
         # Nearly always: a few list operations for all chunks together.
         fast = self._arrange_uniform(chunks)
-        return fast if fast is not None else self._arrange_each(chunks)
+        return fast if fast is not None else self._arrange_each(list(map(_with_arrays, chunks)))
 
     def count_rows(self, chunks: Sequence[Any]) -> int:
         """The rows of chunks that nobody will look at; 0 for one that is none."""
-        counts = (self._defect(chunk, self.columns) for chunk in chunks)
+        counts = (self._defect(_with_arrays(chunk), self.columns) for chunk in chunks)
         return sum(count for count in counts if isinstance(count, int))
 
     def _arrange_uniform(self, chunks: Sequence[RawChunk]) -> Arranged | None:
@@ -221,6 +221,24 @@ def _uniform_rows(shapes: list[tuple[int, ...]], column: Column) -> list[int] | 
             return None
         rows.append(shape[axis])
     return rows if len(rows) == num else rows * num
+
+
+def _with_arrays(chunk: Any) -> Any:
+    """A chunk whose tensors of other libraries are arrays over their memory; those that NumPy
+    cannot read, as of a GPU or of bfloat16, stay what they are."""
+    if type(chunk) is not tuple or set(map(type, chunk)) == {np.ndarray}:
+        return chunk
+    return tuple(map(_array_of, chunk))
+
+
+def _array_of(value: Any) -> Any:
+    if isinstance(value, np.ndarray) or not hasattr(value, "__dlpack__"):
+        return value
+    try:
+        # A tensor of PyTorch that has a gradient gives its memory without it.
+        return np.from_dlpack(value.detach() if hasattr(value, "detach") else value)
+    except (TypeError, ValueError, AttributeError, BufferError, RuntimeError):
+        return value
 
 
 def _array_defect(name: str, axis: int, array: Any) -> ChunkError | None:

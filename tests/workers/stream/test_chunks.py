@@ -107,6 +107,39 @@ def test_rows_are_counted_on_the_row_axis_of_each_column() -> None:
     assert told == "column 'image': ndim is 1, expected at least 2, axis 1 is rows"
 
 
+class Tensor:
+    """Of another library: its memory is read by DLPack, unless it has a gradient."""
+
+    def __init__(self, values: Any, *, has_gradient: bool = False) -> None:
+        self.values, self.has_gradient = values, has_gradient
+
+    def __dlpack__(self, **named: Any) -> Any:
+        if self.has_gradient:
+            raise BufferError("it has a gradient")
+        return self.values.__dlpack__(**named)
+
+    def __dlpack_device__(self) -> Any:
+        return self.values.__dlpack_device__()
+
+    def detach(self) -> Tensor:
+        return Tensor(self.values)
+
+
+def test_tensors_of_other_libraries_are_arrays_over_their_memory() -> None:
+    schema = Schema(("a", "b"), (0, 0))
+    values = np.arange(3)
+    chunk: Any = (Tensor(values, has_gradient=True), np.ones(3))
+    assert schema.count_rows([chunk]) == 3
+    for _ in range(2):
+        arranged = schema.arrange([chunk])
+        assert arranged.error is None
+        assert (arranged.rows, type(arranged.columns[0][0])) == ([3], np.ndarray)
+        assert np.shares_memory(arranged.columns[0][0], values)
+    text: Any = (Tensor(np.array(["text"])), np.ones(1))
+    error = schema.arrange([text]).error
+    assert "column 'a': type is Tensor, expected numpy.ndarray" in str(error)
+
+
 def test_known_columns_are_compared_with_the_first_chunk() -> None:
     assert schema(known=COLUMNS).arrange([chunk(0, 9), chunk(2)]).rows == [0, 2]
     with pytest.raises(ResumeError) as caught:
