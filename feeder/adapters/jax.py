@@ -13,8 +13,9 @@ and by `get_state` and `set_state` for whatever takes Grain's iterators.
 from __future__ import annotations
 
 import json
-from collections import deque
+from collections import UserDict, deque
 from collections.abc import Awaitable, Iterator
+from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ import numpy as np
 
 from feeder.adapters.arrays import ArrayLoader
 from feeder.adapters.loop import EpochLoader, every_epoch, from_plain, to_plain
+from feeder.adapters.streams import whole
+from feeder.errors import ConfigError
 
 _FILE = "feeder.json"
 
@@ -69,7 +72,10 @@ class GlobalBatches:
     owns all fields; any thread may ask for states."""
 
     def __init__(self, loader: EpochLoader, sharding: Any, ahead: int) -> None:
-        self._loader, self._sharding, self._ahead = loader, sharding, ahead
+        if not isinstance(loader, EpochLoader):
+            raise ConfigError(f"loader is a {type(loader).__name__}, expected a FeedLoader")
+        self._loader, self._sharding = loader, sharding
+        self._ahead = whole("ahead", ahead, 0)
         self._begin()
 
     def _begin(self) -> None:
@@ -85,10 +91,22 @@ class GlobalBatches:
         is_one = isinstance(self._sharding, jax.sharding.Sharding)
 
         def place(array: Any, sharding: Any) -> Any:
+            if is_dataclass(array) or isinstance(array, (dict, UserDict)):
+                raise ConfigError(
+                    f"a batch has a {type(array).__name__}, which is no pytree to JAX: register "
+                    "the class by jax.tree_util, or make dicts and tuples in collate_fn"
+                )
             # Texts and numbers stay where they are.
-            if not isinstance(array, np.ndarray):
+            if not isinstance(array, np.ndarray) or not array.ndim:
                 return array
-            return jax.make_array_from_process_local_data(sharding, array)  # type: ignore[no-untyped-call,unused-ignore]
+            try:
+                return jax.make_array_from_process_local_data(sharding, array)  # type: ignore[no-untyped-call,unused-ignore]
+            except ValueError as error:
+                error.add_note(
+                    f"while {len(array)} rows of this process were put over {sharding}: the rows "
+                    "of all processes must divide by its devices, by batch_size= and drop_last=True"
+                )
+                raise
 
         if is_one:
             return jax.tree.map(lambda array: place(array, self._sharding), batch)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import collections
 import json
 import os
-import random
 import subprocess
 import sys
 from pathlib import Path
@@ -19,10 +19,12 @@ needs_framework("jax")
 import jax
 import jax.numpy as jnp
 import numpy as np
+import orbax.checkpoint as older
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from orbax.checkpoint import v1 as orbax
 
 import feeder
+from adapters.killing_alone import compare
 from feeder.adapters.jax import FeedLoader, global_batches
 from small import Pure, make
 
@@ -133,9 +135,90 @@ def test_orbax_saves_and_loads_it(tmp_path: Path) -> None:
     assert numbers(second) == whole[3:]
 
 
-def test_what_cannot_be_is_refused() -> None:
-    with pytest.raises(feeder.ConfigError, match="shuffle is True: a iterable is its own order"):
-        FeedLoader(iter(range(3)), 2, shuffle=True)
+@pytest.mark.usefixtures("warm_orbax")
+def test_the_older_orbax_keeps_its_state_as_json(tmp_path: Path) -> None:
+    whole = numbers(global_batches(loader(epochs=2), sharding()))
+    first = global_batches(loader(epochs=2), sharding())
+    for _ in range(3):
+        next(first)
+    args = older.args
+    with older.CheckpointManager(tmp_path / "job") as manager:
+        weights = args.StandardSave({"w": jnp.arange(4.0)})
+        manager.save(3, args=args.Composite(data=args.JsonSave(first.get_state()), model=weights))
+        # It is written in the background, and the trainer goes on.
+        next(first)
+        manager.wait_until_finished()
+        found = manager.restore(3, args=args.Composite(data=args.JsonRestore()))
+    second = global_batches(loader(epochs=2), sharding())
+    second.set_state(found.data)
+    assert numbers(second) == whole[3:]
+
+
+class Odd(collections.UserDict[str, Any]):
+    """No pytree."""
+
+
+def placed(*arguments: Any, **settings: Any) -> Any:
+    return next(global_batches(loader(), *arguments, **settings))
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: FeedLoader(iter(range(3)), 2, shuffle=True), "True: an iterable is its own order"),
+        (lambda: FeedLoader(Numbers(), 0), "batch_size is 0, expected a whole number"),
+        (lambda: FeedLoader(Numbers(), 4.0), "batch_size is 4.0, expected a whole number"),
+        (lambda: FeedLoader(Numbers(), 4, prefetch_factor=0), "prefetch_factor is 0, expected"),
+        (lambda: FeedLoader(Numbers(), 4, num_workers=-1), "num_workers is -1, expected"),
+        (lambda: FeedLoader(Numbers(), 4, epochs=0), "epochs is 0, expected"),
+        (lambda: FeedLoader(Numbers(), NUM + 1), "an epoch has 0 whole batches"),
+        (lambda: placed(sharding(), ahead=-1), "ahead is -1, expected a whole number"),
+        (lambda: global_batches([1], sharding()), "loader is a list, expected a FeedLoader"),  # type: ignore[arg-type]
+        (
+            lambda: next(global_batches(FeedLoader([Odd(x=1)], 1), sharding())),
+            "a batch has a Odd, which is no pytree to JAX",
+        ),
+    ],
+)
+def test_what_cannot_be_is_refused(make: Any, said: str) -> None:
+    with pytest.raises(feeder.ConfigError, match=said):
+        make()
+
+
+def test_arrays_without_rows_stay_where_they_are() -> None:
+    def collate(samples: list[Any]) -> Any:
+        return {"i": np.array([s["i"] for s in samples]), "weight": np.float32(0.5)}
+
+    batch = next(global_batches(loader(collate_fn=collate), sharding()))
+    assert isinstance(batch["i"], jax.Array)
+    assert batch["weight"] == np.float32(0.5)
+
+
+@pytest.mark.timeout(120)
+def test_rows_that_do_not_divide_are_named() -> None:
+    code = """
+import jax, numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from feeder.adapters.jax import FeedLoader, global_batches
+rows = NamedSharding(Mesh(np.array(jax.devices()), ("rows",)), PartitionSpec("rows"))
+with FeedLoader(list(range(10)), 3) as loader:
+    try:
+        next(global_batches(loader, rows))
+    except ValueError as error:
+        print(*error.__notes__)
+"""
+    flags = "--xla_force_host_platform_device_count=2"
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True,
+                          timeout=100)  # fmt: skip
+    assert "while 3 rows of this process were put over" in done.stdout, done.stderr[-3000:]
+
+
+def test_states_of_others_are_refused() -> None:
+    ours = global_batches(loader(), sharding())
+    for state in ({}, None, "x", {"feeder": "no base64!"}, {"feeder": ""}, {"feeder": 3}):
+        with pytest.raises(feeder.ResumeError):
+            ours.set_state(state)  # type: ignore[arg-type]
     state = global_batches(loader(), sharding()).get_state()
     with pytest.raises(feeder.ResumeError, match=r"source\.batch_size: 4 then, 5 now"):
         global_batches(FeedLoader(Numbers(), 5, shuffle=True), sharding()).set_state(state)
@@ -144,42 +227,9 @@ def test_what_cannot_be_is_refused() -> None:
 # ---- kills
 
 
-def start(folder: Path) -> subprocess.Popen[str]:
-    folder.mkdir(exist_ok=True)
-    paths = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
-    flags = "--xla_force_host_platform_device_count=2"
-    env = {**os.environ, "PYTHONPATH": paths, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
-    command = [sys.executable, "-m", "adapters.jax_child", str(folder)]
-    return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True)
-
-
-def run(folder: Path, kill_after: int | None, notes: dict[int, Any]) -> bool:
-    """Run to the end, or until it has said so much; whether it ended."""
-    with start(folder) as child:
-        assert child.stdout is not None
-        for count, line in enumerate(child.stdout, 1):
-            if line == "end\n":
-                return True
-            num, *said = json.loads(line)
-            # A step that is done again is the same again.
-            assert notes.setdefault(num, said) == said
-            if count == kill_after:
-                child.kill()
-                return False
-        raise AssertionError(f"it ended with status {child.wait()}")
-
-
 @pytest.mark.timeout(240)
-def test_a_killed_job_trains_the_same(tmp_path: Path) -> None:
-    whole: dict[int, Any] = {}
-    assert run(tmp_path / "whole", None, whole)
-    assert len(whole) == 18
-    notes: dict[int, Any] = {}
-    dice = random.Random(3)
-    for _ in range(5):
-        run(tmp_path / "killed", dice.choice([1, 2, 3, 5]), notes)
-    run(tmp_path / "killed", None, notes)
-    assert notes == whole
+def test_a_killed_job_trains_the_same() -> None:
+    assert compare("jax", 4, seed=3) == 18
 
 
 @pytest.mark.timeout(120)
