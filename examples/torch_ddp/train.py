@@ -10,12 +10,11 @@ import os
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import Dataset
 
 from feeder.adapters.torch import DataLoader
 
 
-class Circles(Dataset):  # points, and whether each lies in a circle
+class Circles(torch.utils.data.Dataset):  # points, and whether each lies in a circle
     def __len__(self):
         return 1000
 
@@ -50,10 +49,9 @@ def main():
                 os.replace(args.file + ".new", args.file)
             if loader.step == args.stop_at:
                 return
-    weights = torch.cat([weight.flatten() for weight in net.parameters()])
-    # The line and its end in one write, since ranks share the output.
-    line = f"rank {dist.get_rank()}, step {loader.step}: weights {weights.norm():.9f}\n"
-    print(line, end="", flush=True)
+    norm = torch.cat([weight.flatten() for weight in net.parameters()]).norm()
+    line = f"rank {dist.get_rank()}, step {loader.step}: weights {norm:.9f}\n"
+    print(line, end="", flush=True)  # in one write, since ranks share the output
 
 
 if __name__ == "__main__":

@@ -23,9 +23,6 @@ def samples(tokenizer, seq_len):  # each token follows from the one before it
     return [sample(i) for i in range(256)]
 
 
-CONFIG = FeedDataLoader.Config(samples=samples, epochs=6)
-
-
 def main(folder, stop_at=None):
     dist.init_process_group("gloo")
     torch.manual_seed(0)
@@ -34,7 +31,8 @@ def main(folder, stop_at=None):
     optimizer = torch.optim.SGD(net.parameters(), lr=1.0)
     schedule = torch.optim.lr_scheduler.ConstantLR(optimizer, factor=1.0)  # counts steps, too
     rank, num = dist.get_rank(), dist.get_world_size()
-    loader = CONFIG.build(dp_world_size=num, dp_rank=rank, seq_len=8, local_batch_size=4)
+    config = FeedDataLoader.Config(samples=samples, epochs=6)
+    loader = config.build(dp_world_size=num, dp_rank=rank, seq_len=8, local_batch_size=4)
     manager = CheckpointManager.Config(enable=True, interval=10, folder=folder).build(
         dataloader=loader,
         model_parts=[net],
