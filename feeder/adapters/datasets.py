@@ -215,7 +215,7 @@ class Sampled:
             while len(self._batches) <= wanted:
                 batch = next(self._given, None)
                 if batch is None:
-                    if epoch and not self._batches and self.is_read_once:
+                    if not self._batches and self.is_read_once:
                         raise RecordError(_READ_ONCE.format("sampler", self._sampler, epoch))
                     return None
                 self._note(epoch, batch)
@@ -486,9 +486,13 @@ class IteratedBatches:
                 break
             made.append(samples)
         first = self._samples
-        if not made and not first and self._call.epoch and is_iterator(self._dataset):
-            raise RecordError(_READ_ONCE.format("dataset", self._dataset, self._call.epoch))
-        if not made or (share.drops and len(made) < share.num):
+        is_over = not made or (share.drops and len(made) < share.num)
+        if is_over and not first:
+            # A trainer would go through epochs of nothing.
+            epoch, dataset = self._call.epoch, self._dataset
+            once = _READ_ONCE.format("dataset", dataset, epoch) if is_iterator(dataset) else None
+            raise RecordError(once or f"epoch {epoch} of {type(dataset).__name__} has no batch")
+        if is_over:
             self._iterator, self._owner = None, None
             self._samples, self._state, self._is_done = _FRESH
             self._call = self._call._replace(epoch=self._call.epoch + 1)

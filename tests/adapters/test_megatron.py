@@ -71,5 +71,5 @@ def test_epochs_end_and_an_empty_one_is_an_error() -> None:
     batches = external(epochs=2)
     assert len(list(batches)) == 2 * STEPS
     empty = ExternalLoader(FeedLoader(iter(()), SIZE))
-    with pytest.raises(feeder.FeedError, match="ended without a row"):
+    with pytest.raises(feeder.FeedError, match="is an iterator, which is read once"):
         next(empty)

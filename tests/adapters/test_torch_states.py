@@ -133,6 +133,18 @@ def test_what_can_be_iterated_over_once_is_named() -> None:
             epoch_of(ours)
 
 
+def test_an_epoch_of_nothing_is_an_error() -> None:
+    class Nothing(ToldStream):
+        def __iter__(self) -> Iterator[int]:
+            return iter(())
+
+    for drop_last in (False, True):
+        with pytest.raises(feeder.FetchError, match="epoch 0 of Nothing has no batch"):
+            epoch_of(FeedLoader(Nothing(), SIZE, drop_last=drop_last))
+    with pytest.raises(feeder.FetchError, match=r"nothing is left for epoch 0"):
+        epoch_of(FeedLoader(range(4), SIZE, sampler=iter(())))
+
+
 # ---- samplers with a generator
 
 
