@@ -392,7 +392,12 @@ class ActorPool:
                 "open this host's ports to the cluster's hosts, or set FEEDER_RAY_DATA=store here"
             )
         # Without the lock: the cluster may take its time to say.
-        return f"no actor of the fetch function has room: {self.cluster.shortage()}", (
+        told, is_enough = self.cluster.room()
+        if is_enough:
+            return f"no actor of the fetch function has started: {told}", (
+                "see in Ray's logs what it waits for, or raise timeout where a start takes long"
+            )
+        return f"no actor of the fetch function has room: {told}", (
             "add hosts, or ask for less by num_cpus and resources"
         )
 
@@ -735,7 +740,7 @@ class ActorPool:
                 (self._members[one] for one in ticket.attempts if one in self._members), None
             )
         if member is None:
-            return f"no actor of the fetch function is free: {self.cluster.shortage()}"
+            return f"no actor of the fetch function is free: {self.cluster.room()[0]}"
         return f"{member.name}:\n{self.cluster.stack(member.actor.handle, member.generation)}"
 
     def counts(self) -> ExecutorCounts:

@@ -189,15 +189,15 @@ class Cluster:
         is_node = bool(re.search(r"\bnode\b.*\b(died|dead|failed|terminated|removed)", text, re.I))
         return f"has ended: {found[:300].rstrip('. ')}", is_node
 
-    def shortage(self) -> str:
-        """What the cluster lacks for one more actor."""
+    def room(self) -> tuple[str, bool]:
+        """What the cluster has for one more actor, in words; and whether it has enough."""
         options = self._options
         cpus = float(options.num_cpus * options.per_actor)
         asked = {"CPU": cpus, **dict(options.resources or {})}
         try:
             has, free = self._ray.cluster_resources(), self._ray.available_resources()
         except Exception as error:
-            return f"the cluster does not say what it has: {error}"
+            return f"the cluster does not say what it has: {error}", False
         parts = [
             f"{name}: {num:g} asked for each, {free.get(name, 0.0):g} of {has.get(name, 0.0):g} "
             "free"
@@ -206,7 +206,8 @@ class Cluster:
         ]
         missing = [name for name, num in asked.items() if num > free.get(name, 0.0)]
         lacks = f"; it lacks {', '.join(missing)}" if missing else ""
-        return f"the cluster has {'; '.join(parts) or 'no limit for them'}{lacks}"
+        told = f"the cluster has {'; '.join(parts) or 'no limit for them'}{lacks}"
+        return told, not missing
 
 
 def _actor_class(ray: Any, num: int) -> Any:

@@ -79,8 +79,8 @@ def hosts(num: int, num_hosts: int) -> Iterator[Callable[..., Any]]:
             def how(self, error: Any) -> tuple[str, bool]:
                 return "has left", False
 
-            def shortage(self) -> str:
-                return ""
+            def room(self) -> tuple[str, bool]:
+                return "", False
 
         yield Cluster
 

@@ -119,9 +119,9 @@ def test_a_driver_that_nobody_reaches_is_named_where_its_limit_is_first(
     """The actors themselves would say it after 20 s."""
     made = pool.pool
     made._room_s = 10.0
-    made.cluster.shortage = lambda: "the cluster has enough"  # type: ignore[method-assign]
+    made.cluster.room = lambda: ("the cluster has CPU", True)  # type: ignore[method-assign]
     made._look_for_room(0.0, 6.0)
-    assert "no actor of the fetch function has room: the cluster has enough" in caplog.text
+    assert "no actor of the fetch function has started: the cluster has CPU" in caplog.text
     made._ports = MagicMock(address="tcp://192.0.2.1:5000")
     for generation, host in ((1, "b"), (2, "a")):
         made._members[generation].host = host
