@@ -142,6 +142,11 @@ class MadeStream:
             return 1
         return None if self._epochs is None else max(1, self._epochs - place.epoch)
 
+    @property
+    def fingerprint(self) -> bytes:
+        """What is equal for all ranks of one stream, and for no other stream."""
+        return self._positions.id.fingerprint
+
     def begin(self) -> Mark:
         return Mark(Place())
 

@@ -40,7 +40,7 @@ from feeder.adapters.streams import (
 )
 from feeder.api import init_data_input_workers
 from feeder.devices.cuda.torchdriver import import_bindings
-from feeder.errors import ConfigError
+from feeder.errors import ConfigError, ResumeError
 from feeder.feeds.coordinator import Coordinator
 from feeder.sources import RecordError, Source
 from feeder.state import codec
@@ -134,6 +134,7 @@ class FeedLoader(EpochLoader):
         self.sampler, self.batch_sampler = sampler, batch_sampler
         self.num_workers, self.collate_fn, self.timeout = num_workers, collate_fn, timeout
         self.pin_memory = pin_memory
+        self._is_of_group = rank is None and world_size is None and _has_group()
         gpu = None if isinstance(dataset, FEEDS) else _gpu(device)
         # Where batches come on the GPU nothing is moved any more.
         self._device = None if device is None or gpu is not None else torch.device(device)
@@ -159,6 +160,16 @@ class FeedLoader(EpochLoader):
 
     def set_epoch(self, epoch: int) -> None:
         """Nothing: each loop is the next epoch, and is shuffled anew by itself."""
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from a state: the next loop gives the rest of its epoch.
+
+        Raises `ResumeError`; also where another rank of `torch.distributed` has loaded a state of
+        another step: rows would be lost, or come twice. Of two such ranks the later one is told.
+        """
+        super().load_state_dict(state_dict)
+        if self._is_of_group and isinstance(self._stream, MadeStream):
+            _compare_steps(self._stream.fingerprint, self.step)
 
     def _convert(self, batch: Batch) -> Any:
         if tuple(batch) == COLUMNS:
@@ -440,11 +451,39 @@ def _generator(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
+def _has_group() -> bool:
+    return bool(torch.distributed.is_available() and torch.distributed.is_initialized())
+
+
+_num_loaded: dict[bytes, int] = {}
+"""How many states of a stream this process has loaded. Owner: the thread that loads."""
+
+
+def _compare_steps(fingerprint: bytes, step: int) -> None:
+    """Tell the other ranks of which step a loaded state is, and look at those that have told.
+
+    Through the group's store: a collective operation would wait for ranks that load none.
+    """
+    store_of = getattr(torch.distributed.distributed_c10d, "_get_default_store", None)
+    if store_of is None or torch.distributed.get_backend() == "mpi":
+        return
+    store, mine = store_of(), torch.distributed.get_rank()
+    number = _num_loaded[fingerprint] = _num_loaded.get(fingerprint, 0) + 1
+    place = f"feeder/{fingerprint.hex()}/{number}"
+    store.set(f"{place}/{mine}", str(step))
+    for rank in range(torch.distributed.get_world_size()):
+        key = f"{place}/{rank}"
+        if rank != mine and store.check([key]) and (other := int(store.get(key))) != step:
+            raise ResumeError(
+                f"rank {mine}'s checkpoint is of step {step}, rank {rank}'s of step {other}; have "
+                "all ranks load the checkpoint of one step"
+            )
+
+
 def _ranks(given: dict[str, Any]) -> tuple[int | None, int | None]:
     """Rank and world size as they are given, or as `torch.distributed` has them."""
     rank, world_size = given["rank"], given["world_size"]
-    is_open = torch.distributed.is_available() and torch.distributed.is_initialized()
-    if rank is None and world_size is None and is_open:
+    if rank is None and world_size is None and _has_group():
         return torch.distributed.get_rank(), torch.distributed.get_world_size()
     return rank, world_size
 

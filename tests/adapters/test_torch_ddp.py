@@ -40,6 +40,56 @@ def test_the_order_of_samples_stays_with_another_world_size() -> None:
     assert "the samples come in one order" in said
 
 
+_LOADS = """
+import sys
+import torch.distributed as dist
+from feeder.adapters.torch import FeedLoader
+from feeder.errors import ResumeError
+
+group, rank, *steps = sys.argv[1], *map(int, sys.argv[2:])
+dist.init_process_group("gloo", init_method=f"file://{group}", rank=rank, world_size=2)
+for i, step in enumerate(steps):
+    loader = FeedLoader(range(40), 2, shuffle=True)
+    states = [loader.state_dict(), *(loader.state_dict() for _ in loader)]
+    try:
+        loader.load_state_dict(states[step])
+        print(f"loaded {step}")
+    except ResumeError as error:
+        print(error)
+    dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.timeout(240)
+def test_ranks_whose_states_are_of_different_steps_are_told(tmp_path: Path) -> None:
+    paths = os.pathsep.join(str(ROOT / name) for name in ("", "tests"))
+    steps = (("2", "5", "0"), ("2", "6", "0"))
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", _LOADS, str(tmp_path / "group"), str(rank), *some],
+            env={**os.environ, "PYTHONPATH": paths}, stdout=subprocess.PIPE, text=True,
+        )
+        for rank, some in enumerate(steps)
+    ]  # fmt: skip
+    try:
+        said = [rank.communicate(timeout=220)[0].splitlines() for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+    assert [lines[0] for lines in said] == ["loaded 2"] * 2
+    assert [lines[2] for lines in said] == ["loaded 0"] * 2
+    # The later one sees both; each may.
+    told = {
+        f"rank {rank}'s checkpoint is of step {5 + rank}, rank {1 - rank}'s of step {6 - rank}; "
+        "have all ranks load the checkpoint of one step"
+        for rank in (0, 1)
+    }
+    found = {lines[1] for lines in said}
+    assert found & told and found <= told | {"loaded 5", "loaded 6"}
+
+
 @pytest.mark.timeout(240)
 def test_the_example_goes_on_where_it_stopped(tmp_path: Path) -> None:
     def train(name: str, *options: str) -> list[str]:
