@@ -19,6 +19,7 @@ from feeder.workers.sources.steps.ragged import items
 from feeder.workers.sources.steps.rows import LEFT_OUT, Step, name_in, samples_of, size_of
 from feeder.workers.sources.stores.reading import Columns, Faults, RecordError, Records
 from feeder.workers.stream.batch import Call
+from feeder.workers.stream.chunks import is_masked
 
 Long = Literal["split", "drop"]
 
@@ -191,20 +192,22 @@ def _document(sample: Any, name: Callable[[], str]) -> Document:
     mask = None
     # Arrays, the commonest documents, are told first: to tell a mapping asks its abstract class.
     if isinstance(sample, np.ndarray):
-        tokens = sample
+        given = sample
     elif isinstance(sample, Mapping):
         if "tokens" not in sample:
             raise RecordError(f"{name()}: has the columns {list(sample)}, expected 'tokens'")
         mask = sample.get("loss_mask")
-        tokens = np.asarray(sample["tokens"])
+        given = sample["tokens"]
     else:
-        (_, value), *others = items(sample)
+        (_, given), *others = items(sample)
         if others:
             raise RecordError(
                 f"{name()}: has {len(others) + 1} columns without names, expected an array, or a "
                 "mapping of 'tokens' and 'loss_mask'"
             )
-        tokens = np.asarray(value)
+    if is_masked(type(given)) or is_masked(type(mask)):
+        raise RecordError(f"{name()}: the document has a mask, which would be lost: give filled()")
+    tokens = np.asarray(given)
     # An empty list is an array of floats.
     if tokens.ndim != 1 or (tokens.dtype.kind not in "iu" and len(tokens)):
         raise RecordError(

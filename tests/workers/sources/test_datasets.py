@@ -9,7 +9,7 @@ import pytest
 
 from calls import call, epoch_of
 from feeder.workers.errors import ConfigError
-from feeder.workers.sources import RecordError, SampleInfo, arrays, records, samples
+from feeder.workers.sources import RecordError, SampleInfo, arrays, pack, records, samples
 from feeder.workers.stream.copying import is_sole_owner
 
 
@@ -123,6 +123,10 @@ def test_a_mask_is_not_lost(masked: Any) -> None:
     source = arrays(np.arange(2)).map(lambda number: given[number])
     with pytest.raises(RecordError, match=r"^row 1: sample has a mask"):
         source(call(0, 2))
+    with pytest.raises(RecordError, match=r"^row 1: column 0 has a mask"):
+        source.pad(2)(call(0, 2))
+    with pytest.raises(RecordError, match=r"^row 1: the document has a mask"):
+        pack(source, 4)(call(0, 1))
 
 
 def test_of_strings_of_different_widths_a_cure_is_named() -> None:

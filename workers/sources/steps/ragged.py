@@ -25,6 +25,7 @@ from feeder.workers.sources.steps.rows import (
 from feeder.workers.sources.stores.kept import Kept
 from feeder.workers.sources.stores.reading import Columns, Faults, RecordError, Records
 from feeder.workers.stream.batch import Call
+from feeder.workers.stream.chunks import is_masked
 
 Length = int | Mapping[Any, int] | None
 
@@ -54,6 +55,10 @@ def by_column(
                 f"{name(i)}: has the columns {list(values)}, {name(0)} has {list(columns)}"
             )
         for key, value in values.items():
+            if is_masked(type(value)):
+                raise RecordError(
+                    f"{name(i)}: column {key!r} has a mask, which would be lost: give filled()"
+                )
             try:
                 array = array_of(value)
             except (TypeError, ValueError) as error:
