@@ -28,7 +28,7 @@ from feeder.workers.fetch.scheduler import ListLimits
 from feeder.workers.spec import RunSpec, StreamSpec
 from feeder.workers.stats import FetchStats
 from feeder.workers.stream.batch import Call
-from feeder.workers.stream.chunks import Schema
+from feeder.workers.stream.chunks import Schema, leaves
 from feeder.workers.stream.digests import digest_chunk
 from feeder.workers.stream.placement import Placement, writing_to
 from feeder.workers.stream.position import Cut, Partitions, Position
@@ -415,9 +415,14 @@ def as_tuple(chunk: Any, names: tuple[str, ...]) -> Any:
     """A chunk as a tuple in the order of the input names; left as it is where it cannot be."""
     if isinstance(chunk, (list, tuple)):
         return tuple(chunk)
-    if isinstance(chunk, Mapping) and chunk.keys() == set(names):
-        return tuple(chunk[name] for name in names)
-    return chunk
+    if not isinstance(chunk, Mapping):
+        return chunk
+    if chunk.keys() != set(names):
+        columns = list(leaves(chunk))
+        # Else two of them would have one name, and what is wrong is told of the chunk as it is.
+        if len(dict(columns)) == len(columns):
+            chunk = dict(columns)
+    return tuple(chunk[name] for name in names) if chunk.keys() == set(names) else chunk
 
 
 def chain_marks(

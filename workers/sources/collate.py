@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -11,7 +11,7 @@ from feeder.workers.errors import ConfigError
 from feeder.workers.public import public
 from feeder.workers.sources.stores.reading import Columns, RecordError, stack
 from feeder.workers.stream.batch import Call
-from feeder.workers.stream.chunks import is_masked
+from feeder.workers.stream.chunks import is_masked, is_nested, leaves, leaves_of
 
 Collate: TypeAlias = Callable[[Sequence[Any]], Columns]
 
@@ -81,10 +81,6 @@ def stack_samples(
     return columns if isinstance(first, Mapping) else tuple(columns.values())
 
 
-def _is_nested(value: Any) -> bool:
-    return isinstance(value, Mapping) or (isinstance(value, tuple) and hasattr(value, "_fields"))
-
-
 def flat(samples: Sequence[Any], names: Callable[[int], str]) -> Sequence[Any]:
     """Samples without mappings and named tuples in them, where the first has some.
 
@@ -95,36 +91,23 @@ def flat(samples: Sequence[Any], names: Callable[[int], str]) -> Sequence[Any]:
     is_mapping = isinstance(first, Mapping)
     if not (is_mapping or isinstance(first, (tuple, list))):
         return samples
-    if not any(map(_is_nested, first.values() if is_mapping else first)):
+    if not any(map(is_nested, first.values() if is_mapping else first)):
         return samples
     return [_flat(sample, names, i) for i, sample in enumerate(samples)]
 
 
 def _flat(sample: Any, names: Callable[[int], str], i: int) -> Any:
     if isinstance(sample, Mapping):
-        leaves = list(_leaves(sample, ""))
-        made = dict(leaves)
-        if len(made) < len(leaves):
-            keys = [name for name, _ in leaves]
+        columns = list(leaves(sample))
+        made = dict(columns)
+        if len(made) < len(columns):
+            keys = [name for name, _ in columns]
             twice = sorted({name for name in keys if keys.count(name) > 1})
             raise RecordError(f"{names(i)}: several values are the columns {twice}")
         return made
     if not isinstance(sample, (tuple, list)):
         return sample
-    return tuple(leaf for value in sample for _, leaf in _leaves_of(value, ""))
-
-
-def _leaves(mapping: Any, prefix: str) -> Iterator[tuple[str, Any]]:
-    fields = mapping.items() if isinstance(mapping, Mapping) else mapping._asdict().items()
-    for name, value in fields:
-        yield from _leaves_of(value, f"{prefix}{name}")
-
-
-def _leaves_of(value: Any, name: str) -> Iterator[tuple[str, Any]]:
-    if _is_nested(value):
-        yield from _leaves(value, f"{name}.")
-    else:
-        yield name, value
+    return tuple(leaf for value in sample for _, leaf in leaves_of(value, ""))
 
 
 @public("feeder.sources")

@@ -7,7 +7,7 @@ something is unusual does it look at chunks one by one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -50,6 +50,26 @@ class Arranged(NamedTuple):
     """Rows of each chunk."""
     error: ChunkError | None = None
     """What is wrong with the chunk after them, its `call` counted from the first chunk."""
+
+
+def is_nested(value: Any) -> bool:
+    """Whether a value is several columns: a mapping, or a named tuple."""
+    return isinstance(value, Mapping) or (isinstance(value, tuple) and hasattr(value, "_fields"))
+
+
+def leaves(nested: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The columns of a mapping or a named tuple, by names such as "image.left"."""
+    fields = nested if isinstance(nested, Mapping) else nested._asdict()
+    for name, value in fields.items():
+        yield from leaves_of(value, f"{prefix}{name}")
+
+
+def leaves_of(value: Any, name: str) -> Iterator[tuple[str, Any]]:
+    """The same of a column that may be several."""
+    if is_nested(value):
+        yield from leaves(value, f"{name}.")
+    else:
+        yield name, value
 
 
 class Schema:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 
 import feeder
@@ -160,3 +161,38 @@ def test_a_seekable_function_is_put_back_before_its_first_call() -> None:
     with make(Noting(), num_worker_threads=1, resume=state) as coordinator:
         assert len(next(coordinator["train"])["id"]) == 4
     assert order[:2] == [{"at": (1, 2**70)}, "fetch"]
+
+
+class Sides(NamedTuple):
+    left: Any
+    right: Any
+
+
+def test_mappings_and_named_tuples_in_a_chunk_are_columns() -> None:
+    def fetch(call: feeder.Call) -> Any:
+        if call.index == 3:
+            raise StopIteration
+        i = np.full(2, call.index)
+        return {"label": i, "image": {"both": Sides(i + 10, i + 20), "wide": i + 30}}
+
+    names = ["image.both.left", "image.both.right", "image.wide", "label"]
+    feeds = feeder.init_data_input_workers(
+        names, fetch, 3, epochs=1, coordinator=feeder.Coordinator()
+    )
+    with feeds:
+        batches = [feeder.sources.nested(batch) for batch in feeds["train"]]
+    assert [batch["image"]["both"]["right"].tolist() for batch in batches] == [
+        [20, 20, 21], [21, 22, 22],
+    ]  # fmt: skip
+    assert batches[1]["image"]["wide"].tolist() == [31, 32, 32]
+
+
+def test_two_columns_of_one_name_in_a_chunk_are_told() -> None:
+    def fetch(call: feeder.Call) -> Any:
+        return {"image": {"left": np.ones(2)}, "image.left": np.ones(2)}
+
+    feeds = feeder.init_data_input_workers(
+        ["image.left", "label"], fetch, 3, coordinator=feeder.Coordinator()
+    )
+    with feeds, pytest.raises(feeder.ChunkError, match=r"keys \['image', 'image.left'\]"):
+        next(feeds["train"])
