@@ -258,7 +258,7 @@ def source_feed(
     batches, snapshots = [], []
     with make(
         source, input_blob_names=names, batch_size=4, num_worker_threads=2, seed=7, epochs=3,
-        resume=resume, **settings,
+        resume=resume, timeout=60.0, **settings,
     ) as coordinator:  # fmt: skip
         (name,) = coordinator
         for batch in islice(coordinator[name], most):
