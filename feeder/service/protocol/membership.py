@@ -630,10 +630,18 @@ class Membership:
     def _may_start(self, member: Member) -> bool:
         """Whether a consumer may start where it stands, now that its user asks for a batch. It may
         not where it came without a position and the others have gone on."""
-        if not member.undecided or member.rejoins or member.state is State.STREAMING:
+        if not member.undecided or member.rejoins:
             return True
-        self._note_steps()
-        return self._out_of_step(member) is None
+        if member.state is not State.STREAMING:
+            self._note_steps()  # Who starts has used nothing.
+        return self._out_of_step(member, self._gone_on_from(member)) is None
+
+    def _gone_on_from(self, member: Member) -> list[int]:
+        """The seats that may be at another round than a member with which the feed has run: all
+        began together, and these have gone on from there. Who starts since then has not."""
+        if member.state is not State.STREAMING:
+            return []
+        return [one.seat for one in self.members if not one.starts]
 
     def _refusal(self, member: Member, now: float) -> ResumeError | None:
         """The error for a consumer that could not start for a lease's time; None before that.
@@ -644,7 +652,7 @@ class Membership:
         """
         # A member that was sent the end leaves by itself: then another pass over the stream begins.
         leaving = [one.seat for one in self.members if one.has_lease and one.ending]
-        error = self._out_of_step(member, leaving)
+        error = self._out_of_step(member, leaving + self._gone_on_from(member))
         since = now if member.out_of_step_since is None else member.out_of_step_since
         member.out_of_step_since = None if error is None else since
         return error if now >= since + self.lease_s else None

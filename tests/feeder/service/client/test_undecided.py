@@ -86,6 +86,28 @@ def test_nor_does_one_that_has_begun_let_others_in_at_another_round(
             assert (first.result(), next(right).step) == (0, 1)
 
 
+@pytest.mark.parametrize("asks_first", [0, 1])
+def test_one_that_loads_no_state_is_refused_where_another_has_loaded_one(asks_first: int) -> None:
+    """Also where the feed had run for both before: a loader connects first, and loads then. One
+    rank's checkpoint is missing, as after a kill between two first saves."""
+    with make(Pure(2 * NUM, rows=4)) as whole:
+        assert len(list(islice(whole["train"], 40))) == 40
+        state = whole.state_dict()
+    told = r"queue 1 is at step 0 \(round 0\), and queue 0's checkpoint is of step 40 \(round 20\)"
+    with (
+        serving(two_queues, lease=0.5) as server,
+        reading(server, queue=0) as left,
+        reading(server, queue=1) as right,
+    ):
+        left.load_state_dict(state)
+        queues = [(0, left), (1, right)] if asks_first == 0 else [(1, right), (0, left)]
+        both = {queue: Aside(lambda one=one: next(one).step) for queue, one in queues}
+        with pytest.raises(feeder.ResumeError, match=told):
+            both[1].result()
+        right.load_state_dict(state)
+        assert (both[0].result(), next(right).step) == (40, 41)
+
+
 def test_who_waits_for_the_first_batch_of_a_feed_that_runs_is_not_refused(
     asked: SimpleQueue[None],
 ) -> None:
