@@ -524,10 +524,15 @@ class Membership:
     def _void(self, here: list[Member]) -> tuple[float, float]:
         """Between which numbers no batch may come, now that these begin (`StartRun.void`)."""
         # Where rounds end with epochs, the last positions of an epoch and the start of the next may
-        # be of one round. Whether they are is known when the stream comes there.
-        if not (self.counting.per_epoch and any(member.starts for member in here)):
+        # be of one round. Whether they are is known when the stream comes there. Those that start
+        # are meant, also where the feed has run with them, as long as they were sent nothing: who
+        # comes back may stand anywhere.
+        if not self.counting.per_epoch:
             return 0, 0
-        steps = [one.step for one in here if one.lives and not one.ending]
+        steps = [
+            one.step for one in here
+            if one.lives and not (one.rejoins or one.ending) and one.sent_to is None
+        ]  # fmt: skip
         begin = [step - self.counting.turn(step) % self.counting.num for step in steps]
         return (min(begin), max(begin)) if begin else (0, 0)
 

@@ -193,6 +193,33 @@ def test_the_last_positions_of_an_epoch_and_the_start_of_the_next_may_be_of_one_
                     one.result()
 
 
+def test_who_comes_back_need_not_be_of_the_round_of_one_that_starts() -> None:
+    """Also where rounds end with epochs. One that starts has lost its connection before its first
+    batch, while the other one has gone on."""
+    feed = Membership(2, 30.0, counting=Counting(2, per_epoch=True))
+    feed.handle(Asks(0, "one that starts"), 0.0)
+    start = Start(9, epoch=1, index=1, nobodys=1, into_round=0)
+    feed.handle(Asks(1, "one that comes back", start=start, rejoins=True), 0.0)
+    for queue in range(2):
+        done = feed.handle(Attaches(queue), 0.0)
+    (run,) = [one for one in done if isinstance(one, StartRun)]
+    assert (run.stands, run.void) == ((0, 1), (0, 0))
+
+
+def test_different_rounds_are_looked_for_again_where_the_feed_begins_again() -> None:
+    """The first run may have ended before it came to a batch that tells."""
+    feed = Membership(3, 30.0, counting=Counting(3, per_epoch=True))
+    starts = Start(7, epoch=1, into_round=0), Start(3, index=3), Start(3, index=3)
+    for queue, start in enumerate(starts):
+        feed.handle(Asks(queue, f"trainer {queue}", start=start), 0.0)
+    for queue in range(3):
+        (*_, first) = feed.handle(Attaches(queue), 0.0)
+    feed.handle(Asks(2, "trainer 2", start=starts[2], rejoins=True, takes_over=True), 0.0)
+    (*_, again) = feed.handle(Attaches(2), 0.0)
+    assert first.void == again.void
+    assert first.void[0] < first.void[1]
+
+
 # ---- who says how batches are dealt
 
 
