@@ -673,7 +673,24 @@ class Membership:
         ]  # fmt: skip
         if all(self._fit(one, member) for one in others):
             return None
+        if self._comes_with_one_queues(member, others):
+            assert member.start is not None
+            step = member.start.step
+            return ResumeError(
+                f"{member.name} comes with the position before batch {step}, as others do, and it "
+                "does not say how batches were dealt, as those of older versions: so it is of one "
+                "queue; start each trainer from its own position, or with a number of queues that "
+                f"divides {step}"
+            )
         return self._differ(self._describe(member), others)
+
+    def _comes_with_one_queues(self, member: Member, others: Iterable[Member]) -> bool:
+        """Whether a member and others come with one position that is of one queue: it lies within a
+        round, and does not say how batches were dealt."""
+        start = member.start
+        return start is not None and start.into_round is None and any(
+            one.start == start and not self._fit(one, member) for one in others
+        )  # fmt: skip
 
     def _describe(self, member: Member) -> str:
         """Where a member stands, in words."""

@@ -220,6 +220,26 @@ def test_different_rounds_are_looked_for_again_where_the_feed_begins_again() -> 
     assert first.void[0] < first.void[1]
 
 
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_one_older_position_for_all_is_refused_for_its_own_reason(order: tuple[int, int]) -> None:
+    """Within a round it is of one queue, and does not say so."""
+
+    def refusals(*positions: Start) -> list[str]:
+        feed = Membership(2, 30.0)
+        pairs = zip(order, positions, strict=True)
+        done = [feed.handle(Asks(at, "a trainer", start=start), 0.0) for at, start in pairs]
+        return [str(one.error) for each in done for one in each if isinstance(one, Refuse)]
+
+    told = "comes with the position before batch 5, as others do, and it does not say how batches"
+    (refused,) = refusals(Start(5), Start(5))
+    assert told in refused
+    assert refusals(Start(6), Start(6)) == []
+    # Where one of them says it, or they are two, that is not why.
+    for other in (Start(5, into_round=0), Start(9)):
+        (refused,) = refusals(Start(5), other)
+        assert "does not say" not in refused
+
+
 # ---- who says how batches are dealt
 
 
