@@ -95,6 +95,8 @@ class ClientSession:
         self._why_too_long = why_too_long
         # Whether it was warned that a position is too long, and whether the feed has run for it.
         self._has_warned = self._has_run = False
+        # Whether it was warned of unequal numbers of batches.
+        self._has_told_uneven = False
         # Where the next batch comes from: after the last one that came, else at the token. The last
         # one *received* and not the last handed out: those between wait here and stay valid.
         self._last: Any = None
@@ -354,7 +356,8 @@ class ClientSession:
 
     def _warn_of_uneven(self) -> None:
         """Warn once where trainers that wait for each other at each batch may wait for ever."""
-        if not self._has_run and self._lease.identity.may_be_uneven:
+        if not self._has_told_uneven and self._lease.identity.may_be_uneven:
+            self._has_told_uneven = True
             logger.warning(
                 "feed %r: its queues get unequal numbers of batches where the last round is not "
                 "complete, and a trainer that waits for all others then waits for ever; "

@@ -27,7 +27,7 @@ from feeder.service.protocol.membership import (
 )
 from feeder.workers.stream.rounds import Counting
 from feeds import make
-from small import Aside
+from small import WAIT_S, Aside, Heard
 
 NUM = 40
 """Batches of an epoch, of 4 rows."""
@@ -308,6 +308,28 @@ def test_a_consumer_says_once_that_queues_may_get_unequal_numbers_of_batches(
                 assert first_steps(server) == [*range(queues)]
             assert caplog.text.count(told) == num * queues, (settings, queues)
             assert ("last_round='drop' or 'pad'" in caplog.text) == bool(num)
+
+
+def test_it_is_not_said_again_where_a_state_is_loaded(caplog: pytest.LogCaptureFixture) -> None:
+    state = {"feeder": token_at(4, num_devices=2)}
+    told = "its queues get unequal numbers of batches"
+    heard, logger = Heard(told), logging.getLogger("feeder")
+    logger.addHandler(heard)
+    try:
+        with (
+            caplog.at_level(logging.WARNING, "feeder"),
+            serving(factory(), queues=2) as server,
+            reading(server, queue=0) as left,
+            reading(server, queue=1) as right,
+        ):
+            # The feed has run for both before they load.
+            assert heard.event.wait(WAIT_S)
+            for one in (left, right):
+                one.load_state_dict(state)
+            assert [next(one).step for one in (left, right)] == [4, 5]
+    finally:
+        logger.removeHandler(heard)
+    assert caplog.text.count(told) == 2
 
 
 # ---- one global batch
