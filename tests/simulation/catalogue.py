@@ -373,6 +373,35 @@ DEALING = (
     ),
 )
 
+EPOCHS = (
+    _bug(
+        "a later epoch begins as the first did",
+        "Where the number of queues changed within an epoch, the next epochs are dealt as its rest "
+        "was.",
+        "feeder/workers/stream/rounds.py",
+        "Counting.turn",
+        "is_shifted = self._epoch(number) == self._epoch(self.begins)",
+        "is_shifted = True",
+    ),
+    _bug(
+        "an epoch begins no round",
+        "A server deals batches out through all epochs, whatever the feed says.",
+        "feeder/workers/stream/rounds.py",
+        "Counting.number",
+        "if self.per_epoch:",
+        "if False:",
+    ),
+    _bug(
+        "positions tell of the first epoch",
+        "A position of a later epoch says that its rounds began where those of the first did.",
+        "feeder/service/client/remote.py",
+        "Identity.dealing",
+        'if self.fingerprint.get("rounds") == "epoch" and group.epoch != self.began.epoch:',
+        "if False:",
+    ),
+)
+"""These are planted where rounds are of an epoch."""
+
 CHECKPOINTS = (
     _bug(
         "a file is not synced",
@@ -416,4 +445,4 @@ CHECKPOINTS = (
     ),
 )
 
-BUGS = MEMBERSHIP + POSITIONS + FAILOVER + SLOTS + DEALING + CHECKPOINTS
+BUGS = MEMBERSHIP + POSITIONS + FAILOVER + SLOTS + DEALING + EPOCHS + CHECKPOINTS

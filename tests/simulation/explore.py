@@ -515,6 +515,9 @@ def main() -> int:
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--most", type=float, default=math.inf, help="states at the most")
     wish = vars(parser.parse_args())
+    for name in ("queues", "batches", "replicas"):
+        if wish[name] < 1:
+            parser.error(f"--{name} is {wish[name]}, expected at least 1")
     most = wish.pop("most")
     began = time.monotonic()
 

@@ -117,7 +117,8 @@ class Plan:
         lines = [
             f"seed {self.seed}: {feed.queues} queues, {feed.num_batches} batches of "
             f"{feed.batch_size} rows, chunks of {feed.chunk_rows}, {feed.epochs} epochs, "
-            f"{feed.replicas} replicas, last_batch={feed.last_batch}, lease {self.lease_s} s, "
+            f"{feed.replicas} replicas, last_batch={feed.last_batch}, rounds={feed.rounds}, "
+            f"last_round={feed.last_round}, lease {self.lease_s} s, "
             f"credits {self.credits}, hold {self.hold}, keeps={self.keeps}, "
             f"has_disks={self.has_disks}, planes {self.planes}, {self.addresses} addresses, "
             f"exit_when={self.exit_when}, undecided={self.undecided}",
@@ -126,29 +127,29 @@ class Plan:
         return "\n".join(lines)
 
 
-def draw(seed: int | str) -> Plan:
-    """The plan of a seed."""
+def draw(seed: int | str, rounds: str = "stream") -> Plan:
+    """The plan of a seed, in which rounds are of the stream, or of an epoch."""
     chance = random.Random(f"plan {seed}")
     queues = chance.choice((1, 2, 2, 2, 3, 3, 4))
     size, chunk = chance.choice(((2, 2), (2, 3), (3, 2), (2, 5), (4, 1)))
     epochs = chance.choice((1, 1, 2))
     replicas = chance.choice((1, 1, 1, 2)) if queues < 3 else 1
-    rounds, hold, keeps = chance.randint(4, 14), chance.choice((0, 1, 2, 4)), False
+    num_rounds, hold, keeps = chance.randint(4, 14), chance.choice((0, 1, 2, 4)), False
     if chance.random() < 0.05:
         # More slots are kept by a user than are left to be sent.
-        rounds, hold, keeps = 24, 14, True
-    batches = rounds * queues
+        num_rounds, hold, keeps = 24, 14, True
+    batches = num_rounds * queues
     seats = range(queues * replicas)
     feed = Feed(
         queues=queues, calls=max(1, batches * size // chunk // epochs), chunk_rows=chunk,
         batch_size=size, epochs=epochs, last_batch=chance.choice(("keep", "keep", "drop")),
-        writable=chance.random() < 0.1, replicas=replicas,
+        writable=chance.random() < 0.1, replicas=replicas, rounds=rounds,
     )  # fmt: skip
     has_disks = chance.random() < 0.25
     think_s = chance.choice((0.002, 0.02, 0.05))
     lease_s = chance.choice((0.8, 1.5, 3.0))
     # How long the work takes about; faults come in this time, or just after.
-    work_s = 0.1 + rounds * think_s * chance.choice((0.3, 0.7, 0.7, 3.0))
+    work_s = 0.1 + num_rounds * think_s * chance.choice((0.3, 0.7, 0.7, 3.0))
     # A few kinds in each run, as in swarm testing (Groce and others, 2012): faults that have to
     # come together do so more often than where all kinds come.
     weights = {**KINDS, **DISK_KINDS} if has_disks else KINDS
@@ -167,6 +168,11 @@ def draw(seed: int | str) -> Plan:
             at=at, kind=chance.choice(kinds), queue=chance.choice(seats),
             seconds=seconds * (0.5 + chance.random()), share=chance.random(),
         ))  # fmt: skip
+    # From a generator of its own, so that all else of a run is as with rounds of the stream.
+    drops = rounds == "epoch" and random.Random(f"last round {seed}").random() < 0.5
+    # An epoch without a whole round is an error then.
+    if drops and feed.batches_per_epoch >= queues:
+        feed = feed._replace(last_round="drop")
     return Plan(
         seed=str(seed),
         feed=feed,

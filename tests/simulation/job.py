@@ -135,19 +135,25 @@ class Job:
     def place(self, position: bytes) -> int:
         """The number of the first batch at a position that is dealt to somebody: a start leaves
         batches to nobody."""
-        cut = cut_of(self, position)
-        return cut.step + factory_of(self.deal.feed).positions.within(cut)[0]
+        cut, feed = cut_of(self, position), self.deal.feed
+        step = cut.step + factory_of(feed).positions.within(cut)[0]
+        if feed.rounds == "epoch" and not cut.finished:
+            # A round ends with its epoch, which the position need not know.
+            step = min(step, (cut.epoch + 1) * feed.batches_per_epoch)
+        return step
+
+    def _round_at(self, position: bytes) -> int:
+        """The number of the batch with which the round begins that follows a position."""
+        return self.deal.next_round(max(self.place(position), self.deal.begins))
 
     def first_batch(
         self, rank: Rank, position: bytes | None, *, skip: int = 0, rejoins: bool = False
     ) -> int:
         """The number of the first batch that a trainer is to be handed."""
         deal, step = self.deal, 0 if rejoins else self.origin_step
-        if position is not None:
-            step = max(self.place(position), deal.begins)
-        step = deal.next_round(step)
-        if not rejoins:
-            step += skip * deal.feed.queues
+        step = deal.next_round(step) if position is None else self._round_at(position)
+        if skip and not rejoins:
+            step = deal.start_of(deal.round_of(step) + skip)
         return deal.first(step, rank.queue)
 
     def _begin(
@@ -258,7 +264,7 @@ class Job:
         came_with = start.positions[rank.seat]
         if position is not None:
             self._begin(rank, age, position, rejoins=True)
-        elif rejoins and came_with is None and not self.deal.begins % self.deal.feed.queues:
+        elif rejoins and came_with is None and not self.deal.begins:
             self._begin(rank, age, rejoins=True)
         else:
             self._begin(rank, age, came_with, skip=start.skip)
@@ -368,7 +374,7 @@ class Job:
         if how < 0.2:
             # A state of any rank is valid for all.
             start = Start((self._draws.choice(start.positions),) * len(self.ranks))
-        elif how < 0.4:
+        elif how < 0.4 and self.deal.feed.rounds == "stream":
             skip = self._draws.randint(1, 3)
             if self.deal.round_of(step) + skip + 1 < self.deal.num_rounds:
                 start = start._replace(skip=skip)
@@ -381,14 +387,13 @@ class Job:
 
     def _older(self, share: float) -> Start:
         """One of the places at which all can start: the last start, or a checkpoint of all."""
-        deal = self.deal
-        sets = [{deal.round_of(step) for step in rank.saved} for rank in self.ranks]
-        rounds = sorted(at for at in set.intersection(*sets) if at < deal.num_rounds)
-        starts = [self._start]
-        for at in rounds:
-            steps = [deal.start_of(at) + rank.queue for rank in self.ranks]
-            pairs = zip(self.ranks, steps, strict=True)
-            starts.append(Start(tuple(rank.saved[step] for rank, step in pairs)))
+        deal, starts = self.deal, [self._start]
+        for begins in map(deal.start_of, range(deal.num_rounds)):
+            found = [rank.saved.get(deal.first(begins, rank.queue)) for rank in self.ranks]
+            positions = tuple(one for one in found if one is not None)
+            # Who has no batch of an epoch's last round stands before that round when it is over.
+            if len(positions) == len(found) and {*map(self._round_at, positions)} == {begins}:
+                starts.append(Start(positions))
         return starts[int(share * len(starts))]
 
     def _begin_all(self, start: Start, seconds: float) -> None:
@@ -430,9 +435,11 @@ class Job:
         for one_rank in self.ranks:
             one_rank.process = None
         self.end_others()
-        num = self._draws.randint(1, MOST_SEATS)
+        num, feed = self._draws.randint(1, MOST_SEATS), self.deal.feed
+        if (feed.rounds, feed.last_round) == ("epoch", "drop"):
+            num = min(num, feed.batches_per_epoch)  # An epoch without a whole round is an error.
         shared = self._draws.choice((1, 1, 2)) if 2 * num <= MOST_SEATS else 1
-        self.deal = Deal(self.deal.feed._replace(queues=num, replicas=shared), begins)
+        self.deal = Deal(feed._replace(queues=num, replicas=shared), begins)
         self.note(f"from batch {begins} on there are {num} queues for {shared} trainers each")
         self.ranks = self._make_ranks()
         self._begin_all(Start((position,) * len(self.ranks)), fault.seconds * 0.2)
@@ -503,7 +510,7 @@ class Job:
         """The same position, but of a stream with other rows; None where it has no digest."""
         feed, cut = self.plan.feed, cut_of(self, position)
         left = cut.leftover
-        if left is None or cut.index == feed.num_batches // feed.epochs:
+        if left is None or cut.index == feed.batches_per_epoch:
             return None  # What is left over at the end of an epoch is dropped.
         return replace(cut, leftover=left._replace(digest=left.digest ^ 1)).token()
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from planted.bug import Bug
 from planted.plant import ROOT, planted_text
-from simulation.catalogue import BUGS
+from simulation.catalogue import BUGS, EPOCHS
 from simulation.simulate import Outcome, campaign
 
 
@@ -58,9 +58,9 @@ def _code_in(code: CodeType, symbol: str) -> CodeType:
 
 def search(bug: Bug, most: int) -> Found:
     """Run seeds with the bug until an invariant fails."""
-    num = 0
+    num, rounds = 0, "epoch" if bug in EPOCHS else "stream"
     with planted(bug):
-        for outcome in campaign(range(most)):
+        for outcome in campaign(range(most), rounds):
             num += 1
             if outcome.violation:
                 return Found(bug, num, outcome)

@@ -60,6 +60,8 @@ def simpler(plan: Plan) -> Iterator[Plan]:
         yield replace(plan, feed=feed._replace(epochs=1))
     if (feed.batch_size, feed.chunk_rows) != (2, 2):
         yield replace(plan, feed=feed._replace(batch_size=2, chunk_rows=2))
+    if feed.rounds != "stream":
+        yield replace(plan, feed=feed._replace(rounds="stream", last_round="uneven"))
     if feed.replicas > 1:
         yield replace(plan, feed=feed._replace(replicas=1))
     if feed.queues > 2:

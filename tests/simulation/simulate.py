@@ -172,9 +172,9 @@ def finish(world: World, job: Job) -> None:
             one.check_slots()
 
 
-def replay(seed: int | str) -> Outcome:
+def replay(seed: int | str, rounds: str = "stream") -> Outcome:
     """The run of a seed, with its history."""
-    return run(draw(seed), records=True)
+    return run(draw(seed, rounds), records=True)
 
 
 def show(outcome: Outcome, most: int = 120) -> str:
@@ -187,11 +187,11 @@ def show(outcome: Outcome, most: int = 120) -> str:
     )
 
 
-def campaign(seeds: Iterable[int]) -> Iterator[Outcome]:
+def campaign(seeds: Iterable[int], rounds: str = "stream") -> Iterator[Outcome]:
     """Run these seeds."""
     with simulated():
         for i, seed in enumerate(seeds):
-            yield run(draw(seed))
+            yield run(draw(seed, rounds))
             if i % 20 == 19:
                 gc.collect()
 
@@ -201,27 +201,31 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/simulate", description=__doc__)
     parser.add_argument("--seed", type=int, default=0, help="the first seed (0)")
     parser.add_argument("--runs", type=int, default=1000, help="how many seeds (1000)")
+    parser.add_argument(
+        "--rounds", choices=("stream", "epoch"), default="stream",
+        help="whether a round begins in each epoch (stream)",
+    )  # fmt: skip
     parser.add_argument("--history", action="store_true", help="print what happened in one run")
     wish = parser.parse_args()
     if wish.history:
         with simulated():
-            print(show(replay(wish.seed), most=100_000))
+            print(show(replay(wish.seed, wish.rounds), most=100_000))
         return 0
     began = time.process_time()
     num = num_events = 0
     failed: list[Outcome] = []
-    for outcome in campaign(range(wish.seed, wish.seed + wish.runs)):
+    for outcome in campaign(range(wish.seed, wish.seed + wish.runs), wish.rounds):
         num, num_events = num + 1, num_events + outcome.num_events
         if outcome.violation:
             failed.append(outcome)
             print(f"seed {outcome.plan.seed}: {outcome.violation}", flush=True)
-    took = time.process_time() - began
+    took = max(time.process_time() - began, 0.001)
     with simulated():
         for outcome in failed[:1]:
             print(show(shrink(outcome, lambda plan: run(plan, records=True))))
     print(
-        f"{num} runs, {num_events} events ({num_events // num} a run), {len(failed)} violations, "
-        f"{took:.1f} s of CPU time ({num * 60 / took:.0f} runs a minute)"
+        f"{num} runs, {num_events} events ({num_events // max(1, num)} a run), {len(failed)} "
+        f"violations, {took:.1f} s of CPU time ({num * 60 / took:.0f} runs a minute)"
     )
     return 1 if failed else 0
 

@@ -7,6 +7,7 @@ event makes the batches of a few calls. Slots are the real ones, in real shared 
 from __future__ import annotations
 
 import copy
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Generator, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -53,6 +54,8 @@ class Feed(NamedTuple):
     """Trainers that are given the batches of each queue."""
     threads: int = 1
     """Fetcher threads: so many calls may be under way."""
+    rounds: str = "stream"
+    last_round: str = "uneven"
 
     @property
     def num_batches(self) -> int:
@@ -64,6 +67,20 @@ class Feed(NamedTuple):
         """Trainers in all."""
         return self.queues * self.replicas
 
+    @property
+    def batches_per_epoch(self) -> int:
+        """Batches of each epoch."""
+        return self.num_batches // self.epochs
+
+
+class Dealt(NamedTuple):
+    """What a naive loop deals out."""
+
+    starts: list[int]
+    """The number of the batch with which each round begins, also of one that is left out."""
+    numbers: list[list[int]]
+    """The numbers of each queue's batches."""
+
 
 class Deal(NamedTuple):
     """How the batches of a feed are dealt to its queues, as a naive loop does it."""
@@ -74,25 +91,51 @@ class Deal(NamedTuple):
     """
 
     def first(self, step: int, queue: int) -> int:
-        """The number of a queue's first batch at or after a step."""
-        return step + (queue - (step - self.begins)) % self.feed.queues
+        """The number of a queue's first batch at or after a step; where none is left, that of
+        batches of the whole stream."""
+        numbers = dealt(self).numbers[queue]
+        return self._find(numbers, bisect_left(numbers, step))
 
     def round_of(self, step: int) -> int:
-        """The round of a batch."""
-        return (step - self.begins) // self.feed.queues
+        """The round of a batch; the number of rounds where the stream has ended before it."""
+        starts = dealt(self).starts
+        if step >= self.feed.num_batches:
+            return len(starts)
+        return bisect_right(starts, step) - 1
 
     def start_of(self, at_round: int) -> int:
-        """The number of the first batch of a round."""
-        return self.begins + at_round * self.feed.queues
+        """The number of the first batch of a round, or of batches where it is behind the last."""
+        return self._find(dealt(self).starts, at_round)
 
     def next_round(self, step: int) -> int:
         """The number of the first batch of the next round; a step that begins one stays."""
-        return max(self.begins, self.start_of(-((self.begins - step) // self.feed.queues)))
+        starts = dealt(self).starts
+        return self._find(starts, bisect_left(starts, step))
+
+    def _find(self, numbers: list[int], at: int) -> int:
+        return numbers[at] if at < len(numbers) else self.feed.num_batches
 
     @property
     def num_rounds(self) -> int:
         """Rounds from where it began to the end of the stream, the last one perhaps incomplete."""
-        return -((self.begins - self.feed.num_batches) // self.feed.queues)
+        return len(dealt(self).starts)
+
+
+@cache
+def dealt(deal: Deal) -> Dealt:
+    """What a naive loop deals out."""
+    feed, at = deal.feed, deal.begins
+    found = Dealt([], [[] for _ in range(feed.queues)])
+    while at < feed.num_batches:
+        stop = min(at + feed.queues, feed.num_batches)
+        if feed.rounds == "epoch":
+            stop = min(stop, (at // feed.batches_per_epoch + 1) * feed.batches_per_epoch)
+        found.starts.append(at)
+        if feed.last_round == "uneven" or stop - at == feed.queues:
+            for queue, number in enumerate(range(at, stop)):
+                found.numbers[queue].append(number)
+        at = stop
+    return found
 
 
 @cache
@@ -130,6 +173,7 @@ def _template(feed: Feed) -> FeedFactory:
     coordinator = feeder.init_data_input_workers(
         ["x"], calls_of(feed), feed.batch_size, 1, NAME, devices=feed.queues, epochs=feed.epochs,
         last_batch=feed.last_batch, writable=feed.writable, num_threads=feed.threads,
+        rounds=feed.rounds, last_round=feed.last_round,
         coordinator=feeder.Coordinator(),
     )  # fmt: skip
     factory = FeedFactory(NAME, coordinator, None, feed.queues, feed.replicas)

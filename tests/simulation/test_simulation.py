@@ -26,6 +26,17 @@ def test_nothing_breaks_whatever_goes_wrong() -> None:
     assert num_events > 200 * RUNS
 
 
+def test_nor_where_a_round_begins_in_each_epoch() -> None:
+    kinds = set[tuple[str, int]]()
+    for outcome in campaign(range(100), "epoch"):
+        feed = outcome.plan.feed
+        assert not outcome.violation, (
+            f"scripts/simulate --rounds epoch --seed {outcome.plan.seed} --history"
+        )
+        kinds.add((feed.last_round, feed.epochs))
+    assert kinds == {(last, epochs) for last in ("uneven", "drop") for epochs in (1, 2)}
+
+
 @pytest.mark.parametrize(
     ("name", "invariant"),
     [
@@ -36,6 +47,7 @@ def test_nothing_breaks_whatever_goes_wrong() -> None:
         ("what is pending counts as used", "stored"),
         ("waits for one that had all", "waits"),
         ("the base of a lease", "errors"),
+        ("an epoch begins no round", "errors"),
     ],
 )
 def test_a_bug_is_found_by_what_it_breaks(name: str, invariant: str) -> None:

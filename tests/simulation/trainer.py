@@ -68,6 +68,8 @@ class TrainerProcess(Process):
         self.step = job.first_batch(rank, position, skip=skip, rejoins=rejoins)
         """The number of its next batch."""
         self.begins_at = self.step
+        self.after = self.step
+        """The number of the batch after the last one that it was handed."""
         self.is_stray, self.is_foreign = is_stray, is_foreign
         """Whether it is a second process for its queue, which nobody wants; whether its position is
         one of another run."""
@@ -93,7 +95,7 @@ class TrainerProcess(Process):
         self._held: deque[tuple[Batch, bytes]] = deque()
         self._request: SnapshotRequest | None = None
         self._asked_step = self._asked_at = 0.0
-        self._asked_handed = 0
+        self._asked_handed = self._asked_after = 0
         self.has_no_memory = False
         """Whether it cannot map shared memory."""
         addresses = [job.addresses[i] for i in range(plan.addresses)]
@@ -275,7 +277,8 @@ class TrainerProcess(Process):
         self._check_held()
         while len(held) > plan.hold + 2 or (held and not plan.keeps and self._draws.random() < 0.6):
             held.popleft()
-        self.step = step + self.deal.feed.queues
+        self.after = step + 1
+        self.step = self.deal.first(self.after, self.rank.queue)
         self.job.handed(self)
         if self.breaks_late and self.link is not None and self.step >= plan.feed.num_batches:
             late_s = 10 * self._think_s * self._draws.random()
@@ -299,10 +302,11 @@ class TrainerProcess(Process):
         """Save the position; returns how many seconds that takes."""
         assert self.consumer is not None
         position = self.consumer.state_dict()[STATE_KEY]
-        last = self.step - self.deal.feed.queues
         step = step_of(self.job, position)
-        if step != last + 1:
-            raise Violation(f"positions: after batch {last} the position of {self.name} is {step}")
+        if step != self.after:
+            raise Violation(
+                f"positions: after batch {self.after - 1} the position of {self.name} is {step}"
+            )
         return self._store_position(position)
 
     def _store_position(self, position: bytes) -> float:
@@ -364,6 +368,7 @@ class TrainerProcess(Process):
         """Ask for a snapshot."""
         if self.consumer is not None and self._request is None and not self.is_ending:
             self._asked_step, self._asked_at = self.step, self.world.now
+            self._asked_after = self.after
             self._asked_handed = self.loop.inbox.handed
             self._request = self.loop.request_snapshot()
 
@@ -372,10 +377,8 @@ class TrainerProcess(Process):
         if isinstance(answer, RemoteError):
             return
         (state,) = Snapshot.from_bytes(answer).states
-        num_queues = self.deal.feed.queues
         found = factory_of(self.deal.feed).positions.find(state).cut
-        stood = self._asked_step - num_queues + 1
-        steps = {stood, self.step - num_queues + 1}
+        steps = {self._asked_after, self.after}
         # Where no batch is left of its queue, the end is the same place for it.
         num = self.job.plan.feed.num_batches
         if found.finished and self._asked_step >= num:
