@@ -426,7 +426,7 @@ class Membership:
         member = self.members[event.seat]
         may_start = event.begun and self._may_start(member)
         if event.begun and not may_start:
-            error = self._refusal(member, now)
+            error = self._refusal(member, now, has_used=event.num > 0)
             if error is not None:
                 return self._lose(SendAway(event.seat, error), now)
         member.used, member.used_to, member.pending = event.num, event.place, event.pending
@@ -593,7 +593,8 @@ class Membership:
 
         def lags(member: Member) -> bool:
             than = newest_start if member.state is State.STREAMING else newest
-            return member.undecided and self.counting.round(self._wanted_step(member)) < than
+            # By where it stands, and not by what it was sent: of that it has used nothing.
+            return member.undecided and self.counting.round(member.step) < than
 
         return [
             member.seat for member in self.members
@@ -648,8 +649,9 @@ class Membership:
             return []
         return [one.seat for one in self.members if not one.starts]
 
-    def _refusal(self, member: Member, now: float) -> ResumeError | None:
-        """The error for a consumer that could not start for a lease's time; None before that.
+    def _refusal(self, member: Member, now: float, *, has_used: bool) -> ResumeError | None:
+        """The error for a consumer that could not start for a lease's time; None before that, while
+        its user may still load a state.
 
         It is a trainer that died before its first checkpoint and was started again without a
         position: without the error all would wait for ever. It is not sent at once, since the
@@ -660,7 +662,7 @@ class Membership:
         error = self._out_of_step(member, leaving + self._gone_on_from(member))
         since = now if member.out_of_step_since is None else member.out_of_step_since
         member.out_of_step_since = None if error is None else since
-        return error if now >= since + self.lease_s else None
+        return error if has_used or now >= since + self.lease_s else None
 
     def _out_of_step(self, member: Member, apart_from: Collection[int] = ()) -> ResumeError | None:
         """Why a member may not start where it stands, whatever those in `apart_from` stand at."""

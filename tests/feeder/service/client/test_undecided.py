@@ -15,8 +15,17 @@ import pytest
 import feeder
 from conformance.served import reading, serving
 from feeder.service.protocol import messages as say
-from feeder.service.protocol.membership import Asks, Attaches, Died, Left, Membership, Start
+from feeder.service.protocol.membership import (
+    Asks,
+    Attaches,
+    Died,
+    Left,
+    Membership,
+    Start,
+    Used,
+)
 from feeder.service.server.group import ConsumerGroup
+from feeder.workers.stream.shares import Place
 from small import WAIT_S, Arrays, Aside, Pure, make
 
 NUM = 200
@@ -93,19 +102,46 @@ def test_one_that_loads_no_state_is_refused_where_another_has_loaded_one(asks_fi
     with make(Pure(2 * NUM, rows=4)) as whole:
         assert len(list(islice(whole["train"], 40))) == 40
         state = whole.state_dict()
+    may_go_on = threading.Event()
+
+    class Slow(Pure):
+        def __call__(self, call: feeder.Call) -> Arrays:
+            assert may_go_on.wait(WAIT_S)
+            return super().__call__(call)
+
     told = r"queue 1 is at step 0 \(round 0\), and queue 0's checkpoint is of step 40 \(round 20\)"
-    with (
-        serving(two_queues, lease=0.5) as server,
-        reading(server, queue=0) as left,
-        reading(server, queue=1) as right,
-    ):
-        left.load_state_dict(state)
-        queues = [(0, left), (1, right)] if asks_first == 0 else [(1, right), (0, left)]
-        both = {queue: Aside(lambda one=one: next(one).step) for queue, one in queues}
-        with pytest.raises(feeder.ResumeError, match=told):
-            both[1].result()
-        right.load_state_dict(state)
-        assert (both[0].result(), next(right).step) == (40, 41)
+    try:
+        with (
+            serving(lambda: two_queues(Slow(2 * NUM, rows=4)), lease=0.5) as server,
+            reading(server, queue=0) as left,
+            reading(server, queue=1) as right,
+        ):
+            left.load_state_dict(state)
+            queues = [(0, left), (1, right)] if asks_first == 0 else [(1, right), (0, left)]
+            both = {queue: Aside(lambda one=one: next(one).step) for queue, one in queues}
+            with pytest.raises(feeder.ResumeError, match=told):
+                both[1].result()
+            right.load_state_dict(state)
+            may_go_on.set()
+            assert (both[0].result(), next(right).step) == (40, 41)
+    finally:
+        may_go_on.set()
+
+
+def test_nor_may_it_use_what_it_was_sent_before() -> None:
+    """It is told at once: it can load no state any more."""
+    feed = Membership(2, 30.0)
+    for queue in range(2):
+        feed.handle(Asks(queue, "somebody", undecided=True), 0.0)
+    for queue in range(2):
+        feed.handle(Attaches(queue), 0.0)
+    feed.note_sent(1, 30, Place(0, 60, 60))
+    feed.handle(Asks(0, "one that has loaded", start=Start(40), takes_over=True), 0.0)
+    feed.handle(Attaches(0), 0.0)
+    assert feed.missing() == [1]
+    sent_away, *_ = feed.handle(Used(1, 1, 29, Place(0, 2, 2), begun=True), 0.0)
+    assert "queue 1 is at step 0 (round 0), and queue 0's checkpoint" in str(sent_away.error)
+    assert feed.missing() == [1]
 
 
 def test_who_waits_for_the_first_batch_of_a_feed_that_runs_is_not_refused(
