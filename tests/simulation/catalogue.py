@@ -375,15 +375,6 @@ DEALING = (
 
 EPOCHS = (
     _bug(
-        "a later epoch begins as the first did",
-        "Where the number of queues changed within an epoch, the next epochs are dealt as its rest "
-        "was.",
-        "feeder/workers/stream/rounds.py",
-        "Counting.turn",
-        "is_shifted = self._epoch(number) == self._epoch(self.begins)",
-        "is_shifted = True",
-    ),
-    _bug(
         "an epoch begins no round",
         "A server deals batches out through all epochs, whatever the feed says.",
         "feeder/workers/stream/rounds.py",
