@@ -286,6 +286,16 @@ def drawing(call: Call) -> Any:
     return [draw()]
 
 
+def drawing_late(call: Call) -> Any:
+    """Give a row of draws, from a pure function that imports PyTorch in the middle of a call."""
+    if call.index >= NUM_CALLS:
+        raise StopIteration
+    first = random.random()
+    import torch
+
+    return [np.array([[first, torch.rand(1, dtype=torch.float64).item()]])]
+
+
 class Drawing:
     """Gives a row of draws, by workers; with cursors."""
 
@@ -665,6 +675,30 @@ class GivesLater:
         chunk = self.made.pop(call.index)
         self.given = [*self.given[-2:], chunk]
         return [chunk]
+
+
+class GivesAgain:
+    """Keeps each of the three arrays that it has made, and gives each again and again."""
+
+    def __init__(self) -> None:
+        self.made: dict[int, np.ndarray] = {}
+
+    def __call__(self, call: Call) -> Any:
+        if call.index >= 12:
+            raise StopIteration
+        number = call.index % 3
+        if number not in self.made:
+            self.made[number] = filled(call.empty((ROWS, 2**18), np.uint8), number)
+        return [self.made[number]]
+
+
+def warned(call: Call) -> Any:
+    """Give a large chunk, and write where a library in C writes its warnings."""
+    chunk = Big(6)(call)
+    for descriptor in (0, 1, 2):
+        with contextlib.suppress(OSError):
+            os.write(descriptor, b"from a library")
+    return chunk
 
 
 class Small:

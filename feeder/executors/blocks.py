@@ -161,10 +161,11 @@ class Writer:
             root = self._arrays.lend(block.number, block.bytes[offset : offset + num_bytes])
         return np.ndarray(shape, dtype, root)
 
-    def place(self, array: NDArray[Any], dtype: int) -> Place:
-        """Where an array lies for the other end; it is copied unless it lies in an open block."""
+    def place(self, array: NDArray[Any], dtype: int, *, is_kept: bool = False) -> Place:
+        """Where an array lies for the other end; it is copied unless it lies in an open block and
+        nobody here keeps it: the other end may write into what it is given."""
         with self._lock:
-            if array.flags.c_contiguous:
+            if array.flags.c_contiguous and not is_kept:
                 for block in reversed(self._open):
                     offset = block.claim(array)
                     if offset is not None:

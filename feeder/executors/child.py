@@ -42,10 +42,11 @@ from feeder.executors.wire import (
 )
 from feeder.state import codec
 from feeder.workers.fetch.calls import as_tuple
-from feeder.workers.fetch.seeding import RECORD_SEEDS, seed_for_call
+from feeder.workers.fetch.seeding import RECORD_SEEDS, follow_imports, seed_for_call
 from feeder.workers.stream import placement
 from feeder.workers.stream.batch import Call
 from feeder.workers.stream.chunks import count_bytes, native
+from feeder.workers.stream.copying import is_sole_owner
 from feeder.workers.stream.memory import POOL
 from feeder.workers.tuning import TUNING
 
@@ -203,6 +204,8 @@ class _Function:
         self._fresh: list[bytes] = []
         self._seed = seed_for_call if load.seed_globals else _seed_nothing
         RECORD_SEEDS.are_on = load.seed_globals
+        if load.seed_globals:
+            follow_imports()
         # It is told at each call: at the first one somebody waits for an answer.
         self._broken: BaseException | None = None
         self._fetch: Any = None
@@ -326,7 +329,14 @@ class _Function:
                     f"what it returned cannot be sent: {error}; return a list, tuple or dict of "
                     "arrays"
                 ) from error
-        return [self._blocks.place(array, self._number(array.dtype)) for array in chunk]
+        # Before any other name refers to an array. An array of a block is a view.
+        kept = [
+            chunk[i].base is not None and not is_sole_owner(chunk, i) for i in range(len(chunk))
+        ]
+        return [
+            self._blocks.place(array, self._number(array.dtype), is_kept=is_kept)
+            for array, is_kept in zip(chunk, kept, strict=True)
+        ]
 
     def _number(self, dtype: np.dtype[Any]) -> int:
         number = self._dtypes.get(dtype)

@@ -10,7 +10,7 @@ from feeder import Processes
 from feeder.workers.fetch import seeding
 from feeds import drain
 from needs import needs_framework
-from remote import drawing
+from remote import drawing, drawing_late
 
 needs_framework("torch")
 
@@ -88,3 +88,12 @@ def test_the_number_of_processes_does_not_matter() -> None:
     ]  # fmt: skip
     assert runs[0] == runs[1] == runs[2]
     assert runs[0][0][4][0][1] == (3, 3)
+
+
+def test_draws_of_a_call_that_imports_torch_are_its_own() -> None:
+    settings = {"input_blob_names": ["x"], "batch_size": 3, "epochs": 2, "timeout": 60.0}
+    whole = drain(drawing_late, executor=Processes(1), **settings)
+    assert len({record[4] for record in whole}) == len(whole) > 9
+    assert drain(drawing_late, executor=Processes(2), **settings) == whole
+    imported = Processes(1, preload=["torch"])
+    assert drain(drawing_late, executor=imported, **settings) == whole

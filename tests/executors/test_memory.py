@@ -15,10 +15,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from feeder import Batch, Processes
+from feeder import Batch, Call, Processes
 from feeder.executors.blocks import Reader, Writer
+from feeder.executors.child import _Function
+from feeder.executors.wire import Calls, Load
 from feeds import assert_same, drain, note, running
-from remote import ROWS, Big, GivesLater, GivesTwice, ManySizes, Small, filled
+from remote import ROWS, Big, GivesAgain, GivesLater, GivesTwice, ManySizes, Small, filled
 
 TWO = {"input_blob_names": ["x", "y"]}
 ONE = {"input_blob_names": ["x"], "batch_size": ROWS}
@@ -125,6 +127,30 @@ def test_a_chunk_of_the_block_is_not_copied() -> None:
     assert (array[2, 7], again[2, 7]) == (98, 99)
 
 
+@pytest.mark.parametrize("is_kept", (False, True))
+def test_what_a_call_has_written_in_its_place_is_copied_only_if_it_is_kept(is_kept: bool) -> None:
+    writer, kept = Writer(), []
+
+    def fetch(call: Call) -> Any:
+        (array,) = chunk = Big(9)(call)
+        kept.append(array if is_kept else None)
+        return chunk
+
+    load = Load(
+        function=b"remote:plain", is_path=True, sizes=[], names=["x"], axes=[0], rows_per_call=ROWS,
+        pure=True, seekable=False, seed_globals=False, first_worker_id=0, num_workers=1, seed=0,
+        log_level=0, begins=None,
+    )  # fmt: skip
+    function = _Function(load, os.memfd_create("unused"), np.zeros(2, np.uint64), writer)
+    function._fetch = fetch
+    for index in range(3):
+        made, _ = function.call(Calls(index, 1, 0, 0, ROWS, 1, 100, 2**30, None, []))
+        writer.sent()
+    # The first call had no place.
+    num_bytes = sum([used for _, used in made.blocks])
+    assert num_bytes == (2 if is_kept else 1) * ROWS * 2**18
+
+
 def test_arrays_that_overlap_share_no_memory() -> None:
     ends = Ends()
     made = filled(ends.writer.empty((8, 100_000), np.uint8), 1)
@@ -193,6 +219,20 @@ def test_an_array_that_is_given_in_a_later_call() -> None:
     with running(GivesLater(), num_worker_threads=1, executor=Processes(1), **ONE) as (_, feed):
         got = [note(batch) for batch in keep_some(feed, random.Random(1))]
     assert_same(got, whole)
+
+
+@pytest.mark.parametrize("rows_per_call", (None, ROWS))
+def test_an_array_that_the_function_keeps_is_not_written_by_the_trainer(
+    rows_per_call: int | None,
+) -> None:
+    whole = drain(GivesAgain(), num_worker_threads=1, **ONE)
+    settings = {**ONE, "rows_per_call": rows_per_call, "writable": True}
+    with running(GivesAgain(), executor=Processes(2), **settings) as (_, feed):
+        got = []
+        for batch in feed:
+            got.append(digest_of(batch))
+            batch["x"][:] = 255
+    assert got == [hash(record) for record in whole]
 
 
 def mapped() -> int:

@@ -7,10 +7,13 @@ too.
 
 from __future__ import annotations
 
+import importlib.util
 import random
 import struct
 import sys
 from functools import partial
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
 from typing import Any
 
 import numpy as np
@@ -46,13 +49,21 @@ RECORD_SEEDS = RecordSeeds()
 """The process's: its generators are the process's too."""
 
 
+def follow_imports() -> None:
+    """From now on a call that imports PyTorch draws from it as if it had been there before: else
+    its draws would belong to the process, whose first such call it is."""
+    if "torch" not in sys.modules:
+        sys.meta_path.insert(0, _SeedsWhenImported())
+
+
 def _seed(family: int, seed: int, epoch: int, item: int) -> None:
     digest = xxhash.xxh3_64_intdigest(_FIELDS.pack(family, seed, epoch, item))
     random.seed(digest)
     np.random.seed(digest & 0xFFFFFFFF)
+    _TORCH.newest = digest >> 1
     torch: Any = sys.modules.get("torch")
     if torch is not None:
-        _TORCH.seed(torch, digest >> 1)
+        _TORCH.seed(torch, _TORCH.newest)
 
 
 class _TorchSeeds:
@@ -61,13 +72,14 @@ class _TorchSeeds:
     the thread that seeds."""
 
     def __init__(self) -> None:
-        self._newest = 0
+        self.newest = 0
+        """The seed that was asked for last, also where PyTorch was not there."""
         # None until PyTorch is seen.
         self._devices: list[Any] | None = None
 
     def seed(self, torch: Any, seed: int) -> None:
         """Seed the generators of all devices."""
-        self._newest = seed
+        self.newest = seed
         if self._devices is None:
             self._devices = [torch.cuda, torch.xpu] if _has_only_known(torch) else []
             for device in self._devices:
@@ -84,7 +96,7 @@ class _TorchSeeds:
     def _seed_device(self, device: Any) -> None:
         # Called while the device is being put to use: it gets no seed by `manual_seed_all` yet.
         for number in range(device.device_count()):
-            device.default_generators[number].manual_seed(self._newest)
+            device.default_generators[number].manual_seed(self.newest)
 
 
 def _has_only_known(torch: Any) -> bool:
@@ -100,3 +112,32 @@ def _has_only_known(torch: Any) -> bool:
 
 
 _TORCH = _TorchSeeds()
+
+
+class _SeedsWhenImported(MetaPathFinder):
+    """Finds PyTorch as the other finders do, and has it seeded at the end of its import. Owner: the
+    thread that imports PyTorch, which holds the lock of this import."""
+
+    def __init__(self) -> None:
+        self._asks_others = False
+
+    def find_spec(self, fullname: str, path: Any, target: Any = None) -> ModuleSpec | None:
+        if fullname != "torch" or self._asks_others:
+            return None
+        self._asks_others = True
+        try:
+            spec = importlib.util.find_spec(fullname)
+        finally:
+            self._asks_others = False
+        loader: Any = spec and spec.loader
+        if loader is not None:
+            load = loader.exec_module
+
+            def load_and_seed(module: Any) -> None:
+                # Its loader is seen by others, who may look for what a loader of its kind has.
+                del loader.exec_module
+                load(module)
+                _TORCH.seed(module, _TORCH.newest)
+
+            loader.exec_module = load_and_seed
+        return spec
