@@ -7,6 +7,7 @@ until those before it have read their answers, and then reads its own: no thread
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import logging
 import os
@@ -90,19 +91,26 @@ class Zygote:
         here, there = socket.socketpair()
         self._wire = Wire(here)
         path = [place for place in sys.path if isinstance(place, str)]
-        arguments = [
-            sys.executable, "-c", _PROGRAM, json.dumps(path), str(there.fileno()),
-            str(os.getpid()), json.dumps(list(options.preload)),
-        ]  # fmt: skip
+        descriptor = -1
         try:
             with there:
-                self._process = subprocess.Popen(
-                    arguments, env={**_ONE_THREAD, **os.environ, **options.variables},
-                    pass_fds=[there.fileno()], stdin=subprocess.DEVNULL, start_new_session=True,
-                )  # fmt: skip
+                # None of the standard ones, over there: here these may be closed.
+                descriptor = fcntl.fcntl(there, fcntl.F_DUPFD_CLOEXEC, 3)
+            # -P: a module of the working directory may have the name of one that it imports.
+            arguments = [
+                sys.executable, "-P", "-c", _PROGRAM, json.dumps(path), str(descriptor),
+                str(os.getpid()), json.dumps(list(options.preload)),
+            ]  # fmt: skip
+            self._process = subprocess.Popen(
+                arguments, env={**_ONE_THREAD, **os.environ, **options.variables},
+                pass_fds=[descriptor], stdin=subprocess.DEVNULL, start_new_session=True,
+            )  # fmt: skip
         except BaseException:
             here.close()
             raise
+        finally:
+            if descriptor >= 0:
+                os.close(descriptor)
         # What its imports came to, once it has told: empty where all went well.
         self._problem: str | None = None
 
@@ -528,6 +536,10 @@ class Pool:
             if asked is None or asked[0].ended is not None:
                 return ""
             process, ticket = asked
+            # The thread's ticket may stand behind the one whose call does not return.
+            others = [other for at, other in self._asked.values() if at is process]
+            begun = (other for other in others if process.num_begun(other.number))
+            ticket = next(begun, ticket)
             # Quick calls are asked for together, so it may be one after that which is waited for.
             num_done = process.num_begun(ticket.number) - 1
             call = f", call {ticket.first + num_done * ticket.stride}" if num_done >= 0 else ""

@@ -35,6 +35,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 def main(arguments: list[str]) -> NoReturn:
     """The body of the zygote: the descriptor of its socket, its parent's process id, and the
     modules to import first."""
+    _open_standard_files()
     descriptor, parent, preload = int(arguments[0]), int(arguments[1]), json.loads(arguments[2])
     # A process group of its own has no terminal: an interrupt reaches the parent alone.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -48,6 +49,14 @@ def main(arguments: list[str]) -> NoReturn:
     except HungUp:
         pass  # The parent has ended, or wants no more processes.
     os._exit(0)
+
+
+def _open_standard_files() -> None:
+    """Where the parent has closed its standard files, a block of rows would get the number of one,
+    and be written by whatever warns on it."""
+    while (opened := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(opened, True)
+    os.close(opened)
 
 
 def _import_all(names: list[str]) -> str:

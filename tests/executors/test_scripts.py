@@ -9,7 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from feeder import Processes
+from feeds import assert_same, drain
 from project import ROOT, TESTS
+from remote import plain
 
 WAIT_S = 60.0
 
@@ -179,6 +182,38 @@ def test_a_module_beside_the_script(tmp_path: Path) -> None:
         text = HEAD + how + "from beside import fetch as again\n" + RUN
         status, out, err = run_script(tmp_path, text)
         assert (status, out, err) == (0, "the script runs\nTrue\n", "")
+
+
+def test_a_working_directory_with_names_of_the_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("json", "socket", "typing"):
+        (tmp_path / f"{name}.py").write_text("raise RuntimeError('another one')\n")
+    monkeypatch.chdir(tmp_path)
+    # Where the script looks for modules its processes do, too: not in this directory.
+    places = [place for place in sys.path if place]
+    monkeypatch.setattr(sys, "path", places)
+    assert_same(drain(plain, executor=Processes(1)), drain(plain))
+
+
+CLOSED = """
+import os
+for descriptor in {closed}:
+    os.close(descriptor)
+from feeder import Processes
+from feeds import drain
+from remote import ROWS, Big, warned
+one = {{"input_blob_names": ["x"], "batch_size": ROWS}}
+got = drain(warned, executor=Processes(2), **one)
+os._exit(0 if got == drain(Big(6), **one) else 3)
+"""
+
+
+@pytest.mark.parametrize("closed", ((0,), (2,), (1, 2), (0, 1, 2)), ids=str)
+def test_a_script_without_standard_files(closed: tuple[int, ...], tmp_path: Path) -> None:
+    # What is opened there gets these numbers, and what a library writes to them.
+    status, _, _ = run_script(tmp_path, CLOSED.format(closed=closed))
+    assert status == 0
 
 
 NOTEBOOK = """
