@@ -71,7 +71,7 @@ class Call(_CallFields):
         """An array with anything in it, as `numpy.empty` makes one: a column of `out` that is like
         this, if there is one that was not given yet; else memory that is used again. In a process
         of an executor it lies where the rows are sent from, so that they are not copied there."""
-        size = (shape,) if isinstance(shape, int) else tuple(shape)
+        size = (int(shape),) if isinstance(shape, int | np.integer) else tuple(shape)
         found = None if self._place is None else self._place.find(size, dtype)
         return POOL.empty(size, dtype) if found is None else found
 

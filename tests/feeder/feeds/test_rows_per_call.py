@@ -369,7 +369,7 @@ def test_without_the_setting_empty_gives_memory_that_is_used_again() -> None:
         if call.index >= 50:
             raise StopIteration
         array = call.empty((4, 200_000), np.uint8)
-        assert call.empty(3, np.int16).shape == (3,)
+        assert call.empty(3, np.int16).shape == call.empty(np.int64(3), np.int16).shape == (3,)
         array[:] = 1 + call.index
         addresses.add(array.ctypes.data)
         return (array,)
