@@ -281,7 +281,7 @@ FEEDING = (
         "the user has taken batches, and the training hangs.",
         file="workers/fetch/channel.py",
         symbol="Channel._wake_fetcher",
-        old="if is_idle and self._policy.has_work():",
+        old="if self._scheduler.pause_ends < self._wakes_at or self._policy.has_work():",
         new="if False:",
         tests=(f"{_KEYWORDS}[max_buffered_batches]",),
     ),
