@@ -19,7 +19,7 @@ from feeder.checkpoint.triggers import CheckpointTriggers
 from feeder.errors import CheckpointError, ConfigError, FeedError
 from feeder.state.snapshot import Snapshot
 from feeder.workers.errors import in_words
-from feeder.workers.fetch.threads import ThreadGroup
+from feeder.workers.fetch.threads import ThreadGroup, Wakes
 
 # ---- SIGTERM: a position is stored before the signal takes its course
 
@@ -111,10 +111,8 @@ class Saver:
         self._wanted: Wanted | None = None
         # Signal handlers put into it, which may take no lock that can be held: this one takes none.
         self._news: queue.SimpleQueue[str] = queue.SimpleQueue()
-        # Free once there is news. The queue is not waited for: where its time is over before it
-        # waits, it may wait for ever (CPython 3.11), and nothing would be stored any more.
-        self._has_news = threading.Lock()
-        self._has_news.acquire()
+        # The queue itself is not waited for: see `Wakes`.
+        self._wakes = Wakes()
         self._due = 0.0
         # The tokens of what was stored last: nothing is written twice for a clock.
         self._saved: list[bytes] | None = None
@@ -211,22 +209,19 @@ class Saver:
             with contextlib.suppress(queue.Empty):
                 return self._news.get_nowait()
             if every_s is None:
-                self._has_news.acquire()
-                continue
-            left = self._due - time.monotonic()
-            if left <= 0:
-                # From now on, where writing took longer than the interval: no burst makes up
-                # for it.
-                self._due = max(self._due + every_s, time.monotonic())
+                self._wakes.wait()
+            elif (now := time.monotonic()) < self._due:
+                self._wakes.wait(self._due - now)
+            else:
+                # From now on, where writing took longer than the interval: no burst makes up for
+                # it.
+                self._due = max(self._due + every_s, now)
                 return _DUE
-            self._has_news.acquire(timeout=min(left, threading.TIMEOUT_MAX))
 
     def _tell(self, news: str) -> None:
         """Have the thread look at news. Any thread, and signal handlers."""
         self._news.put(news)
-        # Free already: somebody has told of other news that the thread has not looked at.
-        with contextlib.suppress(RuntimeError):
-            self._has_news.release()
+        self._wakes.wake()
 
     def act(self, news: str) -> None:
         """Do what there is to do."""

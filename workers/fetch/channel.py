@@ -24,7 +24,7 @@ from feeder.workers.fetch.scheduler import (
     Scheduler,
     Turn,
 )
-from feeder.workers.fetch.threads import stack
+from feeder.workers.fetch.threads import Wakes, stack
 from feeder.workers.spec import CallNames
 from feeder.workers.stats import Stopwatch, StreamStats
 from feeder.workers.tuning import TUNING, Tuning
@@ -117,34 +117,6 @@ class StallDetector:
             told = self._stack_of(partition.ident)
             error.add_note(f"the call has not returned:\n{told}")
         return error
-
-
-class Wakes:
-    """Where fetchers wait for a partition that may be called; one of them is woken at a time.
-
-    Owner: any fetcher waits; who holds the channel's lock wakes.
-    """
-
-    def __init__(self) -> None:
-        # A plain lock, which is taken and released in C: the user's thread wakes too, and an
-        # interrupt in the middle of a condition's `notify` would leave a thread listed that has
-        # been woken. (A `SimpleQueue` of Python 3.11 may wait for ever where its time is over
-        # before it begins to wait: 1 of 500 feeds whose calls were made again after 0.1 ms hung.)
-        self._lock = threading.Lock()
-        self._lock.acquire()
-
-    def wake(self) -> None:
-        """Wake one that waits, or the next one that does."""
-        # Free: who was woken before has not gone on yet.
-        if self._lock.locked():
-            self._lock.release()
-
-    def wait(self, seconds: float) -> None:
-        """Wait to be woken, at most so long; it may be infinite."""
-        if seconds == math.inf:
-            self._lock.acquire()
-        else:
-            self._lock.acquire(timeout=min(max(0.0, seconds), threading.TIMEOUT_MAX))
 
 
 class InlineMerge:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import feeder
-from feeder.workers.fetch.channel import Channel, StallDetector, Wakes
+from feeder.workers.fetch.channel import Channel, StallDetector
 from feeder.workers.fetch.policy import CallKind
 from feeder.workers.fetch.scheduler import (
     BufferBudget,
@@ -23,6 +23,7 @@ from feeder.workers.fetch.scheduler import (
     Scheduler,
     Turn,
 )
+from feeder.workers.fetch.threads import Wakes
 from feeder.workers.spec import CallNames
 from feeder.workers.stats import StreamStats
 from feeder.workers.stream.position import Partitions
