@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, islice
 from typing import Any, NamedTuple, Protocol
 
@@ -21,6 +21,7 @@ from feeder.errors import ConfigError, ReplayWarning, ResumeError
 from feeder.sources import RecordError
 from feeder.state import codec
 from feeder.workers.fetch.seeding import RECORD_SEEDS
+from feeder.workers.sources.datasets import check_together, take_together
 from feeder.workers.sources.orders.options import plan_order
 from feeder.workers.stream.batch import Call
 from feeder.workers.stream.shares import Place, Share
@@ -379,17 +380,7 @@ class MapBatches:
         take = getattr(self._dataset, "__getitems__", None)
         if take is not None:
             RECORD_SEEDS.seed(call, _number(wanted[0]))
-            # A list of its own: the data set may sort it, or empty it.
-            given = take([*wanted])
-            # Of columns by name the keys would be taken for samples.
-            made = None if isinstance(given, Mapping) else list(given)
-            if made is None or len(made) != len(wanted):
-                what = "a mapping" if made is None else f"{len(made)} samples"
-                raise RecordError(
-                    f"sample {wanted[0]} and on: __getitems__ returned {what}, "
-                    f"expected a list of {len(wanted)}"
-                )
-            return made
+            return check_together(take_together(take, wanted), wanted, f"sample {wanted[0]}")
         samples = []
         for sample in wanted:
             RECORD_SEEDS.seed(call, _number(sample))

@@ -24,22 +24,13 @@ with warnings.catch_warnings():
     from lightning.pytorch.callbacks import ModelCheckpoint
     from lightning.pytorch.utilities import CombinedLoader
 
+from adapters.lightning_child import EPOCHS, SAMPLES, SIZE, Points
 from feeder.adapters.lightning import FeedCheckpoint, FeedLoader
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 ROOT = Path(__file__).parents[2]
-SAMPLES, SIZE, EPOCHS = 22, 4, 3
 STEPS = -(-SAMPLES // SIZE)
-
-
-class Points(torch.utils.data.Dataset):
-    def __len__(self) -> int:
-        return SAMPLES
-
-    def __getitem__(self, i: int) -> Any:
-        made = torch.Generator().manual_seed(i)
-        return torch.randn(4, generator=made), torch.randn(1, generator=made), i
 
 
 class Model(lightning.LightningModule):

@@ -9,7 +9,7 @@ import numpy as np
 
 from feeder.workers.errors import ConfigError
 from feeder.workers.public import public
-from feeder.workers.sources.stores.reading import Columns, RecordError, stack
+from feeder.workers.sources.stores.reading import Columns, RecordError, masked_error, stack
 from feeder.workers.stream.batch import Call
 from feeder.workers.stream.chunks import is_masked, is_nested, leaves, leaves_of
 
@@ -166,7 +166,7 @@ def _column(
         return stack(values, names, column, _CURE, call)
     if any(map(is_masked, kinds)):
         i = [is_masked(type(value)) for value in values].index(True)
-        raise RecordError(f"{names(i)}: {column} has a mask, which would be lost: give filled()")
+        raise masked_error(f"{names(i)}: {column}")
     rows: list[Any] = []
     try:
         for value in values:

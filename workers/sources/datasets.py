@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, Unpack
@@ -159,6 +159,25 @@ class _CallSamples:
             raise
 
 
+def take_together(take: Callable[[list[int]], Any], records: Sequence[int]) -> list[Any] | None:
+    """What `__getitems__` returns for these records; None for a mapping, whose keys are no
+    samples."""
+    # A list of its own: the dataset may sort it, or empty it.
+    given = take([*records])
+    return None if isinstance(given, Mapping) else list(given)
+
+
+def check_together(made: list[Any] | None, records: Sequence[int], first: str) -> list[Any]:
+    """The same, where it is a sample for each record; `first` names the first one. Raises
+    `RecordError`."""
+    if made is None or len(made) != len(records):
+        what = "a mapping" if made is None else f"{len(made)} samples"
+        raise RecordError(
+            f"{first} and on: __getitems__ returned {what}, expected a list of {len(records)}"
+        )
+    return made
+
+
 class SampleRecords:
     """Samples of what can be indexed, such as a dataset; `samples_of` gives that for a call.
     Read-only; any fetcher thread calls it. `one_by_one`: where the generators are seeded for each
@@ -241,22 +260,13 @@ class SampleRecords:
         if take is None or (self._one_by_one and RECORD_SEEDS.are_on):
             return None
         try:
-            # A list of its own: the dataset may sort it, or empty it.
-            given = take([*records])
-            # Of columns by name the keys would be taken for samples.
-            made = None if isinstance(given, Mapping) else list(given)
+            made = take_together(take, records)
         except FeedError:
             raise
         # One of them is defective: which one it is, is told where they are taken one by one.
         except Exception:
             return None
-        if made is None or len(made) != len(records):
-            what = "a mapping" if made is None else f"{len(made)} samples"
-            raise RecordError(
-                f"{self.name(records[0])} and on: __getitems__ returned {what}, "
-                f"expected a list of {len(records)}"
-            )
-        return made
+        return check_together(made, records, self.name(records[0]))
 
     def _take_each(self, samples: Any, records: list[int], call: Call) -> list[Any]:
         """The samples, one by one."""

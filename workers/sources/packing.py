@@ -17,7 +17,13 @@ from feeder.workers.sources.orders.options import OrderOptions
 from feeder.workers.sources.source import Source, as_part
 from feeder.workers.sources.steps.ragged import items
 from feeder.workers.sources.steps.rows import LEFT_OUT, Step, name_in, samples_of, size_of
-from feeder.workers.sources.stores.reading import Columns, Faults, RecordError, Records
+from feeder.workers.sources.stores.reading import (
+    Columns,
+    Faults,
+    RecordError,
+    Records,
+    masked_error,
+)
 from feeder.workers.stream.batch import Call
 from feeder.workers.stream.chunks import is_masked
 
@@ -206,7 +212,7 @@ def _document(sample: Any, name: Callable[[], str]) -> Document:
                 "mapping of 'tokens' and 'loss_mask'"
             )
     if is_masked(type(given)) or is_masked(type(mask)):
-        raise RecordError(f"{name()}: the document has a mask, which would be lost: give filled()")
+        raise masked_error(f"{name()}: the document")
     tokens = np.asarray(given)
     # An empty list is an array of floats.
     if tokens.ndim != 1 or (tokens.dtype.kind not in "iu" and len(tokens)):

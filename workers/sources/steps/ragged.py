@@ -23,7 +23,13 @@ from feeder.workers.sources.steps.rows import (
     split,
 )
 from feeder.workers.sources.stores.kept import Kept
-from feeder.workers.sources.stores.reading import Columns, Faults, RecordError, Records
+from feeder.workers.sources.stores.reading import (
+    Columns,
+    Faults,
+    RecordError,
+    Records,
+    masked_error,
+)
 from feeder.workers.stream.batch import Call
 from feeder.workers.stream.chunks import is_masked
 
@@ -56,9 +62,7 @@ def by_column(
             )
         for key, value in values.items():
             if is_masked(type(value)):
-                raise RecordError(
-                    f"{name(i)}: column {key!r} has a mask, which would be lost: give filled()"
-                )
+                raise masked_error(f"{name(i)}: column {key!r}")
             try:
                 array = array_of(value)
             except (TypeError, ValueError) as error:

@@ -29,6 +29,11 @@ class RecordError(ValueError):
     """A record cannot be read, or does not fit the others. The message begins with its name."""
 
 
+def masked_error(what: str) -> RecordError:
+    """The error for a masked array: a column has no mask."""
+    return RecordError(f"{what} has a mask, which would be lost: give filled()")
+
+
 @public("feeder.sources")
 class Records(Protocol):
     """A fixed number of records, read in any order, by any thread."""
