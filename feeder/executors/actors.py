@@ -388,7 +388,7 @@ class ActorPool:
             address = "" if self._ports is None else self._ports.address
         if far:
             hosts = ", ".join(sorted(far))
-            return f"no actor has come to this process at {address}, asked were those on {hosts}", (
+            return f"no actor has reached this process at {address}; tried from {hosts}", (
                 "open this host's ports to the cluster's hosts, or set FEEDER_RAY_DATA=store here"
             )
         # Without the lock: the cluster may take its time to say.

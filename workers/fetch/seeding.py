@@ -50,8 +50,8 @@ RECORD_SEEDS = RecordSeeds()
 
 
 def follow_imports() -> None:
-    """From now on a call that imports PyTorch draws from it as if it had been there before: else
-    its draws would belong to the process, whose first such call it is."""
+    """Seed PyTorch at the end of its import, too. Without that a call that is the first to import
+    it would draw numbers of the process, and not its own."""
     if "torch" not in sys.modules:
         sys.meta_path.insert(0, _SeedsWhenImported())
 

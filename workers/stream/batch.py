@@ -56,9 +56,8 @@ class Call(_CallFields):
     what is written there is not copied. It is the call's until the call returns.
     """
 
-    _place: PlaceOfCall | None = (
-        None  # Set for as long as the fetch function runs (`placement.py`).
-    )
+    # Set for as long as the fetch function runs (`placement.py`).
+    _place: PlaceOfCall | None = None
 
     @property
     def out(self) -> dict[str, NDArray[Any]] | None:

@@ -675,7 +675,7 @@ class Membership:
         ]  # fmt: skip
         if all(self._fit(one, member) for one in others):
             return None
-        if self._comes_with_one_queues(member, others):
+        if self._has_position_of_one_queue(member, others):
             assert member.start is not None
             step = member.start.step
             return ResumeError(
@@ -686,7 +686,7 @@ class Membership:
             )
         return self._differ(self._describe(member), others)
 
-    def _comes_with_one_queues(self, member: Member, others: Iterable[Member]) -> bool:
+    def _has_position_of_one_queue(self, member: Member, others: Iterable[Member]) -> bool:
         """Whether a member and others come with one position that is of one queue: it lies within a
         round, and does not say how batches were dealt."""
         start = member.start

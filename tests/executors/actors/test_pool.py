@@ -126,7 +126,7 @@ def test_a_driver_that_nobody_reaches_is_named_where_its_limit_is_first(
     for generation, host in ((1, "b"), (2, "a")):
         made._members[generation].host = host
     made._look_for_room(0.0, 10.0)
-    told = "no actor has come to this process at tcp://192.0.2.1:5000, asked were those on a, b; "
+    told = "no actor has reached this process at tcp://192.0.2.1:5000; tried from a, b; "
     assert made._failure.startswith(f"{told}waited 10 s: open this host's ports")
 
 
