@@ -360,13 +360,28 @@ def test_how_long_those_who_come_back_wait_for_others(goes_back: bool, wait_s: f
     assert feed.handle(membership.Used(0), until) == []
 
 
-def test_who_was_undecided_and_goes_on_ends_the_others_wait() -> None:
-    """As a trainer that compiles for long, while another is put back to its own checkpoint."""
+def test_who_goes_on_from_the_start_is_told_that_another_starts_from_a_checkpoint() -> None:
+    """As a trainer that compiles for long, while another is put back to its own checkpoint: theirs
+    are different weights. The one that is put back waits until the other comes with that step."""
     with serving(two_queues) as server, reading(server, queue=0, credit=4) as late:
         with reading(server, queue=1, credit=4) as early:
             assert [next(early).step for _ in range(6)] == [*range(1, 12, 2)]
             state = early.state_dict()
         with reading(server, queue=1, credit=4, resume=state) as early:
+            rest = Aside(lambda: [batch.step for batch in early])
+            with pytest.raises(feeder.ResumeError, match="queue 1's checkpoint is of step 12"):
+                list(late)
+            with reading(server, queue=0, credit=4, resume=state) as late:
+                assert [batch.step for batch in late] == [*range(12, 2 * NUM, 2)]
+            assert rest.result() == [*range(13, 2 * NUM, 2)]
+
+
+def test_who_comes_back_to_its_checkpoint_alone_holds_nobody_up() -> None:
+    with serving(two_queues) as server, reading(server, queue=0, credit=4) as late:
+        with reading(server, queue=1, credit=4) as early:
+            assert [next(early).step for _ in range(6)] == [*range(1, 12, 2)]
+            state = early.state_dict()
+        with reading(server, queue=1, credit=4, resume=state, rejoin=True) as early:
             rest = Aside(lambda: [batch.step for batch in early])
             assert [batch.step for batch in late] == [*range(0, 2 * NUM, 2)]
             assert rest.result() == [*range(13, 2 * NUM, 2)]
