@@ -120,7 +120,8 @@ class Partition:
         self.silent_since: float | None = None
         """Since when it has been asked for a chunk and has given none."""
         self.wanted_since: float | None = None
-        """Since when the merge has been waiting for it."""
+        """Since when the merge has been waiting for it, so that the chunk list under way is cut
+        short; 0.0 where the end of the epoch cuts it short."""
         self.chunk_lists: deque[ChunkList] = deque()
         """Handed over, not yet collected."""
         self.chunks: list[Any] = []
@@ -413,6 +414,8 @@ class Scheduler:
 
     def _release(self, partition: Partition) -> None:
         partition.running, partition.ident = False, None
+        if not partition.bit & self.wanted_bits:
+            partition.wanted_since = None
         self.running ^= partition.bit
         self.begun_rows -= partition.limits.rows
 
@@ -468,6 +471,9 @@ class Scheduler:
         if self._layout.pure:
             index = self._layout.number(partition.number, call)
             self._ends_at = index if self._ends_at is None else min(index, self._ends_at)
+            # Where calls beyond the end give rows, a list of many would hold the next epoch up.
+            for other in self.among(self.running & ~self.wanted_bits):
+                other.wanted_since = 0.0
 
     def _begin_epoch(self) -> bool:
         """Begin the next epoch where every partition has ended this one; returns whether it did."""

@@ -263,6 +263,21 @@ def test_a_pure_stream_ends_when_nobody_calls_an_index_any_more() -> None:
     assert (first.epoch, second.epoch, second.next) == (1, 1, 0)
 
 
+def test_a_list_that_is_being_filled_is_cut_short_where_the_epoch_ends() -> None:
+    """Calls beyond the end may give rows, and the next epoch waits for the list."""
+    scheduler = make_scheduler(3, pure=True, epochs=2)
+    first, second, third = scheduler.partitions
+    scheduler.want([third], 5.0)
+    for partition in scheduler.partitions:
+        hold(scheduler, partition)
+    give_back(scheduler, first, End(None))
+    assert (second.wanted_since, third.wanted_since) == (0.0, 5.0)
+    give_back(scheduler, second)
+    give_back(scheduler, third)
+    # In the next epoch only the merge is waited for.
+    assert [one.wanted_since for one in scheduler.partitions] == [None, None, 5.0]
+
+
 def test_the_epoch_ends_for_a_partition_that_was_not_called_too() -> None:
     scheduler = make_scheduler(2, pure=True, epochs=2)
     first, second = scheduler.partitions

@@ -35,6 +35,25 @@ def test_chunks_without_rows_for_ever_are_a_timeout(num_workers: int, slow: bool
         next(coordinator["train"])
 
 
+@pytest.mark.parametrize("num_workers", [2, 4])
+def test_slow_calls_beyond_the_end_of_an_epoch_hold_the_next_one_up_for_one_call(
+    num_workers: int,
+) -> None:
+    """The calls before them were quick, so that a list of hundreds of calls was begun."""
+    end, never = 4000, threading.Event()
+
+    def fetch(call: feeder.Call) -> Any:
+        if call.index == end:
+            raise StopIteration
+        if call.index > end:
+            never.wait(0.02)
+        return [np.full(1, call.index)]
+
+    settings: dict[str, Any] = {"epochs": 6, "timeout": 2.0, "max_buffered_batches": 1000}
+    with make(fetch, ["x"], 8, num_worker_threads=num_workers, **settings) as coordinator:
+        assert sum(1 for _ in coordinator["train"]) == 6 * end // 8
+
+
 def test_a_call_that_gives_nothing_when_it_is_made_again_says_that_it_was() -> None:
     gives = True
 
