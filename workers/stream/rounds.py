@@ -168,6 +168,10 @@ class Counting(NamedTuple):
         """The round of the batch there."""
         return self.turn(number) // self.num
 
+    def queue(self, number: int) -> int:
+        """The queue that the batch there goes to."""
+        return self.turn(number) % self.num
+
     def first(self, number: int, queue: int) -> int:
         """The number of a queue's first batch at a place or after it."""
         return number + (queue - self.turn(number)) % self.num

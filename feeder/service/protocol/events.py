@@ -132,6 +132,18 @@ class SendEnd(NamedTuple):
     seat: int
 
 
+class Void(NamedTuple):
+    """Numbers of which there is no batch if all positions are of one round: some say that it is
+    the last of its epoch."""
+
+    first: int
+    """The first of them: where the earliest round begins."""
+    stop: int
+    """The number after the last of them: where the latest round begins."""
+    begins: tuple[float, ...]
+    """The number from which on each queue wants batches; infinity where nobody starts with it."""
+
+
 class StartRun(NamedTuple):
     """Begin the run at the position of the first of `stands`; where nobody stands, end it."""
 
@@ -143,9 +155,8 @@ class StartRun(NamedTuple):
     """The first batch of each seat that its user may not have been handed."""
     lacks_some: bool
     """Whether it begins without seats that are missing."""
-    void: tuple[float, float] = (0, 0)
-    """From which number on, and up to which, there is no batch where all positions are of one
-    round: some say that it is the last of its epoch."""
+    void: Void | None = None
+    """Where no batch may come."""
 
 
 class StopRun(NamedTuple):

@@ -44,6 +44,7 @@ from feeder.service.protocol.events import (
     TellWaiting,
     Ticked,
     Used,
+    Void,
 )
 from feeder.service.protocol.seats import seat_name
 from feeder.workers.stream.rounds import Counting, Place
@@ -521,20 +522,24 @@ class Membership:
             tuple(stands), self.first_steps(wanted), self.first_steps(used), bool(missing), void
         )]  # fmt: skip
 
-    def _void(self, here: list[Member]) -> tuple[float, float]:
-        """Between which numbers no batch may come, now that these begin (`StartRun.void`)."""
+    def _void(self, here: list[Member]) -> Void | None:
+        """Where no batch may come, now that these begin (`StartRun.void`)."""
         # Where rounds end with epochs, the last positions of an epoch and the start of the next may
         # be of one round. Whether they are is known when the stream comes there. Those that start
         # are meant, also where the feed has run with them, as long as they were sent nothing: who
         # comes back may stand anywhere.
-        if not self.counting.per_epoch:
-            return 0, 0
-        steps = [
-            one.step for one in here
+        starts = [
+            one for one in here
             if one.lives and not (one.rejoins or one.ending) and one.sent_to is None
         ]  # fmt: skip
-        begin = [step - self.counting.turn(step) % self.counting.num for step in steps]
-        return (min(begin), max(begin)) if begin else (0, 0)
+        if not (starts and self.counting.per_epoch):
+            return None
+        begins = [math.inf] * self.counting.num
+        for one in starts:
+            begins[one.queue] = min(begins[one.queue], one.step)
+        rounds = [one.step - self.counting.queue(one.step) for one in starts]
+        first, stop = min(rounds), max(rounds)
+        return Void(first, stop, tuple(begins)) if first < stop else None
 
     def first_steps(self, steps: dict[int, int]) -> list[float]:
         """The number of the first batch that each seat wants.

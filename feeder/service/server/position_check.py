@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from feeder.errors import ClosedError, FeedError, FetchError, ResumeError
-from feeder.service.protocol.events import Failed
+from feeder.service.protocol.events import Failed, Void
 from feeder.workers.spec import StreamSpec
 from feeder.workers.stream.batch import Batch
 from feeder.workers.stream.position import Cut, LazyPosition
@@ -42,7 +42,7 @@ class PositionCheck:
 
     def __init__(
         self, stands: Sequence[Stand], stream: StreamSpec, counting: Counting | None = None,
-        void: tuple[float, float] = (0, 0),
+        void: Void | None = None,
     ) -> None:  # fmt: skip
         self._stream = stream
         self._counting, self._void = counting, void
@@ -68,8 +68,8 @@ class PositionCheck:
         """
         if self.error is not None:
             raise ClosedError("the feed is stopped")
-        if self._void[0] < self._void[1]:
-            self._check_void(batches)
+        if self._void is not None:
+            self._check_void(self._void, batches)
         # With everybody passed only the first batch counts: `_at` tells later whether the run has
         # moved at all, and each of a million batches costs one assignment less.
         for batch in batches if self._ahead else batches[:1]:
@@ -78,22 +78,26 @@ class PositionCheck:
             self._ahead.pop(batch.step, None)
             self._at = batch.place
 
-    def _check_void(self, batches: Sequence[Batch]) -> None:
+    def _check_void(self, void: Void, batches: Sequence[Batch]) -> None:
         """Look for a batch where all positions are of one round only if there is none."""
-        first, stop = self._void
-        assert self._counting is not None
+        counting = self._counting
+        assert counting is not None
         for batch in batches:
-            number = self._counting.number(batch)
-            if first <= number < stop:
+            number = counting.number(batch)
+            if number >= void.stop:
+                self._void = None
+                return
+            # A last round that is uneven has no batch for some queues: where theirs stand before
+            # it, they stand after it as well.
+            is_uneven = self._stream.last_round == "uneven"
+            first = void.begins[counting.queue(number)] if is_uneven else void.first
+            if number >= first:
                 self.error = ResumeError(
                     f"the positions are of different rounds: some are of "
-                    f"{self._counting.round_name(number)}, and others of a later epoch; start all "
+                    f"{counting.round_name(number)}, and others of a later epoch; start all "
                     "trainers from one checkpoint"
                 )
                 raise self.error
-            if number >= stop:
-                self._void = (0, 0)
-                return
 
     def _compare(self, stand: Stand, batch: Batch) -> None:
         here = self._at.cut() if isinstance(self._at, LazyPosition) else self._at
