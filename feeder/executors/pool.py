@@ -96,9 +96,11 @@ class Zygote:
             with there:
                 # None of the standard ones, over there: here these may be closed.
                 descriptor = fcntl.fcntl(there, fcntl.F_DUPFD_CLOEXEC, 3)
+            # As multiprocessing does it: with -O, say, a function has no asserts there either.
+            flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
             # -P: a module of the working directory may have the name of one that it imports.
             arguments = [
-                sys.executable, "-P", "-c", _PROGRAM, json.dumps(path), str(descriptor),
+                sys.executable, *flags, "-P", "-c", _PROGRAM, json.dumps(path), str(descriptor),
                 str(os.getpid()), json.dumps(list(options.preload)),
             ]  # fmt: skip
             self._process = subprocess.Popen(

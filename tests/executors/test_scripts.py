@@ -123,13 +123,14 @@ except feeder.FetchError as error:
 """
 
 
-def run_script(folder: Path, text: str) -> tuple[int, str, str]:
+def run_script(folder: Path, text: str, flags: tuple[str, ...] = ()) -> tuple[int, str, str]:
     """Run a script; returns its exit status and output."""
     path = folder / "script.py"
     path.write_text(text)
     places = [str(ROOT), str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])]
     done = subprocess.run(
-        [sys.executable, str(path)], env={**os.environ, "PYTHONPATH": ":".join(places)},
+        [sys.executable, *flags, str(path)],
+        env={**os.environ, "PYTHONPATH": ":".join(places)},
         stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=WAIT_S,
     )  # fmt: skip
     return done.returncode, done.stdout, done.stderr
@@ -182,6 +183,18 @@ def test_a_module_beside_the_script(tmp_path: Path) -> None:
         text = HEAD + how + "from beside import fetch as again\n" + RUN
         status, out, err = run_script(tmp_path, text)
         assert (status, out, err) == (0, "the script runs\nTrue\n", "")
+
+
+def test_processes_have_the_flags_of_the_interpreter(tmp_path: Path) -> None:
+    (tmp_path / "beside.py").write_text(
+        "import sys\nimport numpy as np\n"
+        "def fetch(call):\n"
+        "    if call.index == 1:\n        raise StopIteration\n"
+        "    return [np.array([sys.flags.optimize, len(sys.warnoptions)])]\n"
+    )
+    text = HEAD + "from beside import fetch\nprint(run(fetch))\n"
+    status, out, err = run_script(tmp_path, text, ("-O", "-W", "error::ImportWarning"))
+    assert (status, out, err) == (0, "the script runs\n[[1, 1]]\n", "")
 
 
 def test_a_working_directory_with_names_of_the_library(
