@@ -113,7 +113,7 @@ MEMBERSHIP = (
         "A trainer that starts anew without a position, while the others go on, stops all.",
         _MEMBERSHIP,
         "Membership._refusal",
-        "return error if now >= since + self.lease_s else None",
+        "return error if has_used or now >= since + self.lease_s else None",
         "return None",
     ),
     _bug(

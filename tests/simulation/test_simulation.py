@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from planted.bug import Bug
 from simulation.catalogue import BUGS
 from simulation.faults import DISK_KINDS, KINDS, Fault, Plan, draw
 from simulation.planted import planted, search
@@ -35,6 +36,13 @@ def test_nor_where_a_round_begins_in_each_epoch() -> None:
         )
         kinds.add((feed.last_round, feed.epochs))
     assert kinds == {(last, epochs) for last in ("uneven", "drop") for epochs in (1, 2)}
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
+def test_each_bug_is_one_of_the_code_as_it_is(bug: Bug) -> None:
+    """Else `scripts/simulate planted` ends at the first whose place has changed."""
+    with planted(bug):
+        pass
 
 
 @pytest.mark.parametrize(
