@@ -3,6 +3,7 @@ position begin there."""
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -25,7 +26,7 @@ from feeder.service.server.serve import Server
 from feeder.service.server.watermark import LowWatermark
 from feeder.workers.stream.position import LazyPosition
 from peers import Stalled, peer_of, used
-from small import WAIT_S, Pure, ids, make
+from small import WAIT_S, Heard, Pure, ids, make
 
 NUM_BATCHES = 50
 
@@ -174,8 +175,13 @@ def test_when_all_has_been_used_the_end_is_stored(tmp_path: Path) -> None:
         assert server.wait(WAIT_S)
 
 
-def test_also_where_all_came_back_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_also_where_all_came_back_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """Their server was killed when they had received everything."""
+    came_back = Heard("consumer: a server is there again")
+    caplog.set_level(logging.INFO, "feeder")
+    logging.getLogger("feeder").addHandler(came_back)
     address = f"ipc://{tmp_path}/feed"
     with (
         monkeypatch.context() as patch,
@@ -190,8 +196,11 @@ def test_also_where_all_came_back_with_it(tmp_path: Path, monkeypatch: pytest.Mo
     settings: dict[str, Any] = {"resume": "latest", "exit_when": "acknowledged"}
     with feeder.serve(factory(), address, checkpoints=tmp_path / "run", **settings) as server:
         with consumer:
+            # Who closes before that says goodbye to nobody.
+            assert came_back.event.wait(WAIT_S)
             assert seen + ids(consumer) == whole()[0]
         assert server.wait(WAIT_S)
+    logging.getLogger("feeder").removeHandler(came_back)
     assert step_in(tmp_path / "run") == NUM_BATCHES + 1
 
 
