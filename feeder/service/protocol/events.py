@@ -133,13 +133,13 @@ class SendEnd(NamedTuple):
 
 
 class Void(NamedTuple):
-    """Numbers of which there is no batch if all positions are of one round: some say that it is
-    the last of its epoch."""
+    """A range of numbers. Where all positions are of one round, the last one of its epoch, no batch
+    has a number in the range."""
 
     first: int
-    """The first of them: where the earliest round begins."""
+    """Where the earliest round begins."""
     stop: int
-    """The number after the last of them: where the latest round begins."""
+    """Where the latest round begins: the number after the range."""
     begins: tuple[float, ...]
     """The number from which on each queue wants batches; infinity where nobody starts with it."""
 
@@ -156,7 +156,7 @@ class StartRun(NamedTuple):
     lacks_some: bool
     """Whether it begins without seats that are missing."""
     void: Void | None = None
-    """Where no batch may come."""
+    """The range in which no batch may come, if there is one."""
 
 
 class StopRun(NamedTuple):

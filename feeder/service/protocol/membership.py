@@ -523,7 +523,7 @@ class Membership:
         )]  # fmt: skip
 
     def _void(self, here: list[Member]) -> Void | None:
-        """Where no batch may come, now that these begin (`StartRun.void`)."""
+        """The range in which no batch may come, now that these begin (`StartRun.void`)."""
         # Where rounds end with epochs, the last positions of an epoch and the start of the next may
         # be of one round. Whether they are is known when the stream comes there. Those that start
         # are meant, also where the feed has run with them, as long as they were sent nothing: who

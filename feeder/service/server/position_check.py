@@ -87,8 +87,8 @@ class PositionCheck:
             if number >= void.stop:
                 self._void = None
                 return
-            # A last round that is uneven has no batch for some queues: where theirs stand before
-            # it, they stand after it as well.
+            # Some queues have no batch in an uneven last round. Their position before that round is
+            # also the one after it, so only a batch of a queue that wants it tells.
             is_uneven = self._stream.last_round == "uneven"
             first = void.begins[counting.queue(number)] if is_uneven else void.first
             if number >= first:

@@ -181,7 +181,7 @@ def test_also_where_all_came_back_with_it(
     """Their server was killed when they had received everything."""
     came_back = Heard("consumer: a server is there again")
     caplog.set_level(logging.INFO, "feeder")
-    logging.getLogger("feeder").addHandler(came_back)
+    monkeypatch.setattr(logging.getLogger("feeder"), "handlers", [came_back])
     address = f"ipc://{tmp_path}/feed"
     with (
         monkeypatch.context() as patch,
@@ -200,7 +200,6 @@ def test_also_where_all_came_back_with_it(
             assert came_back.event.wait(WAIT_S)
             assert seen + ids(consumer) == whole()[0]
         assert server.wait(WAIT_S)
-    logging.getLogger("feeder").removeHandler(came_back)
     assert step_in(tmp_path / "run") == NUM_BATCHES + 1
 
 
