@@ -13,8 +13,9 @@ WAIT_S = 15.0
 """How long a test waits for an end that has to come; it never takes that long."""
 
 
-def descendants(pid: int) -> list[int]:
-    """Return the ids of all processes that a process and its children have started."""
+def descendants(pid: int) -> dict[int, int]:
+    """Return the ids of all processes that a process and its children have started, each with the
+    id of its parent; those of one moment, so that a process that ends meanwhile is no trouble."""
     children: dict[int, list[int]] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -24,9 +25,10 @@ def descendants(pid: int) -> list[int]:
         state, parent, *_ = text[text.rindex(")") + 1 :].split()
         if state != "Z":
             children.setdefault(int(parent), []).append(int(stat.parent.name))
-    found = list(children.get(pid, []))
-    for one in found:  # it grows meanwhile
-        found += children.get(one, [])
+    found, parents = {}, [pid]
+    for parent in parents:  # it grows meanwhile
+        found.update(dict.fromkeys(children.get(parent, ()), parent))
+        parents += children.get(parent, ())
     return found
 
 
@@ -36,7 +38,10 @@ class Ends:
     def __init__(self, stack: ExitStack, pids: Iterable[int]) -> None:
         self._pids: dict[int, int] = {}
         for pid in pids:
-            descriptor = os.pidfd_open(pid)
+            try:
+                descriptor = os.pidfd_open(pid)
+            except ProcessLookupError:  # it has ended already
+                continue
             stack.callback(os.close, descriptor)
             self._pids[descriptor] = pid
 

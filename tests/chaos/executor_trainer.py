@@ -81,7 +81,7 @@ def main(folder: str, settings: dict[str, Any]) -> None:
         for i, batch in enumerate(deal(feed), 1):
             store.add(note(batch), batch.cut.token())
             if i % every == 0:
-                pids = pool._pool.pids() if on_actors else descendants(os.getpid())
+                pids = pool._pool.pids() if on_actors else list(descendants(os.getpid()))
                 kills += strike(dice, most, pids)
             # At once: Ray prints there too.
             sys.stdout.write(f"{len(store.digests)} {kills}\n")

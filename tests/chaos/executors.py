@@ -78,12 +78,7 @@ class Trainer:
 
     def check_nothing_is_left(self, shared: set[str]) -> None:
         """Raise `Wrong` where something of it lives on."""
-        with contextlib.ExitStack() as stack:
-            try:
-                pids = self._processes()
-                ends = stack.enter_context(ends_of(pids))
-            except ProcessLookupError:
-                return self.check_nothing_is_left(shared)
+        with ends_of(self._processes()) as ends:
             try:
                 ends.wait()
             except AssertionError as error:
@@ -91,7 +86,6 @@ class Trainer:
         left = sorted({*os.listdir("/dev/shm"), *os.listdir(self.temporary)} - shared)
         if left:
             raise Wrong(f"left behind: {left}")
-        return None
 
     def _processes(self) -> list[int]:
         """All processes that have its mark in their environment."""

@@ -50,8 +50,7 @@ def test_killed_between_batches(form: str, whom: str) -> None:
 def strike(whom: str, dice: random.Random) -> None:
     """Kill some of the processes of this one's feed."""
     zygotes, processes = [], []
-    for pid in descendants(os.getpid()):
-        parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    for pid, parent in descendants(os.getpid()).items():
         (zygotes if parent == os.getpid() else processes).append(pid)
     struck = {
         "one": dice.sample(processes, min(1, len(processes))),
