@@ -185,7 +185,8 @@ class Channel:
         # Whether one was woken that has not gone on yet. A fetcher that finds a partition wakes the
         # next, so one at a time is enough, and none is woken for what another will find.
         self._is_coming = False
-        # A turn of several partitions, all quick, that is under way; there is one at a time.
+        # A turn of several partitions, all quick, that is under way and has not been taken back;
+        # there is one at a time.
         self._round: Turn | None = None
         # The batcher thread waits here for a chunk list of a partition that the merge wants.
         self._arrived = threading.Condition(self._lock)
@@ -229,6 +230,7 @@ class Channel:
                     self._scheduler.hold(partitions, ident, limits, now)
                     if len(partitions) > 1:
                         self._round = turn
+                        self._budget.round_bytes = turn.max_bytes
                     self._wake_fetcher()
                     return turn
                 until = self._scheduler.pause_ends
@@ -246,8 +248,6 @@ class Channel:
         """
         with self._lock:
             now = time.monotonic()
-            if turn is self._round:
-                self._round = None
             self._budget.end_turn()
             last = self._take_back(turn, now)
             self.cuts_short = self.closed or self._budget.is_outgrown
@@ -269,8 +269,10 @@ class Channel:
     def _take_back(self, turn: Turn, now: float) -> Partition | None:
         """Take back the partitions of a turn that have been called, and those that have not been
         begun; returns the last one that was called."""
+        if turn is self._round:
+            self._round, self._budget.round_bytes = None, 0
         last, begins_epoch = None, False
-        calls = rows = num_bytes = 0
+        calls = rows = num_bytes = largest = 0
         counted_s = self._policy.counted_wait(self._hungry_for(now))
         for last, report, ending, put_off_s in turn.take_done():
             begins_epoch |= self._scheduler.give_back(
@@ -278,10 +280,10 @@ class Channel:
             )
             self._policy.note_calls(last, report, now, counted_s)
             calls, rows = calls + report.calls, rows + report.rows
-            num_bytes += report.num_bytes
+            num_bytes, largest = num_bytes + report.num_bytes, max(largest, report.num_bytes)
         while (partition := turn.take_next()) is not None:
             begins_epoch |= self._scheduler.let_go(partition)
-        self._budget.add_calls(calls, rows, num_bytes)
+        self._budget.add_calls(calls, rows, num_bytes, largest)
         if rows:
             self._silence.hungry_since = None
         # All partitions may be called at once, and a stream that has ended lets all go home.

@@ -314,6 +314,20 @@ def test_a_turn_of_quick_calls_has_all_room_that_there_was_for_it(aloof: Channel
 
 
 @pytest.mark.parametrize("tuning", [PATIENT])
+def test_a_turn_of_quick_calls_counts_with_all_that_may_come_of_it(aloof: Channel) -> None:
+    """Counted as one chunk list, it and the calls beside it would come above the bound."""
+    budget, batcher = aloof._budget, Aside(lambda: aloof.collect(0))
+    turn, bound = acquire_some(aloof), budget.max_bytes
+    assert (budget.room_bytes(0), budget.room_bytes(1)) == (bound, bound - turn.max_bytes)
+    call_all(turn)
+    assert aloof.release(turn)
+    assert budget.room_bytes(1) == bound - (NUM_PARTITIONS + 1) * QUICK.num_bytes
+    aloof.close()
+    with pytest.raises(feeder.ClosedError):
+        batcher.result()
+
+
+@pytest.mark.parametrize("tuning", [PATIENT])
 def test_a_batcher_that_was_woken_to_look_counts_as_looking_at_once(aloof: Channel) -> None:
     """Until it has the interpreter quick calls would be made one by one."""
     batcher = Aside(lambda: aloof.collect(0))
@@ -513,6 +527,7 @@ def test_a_call_that_does_not_return_holds_no_partition_of_its_turn(channel: Cha
     assert [chunk_list.partition for chunk_list in merge.result()] == [0]
     assert [one.running for one in channel._scheduler.partitions] == [False, True, False, False]
     assert (turn.take_next(), turn.take_done(), channel._budget.rows) == (None, [], 1)
+    assert channel._budget.room_bytes(1) == channel._budget.max_bytes - 2 * QUICK.num_bytes
     # What the call gives after all is given back like any other.
     second.chunks.append((np.zeros(1),))
     turn.done.append((second, QUICK, None, 0.0))

@@ -70,7 +70,7 @@ class Stage:
         self.budget.end_turn()
         for partition in partitions:
             partition.chunks.append((np.zeros(1),))
-            self.budget.add_calls(report.calls, report.rows, report.num_bytes)
+            self.budget.add_calls(*report[:3], report.num_bytes)
             self.scheduler.give_back(partition, None, 0.0, True, False)
             self.policy.note_calls(partition, report, self.now)
         return self.policy.lists_came(partitions[-1], self.now)

@@ -292,7 +292,7 @@ def test_the_epoch_ends_for_a_partition_that_was_not_called_too() -> None:
 
 def end_turn(budget: BufferBudget, calls: int, rows: int, num_bytes: int) -> None:
     budget.end_turn()
-    budget.add_calls(calls, rows, num_bytes)
+    budget.add_calls(calls, rows, num_bytes, num_bytes)
 
 
 def test_the_bound_is_on_rows_and_on_bytes() -> None:
