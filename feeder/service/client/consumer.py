@@ -331,7 +331,11 @@ class Consumer(EpochReader):
     # ---- life
 
     def close(self) -> None:
-        """Leave; batches that were handed out stay valid. Harmless when done before."""
+        """Leave; batches that were handed out stay valid. Harmless when done before.
+
+        The server is told what was used. A consumer that has lost its server looks for the next one
+        for up to a second, to tell that.
+        """
         if isinstance(self._unusable, ForkedError):
             return
         self._unusable = ClosedError("the consumer is closed")

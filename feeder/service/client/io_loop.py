@@ -68,9 +68,10 @@ class ClientLoop:
         self._move_on_at = math.inf
         # Calls of other threads. Appending takes no lock, so a finaliser may do it.
         self._tasks: deque[Callable[[], None]] = deque()
-        # Over: the thread ends. Leaving: goodbye is said. Idle: no server is wanted any more, since
-        # the stream has ended or failed; the thread still serves calls, such as a load.
-        self._over = self._leaving = self._idle = False
+        # Over: the thread ends. Closing: goodbye is to be said. Leaving: it is said. Idle: no
+        # server is wanted any more, since the stream has ended or failed; the thread still serves
+        # calls, such as a load.
+        self._over = self._closing = self._leaving = self._idle = False
         self._ending: FeedError | None = None
         self.waker = Waker()
         """Wakes the I/O thread; for any thread."""
@@ -97,11 +98,22 @@ class ClientLoop:
             self._run_last_tasks(self._ending)
 
     def stop(self) -> None:
-        """Say goodbye and wait for the server's answer. In the I/O thread."""
-        lease = self.inbox.lease
-        if self._leaving or lease is None or not self._holds_lease:
+        """Say goodbye and wait for the server's answer. In the I/O thread.
+
+        A consumer that has lost its server finds the next one first, within the same time: a server
+        that waits until all has been used would wait for it.
+        """
+        if self._closing or self._idle or not self.inbox.num_opened:
             self._over = True
             return
+        self._closing = True
+        self._wait_at_most(_FAREWELL_S)
+        if self._holds_lease:
+            self._say_goodbye()
+
+    def _say_goodbye(self) -> None:
+        lease = self.inbox.lease
+        assert lease is not None
         self._leaving = True
         self._wait_at_most(_FAREWELL_S)
         # First let go of what nobody has taken: its slots go back with the goodbye, and an arena of
@@ -229,7 +241,7 @@ class ClientLoop:
 
     def _give_up(self) -> None:
         """End what has taken too long: a goodbye, or the search for a server."""
-        if self._leaving:
+        if self._closing:
             self._over = True
             return
         where = ", ".join(self.options.addresses)
@@ -300,6 +312,8 @@ class ClientLoop:
             self._failover.reset()
             self._give_up_at = math.inf
             connection.watch(self._session.attachment)
+            if self._closing:
+                self._say_goodbye()
         elif error is not None and isinstance(message, say.Farewell):
             self._lose(str(error), goes_idle=self._session.has_ended)
         elif error is not None and not (was_asking and self._session.rejoins_after(error)):
@@ -355,6 +369,7 @@ class ClientLoop:
     def _go_idle(self) -> None:
         """Stop looking for a server; the thread lives on for calls of other threads."""
         self._idle = True
+        self._over |= self._closing
         self._failover.reset()
         self._give_up_at = math.inf
 

@@ -3,7 +3,6 @@ position begin there."""
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -26,7 +25,7 @@ from feeder.service.server.serve import Server
 from feeder.service.server.watermark import LowWatermark
 from feeder.workers.stream.position import LazyPosition
 from peers import Stalled, peer_of, used
-from small import WAIT_S, Heard, Pure, ids, make
+from small import WAIT_S, Aside, Pure, ids, make
 
 NUM_BATCHES = 50
 
@@ -175,13 +174,11 @@ def test_when_all_has_been_used_the_end_is_stored(tmp_path: Path) -> None:
         assert server.wait(WAIT_S)
 
 
+@pytest.mark.parametrize("closes_first", [False, True])
 def test_also_where_all_came_back_with_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    closes_first: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Their server was killed when they had received everything."""
-    came_back = Heard("consumer: a server is there again")
-    caplog.set_level(logging.INFO, "feeder")
-    monkeypatch.setattr(logging.getLogger("feeder"), "handlers", [came_back])
+    """Their server was killed when they had received everything; they may have closed since."""
     address = f"ipc://{tmp_path}/feed"
     with (
         monkeypatch.context() as patch,
@@ -194,11 +191,21 @@ def test_also_where_all_came_back_with_it(
             consumer.snapshot()
     assert step_in(tmp_path / "run") <= 1
     settings: dict[str, Any] = {"resume": "latest", "exit_when": "acknowledged"}
-    with feeder.serve(factory(), address, checkpoints=tmp_path / "run", **settings) as server:
-        with consumer:
-            # Who closes before that says goodbye to nobody.
-            assert came_back.event.wait(WAIT_S)
+    with consumer, ExitStack() as stack:
+        if closes_first:
             assert seen + ids(consumer) == whole()[0]
+            begun, stop = threading.Event(), consumer._loop.stop
+            monkeypatch.setattr(consumer._loop, "stop", lambda: (stop(), begun.set()))
+            closing = Aside(consumer.close)
+            assert begun.wait(WAIT_S)
+        server = stack.enter_context(
+            feeder.serve(factory(), address, checkpoints=tmp_path / "run", **settings)
+        )
+        if closes_first:
+            closing.result()
+        else:
+            assert seen + ids(consumer) == whole()[0]
+            consumer.close()
         assert server.wait(WAIT_S)
     assert step_in(tmp_path / "run") == NUM_BATCHES + 1
 
@@ -417,7 +424,7 @@ def test_nor_is_what_a_consumer_had_when_it_lost_its_server(tmp_path: Path) -> N
             if slow.stats()["prefetched_batches"] >= 6:
                 break
             slow.snapshot()
-    with slow, fast, feeder.serve(factory(), address, queues=2) as server:
+    with feeder.serve(factory(), address, queues=2) as server, slow, fast:
         assert [next(fast).step for _ in range(5)] == [*range(3, 12, 2)]
         assert position_of(server, fast) == 0
         # The other has come back too, and more may have come until its server was gone.
