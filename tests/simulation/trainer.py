@@ -147,12 +147,12 @@ class TrainerProcess(Process):
         except Exception as error:
             raise Violation(f"errors: {self.name} failed: {error!r}") from error
         else:
-            if loop._over:
+            if loop._stage == "over":
                 self._finish(ClosedError("the consumer is closed"))
         if not self.is_dead:
             self._look()
             nearest = loop._next_deadline()
-            if nearest < math.inf and not loop._over:
+            if nearest < math.inf and loop._stage != "over":
                 self._turn_by(max(nearest, self.world.now + 0.0005))
 
     def _lose_over(self, error: FeedError, *, is_last: bool) -> None:
@@ -169,7 +169,7 @@ class TrainerProcess(Process):
     def _finish(self, failure: FeedError) -> None:
         """The end of `ClientLoop.run`."""
         loop = self.loop
-        loop._over = True
+        loop._stage = "over"
         loop._close_connection()
         loop._ending = failure
         loop._run_last_tasks(failure)

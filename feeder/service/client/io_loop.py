@@ -8,7 +8,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 from feeder.devices.cuda.landing import Landing
 from feeder.errors import (
@@ -68,10 +68,10 @@ class ClientLoop:
         self._move_on_at = math.inf
         # Calls of other threads. Appending takes no lock, so a finaliser may do it.
         self._tasks: deque[Callable[[], None]] = deque()
-        # Over: the thread ends. Closing: goodbye is to be said. Leaving: it is said. Idle: no
-        # server is wanted any more, since the stream has ended or failed; the thread still serves
-        # calls, such as a load.
-        self._over = self._closing = self._leaving = self._idle = False
+        # Running: it is served, or looks for a server. Idle: no server is wanted any more, since
+        # the stream has ended or failed; the thread still serves calls, such as a load. Closing:
+        # goodbye is to be said. Leaving: it is said. Over: the thread ends.
+        self._stage: Literal["running", "idle", "closing", "leaving", "over"] = "running"
         self._ending: FeedError | None = None
         self.waker = Waker()
         """Wakes the I/O thread; for any thread."""
@@ -86,7 +86,7 @@ class ClientLoop:
     @property
     def failure(self) -> FeedError | None:
         """Why the thread takes no calls any more; None while it does."""
-        return self.inbox.failure if self._over else None
+        return self.inbox.failure if self._stage == "over" else None
 
     def call_soon(self, what: Callable[[], None]) -> None:
         """Have something done by the I/O thread. From any thread, also from a finaliser."""
@@ -103,10 +103,10 @@ class ClientLoop:
         A consumer that has lost its server finds the next one first, within the same time: a server
         that waits until all has been used would wait for it.
         """
-        if self._closing or self._idle or not self.inbox.num_opened:
-            self._over = True
+        if self._stage != "running" or not self.inbox.num_opened:
+            self._stage = "over"
             return
-        self._closing = True
+        self._stage = "closing"
         self._wait_at_most(_FAREWELL_S)
         if self._holds_lease:
             self._say_goodbye()
@@ -114,7 +114,7 @@ class ClientLoop:
     def _say_goodbye(self) -> None:
         lease = self.inbox.lease
         assert lease is not None
-        self._leaving = True
+        self._stage = "leaving"
         self._wait_at_most(_FAREWELL_S)
         # First let go of what nobody has taken: its slots go back with the goodbye, and an arena of
         # which all slots are back serves the next consumer, without new pages from the system.
@@ -136,7 +136,8 @@ class ClientLoop:
         if self._connection is not None:
             # The lease's connection for descriptors is closed below, which is no trouble then.
             self._connection.unwatch()
-        self._idle = False
+        if self._stage == "idle":
+            self._stage = "running"
         self._wait_at_most(self.options.timeout_s)
         if not self._session.restart(number, token):
             self._close_connection()
@@ -145,13 +146,23 @@ class ClientLoop:
     def _holds_lease(self) -> bool:
         return self._connection is not None and self._session.holds_lease
 
+    @property
+    def _is_between(self) -> bool:
+        """Whether it looks for a server and tries none just now."""
+        return self._connection is None and self._stage != "idle"
+
+    @property
+    def _has_left(self) -> bool:
+        """Whether goodbye is said."""
+        return self._stage in ("leaving", "over")
+
     # ---- the thread
 
     def run(self) -> None:
         """Thread body. Whatever ends it, whoever waits or calls is told."""
         failure: FeedError = ClosedError("the consumer is closed")
         try:
-            while not self._over:
+            while self._stage != "over":
                 self._step()
         except ConfigError as error:
             # A setting that shows to be wrong only with the server's answer: the user's to mend.
@@ -160,7 +171,7 @@ class ClientLoop:
             logger.exception("the consumer's I/O thread failed")
             failure = RemoteError(f"the consumer failed: {type(error).__name__}: {error}")
             failure.__cause__ = error
-        self._over = True
+        self._stage = "over"
         self._close_connection()
         self._at_end()
         # From here on `call_soon` runs calls itself; those that came just before are run here.
@@ -183,7 +194,7 @@ class ClientLoop:
     def _step(self) -> None:
         """Wait for something to happen, then do all there is to do."""
         now = time.monotonic()
-        if self._connection is None and not self._idle and now >= self._failover.try_at:
+        if self._is_between and now >= self._failover.try_at:
             self._try_next_address(now)
         timeout_s = max(0.0, self._next_deadline() - time.monotonic())
         connection = self._connection
@@ -200,7 +211,7 @@ class ClientLoop:
         lease = self.inbox.lease
         # Before the calls: a snapshot that is asked for counts on what was used being told.
         is_served = self._session.state in ("streaming", "ended")
-        if lease is not None and is_served and not self._leaving:
+        if lease is not None and is_served and not self._has_left:
             lease.tell_used(self.inbox.handed, begun=self.inbox.begun)
         while self._tasks:
             self._tasks.popleft()()
@@ -210,9 +221,8 @@ class ClientLoop:
         """Return when something is due next (monotonic clock)."""
         lease = self.inbox.lease
         renew_at = lease.renew_at if lease is not None and self._holds_lease else math.inf
-        is_between = self._connection is None and not self._idle
         failover = self._failover
-        turn_at = failover.try_at if is_between else failover.turn_ends_at
+        turn_at = failover.try_at if self._is_between else failover.turn_ends_at
         return min(self._give_up_at, turn_at, renew_at, self._move_on_at)
 
     def _check_deadlines(self) -> None:
@@ -229,7 +239,7 @@ class ClientLoop:
     def _leave_where_others_lack(self, now: float) -> None:
         """Leave a server that has long lacked other consumers: they may be at another address."""
         lease = self.inbox.lease
-        if lease is None or self._leaving or not self._session.waits_for_others:
+        if lease is None or self._has_left or not self._session.waits_for_others:
             self._move_on_at = math.inf
         elif self._move_on_at == math.inf:
             self._move_on_at = now + self._failover.patience_s(lease.opened.lease_s)
@@ -241,8 +251,8 @@ class ClientLoop:
 
     def _give_up(self) -> None:
         """End what has taken too long: a goodbye, or the search for a server."""
-        if self._closing:
-            self._over = True
+        if self._stage in ("closing", "leaving"):
+            self._stage = "over"
             return
         where = ", ".join(self.options.addresses)
         why = f"no answer from {where} within {self._limit_s} s; does `feeder serve` run there?"
@@ -300,9 +310,10 @@ class ClientLoop:
         self, message: say.Message, frames: list[Any], connection: Connection
     ) -> None:
         """Hand a message to the session, and do what follows from it for the connection."""
-        if self._leaving:
+        if self._has_left:
             # Batches that are still on their way are nobody's any more.
-            self._over = self._over or isinstance(message, say.Farewell)
+            if isinstance(message, say.Farewell):
+                self._stage = "over"
             return
         # Looked at before the message moves the session on: a refusal of the question itself may be
         # answered by asking otherwise.
@@ -312,7 +323,7 @@ class ClientLoop:
             self._failover.reset()
             self._give_up_at = math.inf
             connection.watch(self._session.attachment)
-            if self._closing:
+            if self._stage == "closing":
                 self._say_goodbye()
         elif error is not None and isinstance(message, say.Farewell):
             self._lose(str(error), goes_idle=self._session.has_ended)
@@ -337,8 +348,8 @@ class ClientLoop:
 
     def _lose(self, why: str, *, goes_idle: bool = False) -> None:
         """Give the connection up, and look for a server again where there is more to come."""
-        if self._leaving:
-            self._over = True
+        if self._has_left:
+            self._stage = "over"
             return
         state = self._session.state
         connection = self._connection
@@ -368,8 +379,7 @@ class ClientLoop:
 
     def _go_idle(self) -> None:
         """Stop looking for a server; the thread lives on for calls of other threads."""
-        self._idle = True
-        self._over |= self._closing
+        self._stage = "idle" if self._stage == "running" else "over"
         self._failover.reset()
         self._give_up_at = math.inf
 
