@@ -352,7 +352,10 @@ class Membership:
         decided = [one for one in others if one.lives and not one.undecided]
         if decided and event.undecided:
             return [], None  # Where it may begin is looked at when it wants to.
-        if decided:
+        # A member does not say where rounds begin in the epochs before its own. Who comes back
+        # first may be epochs ahead of the others, and in theirs rounds may begin elsewhere.
+        known = [0 if one.start is None else one.start.first(self.counting) for one in decided]
+        if not all(self.counting.agrees(counting, max(number, since)) for since in known):
             mine = self.members[event.seat].name
             mine += f"'s checkpoint is of {counting.round_name(number)}"
             return [], self._differ(mine, decided)

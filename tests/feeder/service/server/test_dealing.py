@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 import math
 from contextlib import ExitStack
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -230,6 +231,28 @@ def test_who_comes_back_need_not_be_of_the_round_of_one_that_starts() -> None:
         done = feed.handle(Attaches(queue), 0.0)
     (run,) = [one for one in done if isinstance(one, StartRun)]
     assert (run.stands, run.void) == ((0, 1), None)
+
+
+@pytest.mark.parametrize("order", [*permutations(range(3))])
+def test_whoever_comes_back_first_rounds_begin_where_the_earliest_epoch_says(
+    order: tuple[int, ...],
+) -> None:
+    """With rounds of an epoch: of earlier epochs than its own a position does not say it."""
+    feed = Membership(3, 30.0, counting=Counting(3, per_epoch=True))
+    starts = (
+        Start(30, epoch=2, index=3, into_round=0),
+        Start(14, epoch=0, index=14, into_round=0),  # The job went on from batch 2 of epoch 0.
+        Start(12, epoch=0, index=12, into_round=1),
+    )
+    for queue in order:
+        asked = Asks(queue, f"trainer {queue}", start=starts[queue], rejoins=True)
+        assert not [one for one in feed.handle(asked, 0.0) if isinstance(one, Refuse)]
+    numbers = [feed.counting.number(start) for start in starts]
+    assert [feed.counting.queue(number) for number in numbers] == [0, 0, 1]
+    # Who is of the same epoch says where its rounds begin.
+    strange = Start(13, epoch=0, index=13, into_round=0)
+    (refused,) = feed.handle(Asks(0, "another", start=strange, takes_over=True), 0.0)
+    assert "queue 0's checkpoint is of batch 13 of epoch 0, and queue 1" in str(refused.error)
 
 
 def test_different_rounds_are_looked_for_again_where_the_feed_begins_again() -> None:
