@@ -595,7 +595,7 @@ class BufferBudget:
         # Before the first chunk list its size is a guess; a wrong one is corrected by the first.
         held = self.bytes + self.kept_rows * (self.row_bytes or 0)
         # A turn of several partitions adds a list of each. Counted as one list, 64 quick workers
-        # held 13 rows under a bound of 10 (2026-11-27).
+        # held 13 rows of 100 kB under a bound of 1 MB (2026-11-27).
         begun = num_calling * self.list_bytes + self.round_bytes if num_calling else 0
         return self.max_bytes - held - begun
 

@@ -38,7 +38,8 @@ from feeder.workers.stream.batch import Batch
 logger = logging.getLogger("feeder")
 
 _STOP_S = 5.0
-"""How long `close` waits for the I/O thread, which waits a second for the server's goodbye."""
+"""How long `close` waits for the I/O thread, which may look a second for a server, and waits a
+second for its goodbye."""
 _ANSWER_S = 10.0
 """How long a server may take to answer a request for a snapshot, whose rows may be 256 MiB."""
 
@@ -333,8 +334,8 @@ class Consumer(EpochReader):
     def close(self) -> None:
         """Leave; batches that were handed out stay valid. Harmless when done before.
 
-        The server is told what was used. A consumer that has lost its server looks for the next one
-        for up to a second, to tell that.
+        The server is told what was used, which takes up to a second. A consumer that has had
+        everything and whose server was killed looks for the next one for up to a second before.
         """
         if isinstance(self._unusable, ForkedError):
             return

@@ -36,8 +36,9 @@ from feeder.waking import Waker, wait_for
 logger = logging.getLogger("feeder")
 
 _FAREWELL_S = 1.0
-"""How long the server may take to answer a goodbye. Its answer shows that what was used last has
-arrived, so that the server's checkpoint has it; a hung server must not hold up the trainer's exit.
+"""How long a consumer that has used everything looks for a server to tell that, and how long the
+server may take to answer a goodbye. Its answer shows that what was used last has arrived, so that
+the server's checkpoint has it; a hung server must not hold up the trainer's exit.
 """
 
 
@@ -100,10 +101,12 @@ class ClientLoop:
     def stop(self) -> None:
         """Say goodbye and wait for the server's answer. In the I/O thread.
 
-        A consumer that has lost its server finds the next one first, within the same time: a server
-        that waits until all has been used would wait for it.
+        A consumer that has lost its server after its user was handed everything finds the next one
+        first: a server that waits until all has been used would wait for it. Nobody else does: who
+        has not had everything would hold a queue that its successor comes for.
         """
-        if self._stage != "running" or not self.inbox.num_opened:
+        has_all = self._session.has_ended and self.inbox.handed == self.inbox.received
+        if self._stage != "running" or not (self._holds_lease or has_all):
             self._stage = "over"
             return
         self._stage = "closing"
@@ -138,7 +141,9 @@ class ClientLoop:
             self._connection.unwatch()
         if self._stage == "idle":
             self._stage = "running"
-        self._wait_at_most(self.options.timeout_s)
+        # The farewell of a consumer that another thread closes has its own time.
+        if self._stage == "running":
+            self._wait_at_most(self.options.timeout_s)
         if not self._session.restart(number, token):
             self._close_connection()
 

@@ -3,6 +3,7 @@ position begin there."""
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -25,7 +26,7 @@ from feeder.service.server.serve import Server
 from feeder.service.server.watermark import LowWatermark
 from feeder.workers.stream.position import LazyPosition
 from peers import Stalled, peer_of, used
-from small import WAIT_S, Aside, Pure, ids, make
+from small import WAIT_S, Aside, Heard, Pure, ids, make
 
 NUM_BATCHES = 50
 
@@ -208,6 +209,19 @@ def test_also_where_all_came_back_with_it(
             consumer.close()
         assert server.wait(WAIT_S)
     assert step_in(tmp_path / "run") == NUM_BATCHES + 1
+
+
+def test_who_has_not_had_everything_looks_for_no_other_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would hold the queue that its successor comes for."""
+    lost = Heard("looking for a server")
+    monkeypatch.setattr(logging.getLogger("feeder"), "handlers", [lost])
+    with feeder.serve(factory(), f"ipc://{tmp_path}/feed") as server:
+        consumer = feeder.connect(server.addresses[0], credit=2)
+        next(consumer)
+    assert lost.event.wait(WAIT_S)
+    consumer.close()  # Raises where the thread takes long.
 
 
 def test_a_server_that_nobody_used_stores_where_it_began(tmp_path: Path) -> None:
