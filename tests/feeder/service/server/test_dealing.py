@@ -196,6 +196,24 @@ def test_the_last_positions_of_an_epoch_and_the_start_of_the_next_may_be_of_one_
                     one.result()
 
 
+def test_batches_that_fill_up_an_epoch_have_no_numbers_of_the_next() -> None:
+    """The stream passes a position of the next epoch there, and not before."""
+    settings = {"rounds": "epoch", "last_round": "pad", "num": 7}
+    with factory(devices=3, **settings)() as coordinator:
+        devices = [coordinator["train"].on(i) for i in range(3)]
+        rounds = [[next(device) for device in devices] for _ in range(4)]
+    assert [batch.rows for batch in rounds[2]] == [4, 0, 0]
+    assert [batch.step for batch in rounds[2] + rounds[3]] == [6, 7, 8, 7, 8, 9]
+    last = rounds[3][0], rounds[0][1], rounds[0][2]
+    with serving(factory(**settings), queues=3) as server, ExitStack() as stack:
+        queues = [
+            stack.enter_context(reading(server, queue=i, resume=batch.cut.token(), rejoin=True))
+            for i, batch in enumerate(last)
+        ]
+        told = [Aside(lambda queue=queue: next(queue).step) for queue in queues]
+        assert [one.result() for one in told] == [10, 4, 5]
+
+
 @pytest.mark.parametrize("taken", [(3, 2), (2, 2), (3, 1)])
 def test_each_rank_may_go_on_from_its_own_end_of_an_uneven_epoch(taken: tuple[int, int]) -> None:
     """The last round has a batch for one of two: where the other stands before it, it stands after
