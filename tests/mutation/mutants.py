@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from hashlib import blake2b
+from itertools import islice
 
 _LOGGING = {"debug", "info", "warning", "error", "exception", "log"}
 _OTHER_COMPARISONS: dict[type[ast.cmpop], tuple[type[ast.cmpop], ...]] = {
@@ -77,11 +78,20 @@ def sample(file: str, source: bytes, seed: str, num: int) -> list[Mutant]:
     def rank(mutant: Mutant) -> bytes:
         return blake2b(f"{seed} {mutant.id}".encode(), digest_size=8).digest()
 
-    return sorted(mutants(file, source), key=rank)[:num]
+    ranked = sorted(mutants(file, source), key=rank)
+    return list(islice((one for one in ranked if _compiles(one.apply(source))), num))
+
+
+def _compiles(source: bytes) -> bool:
+    try:
+        compile(source, "mutant", "exec")
+    except SyntaxError:  # a name in a pattern, say, which no expression can be
+        return False
+    return True
 
 
 def mutants(file: str, source: bytes) -> list[Mutant]:
-    """Return all mutants of a file that compile, in the order of the file."""
+    """Return all mutants of a file, in its order; a few are no Python."""
     found: list[Mutant] = []
     places: Counter[tuple[str, ...]] = Counter()
     starts = [0]
@@ -99,10 +109,6 @@ def mutants(file: str, source: bytes) -> list[Mutant]:
             old=old, new=text, place=places[key],
         )  # fmt: skip
         places[key] += 1
-        try:
-            compile(mutant.apply(source), file, "exec")
-        except SyntaxError:  # a name in a pattern, say, which no expression can be
-            continue
         found.append(mutant)
     return found
 
@@ -118,7 +124,8 @@ def _changes(tree: ast.Module) -> Iterator[tuple[str, _Node, str, _Node]]:
             return
         for kind, vary in _OPERATORS.items():
             for old, new in vary(node):
-                yield symbol, old, kind, new
+                if ast.dump(new) != ast.dump(old):  # such as two equal arguments, swapped
+                    yield symbol, old, kind, new
         if isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
             symbol = f"{symbol}.{node.name}".lstrip(".")
         for child in _parts(node):
