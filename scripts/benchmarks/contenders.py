@@ -1,204 +1,117 @@
-"""What is measured: the product, the original, a plain copy, a copying loop, a queue."""
+"""What hands over batches in this process: feeds, and the plain loops beside them."""
 
 from __future__ import annotations
 
 import itertools
-import queue
-import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from threading import Thread
-from types import TracebackType
 from typing import Any
 
 import numpy as np
 
 import feeder
-from fetches import NUM_WORKERS, Array, Fetch, Load
-from harness import Measures, Settings, rate_of
-from original import OriginalFeed
-
-Take = Callable[[], Array | None]
-"""Hands over the next batch's one column."""
-Contender = Callable[[], AbstractContextManager[Take]]
+from benchmarks.fetches import RECORDS, Array, Fetch, Size
+from benchmarks.harness import Contender, Once, Take, Watch
 
 COLUMN = "data"
 FEED = "bench"
 RING_BUFFERS = 8
-QUEUE_ITEMS = 100
-
-
-def product(load: Load, make_fetch: Callable[[], Fetch]) -> Contender:
-    """The feeder as users have it, with two workers as the original had."""
-
-    @contextmanager
-    def running() -> Iterator[Take]:
-        with make_coordinator(load, make_fetch()) as coordinator:
-            feed = coordinator[FEED]
-            yield lambda: next(feed)[COLUMN]
-
-    return running
 
 
 def make_coordinator(
-    load: Load,
-    fetch: Callable[..., Any],
-    num_workers: int = NUM_WORKERS,
-    resume: bytes | None = None,
-) -> feeder.Coordinator:
-    """A coordinator of its own with one feed over this load."""
+    fetch: Fetch, size: Size, num_workers: int = 2, columns: Sequence[str] = (COLUMN,),
+    **settings: Any,
+) -> feeder.Coordinator:  # fmt: skip
+    """A coordinator of its own with one feed, by public names that old commits have too."""
+    settings = {"coordinator": feeder.Coordinator(), **settings}
     return feeder.init_data_input_workers(
-        [COLUMN],
-        fetch,
-        load.batch_size,
-        num_workers,
-        FEED,
-        load.bound,
-        resume=resume,
-        coordinator=feeder.Coordinator(),
+        list(columns), fetch, size.batch_size, num_workers, FEED, size.bound, **settings
     )
 
 
-def original(load: Load, make_fetch: Callable[[], Fetch]) -> Contender:
-    """The algorithm of Caffe2's data_workers."""
-
-    @contextmanager
-    def running() -> Iterator[Take]:
-        feed = OriginalFeed([COLUMN], make_fetch(), load.batch_size, NUM_WORKERS, load.bound)
-        feed.start()
-        try:
-            yield lambda: feed.dequeue()[0]
-        finally:
-            feed.stop(hurry=True)
-
-    return running
-
-
-def copyto(load: Load) -> Contender:
-    """One thread that copies one batch again and again into a ring of warm buffers."""
-    source = load.rows(load.batch_size)
-    ring = itertools.cycle([source.copy() for _ in range(RING_BUFFERS)])
-
-    def take() -> Array:
-        buffer = next(ring)
-        np.copyto(buffer, source)
-        return buffer
-
-    return lambda: nullcontext(take)
-
-
-def copy_loop(load: Load, fetch: Fetch) -> Contender:
-    """One thread that fetches and copies each row once into a ring of warm buffers."""
-    ring = itertools.cycle([load.rows(load.batch_size) for _ in range(RING_BUFFERS)])
-    chunk = fetch(0, load.batch_size)[0]
-    taken = 0
-
-    def take() -> Array:
-        nonlocal chunk, taken
-        buffer = next(ring)
-        filled = 0
-        while filled < load.batch_size:
-            if taken == len(chunk):
-                chunk, taken = fetch(0, load.batch_size)[0], 0
-            count = min(load.batch_size - filled, len(chunk) - taken)
-            np.copyto(buffer[filled : filled + count], chunk[taken : taken + count])
-            filled += count
-            taken += count
-        return buffer
-
-    return lambda: nullcontext(take)
-
-
-def bare_calls(load: Load, fetch: Fetch) -> Contender:
-    """One thread that calls a fetch function for a batch of rows and drops what it returns."""
-    calls = range(max(1, load.batch_size // load.chunk_rows))
-
-    def take() -> None:
-        for _ in calls:
-            fetch(0, load.batch_size)
-
-    return lambda: nullcontext(take)
+@contextmanager
+def feed(
+    make_fetch: Callable[[], Fetch], size: Size, num_workers: int = 2,
+    columns: Sequence[str] = (COLUMN,), **settings: Any,
+) -> Iterator[Take]:  # fmt: skip
+    """A feed as users have it, without end."""
+    settings = {"epochs": None, **settings}
+    with make_coordinator(make_fetch(), size, num_workers, columns, **settings) as coordinator:
+        batches, name = coordinator[FEED], columns[0]
+        yield lambda: next(batches)[name]
 
 
 @contextmanager
-def handover() -> Iterator[Take]:
-    """One thread puts an array on a `queue.Queue(100)`, another gets it: no work at all."""
-    between: queue.Queue[Array | None] = queue.Queue(QUEUE_ITEMS)
-    item = np.zeros(1)
-    running = True
-
-    def run_producer() -> None:
-        while running:
-            between.put(item)
-        between.put(None)
-
-    producer = Thread(target=run_producer, daemon=True)
-    producer.start()
-    try:
-        yield between.get
-    finally:
-        running = False
-        while between.get() is not None:
-            pass
-        producer.join()
+def copyto(size: Size) -> Iterator[Take]:
+    """One thread that copies one batch again and again into a ring of warm buffers: no feed that
+    copies its rows once can be faster."""
+    source = size.rows(size.batch_size)
+    ring = itertools.cycle([source.copy() for _ in range(RING_BUFFERS)])
+    yield lambda: np.copyto(next(ring), source)
 
 
-class BusyThread:
-    """A thread that computes in pure Python without a pause, and counts how far it gets."""
+@contextmanager
+def filling_loop(size: Size) -> Iterator[Take]:
+    """One thread that reads records into one buffer, again and again."""
+    records = np.stack([size.rows(size.batch_size) for _ in range(RECORDS)])
+    buffer, numbers = np.zeros_like(records[0]), itertools.count()
+    yield lambda: np.copyto(buffer, records[next(numbers) % RECORDS])
 
-    def __init__(self) -> None:
-        self._rounds = 0
-        self._running = True
-        self._thread = Thread(target=self._run, daemon=True)
-        self._started = 0.0
 
-    def wait(self, seconds: float) -> None:
-        """Let it run alone for a while."""
-        self._thread.join(seconds)
+@contextmanager
+def calling_loop(
+    make_fetch: Callable[[], Fetch], batch_size: int, calls: int = 2**62
+) -> Iterator[Take]:
+    """One thread that calls a pure function, or a source, for the first so many batches."""
+    fetch, numbers = make_fetch(), itertools.count()
+    yield lambda: fetch(feeder.Call(next(numbers) % calls, 0, 0, batch_size, 0))
 
-    def rounds_per_second(self) -> float:
-        """Its speed since it was started."""
-        return self._rounds / (time.perf_counter() - self._started)
 
-    def __enter__(self) -> BusyThread:
-        self._started = time.perf_counter()
-        self._thread.start()
-        return self
+@contextmanager
+def stacking_loop(make_dataset: Callable[[], Any], batch_size: int) -> Iterator[Take]:
+    """One thread that takes the records of a batch from a data set, and stacks them."""
+    dataset, numbers = make_dataset(), itertools.count()
+    num_batches = len(dataset) // batch_size
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._running = False
-        self._thread.join()
+    def take() -> Array:
+        start = next(numbers) % num_batches * batch_size
+        return np.stack([dataset[i] for i in range(start, start + batch_size)])
 
-    def _run(self) -> None:
+    yield take
+
+
+@contextmanager
+def beside_busy(contender: Contender) -> Iterator[Take]:
+    """The same beside a thread that computes in Python without a pause, as a training loop may."""
+    is_over = False
+
+    def run_busy() -> None:
         value = 0
-        while self._running:
+        while not is_over:
             for i in range(1000):
                 value = (value * 31 + i) & 0xFFFF
-            self._rounds += 1
+
+    thread = Thread(target=run_busy, daemon=True)
+    with contender() as take:
+        thread.start()
+        try:
+            yield take
+        finally:
+            is_over = True
+            thread.join()
 
 
-def timed(name: str, contender: Contender, settings: Settings) -> Callable[[], Measures]:
-    """Measures the batches per second of a contender, which is made anew each time."""
+def first_batch(make: Callable[[], feeder.Coordinator], column: str = COLUMN) -> Once:
+    """From making a feed to its first batch."""
 
-    def measure() -> Measures:
-        with contender() as take:
-            return {name: rate_of(take, settings)}
+    def do(watch: Watch) -> int:
+        with watch:
+            coordinator = make()
+            coordinator.start()
+            held = next(coordinator[FEED])[column]
+        coordinator.stop()
+        del held
+        return 1
 
-    return measure
-
-
-def timed_beside_busy(
-    name: str, busy_name: str, contender: Contender, settings: Settings
-) -> Callable[[], Measures]:
-    """The same beside a busy thread, whose own speed is measured too."""
-
-    def measure() -> Measures:
-        with contender() as take, BusyThread() as busy:
-            return {name: rate_of(take, settings), busy_name: busy.rounds_per_second()}
-
-    return measure
+    return do

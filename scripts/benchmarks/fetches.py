@@ -1,10 +1,16 @@
-"""The loads that are measured and the fetch functions that make them."""
+"""The batches that are measured, and the fetch functions that make them.
+
+Nothing but NumPy is imported: processes that run these functions import this module.
+"""
 
 from __future__ import annotations
 
+import os
+import threading
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,57 +20,61 @@ if TYPE_CHECKING:
     from feeder import Call
 
 Array = NDArray[Any]
-Fetch = Callable[[int, int], list[Array]]
-
-NUM_WORKERS = 2
-FILLER = -1
+Fetch = Callable[..., Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
+class Size:
     """Batches of one shape, made from chunks of one size."""
 
-    name: str
     batch_size: int
     row_shape: tuple[int, ...]
     dtype: str
     chunk_rows: int
     bound: int
-    """Batches that the product may buffer, and chunks that the original may."""
+    """Batches that a feed may buffer."""
 
     @property
-    def batch_bytes(self) -> int:
-        return self.batch_size * int(np.prod(self.row_shape)) * np.dtype(self.dtype).itemsize
+    def shape(self) -> tuple[int, ...]:
+        return (self.batch_size, *self.row_shape)
 
     def rows(self, count: int) -> Array:
-        """Rows of this load with values that differ, in memory of their own."""
+        """Rows with values that differ, in memory of their own."""
         values = np.arange(count * int(np.prod(self.row_shape))) % 251
         return values.astype(self.dtype).reshape(count, *self.row_shape)
 
-    def in_chunks_of(self, rows: int) -> Load:
-        return replace(self, name=f"{self.name}, chunks of {rows}", chunk_rows=rows)
+    def in_chunks_of(self, rows: int) -> Size:
+        return replace(self, chunk_rows=rows)
 
 
-IMAGES = Load(
-    name="32×(227,227,3) float32", batch_size=32, row_shape=(227, 227, 3), dtype="float32",
-    chunk_rows=32, bound=20,
-)  # fmt: skip
-HUGE = Load(
-    name="250×(227,227,3) float32", batch_size=250, row_shape=(227, 227, 3), dtype="float32",
-    chunk_rows=250, bound=6,
-)  # fmt: skip
-VECTORS = Load(
-    name="256×1024 float32", batch_size=256, row_shape=(1024,), dtype="float32",
-    chunk_rows=256, bound=100,
-)  # fmt: skip
-SMALL = Load(
-    name="64×16 int64", batch_size=64, row_shape=(16,), dtype="int64", chunk_rows=64, bound=100
-)
+IMAGES = Size(batch_size=32, row_shape=(227, 227, 3), dtype="float32", chunk_rows=32, bound=20)
+"""Batches of 19.8 MB."""
+HUGE = Size(batch_size=250, row_shape=(227, 227, 3), dtype="float32", chunk_rows=250, bound=6)
+"""Batches of 154 MB."""
+VECTORS = Size(batch_size=256, row_shape=(1024,), dtype="float32", chunk_rows=256, bound=100)
+"""Batches of 1 MB."""
+SMALL = Size(batch_size=64, row_shape=(16,), dtype="int64", chunk_rows=64, bound=100)
+"""Batches of 8 KB."""
+ONE = Size(batch_size=1, row_shape=(16,), dtype="int64", chunk_rows=1, bound=100)
+TINY = Size(batch_size=8, row_shape=(4,), dtype="int64", chunk_rows=3, bound=100)
+
+SIZES = {
+    "images": IMAGES,
+    "images-7": IMAGES.in_chunks_of(7),
+    "images-250": HUGE,
+    "vectors": VECTORS,
+    "small": SMALL,
+    "small-4096": SMALL.in_chunks_of(4096),
+}
+"""What is served, by name: another process is told no more than the name."""
 
 
-def constant(load: Load) -> Fetch:
-    """Every call returns the same array: what is left is the cost of the machinery."""
-    chunk = [load.rows(load.chunk_rows)]
+# ---- the cost of the machinery: functions that do next to nothing
+
+
+def constant(size: Size) -> Fetch:
+    """Every call returns the same array, whose rows are copied."""
+    chunk = [size.rows(size.chunk_rows)]
 
     def fetch(worker_id: int, batch_size: int) -> list[Array]:
         return chunk
@@ -72,9 +82,9 @@ def constant(load: Load) -> Fetch:
     return fetch
 
 
-def fresh(load: Load) -> Fetch:
+def fresh(size: Size) -> Fetch:
     """Every call returns a new array, filled from a template that stays in memory."""
-    template = load.rows(load.chunk_rows)
+    template = size.rows(size.chunk_rows)
 
     def fetch(worker_id: int, batch_size: int) -> list[Array]:
         return [template.copy()]
@@ -82,13 +92,23 @@ def fresh(load: Load) -> Fetch:
     return fetch
 
 
-def fresh_holding(load: Load) -> Fetch:
+def fresh_by_index(size: Size) -> Fetch:
+    """The same as a pure function of the call."""
+    template = size.rows(size.chunk_rows)
+
+    def fetch(call: Call) -> list[Array]:
+        return [template.copy()]
+
+    return fetch
+
+
+def fresh_holding(size: Size) -> Fetch:
     """The same, filled without letting go of the interpreter.
 
     NumPy lets go of it in every copy of 500 elements or more. Beside a thread that is busy with
     Python such a fetch function waits for it after each call, whoever calls.
     """
-    template = load.rows(load.chunk_rows)
+    template = size.rows(size.chunk_rows)
     values = template.tobytes()
 
     def fetch(worker_id: int, batch_size: int) -> list[Array]:
@@ -99,34 +119,23 @@ def fresh_holding(load: Load) -> Fetch:
     return fetch
 
 
-class NumberedFetch:
-    """Fresh chunks whose rows begin with their worker and their number at that worker.
+def waiting(size: Size, seconds: float) -> Fetch:
+    """Every call waits, as for a disk or a network, and returns a batch."""
+    chunk, never = [size.rows(size.batch_size)], threading.Event()
 
-    After `rows_per_worker` rows each worker goes on with filler, so that everything that is still
-    somewhere in a feed comes out of it.
-    """
+    def fetch(call: Call) -> list[Array]:
+        never.wait(seconds)
+        return chunk
 
-    def __init__(self, load: Load, rows_per_worker: int) -> None:
-        self._template = load.rows(load.chunk_rows)
-        self._rows_per_worker = rows_per_worker
-        self._fetched: defaultdict[int, int] = defaultdict(int)
-
-    def __call__(self, worker_id: int, batch_size: int) -> list[Array]:
-        chunk = self._template.copy()
-        numbers = self._fetched[worker_id] + np.arange(len(chunk))
-        self._fetched[worker_id] += len(chunk)
-        cells = chunk.reshape(len(chunk), -1)
-        cells[:, 0] = worker_id
-        cells[:, 1] = np.where(numbers < self._rows_per_worker, numbers, FILLER)
-        return [chunk]
+    return fetch
 
 
 class SeekableFetch:
     """Numbered rows, resumed by `seek`: a worker's cursor is the number of its next row."""
 
-    def __init__(self, load: Load, first_row: int = 0) -> None:
-        self._template = load.rows(load.chunk_rows)
-        self._next_row = defaultdict[int, int](lambda: first_row)
+    def __init__(self, size: Size) -> None:
+        self._template = size.rows(size.chunk_rows)
+        self._next_row: defaultdict[int, int] = defaultdict(int)
 
     def __call__(self, worker_id: int, batch_size: int) -> list[Array]:
         chunk = self._template.copy()
@@ -144,16 +153,77 @@ class SeekableFetch:
         self._next_row[worker_id] = cursor
 
 
-def pure(load: Load) -> Callable[[Call], list[Array]]:
-    """The same rows from the pure form: they follow from the number of the call alone."""
-    template = load.rows(load.chunk_rows)
+# ---- functions that write where the batch lies (`rows_per_call`), or whence it is sent
 
-    def fetch(call: Call) -> list[Array]:
-        chunk = template.copy()
-        first = call.index // NUM_WORKERS * len(chunk)
-        cells = chunk.reshape(len(chunk), -1)
-        cells[:, 0] = call.worker_id
-        cells[:, 1] = np.arange(first, first + len(chunk))
-        return [chunk]
+RECORDS = 5
+"""Batches of records that are read in turn: more than the caches hold."""
+
+
+def filling(size: Size) -> Fetch:
+    """Reads records and writes them to the memory that it is given."""
+    records = np.stack([size.rows(size.batch_size) for _ in range(RECORDS)])
+
+    def fetch(call: Call) -> tuple[Array]:
+        array = call.empty(size.shape, size.dtype)
+        np.copyto(array, records[call.index % RECORDS])
+        return (array,)
 
     return fetch
+
+
+def marking(size: Size) -> Fetch:
+    """Writes the number of its call, and nothing else: no work at all."""
+
+    def fetch(call: Call) -> tuple[Array]:
+        array = call.empty(size.shape, size.dtype)
+        array.flat[0] = call.index % 1024
+        return (array,)
+
+    return fetch
+
+
+KINDS: dict[str, Callable[[Size], Fetch]] = {
+    "constant": constant, "filling": filling, "marking": marking,
+}  # fmt: skip
+"""What is served, by name."""
+
+
+# ---- functions for processes
+
+WORDS = [f"word{number}" for number in range(5000)]
+NUMBERS = {word: number for number, word in enumerate(WORDS)}
+TEXT_ROWS, TEXT_WORDS = 64, 128
+
+
+def words_of(number: int) -> list[str]:
+    """The words of a line, made by Python alone."""
+    line = " ".join(WORDS[(number * 13 + i * 31) % len(WORDS)] for i in range(TEXT_WORDS))
+    return line.lower().split()
+
+
+def text(call: Call) -> list[Array]:
+    """A batch of lines of words made numbers."""
+    first = call.index * TEXT_ROWS
+    lines = [
+        np.array([NUMBERS.get(word, 0) for word in words_of(first + row)], np.int64)
+        for row in range(TEXT_ROWS)
+    ]
+    return [np.stack(lines)]
+
+
+@cache
+def _image_rows() -> Array:
+    return IMAGES.rows(IMAGES.batch_size)
+
+
+def images(call: Call) -> list[Array]:
+    """20 MB, written to where they are sent from; they begin with the process that made them."""
+    made = call.empty(IMAGES.shape, np.dtype(IMAGES.dtype))
+    np.copyto(made, _image_rows())
+    made.flat[0] = os.getpid()
+    return [made]
+
+
+def small(call: Call) -> list[Array]:
+    """8 KB in a chunk of a batch."""
+    return [np.full(SMALL.shape, call.index)]

@@ -7,7 +7,6 @@ batches where they can be told to.
 from __future__ import annotations
 
 import importlib
-import importlib.util
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -22,14 +21,6 @@ class Loader:
         raise NotImplementedError
 
     def __iter__(self) -> Iterator[Any]:
-        raise NotImplementedError
-
-    def state(self) -> Any:
-        """Where it stands after the last batch."""
-        raise NotImplementedError
-
-    def load(self, state: Any) -> None:
-        """Have the next `iter` go on from there."""
         raise NotImplementedError
 
     def close(self) -> None:
@@ -54,12 +45,6 @@ class StatefulLoader(TorchLoader):
 
     module, name = "torchdata.stateful_dataloader", "StatefulDataLoader"
 
-    def state(self) -> Any:
-        return self._loader.state_dict()
-
-    def load(self, state: Any) -> None:
-        self._loader.load_state_dict(state)
-
 
 class GrainLoader(Loader):
     """Grain, over the data set as a source. It reads as many batches ahead as the others: by itself
@@ -75,12 +60,6 @@ class GrainLoader(Loader):
     def __iter__(self) -> Iterator[Any]:
         iterator: Iterator[Any] = self._iterator
         return iterator
-
-    def state(self) -> Any:
-        return self._iterator.get_state()
-
-    def load(self, state: Any) -> None:
-        self._iterator.set_state(state)
 
     def close(self) -> None:
         self._iterator.close()
@@ -113,12 +92,6 @@ class FeederLoader(Loader):
     def __iter__(self) -> Iterator[Any]:
         return iter(self._loader)
 
-    def state(self) -> Any:
-        return self._loader.state_dict()
-
-    def load(self, state: Any) -> None:
-        self._loader.load_state_dict(state)
-
     def close(self) -> None:
         self._loader.close()
 
@@ -137,20 +110,14 @@ class Peer:
 
     module: str
     make: Callable[[Any, int, int], Loader]
-    has_state: bool = True
 
 
-OURS, THREADS, LOADER = "feeder, processes", "feeder, threads", "DataLoader"
+LOADER = "DataLoader"
 PEERS: Mapping[str, Peer] = {
-    LOADER: Peer("torch.utils.data", TorchLoader, has_state=False),
+    LOADER: Peer("torch.utils.data", TorchLoader),
     "StatefulDataLoader": Peer("torchdata.stateful_dataloader", StatefulLoader),
     "Grain": Peer("grain", GrainLoader),
-    "SPDL": Peer("spdl.dataloader", SpdlLoader, has_state=False),
-    OURS: Peer("feeder.adapters.torch", FeederLoader),
-    THREADS: Peer("feeder.adapters.torch", FeederThreads),
+    "SPDL": Peer("spdl.dataloader", SpdlLoader),
+    "feeder, processes": Peer("feeder.adapters.torch", FeederLoader),
+    "feeder, threads": Peer("feeder.adapters.torch", FeederThreads),
 }
-
-
-def is_there(peer: Peer) -> bool:
-    """Whether its package is installed."""
-    return importlib.util.find_spec(peer.module.partition(".")[0]) is not None

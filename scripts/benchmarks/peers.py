@@ -1,174 +1,126 @@
 """The loaders that users of PyTorch have, beside feeder's, on the same data sets.
 
-Each figure is measured in a process of its own, and all loaders take turns within each repetition.
-Medians are printed with the lowest and the highest sample. Every loader gives every sample of an
-epoch, which digests tell. Then each is killed in the middle of an epoch and resumed, where it has
-a state, with as many workers and with one less; its rows are compared with those of a run
-that was not killed. A loader that is not installed is left out, and named.
+Each figure is measured in a process of its own. Notes tell whether all loaders gave the same
+samples, and how soon their first batch came. A loader that is not installed is left out, and named.
 """
 
 from __future__ import annotations
 
 import json
-import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-import jpegs
-from children import Process, bounded
-from command import run_cases
-from harness import Measures, Settings, Spread, interleave
-from peer_loaders import LOADER, OURS, PEERS, THREADS, is_there
-from peer_works import WORKS, write_tokens
-from report import Goal, Report, figure, spread
+import numpy as np
+
+from benchmarks import data
+from benchmarks.children import Process
+from benchmarks.harness import LIMIT_S, Cost, Row, Settings, bounded
+from benchmarks.peer_loaders import LOADER, PEERS
+from benchmarks.report import Load, Samples, seconds
 
 WORKERS = (1, 2)
-ASKED = {"jpeg": 1.3, "tokens": 4.0, "text": 1.5, "tiny": 5.0}
-FIRST_ASKED = 0.5
-LIMIT_S = 120.0
-BATCHES, SAVED_AT = 12, 5
-"""Of the epoch that is killed, and where its state is saved."""
-MEASURES = ("samples/s", "first batch, ms", "CPU, µs/sample")
-MEMORY = "peak, MB"
-Rows = list[list[int]]
+BATCHES = 12
+"""Of the epoch whose samples are compared."""
 
 
-def name_of(loader: str, workers: int) -> str:
-    """How a loader with so many workers is called."""
-    kind = "thread" if loader == THREADS else "worker"
-    return f"{loader.partition(',')[0]}, {workers} {kind}{'s' * (workers > 1)}"
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """How a data set is read."""
+
+    batch_size: int
+    samples: int
+    """Of an epoch that is timed in full."""
+
+    def epoch(self, settings: Settings) -> int:
+        """Samples of an epoch, the same for all loaders."""
+        part = self.samples * settings.timed_s / Settings().timed_s
+        return max(24, round(part) // self.batch_size) * self.batch_size
 
 
-def compare(work: str, settings: Settings) -> Report:
-    """All loaders over one data set."""
-    # Its length follows from how long a figure is to take, and is the same for all.
-    size, full = WORKS[work].batch_size, Settings().timed_s
-    batches = max(24, round(WORKS[work].samples * settings.timed_s / full) // size)
-    loaders = [loader for loader, peer in PEERS.items() if is_there(peer)]
-    contenders = [(loader, workers) for loader in loaders for workers in WORKERS]
-    found = interleave(
-        [partial(time_one, work, *contender, batches * size) for contender in contenders],
-        settings.repetitions,
-    )
-    checks = {one: ask_one("checked", work, *one, batches * size) for one in contenders}
-    for (loader, workers), check in checks.items():
-        found[f"{name_of(loader, workers)}: {MEMORY}"] = Spread(samples=(check[MEMORY],))
-    digests = {check["digest"] for check in checks.values()}
-    rows = [_row(found, name_of(*contender)) for contender in contenders]
-    told = "all loaders gave the same samples" if len(digests) == 1 else "THE SAMPLES DIFFER"
-    kills = [f"{loader}, killed and gone on with 2 workers: {same}; with 1: {other}"
-             for loader in loaders for same, other in [resume(work, loader)]]  # fmt: skip
-    return Report(
-        case=work, title=WORKS[work].title, head=("loader", *MEASURES, MEMORY), rows=tuple(rows),
-        measures=found, goals=_goals(work, found),
-        notes=(
-            f"an epoch of {batches * size:,} samples; {told}", *kills,
-            *(f"not installed: {loader}" for loader in PEERS if loader not in loaders),
-        ),
-    )  # fmt: skip
+WORKS: Mapping[str, Work] = {
+    "jpeg": Work(batch_size=32, samples=768),
+    "text": Work(batch_size=64, samples=19_200),
+    "tokens": Work(batch_size=16, samples=24_000),
+    "tiny": Work(batch_size=64, samples=96_000),
+}
 
 
-def _row(found: Mapping[str, Spread], name: str) -> tuple[str, ...]:
-    pace, *others = (found[f"{name}: {what}"] for what in (*MEASURES, MEMORY))
-    return name, spread(pace), *(figure(one.median) for one in others)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """A data set, a loader that reads it, and its workers."""
+
+    work: str
+    loader: str
+    workers: int
+
+    @property
+    def name(self) -> str:
+        kind = "thread" if self.loader.endswith("threads") else "worker"
+        return f"{self.work}: {self.loader}, {self.workers} {kind}{'s' * (self.workers > 1)}"
+
+    def measure(self, settings: Settings) -> Cost:
+        """What a sample costs, in a process of its own."""
+        return Cost(**self.ask("timed", WORKS[self.work].epoch(settings)))
+
+    def ask(self, task: str, samples: int) -> Any:
+        """What one process finds; those that it has started end with it."""
+        numbers = (self.workers, WORKS[self.work].batch_size, samples)
+        words = (task, self.work, self.loader, *map(str, numbers), str(folder()))
+        # Not `-m`: data sets of `__main__` could not be sent to workers.
+        command = ("-c", "from benchmarks.peer_child import main; main()", *words)
+        with bounded(LIMIT_S), Process(command) as process:
+            try:
+                return json.loads(process.read_line())
+            finally:
+                process.kill_all()
 
 
-def _goals(work: str, found: Mapping[str, Spread]) -> tuple[Goal, ...]:
-    ours, threads, theirs = (name_of(loader, 2) for loader in (OURS, THREADS, LOADER))
-    if f"{theirs}: samples/s" not in found:
-        return ()
-    pace = found[f"{ours}: samples/s"].per(found[f"{theirs}: samples/s"])
-    first = found[f"{threads}: first batch, ms"].per(found[f"{theirs}: first batch, ms"])
-    return (
-        Goal(what=f"{work}: {ours}, of {theirs}", asked=ASKED[work], measured=pace, unit="×"),
-        Goal(what=f"{work}: first batch of {threads}, of {theirs}", asked=FIRST_ASKED,
-             measured=first, unit="×", at_most=True),
-    )  # fmt: skip
-
-
-# ---- processes
+READINGS = {
+    reading.name: reading
+    for work in WORKS
+    for loader in PEERS
+    for workers in WORKERS
+    for reading in (Reading(work=work, loader=loader, workers=workers),)
+}
 
 
 @cache
-def data() -> Path:
+def folder() -> Path:
     """The folder of what is read, which ends with this process."""
-    folder = jpegs.photographs()
-    write_tokens(folder)
-    return folder
+    made = data.photographs()
+    tokens = np.random.default_rng(0).integers(0, 50_000, 8_000_000, dtype=np.uint16)
+    tokens.tofile(made / "tokens.bin")
+    return made
 
 
-@contextmanager
-def child(task: str, work: str, loader: str, workers: int, samples: int,
-          *rest: str) -> Iterator[Process]:  # fmt: skip
-    """A process that does this; those that it has started end with it."""
-    command = ("-c", "import peer_child; peer_child.main()", task, loader, work)
-    with Process([*command, str(workers), str(samples), str(data()), *rest]) as process:
-        try:
-            yield process
-        finally:
-            process.kill_all()
+def notes(rows: Sequence[Row], samples: Samples) -> Iterator[str]:
+    """Whether all gave the same samples, and how soon the first batch came."""
+    for work in WORKS:
+        those = [READINGS[row.name] for row in rows if READINGS[row.name].work == work]
+        checks = {one.ask("checked", BATCHES * WORKS[work].batch_size) for one in those}
+        if those:
+            yield f"{work}: {'all' if len(checks) == 1 else 'NOT ALL'} gave the same samples"
+    for row in rows:
+        first_s = statistics.median(cost.more["first_s"] for cost in samples[row.name])
+        yield f"{row.name}: first batch after {seconds(first_s)}"
 
 
-def ask_one(task: str, work: str, loader: str, workers: int, samples: int) -> Any:
-    """What one process finds."""
-    with bounded(LIMIT_S), child(task, work, loader, workers, samples) as process:
-        return json.loads(process.read_line())
+def _row(reading: Reading) -> Row:
+    than = Reading(work=reading.work, loader=LOADER, workers=reading.workers)
+    return Row(
+        name=reading.name,
+        measure=partial(Reading.measure, reading),
+        of=None if reading.loader == LOADER else than.name,
+        ours=reading.loader.startswith("feeder"),
+        needs=PEERS[reading.loader].module.partition(".")[0],
+    )
 
 
-def time_one(work: str, loader: str, workers: int, samples: int) -> Measures:
-    """The figures of one process."""
-    found = ask_one("timed", work, loader, workers, samples)
-    return {f"{name_of(loader, workers)}: {what}": found[what] for what in MEASURES}
-
-
-def read_rows(process: Process, batches: int | None = None) -> Any:
-    """The rows that a process tells, to its end or of so many batches; or its error."""
-    rows: Rows = []
-    while batches is None or batches > 0:
-        told = json.loads(process.read_line())
-        if told == "end":
-            break
-        if isinstance(told, dict):
-            return str(told["error"])
-        rows += told
-        batches = None if batches is None else batches - 1
-    return rows
-
-
-def resume(work: str, loader: str) -> tuple[str, ...]:
-    """Kill it in the middle of an epoch, and go on with as many workers and with one less: what is
-    equal to a run that was not killed."""
-    if not PEERS[loader].has_state:
-        return ("no state",) * 2
-    size, most = WORKS[work].batch_size, max(WORKERS)
-    samples = BATCHES * size
-    with tempfile.TemporaryDirectory() as folder, bounded(LIMIT_S):
-        file = str(Path(folder) / "state")
-        with child("run", work, loader, most, samples, "0", file) as process:
-            expected = read_rows(process)[SAVED_AT * size :]
-        with child("run", work, loader, most, samples, str(SAVED_AT), file) as process:
-            # It has gone on since, and its workers have read ahead.
-            read_rows(process, SAVED_AT + 2)
-        found = []
-        for workers in (most, most - 1):
-            with child("resumed", work, loader, workers, samples, file) as process:
-                rows = read_rows(process)
-            found.append(rows if isinstance(rows, str) else _told(rows, expected))
-    return tuple(found)
-
-
-def _told(rows: Rows, expected: Rows) -> str:
-    if rows == expected:
-        return "equal"
-    same = [number for number, _ in rows] == [number for number, _ in expected]
-    return "samples equal, draws not" if same else "other samples"
-
-
-CASES: Mapping[str, Callable[[Settings], Report]] = {work: partial(compare, work) for work in WORKS}
-
-
-if __name__ == "__main__":
-    run_cases("peers", __doc__, CASES)
+LOAD = Load(
+    name="peers", about=__doc__, rows=[_row(reading) for reading in READINGS.values()], notes=notes
+)
+main = LOAD.main

@@ -23,8 +23,8 @@ WITHOUT_HELP = (
 )  # fmt: skip
 """Scripts that have none, or only that of another tool."""
 
-BENCHMARKS = ("checkpoints", "core", "pair", "service", "sources")
-"""Benchmarks that have arguments, and need no GPU."""
+BENCHMARKS = ("core", "pair")
+"""A load, whose arguments all loads have, and the other benchmark."""
 
 
 def make(folder: Path) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import re
@@ -16,17 +17,14 @@ import pytest
 pytestmark = pytest.mark.process
 
 ROOT = Path(__file__).parents[2]
-BENCHMARKS = ROOT / "scripts" / "benchmarks"
+SCRIPTS = ROOT / "scripts"
 PAGE = ROOT / "docs" / "gpu.md"
-NAMES = re.compile(r'^    "(gpu-[a-z0-9]+)": ', re.MULTILINE)
 
 
 @pytest.fixture
 def page(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(BENCHMARKS)
-    import gpu_page
-
-    return gpu_page
+    monkeypatch.syspath_prepend(SCRIPTS)
+    return importlib.import_module("benchmarks.gpu_page")
 
 
 JUNIT = """<testsuites><testsuite tests="4" failures="{bad}" errors="0" skipped="1">
@@ -37,16 +35,16 @@ JUNIT = """<testsuites><testsuite tests="4" failures="{bad}" errors="0" skipped=
 <skipped/></testcase></testsuite></testsuites>"""
 
 
-def goal(what: str, median: float, reached: bool) -> dict[str, Any]:
-    return {"what": what, "measured": {"median": median}, "reached": reached}
-
-
 def run_of(page: ModuleType, tmp_path: Path, *, fails: bool) -> Any:
     tests, bench = tmp_path / "tests.xml", tmp_path / "bench.json"
     tests.write_text(JUNIT.format(bad=int(fails), failure="<failure/>" if fails else ""))
-    (first, second), (small,) = page.ROWS[0][2], page.ROWS[6][2]
-    goals = [goal(first, 0.97, True), goal(second, 0.5, False), goal(small, 31_234.5, True)]
-    bench.write_text(json.dumps({"cases": [{"goals": goals}]}))
+    found = {
+        "20 MB, marked by 8 fetchers": {"times as fast": 0.97},
+        "20 MB, filled by 8 fetchers": {"times as fast": 0.5},
+        "step, fed": {"times as fast": 0.5, "samples": [{"more": {"stalls": 0.0}}]},
+        "8 KB, copied": {"samples": [{"wall_s": 1 / 31_234.5}]},
+    }
+    bench.write_text(json.dumps({"rows": found}))
     return page.read_run(tests, bench, "NVIDIA H200, 141 GiB; driver for CUDA 12.8", "2026-01-02")
 
 
@@ -74,8 +72,9 @@ def test_figures_of_a_run_are_written_and_others_left_blank(
     assert "Never run" not in text
     assert "Run on 2026-01-02: NVIDIA H200, 141 GiB; driver for CUDA 12.8. 3 tests passed" in text
     values = list(rows(figures(text)).values())
-    # Row 0, row 6 of a benchmark, and the tests that the run has.
-    assert values == ["0.97 / **0.5**", *[""] * 5, "31,234", "", "", "0", "0", "", "", ""]
+    # What the run has of rows of the benchmark, and of tests.
+    assert values[:7] == ["0.97 / **0.5**", "", "", "", "**100**", "0", "31,234"]
+    assert values[7:] == ["", "", "0", "0", "", "", ""]
     assert page.fill(text, None) == page.fill(PAGE.read_text(), None)
 
 
@@ -88,14 +87,14 @@ def test_a_test_that_fails_is_no_zero(page: ModuleType, tmp_path: Path) -> None:
 def test_every_row_is_told_by_a_goal_or_a_test_that_there_is(page: ModuleType) -> None:
     sources = "".join(path.read_text() for path in (ROOT / "tests" / "gpu").glob("test_*.py"))
     tests = set(re.findall(r"def (test_\w+)", sources))
-    cases = set(NAMES.findall((BENCHMARKS / "gpu.py").read_text()))
+    rows = {row.name for row in importlib.import_module("benchmarks.gpu").LOAD.rows}
     for _, _, names in page.ROWS:
         for name in names:
-            assert name in tests or name.partition(":")[0] in cases, name
+            assert name in tests or getattr(name, "row", None) in rows, name
 
 
 def run(*command: str, **env: str) -> subprocess.CompletedProcess[str]:
-    paths = [str(BENCHMARKS), str(ROOT), str(ROOT / "tests")]
+    paths = [str(SCRIPTS), str(ROOT), str(ROOT / "tests")]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)} | env
     return subprocess.run(
         [sys.executable, *command],
@@ -107,25 +106,23 @@ def run(*command: str, **env: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.process
 def test_without_a_gpu_the_benchmark_says_why_and_measures_nothing() -> None:
-    done = run(str(BENCHMARKS / "gpu.py"), CUDA_VISIBLE_DEVICES="")
+    done = run("-m", "benchmarks", "gpu", CUDA_VISIBLE_DEVICES="")
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("bench gpu: nothing is measured, device 'cuda:0' ")
 
 
+@pytest.mark.process
 def test_without_a_gpu_there_is_nothing_to_report_on() -> None:
     before = PAGE.read_text()
-    code = "import sys, gpu_page; sys.exit(gpu_page.main())"
-    done = run("-c", code, "--look", CUDA_VISIBLE_DEVICES="")
+    done = run("-m", "benchmarks", "gpu_page", "--look", CUDA_VISIBLE_DEVICES="")
     assert done.returncode == 1
     assert "cupy" in done.stdout
     assert PAGE.read_text() == before
 
 
-def test_every_case_of_the_benchmark_runs_over_a_stand_in(page: ModuleType) -> None:
+@pytest.mark.process
+def test_every_row_of_the_benchmark_runs_over_a_stand_in() -> None:
     done = run("-W", "error", "-c", "from standin import bench; bench.main()")
     assert done.returncode == 0, done.stderr
-    told = [name for _, _, names in page.ROWS for name in names if name.startswith("gpu-")]
-    # A DataLoader stands beside it only where PyTorch is installed.
-    missing = {name.partition(":")[0] for name in told if name not in done.stdout}
-    assert missing <= {"gpu-154mb", "gpu-loader", "gpu-samples"}

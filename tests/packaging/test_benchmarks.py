@@ -1,0 +1,171 @@
+"""The harness of the benchmarks counts and compares rightly, and each load runs."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+SCRIPTS = Path(__file__).parents[2] / "scripts"
+
+
+@pytest.fixture
+def harness(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(SCRIPTS)
+    return importlib.import_module("benchmarks.harness")
+
+
+def module(name: str) -> ModuleType:
+    return importlib.import_module(f"benchmarks.{name}")
+
+
+def cost_of(harness: ModuleType, wall_s: float, cpu_s: float = 1.0) -> Any:
+    return harness.Cost(wall_s=wall_s, cpu_s=cpu_s, here_s=cpu_s, load=0.0)
+
+
+def spin(seconds: float) -> None:
+    """Use so much CPU."""
+    before = os.times().user
+    while os.times().user - before < seconds:
+        pass
+
+
+def test_contenders_take_turns_and_another_one_begins_each_time(harness: ModuleType) -> None:
+    begun = []
+
+    def row(name: str) -> Any:
+        def measure(settings: Any) -> Any:
+            begun.append(name)
+            return cost_of(harness, len(begun))
+
+        return harness.Row(name=name, measure=measure)
+
+    samples = harness.interleave([row("a"), row("b")], harness.Settings(repetitions=3))
+    assert "".join(begun) == "abbaab"
+    assert [cost.wall_s for cost in samples["a"]] == [1, 4, 5]
+
+
+def test_batches_are_counted_after_the_warm_up(harness: ModuleType) -> None:
+    taken = []
+    settings = harness.Settings(timed_s=0.0, warm_s=0.0, warm_batches=3)
+    cost = harness.cost_of_batches(lambda: taken.append(0), settings)
+    assert len(taken) > 3
+    assert 0 < cost.wall_s < 1 and 0 <= cost.here_s <= cost.cpu_s
+
+
+def test_cpu_of_this_process_is_counted_and_waiting_is_not(harness: ModuleType) -> None:
+    watch = harness.Watch()
+    spin(0.02)
+    with watch:
+        spin(0.03)
+    cost = watch.cost(2)
+    assert 0.01 <= cost.here_s < 1
+    assert cost.cpu_s >= cost.here_s
+
+
+@pytest.mark.process
+def test_cpu_of_processes_is_counted_while_they_live_and_when_they_have_ended(
+    harness: ModuleType,
+) -> None:
+    code = "import time, sys\nwhile time.process_time() < 0.05: pass\nprint(flush=True)\ninput()"
+    watch = harness.Watch()
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as child:
+        assert child.stdout is not None
+        with watch:
+            child.stdout.readline()
+        living = watch.cost()
+        assert child.pid in harness.processes_below(os.getpid())
+        child.communicate(b"\n")
+    assert living.cpu_s - living.here_s > 0.01
+    ended = harness.Watch()
+    with ended:
+        subprocess.run([sys.executable, "-c", code], input=b"\n", check=True, capture_output=True)
+    assert ended.cost().cpu_s > 0.04
+
+
+def test_rows_are_chosen_with_what_they_are_compared_with(harness: ModuleType) -> None:
+    rows = [harness.Row(name=name, measure=None, of=of) for name, of in
+            (("copy", None), ("fast one", "copy"), ("slow one", None))]  # fmt: skip
+    assert [row.name for row in harness.chosen(rows, ["fast"])] == ["copy", "fast one"]
+    assert harness.chosen(rows, []) == rows
+
+
+def test_a_ratio_is_of_samples_of_the_same_repetition(harness: ModuleType) -> None:
+    row = harness.Row(name="ours", measure=None, of="theirs")
+    samples = {
+        "ours": [cost_of(harness, wall) for wall in (1.0, 10.0, 100.0)],
+        "theirs": [cost_of(harness, wall, 3.0) for wall in (2.0, 20.0, 900.0)],
+    }
+    report = module("report")
+    assert report.times_as_fast(row, samples) == 2
+    assert report.cells(row, samples) == (
+        "ours", "0.1 /s (0.01 /s – 1 /s)", "1 s", "1 s", "0.0", "theirs: 2", "3",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("change", "lost"),
+    [((1.0, 1.0), []), ((1.2, 1.0), ["wall"]), ((1.0, 1.2), ["CPU"]), ((0.5, 0.5), []),
+     ((1.05, 1.05), [])],
+)  # fmt: skip
+def test_a_row_has_lost_what_is_beyond_its_own_spread(
+    harness: ModuleType, change: tuple[float, float], lost: list[str]
+) -> None:
+    costs = {
+        "base": [cost_of(harness, 1.0, 1.0)] * 3,
+        "change": [cost_of(harness, *change)] * 3,
+        "again": [cost_of(harness, 1.04, 1.04)] * 3,
+    }
+    pair = module("pair")
+    assert pair.lost_by(costs, ["wall", "CPU"]) == lost
+    assert pair.lost_by(costs, ["CPU"]) == [clock for clock in lost if clock == "CPU"]
+
+
+ROWS = {
+    "core": ["vectors-17", "stop", "token"],
+    "fetch": ["waits 2 ms, 8"],
+    "sources": ["cheap-numbers", "start, mixed"],
+    "checkpoints": ["vectors, 10 saves", "put 1 MB"],
+}
+"""Of each load the rows that show the ways in which it measures, in this process."""
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("name", ROWS)
+def test_a_load_runs(harness: ModuleType, name: str) -> None:
+    settings = harness.Settings(
+        repetitions=1, timed_s=0.0, warm_s=0.0, warm_batches=1, tries=1
+    )  # fmt: skip
+    rows = harness.chosen(module(name).LOAD.rows, ROWS[name])
+    samples = harness.interleave(rows, settings)
+    assert all(cost.wall_s > 0 for costs in samples.values() for cost in costs)
+    assert len(samples) >= len(ROWS[name])
+
+
+@pytest.mark.process
+def test_served_rows_run_and_are_written(
+    harness: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "service.json"
+    arguments = ["--quick", "--reps", "1", "--rows", "small, credit 64", "--json", str(out)]
+    assert module("service").main(arguments) == 0
+    told = json.loads(out.read_text())["rows"]
+    assert told.keys() == {"copy 8 KB", "small, credit 64"}
+    assert all(row["samples"][0]["cpu_s"] > 0 for row in told.values())
+    assert "copy 8 KB: " in capsys.readouterr().out
+
+
+@pytest.mark.process
+def test_a_process_of_a_pair_measures_the_package_that_it_is_given(harness: ModuleType) -> None:
+    pair = module("pair")
+    assert pair.run("core token", SCRIPTS.parent).wall_s > 0
+    assert not [row for row in pair.rows() if "copy" in row]
