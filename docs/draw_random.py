@@ -17,9 +17,16 @@ from matplotlib.figure import Figure
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import feeder
-from draw_plots import INK, MET, SHORT, STYLE
 from feeder import sources
 
+INK, GREY, LINE, PAPER = "#22252b", "#6d727c", "#d5d7dc", "#ffffff"
+MET, SHORT = "#1f5fa8", "#d1602b"
+STYLE: Any = {
+    "font.family": "DejaVu Sans", "font.size": 9, "svg.fonttype": "none", "svg.hashsalt": "feeder",
+    "text.color": INK, "axes.edgecolor": LINE, "axes.labelcolor": GREY, "figure.facecolor": PAPER,
+    "axes.spines.top": False, "axes.spines.right": False, "axes.spines.left": False,
+    "xtick.color": LINE, "xtick.labelcolor": GREY, "ytick.color": LINE, "ytick.labelcolor": INK,
+}  # fmt: skip
 PICTURE = Path(__file__).with_name("figures") / "random-transforms.svg"
 SIZE, BATCH = 60, 8
 EPOCH = 1  # the second one

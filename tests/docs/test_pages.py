@@ -141,5 +141,5 @@ def test_the_script_answers_without_an_environment(word: str, status: int, tmp_p
     )  # fmt: skip
     assert done.returncode == status
     told = done.stdout + done.stderr
-    assert [name for name in ("build", "serve", "commands", "plots") if name not in told] == []
+    assert [name for name in ("build", "serve", "commands", "map") if name not in told] == []
     assert list(tmp_path.iterdir()) == []
