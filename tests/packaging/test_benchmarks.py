@@ -139,7 +139,7 @@ ROWS = {
 """Of each load the rows that show the ways in which it measures, in this process."""
 
 
-@pytest.mark.process
+@pytest.mark.served
 @pytest.mark.parametrize("name", ROWS)
 def test_a_load_runs(harness: ModuleType, name: str) -> None:
     settings = harness.Settings(
